@@ -229,6 +229,12 @@ class GatewayConfig:
         "Names of this server, beside localhost, that clients without a key may use.",
         shown="none",
     )
+    load: Literal["start", "on-demand"] = option(
+        "start", "Load models when the server starts, or when they are first asked for."
+    )
+    idle_unload: Annotated[float, Meta(gt=0)] | None = option(
+        None, "Seconds without use after which a model is unloaded.", shown="never"
+    )
     served_name: str = option(
         "", "Name of the model for clients.", shown="the folder's", aliases=("served_model_name",)
     )

@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import socket
+from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -17,7 +18,7 @@ import typer
 from rootlace.cli.failure import check_runtime, fail
 from rootlace.cli.model import served_model
 from rootlace.cli.options import chosen, with_options
-from rootlace.runtime.config import EngineConfig, GatewayConfig, RuntimeConfig
+from rootlace.runtime.config import RuntimeConfig
 from rootlace.wire.errors import RootlaceError
 
 if TYPE_CHECKING:
@@ -30,9 +31,10 @@ _TCP = re.compile(r"tcp://(?P<host>[^*]+):(?P<port>\d+)")
 @with_options(RuntimeConfig, defaults={"http_port": 30000})
 def serve(
     model: Annotated[
-        str | None,
+        list[str] | None,
         typer.Argument(
-            help="Folder of the model, GGUF file, or name on the Hugging Face hub.",
+            help="Folder of the model, GGUF file, or name on the Hugging Face hub; of several "
+            "models, NAME=MODEL each.",
             show_default="demo model",
         ),
     ] = None,
@@ -47,12 +49,15 @@ def serve(
 ) -> None:
     """Serve a model to HTTP clients (OpenAI's and sglang's interfaces) and to programs.
 
+    Of several models, requests choose one by its name (`model`), the first if they name none; each
+    has an engine process with these options.
+
     Prints its addresses when it is ready to answer, and stops on SIGINT. On SIGTERM it
     takes no new work and lets what is running end; a second one stops it at once.
     """
     from rootlace.client.runtime import runtime_config
 
-    if model is not None and model_option is not None:
+    if model and model_option is not None:
         fail("the model is given twice")
     settings = chosen(RuntimeConfig, options)
     if "num_blocks" in settings and "kv_memory_bytes" in settings:
@@ -66,14 +71,34 @@ def serve(
     found = _TCP.fullmatch(program_address)
     if found is not None:
         _check_port(found["host"].strip("[]"), int(found["port"]), "--program-address")
-    folder = served_model(model or model_option)  # which may have to be downloaded
-    try:
-        config = msgspec.convert(runtime_config(folder, program_address, settings), RuntimeConfig)
-    except msgspec.ValidationError as error:
-        fail(str(error))
-    if host not in _LOOPBACK and not (config.gateway.api_key or config.gateway.keys_file):
+    configs = []
+    for name, given in _named(model or [model_option]):
+        own = settings if name is None else {**settings, "served_name": name}
+        folder = served_model(given)  # which may have to be downloaded
+        try:
+            config = msgspec.convert(runtime_config(folder, program_address, own), RuntimeConfig)
+        except msgspec.ValidationError as error:
+            fail(str(error))
+        configs.append(config)
+    first = configs[0].gateway
+    if host not in _LOOPBACK and not (first.api_key or first.keys_file):
         typer.echo(f"warning: listening on {host} without an API key", err=True)
-    _serve_until_signal(config.gateway, config.engine)
+    _serve_until_signal(configs)
+
+
+def _named(given: Sequence[str | None]) -> list[tuple[str | None, str | None]]:
+    """Names and models; ends the command unless several models have names, each its own."""
+    found: list[tuple[str | None, str | None]] = []
+    for one in given:
+        name, equals, model = (one or "").partition("=")
+        named = bool(equals) and "/" not in name and not Path(one or "").exists()
+        found.append((name, model) if named else (None, one))
+    names = [name for name, _ in found]
+    if len(found) > 1 and (None in names or len({*names}) < len(names) or "" in names):
+        fail("of several models each needs a name of its own: rootlace serve a=MODEL b=MODEL")
+    if any(name and ":" in name for name in names):
+        fail("a model's name holds no colon: what follows one is an adapter's")
+    return found
 
 
 def _next_to(host: str, port: int) -> str:
@@ -110,14 +135,14 @@ def _check_port(host: str, port: int, option: str) -> None:
             fail(f"cannot listen on {host}:{port}: {error.strerror or error}{hint}")
 
 
-def _serve_until_signal(gateway: GatewayConfig, engine: EngineConfig) -> None:
+def _serve_until_signal(models: Sequence[RuntimeConfig]) -> None:
     try:
-        asyncio.run(_run(gateway, engine))
+        asyncio.run(_run(models))
     except RootlaceError as error:
         fail(str(error))
 
 
-async def _run(gateway: GatewayConfig, engine: EngineConfig) -> None:
+async def _run(models: Sequence[RuntimeConfig]) -> None:
     """Serve until a signal."""
     from rootlace.runtime.gateway.app import serve_until
 
@@ -134,11 +159,13 @@ async def _run(gateway: GatewayConfig, engine: EngineConfig) -> None:
 
     loop.add_signal_handler(signal.SIGINT, stop_now)
     loop.add_signal_handler(signal.SIGTERM, on_term)
-    await serve_until(gateway, engine, lambda listening: _announce(listening, gateway), stop, drain)
+    await serve_until(models, lambda listening: _announce(listening, models), stop, drain)
 
 
-def _announce(listening: Listening, gateway: GatewayConfig) -> None:
-    name = gateway.served_name or Path(gateway.model).name
-    typer.echo(f"rootlace {metadata.version('rootlace')} serves {name!r} (Ctrl-C stops it)")
+def _announce(listening: Listening, models: Sequence[RuntimeConfig]) -> None:
+    gateways = [model.gateway for model in models]
+    names = [repr(one.served_name or Path(one.model).name) for one in gateways]
+    version = metadata.version("rootlace")
+    typer.echo(f"rootlace {version} serves {', '.join(names)} (Ctrl-C stops it)")
     typer.echo(f"  HTTP      {listening.http_address}")
     typer.echo(f"  programs  {listening.program_address}")

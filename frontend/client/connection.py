@@ -35,7 +35,8 @@ from rootlace.wire.errors import (
 
 
 class Connection:
-    """Connects on construction; raises ServerUnavailable, Unauthorized or ProtocolError.
+    """Connects on construction; raises ServerUnavailable, Unauthorized or ProtocolError, and
+    ModelNotFound for a `model` that the server does not have ("": its only or first one).
 
     `coalesce` (seconds) bounds how long an operation waits for company in its frame; the connection
     counts as lost when nothing was heard for `timeout` seconds although pings are sent every
@@ -47,6 +48,7 @@ class Connection:
         address: str,
         *,
         api_key: str = "",
+        model: str = "",
         coalesce: float = 0.001,
         ping_interval: float = 5.0,
         timeout: float = 30.0,
@@ -55,6 +57,7 @@ class Connection:
         self.address = address
         self.counters = Counters()
         self._api_key = api_key
+        self._asked = model
         self._ping_interval = ping_interval
         self._timeout = timeout
         self._op_ids = itertools.count(1)
@@ -155,6 +158,7 @@ class Connection:
             version=protocol.PROTOCOL_VERSION,
             api_key=self._api_key,
             client=f"rootlace-python pid {os.getpid()}",
+            model=self._asked,
         )
         with Line(self.address, self.counters, self._receive, self._lose) as line:
             if self._lost is not None:

@@ -28,6 +28,9 @@ from rootlace.wire.errors import (
 )
 from rootlace.wire.protocol import VectorKind
 
+LOAD_SECONDS = 600.0
+"""How long a model that is asked for by its name may take to be loaded."""
+
 
 class RuntimeEndpoint:
     """Connects to `url`: `tcp://host:port` or `ipc://path` of a program socket, or the `http://`
@@ -35,13 +38,24 @@ class RuntimeEndpoint:
 
     One connection, shared by all programs and threads. When it is lost, what was running on it
     fails with ServerUnavailable, and the next program makes a new one. Raises ServerUnavailable
-    when nobody answers, Unauthorized for a wrong `api_key`.
+    when nobody answers, Unauthorized for a wrong `api_key`. `model` is the name of one of the
+    models of a server that has several; it is loaded if it was not. Programs of another one need
+    another endpoint.
     """
 
-    def __init__(self, url: str, api_key: str | None = None, **connection_options: Any) -> None:
+    def __init__(
+        self,
+        url: str,
+        api_key: str | None = None,
+        *,
+        model: str = "",
+        **connection_options: Any,
+    ) -> None:
         self.url = url
         self._api_key = api_key or ""
-        self._options = connection_options
+        self._options = {"model": model, **connection_options}
+        if model:
+            self._options.setdefault("connect_timeout", LOAD_SECONDS)
         self._lock = threading.Lock()
         self._connection: Connection | None = None
         self._finalizer: Any = None

@@ -23,6 +23,14 @@ class InvalidRequest(RootlaceError):
     """The field that is wrong, where that is known."""
 
 
+class ModelNotFound(InvalidRequest):
+    """The request names a model that this server does not serve."""
+
+    code = "model_not_found"
+    http_status = 404
+    param = "model"
+
+
 class InvalidConstraint(InvalidRequest):
     """A regex, JSON schema, grammar or list of choices that cannot be enforced."""
 
@@ -138,6 +146,7 @@ _BY_CODE: dict[str, type[RootlaceError]] = {
     cls.code: cls
     for cls in (
         InvalidRequest,
+        ModelNotFound,
         InvalidConstraint,
         ConstraintNotMet,
         UnreadableValue,

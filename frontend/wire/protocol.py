@@ -91,11 +91,13 @@ class _Op(_Wire):
 
 
 class Hello(_Op, tag="hello"):
-    """First message of a connection. `op` is 0."""
+    """First message of a connection. `op` is 0. `model`: the name of that which all its branches
+    are of; the first of several, if it is left out. It is loaded where it was not."""
 
     version: int
     api_key: str = ""
     client: str = ""
+    model: str = ""
 
 
 class Open(_Op, tag="open"):

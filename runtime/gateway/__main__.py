@@ -64,7 +64,7 @@ async def _run(config: RuntimeConfig) -> None:
         gc.freeze()
         _print_line(msgspec.json.encode(listening))
 
-    await serve_until(config.gateway, config.engine, on_ready, stop, drain)
+    await serve_until([config], on_ready, stop, drain)
 
 
 def _exit_later() -> None:

@@ -6,19 +6,21 @@ import asyncio
 import contextlib
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from rootlace.runtime import logs
-from rootlace.runtime.config import EngineConfig, GatewayConfig
-from rootlace.runtime.engine.client import EngineClient
+from rootlace.runtime.config import RuntimeConfig
 from rootlace.runtime.gateway.keys.key_file import read_keys
+from rootlace.runtime.gateway.room import close_room, open_room
 from rootlace.wire.errors import ServerUnavailable
 
 if TYPE_CHECKING:
-    from rootlace.runtime.gateway.servers import ModelTexts
+    from rootlace.runtime.gateway.branches.gateway import Gateway
+    from rootlace.runtime.gateway.rooms import Rooms
 
 log = logging.getLogger(__name__)
 
@@ -32,66 +34,78 @@ class Listening(msgspec.Struct, frozen=True):
 
 
 async def serve(
-    gateway_config: GatewayConfig,
-    engine_config: EngineConfig,
+    models: Sequence[RuntimeConfig],
     ready: Callable[[Listening], None] | None = None,
     stop: asyncio.Event | None = None,
     drain: asyncio.Event | None = None,
 ) -> None:
-    """Start engine and servers, call `ready`, and run until `stop` is set.
+    """Start engines and servers, call `ready`, and run until `stop` is set.
 
-    Once `drain` is set, new work is refused, and the end comes when what was running has ended, or
-    `drain_seconds` later. Everything is stopped again at the end, also when the task is cancelled.
-    Raises a typed error if something cannot start, and ServerUnavailable if the engine is gone for
-    good.
+    What is not about a model, such as ports and keys, is that of the first. Once `drain` is set,
+    new work is refused, and the end comes when what was running has ended, or `drain_seconds`
+    later. Everything is stopped again at the end, also when the task is cancelled. Raises a typed
+    error if something cannot start, and ServerUnavailable if the engine of a single model is gone
+    for good.
     """
-    if gateway_config.keys_file:
-        read_keys(gateway_config.keys_file)  # raises before anything is started
+    config = models[0].gateway
+    if config.keys_file:
+        read_keys(config.keys_file)  # raises before anything is started
     stop, drain = stop or asyncio.Event(), drain or asyncio.Event()
-    drain_seconds = gateway_config.drain_seconds
     gone: list[str] = []
 
     def on_exit(reason: str) -> None:
         gone.append(reason)
         stop.set()
 
-    # The model's texts, and what reads them, while the engine loads its weights.
-    starting = asyncio.create_task(EngineClient.start(engine_config, on_exit))
-    try:
-        texts = await asyncio.to_thread(_read_texts, gateway_config.model)
-    except BaseException:
-        await _abandon(starting)
-        raise
-    engine = await starting
-    try:
+    several = len(models) > 1 or config.load == "on-demand" or config.idle_unload is not None
+    async with _several(models) if several else _single(models[0], on_exit) as served:
+        # Only here: the engine should not wait for a web server to be imported.
         from rootlace.runtime.gateway.servers import Servers
 
-        servers = Servers(gateway_config, engine_config, engine, texts)
+        servers = Servers(served)
         try:
             program_address, http_address = await servers.start()
             if ready is not None:
                 ready(Listening(program_address, http_address, os.getpid()))
             if await _first(stop, drain) is drain:
-                log.info("stopping: what is running may end, for %g seconds", drain_seconds)
-                await servers.drain(drain_seconds, stop)
+                log.info("stopping: what is running may end, for %g seconds", config.drain_seconds)
+                await servers.drain(config.drain_seconds, stop)
         finally:
             await servers.stop()
-    finally:
-        await engine.stop()
     if gone:
         raise ServerUnavailable(gone[0])
 
 
+@asynccontextmanager
+async def _single(model: RuntimeConfig, on_exit: Callable[[str], None]) -> AsyncIterator[Gateway]:
+    gateway = await open_room(model.gateway, model.engine, on_exit)
+    try:
+        yield gateway
+    finally:
+        await close_room(gateway)
+
+
+@asynccontextmanager
+async def _several(models: Sequence[RuntimeConfig]) -> AsyncIterator[Rooms]:
+    from rootlace.runtime.gateway.rooms import Rooms
+
+    rooms = Rooms(models)
+    try:
+        await rooms.start()
+        yield rooms
+    finally:
+        await rooms.stop()
+
+
 async def serve_until(
-    gateway_config: GatewayConfig,
-    engine_config: EngineConfig,
+    models: Sequence[RuntimeConfig],
     ready: Callable[[Listening], None],
     stop: asyncio.Event,
     drain: asyncio.Event,
 ) -> None:
     """All of a gateway's process: as `serve`, with its logs set up; but if an event is set while
-    the model is loading, the loading ends at once."""
-    logs.set_up(engine_config.logs, "gateway")
+    a model is loading, the loading ends at once."""
+    logs.set_up(models[0].engine.logs, "gateway")
     is_ready = False
 
     def on_ready(listening: Listening) -> None:
@@ -99,7 +113,7 @@ async def serve_until(
         is_ready = True
         ready(listening)
 
-    serving = asyncio.create_task(serve(gateway_config, engine_config, on_ready, stop, drain))
+    serving = asyncio.create_task(serve(models, on_ready, stop, drain))
     ending = asyncio.create_task(_first(stop, drain))
     await asyncio.wait({serving, ending}, return_when=asyncio.FIRST_COMPLETED)
     ending.cancel()
@@ -107,13 +121,6 @@ async def serve_until(
         serving.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await serving
-
-
-def _read_texts(model: str) -> ModelTexts:
-    # Only here: the engine should not wait for a web server to be imported.
-    from rootlace.runtime.gateway.servers import ModelTexts
-
-    return ModelTexts.read(model)
 
 
 async def _first(*events: asyncio.Event) -> asyncio.Event:
@@ -125,12 +132,3 @@ async def _first(*events: asyncio.Event) -> asyncio.Event:
         for task in waiting:
             task.cancel()
     return next(event for event in events if event.is_set())
-
-
-async def _abandon(starting: asyncio.Task[EngineClient]) -> None:
-    starting.cancel()
-    try:
-        engine = await starting
-    except (asyncio.CancelledError, Exception):
-        return
-    await engine.stop()

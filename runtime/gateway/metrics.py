@@ -85,6 +85,15 @@ class Metrics:
         """`key` is its name."""
         self._keys.labels(key, kind).inc(amount)
 
+    def of_requests(self) -> list[Metric]:
+        """What is counted whatever model it is about."""
+        return [*self._http.collect(), *self._keys.collect()]
+
+    def of_model(self) -> list[Metric]:
+        """What a model's requests waited for."""
+        histograms = (self._first, self._between, self._whole, self._queued)
+        return [family for one in histograms for family in one.collect()]
+
     def text(self, status: Mapping[str, Any] | None) -> bytes:
         """Everything in Prometheus's format; `status` are the counters, None if nobody answers."""
         registry = CollectorRegistry(auto_describe=False)
@@ -93,6 +102,39 @@ class Metrics:
 
     def _histogram(self, name: str, says: str, bounds: tuple[float, ...]) -> Histogram:
         return Histogram(f"{_PREFIX}{name}_seconds", says, buckets=bounds, registry=self._registry)
+
+
+Model = tuple[Metrics | None, Mapping[str, Any] | None]
+"""Its metrics, None if it is not loaded, and its counters, None if nobody answers."""
+
+
+def text_of_all(house: Metrics, models: Mapping[str, Model]) -> bytes:
+    """Everything of several models, by the label `model`, in Prometheus's format."""
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_Labelled(house, models))
+    return generate_latest(registry)
+
+
+class _Labelled(Collector):
+    """The families of all models: one of each name, with a label that says whose a sample is."""
+
+    def __init__(self, house: Metrics, models: Mapping[str, Model]) -> None:
+        self._house = house
+        self._models = models
+
+    def collect(self) -> Iterable[Metric]:
+        yield from self._house.of_requests()
+        found: dict[str, Metric] = {}
+        for model, (metrics, status) in self._models.items():
+            families = [*(metrics.of_model() if metrics else ()), *_Status(status).collect()]
+            for family in families:
+                known = found.setdefault(
+                    family.name, Metric(family.name, family.documentation, family.type)
+                )
+                for sample in family.samples:
+                    labels = {**sample.labels, "model": model}
+                    known.samples.append(sample._replace(labels=labels))
+        yield from found.values()
 
 
 class _Status(Collector):

@@ -16,6 +16,8 @@ import zmq
 
 from rootlace.runtime.gateway.branches.gateway import Gateway
 from rootlace.runtime.gateway.branches.session import Session
+from rootlace.runtime.gateway.keys.account import Account
+from rootlace.runtime.gateway.rooms import Rooms
 from rootlace.wire.errors import (
     InvalidRequest,
     Overloaded,
@@ -87,9 +89,11 @@ class ProgramServer:
     `client_timeout`, or when it does not read what it is sent.
     """
 
-    def __init__(self, gateway: Gateway) -> None:
+    def __init__(self, gateway: Gateway | Rooms) -> None:
+        """Of `Rooms`, programs choose one when they connect."""
         self._gateway = gateway
         self._config = gateway.config
+        self._greeting: dict[bytes, asyncio.Task[None]] = {}
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._socket: zmq.Socket[bytes] | None = None
         self._reader: MessageReader | None = None
@@ -136,9 +140,10 @@ class ProgramServer:
 
     async def stop(self) -> None:
         """Close every connection and the socket."""
-        for task in self._tasks:
+        tasks = [*self._tasks, *self._greeting.values()]
+        for task in tasks:
             task.cancel()
-        for task in self._tasks:
+        for task in tasks:
             with contextlib.suppress(asyncio.CancelledError):
                 await task
         for connection in list(self._connections.values()):
@@ -198,14 +203,33 @@ class ProgramServer:
         self._gateway.drain.check()
         if len(self._connections) >= self._config.max_connections:
             raise Overloaded(f"{len(self._connections)} clients are connected already")
+        gateway = self._gateway.loaded(hello.model)
+        if gateway is not None:
+            self._welcome(identity, hello, account, gateway)
+        elif identity not in self._greeting:
+            task = asyncio.create_task(self._load_and_welcome(identity, hello, account))
+            self._greeting[identity] = task
+            task.add_done_callback(lambda _: self._greeting.pop(identity, None))
+
+    async def _load_and_welcome(
+        self, identity: bytes, hello: Hello, account: Account | None
+    ) -> None:
+        try:
+            self._welcome(identity, hello, account, await self._gateway.load(hello.model))
+        except RootlaceError as error:
+            self._answer(identity, [Failed(0, error.code, str(error))])
+
+    def _welcome(
+        self, identity: bytes, hello: Hello, account: Account | None, gateway: Gateway
+    ) -> None:
         connection = Connection(identity, time.monotonic())
         client = hello.client if account is None else f"{account.name}:{hello.client}"
-        connection.session = self._gateway.open_session(
+        connection.session = gateway.open_session(
             partial(self._deliver, connection), client, account
         )
         connection.session.counts_requests = True
         self._connections[identity] = connection
-        self._deliver(connection, [Welcome(0, PROTOCOL_VERSION, self._gateway.model_info)])
+        self._deliver(connection, [Welcome(0, PROTOCOL_VERSION, gateway.model_info)])
 
     def _operate(self, connection: Connection, frame: bytes) -> None:
         """Take the operations of a frame. A malformed one fails alone."""

@@ -150,7 +150,7 @@ def _configured(
     seen: list[Any] = []
     monkeypatch.setattr(
         "rootlace.cli.serve._serve_until_signal",
-        lambda gateway, engine: seen.append((gateway, engine)),
+        lambda models: seen.append((models[0].gateway, models[0].engine)),
     )
     result = CliRunner().invoke(app, ["serve", *arguments])
     assert result.exit_code == 0, result.output
@@ -215,6 +215,23 @@ def test_every_option_reaches_the_configuration(
         monkeypatch, str(tiny_model), "--port", "0", "--kv-blocks", "7", "--overlap"
     )
     assert engine.cache.num_blocks == 7 and engine.overlap is True
+
+
+def test_several_models_have_names(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Any] = []
+    monkeypatch.setattr("rootlace.cli.serve._serve_until_signal", seen.extend)
+    options = ("--port", "0", "--load", "on-demand", "--idle-unload", "60")
+    command = ["serve", f"a={tiny_model}", f"b={tiny_model}", *options]
+    result = CliRunner().invoke(app, command)
+    assert result.exit_code == 0, result.output
+    assert [(one.gateway.served_name, one.gateway.model) for one in seen] == [
+        ("a", str(tiny_model.resolve())),
+        ("b", str(tiny_model.resolve())),
+    ]
+    assert (seen[0].gateway.load, seen[0].gateway.idle_unload) == ("on-demand", 60.0)
+    for models in ([str(tiny_model)] * 2, [f"a={tiny_model}"] * 2, [f"a={tiny_model}", "=x"]):
+        assert "each needs a name of its own" in _fails(*models, "--port", "0")
+    assert "no colon" in _fails(f"a:b={tiny_model}", "--port", "0")
 
 
 def test_help_groups_options_by_their_part_of_the_configuration() -> None:

@@ -130,6 +130,7 @@ def test_every_keyword_has_its_place() -> None:
         "max_running": "engine.scheduler.max_running",
         "max_running_requests": "engine.scheduler.max_running",
         "max_waiting": "engine.scheduler.max_waiting",
+        "load": "gateway.load", "idle_unload": "gateway.idle_unload",
         "priority_seconds": "engine.scheduler.priority_seconds",
         "max_pinned": "engine.cache.max_pinned",
         "max_overtaken": "engine.scheduler.max_overtaken",

@@ -115,6 +115,9 @@ class FakeEngine:
     def forget_namespace(self, namespace: str) -> None:
         self.forgotten.append(namespace)
 
+    async def stop(self) -> None:
+        self.abort(list(self.running))
+
     async def flush(self) -> None:
         await asyncio.sleep(0)
         self.flushes += 1

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rootlace.runtime.gateway.servers import load_chat, load_eos_ids
+from rootlace.runtime.gateway.texts import load_chat, load_eos_ids
 from rootlace.runtime.gateway.tokens.chat import ChatTemplate
 from rootlace.runtime.gateway.tokens.pieces import Piece
 from rootlace.runtime.gateway.tokens.tokenizer import Tokenizer

@@ -16,10 +16,10 @@ from rootlace.runtime.contracts.messages import Explain, Ready, ToEngine
 from rootlace.runtime.contracts.request import Request
 from rootlace.runtime.contracts.update import Update
 from rootlace.runtime.gateway.branches.cache_texts import with_texts
-from rootlace.runtime.gateway.drain import Drain
+from rootlace.runtime.gateway.branches.house import House
+from rootlace.runtime.gateway.branches.model_name import name_of
 from rootlace.runtime.gateway.formats.choose import format_of
 from rootlace.runtime.gateway.formats.listing import tool_format
-from rootlace.runtime.gateway.keys.keys import Keys
 from rootlace.runtime.gateway.lint.prompt_lint import PromptLint
 from rootlace.runtime.gateway.metrics import Metrics
 from rootlace.runtime.gateway.tokens.chat import ChatTemplate
@@ -60,6 +60,8 @@ class Engine(Protocol):
 
     async def ask(self, kind: Callable[..., ToEngine], *fields: Any) -> Any: ...
 
+    async def stop(self) -> None: ...
+
 
 class Core:
     """Engine, tokenizer and chat template of one model, its limits, and counters.
@@ -75,7 +77,9 @@ class Core:
         tokenizer: Tokenizer,
         chat: ChatTemplate,
         eos_ids: Iterable[int] = (),
+        house: House | None = None,
     ) -> None:
+        """`house`: what it shares with other models, if there are any."""
         self.config = config
         self.engine = engine
         self.tokenizer = tokenizer
@@ -83,7 +87,7 @@ class Core:
         self.eos_ids = frozenset(eos_ids)
         info = engine.info
         self.model_info = ModelInfo(
-            name=config.served_name or _folder_name(config.model),
+            name=name_of(config),
             path=config.model,
             context_length=info.context_length,
             vocab_size=info.vocab_size,
@@ -94,15 +98,15 @@ class Core:
             labels=info.labels,
         )
         self.lint = PromptLint(lambda ids: tokenizer.decode(ids, skip_special_tokens=False))
-        self.metrics = Metrics()
-        self.keys = Keys(config.api_key, config.keys_file, self.metrics.key_used)
+        own = House(config) if house is None else house
+        self.keys, self.drain = own.keys, own.drain
+        self.metrics = own.metrics if house is None else Metrics()
         self.last_token = -math.inf
         """When the engine last gave a token, by `time.monotonic`."""
         self.own_pooling = "last"
         """What vector of a text the model was trained for, as `ModelSource` says it."""
         self.caching = True
         """Whether prefixes are reused."""
-        self.drain = Drain()
         self.session_count = 0
         self.branch_count = 0
         self._threads = ThreadPoolExecutor(2, thread_name_prefix="tokenizer")
@@ -160,7 +164,3 @@ class Core:
     def close(self) -> None:
         """End the threads; the engine is the caller's to stop."""
         self._threads.shutdown(wait=False, cancel_futures=True)
-
-
-def _folder_name(path: str) -> str:
-    return path.rstrip("/\\").replace("\\", "/").rpartition("/")[2] or path

@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterable
 
 from rootlace.runtime.config import GatewayConfig
 from rootlace.runtime.gateway.branches.core import Core, Engine
+from rootlace.runtime.gateway.branches.house import House
+from rootlace.runtime.gateway.branches.model_name import check_name
 from rootlace.runtime.gateway.branches.session import Session
 from rootlace.runtime.gateway.keys.account import Account
 from rootlace.runtime.gateway.tokens.chat import ChatTemplate
@@ -23,11 +25,21 @@ class Gateway(Core):
         tokenizer: Tokenizer,
         chat: ChatTemplate,
         eos_ids: Iterable[int] = (),
+        house: House | None = None,
     ) -> None:
-        super().__init__(config, engine, tokenizer, chat, eos_ids)
+        super().__init__(config, engine, tokenizer, chat, eos_ids, house)
         self.program_address: str | None = None
         self._sessions: set[Session] = set()
         self._next_session = 0
+
+    def loaded(self, asked: str) -> Gateway:
+        """Itself, the only model there is. Raises ModelNotFound for another one."""
+        check_name(self.model_info, asked)
+        return self
+
+    async def load(self, asked: str) -> Gateway:
+        """The same."""
+        return self.loaded(asked)
 
     def open_session(
         self,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import dataclass, field
 from typing import Any
 
 from aiohttp import web
@@ -20,7 +21,7 @@ from rootlace.runtime.gateway.http.batches.batches import BatchBody, Batches
 from rootlace.runtime.gateway.http.batches.file_store import File
 from rootlace.runtime.gateway.http.batches.files import Files, FilesQuery
 from rootlace.runtime.gateway.http.batches.paging import Deleted, Listing, PageQuery
-from rootlace.runtime.gateway.http.batches.runner import Answering
+from rootlace.runtime.gateway.http.batches.runner import Answerer, Answering
 from rootlace.runtime.gateway.http.batches.service import BatchService
 from rootlace.runtime.gateway.http.browsers import Pages, allow_page, pages_middleware
 from rootlace.runtime.gateway.http.cache import (
@@ -59,6 +60,7 @@ from rootlace.runtime.gateway.http.openai.embeddings import (
     EmbeddingReply,
     Embeddings,
 )
+from rootlace.runtime.gateway.http.openai.response_store import ResponseStore
 from rootlace.runtime.gateway.http.openai.responses import Responses
 from rootlace.runtime.gateway.http.openai.responses_body import RESPONSES_BODY
 from rootlace.runtime.gateway.http.page import Page
@@ -82,6 +84,7 @@ from rootlace.runtime.gateway.http.tokenization import (
     Tokenized,
 )
 from rootlace.runtime.gateway.http.unknown_paths import unknown_path_middleware
+from rootlace.runtime.gateway.rooms import Rooms
 
 log = logging.getLogger(__name__)
 
@@ -91,28 +94,48 @@ SHUTDOWN_SECONDS = 0.5
 IDLE_SECONDS = 75.0
 
 
-def batch_service(gateway: Gateway, chats: Chats) -> BatchService:
+ANSWERED: dict[str, type[Any]] = {
+    "/v1/chat/completions": CHAT_BODY,
+    "/v1/completions": COMPLETION_BODY,
+    "/v1/embeddings": EmbeddingBody,
+}
+"""What the rows of batches may ask, as requests do."""
+
+
+def answers_of(gateway: Gateway) -> dict[str, Answerer]:
+    """How each path of `ANSWERED` is answered."""
+    return {
+        "/v1/chat/completions": ChatCompletions(gateway, Chats(gateway)).answer,
+        "/v1/completions": Completions(gateway).answer,
+        "/v1/embeddings": Embeddings(gateway).answer,
+    }
+
+
+def batch_service(gateway: Gateway) -> BatchService:
     """Batches whose rows are answered as requests are."""
-    completions, chat = Completions(gateway), ChatCompletions(gateway, chats)
+    answers = answers_of(gateway)
     return BatchService(
-        gateway,
-        {
-            "/v1/chat/completions": Answering(CHAT_BODY, chat.answer),
-            "/v1/completions": Answering(COMPLETION_BODY, completions.answer),
-            "/v1/embeddings": Answering(EmbeddingBody, Embeddings(gateway).answer),
-        },
+        gateway, {path: Answering(body, answers[path]) for path, body in ANSWERED.items()}
     )
 
 
-def endpoints(gateway: Gateway, service: BatchService | None = None) -> list[Endpoint]:
+@dataclass(frozen=True)
+class Shared:
+    """What the endpoints of all models of a server share."""
+
+    service: BatchService
+    responses: ResponseStore = field(default_factory=ResponseStore)
+    aborts: Aborts = field(default_factory=Aborts)
+
+
+def endpoints(gateway: Gateway, shared: Shared | None = None) -> list[Endpoint]:
     """Every endpoint of `gateway`, in the order in which they are listed."""
     chats = Chats(gateway)
-    service = service or batch_service(gateway, chats)
-    files, batches = Files(service), Batches(service)
-    aborts = Aborts()
+    shared = shared or Shared(batch_service(gateway))
+    files, batches = Files(shared.service), Batches(shared.service)
     info, health = Info(gateway), Health(gateway)
     answers, models = Answers(gateway, chats), Models(gateway, chats)
-    responses = Responses(gateway, chats)
+    responses = Responses(gateway, chats, shared.responses)
     messages = Messages(gateway, chats)
     scores = Scores(gateway, chats)
     tokenization = Tokenization(gateway, chats)
@@ -120,7 +143,7 @@ def endpoints(gateway: Gateway, service: BatchService | None = None) -> list[End
     cache = Cache(gateway, completions, chat)
     page = Page()
     listed: list[Endpoint] = []
-    reference = Reference(gateway, listed)
+    reference = Reference(lambda: gateway.model_info.name, listed)
     found = [
         Endpoint(
             "POST",
@@ -233,14 +256,21 @@ def endpoints(gateway: Gateway, service: BatchService | None = None) -> list[End
         Endpoint(
             "POST",
             "/generate",
-            Generate(gateway, aborts).handle,
+            Generate(gateway, shared.aborts).handle,
             "sglang's native interface",
             GENERATE_BODY,
         ),
         Endpoint(
-            "POST", "/abort", aborts.handle, "end a request of /generate", AbortBody, reply=Aborted
+            "POST",
+            "/abort",
+            shared.aborts.handle,
+            "end a request of /generate",
+            AbortBody,
+            reply=Aborted,
         ),
-        Endpoint("POST", "/abort_request", aborts.handle, "the same", AbortBody, reply=Aborted),
+        Endpoint(
+            "POST", "/abort_request", shared.aborts.handle, "the same", AbortBody, reply=Aborted
+        ),
         Endpoint(
             "POST",
             "/select",
@@ -369,18 +399,24 @@ def make_app(gateway: Gateway) -> web.Application:
     Serve it with `make_runner`: without handler cancellation, a client that has disconnected is
     noticed only when something is written to it.
     """
-    config = gateway.config
-    service = batch_service(gateway, Chats(gateway))
-    served = endpoints(gateway, service)
+    service = batch_service(gateway)
+    return app_of(gateway, endpoints(gateway, Shared(service)), service)
+
+
+def app_of(
+    server: Gateway | Rooms, served: list[Endpoint], service: BatchService
+) -> web.Application:
+    """The endpoints `served`, behind everything that all of a server's have before them."""
+    config = server.config
     pages = Pages.of(config)
     middlewares: list[Middleware] = [
         request_id_middleware,
         error_middleware,
         pages_middleware(pages),
     ]
-    if gateway.keys.needed:
-        middlewares.append(api_key_middleware(gateway.keys))
-    middlewares.append(drain_middleware(gateway.drain))
+    if server.keys.needed:
+        middlewares.append(api_key_middleware(server.keys))
+    middlewares.append(drain_middleware(server.drain))
     middlewares.append(unknown_path_middleware(served))
     app = web.Application(middlewares=middlewares, client_max_size=config.max_message_bytes)
     app.add_routes([web.route(one.method, one.path, one.handler) for one in served])
@@ -391,7 +427,7 @@ def make_app(gateway: Gateway) -> web.Application:
         resource = request.match_info.route.resource
         # Paths that do not exist are one, however many are tried.
         path = "" if resource is None else resource.canonical
-        gateway.metrics.replied(path, response.status)
+        server.metrics.replied(path, response.status)
 
     app.on_response_prepare.append(add_headers)
     app.cleanup_ctx.append(service.lifetime)
@@ -400,8 +436,12 @@ def make_app(gateway: Gateway) -> web.Application:
 
 def make_runner(gateway: Gateway) -> web.AppRunner:
     """The application in a runner that cancels a handler when its client disconnects."""
+    return runner_of(make_app(gateway))
+
+
+def runner_of(app: web.Application) -> web.AppRunner:
     return web.AppRunner(
-        make_app(gateway),
+        app,
         handler_cancellation=True,
         shutdown_timeout=SHUTDOWN_SECONDS,
         keepalive_timeout=IDLE_SECONDS,

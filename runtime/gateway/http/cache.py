@@ -18,7 +18,7 @@ from rootlace.runtime.gateway.http.errors import InvalidParameter, RecordNotFoun
 from rootlace.runtime.gateway.http.openai.chat import CHAT_BODY, ChatCompletions
 from rootlace.runtime.gateway.http.openai.completions import COMPLETION_BODY, Completions
 from rootlace.runtime.gateway.http.query import read_query
-from rootlace.runtime.gateway.http.replies import json_response, report_fields
+from rootlace.runtime.gateway.http.replies import check_model, json_response, report_fields
 from rootlace.runtime.gateway.keys.account import caller, namespace_of
 from rootlace.runtime.gateway.lint.finding import Finding
 from rootlace.wire.protocol import Explain, Explained
@@ -30,9 +30,11 @@ MAX_NODES = 2000
 
 
 class CacheQuery(msgspec.Struct, forbid_unknown_fields=True):
-    """`namespace`: which part of the cache; without it all that the server lets its clients see."""
+    """`namespace`: which part of the cache; without it all that the server lets its clients see.
+    `model`: of which model, where there are several."""
 
     namespace: str | msgspec.UnsetType = msgspec.UNSET
+    model: str | None = None
 
 
 class TreeQuery(CacheQuery):
@@ -130,6 +132,7 @@ class Cache:
     def _namespace(self, query: CacheQuery) -> str | None:
         """The one that is asked for: by default the empty one, or all (None) where clients may look
         into all."""
+        check_model(self._gateway, query.model)
         own = self._gateway.report_scope() == "own"
         account = caller()
         if query.namespace is not msgspec.UNSET:

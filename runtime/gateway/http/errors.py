@@ -52,14 +52,6 @@ class RefusedConstraint(InvalidConstraint):
         self.param = param
 
 
-class ModelNotFound(InvalidRequest):
-    """The request names a model that this server does not serve."""
-
-    code = "model_not_found"
-    http_status = 404
-    param = "model"
-
-
 class ResponseNotFound(InvalidRequest):
     """A response that was never given, was not to be kept, or has been forgotten."""
 

@@ -11,8 +11,9 @@ import msgspec
 from aiohttp import web
 
 from rootlace.runtime.gateway.branches.gateway import Gateway
+from rootlace.runtime.gateway.branches.model_name import model_names
 from rootlace.runtime.gateway.http.body import raw_body
-from rootlace.runtime.gateway.http.replies import check_model, json_response, model_names
+from rootlace.runtime.gateway.http.replies import check_model, json_response
 
 
 class ModelCard(msgspec.Struct, kw_only=True):
@@ -27,7 +28,7 @@ class ModelCard(msgspec.Struct, kw_only=True):
     owned_by: str = "rootlace"
     root: str
     parent: str | None
-    max_model_len: int
+    max_model_len: int | None = None
 
 
 class ModelList(msgspec.Struct, kw_only=True):
@@ -83,9 +84,7 @@ class Info:
         self._started = int(time.time())
 
     async def models(self, request: web.Request) -> web.Response:
-        names = model_names(self._gateway)
-        data = [self._model(name) for name in names]
-        return json_response(ModelList(data=data, first_id=names[0], last_id=names[-1]))
+        return json_response(model_list(self.cards()))
 
     async def model(self, request: web.Request) -> web.Response:
         return json_response(self._model(check_model(self._gateway, request.match_info["name"])))
@@ -139,6 +138,10 @@ class Info:
         await self._gateway.flush()
         return web.Response(text="Cache flushed.\n")
 
+    def cards(self) -> list[ModelCard]:
+        """The model, and with each of its adapters."""
+        return [self._model(name) for name in model_names(self._gateway.model_info)]
+
     def _model(self, name: str) -> ModelCard:
         info = self._gateway.model_info
         return ModelCard(
@@ -150,3 +153,7 @@ class Info:
             parent=None if name == info.name else info.name,
             max_model_len=info.context_length,
         )
+
+
+def model_list(cards: list[ModelCard]) -> ModelList:
+    return ModelList(data=cards, first_id=cards[0].id, last_id=cards[-1].id)

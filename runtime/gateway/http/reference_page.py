@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from html import escape
 
 from aiohttp import web
 
-from rootlace.runtime.gateway.branches.gateway import Gateway
 from rootlace.runtime.gateway.http.endpoint import Endpoint
 from rootlace.runtime.gateway.http.reference import Field, fields, openapi, shown_path
 from rootlace.runtime.gateway.http.replies import json_response
@@ -29,17 +28,18 @@ summary { cursor: pointer; }
 class Reference:
     """The handlers. `endpoints` is the list of all; it may still grow when this is made."""
 
-    def __init__(self, gateway: Gateway, endpoints: Sequence[Endpoint]) -> None:
-        self._gateway = gateway
+    def __init__(self, model: Callable[[], str], endpoints: Sequence[Endpoint]) -> None:
+        """`model` gives the name of the served one, for examples."""
+        self._model = model
         self._endpoints = endpoints
 
     async def openapi(self, request: web.Request) -> web.Response:
-        return json_response(openapi(self._endpoints, self._gateway.model_info.name))
+        return json_response(openapi(self._endpoints, self._model()))
 
     async def page(self, request: web.Request) -> web.Response:
         policy = "default-src 'none'; style-src 'unsafe-inline'"
         return web.Response(
-            text=reference_page(self._endpoints, self._gateway.model_info.name),
+            text=reference_page(self._endpoints, self._model()),
             content_type="text/html",
             headers={"Content-Security-Policy": policy},
         )

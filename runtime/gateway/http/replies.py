@@ -11,7 +11,8 @@ import msgspec
 from aiohttp import web
 
 from rootlace.runtime.gateway.branches.gateway import Gateway
-from rootlace.runtime.gateway.http.errors import InvalidParameter, ModelNotFound
+from rootlace.runtime.gateway.branches.model_name import check_name
+from rootlace.runtime.gateway.http.errors import InvalidParameter
 from rootlace.runtime.gateway.http.openai.body import SamplingBody
 from rootlace.wire.cache_report import CacheReport, describe
 from rootlace.wire.protocol import Generated
@@ -103,22 +104,7 @@ def usage_of(results: Sequence[Generated]) -> UsageReply:
 def check_model(gateway: Gateway, asked: str | None) -> str:
     """The name of the served model, with that of the adapter that is asked for behind it
     (`MODEL:ADAPTER`). Raises ModelNotFound when another one is asked for."""
-    info = gateway.model_info
-    if not asked or asked in (info.name, info.path, "default"):
-        return info.name
-    for adapter in info.adapters:
-        if asked in (f"{info.name}:{adapter}", f"{info.path}:{adapter}", f"default:{adapter}"):
-            return f"{info.name}:{adapter}"
-    raise ModelNotFound(
-        f"the model {asked!r} does not exist; this server has "
-        + ", ".join(map(repr, model_names(gateway)))
-    )
-
-
-def model_names(gateway: Gateway) -> list[str]:
-    """What clients may ask for: the model, and the model with each of its adapters."""
-    info = gateway.model_info
-    return [info.name, *(f"{info.name}:{adapter}" for adapter in info.adapters)]
+    return check_name(gateway.model_info, asked)
 
 
 def adapter_of(

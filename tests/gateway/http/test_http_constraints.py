@@ -13,7 +13,7 @@ import pytest
 from rootlace.runtime.assets import demo_model
 from rootlace.runtime.gateway.formats.choose import format_of
 from rootlace.runtime.gateway.formats.format import Format
-from rootlace.runtime.gateway.servers import load_chat
+from rootlace.runtime.gateway.texts import load_chat
 from rootlace.runtime.gateway.tokens.tokenizer import Tokenizer
 from rootlace.runtime.model.checkpoint.source import FolderSource
 from rootlace.wire.errors import ConstraintNotMet, InvalidConstraint

@@ -17,7 +17,7 @@ from rootlace.runtime.contracts.request import Request
 from rootlace.runtime.contracts.tree_page import TreeNode, TreePage
 from rootlace.runtime.gateway.branches.gateway import Gateway
 from rootlace.runtime.gateway.keys.key_file import new_key, write_keys
-from rootlace.runtime.gateway.servers import load_chat, load_eos_ids
+from rootlace.runtime.gateway.texts import load_chat, load_eos_ids
 from rootlace.runtime.gateway.tokens.tokenizer import Tokenizer
 from rootlace.runtime.model.checkpoint.source import FolderSource
 from rootlace.wire.errors import Overloaded

@@ -63,6 +63,7 @@ async def test_replies_and_queries_fit_the_document(served: Served) -> None:
         "namespace",
         "under",
         "limit",
+        "model",
     }
     for wrong in ("limit=2001", "limit=x", "under=-1", "surprise=1"):
         async with served.http.get(f"/cache/tree?{wrong}") as reply:

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer as FastTokenizer
 
 from rootlace.runtime.constrained.tokens.vocabulary import Vocabulary as Tokens
-from rootlace.runtime.gateway.servers import load_chat, load_eos_ids
+from rootlace.runtime.gateway.texts import load_chat, load_eos_ids
 from rootlace.runtime.gateway.tokens.tokenizer import Tokenizer
 from rootlace.runtime.model.checkpoint.source import FolderSource
 from rootlace.runtime.model.gguf.file import GgufFile

@@ -20,6 +20,7 @@ from rootlace.runtime.gateway.http.batches.storage import Storage
 from rootlace.runtime.gateway.http.body import Body, decode_body
 from rootlace.runtime.gateway.http.errors import InvalidParameter, error_body
 from rootlace.runtime.gateway.keys.account import set_caller
+from rootlace.runtime.gateway.rooms import Rooms
 from rootlace.wire.errors import (
     Cancelled,
     InvalidRequest,
@@ -39,12 +40,15 @@ RETRY_SECONDS = 1.0
 TRIES = 3
 
 
+Answerer = Callable[[Any], Awaitable[Mapping[str, Any]]]
+
+
 @dataclass(frozen=True)
 class Answering:
     """How the rows of one endpoint are answered: by what answers its requests."""
 
     body: type[Any]
-    answer: Callable[[Any], Awaitable[Mapping[str, Any]]]
+    answer: Answerer
 
 
 class Row(Body, kw_only=True):
@@ -69,9 +73,9 @@ class Runner:
     """Runs what is unfinished in `storage`, the oldest batch first."""
 
     def __init__(
-        self, gateway: Gateway, storage: Storage, answers: Mapping[str, Answering]
+        self, server: Gateway | Rooms, storage: Storage, answers: Mapping[str, Answering]
     ) -> None:
-        self._gateway = gateway
+        self._server = server
         self._storage = storage
         self._answers = answers
         self._more = asyncio.Event()
@@ -142,7 +146,7 @@ class Runner:
 
     async def _rows(self, batch: Batch, results: Results) -> None:
         if batch.owner:  # its rows are the key's requests, in the tasks that begin here
-            set_caller(self._gateway.keys.named(batch.owner))
+            set_caller(self._server.keys.named(batch.owner))
         path = self._storage.files.path(batch.input_file_id)
         total, places = await asyncio.to_thread(_places, path, results.done)
         batch.request_counts.total = total
@@ -172,11 +176,11 @@ class Runner:
         custom_id = None
         tries = 0
         while True:
-            if self._gateway.drain.begun:
+            if self._server.drain.begun:
                 await asyncio.Event().wait()  # the server stops, and cancels this
             try:
                 # A server that stops waits for the rows that have begun.
-                with self._gateway.drain.request():
+                with self._server.drain.request():
                     row = self._row(batch, line)
                     custom_id = row.custom_id
                     answering = self._answers[batch.endpoint]
@@ -198,7 +202,7 @@ class Runner:
                 return Answer(custom_id, 500, error_body(error))
 
     def _row(self, batch: Batch, line: bytes) -> Row:
-        most = self._gateway.config.max_message_bytes
+        most = self._server.config.max_message_bytes
         if len(line) > most:
             raise InvalidRequest(f"the row has {len(line)} bytes, at most {most} are allowed")
         row = decode_body(line, Row)

@@ -14,22 +14,23 @@ from rootlace.runtime.gateway.http.batches.runner import Answering, Runner
 from rootlace.runtime.gateway.http.batches.storage import Storage
 from rootlace.runtime.gateway.http.errors import RecordNotFound
 from rootlace.runtime.gateway.keys.account import caller
+from rootlace.runtime.gateway.rooms import Rooms
 from rootlace.wire.errors import InvalidRequest
 
 
 class BatchService:
     """`answers`: by path, the endpoints that rows may ask."""
 
-    def __init__(self, gateway: Gateway, answers: Mapping[str, Answering]) -> None:
-        self._gateway = gateway
+    def __init__(self, server: Gateway | Rooms, answers: Mapping[str, Answering]) -> None:
+        self._server = server
         self.answers = answers
         self._open: tuple[Storage, Runner] | None = None
 
     async def lifetime(self, app: web.Application) -> AsyncIterator[None]:
         """While the application runs, batches are worked on, those of an earlier server first."""
-        if folder := self._gateway.config.files:
+        if folder := self._server.config.files:
             storage = Storage(Path(folder), Bounds())
-            self._open = storage, Runner(self._gateway, storage, self.answers)
+            self._open = storage, Runner(self._server, storage, self.answers)
         yield
         if self._open is not None:
             storage, runner = self._open

@@ -97,15 +97,19 @@ class Models:
         )
 
     def _entry(self) -> dict[str, Any]:
-        name = self._gateway.model_info.name
-        return {
-            "name": name,
-            "model": name,
-            "modified_at": self._started,
-            "size": 0,
-            "digest": "",
-            "details": _DETAILS,
-        }
+        return entry_of(self._gateway.model_info.name, self._started)
+
+
+def entry_of(name: str, modified_at: str) -> dict[str, Any]:
+    """A model as Ollama lists it."""
+    return {
+        "name": name,
+        "model": name,
+        "modified_at": modified_at,
+        "size": 0,
+        "digest": "",
+        "details": _DETAILS,
+    }
 
 
 _DETAILS = {

@@ -55,10 +55,10 @@ class _Request:
 class Responses:
     """The handlers."""
 
-    def __init__(self, gateway: Gateway, chats: Chats) -> None:
+    def __init__(self, gateway: Gateway, chats: Chats, store: ResponseStore) -> None:
         self._gateway = gateway
         self._chats = chats
-        self._store = ResponseStore()
+        self._store = store
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         body = await read_body(request, RESPONSES_BODY)

@@ -1,0 +1,230 @@
+"""The endpoints of a server of several models: each request goes to the model that it names."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import Any, cast
+from weakref import WeakKeyDictionary
+
+import msgspec
+from aiohttp import web
+
+from rootlace.runtime.gateway.branches.gateway import Gateway
+from rootlace.runtime.gateway.http.app import (
+    ANSWERED,
+    Shared,
+    answers_of,
+    app_of,
+    endpoints,
+    runner_of,
+)
+from rootlace.runtime.gateway.http.batches.runner import Answerer, Answering
+from rootlace.runtime.gateway.http.batches.service import BatchService
+from rootlace.runtime.gateway.http.endpoint import Endpoint
+from rootlace.runtime.gateway.http.errors import Handler
+from rootlace.runtime.gateway.http.info import Info, ModelCard, model_list
+from rootlace.runtime.gateway.http.ollama.models import entry_of
+from rootlace.runtime.gateway.http.reference_page import Reference
+from rootlace.runtime.gateway.http.replies import json_response
+from rootlace.runtime.gateway.metrics import CONTENT_TYPE, Model, text_of_all
+from rootlace.runtime.gateway.rooms import Room, Rooms
+from rootlace.wire.errors import RootlaceError, ServerUnavailable
+
+# Endpoints that are not about one model, and that need none to be loaded.
+_OF_THE_SERVER = (
+    "/v1/files",
+    "/v1/batches",
+    "/v1/responses/",
+    "/abort",
+    "/version",
+    "/api/version",
+    "/page/",
+)
+_PAGE = "/"
+
+
+class _Named(msgspec.Struct):
+    """What says which model a body is for; `name` is Ollama's older word."""
+
+    model: Any = None
+    name: Any = None
+
+
+_named = msgspec.json.Decoder(_Named)
+
+
+@dataclass(frozen=True)
+class _Model:
+    """What answers for one loaded model: its endpoints, and what rows of batches ask."""
+
+    handlers: dict[tuple[str, str], Handler]
+    answers: dict[str, Answerer]
+    info: Info
+
+
+class RoomEndpoints:
+    """`all` are the endpoints as they are listed and routed."""
+
+    def __init__(self, rooms: Rooms) -> None:
+        self._rooms = rooms
+        self._models: WeakKeyDictionary[Gateway, _Model] = WeakKeyDictionary()
+        self._started = int(time.time())
+        answering = {path: Answering(body, self._answer(path)) for path, body in ANSWERED.items()}
+        self.shared = Shared(BatchService(rooms, answering))
+        self.all: list[Endpoint] = []
+        reference = Reference(lambda: rooms.names[0], self.all)
+        own: dict[str, Handler] = {
+            "/v1/models": self.models,
+            "/v1/models/{name:.+}": self.model,
+            "/api/tags": self.tags,
+            "/api/ps": self.running,
+            "/get_model_info": self.model_info,
+            "/health": self.health,
+            "/ready": self.ready,
+            "/metrics": self.metrics,
+            "/openapi.json": reference.openapi,
+            "/docs": reference.page,
+        }
+        # Those of no model: they are called only where they need none.
+        for one in endpoints(cast(Gateway, None), self.shared):
+            handler = own.get(one.path)
+            if handler is None:
+                free = one.path == _PAGE or one.path.startswith(_OF_THE_SERVER)
+                handler = one.handler if free else self._dispatch(one.method, one.path)
+            self.all.append(replace(one, handler=handler))
+
+    # ------------------------------------------------------------ to one model
+
+    def _dispatch(self, method: str, path: str) -> Handler:
+        async def handle(request: web.Request) -> web.StreamResponse:
+            async with self._rooms.use(await _asked(request)) as gateway:
+                return await self._of(gateway).handlers[method, path](request)
+
+        return handle
+
+    def _answer(self, path: str) -> Answerer:
+        async def answer(body: Any) -> Mapping[str, Any]:
+            async with self._rooms.use(body.model) as gateway:
+                return await self._of(gateway).answers[path](body)
+
+        return answer
+
+    def _of(self, gateway: Gateway) -> _Model:
+        found = self._models.get(gateway)
+        if found is None:
+            listed = endpoints(gateway, self.shared)
+            handlers = {(one.method, one.path): one.handler for one in listed}
+            found = self._models[gateway] = _Model(handlers, answers_of(gateway), Info(gateway))
+        return found
+
+    # ------------------------------------------------------------ of all models
+
+    async def models(self, request: web.Request) -> web.Response:
+        return json_response(
+            model_list([card for room in self._rooms.all for card in self._cards(room)])
+        )
+
+    async def model(self, request: web.Request) -> web.Response:
+        name = request.match_info["name"]
+        cards = self._cards(self._rooms.room(name))
+        return json_response(next((one for one in cards if one.id == name), cards[0]))
+
+    def _cards(self, room: Room) -> list[ModelCard]:
+        """The model as `/v1/models` has it; less is known of one that is not loaded."""
+        if room.gateway is not None:
+            return self._of(room.gateway).info.cards()
+        return [
+            ModelCard(
+                id=room.name,
+                display_name=room.name,
+                created=self._started,
+                created_at=_written(self._started),
+                root=room.config.gateway.model,
+                parent=None,
+            )
+        ]
+
+    async def tags(self, request: web.Request) -> web.Response:
+        return json_response({"models": [self._tag(room) for room in self._rooms.all]})
+
+    async def running(self, request: web.Request) -> web.Response:
+        loaded = [room for room in self._rooms.all if room.gateway is not None]
+        return json_response({"models": [{**self._tag(room), "size_vram": 0} for room in loaded]})
+
+    def _tag(self, room: Room) -> dict[str, Any]:
+        return entry_of(room.name, _written(self._started))
+
+    async def model_info(self, request: web.Request) -> web.StreamResponse:
+        """Programs ask it where to connect, so it loads nothing."""
+        room = self._rooms.room(request.query.get("model"))
+        if room.gateway is not None:
+            return await self._of(room.gateway).info.model_info(request)
+        path = room.config.gateway.model
+        return json_response(
+            {
+                "model_path": path,
+                "tokenizer_path": path,
+                "served_model_name": room.name,
+                "program_address": self._rooms.program_address,
+            }
+        )
+
+    async def health(self, request: web.Request) -> web.StreamResponse:
+        """200 while the engines of all loaded models (or that of `?model=`) answer."""
+        for room in self._asked_rooms(request):
+            if room.gateway is not None and not room.gateway.healthy:
+                raise ServerUnavailable(f"the engine of {room.name} does not answer")
+        return json_response({"status": "ok"})
+
+    async def ready(self, request: web.Request) -> web.StreamResponse:
+        """200 if a token went through the engine of all loaded models (or that of `?model=`)."""
+        for room in self._asked_rooms(request):
+            if room.gateway is not None:
+                await self._of(room.gateway).handlers["GET", "/ready"](request)
+            elif "model" in request.query:
+                raise ServerUnavailable(f"the model {room.name} is not loaded")
+        return json_response({"status": "ready"})
+
+    async def metrics(self, request: web.Request) -> web.Response:
+        """For Prometheus, by model."""
+        found: dict[str, Model] = {}
+        for room in self._rooms.all:
+            if room.gateway is not None:
+                try:
+                    status = await room.gateway.status()
+                except RootlaceError:
+                    status = None
+                found[room.name] = room.gateway.metrics, status
+            else:
+                found[room.name] = None, None
+        body = text_of_all(self._rooms.metrics, found)
+        return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE})
+
+    def _asked_rooms(self, request: web.Request) -> list[Room]:
+        asked = request.query.get("model")
+        return self._rooms.all if asked is None else [self._rooms.room(asked)]
+
+
+def _written(started: int) -> str:
+    return datetime.fromtimestamp(started, UTC).isoformat()
+
+
+async def _asked(request: web.Request) -> str | None:
+    """The model that a request names; None if it names none, or cannot be read."""
+    asked: Any = request.query.get("model")
+    if asked is None and request.method == "POST":
+        try:
+            body = _named.decode(await request.read())
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            return None
+        asked = body.model or body.name
+    return asked.removesuffix(":latest") if isinstance(asked, str) else None
+
+
+def make_rooms_runner(rooms: Rooms) -> web.AppRunner:
+    """As `make_runner`, for several models."""
+    found = RoomEndpoints(rooms)
+    return runner_of(app_of(rooms, found.all, found.shared.service))

@@ -1,0 +1,64 @@
+"""A model's room: its engine, tokenizer, templates and sessions, opened from its configuration."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from rootlace.runtime.config import EngineConfig, GatewayConfig
+from rootlace.runtime.engine.client import EngineClient
+
+if TYPE_CHECKING:
+    from rootlace.runtime.gateway.branches.gateway import Gateway
+    from rootlace.runtime.gateway.branches.house import House
+    from rootlace.runtime.gateway.texts import ModelTexts
+
+
+async def open_room(
+    config: GatewayConfig,
+    engine_config: EngineConfig,
+    on_exit: Callable[[str], None],
+    house: House | None = None,
+) -> Gateway:
+    """Start the engine and read what the gateway needs of the model. `on_exit`: of `EngineClient`.
+
+    Nothing is left behind where it raises, or is cancelled. Close it with `close_room`.
+    """
+    # The model's texts, and what reads them, while the engine loads its weights.
+    starting = asyncio.create_task(EngineClient.start(engine_config, on_exit))
+    try:
+        texts = await asyncio.to_thread(_read_texts, config.model)
+        engine = await asyncio.shield(starting)
+    except BaseException:
+        await _abandon(starting)
+        raise
+    from rootlace.runtime.gateway.branches.gateway import Gateway
+
+    gateway = Gateway(config, engine, texts.tokenizer, texts.chat, texts.eos_ids, house)
+    gateway.own_pooling = texts.source.pooling()
+    gateway.caching = engine_config.cache.enabled
+    return gateway
+
+
+async def close_room(gateway: Gateway) -> None:
+    """End all sessions and the engine."""
+    gateway.close()
+    await gateway.engine.stop()
+
+
+def _read_texts(model: str) -> ModelTexts:
+    # Only here: the engine should not wait for a web server to be imported.
+    import rootlace.runtime.gateway.servers  # noqa: F401
+    from rootlace.runtime.gateway.texts import ModelTexts
+
+    return ModelTexts.read(model)
+
+
+async def _abandon(starting: asyncio.Task[EngineClient]) -> None:
+    starting.cancel()
+    try:
+        engine = await starting
+    except (asyncio.CancelledError, Exception):
+        return
+    await engine.stop()

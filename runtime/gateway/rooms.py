@@ -1,0 +1,158 @@
+"""Several models behind one gateway: which are loaded, and who asks for which."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+
+from rootlace.runtime.config import RuntimeConfig
+from rootlace.runtime.gateway.branches.gateway import Gateway
+from rootlace.runtime.gateway.branches.house import House
+from rootlace.runtime.gateway.branches.model_name import name_of, not_found
+from rootlace.runtime.gateway.room import close_room, open_room
+from rootlace.wire.errors import ServerUnavailable
+
+log = logging.getLogger(__name__)
+
+LOOK_SECONDS = 1.0
+"""How often a model that nobody uses is looked for."""
+
+
+class Room:
+    """One model: loaded, loading or not. `users` are the requests that are being answered."""
+
+    def __init__(self, name: str, config: RuntimeConfig) -> None:
+        self.name = name
+        self.config = config
+        self.gateway: Gateway | None = None
+        self.users = 0
+        self.used = time.monotonic()
+        self.loading = asyncio.Lock()
+
+    @property
+    def idle(self) -> bool:
+        """Whether nobody would notice if it were gone. A program that is connected would."""
+        return self.gateway is None or not (self.users or self.gateway.session_count)
+
+
+class Rooms:
+    """The models of a server by name; the first is what a request gets that names none.
+
+    An engine that dies for good takes its own model away, and no other; the next request for it
+    loads it again.
+    """
+
+    def __init__(self, configs: Sequence[RuntimeConfig]) -> None:
+        self.config = configs[0].gateway
+        self.house = House(self.config)
+        self.keys, self.drain, self.metrics = self.house.keys, self.house.drain, self.house.metrics
+        self.program_address: str | None = None
+        self.all = [Room(name_of(config.gateway), config) for config in configs]
+        self._closing: set[asyncio.Task[None]] = set()
+        self._watching: asyncio.Task[None] | None = None
+
+    @property
+    def names(self) -> list[str]:
+        return [room.name for room in self.all]
+
+    def room(self, asked: str | None) -> Room:
+        """The room of a model's name (`NAME` or `NAME:ADAPTER`), path, or of none, which is the
+        first's. Raises ModelNotFound."""
+        if not asked or asked == "default" or asked.startswith("default:"):
+            return self.all[0]
+        for room in self.all:
+            names = room.name, room.config.gateway.model
+            if asked in names or any(asked.startswith(f"{name}:") for name in names):
+                return room
+        raise not_found(asked, self.names)
+
+    def loaded(self, asked: str) -> Gateway | None:
+        """The model's gateway, if it is loaded. Raises ModelNotFound."""
+        room = self.room(asked)
+        room.used = time.monotonic()
+        return room.gateway
+
+    async def load(self, asked: str) -> Gateway:
+        """The model's gateway, loaded if it was not. Raises what `open_room` does."""
+        room = self.room(asked)
+        async with room.loading:
+            if room.gateway is None:
+                self.drain.check()
+                log.info("loading %s", room.name)
+                config = room.config
+                gateway = await open_room(
+                    config.gateway,
+                    config.engine,
+                    lambda reason: self._lost(room, reason),
+                    self.house,
+                )
+                room.gateway = gateway
+            room.gateway.program_address = self.program_address
+            room.used = time.monotonic()
+            return room.gateway
+
+    @asynccontextmanager
+    async def use(self, asked: str | None) -> AsyncIterator[Gateway]:
+        """The model's gateway, which stays loaded while the block runs."""
+        room = self.room(asked)
+        room.users += 1
+        try:
+            yield room.gateway or await self.load(room.name)
+        finally:
+            room.users -= 1
+            room.used = time.monotonic()
+
+    async def start(self) -> None:
+        """Load all models, one after the other, so that each sees what memory is left; or, on
+        demand, none. Raises what loading one raises."""
+        if self.config.load == "start":
+            for room in self.all:
+                await self.load(room.name)
+        if self.config.idle_unload is not None:
+            self._watching = asyncio.create_task(self._unload_idle(self.config.idle_unload))
+
+    async def stop(self) -> None:
+        """Unload all."""
+        if self._watching is not None:
+            self._watching.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._watching
+        for room in self.all:
+            async with room.loading:
+                self._close(room)
+        if self._closing:
+            await asyncio.wait(self._closing)
+
+    async def _unload_idle(self, seconds: float) -> None:
+        while True:
+            await asyncio.sleep(min(seconds, LOOK_SECONDS))
+            now = time.monotonic()
+            for room in self.all:
+                if room.gateway is not None and room.idle and now - room.used >= seconds:
+                    log.info("unloading %s: nobody used it for %g s", room.name, seconds)
+                    self._close(room)
+
+    def _lost(self, room: Room, reason: str) -> None:
+        log.error("the model %s is gone: %s", room.name, reason)
+        self._close(room)
+
+    def _close(self, room: Room) -> None:
+        """From now on the room is empty; its engine ends in the background."""
+        gateway, room.gateway = room.gateway, None
+        if gateway is not None:
+            task = asyncio.create_task(close_room(gateway))
+            self._closing.add(task)
+            task.add_done_callback(self._closing.discard)
+
+    async def status(self) -> dict[str, object]:
+        """Counters of the loaded models, by name. Raises ServerUnavailable if none answers."""
+        found: dict[str, object] = {}
+        for room in self.all:
+            if room.gateway is not None:
+                with contextlib.suppress(ServerUnavailable):
+                    found[room.name] = await room.gateway.status()
+        return found

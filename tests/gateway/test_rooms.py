@@ -1,0 +1,203 @@
+"""Several models behind one gateway: who answers, what is loaded, and what a crash disturbs."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from aiohttp import web
+
+import rootlace as rl
+from rootlace.runtime.config import EngineConfig, GatewayConfig, RuntimeConfig
+from rootlace.runtime.gateway import rooms as module
+from rootlace.runtime.gateway.branches.gateway import Gateway
+from rootlace.runtime.gateway.branches.house import House
+from rootlace.runtime.gateway.http.rooms import make_rooms_runner
+from rootlace.runtime.gateway.rooms import Rooms
+from rootlace.runtime.gateway.server import ProgramServer
+from rootlace.runtime.gateway.tokens.chat import ChatTemplate
+from rootlace.wire.errors import ModelNotFound, UnsupportedModel
+from tests.gateway.conftest import load
+from tests.gateway.fake_engine import FakeEngine
+from tests.waiting import until
+
+
+@dataclass
+class Place:
+    """A server of the models `a` (with an adapter) and `b`, over made-up engines."""
+
+    rooms: Rooms
+    http: aiohttp.ClientSession
+    programs: ProgramServer
+    runner: web.AppRunner
+    loaded: list[str]
+    engines: dict[str, FakeEngine]
+    exits: dict[str, Callable[[str], None]]
+    broken: set[str] = field(default_factory=set)
+
+    async def ask(self, path: str, body: dict[str, Any] | None = None) -> tuple[int, Any]:
+        method = "GET" if body is None else "POST"
+        async with self.http.request(method, path, json=body) as reply:
+            found = await (reply.json() if "json" in reply.content_type else reply.text())
+            return reply.status, found
+
+
+Make = Callable[..., Any]
+
+
+@pytest.fixture
+async def make(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> AsyncIterator[Make]:
+    places: list[Place] = []
+
+    async def start(**options: Any) -> Place:
+        loaded: list[str] = []
+        engines: dict[str, FakeEngine] = {}
+        exits: dict[str, Callable[[str], None]] = {}
+        tokenizer = load("stories3M")
+
+        async def open_room(
+            config: GatewayConfig,
+            engine_config: EngineConfig,
+            on_exit: Callable[[str], None],
+            house: House,
+        ) -> Gateway:
+            await asyncio.sleep(0)
+            name = config.served_name
+            loaded.append(name)
+            if name in place.broken:
+                raise UnsupportedModel("it is gone")
+            engine = engines[name] = FakeEngine(tokenizer.vocab_size)
+            engine.adapters = ("x",) if name == "a" else ()
+            exits[name] = on_exit
+            return Gateway(config, engine, tokenizer, ChatTemplate(None), (), house)
+
+        monkeypatch.setattr(module, "open_room", open_room)
+        address = f"ipc://{tmp_path}/programs"
+        rooms = Rooms(
+            [
+                RuntimeConfig(
+                    GatewayConfig(
+                        model=f"/m/{name}", served_name=name, program_address=address, **options
+                    )
+                )
+                for name in ("a", "b")
+            ]
+        )
+        programs, runner = ProgramServer(rooms), make_rooms_runner(rooms)
+        await runner.setup()
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        http = aiohttp.ClientSession(f"http://127.0.0.1:{runner.addresses[0][1]}")
+        place = Place(rooms, http, programs, runner, loaded, engines, exits)
+        places.append(place)
+        rooms.program_address = programs.start()
+        await rooms.start()
+        return place
+
+    yield start
+    for place in places:
+        await place.http.close()
+        await place.runner.cleanup()
+        await place.programs.stop()
+        await place.rooms.stop()
+
+
+async def test_the_field_model_chooses(make: Make) -> None:
+    place = await make()
+    assert place.loaded == ["a", "b"]
+    body = {"prompt": "hi", "max_tokens": 2}
+    for asked, answers in (
+        (None, "a"),
+        ("b", "b"),
+        ("a:x", "a:x"),
+        ("/m/b", "b"),
+    ):
+        given = {**body, "model": asked} if asked else body
+        status, reply = await place.ask("/v1/completions", given)
+        assert (status, reply["model"]) == (200, answers)
+    assert [len(place.engines[name].submitted) for name in "ab"] == [2, 2]
+    assert place.engines["a"].submitted[-1].adapter == "x"
+    status, error = await place.ask("/v1/completions", {**body, "model": "c"})
+    assert status == 404 and "'a', 'b'" in error["error"]["message"]
+    status, error = await place.ask("/v1/completions", {**body, "model": "b:x"})
+    assert status == 404
+
+    _, models = await place.ask("/v1/models")
+    assert [one["id"] for one in models["data"]] == ["a", "a:x", "b"]
+    assert (await place.ask("/v1/models/b"))[1]["root"] == "/m/b"
+    assert [m["name"] for m in (await place.ask("/api/tags"))[1]["models"]] == ["a", "b"]
+    for path in ("/cache/tree", "/cache/pins", "/get_server_info", "/ready", "/health"):
+        assert (await place.ask(f"{path}?model=b"))[0] == 200, path
+    assert (await place.ask("/cache/tree?model=c"))[0] == 404
+    _, metrics = await place.ask("/metrics")
+    for line in (
+        'rootlace_up{model="a"} 1.0',
+        'rootlace_request_duration_seconds_count{model="b"} 2',
+    ):
+        assert line in metrics
+    assert metrics.count("# TYPE rootlace_up gauge") == 1
+    assert 'rootlace_http_requests_total{path="/v1/models",status="200"} 1.0' in metrics
+
+
+async def test_models_are_loaded_when_asked_for_and_unloaded_when_idle(make: Make) -> None:
+    place = await make(load="on-demand", idle_unload=0.05)
+    assert not place.loaded
+    _, models = await place.ask("/v1/models")
+    assert [one["id"] for one in models["data"]] == ["a", "b"]
+    assert (await place.ask("/ready"))[0] == 200
+    assert (await place.ask("/ready?model=b"))[0] == 503
+    assert 'rootlace_up{model="b"} 0.0' in (await place.ask("/metrics"))[1]
+    body = {"text": "hi", "model": "b", "sampling_params": {"max_new_tokens": 2}}
+    first = place.ask("/generate", body), place.ask("/generate", body)
+    assert [status for status, _ in await asyncio.gather(*first)] == [200, 200]
+    assert place.loaded == ["b"]
+    room = place.rooms.room("b")
+    await until(lambda: room.gateway is None)
+    assert (await place.ask("/generate", body))[0] == 200
+    assert place.loaded == ["b", "b"]
+
+
+async def test_a_model_that_crashes_disturbs_no_other(make: Make) -> None:
+    place = await make()
+    place.engines["b"].paused = True
+    slow = asyncio.create_task(place.ask("/v1/completions", {"prompt": "hi", "model": "b"}))
+    await until(lambda: bool(place.engines["b"].submitted))
+    place.exits["a"]("it died four times")
+    assert place.rooms.room("a").gateway is None
+    assert (await place.ask("/health"))[0] == 200
+    place.broken.add("a")
+    status, error = await place.ask("/v1/completions", {"prompt": "hi", "model": "a"})
+    assert status == 400 and "it is gone" in error["error"]["message"]
+    place.broken.clear()
+    assert (await place.ask("/v1/completions", {"prompt": "hi", "model": "a"}))[0] == 200
+    while not slow.done():
+        place.engines["b"].step()
+        await asyncio.sleep(0)
+    assert (await slow)[0] == 200 and place.loaded == ["a", "b", "a", "a"]
+
+
+async def test_programs_choose_when_they_connect(make: Make) -> None:
+    place = await make(load="on-demand", idle_unload=0.05)
+
+    @rl.function
+    def program(s):
+        s += "hi" + rl.gen("x", max_tokens=2)
+
+    def run(model: str) -> str:
+        endpoint = rl.RuntimeEndpoint(place.programs.address, model=model)
+        try:
+            assert program.run(backend=endpoint)["x"]
+            return endpoint.get_model_name()
+        finally:
+            endpoint.close()
+
+    assert await asyncio.to_thread(run, "b") == "b"
+    assert await asyncio.to_thread(run, "") == "a"
+    assert place.loaded == ["b", "a"]
+    with pytest.raises(ModelNotFound):
+        await asyncio.to_thread(run, "c")
