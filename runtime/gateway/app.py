@@ -59,7 +59,6 @@ async def serve(
 
     several = len(models) > 1 or config.load == "on-demand" or config.idle_unload is not None
     async with _several(models) if several else _single(models[0], on_exit) as served:
-        # Only here: the engine should not wait for a web server to be imported.
         from rootlace.runtime.gateway.servers import Servers
 
         servers = Servers(served)
@@ -78,7 +77,7 @@ async def serve(
 
 @asynccontextmanager
 async def _single(model: RuntimeConfig, on_exit: Callable[[str], None]) -> AsyncIterator[Gateway]:
-    gateway = await open_room(model.gateway, model.engine, on_exit)
+    gateway = await open_room(model.gateway, model.engine, on_exit, meanwhile=_import_servers)
     try:
         yield gateway
     finally:
@@ -95,6 +94,11 @@ async def _several(models: Sequence[RuntimeConfig]) -> AsyncIterator[Rooms]:
         yield rooms
     finally:
         await rooms.stop()
+
+
+def _import_servers() -> None:
+    """So that a first engine need not wait for a web server to be imported."""
+    import rootlace.runtime.gateway.servers  # noqa: F401
 
 
 async def serve_until(

@@ -20,14 +20,17 @@ async def open_room(
     engine_config: EngineConfig,
     on_exit: Callable[[str], None],
     house: House | None = None,
+    meanwhile: Callable[[], object] = lambda: None,
 ) -> Gateway:
     """Start the engine and read what the gateway needs of the model. `on_exit`: of `EngineClient`.
 
-    Nothing is left behind where it raises, or is cancelled. Close it with `close_room`.
+    `meanwhile` is called in another thread while the engine starts, which takes longer. Nothing is
+    left behind where it raises, or is cancelled. Close the room with `close_room`.
     """
     # The model's texts, and what reads them, while the engine loads its weights.
     starting = asyncio.create_task(EngineClient.start(engine_config, on_exit))
     try:
+        await asyncio.to_thread(meanwhile)
         texts = await asyncio.to_thread(_read_texts, config.model)
         engine = await asyncio.shield(starting)
     except BaseException:
@@ -48,8 +51,7 @@ async def close_room(gateway: Gateway) -> None:
 
 
 def _read_texts(model: str) -> ModelTexts:
-    # Only here: the engine should not wait for a web server to be imported.
-    import rootlace.runtime.gateway.servers  # noqa: F401
+    # Only here: the engine should not wait for what reads them to be imported.
     from rootlace.runtime.gateway.texts import ModelTexts
 
     return ModelTexts.read(model)

@@ -32,6 +32,7 @@ from rootlace.runtime.gateway.http.cache import (
     Released,
     TreeQuery,
 )
+from rootlace.runtime.gateway.http.cache_header import add_cache_header, cache_header_middleware
 from rootlace.runtime.gateway.http.chat.chats import Chats
 from rootlace.runtime.gateway.http.draining import drain_middleware
 from rootlace.runtime.gateway.http.endpoint import Endpoint
@@ -411,6 +412,7 @@ def app_of(
     pages = Pages.of(config)
     middlewares: list[Middleware] = [
         request_id_middleware,
+        cache_header_middleware,
         error_middleware,
         pages_middleware(pages),
     ]
@@ -423,6 +425,7 @@ def app_of(
 
     async def add_headers(request: web.Request, response: web.StreamResponse) -> None:
         echo_request_id(request, response)
+        add_cache_header(response)
         allow_page(pages, request, response)
         resource = request.match_info.route.resource
         # Paths that do not exist are one, however many are tried.

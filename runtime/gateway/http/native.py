@@ -30,7 +30,7 @@ from rootlace.runtime.gateway.http.replies import (
     adapter_of,
     check_model,
     json_response,
-    report_fields,
+    report_of,
 )
 from rootlace.runtime.gateway.http.sampling import (
     make_params,
@@ -297,10 +297,7 @@ def _reply(asked: _Asked, result: Generated, output: Output, elapsed: float) -> 
         "cached_tokens": result.usage.cached_tokens,
         "e2e_latency": elapsed,
     }
-    if result.cache_report is not None:
-        meta["cache_report"] = report_fields(result.cache_report)
-    if result.pin:
-        meta["cache_pin"] = result.pin
+    meta |= report_of(result)
     if asked.logprobs:
         meta |= _logprobs("input", result.prompt_logprobs, asked)
         meta |= _logprobs("output", output.logprobs, asked)

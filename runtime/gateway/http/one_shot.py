@@ -15,6 +15,7 @@ from typing import Self
 import msgspec
 
 from rootlace.runtime.gateway.branches.gateway import Gateway
+from rootlace.runtime.gateway.http.cache_header import note_found, note_usage
 from rootlace.runtime.gateway.http.chat.pins import Pin, cut
 from rootlace.runtime.gateway.http.constraints import Asked
 from rootlace.runtime.gateway.http.errors import RefusedConstraint
@@ -141,8 +142,12 @@ class OneShots:
                     self._written[index] = (*self._written.get(index, ()), written)
                 elif isinstance(event, Generated):
                     self._ended.add(index)
-                    yield index, self._with_written(event, index)
+                    whole = self._with_written(event, index)
+                    note_usage(whole.usage, whole.cache_report)
+                    yield index, whole
                 elif isinstance(event, Chunk):
+                    if event.cached_tokens is not None:
+                        note_found(event.cached_tokens)
                     yield index, event
 
     def _with_written(self, event: Generated, index: int) -> Generated:

@@ -80,6 +80,16 @@ def report_fields(report: CacheReport) -> dict[str, Any]:
     return {**msgspec.structs.asdict(report), "says": describe(report)}
 
 
+def report_of(generated: Generated) -> dict[str, Any]:
+    """`cache_report` and `cache_pin`, where they were asked for."""
+    found: dict[str, Any] = {}
+    if generated.cache_report is not None:
+        found["cache_report"] = report_fields(generated.cache_report)
+    if generated.pin:
+        found["cache_pin"] = generated.pin
+    return found
+
+
 def usage_of(results: Sequence[Generated]) -> UsageReply:
     """Summed over the prompts of a request; reports and pins are one per prompt."""
     usages = [result.usage for result in results]

@@ -13,12 +13,15 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import msgspec
+
 from rootlace.runtime.config import GatewayConfig
 from rootlace.runtime.gateway.drain import Drain
 from rootlace.runtime.gateway.keys.account import Account
 from rootlace.runtime.gateway.keys.keys import Keys
 from rootlace.runtime.gateway.metrics import Metrics
 from rootlace.runtime.gateway.tokens.pieces import Piece
+from rootlace.wire.cache_report import CacheReport
 from rootlace.wire.errors import InvalidRequest, RootlaceError
 from rootlace.wire.protocol import (
     Append,
@@ -175,7 +178,11 @@ class FakeSession:
             completion_tokens=sum(len(output.token_ids) for output in outputs),
             forced_tokens=sum(output.forced_tokens for output in outputs),
         )
-        self._on_events([Generated(op.op, tuple(outputs), usage, prompt_logprobs=scored)])
+        report = self._gateway.report if op.cache_report else None
+        pin = "p1" if op.handling.cache.pin else ""
+        result = Generated(op.op, tuple(outputs), usage, prompt_logprobs=scored)
+        result = msgspec.structs.replace(result, cache_report=report, pin=pin)
+        self._on_events([result])
 
     async def _sample(self, op: Generate, index: int, prompt: str, op_prompt: list[int]) -> Output:
         params = op.params
@@ -225,6 +232,7 @@ class FakeGateway:
         self.drain = Drain()
         self.last_token = -math.inf
         self.fail: RootlaceError | None = None
+        self.report: CacheReport | None = None  # of prompts for which one is asked for
         self.sessions: list[FakeSession] = []
         self.accounts: list[Account | None] = []  # whose the sessions are
         self.flushed = 0

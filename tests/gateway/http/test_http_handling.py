@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 
+from rootlace.wire.cache_report import CacheReport
 from rootlace.wire.handling import Cache, Handling
 from rootlace.wire.protocol import Generate, Open, Select
 from tests.gateway.http.conftest import Served
@@ -55,3 +57,26 @@ async def test_what_cannot_be_meant_is_refused(
     async with served.http.post(path, json={**BODIES[path], **more}) as reply:
         assert reply.status == 400
         assert (await reply.json())["error"]["param"] == param
+
+
+async def test_a_header_says_what_was_cached(served: Served) -> None:
+    """The fake gateway finds half of a prompt: `a` and its BOS are two tokens."""
+    async with served.http.post("/v1/completions", json={"prompt": ["a", "bcd"]}) as reply:
+        assert json.loads(reply.headers["x-rootlace-cache"]) == {"cached": 1 + 2, "prompt": 2 + 4}
+    body = {"prompt": "a", "stream": True}
+    async with served.http.post("/v1/completions", json=body) as reply:
+        assert json.loads(reply.headers["x-rootlace-cache"]) == {"cached": 1}
+        await reply.read()
+    async with served.http.get("/v1/models") as reply:
+        assert "x-rootlace-cache" not in reply.headers
+
+
+@pytest.mark.parametrize("path", list(BODIES)[:7])
+async def test_reports_and_pins_are_in_every_reply(served: Served, path: str) -> None:
+    served.gateway.report = CacheReport(1, 5, "differs", before="β", lost=2)
+    body = {**BODIES[path], "return_cache_report": True, "cache": {"pin": True}}
+    async with served.http.post(path, json=body) as reply:
+        text = await reply.text()
+        header = json.loads(reply.headers["x-rootlace-cache"])
+    assert header["reports"] == [{"matched": 1, "limit": 5, "reason": "differs", "lost": 2}]
+    assert '"says":' in text and '"before":"β"' in text and '"p1"' in text

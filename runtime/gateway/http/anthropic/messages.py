@@ -28,7 +28,7 @@ from rootlace.runtime.gateway.http.replies import (
     adapter_of,
     check_model,
     json_response,
-    report_fields,
+    report_of,
 )
 from rootlace.runtime.gateway.http.sse import NAMED_EVENTS, stream_events
 from rootlace.wire.handling import PIN_SECONDS
@@ -178,13 +178,11 @@ def _usage(generated: Generated, prepared: Prepared) -> dict[str, Any]:
     for pin, tokens in zip(prepared.job.pins, usage.written, strict=False):
         hour = (pin.cache.ttl or 0.0) > PIN_SECONDS
         written[f"ephemeral_{'1h' if hour else '5m'}_input_tokens"] += tokens
-    found = {
+    return {
         "input_tokens": usage.prompt_tokens - usage.cached_tokens - sum(usage.written),
         "cache_creation_input_tokens": sum(usage.written),
         "cache_creation": written,
         "cache_read_input_tokens": usage.cached_tokens,
         "output_tokens": usage.completion_tokens,
+        **report_of(generated),
     }
-    if generated.cache_report is not None:
-        found["cache_report"] = report_fields(generated.cache_report)
-    return found

@@ -32,7 +32,7 @@ from rootlace.runtime.gateway.http.ollama.body import (
 )
 from rootlace.runtime.gateway.http.ollama.models import check_name
 from rootlace.runtime.gateway.http.prompts import Prompt
-from rootlace.runtime.gateway.http.replies import adapter_of, json_response
+from rootlace.runtime.gateway.http.replies import adapter_of, json_response, report_of
 from rootlace.runtime.gateway.http.sse import LINES, stream_events
 from rootlace.wire.protocol import Generated
 
@@ -94,6 +94,7 @@ class Answers:
             constraint=constraint_of(body),
             template=thinking_arguments(thinking, effort),
             adapter=adapter_of(self._gateway, model),
+            cache_report=bool(body.return_cache_report),
             handling=handling_of(body),
             **more,
         )
@@ -176,6 +177,7 @@ def _done(generated: Generated, begun: float) -> dict[str, Any]:
         "prompt_eval_duration": _nanoseconds(first),
         "eval_count": usage.completion_tokens,
         "eval_duration": _nanoseconds(timing.total - timing.first_token),
+        **report_of(generated),
     }
 
 

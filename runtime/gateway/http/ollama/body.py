@@ -92,14 +92,15 @@ class Message(Body):
 
 
 class AnswerBody(HandlingBody, kw_only=True):
-    """What chat and generate share. Without `stream` it is a stream. `priority`, `timeout` and
-    `cache` are ours."""
+    """What chat and generate share. Without `stream` it is a stream. `priority`, `timeout`, `cache`
+    and `return_cache_report` are ours."""
 
     model: str
     stream: bool | None = None
     options: Options | None = None
     format: Literal["", "json"] | dict[str, Any] | None = None
     think: bool | str | None = None
+    return_cache_report: bool | None = None
     keep_alive: Annotated[float | str | None, _STAYS] = None
     logprobs: Annotated[bool | None, _LOGPROBS] = None
     top_logprobs: Annotated[int | None, _LOGPROBS] = None

@@ -32,7 +32,7 @@ from rootlace.runtime.gateway.http.openai.responses_body import (
     tool_choice,
     tools_of,
 )
-from rootlace.runtime.gateway.http.replies import adapter_of, check_model, json_response
+from rootlace.runtime.gateway.http.replies import adapter_of, check_model, json_response, report_of
 from rootlace.runtime.gateway.http.sampling import sampling_fields
 from rootlace.runtime.gateway.http.sse import NAMED_EVENTS, stream_events
 from rootlace.runtime.gateway.keys.account import caller
@@ -100,6 +100,7 @@ class Responses:
             constraint=constraint_of(body),
             template=thinking_arguments(effort=body.reasoning.effort if body.reasoning else None),
             namespace=body.cache_salt or "",
+            cache_report=bool(body.return_cache_report),
             handling=handling_of(body),
             adapter=adapter_of(self._gateway, model),
         )
@@ -251,4 +252,5 @@ def _usage(ended: Ended) -> dict[str, Any]:
         "output_tokens": usage.completion_tokens,
         "output_tokens_details": {"reasoning_tokens": ended.reasoning_tokens},
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+        **report_of(ended.generated),
     }

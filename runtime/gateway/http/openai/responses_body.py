@@ -79,7 +79,8 @@ class ReasoningConfig(Body):
 
 
 class ResponsesBody(HandlingBody):
-    """`POST /v1/responses`, but for what `with_sampling` adds. `cache_salt` is ours."""
+    """`POST /v1/responses`, but for what `with_sampling` adds. `cache_salt` and
+    `return_cache_report` are ours."""
 
     input: str | Annotated[list[Item], MANY]
     model: str | None = None
@@ -95,6 +96,7 @@ class ResponsesBody(HandlingBody):
     reasoning: ReasoningConfig | None = None
     metadata: dict[str, str] | None = None
     cache_salt: str | None = None
+    return_cache_report: bool | None = None
 
     user: Annotated[str | None, ACCOUNT] = None
     service_tier: Annotated[str | None, ACCOUNT] = None
