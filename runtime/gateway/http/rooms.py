@@ -23,6 +23,7 @@ from rootlace.runtime.gateway.http.app import (
 )
 from rootlace.runtime.gateway.http.batches.runner import Answerer, Answering
 from rootlace.runtime.gateway.http.batches.service import BatchService
+from rootlace.runtime.gateway.http.body import raw_body
 from rootlace.runtime.gateway.http.endpoint import Endpoint
 from rootlace.runtime.gateway.http.errors import Handler
 from rootlace.runtime.gateway.http.info import Info, ModelCard, model_list
@@ -217,7 +218,7 @@ async def _asked(request: web.Request) -> str | None:
     asked: Any = request.query.get("model")
     if asked is None and request.method == "POST":
         try:
-            body = _named.decode(await request.read())
+            body = _named.decode(await raw_body(request))
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return None
         asked = body.model or body.name
