@@ -63,6 +63,9 @@ def test_bounds_hold_after_rounding_and_lose_no_short_decimal(seed: int) -> None
         ({"type": "integer", "not": {"const": 2**53 + 1}}, "9007199254740993", "9007199254740992"),
         ({"type": "integer", "not": {"enum": list(range(12))}}, "11", "12"),
         ({"type": "number", "not": {"enum": list(range(12))}}, "11", "12"),
+        ({"type": "number", "minimum": 2.5, "not": {"const": 2.5}}, "2.5", "2.51"),
+        ({"type": "number", "maximum": 2.5, "not": {"const": 2.5}}, "2.5", "2.49"),
+        ({"type": "number", "minimum": 2.5, "not": {"const": 2.25}}, "2.25", "2.5"),
     ],
 )
 def test_numbers_that_a_mask_does_not_know(schema: Any, wrong: str, right: str) -> None:
