@@ -104,6 +104,14 @@ class TokenIds(Expression):
     site: Site = field(default_factory=_site, repr=False, compare=False)
 
 
+@dataclass(frozen=True, slots=True)
+class TemplateText(Expression):
+    """Text of the model's chat template, such as stands around a list of tools: special tokens in
+    it are recognised."""
+
+    text: str
+
+
 def items(expression: Appendable) -> tuple[Appendable, ...]:
     """The flat parts of `expression`."""
     return expression.parts if isinstance(expression, Chain) else (expression,)

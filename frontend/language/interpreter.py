@@ -56,10 +56,6 @@ class Branch(Protocol):
     variables: dict[str, Readable]
 
     @property
-    def offer(self) -> Offer | None:
-        """The tools that the latest `gen` may have called."""
-
-    @property
     def reader(self) -> Reader: ...
 
     def append(self, expression: Appendable) -> None: ...
@@ -74,6 +70,9 @@ class Branch(Protocol):
 
     def fork(self, size: int, adapter: str | None = None) -> Sequence[Self]:
         """Branches that start where this one stands, with its adapter (None) or another one."""
+
+    def take_offer(self) -> Offer | None:
+        """The tools of the latest `gen` that may have called some; None once they were taken."""
 
     def mark(self) -> Self:
         """A branch that stays where this one stands."""

@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 import msgspec
 
 from rootlace import types
-from rootlace.language.expressions import Appendable, RoleBegin, RoleEnd, TokenIds
+from rootlace.language.expressions import Appendable, RoleBegin, RoleEnd, TemplateText, TokenIds
 from rootlace.language.failures import NOWHERE
 from rootlace.language.transcript import Marked, StateText, text_of
 from rootlace.language.variables import Constant, Gathered, Pending, Readable, unknown
@@ -125,6 +125,8 @@ def _piece(piece: str) -> Any:
         return {"begin": item.role, "text": str(piece)}
     if isinstance(item, RoleEnd):
         return {"end": item.role, "text": str(piece)}
+    if isinstance(item, TemplateText):
+        return {"template": item.text}
     if isinstance(item, TokenIds):
         return {"ids": item.ids, "text": str(piece)}
     return str(piece)
@@ -133,6 +135,8 @@ def _piece(piece: str) -> Any:
 def _read_piece(given: Any) -> str:
     if isinstance(given, str):
         return given
+    if "template" in given:
+        return Marked(given["template"], TemplateText(given["template"]))
     item: Appendable
     if "begin" in given:
         item = RoleBegin(given["begin"], NOWHERE)
@@ -195,10 +199,6 @@ class SavedBranch:
         self.variables: dict[str, Readable] = dict(saved.variables)
         self.reader = SavedReader(saved, self.variables)
 
-    @property
-    def offer(self) -> None:
-        return None
-
     def saved(self) -> Saved:
         return Saved(self._saved.model, self._saved.pieces, self.variables)
 
@@ -215,6 +215,7 @@ class SavedBranch:
     fork: Any = _ended
     join: Any = _ended
     scope: Any = _ended
+    take_offer: Any = _ended
     mark: Any = _ended
     become: Any = _ended
     drop: Any = _ended

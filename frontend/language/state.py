@@ -146,9 +146,9 @@ class State:
         return message
 
     def _offer(self) -> tool_calls.Offer:
-        offer = self.branch.offer
+        offer = self.branch.take_offer()
         if offer is None:
-            raise InvalidRequest("call_tools(): nothing was generated with gen(tools=...)")
+            raise InvalidRequest("call_tools(): nothing new was generated with gen(tools=...)")
         return offer
 
     def var_scope(self, name: str) -> _Scope:

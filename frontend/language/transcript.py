@@ -12,8 +12,9 @@ from rootlace.language.variables import Constant, Pending, Readable
 
 class Marked(str):
     """Text that stands for something else, `item`: the beginning or the end of a message as the
-    model's template writes it, or token ids (what was generated; ids that were appended say
-    nothing). A branch of the same model that appends the item holds the same tokens."""
+    model's template writes it, other text of the template, or token ids (what was generated; ids
+    that were appended say nothing). A branch of the same model that appends the item holds the same
+    tokens."""
 
     __slots__ = ("item",)
     item: Appendable

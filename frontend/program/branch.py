@@ -14,6 +14,7 @@ from rootlace.language.expressions import (
     RoleBegin,
     RoleEnd,
     Select,
+    TemplateText,
     TokenIds,
     items,
 )
@@ -48,7 +49,7 @@ class Branch:
         self._parts: list[protocol.Part] = []
         self._caller: Branch | None = None
         self._became: Branch | None = None
-        self.offer: Offer | None = parent.offer if parent else None
+        self._offer: Offer | None = parent._offer if parent else None
 
     def _reader(self) -> BranchReader:
         return BranchReader(
@@ -59,26 +60,31 @@ class Branch:
         """Send what `expression` stands for. Raises at once only for what no server could do."""
         self.remote.check_open()
         for item in items(expression):
-            if isinstance(item, str):
-                self._add_string(item)
-            elif isinstance(item, Gen):
-                self._generate(item)
-            elif isinstance(item, Select):
-                self._select(item)
-            elif isinstance(item, RoleBegin):
-                self._begin_role(item)
-            elif isinstance(item, RoleEnd):
-                self._end_role(item)
-            elif isinstance(item, Tools):
-                listing = write_list(self.run.chat.tools, [each.definition() for each in item])
-                for text, special in listing:
-                    self._add_text(protocol.Text(text, special), text)
-            elif isinstance(item, TokenIds):
-                self._add_tokens(Marked("", item), item)
-            else:
-                raise TypeError(f"{item!r} can only be appended while a program is traced")
+            self._append_one(item)
         self._send_parts()
         self.remote.notify()
+
+    def _append_one(self, item: Appendable) -> None:
+        if isinstance(item, str):
+            self._add_string(item)
+        elif isinstance(item, Gen):
+            self._generate(item)
+        elif isinstance(item, Select):
+            self._select(item)
+        elif isinstance(item, RoleBegin):
+            self._begin_role(item)
+        elif isinstance(item, RoleEnd):
+            self._end_role(item)
+        elif isinstance(item, Tools):
+            listing = write_list(self.run.chat.tools, [each.definition() for each in item])
+            for text, special in listing:
+                self._append_one(TemplateText(text) if special else text)
+        elif isinstance(item, TemplateText):
+            self._add_text(protocol.Text(item.text, special=True), Marked(item.text, item))
+        elif isinstance(item, TokenIds):
+            self._add_tokens(Marked("", item), item)
+        else:
+            raise TypeError(f"{item!r} can only be appended while a program is traced")
 
     def fork(self, size: int, adapter: str | None = None) -> list[Branch]:
         """`size` branches that start where this one stands, with its adapter or another one."""
@@ -103,7 +109,7 @@ class Branch:
             branch.remote = other.remote
             branch.transcript = other.transcript
             branch.conversation = other.conversation
-            branch.offer = other.offer
+            branch._offer = other._offer
             branch.reader = branch._reader()
             branch = branch._caller
         self.variables.clear()
@@ -113,6 +119,10 @@ class Branch:
 
     def drop(self) -> None:
         self.remote.abandon()
+
+    def take_offer(self) -> Offer | None:
+        offer, self._offer = self._offer, None
+        return offer
 
     def scope(self, name: str, defaults: Mapping[str, Any]) -> Branch:
         inner = copy.copy(self)
@@ -175,8 +185,8 @@ class Branch:
                 self._add_tokens(piece, item)
             elif isinstance(item, TokenIds) and not piece:
                 raise InvalidRequest(f"the state holds token ids of another model, {model}")
-            elif isinstance(item, (RoleBegin, RoleEnd)):
-                self.append(item)
+            elif isinstance(item, (RoleBegin, RoleEnd, TemplateText)):
+                self._append_one(item)
             else:
                 self._add_text(protocol.Text(str(piece)), str(piece))
         self._send_parts()
@@ -211,7 +221,8 @@ class Branch:
         operation = Generation(self.remote, site, expression.what, params, asked.type, spend)
         self._record(expression.name, operation)
         tools = expression.options.get("tools", self.defaults.get("tools"))
-        self.offer = None if tools is None else Offer(tools, operation, form)
+        if tools is not None:
+            self._offer = Offer(tools, operation, form)
         op = protocol.Generate(
             op=self.remote.next_op(),
             branch=self.remote.id,

@@ -189,8 +189,7 @@ class TracedBranch:
     def set_variable(self, name: str, value: Any) -> None:
         self.variables[name] = Constant(value)
 
-    @property
-    def offer(self) -> NoReturn:
+    def take_offer(self) -> NoReturn:
         raise StopTracing(f"{call_site()} calls tools")
 
     def mark(self) -> TracedBranch:

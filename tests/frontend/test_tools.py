@@ -153,13 +153,14 @@ def test_a_list_of_tools_is_written_as_the_template_writes_it(gateway: FakeGatew
 
     with rl_backend(gateway) as backend:
         state = program.run(backend=backend)
+        program.run(backend=backend, after=rl.State.from_json(state.to_json()))
     listed = "\n# Tools\nadd(a, b): Add.\nfail(reason): \n# End"
     assert state.messages()[0]["content"] == "Be brief." + listed
-    parts = [part for op in gateway.sent(protocol.Append) for part in op.parts]
-    assert [part.special for part in parts if "Add" in part.text or "# Tools" in part.text] == [
-        True,
-        False,
-    ]
+    first, again = [op.parts for op in gateway.sent(protocol.Append)][:2]
+    assert again[: len(first)] == first  # what goes on has the template's text as the template's
+    parts = list(first)
+    listing = [part for part in parts if "Add" in part.text or "# Tools" in part.text]
+    assert [part.special for part in listing] == [True, False]
     plain = "".join(text for text, _ in write_list(PLAIN.tools, [t.definition() for t in tools]))
     assert program.trace().prefix.startswith("SYSTEM:Be brief." + plain)
 
@@ -257,6 +258,8 @@ def test_a_tool_that_takes_too_long(gateway: FakeGateway) -> None:
     def agent(s):
         s += rl.user("Go.") + rl.assistant(rl.gen(tools=tools, max_tokens=999))
         (told,) = s.call_tools(timeout=0.01)
+        with pytest.raises(InvalidRequest, match="nothing new"):
+            s.call_tools()
         return told
 
     @rl.function
@@ -267,7 +270,7 @@ def test_a_tool_that_takes_too_long(gateway: FakeGateway) -> None:
         told = agent.run(backend=backend).ret_value
         assert told.result == "error: no result after 0.01 s"
         assert isinstance(told.error, TimeoutError)
-        with pytest.raises(InvalidRequest, match=r"nothing was generated with gen\(tools"):
+        with pytest.raises(InvalidRequest, match=r"nothing new was generated with gen\(tools"):
             without.run(backend=backend)
     end.set()
 
