@@ -91,6 +91,12 @@ class GetTree(_Message, tag="tree"):
     limit: int = 200
 
 
+class Pause(_Message, tag="pause"):
+    """Compute nothing, `paused`, until told to go on; requests and their KV stay as they are."""
+
+    paused: bool
+
+
 class Stop(_Message, tag="stop"):
     """Finish the step under way and exit."""
 
@@ -106,6 +112,7 @@ ToEngine = (
     | GetStats
     | Explain
     | GetTree
+    | Pause
     | Stop
 )
 

@@ -19,6 +19,7 @@ from rootlace.runtime.contracts.messages import (
     GetStats,
     GetTree,
     Heartbeat,
+    Pause,
     Pinned,
     ReleaseProgram,
     Stats,
@@ -84,23 +85,24 @@ class EngineLoop:
         self._outgoing: list[FromEngine] = []
         self._beat = 0.0
         self._stopping = False
+        self._paused = False
 
     def run(self) -> None:
         """Until a `Stop` comes."""
         idle_ms = int(HEARTBEAT_SECONDS * 1000)
         while not self._stopping:
             # With work to do, only look; without, sleep until something comes or a beat is due.
-            idle = not self._scheduler.has_work
+            idle = self._paused or not self._scheduler.has_work
             if idle and len(self._compiling):
                 self._compiling.wait(COMPILING_SECONDS)
                 idle = False
-            wait = idle and not self._prepare()
+            wait = idle and (self._paused or not self._prepare())
             for message in self._receive(idle_ms if wait else 0):
                 self._handle(message)
             for waiting in self._compiling.take():
                 self._add(waiting.request, waiting.grammar.result, waiting.waited)
             # Not in one statement: `_send_now` replaces the list while the step runs.
-            updates = self._steps.step()
+            updates = [] if self._paused else self._steps.step()
             self._outgoing += updates
             self._flush()
         updates = self._steps.finish()
@@ -157,6 +159,9 @@ class EngineLoop:
         elif isinstance(message, GetTree):
             page = self._scheduler.view.tree_page(message.namespace, message.under, message.limit)
             self._outgoing.append(Tree(message.ticket, page))
+        elif isinstance(message, Pause):
+            self._paused = message.paused
+            self._outgoing += self._steps.finish() if message.paused else []
         else:
             assert isinstance(message, Stop)
             self._stopping = True

@@ -19,6 +19,7 @@ from rootlace.runtime.contracts.messages import (
     FromEngine,
     GetStats,
     Heartbeat,
+    Pause,
     Stats,
     Stop,
     ToEngine,
@@ -123,6 +124,15 @@ def test_requests_run_to_their_ends() -> None:
     assert talk.end(2).finish == "stop"
     assert talk.end(2).matched == 12
     assert any(isinstance(m, Heartbeat) for m in talk.said)
+
+
+def test_a_pause_lets_requests_stand_still() -> None:
+    turns = [[submit(1, 5, max_tokens=6)], [], [Pause(True)], [submit(2, 9)], []]
+    paused = Conversation(*turns)  # and stopped then
+    assert paused.tokens(1) == [6, 7] and not paused.tokens(2)
+    assert not any(paused.busy_while_prepared)
+    going = Conversation(*turns, [Pause(False)])
+    assert going.tokens(1) == [6, 7, 8, 9, 10, 11] and going.tokens(2) == [10, 11, 12, 13]
 
 
 def test_what_is_told_in_the_middle_of_a_step_is_told_once() -> None:

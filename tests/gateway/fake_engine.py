@@ -115,6 +115,10 @@ class FakeEngine:
     def forget_namespace(self, namespace: str) -> None:
         self.forgotten.append(namespace)
 
+    def pause(self, paused: bool) -> None:
+        self.paused = paused
+        self._schedule()
+
     async def stop(self) -> None:
         self.abort(list(self.running))
 

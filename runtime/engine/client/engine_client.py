@@ -27,6 +27,7 @@ from rootlace.runtime.contracts.messages import (
     FromEngine,
     GetStats,
     Heartbeat,
+    Pause,
     Pinned,
     Ready,
     ReleaseProgram,
@@ -153,6 +154,10 @@ class EngineClient:
 
     def forget_namespace(self, namespace: str) -> None:
         self._send(ForgetNamespace(namespace))
+
+    def pause(self, paused: bool) -> None:
+        """Have the engine compute nothing, or go on. One that is started again goes on."""
+        self._send(Pause(paused))
 
     async def flush(self) -> None:
         """Forget what no running request uses."""

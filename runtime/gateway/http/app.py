@@ -389,6 +389,16 @@ def endpoints(gateway: Gateway, shared: Shared | None = None) -> list[Endpoint]:
         Endpoint(
             "POST", "/flush_cache", info.flush_cache, "forget unused prefixes", content="text/plain"
         ),
+        Endpoint(
+            "POST",
+            "/pause_generation",
+            info.pause,
+            "compute nothing until /continue_generation; requests stay as they are",
+            reply=Status,
+        ),
+        Endpoint(
+            "POST", "/continue_generation", info.go_on, "go on with what was paused", reply=Status
+        ),
     ]
     listed += found
     return listed

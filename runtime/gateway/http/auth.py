@@ -15,7 +15,7 @@ from rootlace.wire.errors import Unauthorized
 OPEN_PATHS = frozenset({"/health", "/ready"})
 
 # What they change or show is not one key's alone.
-OPERATORS_PATHS = ("/flush_cache", "/metrics")
+OPERATORS_PATHS = ("/flush_cache", "/metrics", "/pause_generation", "/continue_generation")
 
 
 def api_key_middleware(keys: Keys) -> Middleware:

@@ -13,7 +13,7 @@ from aiohttp import web
 from rootlace.runtime.gateway.branches.gateway import Gateway
 from rootlace.runtime.gateway.branches.model_name import model_names
 from rootlace.runtime.gateway.http.body import raw_body
-from rootlace.runtime.gateway.http.replies import check_model, json_response
+from rootlace.runtime.gateway.http.replies import Status, check_model, json_response
 
 
 class ModelCard(msgspec.Struct, kw_only=True):
@@ -137,6 +137,17 @@ class Info:
         await raw_body(request)
         await self._gateway.flush()
         return web.Response(text="Cache flushed.\n")
+
+    async def pause(self, request: web.Request) -> web.Response:
+        """Have the engine compute nothing, whatever `mode` sglang's clients name."""
+        await raw_body(request)
+        self._gateway.engine.pause(True)
+        return json_response(Status("paused"))
+
+    async def go_on(self, request: web.Request) -> web.Response:
+        await raw_body(request)
+        self._gateway.engine.pause(False)
+        return json_response(Status("ok"))
 
     def cards(self) -> list[ModelCard]:
         """The model, and with each of its adapters."""

@@ -404,3 +404,13 @@ async def test_a_key_sees_its_own_part_of_the_tree(
         async with served.http.get(f"/cache/tree{query}", headers=headers) as reply:
             (node,) = (await reply.json())["nodes"]
         assert asked[-1] == f"@a/{shown}" and node["namespace"] == shown
+
+
+async def test_a_pause(real: Served) -> None:
+    for path, status, paused in (
+        ("/pause_generation", "paused", True),
+        ("/continue_generation", "ok", False),
+    ):
+        async with real.http.post(path, json={"mode": "in_place"}) as reply:
+            assert await reply.json() == {"status": status}
+        assert _engine(real).paused is paused
