@@ -164,8 +164,8 @@ def test_a_prompt_is_computed_in_steps() -> None:
 
 def test_a_forecast() -> None:
     ceilings = Ceilings(math.inf, math.inf, 1000.0)
-    found = forecast(SPEC, BFLOAT16, ceilings, Room(context=40, cache=400, step=2048))
-    # Prompts of 40 tokens are the longest, and ten of them fit into the cache.
+    found = forecast(SPEC, BFLOAT16, ceilings, Room(context=40, cache=320, step=2048))
+    # Prompts of 40 tokens are the longest, and just eight of them fit into the cache.
     read = 2 * (1184 + 8 + 256) + 2 * 40 * 16
     assert found.first_tokens == (FirstToken(40, read / 1000),)
     eight = 2 * (1184 + 8 + 256) + 8 * 2 * 40 * 16
