@@ -71,6 +71,7 @@ async def test_what_is_not_shared_has_a_namespace_until_its_last_branch_is_close
     await c.result(7)
     (request,) = c.engine.submitted
     assert request.namespace.startswith("n~") and not c.engine.forgotten
-    c.send(Close(8, 2), Close(9, 3))
+    c.send(Prefill(10, 3, Handling(cache=Cache(pin=True))), Close(8, 2), Close(9, 3))
     await c.result(9)
+    assert failed(c, 10)[0] == "invalid_request"
     assert len(c.engine.forgotten) == 2 and c.engine.forgotten[0] == request.namespace

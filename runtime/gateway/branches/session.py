@@ -196,6 +196,8 @@ class Session:
         self._check_backlog(branch, size)
         if isinstance(op, Generate | Select | Prefill):
             try:
+                if branch.private and op.handling.cache.pin:
+                    raise InvalidRequest("what is not shared ends with its branch: it has no pin")
                 self._admit(counts=not isinstance(op, Prefill))
             except RootlaceError as error:
                 branch.post(Work(op.op, partial(_raise, error)))
