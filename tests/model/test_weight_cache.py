@@ -218,6 +218,25 @@ def test_two_starts_at_once(tmp_path: Path) -> None:
     assert not part.exists()
 
 
+def test_files_of_others_are_left_alone(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A folder of downloads, say, or one that others can write to."""
+    starts, cache, path = kept(tmp_path)
+    path.unlink()
+    download, led_to = cache.folder / "film.part", tmp_path / "precious"
+    for file in (download, led_to):
+        file.write_text("mine")
+    packed = starts.start(None)
+    link = cache.folder / f"{KEY}{PART}"
+    link.symlink_to(led_to)
+    cache.keep(KEY, packed, "m", None).join()
+    assert "packed weights are not kept" in caplog.text
+    cache.keep("1", packed, "m", None).join()
+    assert [one.path.stem for one in cache.kept()] == ["1"]
+    assert (download.read_text(), led_to.read_text()) == ("mine", "mine")
+
+
 def test_no_room_on_the_disk(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -20,7 +20,7 @@ from rootlace.wire.errors import UnsupportedModel
 Json = dict[str, Any]
 
 _PIECES, _TRAINER, _NORMALIZER = 1, 2, 3
-_MODEL_TYPE, _UNKNOWN, _BEGIN, _END = 3, 40, 41, 42
+_MODEL_TYPE, _SUFFIX, _UNKNOWN, _BEGIN, _END = 3, 24, 40, 41, 42
 _CHARACTERS, _PREFIX, _SINGLE_SPACES, _ESCAPED, _RULES = 2, 3, 4, 5, 6
 _TYPES = {1: "unigram", 3: "word", 4: "char"}
 _MERGES = 2
@@ -43,8 +43,20 @@ def sentencepiece_json(vocabulary: Vocabulary, config: Json) -> str:
     vocabulary = replace(vocabulary, begins=begins)
     found = json.loads(tokenizer_json(vocabulary))
     added = {one["id"]: one for one in found["added_tokens"]}
-    for index, token in _further(config, vocabulary):
-        added[index] = token
+    further = dict(_further(config, vocabulary))
+    for index, kind in enumerate(vocabulary.kinds):
+        if kind != Kind.USER_DEFINED or index in further:
+            continue
+        if vocabulary.space_prefix:
+            # It would have to be put before such a symbol, too, and never behind one.
+            raise UnsupportedModel(
+                f"{vocabulary.file.path}: user-defined symbols ({vocabulary.tokens[index]!r}) are "
+                "not supported where texts begin with a space (add_dummy_prefix); convert it to "
+                "tokenizer.json"
+            )
+        # SentencePiece looks for them when spaces are written as it writes them.
+        added[index]["normalized"] = True
+    added |= further
     found["added_tokens"] = [added[index] for index in sorted(added)]
     return json.dumps(found, ensure_ascii=False)
 
@@ -123,6 +135,8 @@ def _why_not(trainer: dict[int, Any], normalizer: dict[int, Any], tokens: list[s
         return "it removes extra spaces (remove_extra_whitespaces), which is not supported"
     if not normalizer.get(_ESCAPED, 1):
         return "it does not write spaces as \\u2581 (escape_whitespaces), which is not supported"
+    if trainer.get(_SUFFIX, 0):
+        return "it writes spaces behind words (treat_whitespace_as_suffix), which is not supported"
     if not tokens or len(set(tokens)) < len(tokens):
         return "it has no pieces, or one of them twice"
     return None

@@ -22,8 +22,9 @@ from rootlace.runtime.model.weight_cache.entry import (
     write_entry,
 )
 
-SUFFIX, PART = ".packed", ".part"
-"""Of what is whole, and of what somebody writes, who holds a lock on it."""
+SUFFIX, PART = ".packed", ".packed.part"
+"""Of what is whole, and of what somebody writes, who holds a lock on it. Both are names that nobody
+else uses: the folder may hold other files, too."""
 SHARE = 4
 """Unless told, the folder takes this part of the disk space that would be free without it."""
 
@@ -109,7 +110,7 @@ class WeightCache:
     def _write(self, key: str, packed: PackedWeights, model: str, embedding: str | None) -> None:
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         for path in self._listed(PART):
-            with _locked(path) as left:  # by a process that is gone
+            with suppress(OSError), _locked(path) as left:  # by a process that is gone
                 if left is not None:
                     path.unlink(missing_ok=True)
         part, path = self.folder / f"{key}{PART}", self._path(key)
@@ -145,8 +146,11 @@ class WeightCache:
         return True
 
     def _delete(self, one: Kept) -> int:
-        with suppress(FileNotFoundError):
-            one.path.unlink()
+        """How many bytes that made free."""
+        try:
+            one.path.unlink(missing_ok=True)
+        except PermissionError:  # another user's
+            return 0
         return one.size
 
     def _path(self, key: str) -> Path:
@@ -158,8 +162,10 @@ class WeightCache:
 
 @contextmanager
 def _locked(path: Path) -> Iterator[BinaryIO | None]:
-    """The file, empty, for this process alone; None where another one has it."""
-    with path.open("a+b", buffering=0) as file:
+    """The file, empty, for this process alone; None where another one has it. Raises OSError for a
+    link: what it leads to is not emptied."""
+    flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+    with open(os.open(path, flags, 0o644), "a+b", buffering=0) as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             # It may have been renamed or deleted between the two.

@@ -34,7 +34,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "gemma": {
         "add_dummy_prefix": False,
         "vocab_size": 430,
-        "user_defined_symbols": ["<start_of_turn>", "▁▁", "\n\n"],
+        "user_defined_symbols": ["<start_of_turn>", "▁▁", "▁▁▁▁▁", "▁bear", "\n\n"],
         "control_symbols": ["<mask>"],
         "bos_id": 2,
         "eos_id": 1,
@@ -117,6 +117,8 @@ def test_what_the_folder_adds(tmp_path: Path) -> None:
         ({"model_type": "unigram", "vocab_size": 300}, "unigram"),
         ({"normalization_rule_name": "nmt_nfkc"}, "normalises"),
         ({"remove_extra_whitespaces": True}, "extra spaces"),
+        ({"treat_whitespace_as_suffix": True}, "behind words"),
+        ({"user_defined_symbols": ["<tool>"]}, "user-defined symbols .'<tool>'"),
     ],
 )
 def test_what_is_refused(tmp_path: Path, changed: dict[str, Any], why: str) -> None:
