@@ -6,6 +6,7 @@ import re
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
+from urllib.parse import quote
 
 import typer
 
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 _FINDINGS = 5
-_SUM = re.compile(r"^rootlace_(\w+_seconds)_(sum|count) (\S+)$", re.MULTILINE)
+_SUM = re.compile(r'^rootlace_(\w+_seconds)_(sum|count)(?:{model="(.*)"})? (\S+)$', re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,7 @@ def top(
     *,
     url: Url = URL,
     api_key: ApiKey = "",
+    model: Annotated[str, typer.Option(help="Of several models, this one; else the first.")] = "",
     interval: Annotated[float, typer.Option(min=0.1, help="Seconds between two looks.")] = 1.0,
     once: Annotated[bool, typer.Option("--once", help="Print one frame and end.")] = False,
 ) -> None:
@@ -44,9 +46,9 @@ def top(
     from rich.live import Live
 
     console = Console(highlight=False)
-    last = _look(url, api_key)
+    last = _look(url, api_key, model)
     time.sleep(interval)
-    now = _look(url, api_key)
+    now = _look(url, api_key, model)
     if once:
         console.print(_frame(url, last, now))
         return
@@ -54,17 +56,22 @@ def top(
         with Live(_frame(url, last, now), console=console, screen=console.is_terminal) as live:
             while True:
                 time.sleep(interval)
-                last, now = now, _look(url, api_key)
+                last, now = now, _look(url, api_key, model)
                 live.update(_frame(url, last, now))
     except KeyboardInterrupt:
         return
 
 
-def _look(url: str, api_key: str) -> Sample:
-    info = ask(url, "/get_server_info", api_key)
+def _look(url: str, api_key: str, model: str) -> Sample:
+    query = f"?model={quote(model)}" if model else ""
+    info = ask(url, f"/get_server_info{query}", api_key)
     metrics = ask(url, "/metrics", api_key).decode()
-    timed = {f"{name}_{part}": float(value) for name, part, value in _SUM.findall(metrics)}
-    findings = ask(url, "/cache/lint", api_key)["findings"]
+    timed = {
+        f"{name}_{part}": float(value)
+        for name, part, whose, value in _SUM.findall(metrics)
+        if whose in ("", info["served_model_name"])  # a single model's have no label
+    }
+    findings = ask(url, f"/cache/lint{query}", api_key)["findings"]
     return Sample(time.monotonic(), info, info["status"], timed, findings)
 
 
