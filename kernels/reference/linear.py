@@ -111,11 +111,11 @@ def numbers(weight: Quantised) -> torch.Tensor:
     if CODES[weight.scheme.codes].table is None:
         return weight.values.float()
     halves = torch.stack((weight.values & 15, weight.values >> 4), dim=2).flatten(1)
-    return _table(weight.scheme.codes, halves.device)[halves.int()]
+    return table_of(weight.scheme.codes, halves.device)[halves.int()]
 
 
 @functools.cache
-def _table(codes: Codes, device: torch.device) -> torch.Tensor:
+def table_of(codes: Codes, device: torch.device) -> torch.Tensor:
     """Made once for each device: CUDA graphs cannot capture that it is copied from the host."""
     with torch.inference_mode(False):  # so that it can be used in any mode
         return torch.tensor(CODES[codes].table, device=device)

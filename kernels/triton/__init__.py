@@ -15,12 +15,14 @@ from rootlace.kernels.triton.gated import gelu_mul, silu_mul
 from rootlace.kernels.triton.logits import edit_logits
 from rootlace.kernels.triton.logprobs import token_logprobs
 from rootlace.kernels.triton.pick_tokens import pick_tokens
+from rootlace.kernels.triton.quantised_linear import linear
 from rootlace.kernels.triton.rms_norm import add_rms_norm, rms_norm
 from rootlace.kernels.triton.rope_and_write import rope_and_write
 
 TRITON = replace(
     REFERENCE,
     name="triton",
+    linear=linear,
     feed_tokens=feed_tokens,
     embedding=embedding,
     rms_norm=rms_norm,

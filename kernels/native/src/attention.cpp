@@ -162,7 +162,7 @@ class Work {
                           static_cast<const T*>(call_.v_cache), offsets, count);
   }
 
-  // Where the codes of a key block are, and where those of the head AHEAD.
+  // Where the codes of a key block are. The last panel that is read stands for those behind it, too.
   CodePanels codes_of(int block, int head) const {
     const auto* keys = static_cast<const uint8_t*>(call_.k_cache);
     const auto* values = static_cast<const uint8_t*>(call_.v_cache);
@@ -396,9 +396,10 @@ void run(rootlace::Team& team, rootlace::AttentionPlan& plan, rootlace::Attentio
 
 extern "C" int32_t rl_attention(void* team, int32_t dtype, int32_t heads, int32_t kv_heads,
                                 int32_t head_dim, int32_t block_size, int32_t kv_bits,
-                                const RlRows* rows, const void* q, int64_t q_stride, const void* k_cache,
-                                const void* v_cache, int32_t layers, int64_t layer_stride,
-                                int32_t window, float scale, float cap, void* out, float* lse) {
+                                const RlRows* rows, const void* q, int64_t q_stride,
+                                const void* k_cache, const void* v_cache, int32_t layers,
+                                int64_t layer_stride, int32_t window, float scale, float cap,
+                                void* out, float* lse) {
   rootlace::Team& threads = *static_cast<rootlace::Team*>(team);
   const size_t width = (size_t)heads * head_dim;
   auto call = [&](auto one) {
@@ -406,7 +407,8 @@ extern "C" int32_t rl_attention(void* team, int32_t dtype, int32_t heads, int32_
     rootlace::AttentionPlan plan;
     plan.make({heads, kv_heads, head_dim, block_size}, *rows, threads.size());
     run<T>(threads, plan,
-           {static_cast<const T*>(q), (size_t)q_stride, k_cache, v_cache, kv_bits, window, scale, cap, static_cast<T*>(out), width, lse},
+           {static_cast<const T*>(q), (size_t)q_stride, k_cache, v_cache, kv_bits, window, scale,
+            cap, static_cast<T*>(out), width, lse},
            layers, layer_stride);
   };
   return rootlace::guarded([&] {

@@ -1,0 +1,52 @@
+"""Products with weights of every form in Triton, against the dense weights that they stand for."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from rootlace.kernels.reference.linear import dequantise
+from rootlace.kernels.triton import TRITON, quantised_linear
+from rootlace.kernels.weights import Dense, Stacked
+from tests.kernels.cases import poisoned_memory
+from tests.kernels.quantised_cases import FORMS, make
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
+
+
+def check(x: torch.Tensor, found: torch.Tensor, matrix: torch.Tensor, bias: torch.Tensor) -> None:
+    exact = x.double() @ matrix.to(x.dtype).double().t() + bias.double()
+    assert found.dtype == x.dtype
+    size = x.double().abs() @ matrix.double().abs().t() + bias.double().abs()
+    assert ((found.double() - exact).abs() <= TOLERANCE[x.dtype] * size).all()
+
+
+@pytest.mark.parametrize("number", range(len(FORMS)))
+def test_every_form(number: int) -> None:
+    """Outputs and inputs that fill no tile, columns in an order of their own, a bias."""
+    weight = make(FORMS[number], 37, 96, bias=True, ordered=number % 2 == 1)
+    assert weight.bias is not None
+    dtype = (torch.float32, torch.bfloat16)[number % 3 > 0]
+    x = torch.randn((5, 100), generator=torch.Generator().manual_seed(1)).to(dtype)[:, 2:98]
+    with poisoned_memory():
+        found = TRITON.linear(x, weight)
+    check(x, found, dequantise(weight), weight.bias)
+
+
+def test_parts_and_steps_of_many_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a stack, each part fills its own columns; with many rows the reference multiplies."""
+    one, other = make(FORMS[5], 20, 64, bias=True), make(FORMS[0], 9, 64, bias=True)
+    middle = Dense(torch.randn(7, 64), torch.randn(7))
+    stacked = Stacked((one, middle, other))
+    matrix = torch.cat((dequantise(one), middle.matrix, dequantise(other)))
+    assert one.bias is not None and other.bias is not None and middle.bias is not None
+    bias = torch.cat((one.bias, middle.bias, other.bias))
+    x = torch.randn((18, 64), generator=torch.Generator().manual_seed(2))
+    out = torch.full((18, 36), float("nan"))
+    assert TRITON.linear(x, stacked, out) is out
+    check(x, out, matrix, bias)
+    monkeypatch.setattr(quantised_linear, "_multiply", None)
+    check(x, TRITON.linear(x, middle), middle.matrix, middle.bias)
+    many = x.repeat(4, 1)
+    check(many, TRITON.linear(many, stacked), matrix, bias)
