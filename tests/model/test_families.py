@@ -446,6 +446,7 @@ ACCEPTED: list[tuple[str, dict[str, Any]]] = [
     ),
     ("phi3-partial", {"torch_dtype": "torch.bfloat16", "dtype": None}),
     ("gemma2", {"hidden_act": "gelu_new"}),
+    ("qwen2", {"use_sliding_window": False, "sliding_window": 0}),
 ]
 
 

@@ -218,9 +218,7 @@ def test_two_starts_at_once(tmp_path: Path) -> None:
     assert not part.exists()
 
 
-def test_files_of_others_are_left_alone(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_files_of_others_are_left_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """A folder of downloads, say, or one that others can write to."""
     starts, cache, path = kept(tmp_path)
     path.unlink()

@@ -251,6 +251,8 @@ def upper_windows(given: Given) -> tuple[int | None, ...]:
 
 
 def chosen_window(given: Given, default: int | None) -> int | None:
-    """`sliding_window`, `default` where it is not there; None unless `use_sliding_window`."""
-    window: int | None = given("sliding_window", SIZE.or_none(), default)
-    return window if given.flag("use_sliding_window", False) else None
+    """`sliding_window`, `default` where it is not there; None unless `use_sliding_window`. Where
+    nothing uses it, transformers writes 0 into some files."""
+    used = given.flag("use_sliding_window", False)
+    window: int | None = given("sliding_window", (SIZE if used else COUNT).or_none(), default)
+    return window if used else None

@@ -165,7 +165,7 @@ def _locked(path: Path) -> Iterator[BinaryIO | None]:
     """The file, empty, for this process alone; None where another one has it. Raises OSError for a
     link: what it leads to is not emptied."""
     flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-    with open(os.open(path, flags, 0o644), "a+b", buffering=0) as file:
+    with os.fdopen(os.open(path, flags, 0o644), "a+b", buffering=0) as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             # It may have been renamed or deleted between the two.
