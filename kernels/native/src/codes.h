@@ -221,7 +221,13 @@ struct PackedWeights {
   }
 };
 
-constexpr int CODES_AHEAD = 4096;  // bytes that codes are fetched ahead of their use
+// Has codes fetched that follow this line, in two steps: few lines can be on their way to the first
+// level at a time, too few for those that memory has to give.
+inline void fetch_codes(const char* line) {
+  constexpr int FAR = 8192, NEAR = 2048;
+  __builtin_prefetch(line + FAR, 0, 2);
+  __builtin_prefetch(line + NEAR, 0, 3);
+}
 
 namespace detail {
 
@@ -252,8 +258,7 @@ class Unpacker {
       const char* codes = groups.codes();
       groups.skip(count);
       for (const int stop = chunk + count; chunk < stop; chunk++, codes += stride) {
-        for (size_t i = 0; i < layout_.chunk_bytes; i += 64)
-          __builtin_prefetch(codes + CODES_AHEAD + i, 0, 3);
+        for (size_t i = 0; i < layout_.chunk_bytes; i += 64) fetch_codes(codes + i);
         unpack_chunk(codes, place(chunk), place.row);
       }
     }

@@ -46,7 +46,7 @@ class TileCodes {
       groups_.skip(borders_ ? 1 : 2 * count);
       for (int i = 0; i < count; i++, codes += bytes, to += stride)
         for (int j = 0; j < 4; j++) {
-          __builtin_prefetch(codes + CODES_AHEAD + j * 64, 0, 3);
+          fetch_codes(codes + j * 64);
           Isa::look_up_columns(tables_ + 4 * j * DEPTH, codes + j * 64, borders_,
                                to + 4 * j * DEPTH);
         }
