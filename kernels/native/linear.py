@@ -88,7 +88,11 @@ class Packed:
 @dataclass(frozen=True)
 class Packer:
     """Packs weights for activations in `dtype`, float32 or bfloat16. Raises ValueError for another
-    one."""
+    one.
+
+    Products of bfloat16 with int8 that has one scale for an output are of integers, where the
+    processor has such products; src/byte_rows.h bounds their error. Those with other codes have
+    the bits of products with the numbers that codes stand for."""
 
     library: ctypes.CDLL
     team: Team
