@@ -169,9 +169,13 @@ class Unpinned(_Message, tag="unpinned"):
 
 
 class Heartbeat(_Message, tag="heartbeat"):
-    """Sent about once a second, from the loop itself: a hung loop goes silent."""
+    """Sent about once a second, whatever the engine's loop is doing.
 
-    step: int
+    `turns` counts the loop's turns, idle ones too: where it stands still, the loop is hung or in a
+    long step. A process that is suspended, or whose interpreter is held, sends none.
+    """
+
+    turns: int
 
 
 FromEngine = Ready | Update | Flushed | Stats | Explained | Tree | Pinned | Unpinned | Heartbeat

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import gc
 import logging
@@ -9,6 +10,8 @@ import os
 import shutil
 import signal
 import sys
+import threading
+from collections.abc import Callable, Iterator
 
 import msgspec
 import zmq
@@ -17,6 +20,7 @@ from rootlace.runtime import logs, processes
 from rootlace.runtime.config import LogConfig
 from rootlace.runtime.contracts.messages import (
     FromEngine,
+    Heartbeat,
     Ready,
     ToEngine,
     decode_to_engine,
@@ -34,6 +38,7 @@ from rootlace.wire.errors import InternalError, RootlaceError
 
 log = logging.getLogger(__name__)
 
+HEARTBEAT_SECONDS = 1.0
 SWITCH_SECONDS = 0.0005
 """How long a compiling thread keeps the interpreter once the loop wants it. The loop lets go of it
 many times a step; with Python's 5 ms, a step beside a compilation took several times as long."""
@@ -139,12 +144,36 @@ def serve(config: EngineProcessConfig) -> None:
         executor_stats=runner.stats,
     )
     try:
-        loop.run()
+        with heartbeat(context, config.outbox, lambda: loop.turns):
+            loop.run()
     finally:
         service.close()
         filler.close()
         # What was said last must still leave; the gateway may be reading it right now.
         context.destroy(linger=1000)
+
+
+@contextlib.contextmanager
+def heartbeat(
+    context: zmq.Context[zmq.Socket[bytes]], address: str, turns: Callable[[], int]
+) -> Iterator[None]:
+    """Heartbeats go to `address` from a thread of their own: a long step holds none of them up."""
+    ended = threading.Event()
+
+    def run() -> None:
+        with _connect(context, zmq.PUSH, address) as socket:
+            while True:
+                socket.send(encode([Heartbeat(turns())]))
+                if ended.wait(HEARTBEAT_SECONDS):
+                    return
+
+    thread = threading.Thread(target=run, name="heartbeat", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
 
 
 def _connect(context: zmq.Context[zmq.Socket[bytes]], kind: int, address: str) -> zmq.Socket[bytes]:

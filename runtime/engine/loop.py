@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable
 
 from rootlace.runtime.contracts.matcher import Grammar, Matcher
@@ -18,7 +17,6 @@ from rootlace.runtime.contracts.messages import (
     GetPins,
     GetStats,
     GetTree,
-    Heartbeat,
     Pause,
     Pinned,
     ReleaseProgram,
@@ -45,7 +43,8 @@ from rootlace.wire.errors import (
 
 log = logging.getLogger(__name__)
 
-HEARTBEAT_SECONDS = 1.0
+IDLE_SECONDS = 1.0
+"""How long an idle loop sleeps before it takes its next turn."""
 COMPILING_SECONDS = 0.005
 """How long a message may lie unread while the loop only waits for a compilation."""
 
@@ -83,15 +82,17 @@ class EngineLoop:
         self._receive = receive
         self._send = send
         self._outgoing: list[FromEngine] = []
-        self._beat = 0.0
         self._stopping = False
         self._paused = False
+        self.turns = 0
+        """How often the loop went round: it is hung, or in a long step, where this stands still."""
 
     def run(self) -> None:
         """Until a `Stop` comes."""
-        idle_ms = int(HEARTBEAT_SECONDS * 1000)
+        idle_ms = int(IDLE_SECONDS * 1000)
         while not self._stopping:
-            # With work to do, only look; without, sleep until something comes or a beat is due.
+            self.turns += 1
+            # With work to do, only look; without, sleep until something comes.
             idle = self._paused or not self._scheduler.has_work
             if idle and len(self._compiling):
                 self._compiling.wait(COMPILING_SECONDS)
@@ -117,10 +118,6 @@ class EngineLoop:
         self._flush()
 
     def _flush(self) -> None:
-        now = time.monotonic()
-        if now - self._beat >= HEARTBEAT_SECONDS:
-            self._beat = now
-            self._outgoing.append(Heartbeat(self._steps.count))
         if self._outgoing:
             self._send(self._outgoing)
             self._outgoing = []

@@ -17,6 +17,7 @@ from rootlace.runtime import processes
 from rootlace.runtime.contracts.messages import (
     Abort,
     GetStats,
+    Heartbeat,
     Ready,
     Stats,
     Stop,
@@ -43,7 +44,12 @@ def main(folder: Path) -> None:
     ready = Ready(os.getpid(), 8, 16, 128, 128, 2000, "none", "float32")
     outbox.send(encode([ready]))
     running: set[int] = set()
+    turns = 0
     while True:
+        turns += 1
+        outbox.send(encode([Heartbeat(turns)]))
+        if not inbox.poll(100):
+            continue
         for message in decode_to_engine(inbox.recv()):
             if isinstance(message, Stop):
                 return

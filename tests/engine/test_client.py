@@ -6,7 +6,7 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import numpy as np
@@ -15,13 +15,14 @@ import pytest_asyncio
 
 from rootlace.runtime import processes
 from rootlace.runtime.config import EngineConfig
+from rootlace.runtime.contracts.messages import Heartbeat
 from rootlace.runtime.contracts.request import Request
 from rootlace.runtime.contracts.update import Update
-from rootlace.runtime.engine.client import EngineClient
+from rootlace.runtime.engine.client import EngineClient, pulse
 from rootlace.wire.errors import ServerUnavailable
 from rootlace.wire.protocol import SamplingParams
 from tests.engine.stub_engine import DEADLY, ENDLESS
-from tests.waiting import soon
+from tests.waiting import soon, until
 
 PARAMS = SamplingParams(max_tokens=1, seed=0)
 
@@ -128,7 +129,8 @@ async def test_a_hung_engine_is_unhealthy_and_questions_do_not_wait_for_it(
 ) -> None:
     await client.stats()
     assert client.healthy
-    monkeypatch.setattr("rootlace.runtime.engine.client.engine_client.STALL_SECONDS", 0.2)
+    for module in ("engine_client", "pulse"):
+        monkeypatch.setattr(f"rootlace.runtime.engine.client.{module}.STALL_SECONDS", 0.2)
     os.kill(client.info.pid, signal.SIGSTOP)
     try:
         with pytest.raises(ServerUnavailable, match="has not answered"):
@@ -136,6 +138,52 @@ async def test_a_hung_engine_is_unhealthy_and_questions_do_not_wait_for_it(
         assert not client.healthy
     finally:
         os.kill(client.info.pid, signal.SIGCONT)
+
+
+async def test_what_ran_on_a_suspended_engine_goes_on_in_the_next(
+    client: EngineClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request = Heard(client, ENDLESS)
+    await until(lambda: bool(request.updates))
+    first = client.info.pid
+    with monkeypatch.context() as patch:
+        patch.setattr(pulse, "SILENCE_SECONDS", 2.0)
+        os.kill(first, signal.SIGSTOP)
+        await until(lambda: client.info.pid != first)
+    await until(lambda: len(request.updates) > 1)
+    assert [u.token_ids for u in request.updates] == [(ENDLESS + 1,), (ENDLESS + 2,)]
+
+
+class Asleep(Exception):
+    """Enough naps were taken."""
+
+
+@pytest.mark.parametrize(
+    ("heard", "naps"),
+    [(lambda nap: nap, None), (lambda nap: min(nap, 5), 605), (lambda nap: None, 20)],
+    ids=["goes on", "stands still", "is silent"],
+)
+async def test_an_engine_hangs_that_is_silent_or_whose_loop_stands_still(
+    heard: Callable[[int], int | None], naps: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An idle loop goes round, too: it may be idle for ever."""
+    engine, taken = pulse.Pulse(), 0
+
+    async def nap(seconds: float) -> None:
+        nonlocal taken
+        taken += 1
+        if taken == 10_000:
+            raise Asleep
+        if (turns := heard(taken)) is not None:
+            engine.hear(Heartbeat(turns))
+
+    monkeypatch.setattr(pulse.asyncio, "sleep", nap)
+    if naps is None:
+        with pytest.raises(Asleep):
+            await engine.lost()
+    else:
+        assert await engine.lost()
+        assert taken == naps
 
 
 class EndsTooLate:

@@ -18,7 +18,6 @@ from rootlace.runtime.contracts.messages import (
     Flushed,
     FromEngine,
     GetStats,
-    Heartbeat,
     Pause,
     Stats,
     Stop,
@@ -123,7 +122,7 @@ def test_requests_run_to_their_ends() -> None:
     assert talk.tokens(2) == [11, 12]
     assert talk.end(2).finish == "stop"
     assert talk.end(2).matched == 12
-    assert any(isinstance(m, Heartbeat) for m in talk.said)
+    assert talk.loop.turns > 0
 
 
 def test_a_pause_lets_requests_stand_still() -> None:

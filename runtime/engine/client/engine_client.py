@@ -40,13 +40,12 @@ from rootlace.runtime.contracts.messages import (
 from rootlace.runtime.contracts.request import Request
 from rootlace.runtime.contracts.update import Update
 from rootlace.runtime.engine.client.pipes import Pipes
+from rootlace.runtime.engine.client.pulse import STALL_SECONDS, Pulse
 from rootlace.runtime.engine.client.questions import Questions
 from rootlace.wire.errors import InternalError, ServerUnavailable, from_code
 
 log = logging.getLogger(__name__)
 
-# A loop that is silent for this long is hung, not busy with a long step.
-STALL_SECONDS = 30.0
 STOP_GRACE_SECONDS = 5.0
 MAX_RESTARTS = 3
 RESTART_WINDOW_SECONDS = 300.0
@@ -84,9 +83,10 @@ class EngineClient:
     """One engine process. All methods belong to the event loop that `start` ran on.
 
     When the engine dies, it is started again and every request that was running is submitted again
-    with the tokens it had: its client notices a pause. What was running when two engines died is
-    given up, because it may be what killed them; after `MAX_RESTARTS` deaths in
-    `RESTART_WINDOW_SECONDS` the engine stays down and `on_exit` is called with the reason.
+    with the tokens it had: its client notices a pause. One that hangs is killed, which is the same.
+    What was running when two engines died is given up, because it may be what killed them; after
+    `MAX_RESTARTS` deaths in `RESTART_WINDOW_SECONDS` the engine stays down and `on_exit` is called
+    with the reason.
     """
 
     info: Ready
@@ -103,7 +103,7 @@ class EngineClient:
         self._in_flight: dict[int, _InFlight] = {}
         self._questions = Questions()
         self._next_rid = 0
-        self._heard = 0.0
+        self._pulse = Pulse()
         self._up = False
         self._stopping = False
         self._deaths: list[float] = []
@@ -128,7 +128,7 @@ class EngineClient:
     @property
     def healthy(self) -> bool:
         """Whether the loop was heard of lately."""
-        return self._up and time.monotonic() - self._heard < STALL_SECONDS
+        return self._up and self._pulse.steady
 
     def next_rid(self) -> int:
         self._next_rid += 1
@@ -207,7 +207,7 @@ class EngineClient:
         process.stdin.write(processes.write_config(config))
         await process.stdin.drain()
         self.info = await self._wait_ready(process)
-        self._heard = time.monotonic()
+        self._pulse = Pulse()
         self._up = True
         self._watcher = asyncio.create_task(self._watch(process))
 
@@ -225,7 +225,16 @@ class EngineClient:
                 ended.cancel()
 
     async def _watch(self, process: Process) -> None:
-        code = await process.wait()
+        ended = asyncio.ensure_future(process.wait())
+        lost = asyncio.ensure_future(self._pulse.lost())
+        try:
+            await asyncio.wait({ended, lost}, return_when=asyncio.FIRST_COMPLETED)
+            if not ended.done():
+                log.error("the engine process hangs (%s) and is killed", lost.result())
+                process.kill()
+            code = await ended
+        finally:
+            lost.cancel()
         if self._stopping:
             return
         self._up = False
@@ -277,7 +286,7 @@ class EngineClient:
     # ------------------------------------------------------------ messages
 
     def _handle(self, message: FromEngine) -> None:
-        self._heard = time.monotonic()
+        self._pulse.hear(message)
         if isinstance(message, Update):
             in_flight = self._in_flight.get(message.rid)
             if in_flight is None:
