@@ -144,7 +144,9 @@ def test_a_strict_tool_is_called_as_it_is_defined(runtime: rl.Runtime, choice: s
         "max_tokens": 80,
     }
     request = urllib.request.Request(
-        f"{runtime.url}/v1/chat/completions", json.dumps(body).encode()
+        f"{runtime.url}/v1/chat/completions",
+        json.dumps(body).encode(),
+        {"Content-Type": "application/json"},
     )
     with urllib.request.urlopen(request, timeout=240) as reply:
         answer = json.load(reply)

@@ -34,6 +34,7 @@ from rootlace.runtime.gateway.http.cache import (
 )
 from rootlace.runtime.gateway.http.cache_header import add_cache_header, cache_header_middleware
 from rootlace.runtime.gateway.http.chat.chats import Chats
+from rootlace.runtime.gateway.http.content_type import checked
 from rootlace.runtime.gateway.http.draining import drain_middleware
 from rootlace.runtime.gateway.http.endpoint import Endpoint
 from rootlace.runtime.gateway.http.errors import error_middleware
@@ -200,6 +201,7 @@ def endpoints(gateway: Gateway, shared: Shared | None = None) -> list[Endpoint]:
             files.upload,
             "send a file: a form with purpose and file",
             reply=File,
+            takes="multipart/form-data",
         ),
         Endpoint(
             "GET",
@@ -384,9 +386,6 @@ def endpoints(gateway: Gateway, shared: Shared | None = None) -> list[Endpoint]:
         ),
         Endpoint("GET", "/docs", reference.page, "this list for people", content="text/html"),
         Endpoint(
-            "GET", "/flush_cache", info.flush_cache, "forget unused prefixes", content="text/plain"
-        ),
-        Endpoint(
             "POST", "/flush_cache", info.flush_cache, "forget unused prefixes", content="text/plain"
         ),
         Endpoint(
@@ -431,7 +430,7 @@ def app_of(
     middlewares.append(drain_middleware(server.drain))
     middlewares.append(unknown_path_middleware(served))
     app = web.Application(middlewares=middlewares, client_max_size=config.max_message_bytes)
-    app.add_routes([web.route(one.method, one.path, one.handler) for one in served])
+    app.add_routes([web.route(one.method, one.path, checked(one)) for one in served])
 
     async def add_headers(request: web.Request, response: web.StreamResponse) -> None:
         echo_request_id(request, response)

@@ -9,11 +9,14 @@ import msgspec
 
 from rootlace.runtime.gateway.http.errors import Handler
 
+JSON = "application/json"
+
 
 @dataclass(frozen=True)
 class Endpoint:
     """`says` is one line for people. `body` and `query` are the types that its handler decodes,
-    `reply` is the one that it writes: as JSON where `content` does not say otherwise."""
+    `reply` is the one that it writes. Bodies are JSON where `takes` does not say otherwise, replies
+    where `content` does not."""
 
     method: str
     path: str
@@ -22,4 +25,5 @@ class Endpoint:
     body: type[msgspec.Struct] | None = None
     query: type[msgspec.Struct] | None = None
     reply: Any = None
-    content: str = "application/json"
+    content: str = JSON
+    takes: str = JSON

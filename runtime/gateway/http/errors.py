@@ -88,6 +88,13 @@ class Forbidden(InvalidRequest):
     http_status = 403
 
 
+class UnsupportedMediaType(InvalidRequest):
+    """The body is of another type than the endpoint takes."""
+
+    code = "unsupported_media_type"
+    http_status = 415
+
+
 def error_body(error: Exception, path: str = "") -> dict[str, object]:
     """The JSON for anything a handler may raise, in the shape that clients of `path` expect."""
     message, about = "internal error", _about(500, InternalError.code, None)

@@ -178,7 +178,7 @@ async def test_refusals(serve: Serve, tmp_path: Path) -> None:
         async with served.http.get(path) as reply:
             assert reply.status == 404
     async with served.http.post("/v1/files", json={}) as reply:
-        assert reply.status == 400
+        assert reply.status == 415
     assert list((tmp_path / "files").iterdir()) == []
 
 

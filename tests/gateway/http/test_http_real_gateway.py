@@ -374,8 +374,8 @@ async def test_each_key_has_a_namespace_and_pays_for_its_tokens(
     assert status == 200 and [(one[1], one[2]) for one in engine.explained] == [("@a/", "own")]
     await ask(b, "POST", "/v1/embeddings", {"input": "hi", "cache_salt": "s"})
     assert engine.submitted[-1].namespace == "@b/s"
-    for path in ("/flush_cache", "/metrics"):
-        assert (await ask(a, "GET", path))[0] == 403
+    for method, path in (("POST", "/flush_cache"), ("GET", "/metrics")):
+        assert (await ask(a, method, path))[0] == 403
     assert not engine.flushes
     async with served.http.get("/metrics", headers={"x-api-key": "operator"}) as reply:
         text = await reply.text()

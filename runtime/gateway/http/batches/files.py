@@ -35,8 +35,6 @@ class Files:
         storage = self._service.storage
         storage.forget_old()
         storage.files.check_count()
-        if not request.content_type.startswith("multipart/form-data"):
-            raise InvalidRequest("send a form (multipart/form-data) with purpose and file")
         content = storage.files.new_upload()
         try:
             fields, filename = await self._receive(request, content)
