@@ -11,11 +11,13 @@ import openai
 import pytest
 
 from rootlace.runtime.gateway.http.batches.file_store import Bounds, FileStore
+from rootlace.runtime.gateway.http.batches.runner import ROWS_AT_ONCE
 from rootlace.runtime.gateway.http.batches.storage import Storage
 from rootlace.runtime.gateway.keys.key_file import new_key, write_keys
 from rootlace.wire.errors import InvalidRequest, Overloaded
 from tests.gateway.http.conftest import Serve, Served, stop
 from tests.gateway.http.fake_gateway import PAUSE, FakeGateway
+from tests.waiting import soon
 
 CHAT = "/v1/chat/completions"
 
@@ -105,18 +107,28 @@ async def test_another_server_goes_on_where_the_first_one_ended(
     serve: Serve, tmp_path: Path
 ) -> None:
     gateway = FakeGateway(files=str(tmp_path))
-    gateway.script = lambda prompt, index: PAUSE if "wait" in prompt else "one"
+    waiting: list[str] = []
+    all_wait = asyncio.Event()
+
+    def script(prompt: str, index: int) -> str:
+        if "wait" not in prompt:
+            return "one"
+        waiting.append(prompt)
+        if len(waiting) == ROWS_AT_ONCE:
+            all_wait.set()
+        return PAUSE
+
+    gateway.script = script
     served = await serve(gateway)
     names = [f"r{i}" for i in range(12)]
     batch = await start(
         served, [row(n, "wait" if i % 3 == 2 else "go") for i, n in enumerate(names)]
     )
     output = tmp_path / "files" / f"file-{batch.id.removeprefix('batch_')}-output"
-    async with asyncio.timeout(20):
-        while gateway.drain.requests < 4:  # as many rows as are run at once stand still
-            await asyncio.sleep(0.01)
+    # Each of the rows that are run at once stands still: the others were written before them.
+    await soon(all_wait.wait())
     done = output.read_bytes()
-    assert 0 < done.count(b"\n") == 8
+    assert done.count(b"\n") == 8
     with pytest.raises(openai.BadRequestError, match="reads this file"):
         await served.openai().files.delete(batch.input_file_id)
     with pytest.raises(InvalidRequest, match="another server"):
