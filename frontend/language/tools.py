@@ -14,6 +14,7 @@ import msgspec
 from rootlace import types
 from rootlace.language.expressions import Expression
 from rootlace.language.failures import Site, call_site
+from rootlace.wire import tool_calls
 from rootlace.wire.errors import InvalidConstraint, InvalidRequest
 from rootlace.wire.tool_format import ToolFormat
 
@@ -83,32 +84,10 @@ class Tools(Expression):
                     f"not {choice!r}"
                 )
             offered = [tool]
+        calls = [(form.begin + tool.name + form.between, tool.parameters) for tool in offered]
         if choice == "auto":
-            structures = [
-                {"begin": _begin(form, tool), "schema": tool.parameters, "end": form.end}
-                for tool in offered
-            ]
-            return {"structures": structures, "triggers": [form.trigger]}
-        tags = [
-            {
-                "begin": _begin(form, tool),
-                "content": {"type": "json_schema", "json_schema": tool.parameters},
-                "end": form.end,
-            }
-            for tool in offered
-        ]
-        calls = {
-            "type": "triggered_tags",
-            "triggers": [form.trigger],
-            "tags": tags,
-            "at_least_one": True,
-            "stop_after_first": True,
-        }
-        return {"type": "structural_tag", "format": calls}
-
-
-def _begin(form: ToolFormat, tool: Tool) -> str:
-    return form.begin + tool.name + form.between
+            return tool_calls.among_text(calls, form.trigger, form.end)
+        return tool_calls.at_least_one(calls, form.trigger, form.end, last=True)
 
 
 def tools(*given: Callable[..., Any] | Tool | Tools) -> Tools:

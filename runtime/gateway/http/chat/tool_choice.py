@@ -10,6 +10,7 @@ from rootlace.runtime.gateway.formats.tagged import HERMES
 from rootlace.runtime.gateway.http.chat.request import Tool, ToolChoice
 from rootlace.runtime.gateway.http.constraints import Asked, json_source
 from rootlace.runtime.gateway.http.errors import InvalidParameter
+from rootlace.wire import tool_calls
 from rootlace.wire.protocol import Constraint
 
 
@@ -32,52 +33,32 @@ def forced_call(
         if not tools:
             raise InvalidParameter("tool_choice", f"tool_choice: there is no tool {choice.name!r}")
     if choice.parallel:
-        return "", _tags(tools, form, options)
+        return "", _calls(tools, form, options)
     if form.trigger == HERMES.begin:
         # One call's JSON, where the model has learnt to write it.
         return HERMES.begin, _asked("json_schema", _one_of(tools), options)
     if len(tools) == 1:
         return form.begin(tools[0].name), _asked("json_schema", _parameters(tools[0]), options)
-    return "", _tags(tools, form, options, one=True)
+    return "", _calls(tools, form, options, one=True)
 
 
 def strict_calls(tools: Sequence[Tool], form: Format, options: Mapping[str, Any]) -> Asked:
     """Free text in which every call is of an offered tool and fits the tool's parameters if it is
     strict (where the model may call, and a tool is strict)."""
-    structures = [
-        {
-            "begin": form.begin(tool.name),
-            "schema": _parameters(tool) if tool.strict else {"type": "object"},
-            "end": form.end,
-        }
+    calls = [
+        (form.begin(tool.name), _parameters(tool) if tool.strict else {"type": "object"})
         for tool in tools
     ]
-    return _asked("structural_tag", {"structures": structures, "triggers": [form.trigger]}, options)
+    return _asked("structural_tag", tool_calls.among_text(calls, form.trigger, form.end), options)
 
 
-def _tags(
-    tools: Sequence[Tool],
-    form: Format,
-    options: Mapping[str, Any],
-    one: bool = False,
+def _calls(
+    tools: Sequence[Tool], form: Format, options: Mapping[str, Any], one: bool = False
 ) -> Asked:
-    """Text of calls, at least one."""
-    tags = [
-        {
-            "begin": form.begin(tool.name),
-            "content": {"type": "json_schema", "json_schema": _parameters(tool)},
-            "end": form.end,
-        }
-        for tool in tools
-    ]
-    tag = {
-        "type": "triggered_tags",
-        "triggers": [form.trigger],
-        "tags": tags,
-        "at_least_one": True,
-        "stop_after_first": one,
-    }
-    return _asked("structural_tag", {"type": "structural_tag", "format": tag}, options)
+    """Text of calls, at least one; exactly one if only `one` is wanted."""
+    calls = [(form.begin(tool.name), _parameters(tool)) for tool in tools]
+    tag = tool_calls.at_least_one(calls, form.trigger, form.end, last=one)
+    return _asked("structural_tag", tag, options)
 
 
 def _asked(kind: Any, source: dict[str, Any], options: Mapping[str, Any]) -> Asked:
