@@ -28,7 +28,7 @@ def check_options(config: ModelConfig, executor: ExecutorConfig) -> None:
         return
     asked = {
         "quantize": executor.quantize != "none",
-        f"kv_dtype {executor.kv_dtype}": executor.kv_dtype != "auto",
+        "kv_dtype fp8_e4m3": executor.kv_dtype == "fp8_e4m3",
         "adapters": bool(executor.adapters),
     }
     for name in (name for name, given in asked.items() if given):
