@@ -29,9 +29,9 @@ class Room:
         self.name = name
         self.config = config
         self.gateway: Gateway | None = None
+        self.loading: asyncio.Task[Gateway] | None = None
         self.users = 0
         self.used = time.monotonic()
-        self.loading = asyncio.Lock()
 
     @property
     def idle(self) -> bool:
@@ -53,6 +53,7 @@ class Rooms:
         self.program_address: str | None = None
         self.all = [Room(name_of(config.gateway), config) for config in configs]
         self._closing: set[asyncio.Task[None]] = set()
+        self._one_at_a_time = asyncio.Lock()
         self._watching: asyncio.Task[None] | None = None
 
     @property
@@ -77,23 +78,44 @@ class Rooms:
         return room.gateway
 
     async def load(self, asked: str) -> Gateway:
-        """The model's gateway, loaded if it was not. Raises what `open_room` does."""
+        """The model's gateway, loaded if it was not. Raises what `open_room` does.
+
+        Whoever stops waiting for it leaves it loading: others may wait, too.
+        """
         room = self.room(asked)
-        async with room.loading:
-            if room.gateway is None:
+        gateway = room.gateway
+        if gateway is None:
+            if room.loading is None:
                 self.drain.check()
+                room.loading = asyncio.create_task(self._load(room))
+                room.loading.add_done_callback(_note_failure)
+            gateway = await asyncio.shield(room.loading)
+        gateway.program_address = self.program_address
+        room.used = time.monotonic()
+        return gateway
+
+    async def _load(self, room: Room) -> Gateway:
+        gone: list[str] = []
+
+        def on_exit(reason: str) -> None:
+            gone.append(reason)
+            self._lost(room, reason)
+
+        try:
+            # Each sees what memory is left by the one before, and by those that were unloaded.
+            async with self._one_at_a_time:
+                if self._closing:
+                    await asyncio.wait(self._closing)
                 log.info("loading %s", room.name)
                 config = room.config
-                gateway = await open_room(
-                    config.gateway,
-                    config.engine,
-                    lambda reason: self._lost(room, reason),
-                    self.house,
-                )
-                room.gateway = gateway
-            room.gateway.program_address = self.program_address
-            room.used = time.monotonic()
-            return room.gateway
+                gateway = await open_room(config.gateway, config.engine, on_exit, self.house)
+            if gone:
+                await close_room(gateway)
+                raise ServerUnavailable(gone[0])
+            room.gateway = gateway
+            return gateway
+        finally:
+            room.loading = None
 
     @asynccontextmanager
     async def use(self, asked: str | None) -> AsyncIterator[Gateway]:
@@ -121,9 +143,13 @@ class Rooms:
             self._watching.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._watching
+        loading = [room.loading for room in self.all if room.loading is not None]
+        for task in loading:
+            task.cancel()
+        if loading:
+            await asyncio.wait(loading)
         for room in self.all:
-            async with room.loading:
-                self._close(room)
+            self._close(room)
         if self._closing:
             await asyncio.wait(self._closing)
 
@@ -156,3 +182,9 @@ class Rooms:
                 with contextlib.suppress(ServerUnavailable):
                     found[room.name] = await room.gateway.status()
         return found
+
+
+def _note_failure(loading: asyncio.Task[Gateway]) -> None:
+    """Those who wait are told; perhaps nobody waits any more."""
+    if not loading.cancelled() and (error := loading.exception()) is not None:
+        log.warning("a model could not be loaded: %s", error)

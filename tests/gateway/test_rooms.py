@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -39,6 +41,8 @@ class Place:
     engines: dict[str, FakeEngine]
     exits: dict[str, Callable[[str], None]]
     broken: set[str] = field(default_factory=set)
+    gate: asyncio.Event = field(default_factory=asyncio.Event)
+    """Models are loaded while it is set."""
 
     async def ask(self, path: str, body: dict[str, Any] | None = None) -> tuple[int, Any]:
         method = "GET" if body is None else "POST"
@@ -66,9 +70,9 @@ async def make(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> AsyncIterator
             on_exit: Callable[[str], None],
             house: House,
         ) -> Gateway:
-            await asyncio.sleep(0)
             name = config.served_name
             loaded.append(name)
+            await place.gate.wait()
             if name in place.broken:
                 raise UnsupportedModel("it is gone")
             engine = engines[name] = FakeEngine(tokenizer.vocab_size)
@@ -94,6 +98,7 @@ async def make(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> AsyncIterator
         await site.start()
         http = aiohttp.ClientSession(f"http://127.0.0.1:{runner.addresses[0][1]}")
         place = Place(rooms, http, programs, runner, loaded, engines, exits)
+        place.gate.set()
         places.append(place)
         rooms.program_address = programs.start()
         await rooms.start()
@@ -157,7 +162,10 @@ async def test_models_are_loaded_when_asked_for_and_unloaded_when_idle(make: Mak
     assert [status for status, _ in await asyncio.gather(*first)] == [200, 200]
     assert place.loaded == ["b"]
     room = place.rooms.room("b")
-    await until(lambda: room.gateway is None)
+    gateway = weakref.ref(room.gateway)
+    await until(lambda: room.gateway is None and not place.rooms._closing)
+    gc.collect()
+    assert gateway() is None
     assert (await place.ask("/generate", body))[0] == 200
     assert place.loaded == ["b", "b"]
 
@@ -167,7 +175,13 @@ async def test_a_model_that_crashes_disturbs_no_other(make: Make) -> None:
     place.engines["b"].paused = True
     slow = asyncio.create_task(place.ask("/v1/completions", {"prompt": "hi", "model": "b"}))
     await until(lambda: bool(place.engines["b"].submitted))
+    place.engines["a"].paused = True
+    dying = asyncio.create_task(place.ask("/v1/completions", {"prompt": "hi", "model": "a"}))
+    await until(lambda: bool(place.engines["a"].submitted))
     place.exits["a"]("it died four times")
+    status, error = await asyncio.wait_for(dying, 5)
+    assert status == 503 and "the model a was unloaded" in error["error"]["message"]
+    assert not place.rooms.room("a").users
     assert place.rooms.room("a").gateway is None
     assert (await place.ask("/health"))[0] == 200
     place.broken.add("a")
@@ -179,6 +193,26 @@ async def test_a_model_that_crashes_disturbs_no_other(make: Make) -> None:
         place.engines["b"].step()
         await asyncio.sleep(0)
     assert (await slow)[0] == 200 and place.loaded == ["a", "b", "a", "a"]
+
+
+async def test_who_stops_waiting_for_a_model_leaves_it_loading(make: Make) -> None:
+    place = await make(load="on-demand")
+    place.gate.clear()
+    first, second = (asyncio.create_task(place.rooms.load("b")) for _ in range(2))
+    other = asyncio.create_task(place.rooms.load("a"))
+    await until(lambda: bool(place.loaded))
+    first.cancel()
+    await asyncio.sleep(0)
+    place.gate.set()
+    assert await second is place.rooms.room("b").gateway and await other
+    assert place.loaded == ["b", "a"]  # one after the other
+    place.exits["a"]("it died")
+    place.gate.clear()
+    dying = asyncio.create_task(place.rooms.load("a"))
+    await until(lambda: len(place.loaded) == 3)
+    await place.rooms.stop()
+    with pytest.raises(asyncio.CancelledError):
+        await dying
 
 
 async def test_programs_choose_when_they_connect(make: Make) -> None:

@@ -12,6 +12,7 @@ from rootlace.runtime.gateway.branches.session import Session
 from rootlace.runtime.gateway.keys.account import Account
 from rootlace.runtime.gateway.tokens.chat import ChatTemplate
 from rootlace.runtime.gateway.tokens.tokenizer import Tokenizer
+from rootlace.wire.errors import ServerUnavailable
 from rootlace.wire.protocol import Event
 
 
@@ -29,6 +30,8 @@ class Gateway(Core):
     ) -> None:
         super().__init__(config, engine, tokenizer, chat, eos_ids, house)
         self.program_address: str | None = None
+        self.answering: object = None
+        """Its HTTP endpoints, where there are several models: they go with it."""
         self._sessions: set[Session] = set()
         self._next_session = 0
 
@@ -56,7 +59,8 @@ class Gateway(Core):
         return session
 
     def close(self) -> None:
-        """End every session; the engine is the caller's to stop."""
+        """End every session, telling its client; the engine is the caller's to stop."""
+        error = ServerUnavailable(f"the model {self.model_info.name} was unloaded")
         for session in list(self._sessions):
-            session.close()
+            session.end(error)
         super().close()

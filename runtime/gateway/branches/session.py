@@ -124,6 +124,13 @@ class Session:
         else:
             target.post(Work(op, partial(_raise, error)))
 
+    def end(self, error: RootlaceError) -> None:
+        """Close, which the client did not ask for; its last event says why."""
+        if not self.closed:
+            self._events.append(Failed(0, error.code, str(error)))
+            self._deliver()
+            self.close()
+
     def close(self) -> None:
         """Cancel everything and free every branch."""
         if self.closed:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, cast
-from weakref import WeakKeyDictionary
 
 import msgspec
 from aiohttp import web
@@ -71,7 +71,6 @@ class RoomEndpoints:
 
     def __init__(self, rooms: Rooms) -> None:
         self._rooms = rooms
-        self._models: WeakKeyDictionary[Gateway, _Model] = WeakKeyDictionary()
         self._started = int(time.time())
         answering = {path: Answering(body, self._answer(path)) for path, body in ANSWERED.items()}
         self.shared = Shared(BatchService(rooms, answering))
@@ -114,11 +113,11 @@ class RoomEndpoints:
         return answer
 
     def _of(self, gateway: Gateway) -> _Model:
-        found = self._models.get(gateway)
-        if found is None:
+        found = gateway.answering
+        if not isinstance(found, _Model):
             listed = endpoints(gateway, self.shared)
             handlers = {(one.method, one.path): one.handler for one in listed}
-            found = self._models[gateway] = _Model(handlers, answers_of(gateway), Info(gateway))
+            found = gateway.answering = _Model(handlers, answers_of(gateway), Info(gateway))
         return found
 
     # ------------------------------------------------------------ of all models
@@ -193,14 +192,11 @@ class RoomEndpoints:
         """For Prometheus, by model."""
         found: dict[str, Model] = {}
         for room in self._rooms.all:
-            if room.gateway is not None:
-                try:
-                    status = await room.gateway.status()
-                except RootlaceError:
-                    status = None
-                found[room.name] = room.gateway.metrics, status
-            else:
-                found[room.name] = None, None
+            gateway, status = room.gateway, None
+            if gateway is not None:  # it may be unloaded while it is asked
+                with suppress(RootlaceError):
+                    status = await gateway.status()
+            found[room.name] = None if gateway is None else gateway.metrics, status
         body = text_of_all(self._rooms.metrics, found)
         return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE})
 
