@@ -15,6 +15,10 @@ MAX_TOKENS = 1 << 22
 """Tokens that are remembered until their time is over; beyond it the next ones go early."""
 
 
+LOOKED_AT = 256
+"""So much is looked at in one step: what is held comes back each time, however short its time."""
+
+
 @dataclass(frozen=True, eq=False)
 class _Kept:
     """What is to go of `tokens`: those from position `start` on."""
@@ -47,11 +51,14 @@ class Expiry:
             self._end(self._pop())
 
     def expire(self) -> None:
-        """Forget what has had its time. Costs nothing while nothing has."""
+        """Forget what has had its time, `LOOKED_AT` of it at most. Costs nothing while nothing
+        has."""
         if not self._heap:
             return
         now = self._clock()
-        while self._heap and self._heap[0][0] <= now:
+        for _ in range(LOOKED_AT):
+            if not self._heap or self._heap[0][0] > now:
+                return
             self._end(self._pop())
 
     def reset(self) -> None:

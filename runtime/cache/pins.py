@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -41,6 +41,9 @@ class Pins:
     def __len__(self) -> int:
         return len(self._pins)
 
+    def __contains__(self, name: str) -> bool:
+        return name in self._pins
+
     def all(self) -> list[Pin]:
         """Those that live, in no order."""
         return list(self._pins.values())
@@ -78,11 +81,9 @@ class Pins:
 
     def release(self, name: str) -> bool:
         """Let a pin go; False if there is none of this id."""
-        pin = self._pins.pop(name, None)
-        if pin is None:
+        if name not in self._pins:
             return False
-        self._tree.leave(pin.node)
-        self._count()
+        self._leave([name])
         return True
 
     def expire(self) -> None:
@@ -90,8 +91,7 @@ class Pins:
         now = self._clock()
         if now < self._next_end:
             return
-        for name in [name for name, pin in self._pins.items() if pin.until <= now]:
-            self.release(name)
+        self._leave([name for name, pin in self._pins.items() if pin.until <= now])
         self._next_end = min((pin.until for pin in self._pins.values()), default=float("inf"))
 
     def reset(self) -> None:
@@ -99,6 +99,11 @@ class Pins:
         self._pins.clear()
         self.blocks = 0
         self._next_end = float("inf")
+
+    def _leave(self, names: Iterable[str]) -> None:
+        for name in names:
+            self._tree.leave(self._pins.pop(name).node)
+        self._count()  # once for all of them: it looks at every pin
 
     def _held(self) -> set[Node]:
         """Every node of a pinned path, roots included."""

@@ -109,11 +109,14 @@ class KVStore:
         """
         if sequence.pinned:
             return
+        prompt = sequence.tokens[: sequence.prompt_len]
+        if pin_id(sequence.namespace, prompt) in self.pins:
+            return  # it is only renewed
         optional = sequence.request.handling.cache.pin == "try"
         if not self.enabled and not optional:
             raise InvalidRequest("nothing can be pinned: the cache is switched off")
         most = min(self.pins.most, self.pool.num_blocks - self.blocks_for(longest - 1))
-        needed = self.pins.needed(sequence.namespace, sequence.tokens[: sequence.prompt_len])
+        needed = self.pins.needed(sequence.namespace, prompt)
         full = (needed and self.pins.blocks + needed > most) or len(self.pins) >= MAX_PINS
         if optional and (full or not self.enabled):
             sequence.pinned = True

@@ -22,7 +22,7 @@ class PromptOrder:
         self._cursor: tuple[bytes, int] = (b"", -1)
 
     def add(self, sequence: Sequence) -> None:
-        key = _key(sequence)
+        key = key_of(sequence)
         self._key_of[sequence.number] = key
         insort(self._keys, (key, sequence.number))
 
@@ -41,13 +41,13 @@ class PromptOrder:
     def neighbours(self, sequence: Sequence) -> tuple[Iterator[int], Iterator[int]]:
         """Numbers before and after `sequence` (which need not be here itself), nearest first. In
         both directions the shared prefix only gets shorter."""
-        at = bisect_left(self._keys, (_key(sequence), -1))
+        at = bisect_left(self._keys, (key_of(sequence), -1))
         before = (self._keys[i][1] for i in range(at - 1, -1, -1))
         behind = (self._keys[i][1] for i in range(at, len(self._keys)))
         return before, behind
 
 
-def _key(sequence: Sequence) -> bytes:
+def key_of(sequence: Sequence) -> bytes:
     """Bytes whose order is that of the prompts, token by token, within each namespace."""
     tokens = sequence.tokens[: min(sequence.length, _KEY_TOKENS)]
     request = sequence.request

@@ -14,6 +14,7 @@ from rootlace.runtime.contracts.update import Update
 from rootlace.runtime.scheduler import outcome
 from rootlace.runtime.scheduler.cache_view import CacheView
 from rootlace.runtime.scheduler.counters import Counters
+from rootlace.runtime.scheduler.deadline import uncached_tokens
 from rootlace.runtime.scheduler.decode_rows import DecodeRows
 from rootlace.runtime.scheduler.flight import Flight
 from rootlace.runtime.scheduler.intake import Retreat, TokenIntake
@@ -155,7 +156,8 @@ class Scheduler:
                 max_length=limits.max_length,
                 adapter=limits.adapter(request),
             )
-            self.kv.check_pin(sequence, max(sequence.full, self._longest()))
+            if not sequence.pinned:
+                self.kv.check_pin(sequence, max(sequence.full, self._longest()))
             self._check_deadline(sequence)
             self._intake.begin(sequence)
         except RootlaceError:
@@ -320,6 +322,8 @@ class Scheduler:
                 ending = Ending("error", code=error.code, error=str(error))
                 updates.append(self._end(sequence, outcome.last_update(sequence, ending)))
         self._running.restart()
+        for sequence in self._by_rid.values():
+            sequence.lose_pin()
         self._check_if_asked()
         return updates
 
@@ -457,7 +461,7 @@ class Scheduler:
         if timeout is None:
             return
         queued = [sequence, *self._running.retracted, *self._waiting.ahead(sequence)]
-        tokens = sum(max(one.length - self.kv.estimate(one), 0) for one in queued)
+        tokens = uncached_tokens(queued, self.kv.estimate)
         tokens += sum(one.target() - one.computed for one in self._running.sequences)
         seconds = self.view.pace.seconds(tokens) / 2
         if seconds > timeout:

@@ -169,8 +169,7 @@ class Sequence:
         self.report: CacheReport | None = None
         """Why so much was cached when it was admitted, if the request asks for it."""
         self.announced = False
-        self.pinned = not request.handling.cache.pin
-        """Whether its prompt is pinned, or need not be."""
+        self.lose_pin()
         self.finished = False
         self.pending = 0
         self.sampled_at = -1
@@ -187,6 +186,11 @@ class Sequence:
         """Whether no stop is banned and nothing is taken back: see `try_take_fast`."""
         self.table = np.empty(0, np.int32)
         self.forget_kv()
+
+    def lose_pin(self) -> None:
+        """Its prompt is not pinned, or not any more."""
+        self.pinned = not self.request.handling.cache.pin
+        """Whether its prompt is pinned, or need not be."""
 
     def forget_kv(self) -> None:
         """Start without KV; tokens, scores and counts stay."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
-from rootlace.runtime.cache import Expiry, Pins
+from rootlace.runtime.cache import Expiry, Pins, expiry
 from tests.cache.test_tree import Cache
 
 
@@ -67,6 +68,23 @@ def test_what_has_a_time_to_live_goes_when_nobody_uses_it() -> None:
     expiry.expire()
     cache.check()
     assert cache.match([1] * 5 + [2] * 5) == 5
+
+
+def test_a_step_looks_at_so_many_times_to_live_and_no_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(expiry, "LOOKED_AT", 2)
+    cache, clock = Cache(), Clock()
+    kept = Expiry(cache.tree, clock)
+    for n in range(3):
+        cache.keep([n] * 4)
+        kept.keep("", _ids([n] * 4), 0, 1e-9)
+    clock.now = 1.0
+    left = []
+    for _ in range(2):
+        kept.expire()
+        left.append(cache.tree.num_tokens)
+    assert left == [4, 0]
 
 
 def test_a_namespace_is_forgotten_but_for_what_is_held() -> None:

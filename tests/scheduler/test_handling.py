@@ -104,6 +104,34 @@ def test_what_failed_steps_lose_is_no_longer_pinned() -> None:
     world.expect_empty()
 
 
+def test_who_goes_on_after_a_failed_step_is_pinned_again() -> None:
+    world = World(num_blocks=8)
+    world.scheduler._running.reserve = 0.0
+    for n, handling in enumerate((Handling(), Handling(-1, cache=Cache(pin=True)), Handling(1))):
+        world.submit([n] * 4, 16, handling=handling)
+        world.step()
+    while not world.scheduler._running.retracted:
+        world.step()
+    assert world.stats["pins"] == 1
+    world.fail(InvalidRequest("injected"))
+    assert world.stats["pins"] == 0
+    world.drain()
+    assert world.stats["pins"] == 1 and world.match([1] * 4) == 4
+
+
+def test_when_there_are_as_many_pins_as_may_be_one_can_be_renewed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("rootlace.runtime.scheduler.kv.MAX_PINS", 1)
+    world, pinned = World(), Handling(cache=Cache(pin=True))
+    world.run([1] * 8, 1, handling=pinned)
+    until = world.scheduler.kv.pins.all()[0].until
+    assert world.run([1] * 8, 1, handling=pinned).finish == "length"
+    assert world.scheduler.kv.pins.all()[0].until > until
+    with pytest.raises(PinRefused):
+        world.submit([2] * 8, 1, handling=pinned)
+
+
 def test_a_time_to_live_ends_what_the_request_added() -> None:
     world = World()
     world.run([1] * 8, 1)
@@ -126,3 +154,15 @@ def test_a_deadline_that_the_queue_makes_impossible_is_refused_at_once() -> None
     first = world.submit([8] * 10, 1, handling=Handling(1, timeout=50 * pace))
     world.drain()
     assert world.jobs[in_time].finish == world.jobs[first].finish == "length"
+
+
+def test_what_waiting_prompts_share_counts_once_against_a_deadline() -> None:
+    world = World(num_blocks=1024, max_step_tokens=128, context_length=4000)
+    world.run([1] * 600, 1)
+    pace = world.scheduler.view.pace.seconds(1)
+    for n in range(8):
+        world.submit([2] * 1000 + [n] * 10, 1)
+    world.submit([2] * 1000 + [9] * 10, 1, handling=Handling(timeout=600 * pace))
+    with pytest.raises(DeadlineImpossible):
+        world.submit([3] * 10 + [2] * 1000, 1, handling=Handling(timeout=400 * pace))
+    world.drain()
