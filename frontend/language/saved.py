@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import msgspec
 
@@ -16,6 +16,8 @@ from rootlace.language.variables import Constant, Gathered, Pending, Readable, u
 from rootlace.wire.errors import InvalidRequest, UnreadableValue
 
 VERSION = 1
+
+_TokenId = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
 
 
 @dataclass(frozen=True)
@@ -88,9 +90,9 @@ def read_json(text: str | bytes, kinds: Mapping[str, Any]) -> Saved:
             name: _variable(variable, kinds.get(name, Any))
             for name, variable in record["variables"].items()
         }
-        pieces = tuple(map(_read_piece, record["text"]))
-        return Saved(record["model"], pieces, variables, record["value"])
-    except (msgspec.DecodeError, AttributeError, KeyError, TypeError) as error:
+        pieces = tuple(map(_read_piece, msgspec.convert(record["text"], list[Any])))
+        return Saved(msgspec.convert(record["model"], str), pieces, variables, record["value"])
+    except (msgspec.DecodeError, AttributeError, KeyError, TypeError, RecursionError) as error:
         raise InvalidRequest(f"this is no saved state: {error!r}") from error
 
 
@@ -115,7 +117,8 @@ def _variable(described: Any, kind: Any) -> Readable:
         return Gathered([_variable(part, kind) for part in described["all"]])
     if "text" in described:
         typed = described.get("typed", False)
-        return SavedValue(described["text"], described["meta"], kind if typed else str)
+        texts = msgspec.convert(described["text"], str | list[str])
+        return SavedValue(texts, described["meta"], kind if typed else str)
     return Constant(described["value"])
 
 
@@ -136,15 +139,16 @@ def _read_piece(given: Any) -> str:
     if isinstance(given, str):
         return given
     if "template" in given:
-        return Marked(given["template"], TemplateText(given["template"]))
+        text = msgspec.convert(given["template"], str)
+        return Marked(text, TemplateText(text))
     item: Appendable
     if "begin" in given:
-        item = RoleBegin(given["begin"], NOWHERE)
+        item = RoleBegin(msgspec.convert(given["begin"], str), NOWHERE)
     elif "end" in given:
-        item = RoleEnd(given["end"], NOWHERE)
+        item = RoleEnd(msgspec.convert(given["end"], str), NOWHERE)
     else:
-        item = TokenIds(tuple(given["ids"]), NOWHERE)
-    return Marked(given["text"], item)
+        item = TokenIds(msgspec.convert(given["ids"], tuple[_TokenId, ...]), NOWHERE)
+    return Marked(msgspec.convert(given["text"], str), item)
 
 
 class SavedReader:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import uuid
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -92,7 +93,9 @@ class Scripted(RuntimeEndpoint):
         self._ids: dict[str, int] = {}
         self.calls: list[Call] = []
         self.url = "scripted"
-        model = protocol.ModelInfo("scripted", "scripted", 1 << 20, 1 << 16, 1 << 20, 16, chat)
+        # Token ids are this backend's own: for another one, a saved state is text.
+        path = f"scripted {uuid.uuid4().hex}"
+        model = protocol.ModelInfo("scripted", path, 1 << 20, 1 << 16, 1 << 20, 16, chat)
         self._channel = LocalChannel(model, self._answer, self._spell)
 
     def connect(self) -> Channel:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 from dataclasses import dataclass
 
@@ -213,6 +214,18 @@ def test_another_model_gets_the_text(gateway: FakeGateway) -> None:
 def test_what_cannot_be_saved_or_read() -> None:
     state = chat.run("Hello?")
     for text in ("", "[]", "{}", '{"rootlace": 1}', '{"rootlace": 1, "variables": []}'):
+        with pytest.raises(InvalidRequest, match="this is no saved state"):
+            rl.State.from_json(text)
+    saved = json.loads(state.to_json())
+    wrong: list[tuple[int, object]] = [
+        (0, {"begin": 5, "text": ""}),
+        (4, {"ids": [-1], "text": ""}),
+    ]
+    for place, piece in [*wrong, (4, {"ids": [1], "text": 5}), (0, {"template": None})]:
+        text = json.dumps({**saved, "text": [*saved["text"][:place], piece]})
+        with pytest.raises(InvalidRequest, match="this is no saved state"):
+            rl.State.from_json(text)
+    for text in ('{"rootlace": 1, "text": ' + "[" * 100_000, json.dumps({**saved, "text": "x"})):
         with pytest.raises(InvalidRequest, match="this is no saved state"):
             rl.State.from_json(text)
     typed = state.to_json().replace('"text":" w', '"typed":true,"text":" w')

@@ -215,3 +215,10 @@ def _installed() -> bool:
     from importlib.metadata import entry_points
 
     return any(point.value == plugin.__name__ for point in entry_points(group="pytest11"))
+
+
+def test_a_saved_state_goes_on_elsewhere_as_text() -> None:
+    state = triage.run("my money", backend=Scripted(label="refund", why="So it is."))
+    other = Scripted(label="refund", why="Yes.")
+    triage.run("and now?", backend=other, after=rl.State.from_json(state.to_json()))
+    assert other.calls[0].prompt.startswith(state.text())
