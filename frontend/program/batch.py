@@ -43,8 +43,11 @@ class _Batch:
         self._adapter: str | None = self._options.pop("adapter", None)
         self._token_budget: int | None = self._options.pop("token_budget", None)
         checkpoint = self._options.pop("checkpoint", None)
-        self._journal = None if checkpoint is None else Journal(checkpoint, batch)
         self._connection = endpoint.connect()
+        model = self._connection.model.name
+        self._journal = (
+            None if checkpoint is None else Journal(checkpoint, function.name, model, batch)
+        )
         self._program = self._connection.next_program()
         self._running: set[ProgramRun] = set()
         self._lock = threading.Lock()

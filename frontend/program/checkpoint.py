@@ -25,14 +25,17 @@ class Checkpoint:
 
 
 class Journal:
-    """The open file of a checkpoint. A row is known by its number and its arguments, so that one
-    that was changed since is run again; one that failed, or was not written to its end, too."""
+    """The open file of a checkpoint. A row is known by its number, its arguments, the program and
+    the model: one that was changed since is run again; one that failed, or cannot be read, too."""
 
-    def __init__(self, checkpoint: Checkpoint | str | Path, batch: Sequence[Any]) -> None:
-        """Raises InvalidRequest for arguments that JSON cannot hold."""
+    def __init__(
+        self, checkpoint: Checkpoint | str | Path, program: str, model: str, batch: Sequence[Any]
+    ) -> None:
+        """`program` and `model` are names. Raises InvalidRequest for arguments that JSON cannot
+        hold."""
         if not isinstance(checkpoint, Checkpoint):
             checkpoint = Checkpoint(checkpoint)
-        self._keys = [_key(index, arguments) for index, arguments in enumerate(batch)]
+        self._keys = [_key(program, model, index, row) for index, row in enumerate(batch)]
         self._lock = threading.Lock()
         path = Path(checkpoint.path)
         self.done: dict[int, ProgramState] = {}
@@ -48,10 +51,10 @@ class Journal:
             for line in lines:
                 try:
                     index, key, state = msgspec.json.decode(line, type=_LINE)
-                except msgspec.DecodeError:
+                    if 0 <= index < len(self._keys) and self._keys[index] == key:
+                        self.done[index] = State.from_json(bytes(state), types)
+                except (msgspec.DecodeError, InvalidRequest):
                     continue
-                if 0 <= index < len(self._keys) and self._keys[index] == key:
-                    self.done[index] = State.from_json(bytes(state), types)
 
     def add(self, index: int, state: ProgramState) -> None:
         """Row `index` is done: write it, from any thread. Raises InvalidRequest for a state that
@@ -74,9 +77,9 @@ class Journal:
 _LINE = tuple[int, str, msgspec.Raw]
 
 
-def _key(index: int, arguments: Any) -> str:
+def _key(program: str, model: str, index: int, arguments: Any) -> str:
     try:
-        written = msgspec.json.encode(arguments, order="sorted")
+        written = msgspec.json.encode((program, model, arguments), order="sorted")
     except (msgspec.MsgspecError, TypeError, ValueError) as error:
         raise InvalidRequest(
             f"batch[{index}]: a checkpoint needs arguments that JSON can hold: {error}"

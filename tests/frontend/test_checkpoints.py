@@ -86,6 +86,23 @@ def test_a_line_that_was_cut_off_is_run_again(
     assert asked(gateway) == 7
 
 
+def test_states_of_another_program_or_that_cannot_be_read_are_not_taken(
+    gateway: FakeGateway, broken: set[str], tmp_path: Path
+) -> None:
+    path = tmp_path / "rows.jsonl"
+    program.run_batch(ROWS[:2], checkpoint=path)
+    path.write_bytes(path.read_bytes().replace(b'"rootlace":1', b'"rootlace":99', 1))
+    program.run_batch(ROWS[:2], checkpoint=path)
+    assert asked(gateway) == 3
+
+    @rl.function
+    def other(s, question):
+        s += question + rl.gen("text")
+
+    other.run_batch(ROWS[:2], checkpoint=path)
+    assert asked(gateway) == 5
+
+
 async def test_async_batches(gateway: FakeGateway, broken: set[str], tmp_path: Path) -> None:
     path = str(tmp_path / "rows.jsonl")
     await program_async.run_batch_async(ROWS[:4], checkpoint=path)
