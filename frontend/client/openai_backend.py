@@ -230,7 +230,7 @@ def _response_format(constraint: protocol.Constraint) -> dict[str, Any]:
 def _messages(parts: list[protocol.Part]) -> tuple[list[dict[str, str]], str]:
     """The messages in a branch, and the role of the last one if it is still open."""
     found: list[dict[str, str]] = []
-    opened = ""
+    opened = outside = ""
     for part in parts:
         if not isinstance(part, protocol.Text):
             raise InvalidRequest("token ids mean nothing to this server")
@@ -242,8 +242,10 @@ def _messages(parts: list[protocol.Part]) -> tuple[list[dict[str, str]], str]:
                     found.append({"role": opened, "content": ""})
             elif opened:
                 found[-1]["content"] += piece
-            elif found and piece.strip():
-                raise InvalidRequest(f"text between messages cannot be sent: {piece!r}")
+            else:
+                outside += piece
+    if found and outside.strip():
+        raise InvalidRequest(f"text outside of messages cannot be sent: {outside!r}")
     return found, opened
 
 

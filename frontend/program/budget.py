@@ -37,7 +37,8 @@ class Spending:
         """Count a generation's tokens. The error that it ends with if that was too much; `cut`: it
         was given fewer than it asked for."""
         with self._lock:
-            self._used += sum(len(output.token_ids) for output in result.outputs)
+            told = sum(len(output.token_ids) for output in result.outputs)
+            self._used += told or result.usage.completion_tokens  # other backends tell no ids
         ended_early = cut and any(output.finish_reason == "length" for output in result.outputs)
         return self._used_up() if ended_early or self._used > self._tokens else None
 

@@ -166,10 +166,11 @@ async def test_text_streams_and_values(server: Server, backend: rl.OpenAIBackend
         (rl.user("?") + rl.assistant(rl.gen("x", regex="a")), "of the kind regex"),
         (rl.user("?") + rl.assistant("So: " + rl.gen("x")), "cannot go on with one"),
         (rl.user("?") + rl.gen("x"), "stands in an assistant's message"),
-        (rl.user("?") + "between" + rl.assistant(rl.gen("x")), "text between messages"),
+        (rl.user("?") + "between" + rl.assistant(rl.gen("x")), "text outside of messages"),
         ("x" + rl.gen("x", json_schema={}), "in an assistant's message only"),
         ("x" + rl.gen("x", logprobs=True), "log-probabilities cannot"),
         (rl.ids([1]) + rl.gen("x"), "token ids mean nothing"),
+        ("Before." + rl.user("?") + rl.assistant(rl.gen("x")), "text outside of messages"),
     ],
 )
 def test_what_cannot_be_asked_fails_at_its_line(
@@ -212,6 +213,18 @@ def test_errors_of_the_server(
     with pytest.raises(rl.ProgramError, match=r"who\?|something else") as caught:
         chat.run("Hello")
     assert isinstance(caught.value.__cause__, error)
+
+
+def test_a_budget_counts_tokens_without_ids(server: Server, backend: rl.OpenAIBackend) -> None:
+    @rl.function
+    def program(s):
+        for _ in range(3):
+            s += rl.user("?") + rl.assistant(rl.gen("x", max_tokens=2))
+            s.sync()
+
+    with pytest.raises(rl.ProgramError, match="4 generated"):
+        program.run(token_budget=4)
+    assert len(server.asked) == 2
 
 
 def test_a_server_that_is_not_there() -> None:
