@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from rootlace.language import tool_calls
 from rootlace.language.awaited import Awaited
@@ -34,6 +34,17 @@ class AsyncProgramState(State):
                 return default
 
         return Awaited(f"s.get({name!r})", value)
+
+    def keys(self) -> Awaited:
+        async def names() -> list[str]:
+            await self.sync()
+            return list(self.branch.variables)
+
+        return Awaited("s.keys()", names)
+
+    def __iter__(self) -> NoReturn:
+        # Without it, Python would ask for s[0], s[1] and so on without end.
+        raise TypeError("in an `async def` program, `await s.keys()` has the variables' names")
 
     async def _value(self, name: str) -> Any:
         return (await self._read(name)).get()

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Awaitable, Callable, Coroutine, Generator
 from typing import Any, NoReturn, TypeVar
 
-from rootlace.language.failures import ProgramError, call_site
+from rootlace.language.failures import ProgramError, call_site, warn
 from rootlace.wire.errors import InvalidRequest
 
 C = TypeVar("C", bound=type)
@@ -34,11 +34,12 @@ class Awaited(Coroutine[Any, Any, Any]):
     """A value that is read with `await`, once or more often.
 
     Any other use is a forgotten `await`, which would go on with a wrong value (`s["x"] == "yes"`
-    would be False): it raises a ProgramError that names the line. It can be given to
-    `asyncio.gather` and `create_task`, as a coroutine can.
+    would be False): it raises a ProgramError that names the line. One that is let go without any
+    use is warned of, as a coroutine is. It can be given to `asyncio.gather` and `create_task`, as a
+    coroutine can.
     """
 
-    __slots__ = ("_args", "_coroutine", "_read", "_what")
+    __slots__ = ("_args", "_coroutine", "_noticed", "_read", "_what")
 
     def __init__(
         self, what: str, read: Callable[..., Coroutine[Any, Any, Any]], *args: Any
@@ -48,9 +49,15 @@ class Awaited(Coroutine[Any, Any, Any]):
         self._read = read
         self._args = args
         self._coroutine: Coroutine[Any, Any, Any] | None = None
+        self._noticed = False  # awaited, or the program was told that it was not
+
+    def __del__(self) -> None:
+        if not self._noticed:
+            warn(f"`{self._what}` was never awaited", RuntimeWarning)
 
     def _used(self, *_: object, **__: object) -> NoReturn:
         """Raise the error of a forgotten `await`."""
+        self._noticed = True
         error = InvalidRequest(f"it has not been awaited; write `await {self._what}`")
         raise ProgramError(call_site(), self._what, error) from error
 
@@ -72,11 +79,13 @@ class Awaited(Coroutine[Any, Any, Any]):
     # ------------------------------------------------------------ as a coroutine
 
     def __await__(self) -> Generator[Any, Any, Any]:
+        self._noticed = True
         awaitable: Awaitable[Any] = self._read(*self._args)
         return awaitable.__await__()
 
     def _started(self) -> Coroutine[Any, Any, Any]:
         if self._coroutine is None:
+            self._noticed = True
             self._coroutine = self._read(*self._args)
         return self._coroutine
 
@@ -87,6 +96,7 @@ class Awaited(Coroutine[Any, Any, Any]):
         return self._started().throw(*error)
 
     def close(self) -> None:
+        self._noticed = True
         if self._coroutine is not None:
             self._coroutine.close()
 

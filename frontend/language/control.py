@@ -223,6 +223,8 @@ def _run(s: State, plan: Plan) -> Any:
 
 
 async def _run_async(s: State, plan: Plan) -> Any:
+    if inspect.getgeneratorstate(plan) != inspect.GEN_CREATED:
+        raise InvalidRequest("a choice among continuations is made once: it was awaited before")
     answer = None
     while True:
         try:

@@ -35,14 +35,14 @@ def call_site() -> Site:
     return Site(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
 
 
-def warn(message: str) -> None:
+def warn(message: str, category: type[Warning] = UserWarning) -> None:
     """Warn of the innermost line outside this package."""
     depth = 1
     frame: FrameType | None = sys._getframe()
     while frame is not None and frame.f_globals.get("__name__", "").startswith("rootlace."):
         frame = frame.f_back
         depth += 1
-    warnings.warn(message, stacklevel=depth)
+    warnings.warn(message, category, stacklevel=depth)
 
 
 class ProgramError(RootlaceError):

@@ -110,19 +110,26 @@ class Branch:
             branch.transcript = other.transcript
             branch.conversation = other.conversation
             branch._offer = other._offer
+            branch._became = other  # whose end would give the branch back
             branch.reader = branch._reader()
             branch = branch._caller
         self.variables.clear()
         self.variables.update(other.variables)
-        self._became = other  # whose end would give the branch back
         left.abandon()
 
     def drop(self) -> None:
         self.remote.abandon()
 
     def take_offer(self) -> Offer | None:
-        offer, self._offer = self._offer, None
+        offer = self._offer
+        self._make_offer(None)
         return offer
+
+    def _make_offer(self, offer: Offer | None) -> None:
+        branch: Branch | None = self
+        while branch is not None:
+            branch._offer = offer
+            branch = branch._caller
 
     def scope(self, name: str, defaults: Mapping[str, Any]) -> Branch:
         inner = copy.copy(self)
@@ -221,8 +228,8 @@ class Branch:
         operation = Generation(self.remote, site, expression.what, params, asked.type, spend)
         self._record(expression.name, operation)
         tools = expression.options.get("tools", self.defaults.get("tools"))
-        if tools is not None:
-            self._offer = Offer(tools, operation, form)
+        if tools is not None and asked.constraint is not None:  # with "none", nothing is called
+            self._make_offer(Offer(tools, operation, form))
         op = protocol.Generate(
             op=self.remote.next_op(),
             branch=self.remote.id,

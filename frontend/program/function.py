@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 from rootlace.language import sampling
 from rootlace.language.async_state import AsyncProgramState
-from rootlace.language.awaited import Awaited
+from rootlace.language.awaited import Awaited, check_awaited
 from rootlace.language.definition import Body, Definition
 from rootlace.language.state import ProgramState, State
 from rootlace.wire.errors import InvalidRequest
@@ -187,9 +187,10 @@ class Function(Definition):
 
         async def complete() -> State:
             inner.ret_value = await body(inner)
+            check_awaited(inner.ret_value)
             return inner
 
-        return Awaited(f"{self.name}(s)", complete)
+        return Awaited(f"{self.name.rpartition('.')[2]}(s)", complete)
 
     def _options(self, kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """Sampling defaults under canonical names, and the adapter and token budget of its runs."""

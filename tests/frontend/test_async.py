@@ -9,7 +9,7 @@ import pytest
 
 import rootlace as rl
 from rootlace.wire import protocol
-from rootlace.wire.errors import InvalidConstraint
+from rootlace.wire.errors import InvalidConstraint, InvalidRequest
 from tests.frontend.fake_gateway import FakeGateway, default_script
 from tests.waiting import eventually
 
@@ -243,3 +243,42 @@ async def test_nor_is_what_was_not_awaited_kept_or_appended() -> None:
         return one
 
     assert (await program.run_async()).ret_value.startswith(" w")
+
+
+async def test_a_state_is_no_sequence() -> None:
+    @rl.function
+    async def program(s):
+        s += rl.gen("a") + rl.gen("b")
+        with pytest.raises(TypeError, match=r"await s.keys\(\)"):
+            list(s)
+        return await s.keys()
+
+    assert (await program.run_async()).ret_value == ["a", "b"]
+
+
+async def test_what_is_never_awaited_is_found() -> None:
+    @rl.function
+    async def returned(s):
+        s += rl.gen("a")
+        return s["a"]
+
+    @rl.function
+    async def calls(s):
+        return (await returned(s)).ret_value
+
+    for program in (returned, calls):
+        with pytest.raises(rl.ProgramError, match=r"write `await s\['a'\]`"):
+            await program.run_async()
+
+    @rl.function
+    async def lets_go(s):
+        s += rl.gen("a")
+        with pytest.warns(RuntimeWarning, match=r"`returned\(s\)` was never awaited") as found:
+            returned(s)
+        assert found[0].filename == __file__
+        choice = rl.best_of(s, 2, rl.gen("b"), key=lambda fork: 1)
+        assert await choice == 1
+        with pytest.raises(InvalidRequest, match="made once"):
+            await choice
+
+    await lets_go.run_async()

@@ -7,6 +7,7 @@ import pytest
 import rootlace as rl
 from rootlace.wire import protocol
 from tests.frontend.fake_gateway import FakeGateway
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.usefixtures("backend")
 
@@ -119,3 +120,29 @@ def test_a_state_is_a_mapping_of_its_variables() -> None:
     assert state.get("c") == 3 and state.get("d") is None and state.get("d", 4) == 4
     streaming = program.run(stream=True)
     assert sorted(dict(streaming)) == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize("chosen", [True, False])
+def test_a_fork_chosen_inside_outlives_the_inner_state(gateway: FakeGateway, chosen: bool) -> None:
+    @rl.function
+    def inner(s):
+        s += "x"
+        if chosen:
+            rl.best_of(s, 2, rl.gen("tip"), key=lambda fork: len(fork["tip"]))
+        else:
+            mark = s.mark()
+            s += "left"
+            s.rollback(mark)
+
+    @rl.function
+    def middle(s):
+        inner(s)
+
+    @rl.function
+    def outer(s):
+        middle(s)
+        s += " and" + rl.gen("more")
+        return s["more"]
+
+    assert outer.run().ret_value
+    eventually(lambda: gateway.open_branches == 0)
