@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from rootlace.language.tools import Tool, Tools, as_text
+from rootlace.language.tools import Tools, as_text
 from rootlace.language.variables import Readable
 from rootlace.wire.tool_format import ToolFormat
 
@@ -64,10 +64,12 @@ def run(call: ToolCall, tools: Tools, timeout: float | None) -> ToolCall:
     try:
         text = json.dumps(call.arguments, ensure_ascii=False)
         here = timeout is None and not tool.is_async
-        value = tool.call(text) if here else _in_thread(lambda: _outcome(tool, text), timeout)
+        value = tool.call(text) if here else _in_thread(lambda: _outcome(tool.call(text)), timeout)
+        if inspect.isawaitable(value):  # an async function behind a decorator
+            value = _in_thread(lambda: _outcome(value), None)
         return replace(call, result=as_text(value))
     except Exception as error:
-        return _failed(call, error, timeout)
+        return _failed(call, error)
 
 
 async def run_async(call: ToolCall, tools: Tools, timeout: float | None) -> ToolCall:
@@ -84,9 +86,10 @@ async def run_async(call: ToolCall, tools: Tools, timeout: float | None) -> Tool
         return await value if inspect.isawaitable(value) else value
 
     try:
-        return replace(call, result=as_text(await asyncio.wait_for(outcome(), timeout)))
+        async with asyncio.timeout(timeout) as limit:
+            return replace(call, result=as_text(await outcome()))
     except Exception as error:
-        return _failed(call, error, timeout)
+        return _failed(call, _OutOfTime(timeout) if limit.expired() else error)
 
 
 def _unknown(call: ToolCall, tools: Tools) -> ToolCall:
@@ -95,15 +98,19 @@ def _unknown(call: ToolCall, tools: Tools) -> ToolCall:
     return replace(call, result=f"error: {error}", error=error)
 
 
-def _failed(call: ToolCall, error: Exception, timeout: float | None) -> ToolCall:
-    reason = f"{type(error).__name__}: {error}"
-    if isinstance(error, TimeoutError) and timeout is not None:
-        reason = f"no result after {timeout:g} s"
+class _OutOfTime(TimeoutError):
+    """The time of `call_tools` was up; a tool may raise a TimeoutError of its own."""
+
+    def __init__(self, timeout: float | None) -> None:
+        super().__init__(f"no result after {timeout:g} s")
+
+
+def _failed(call: ToolCall, error: Exception) -> ToolCall:
+    reason = str(error) if isinstance(error, _OutOfTime) else f"{type(error).__name__}: {error}"
     return replace(call, result=f"error: {reason}", error=error)
 
 
-def _outcome(tool: Tool, text: str) -> Any:
-    value = tool.call(text)
+def _outcome(value: Any) -> Any:
     if not inspect.isawaitable(value):
         return value
     import asyncio
@@ -128,4 +135,9 @@ def _in_thread(call: Callable[[], Any], timeout: float | None) -> Any:
             future.set_exception(error)
 
     threading.Thread(target=work, name="rootlace tool", daemon=True).start()
-    return future.result(timeout)
+    try:
+        return future.result(timeout)
+    except TimeoutError as error:
+        if future.done() and future.exception() is error:
+            raise
+        raise _OutOfTime(timeout) from None

@@ -136,7 +136,10 @@ def _tool(given: Any) -> Tool:
 
 def _arguments(function: Callable[..., Any], name: str) -> type:
     """A dataclass of the function's parameters."""
-    hints = get_type_hints(function, include_extras=True)
+    try:
+        hints = get_type_hints(function, include_extras=True)
+    except NameError as error:
+        raise TypeError(f"tools(): the types of {name}() are not known: {error}") from None
     fields: list[Any] = []
     for parameter in inspect.signature(function).parameters.values():
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):

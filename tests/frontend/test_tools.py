@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 import threading
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ import pytest
 
 import rootlace as rl
 from rootlace.language.sampling import resolve
+from rootlace.testing import Scripted
 from rootlace.wire import protocol
 from rootlace.wire.chat_format import PLAIN
 from rootlace.wire.errors import InvalidConstraint, InvalidRequest
@@ -325,3 +327,49 @@ async def test_the_real_package_behaves_so() -> None:
         (tool,) = await rl.mcp_tools(client)
         assert (tool.name, await tool.call('{"a": 2, "b": 3}')) == ("add", "5")
         assert jsonschema.Draft202012Validator(tool.parameters).is_valid({"a": 2, "b": 3})
+
+
+def test_calls_of_odd_tools() -> None:
+    async def double(x: int) -> int:
+        return 2 * x
+
+    @functools.wraps(double)
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        return double(*args, **kwargs)
+
+    def slow(x: int) -> int:
+        raise TimeoutError("the disk sleeps")
+
+    tools = rl.tools(wrapped, slow)
+    backend = Scripted(said=call("double", x=4) + call("slow", x=1))
+
+    @rl.function
+    def turn(s, choice):
+        s += rl.assistant(rl.gen("said", tools=tools, tool_choice=choice, max_tokens=999))
+
+    @rl.function
+    def agent(s, choice):
+        s += rl.user("Go.")
+        turn(s, choice)
+        return s.call_tools(timeout=60 if choice == "required" else None)
+
+    @rl.function
+    async def agent_async(s):
+        s += rl.user("Go.") + rl.assistant(rl.gen("said", tools=tools, max_tokens=999))
+        return await s.call_tools(timeout=60)
+
+    told = ["8", "error: TimeoutError: the disk sleeps"]
+    for state in (
+        agent.run("auto", backend=backend),
+        agent.run("required", backend=backend),
+        agent_async.run(backend=backend),
+    ):
+        assert [each.result for each in state.ret_value] == told
+    with pytest.raises(InvalidRequest, match="nothing new"):
+        agent.run("none", backend=backend)
+    assert backend.open_branches == 0
+
+    def unknown(x: "Nowhere") -> None: ...  # type: ignore[name-defined]  # noqa: F821, UP037
+
+    with pytest.raises(TypeError, match=r"the types of unknown\(\) are not known"):
+        rl.tools(unknown)
