@@ -26,7 +26,7 @@ from rootlace.runtime.model.hub.files import (
     weight_files,
 )
 from rootlace.runtime.model.hub.name import HubName
-from rootlace.runtime.model.hub.partial import download_blob
+from rootlace.runtime.model.hub.partial import bytes_to_come, download_blob
 from rootlace.wire.errors import RootlaceError, ServerUnavailable, UnsupportedModel
 
 log = logging.getLogger(__name__)
@@ -128,7 +128,11 @@ class Hub:
         if missing is not None:
             raise UnsupportedModel(f"{name}: the repository has no {missing}")
         absent = [file for file in files if not self._is_there(name, commit, file)]
-        self._check_space(name, sum(stored[file].size for file in absent))
+        contents = [stored[file] for file in absent]
+        folder = self._folder(name)
+        self._check_space(
+            name, sum(bytes_to_come(one.sha256, one.size, folder) for one in contents)
+        )
         taken = []
         for file in files:
             # Stays where a check is cut short, so that the next start does it.

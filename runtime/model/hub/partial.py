@@ -10,6 +10,19 @@ import fcntl
 from pathlib import Path
 
 
+def bytes_to_come(sha256: str | None, size: int, folder: Path) -> int:
+    """How much of a file of this content `folder` still has no bytes of."""
+    blob, part = _files(sha256, folder)
+    if blob.exists():
+        return 0
+    return max(size - part.stat().st_size, 0) if part.exists() else size
+
+
+def _files(sha256: str | None, folder: Path) -> tuple[Path, Path]:
+    """A content that is whole, and one that is not."""
+    return folder / "blobs" / str(sha256), folder / "rootlace" / f"{sha256}.part"
+
+
 def download_blob(url: str, sha256: str, size: int, folder: Path) -> None:
     """Have `folder`, a repository's in the cache, hold the content of `url`, from where an earlier
     start was stopped. Its sha256 is not checked. Does nothing where another process downloads it,
@@ -18,7 +31,7 @@ def download_blob(url: str, sha256: str, size: int, folder: Path) -> None:
     from huggingface_hub.file_download import http_get
     from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
 
-    blob, part = folder / "blobs" / sha256, folder / "rootlace" / f"{sha256}.part"
+    blob, part = _files(sha256, folder)
     if blob.exists() or size > constants.MAX_HTTP_DOWNLOAD_SIZE:
         return
     part.parent.mkdir(parents=True, exist_ok=True)
