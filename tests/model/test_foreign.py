@@ -191,20 +191,38 @@ def helium(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_layers_that_remember_more_than_attention_are_refused(
-    helium: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_layers_that_mix_tokens_themselves_are_refused(
+    helium: Path, dtype: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Also where it is little, and roundings are larger."""
     from transformers.models.helium.modeling_helium import HeliumMLP
 
     own = HeliumMLP.forward
 
     def mixing(self: Any, x: torch.Tensor) -> torch.Tensor:
-        mixed: torch.Tensor = own(self, x + torch.nn.functional.pad(x, (0, 0, 1, 0))[:, :-1])
+        before = torch.nn.functional.pad(x, (0, 0, 1, 0))[:, :-1]
+        mixed: torch.Tensor = own(self, x + 0.03 * before)
         return mixed
 
     monkeypatch.setattr(HeliumMLP, "forward", mixing)
-    with pytest.raises(UnsupportedModel, match="compute something else with our attention"):
-        runner_of(helium)
+    with pytest.raises(UnsupportedModel, match="mix tokens by something else than attention"):
+        runner_of(helium, dtype=dtype)
+
+
+def test_layers_that_have_positions_of_their_own_are_refused(
+    helium: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from transformers.models.helium.modeling_helium import HeliumRotaryEmbedding
+
+    own = HeliumRotaryEmbedding.forward
+
+    def counting(self: Any, x: torch.Tensor, position_ids: torch.Tensor) -> Any:
+        return own(self, x, position_ids=torch.arange(x.shape[1], device=x.device).unsqueeze(0))
+
+    monkeypatch.setattr(HeliumRotaryEmbedding, "forward", counting)
+    with pytest.raises(UnsupportedModel, match="mix tokens"):
+        runner_of(helium, dtype="bfloat16")
 
 
 @pytest.mark.parametrize("options", [{"quantize": "int8"}, {"kv_dtype": "fp8_e4m3"}])

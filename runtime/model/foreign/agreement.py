@@ -1,7 +1,8 @@
 """Whether steps of a foreign decoder agree with transformers' own attention.
 
-What layers ask of attention is known (`recording`), but not whether they remember something else of
-earlier tokens. So a model is run once, on a few tokens, by both.
+What layers ask of attention is known (`recording`), but not whether something else mixes tokens. So
+a model is run on a few tokens without any attention, where no token may change another, and then
+by steps of ours and by transformers alone.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from rootlace.runtime.contracts.plan import PooledRow, StepPlan
 from rootlace.runtime.model.checkpoint.config import ModelConfig
 from rootlace.runtime.model.decoder.rope import RotaryEmbedding
 from rootlace.runtime.model.decoder.step_input import StepInputBuilder
-from rootlace.runtime.model.foreign.attention import ATTENTION
+from rootlace.runtime.model.foreign.attention import ATTENTION, Call, attending
 from rootlace.runtime.model.foreign.decoder import ForeignDecoder
 from rootlace.runtime.model.kv import pool as kv_pool
 from rootlace.wire.errors import UnsupportedModel
@@ -32,6 +33,10 @@ MOST_APART = {torch.float32: 0.01, torch.bfloat16: 0.15}
 """How far hidden states may be apart, as a share of their length. What mixes texts up changes them
 altogether. In bfloat16 that of the median counts: a token that goes to other experts than before
 changes much, too."""
+MOST_MIXED = 0.01
+"""The same, where nothing is attended to: then only the rounding of products may differ."""
+COMPANY = 12
+"""So many tokens are in a step without attention."""
 
 
 @torch.inference_mode()
@@ -42,8 +47,14 @@ def check_agreement(
     rotary: RotaryEmbedding,
     kernels: KernelSet,
 ) -> None:
-    """Raises `UnsupportedModel` where steps of several texts differ from each text alone. `base`
-    is the model without its head."""
+    """Raises `UnsupportedModel` where tokens are mixed by anything but attention, or steps of
+    several texts differ from each text alone. `base` is the model without its head."""
+    mixed = _mixed(config, base, decoder.dtype)
+    if not mixed <= MOST_MIXED:
+        raise UnsupportedModel(
+            f"{config.file}: its modules mix tokens by something else than attention: hidden "
+            f"states change by {100 * mixed:.3g} % with the other tokens of a step"
+        )
     random = np.random.default_rng(0)
     texts = [random.integers(0, config.spec.vocab_size, count) for count in LENGTHS]
     device = next(base.parameters()).device
@@ -62,12 +73,51 @@ def check_agreement(
             for parts, alone in zip(found, expected, strict=True)
         ]
     )
-    most = apart.max() if decoder.dtype == torch.float32 else apart.median()
+    most = _most(apart, decoder.dtype)
     if not most <= MOST_APART[decoder.dtype]:
         raise UnsupportedModel(
             f"{config.file}: its modules compute something else with our attention than with "
-            f"transformers' own: hidden states differ by {100 * float(most):.3g} %"
+            f"transformers' own: hidden states differ by {100 * most:.3g} %"
         )
+
+
+def _most(apart: torch.Tensor, dtype: torch.dtype) -> float:
+    return float(apart.max() if dtype == torch.float32 else apart.median())
+
+
+def _mixed(config: ModelConfig, base: PreTrainedModel, dtype: torch.dtype) -> float:
+    """How much hidden states change, as a share of their length, where tokens stand elsewhere in a
+    step, beside others, and nobody attends to another token."""
+    random = np.random.default_rng(1)
+    device = next(base.parameters()).device
+    tokens = torch.from_numpy(random.integers(0, config.spec.vocab_size, 2 * COMPANY)).to(device)
+    positions = torch.from_numpy(random.integers(0, config.spec.max_context, 2 * COMPANY))
+    positions = positions.to(device)
+
+    def hidden(which: np.ndarray) -> torch.Tensor:
+        chosen = torch.from_numpy(which).to(device)
+        with attending(_own_value):
+            found: torch.Tensor = base(
+                input_ids=tokens[chosen].unsqueeze(0),
+                position_ids=positions[chosen].unsqueeze(0),
+                use_cache=False,
+            ).last_hidden_state[0]
+        return found.float()
+
+    # Every second token of the other step is of the first one, in another order.
+    same = random.permutation(COMPANY)[: COMPANY // 2]
+    other = np.stack([same, COMPANY + np.arange(COMPANY // 2)], axis=1).ravel()
+    before, after = hidden(np.arange(COMPANY))[same], hidden(other)[::2]
+    return _most((after - before).norm(dim=1) / before.norm(dim=1), dtype)
+
+
+def _own_value(call: Call) -> torch.Tensor:
+    """Each token's own value, by a factor that depends on its query and key."""
+    heads = call.queries.shape[1]
+    keys, values = (
+        part.repeat_interleave(heads // part.shape[1], dim=1) for part in (call.keys, call.values)
+    )
+    return values * (1 + (call.queries[..., :1] - keys[..., -1:]).tanh())
 
 
 def _alone(
