@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -274,6 +275,25 @@ def test_what_options_choose(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
     assert WeightCache.chosen("off") is None
     assert WeightCache.chosen("", 5) == WeightCache(tmp_path / "rootlace" / "weights", 5)
     assert WeightCache.chosen(str(tmp_path)) == WeightCache(tmp_path)
+
+
+def test_reading_ahead_ends_with_the_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By itself: an end in the middle of torch's code would be an abort."""
+    _, cache, path = kept(tmp_path)
+    threads: list[threading.Thread] = []
+    monkeypatch.setattr(threading.Thread, "start", lambda thread: threads.append(thread))
+    assert cache.find(KEY) is not None
+    assert [thread.daemon for thread in threads] == [False]
+    summed: list[torch.Tensor] = []
+    monkeypatch.setattr(torch.Tensor, "sum", lambda piece: summed.append(piece))
+    Entry.read(path).touch()
+    assert summed
+    summed.clear()
+    monkeypatch.setattr(threading, "main_thread", threading.Thread)  # which is not alive
+    Entry.read(path).touch()
+    assert not summed
 
 
 def test_small_models_are_not_kept(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import math
 import mmap
 import os
 import struct
+import threading
 import warnings
 from contextlib import suppress
 from dataclasses import dataclass
@@ -29,7 +30,8 @@ TRAILER = struct.Struct("<32sQ16s")
 """SHA-256 of the table and of samples of the arrays, the table's bytes, `MAGIC`."""
 MAGIC = b"rootlace packed1"
 AT_ONCE = 64 << 20
-"""Bytes that are written before they are sent to the disk: what waits there takes memory."""
+"""Bytes that are written before they are sent to the disk, since what waits there takes memory; and
+that are read before anybody asks whether they are still wanted."""
 DTYPES = {"u8": torch.uint8, "i32": torch.int32, "f32": torch.float32, "bf16": torch.bfloat16}
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
@@ -107,9 +109,12 @@ class Entry:
         return PackedWeights(linears, tensors, self.table.remarks, self.table.arrays)
 
     def touch(self) -> None:
-        """Have the system read what is not in memory yet. Others may use the interpreter."""
+        """Have the system read what is not in memory yet, until the main thread ends. Others may
+        use the interpreter."""
         whole = self._tensor(Array(0, "u8", (self.table.arrays,)))
-        whole[:: mmap.PAGESIZE].sum()
+        for piece in whole.split(AT_ONCE):
+            if threading.main_thread().is_alive():
+                piece[:: mmap.PAGESIZE].sum()
 
     def _linear(self, linear: Linear) -> Packed:
         schemes = None

@@ -74,7 +74,8 @@ class WeightCache:
             return None
         except OSError:
             return None
-        threading.Thread(target=found.touch, name="weights", daemon=True).start()
+        # No daemon: a process that ends while one is in torch's code is aborted.
+        threading.Thread(target=found.touch, name="weights").start()
         return found
 
     def keep(
