@@ -36,6 +36,7 @@ from rootlace.runtime.model.executor.refusals import (
     check_computable,
     check_context_length,
     check_kv_dtype,
+    check_options,
     check_without_native,
 )
 from rootlace.runtime.model.executor.runner import chosen_device, chosen_dtype
@@ -177,6 +178,7 @@ def examine(executor: ExecutorConfig, progress: Progress) -> Report:
 def _read_config(executor: ExecutorConfig) -> ModelConfig:
     config = ModelConfig.read(executor.model)
     check_computable(config)
+    check_options(config, executor)
     check_context_length(executor.context_length, config)
     check_kv_dtype(executor.kv_dtype, config)
     return config

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import logging
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from transformers import AutoConfig, PreTrainedModel
 
 from rootlace.runtime.config import CacheConfig, ExecutorConfig
 from rootlace.runtime.contracts.plan import TokenScores
+from rootlace.runtime.doctor.report import examine
 from rootlace.runtime.model.checkpoint.config import ModelConfig, check_config
 from rootlace.runtime.model.checkpoint.source import model_source
 from rootlace.runtime.model.executor.runner import ModelRunner
@@ -228,8 +230,10 @@ def test_layers_that_have_positions_of_their_own_are_refused(
 @pytest.mark.parametrize("options", [{"quantize": "int8"}, {"kv_dtype": "fp8_e4m3"}])
 def test_options_that_are_for_our_own_decoders(helium: Path, options: dict[str, Any]) -> None:
     (name,) = options
-    with pytest.raises(InvalidRequest, match=f"{name}.* is not supported for HeliumForCausalLM"):
-        runner_of(helium, **options)
+    examined = partial(examine, ExecutorConfig(model=str(helium), **options), lambda *_: None)
+    for start in (partial(runner_of, helium, **options), examined):
+        with pytest.raises(InvalidRequest, match=f"{name}.* not supported for HeliumForCausalLM"):
+            start()
 
 
 def test_a_cache_of_integers(helium: Path) -> None:
