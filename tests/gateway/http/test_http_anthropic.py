@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from rootlace.runtime.gateway.http.anthropic import conversation
 from rootlace.wire.handling import Cache
 from rootlace.wire.protocol import Append, Constraint, Prefill, Text
 from tests.gateway.http.conftest import Served
@@ -198,7 +199,9 @@ async def test_refusals(served: Served, given: dict[str, Any], param: str) -> No
     assert reply["error"]["param"] == param, reply
 
 
-async def test_marks_pin_the_prompt_up_to_them(served: Served) -> None:
+async def test_marks_pin_the_prompt_up_to_them(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def text(content: str, ttl: str = "") -> dict[str, Any]:
         control = {"type": "ephemeral"} | ({"ttl": ttl} if ttl else {})
         return {"type": "text", "text": content, "cache_control": control}
@@ -232,5 +235,9 @@ async def test_marks_pin_the_prompt_up_to_them(served: Served) -> None:
     assert usage["cache_creation"]["ephemeral_1h_input_tokens"] == 8
     assert usage["cache_creation_input_tokens"] == sum(usage["cache_creation"].values())
     many = {"role": "user", "content": [text(str(n)) for n in range(5)]}
+    # What a mark costs grows with the prompt, so what is not marked, or refused, costs nothing.
+    monkeypatch.setattr(conversation, "_differently", None)
     status, error = await post(served, {**ASK, "messages": [many]})
     assert status == 400 and "at most 4 places" in error["error"]["message"]
+    unmarked = {**ASK, "system": [{"type": "text", "text": "rules"}]}
+    assert (await post(served, unmarked))[0] == 200

@@ -14,7 +14,7 @@ from rootlace.runtime.gateway.http.batches.file_store import Bounds, FileStore
 from rootlace.runtime.gateway.http.batches.runner import ROWS_AT_ONCE
 from rootlace.runtime.gateway.http.batches.storage import Storage
 from rootlace.runtime.gateway.keys.key_file import new_key, write_keys
-from rootlace.wire.errors import InvalidRequest, Overloaded
+from rootlace.wire.errors import InvalidRequest, Overloaded, PinRefused
 from tests.gateway.http.conftest import Serve, Served, stop
 from tests.gateway.http.fake_gateway import PAUSE, FakeGateway
 from tests.waiting import soon
@@ -169,6 +169,11 @@ async def test_ends(serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     await until(served, queued.id, "in_progress")
     gateway.fail = None
     await until(served, queued.id, "completed")
+    # One that can never be served as it asks does not.
+    gateway.fail = PinRefused("no room")
+    refused = await until(served, (await start(served, [row("d")])).id, "completed")
+    assert refused.request_counts.failed == 1
+    gateway.fail = None
     empty = await until(served, (await start(served, [""])).id, "failed")
     assert "0 rows" in empty.errors.data[0].message
 

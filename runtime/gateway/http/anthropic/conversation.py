@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from rootlace.runtime.gateway.http.anthropic.body import (
@@ -70,33 +71,49 @@ def chat_request(body: CountBody) -> ChatRequest:
 
 def _pinned(body: CountBody) -> tuple[Pinned, ...]:
     """What `cache_control` marks. Raises InvalidParameter for more marks than Anthropic takes."""
-    found: list[tuple[CacheControl | None, list[dict[str, Any]]]] = []
+    marks = sum(control is not None for control in _controls(body))
+    if marks > MAX_PINS:  # said before any is looked at: each costs as much as the prompt is long
+        raise InvalidParameter(
+            "cache_control", f"at most {MAX_PINS} places can be marked, not {marks}"
+        )
+    if not marks:
+        return ()
+    found: list[tuple[CacheControl, list[dict[str, Any]]]] = []
     whole = _system(body.system)
+    for tool in body.tools or ():
+        if tool.cache_control is not None:
+            found.append((tool.cache_control, _differently(whole)))
     blocks = body.system if isinstance(body.system, list) else []
-    found += [(tool.cache_control, _differently(whole)) for tool in body.tools or ()]
     for end, block in enumerate(blocks, 1):
-        found.append((block.cache_control, _differently(_system(blocks[:end]), inside=True)))
-    last: list[dict[str, Any]] = []
+        if block.cache_control is not None:
+            begun = _system(blocks[:end])
+            found.append((block.cache_control, _differently(begun, inside=True)))
     for index, message in enumerate(body.messages):
-        contents = message.content if isinstance(message.content, list) else []
-        for end, one in enumerate(contents, 1):
+        for end, one in enumerate(_blocks(message), 1):
             control = getattr(one, "cache_control", None)
             if control is not None:
-                part = Message(message.role, contents[:end])
+                part = Message(message.role, _blocks(message)[:end])
                 begun = [*whole, *_messages(part, f"messages[{index}]")]
                 found.append((control, _differently(begun, inside=True)))
         whole += _messages(message, f"messages[{index}]")
-        last = whole
-    found.append((body.cache_control, _differently(last, inside=True)))
-    marked = [(control, messages) for control, messages in found if control is not None]
-    if len(marked) > MAX_PINS:
-        raise InvalidParameter(
-            "cache_control", f"at most {MAX_PINS} places can be marked, not {len(marked)}"
-        )
+    if body.cache_control is not None:
+        found.append((body.cache_control, _differently(whole, inside=True)))
     return tuple(
-        Pinned(messages, Cache("try", _SECONDS[control.ttl or "5m"]))
-        for control, messages in marked
+        Pinned(messages, Cache("try", _SECONDS[control.ttl or "5m"])) for control, messages in found
     )
+
+
+def _controls(body: CountBody) -> Iterator[CacheControl | None]:
+    yield body.cache_control
+    yield from (tool.cache_control for tool in body.tools or ())
+    if isinstance(body.system, list):
+        yield from (block.cache_control for block in body.system)
+    for message in body.messages:
+        yield from (getattr(one, "cache_control", None) for one in _blocks(message))
+
+
+def _blocks(message: Message) -> list[Block]:
+    return message.content if isinstance(message.content, list) else []
 
 
 def _differently(messages: list[dict[str, Any]], inside: bool = False) -> list[dict[str, Any]]:

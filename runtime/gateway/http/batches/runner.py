@@ -23,8 +23,10 @@ from rootlace.runtime.gateway.keys.account import set_caller
 from rootlace.runtime.gateway.rooms import Rooms
 from rootlace.wire.errors import (
     Cancelled,
+    DeadlineImpossible,
     InvalidRequest,
     Overloaded,
+    PinRefused,
     QuotaExceeded,
     RootlaceError,
     ServerUnavailable,
@@ -188,6 +190,8 @@ class Runner:
                     if getattr(body, "stream", None):
                         raise InvalidParameter("stream", "stream: rows are answered whole")
                     return Answer(custom_id, 200, await answering.answer(body))
+            except (PinRefused, DeadlineImpossible) as error:
+                return Answer(custom_id, error.http_status, error_body(error))
             except (Overloaded, ServerUnavailable, Cancelled) as error:
                 tries += not isinstance(error, Overloaded)
                 if tries == TRIES:
