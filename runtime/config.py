@@ -100,6 +100,9 @@ class ExecutorConfig:
     )
     """"auto": that of the model. "fp8_e4m3": a byte per element, scaled per layer and head. "int8",
     "int4": integers, scaled per token and head."""
+    allow_pickle: bool = option(
+        False, "Read pytorch_model.bin where there is no safetensors file: tensors, and no code."
+    )
     quantize: Literal["none", "int8", "int4"] = option(
         "none", "Round weights while they are read: to int8, or to int4 in groups of 128."
     )

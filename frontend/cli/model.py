@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from rootlace.cli.failure import fail
@@ -17,11 +18,11 @@ def described_model(given: str) -> str:
     return _checked(given, model_source, weights=False)
 
 
-def served_model(given: str | None) -> str:
+def served_model(given: str | None, allow_pickle: bool = False) -> str:
     """As `described_model`, None: the embedded demo model; ends the command too if it cannot be
     served."""
     if given is not None:
-        return _checked(given, servable_source)
+        return _checked(given, partial(servable_source, allow_pickle=allow_pickle))
     from rootlace.runtime.assets import demo_model
 
     try:

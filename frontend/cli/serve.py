@@ -74,7 +74,7 @@ def serve(
     configs = []
     for name, given in _named(model or [model_option]):
         own = settings if name is None else {**settings, "served_name": name}
-        folder = served_model(given)  # which may have to be downloaded
+        folder = served_model(given, settings.get("allow_pickle", False))  # may be downloaded
         try:
             config = msgspec.convert(runtime_config(folder, program_address, own), RuntimeConfig)
         except msgspec.ValidationError as error:

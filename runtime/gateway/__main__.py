@@ -32,7 +32,8 @@ def main() -> int:
     except (msgspec.DecodeError, TypeError, ValueError) as error:
         return _refuse(InvalidRequest(f"the configuration cannot be read: {error}"))
     try:
-        check_config(servable_source(config.gateway.model))
+        allow_pickle = config.engine.executor.allow_pickle
+        check_config(servable_source(config.gateway.model, allow_pickle))
         asyncio.run(_run(config))
     except RootlaceError as error:
         return _refuse(error)

@@ -178,7 +178,7 @@ def test_every_option_reaches_the_configuration(
         "--block-size 4 --kv-memory 1.5M --kv-dtype fp8_e4m3 --kernels reference "
         "--max-step-tokens 5 --max-running 6 --max-waiting 0 --policy dfs --no-cache "
         "--constraint-backend llguidance --no-jump-forward --no-overlap --no-cuda-graphs "
-        "--check-invariants"
+        "--check-invariants --allow-pickle"
     )
     gateway, engine = _configured(monkeypatch, str(tiny_model), *options.split())
     folder = str(tiny_model.resolve())
@@ -203,6 +203,7 @@ def test_every_option_reaches_the_configuration(
             kv_dtype="fp8_e4m3",
             kernels="reference",
             cuda_graphs=False,
+            allow_pickle=True,
         ),
         cache=CacheConfig(block_size=4, enabled=False),
         scheduler=SchedulerConfig(

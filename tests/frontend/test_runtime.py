@@ -112,6 +112,7 @@ def test_every_keyword_has_its_place() -> None:
         "dtype": "engine.executor.dtype", "quantize": "engine.executor.quantize",
         "weight_cache": "engine.executor.weight_cache",
         "weight_cache_bytes": "engine.executor.weight_cache_bytes",
+        "allow_pickle": "engine.executor.allow_pickle",
         "device": "engine.executor.device",
         "threads": "engine.executor.threads", "kernels": "engine.executor.kernels",
         "context_length": "engine.executor.context_length",

@@ -6,10 +6,11 @@ Imports no torch, so that a model that is refused is refused at once.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from rootlace.runtime.model.checkpoint.folder import has_weights
 from rootlace.runtime.model.checkpoint.quantised.quantisation import Quantisation
 from rootlace.runtime.model.checkpoint.source import ModelSource, model_source
 from rootlace.runtime.model.families.given import COUNT, TEXT, TEXTS, Given, Kind
@@ -25,7 +26,8 @@ from rootlace.wire.errors import UnsupportedModel
 class ModelConfig:
     """A model. `spec` is what its decoder computes; `checkpoint_dtype` is torch's name of
     the type that weights which are not quantised are stored in, None where the configuration does
-    not say; `quantisation` is how others are stored, None where there are none."""
+    not say; `quantisation` is how others are stored, None where there are none. `allow_pickle`:
+    weights may be read from files of torch."""
 
     source: ModelSource
     spec: ModelSpec
@@ -33,11 +35,12 @@ class ModelConfig:
     bos_token_id: int | None
     eos_token_ids: tuple[int, ...]
     quantisation: Quantisation | None = None
+    allow_pickle: bool = False
 
     @classmethod
-    def read(cls, given: str | Path) -> ModelConfig:
+    def read(cls, given: str | Path, allow_pickle: bool = False) -> ModelConfig:
         """That of the folder or GGUF file that `given` names; see `of`."""
-        return cls.of(model_source(given))
+        return replace(cls.of(model_source(given)), allow_pickle=allow_pickle)
 
     @classmethod
     def of(cls, source: ModelSource) -> ModelConfig:
@@ -65,6 +68,11 @@ class ModelConfig:
     def path(self) -> Path:
         """The folder or file that it is read from."""
         return self.source.path
+
+    @property
+    def has_weights(self) -> bool:
+        """Whether there are weights in files that are read."""
+        return has_weights(self.path, self.allow_pickle)
 
     @property
     def file(self) -> Path:

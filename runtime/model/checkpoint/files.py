@@ -14,7 +14,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from rootlace.runtime.model.checkpoint.expected import FLOATS, Expected, Shape
-from rootlace.runtime.model.checkpoint.folder import INDEX, SINGLE, index_files
+from rootlace.runtime.model.checkpoint.folder import INDEX, PICKLED, SINGLE, index_files, stored_in
+from rootlace.runtime.model.checkpoint.pickled import read_pickled
 from rootlace.runtime.model.gguf.file import GgufFile
 from rootlace.wire.errors import UnsupportedModel
 
@@ -53,7 +54,7 @@ class _Place:
 
 class Checkpoint:
     """The safetensors files of a model folder, or a GGUF file with all of its parts, memory-mapped
-    to be read only.
+    to be read only. Files of torch, where they are allowed and there are no others, torch maps.
 
     A file may be larger than the machine's memory: of a mapping that may be written to, the system
     wants to know at once that it can keep all of it. A file stays mapped as long as this object or
@@ -61,17 +62,17 @@ class Checkpoint:
     would change, or end the process.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, allow_pickle: bool = False) -> None:
         """`path`: the folder, or the GGUF file."""
         self._path = path
         self._folder = path.parent if path.is_file() else path
-        self._files: dict[str, mmap.mmap] = {}
+        self._files: dict[str, mmap.mmap | None] = {}
+        self._pickled: dict[str, torch.Tensor] = {}
         self._places: dict[str, _Place] = {}
         if path.is_file():
             self._open_gguf(path)
         else:
-            for name in self._file_names():
-                self._open(name)
+            self._open_folder(allow_pickle)
         self.types: Mapping[str, str] = {n: place.dtype for n, place in self._places.items()}
         """Of every stored tensor, by the name that safetensors or GGUF has for it."""
 
@@ -105,8 +106,11 @@ class Checkpoint:
         if name not in self._places:
             raise UnsupportedModel(f"{self._path}: weights are missing: {name}")
         place = self._place(name, types)
+        if name in self._pickled:
+            return self._pickled[name].contiguous()
         dtype, shape = place.stored
         memory, count = self._files[place.file], math.prod(shape)
+        assert memory is not None
         if place.begin % dtype.itemsize:  # kernels may expect aligned numbers
             end = place.begin + count * dtype.itemsize
             found = torch.frombuffer(bytearray(memory[place.begin : end]), dtype=dtype)
@@ -128,8 +132,9 @@ class Checkpoint:
         end = place.begin + self.num_bytes(name)
         begin = -(-place.begin // mmap.PAGESIZE) * mmap.PAGESIZE
         length = end // mmap.PAGESIZE * mmap.PAGESIZE - begin
-        if length > 0 and hasattr(mmap, "MADV_DONTNEED"):
-            self._files[place.file].madvise(mmap.MADV_DONTNEED, begin, length)
+        memory = self._files[place.file]
+        if memory is not None and length > 0 and hasattr(mmap, "MADV_DONTNEED"):
+            memory.madvise(mmap.MADV_DONTNEED, begin, length)
 
     def _place(self, name: str, types: frozenset[str]) -> _Place:
         place = self._places[name]
@@ -140,13 +145,14 @@ class Checkpoint:
             )
         return place
 
-    def _file_names(self) -> list[str]:
-        if (self._folder / SINGLE).exists():
-            return [SINGLE]
-        index = self._folder / INDEX
-        if not index.exists():
+    def _open_folder(self, allow_pickle: bool) -> None:
+        first = stored_in(self._folder, allow_pickle)
+        if first is None:
             raise UnsupportedModel(f"{self._folder}: neither {SINGLE} nor {INDEX} is there")
-        return index_files(index)
+        opened = self._open_pickled if first in PICKLED else self._open
+        whole = first in (SINGLE, PICKLED[0])
+        for name in [first] if whole else index_files(self._folder / first):
+            opened(name)
 
     def _open(self, name: str) -> None:
         file = self._folder / name
@@ -166,6 +172,14 @@ class Checkpoint:
         for weight, entry in header.items():
             begin = 8 + size + entry["data_offsets"][0]
             self._places[weight] = _Place(name, entry["dtype"], tuple(entry["shape"]), begin)
+
+    def _open_pickled(self, name: str) -> None:
+        self._files[name] = None
+        for weight, tensor in read_pickled(self._folder / name).items():
+            kind = next((n for n, dtype in _DTYPES.items() if dtype == tensor.dtype), None)
+            shape = tuple(tensor.shape)
+            self._places[weight] = _Place(name, kind or str(tensor.dtype), shape, 0)
+            self._pickled[weight] = tensor
 
     def _open_gguf(self, path: Path) -> None:
         for name, tensor in GgufFile.read(path).tensors.items():

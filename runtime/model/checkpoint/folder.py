@@ -13,6 +13,8 @@ from rootlace.wire.errors import UnsupportedModel
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 """The weights of a folder: one file, or what says which of several each tensor is in."""
+PICKLED = ("pytorch_model.bin", "pytorch_model.bin.index.json")
+"""The same in files of torch, which are read only where that is asked for."""
 TOKENIZERS = ("tokenizer.json", "tokenizer.model")
 """The tokenizer of a folder: the first of these that is there."""
 
@@ -71,10 +73,10 @@ def _model_folder(given: str | Path, folder: Path) -> Path:
     raise _refusal(given, "it has no config.json, so it is not a model folder")
 
 
-def servable_folder(given: str | Path) -> Path:
+def servable_folder(given: str | Path, allow_pickle: bool = False) -> Path:
     """As `model_folder`, of a model that has weights and a tokenizer in files that are read."""
     folder = model_folder(given)
-    if not has_weights(folder):
+    if not has_weights(folder, allow_pickle):
         raise _no_weights(given, folder)
     if not any((folder / name).is_file() for name in TOKENIZERS):
         resave = _RESAVE.format(cls="AutoTokenizer", source=folder, target=folder)
@@ -85,9 +87,15 @@ def servable_folder(given: str | Path) -> Path:
     return folder
 
 
-def has_weights(folder: Path) -> bool:
+def has_weights(folder: Path, allow_pickle: bool = False) -> bool:
     """Whether there are weights in files that are read: a GGUF file always has some."""
-    return folder.is_file() or (folder / SINGLE).is_file() or (folder / INDEX).is_file()
+    return folder.is_file() or stored_in(folder, allow_pickle) is not None
+
+
+def stored_in(folder: Path, allow_pickle: bool) -> str | None:
+    """The file of the weights, or the index of several; None where none is read."""
+    names = (SINGLE, INDEX, *(PICKLED if allow_pickle else ()))
+    return next((name for name in names if (folder / name).is_file()), None)
 
 
 def index_files(index: Path) -> list[str]:
@@ -125,11 +133,12 @@ def _no_weights(given: str | Path, folder: Path) -> UnsupportedModel:
     if pickled:
         target = f"{folder.resolve().name}-safetensors"
         model = _RESAVE.format(cls="AutoModelForCausalLM", source=folder, target=target)
+        allowed = "--allow-pickle (allow_pickle=True) reads the tensors, and runs no code. "
         return _refusal(
             given,
             f"its weights are in {pickled[0].name}: such files can run code when they are read, "
-            f"so only safetensors are. Convert them with: {model} && cp -n {folder}/*token* "
-            f"{target}/",
+            f"so only safetensors are. {allowed if stored_in(folder, True) else ''}Convert them "
+            f"with: {model} && cp -n {folder}/*token* {target}/",
         )
     if any(folder.glob("*.gguf")):
         return _refusal(given, f"it has no safetensors files; {_name_one(folder)}")

@@ -143,7 +143,7 @@ def open_checkpoint(config: ModelConfig, *, compare_ends: bool = True) -> Opened
     """Map the files of a model, and compare what is in them with what its decoder needs. Raises
     `UnsupportedModel`. `compare_ends` False: do not read the embedding and the head to find out
     whether they are tied, but believe the configuration."""
-    checkpoint = Checkpoint(config.path)
+    checkpoint = Checkpoint(config.path, config.allow_pickle)
     spec = _as_named(config.spec, checkpoint)
     storage = Storage(config.path, checkpoint.types, config.quantisation)
     embedding, head = _ends(spec, checkpoint, storage, compare=compare_ends)
@@ -158,7 +158,7 @@ def checkpoint_dtype(config: ModelConfig) -> torch.dtype:
     named = getattr(torch, (config.checkpoint_dtype or "").removeprefix("torch."), None)
     if isinstance(named, torch.dtype):
         return named
-    checkpoint = Checkpoint(config.path)
+    checkpoint = Checkpoint(config.path, config.allow_pickle)
     if config.spec.foreign is not None:
         return checkpoint.tensor(next(iter(checkpoint.types))).dtype
     spec = _as_named(config.spec, checkpoint)

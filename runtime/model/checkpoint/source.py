@@ -134,10 +134,12 @@ def model_source(given: str | Path) -> ModelSource:
     return FolderSource(model_folder(given)) if file is None else GgufSource.read(file)
 
 
-def servable_source(given: str | Path) -> ModelSource:
+def servable_source(given: str | Path, allow_pickle: bool = False) -> ModelSource:
     """As `model_source`, of a model that has weights and a tokenizer in files that are read."""
     file = gguf_file(given)
-    return FolderSource(servable_folder(given)) if file is None else GgufSource.read(file)
+    if file is not None:
+        return GgufSource.read(file)
+    return FolderSource(servable_folder(given, allow_pickle))
 
 
 def _read_json(file: Path) -> dict[str, Any]:

@@ -27,7 +27,7 @@ def packed_weights(
     `quantize` says."""
     if cache is None:
         return pack_weights(packer, config.spec, load())
-    checkpoint = Checkpoint(config.path)
+    checkpoint = Checkpoint(config.path, config.allow_pickle)
     files = checkpoint.files
     try:
         if sum(file.stat().st_size for file in files) < cache.least_bytes:

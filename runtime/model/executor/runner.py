@@ -84,7 +84,7 @@ class ModelRunner:
         device = chosen_device(executor.device)
         if device.type == "cuda":
             torch.cuda.set_device(device)  # what kernels are launched on
-        config = ModelConfig.read(executor.model)
+        config = ModelConfig.read(executor.model, executor.allow_pickle)
         check_computable(config)
         check_options(config, executor)
         dtype = chosen_dtype(executor.dtype, config)

@@ -21,7 +21,6 @@ from rootlace.kernels.reference import REFERENCE
 from rootlace.runtime.contracts.plan import StepPlan
 from rootlace.runtime.model.checkpoint.config import ModelConfig
 from rootlace.runtime.model.checkpoint.files import Checkpoint
-from rootlace.runtime.model.checkpoint.folder import has_weights
 from rootlace.runtime.model.checkpoint.loader import KV_SCALE, KV_SCALES, is_kv_scale
 from rootlace.runtime.model.checkpoint.weights import ModelWeights
 from rootlace.runtime.model.decoder.rope import RotaryEmbedding
@@ -72,9 +71,9 @@ def kv_scales(
 
 def stored_scales(config: ModelConfig, device: torch.device) -> tuple[KVScales, ...] | None:
     """What the checkpoint says; None where it says nothing (or the folder has no checkpoint)."""
-    if not has_weights(config.path):
+    if not config.has_weights:
         return None
-    checkpoint = Checkpoint(config.path)
+    checkpoint = Checkpoint(config.path, config.allow_pickle)
     if not any(is_kv_scale(name) for name in checkpoint.types):
         return None
     return tuple(
