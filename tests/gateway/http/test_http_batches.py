@@ -249,6 +249,8 @@ async def test_each_key_has_its_own_batches(serve: Serve, tmp_path: Path) -> Non
     waiting = await start(served, [row("1"), row("2"), row("3")], key=b)
     while not (await served.openai(b).batches.retrieve(waiting.id)).request_counts.completed:
         await asyncio.sleep(0.01)
+    # Meanwhile the batches of others go on.
+    await until(served, (await start(served, [row("4")], key=a)).id, "completed", key=a)
     await served.openai(b).batches.cancel(waiting.id)
     ended = await until(served, waiting.id, "cancelled", key=b)
     assert ended.request_counts.completed == 1 and ended.request_counts.failed == 0

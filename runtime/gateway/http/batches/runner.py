@@ -1,4 +1,4 @@
-"""Runs batches, one after the other, a few rows at a time."""
+"""Runs batches, those of one API key one after the other, a few rows at a time."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from rootlace.wire.errors import (
 
 log = logging.getLogger(__name__)
 
-# So few that requests of people who wait are hardly slowed.
+# Of all batches together: so few that requests of people who wait are hardly slowed.
 ROWS_AT_ONCE = 4
 MAX_ROWS = 50_000
 RETRY_SECONDS = 1.0
@@ -72,7 +72,10 @@ class _Place:
 
 
 class Runner:
-    """Runs what is unfinished in `storage`, the oldest batch first."""
+    """Runs what is unfinished in `storage`, the oldest batch of each owner first.
+
+    Owners do not wait for each other: rows of one may have to wait for its quota.
+    """
 
     def __init__(
         self, server: Gateway | Rooms, storage: Storage, answers: Mapping[str, Answering]
@@ -81,7 +84,11 @@ class Runner:
         self._storage = storage
         self._answers = answers
         self._more = asyncio.Event()
-        self._running: tuple[Batch, asyncio.Task[None]] | None = None
+        self._working: dict[str, asyncio.Task[None]] = {}
+        """By owner, what finishes a batch."""
+        self._running: dict[str, asyncio.Task[None]] = {}
+        """By the batch's id, its rows."""
+        self._answering = asyncio.Semaphore(ROWS_AT_ONCE)
         self._task = asyncio.create_task(self._run())
 
     def wake(self) -> None:
@@ -92,8 +99,8 @@ class Runner:
         """End a batch; what it has answered so far is kept."""
         batch.enter("cancelling")
         self._storage.batches.put(batch)
-        if self._running is not None and self._running[0] is batch:
-            self._running[1].cancel()
+        if batch.id in self._running:
+            self._running[batch.id].cancel()
 
     async def stop(self) -> None:
         """Stop in the middle: the next server goes on."""
@@ -102,19 +109,34 @@ class Runner:
             await self._task
 
     async def _run(self) -> None:
-        while True:
-            self._more.clear()
-            unfinished = (batch for batch in self._storage.batches.all() if batch.unfinished)
-            if (batch := next(unfinished, None)) is None:
+        try:
+            while True:
+                self._more.clear()
+                for batch in self._storage.batches.all():
+                    if batch.unfinished and batch.owner not in self._working:
+                        self._working[batch.owner] = asyncio.create_task(self._try(batch))
                 await self._more.wait()
-                continue
-            try:
-                await self._finish(batch)
-            except OSError as error:
-                log.exception("batch %s", batch.id)
-                batch.fail("storage_error", str(error))
-                with contextlib.suppress(OSError):
-                    self._storage.batches.put(batch)
+        finally:
+            working = list(self._working.values())
+            for task in working:
+                task.cancel()
+            if working:
+                await asyncio.wait(working)
+
+    async def _try(self, batch: Batch) -> None:
+        """Finish a batch, or note why it cannot be; its owner's next one follows."""
+        try:
+            await self._finish(batch)
+        except Exception as error:
+            log.exception("batch %s", batch.id)
+            batch.fail(
+                "storage_error" if isinstance(error, OSError) else "server_error", str(error)
+            )
+            with contextlib.suppress(OSError):
+                self._storage.batches.put(batch)
+        finally:
+            del self._working[batch.owner]
+            self._more.set()
 
     async def _finish(self, batch: Batch) -> None:
         """Run the batch to one of its ends."""
@@ -124,11 +146,11 @@ class Runner:
                 batch.enter("in_progress")
                 self._storage.batches.put(batch)
                 running = asyncio.create_task(self._rows(batch, results))
-                self._running = batch, running
+                self._running[batch.id] = running
                 try:
                     await asyncio.wait([running])
                 finally:  # cancelled: the server stops
-                    self._running = None
+                    del self._running[batch.id]
                     running.cancel()
                     await asyncio.wait([running])
                 error = None if running.cancelled() else running.exception()
@@ -182,14 +204,15 @@ class Runner:
                 await asyncio.Event().wait()  # the server stops, and cancels this
             try:
                 # A server that stops waits for the rows that have begun.
-                with self._server.drain.request():
-                    row = self._row(batch, line)
-                    custom_id = row.custom_id
-                    answering = self._answers[batch.endpoint]
-                    body = decode_body(row.body, answering.body)
-                    if getattr(body, "stream", None):
-                        raise InvalidParameter("stream", "stream: rows are answered whole")
-                    return Answer(custom_id, 200, await answering.answer(body))
+                async with self._answering:
+                    with self._server.drain.request():
+                        row = self._row(batch, line)
+                        custom_id = row.custom_id
+                        answering = self._answers[batch.endpoint]
+                        body = decode_body(row.body, answering.body)
+                        if getattr(body, "stream", None):
+                            raise InvalidParameter("stream", "stream: rows are answered whole")
+                        return Answer(custom_id, 200, await answering.answer(body))
             except (PinRefused, DeadlineImpossible) as error:
                 return Answer(custom_id, error.http_status, error_body(error))
             except (Overloaded, ServerUnavailable, Cancelled) as error:
