@@ -62,11 +62,13 @@ class Definition:
                 raise TypeError(f"{self.name}() has no parameter {name!r} to bind")
         return type(self)(self.func, {**self.bind_arguments, **arguments})
 
-    def take(self, keyword: str, kwargs: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
+    def take(self, keyword: str, kwargs: Mapping[str, Any]) -> tuple[Any, Mapping[str, Any]]:
         """The value of a `keyword` of `run` (None if it is not there), and the other keywords. It
         is the program's own if it has a parameter of that name."""
+        if keyword not in kwargs or keyword in self.arg_names:
+            return None, kwargs
         rest = dict(kwargs)
-        return (None if keyword in self.arg_names else rest.pop(keyword, None)), rest
+        return rest.pop(keyword), rest
 
     def split(self, kwargs: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         """The program's own arguments, and sampling defaults under canonical names."""

@@ -8,7 +8,7 @@ from typing import Any, TypedDict
 import msgspec
 
 from rootlace.wire.errors import InvalidRequest
-from rootlace.wire.handling import Cache, Handling
+from rootlace.wire.handling import PLAIN, Cache, Handling
 
 NAMES = frozenset(Handling.__struct_fields__)
 
@@ -23,6 +23,8 @@ class HandlingKeywords(TypedDict, total=False):
 
 def handling_of(options: Mapping[str, Any], caller: str) -> Handling:
     """What canonical `options` say. Raises InvalidRequest for a value that makes no sense."""
+    if NAMES.isdisjoint(options):  # as nearly always
+        return PLAIN
     given = {name: options[name] for name in NAMES & options.keys()}
     try:
         return msgspec.convert(given, Handling)

@@ -71,8 +71,10 @@ def normalise(options: Mapping[str, Any], caller: str) -> dict[str, Any]:
     Raises TypeError for a name that is unknown or given twice (once as an alias), and
     InvalidRequest for a value no sampler could use.
     """
-    check_names(options, caller)
     known: dict[str, Any] = {}
+    if not options:
+        return known
+    check_names(options, caller)
     for name, value in options.items():
         if value is None or name in NO_EFFECT:
             continue
@@ -123,8 +125,7 @@ def _check(known: Mapping[str, Any], caller: str) -> None:
     _convert(params, caller)
     if not isinstance(known.get(REPORT, False), bool):
         raise InvalidRequest(f"{caller}: {REPORT} must be True or False, not {known[REPORT]!r}")
-    if handling.NAMES & known.keys():
-        handling.handling_of(known, caller)
+    handling.handling_of(known, caller)
     if TOOL_CHOICE in known and "tools" not in known:
         raise TypeError(f"{caller} got tool_choice without tools")
     given = [name for name in SOURCES if name in known]
