@@ -17,6 +17,7 @@ from rootlace.client.local_channel import LocalChannel
 from rootlace.client.machine import Ask, BranchText
 from rootlace.wire import protocol
 from rootlace.wire.errors import (
+    DeadlineExceeded,
     InvalidRequest,
     Overloaded,
     RootlaceError,
@@ -48,6 +49,7 @@ class _Sample:
 
     text: str = ""
     finish: str = "stop"
+    came: bool = False
 
 
 class OpenAIBackend(RuntimeEndpoint):
@@ -152,14 +154,20 @@ class OpenAIBackend(RuntimeEndpoint):
     ) -> protocol.Generated:
         samples = [_Sample() for _ in range(op.params.n)]
         usage: dict[str, Any] = {}
+        timeout = op.handling.timeout or self._timeout
         try:
-            with self._open(path, body, op.handling.timeout or self._timeout) as response:
+            with self._open(path, body, timeout) as response:
                 for reply in _events(response) if op.stream else [json.load(response)]:
                     usage = reply.get("usage") or usage
                     for choice in reply.get("choices", ()):
                         self._take(choice, samples, op)
+        except TimeoutError:
+            raise self._too_late(timeout) from None
         except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
             raise ServerUnavailable(f"{self.url} answered something else: {error!r}") from error
+        if not all(each.came for each in samples):
+            came = sum(each.came for each in samples)
+            raise ServerUnavailable(f"{self.url} gave {came} samples of {len(samples)}")
         outputs = [
             protocol.Output(each.text, (), "length" if each.finish == "length" else "stop")
             for each in samples
@@ -181,6 +189,7 @@ class OpenAIBackend(RuntimeEndpoint):
         index = choice.get("index", 0)
         text = _text(choice)
         samples[index].text += text
+        samples[index].came = True
         samples[index].finish = choice.get("finish_reason") or samples[index].finish
         if op.stream and text:
             self._channel.tell(protocol.Chunk(op.op, index, text))
@@ -197,7 +206,12 @@ class OpenAIBackend(RuntimeEndpoint):
             kind = _STATUS.get(error.code, ServerUnavailable)
             raise kind(f"{self.url} answered {error.code}: {_reason(error)}") from None
         except (OSError, ValueError) as error:
+            if isinstance(getattr(error, "reason", error), TimeoutError):
+                raise self._too_late(timeout) from None
             raise ServerUnavailable(f"{self.url} does not answer: {error}") from None
+
+    def _too_late(self, timeout: float) -> DeadlineExceeded:
+        return DeadlineExceeded(f"{self.url} has not answered within {timeout:g} s")
 
 
 def _options(params: protocol.SamplingParams) -> dict[str, Any]:

@@ -12,7 +12,13 @@ from typing import Any
 import pytest
 
 import rootlace as rl
-from rootlace.wire.errors import InvalidRequest, Overloaded, ServerUnavailable, Unauthorized
+from rootlace.wire.errors import (
+    DeadlineExceeded,
+    InvalidRequest,
+    Overloaded,
+    ServerUnavailable,
+    Unauthorized,
+)
 
 
 @dataclass
@@ -213,6 +219,24 @@ def test_errors_of_the_server(
     with pytest.raises(rl.ProgramError, match=r"who\?|something else") as caught:
         chat.run("Hello")
     assert isinstance(caught.value.__cause__, error)
+
+
+def test_samples_that_do_not_come_and_answers_that_come_too_late(
+    server: Server, backend: rl.OpenAIBackend
+) -> None:
+    @rl.function
+    def program(s, n):
+        s += rl.user("?") + rl.assistant(rl.gen("x", n=n))
+
+    server.reply = lambda body: (200, {"choices": [{"message": {"content": "a"}}]})
+    with pytest.raises(rl.ProgramError, match="gave 1 samples of 2"):
+        program.run(2)
+    end = threading.Event()
+    server.reply = lambda body: (200, {"choices": []}) if end.wait(60) else (500, {})
+    with pytest.raises(rl.ProgramError, match="within") as caught:
+        program.run(1, timeout=0.05)
+    end.set()
+    assert isinstance(caught.value.__cause__, DeadlineExceeded)
 
 
 def test_a_budget_counts_tokens_without_ids(server: Server, backend: rl.OpenAIBackend) -> None:
