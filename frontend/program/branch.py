@@ -46,6 +46,7 @@ class Branch:
         self.variables: dict[str, Readable] = dict(parent.variables) if parent else {}
         self.defaults: Mapping[str, Any] = parent.defaults if parent else run.defaults
         self.reader = self._reader()
+        self._start = self.transcript.start
         self._parts: list[protocol.Part] = []
         self._caller: Branch | None = None
         self._became: Branch | None = None
@@ -160,6 +161,11 @@ class Branch:
 
     def _quote(self, forks: Sequence[Branch]) -> None:
         self.remote.check_open()
+        if any(fork.transcript.start != fork._start for fork in forks):
+            raise InvalidRequest(
+                "join(): what a fork holds from before a rollback or a choice cannot be quoted; "
+                "append its text(), or gather its variables"
+            )
         self.remote.quote([fork.remote for fork in forks])
         for fork in forks:
             self.transcript.append(fork.transcript.excerpt(fork.transcript.start))

@@ -244,3 +244,21 @@ async def test_a_beam_keeps_the_best_of_each_step(gateway: FakeGateway) -> None:
     counter = itertools.count()
     assert (await asynchronous.run_async()).text() == "|133"
     eventually(lambda: gateway.open_branches == 0)
+
+
+def test_texts_of_forks_that_went_back_are_joined_whole_or_not_at_all() -> None:
+    @rl.function
+    def program(s, before):
+        s += "root"
+        forks = s.fork(2)
+        for fork in forks:
+            fork += before
+            mark = fork.mark()
+            fork += "left"
+            fork.rollback(mark)
+            fork += "more"
+        forks.join("concate_and_append")
+
+    assert program.run("").text() == "rootmoremore"
+    with pytest.raises(InvalidRequest, match="cannot be quoted"):
+        program.run("before")
