@@ -162,8 +162,8 @@ class Function(Definition):
         """The program as a graph, without running it. Missing arguments stay symbolic."""
         from rootlace.trace.tracer import trace
 
-        _, kwargs = self.take("adapter", kwargs)
-        values, _ = self.split(kwargs)
+        _, rest = self.take("adapter", kwargs)
+        values, _ = self.split(rest)
         return trace(self, args, values)
 
     def cache(self, backend: Any = None, adapter: str | None = None) -> str:
