@@ -28,7 +28,7 @@ class Update(msgspec.Struct, omit_defaults=True, eq=False, tag="update"):
     by a token, that token is in `token_ids` and `matched` names it. `forced` are the indices,
     ascending, of those of `token_ids` that the constraint forced. `cached_tokens` and `queued`
     (seconds from arrival to admission) come with the first update, and so does `report`, if the
-    request asks for it.
+    request asks for it. `pin`, the id of what it pinned, comes then or with `finish`.
 
     `scores` has one row per token of `token_ids`. `prompt_targets` (int32) are the prompt's tokens
     from index `prompt_logprobs_from` on, and `prompt_scores` has one row for each of them but for
@@ -49,6 +49,7 @@ class Update(msgspec.Struct, omit_defaults=True, eq=False, tag="update"):
     finish: str | None = None
     matched: int | None = None
     vector: np.ndarray | None = None
+    pin: str = ""
     code: str = ""
     error: str = ""
 

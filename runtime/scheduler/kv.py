@@ -131,8 +131,8 @@ class KVStore:
         """Hold the sequence's prompt, which is in the tree; `check_pin` was asked before."""
         prompt = sequence.tokens[: sequence.prompt_len]
         seconds = sequence.request.handling.cache.ttl or PIN_SECONDS
-        name = pin_id(sequence.namespace, prompt)
-        self.pins.hold(name, sequence.namespace, prompt, seconds, sequence.program)
+        sequence.pin = pin_id(sequence.namespace, prompt)
+        self.pins.hold(sequence.pin, sequence.namespace, prompt, seconds, sequence.program)
 
     def expire(self) -> None:
         """Let go of pins, and forget tokens, that have had their time."""

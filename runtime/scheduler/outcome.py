@@ -55,6 +55,7 @@ def last_update(sequence: Sequence, ending: Ending) -> Update:
     update = Update(sequence.rid) if failed else _tokens(sequence, sequence.length)
     update.finish, update.matched = ending.finish, ending.matched
     update.code, update.error = ending.code, ending.error
+    update.pin = sequence.pin
     if sequence.pool is not None and not failed:
         update.vector = sequence.pool.vector()
     return update
@@ -78,6 +79,7 @@ def add_prompt_figures(sequence: Sequence, update: Update) -> None:
     update.cached_tokens = sequence.cached_tokens
     update.queued = sequence.queued
     update.report = sequence.report
+    update.pin = sequence.pin
     first, stop = sequence.score_from, sequence.prompt_len
     scored = sum(len(part.logprobs) for part in sequence.prompt_scores)
     # If it is aborted, some may still be under way.

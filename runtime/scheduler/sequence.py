@@ -74,6 +74,7 @@ class Sequence:
         "params",
         "penalised",
         "pending",
+        "pin",
         "pinned",
         "plain",
         "pool",
@@ -191,6 +192,8 @@ class Sequence:
         """Its prompt is not pinned, or not any more."""
         self.pinned = not self.request.handling.cache.pin
         """Whether its prompt is pinned, or need not be."""
+        self.pin = ""
+        """The id of its pin, once there is one."""
 
     def forget_kv(self) -> None:
         """Start without KV; tokens, scores and counts stay."""

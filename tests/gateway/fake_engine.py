@@ -204,6 +204,7 @@ class FakeEngine:
             cached_tokens=len(prompt) // 2 if first else None,
             forced=forced,
             queued=0.001 if first else None,
+            pin="p1" if first and request.handling.cache.pin is True else "",
             report=made_up_report(request.token_ids) if first and request.report else None,
             finish=finish,
             matched=matched,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from rootlace.runtime.contracts.request import pin_id
 from rootlace.wire.handling import Cache, Handling
 from rootlace.wire.protocol import (
     Append,
@@ -15,6 +14,8 @@ from rootlace.wire.protocol import (
     SamplingParams,
 )
 from tests.gateway.operations import MakeClient, failed, text
+
+TRY = Cache(pin="try")
 
 
 async def test_an_operation_ends_at_its_deadline_and_with_it_its_branch(
@@ -57,7 +58,11 @@ async def test_pins_reach_the_engine_and_are_named(client: MakeClient) -> None:
     generated = await c.result(4)
     assert isinstance(generated, Generated) and isinstance(await c.result(3), Done)
     assert [request.handling for request in c.engine.submitted] == [pin, pin]
-    assert generated.pin == pin_id("n", c.engine.submitted[1].token_ids)
+    assert generated.pin == "p1"
+    # For one that it only tries the engine finds no room.
+    c.send(Generate(5, 1, params=SamplingParams(max_tokens=1), handling=Handling(cache=TRY)))
+    refused = await c.result(5)
+    assert isinstance(refused, Generated) and not refused.pin
 
 
 async def test_what_is_not_shared_has_a_namespace_until_its_last_branch_is_closed(

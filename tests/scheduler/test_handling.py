@@ -125,9 +125,13 @@ def test_when_there_are_as_many_pins_as_may_be_one_can_be_renewed(
     monkeypatch.setattr("rootlace.runtime.scheduler.kv.MAX_PINS", 1)
     world, pinned = World(), Handling(cache=Cache(pin=True))
     world.run([1] * 8, 1, handling=pinned)
-    until = world.scheduler.kv.pins.all()[0].until
-    assert world.run([1] * 8, 1, handling=pinned).finish == "length"
-    assert world.scheduler.kv.pins.all()[0].until > until
+    (pin,) = world.scheduler.kv.pins.all()
+    until = pin.until
+    renewed = world.run([1] * 8, 1, handling=pinned)
+    assert renewed.finish == "length" and {one.pin for one in renewed.updates} == {pin.id}
+    assert pin.until > until
+    tried = world.run([2] * 8, 1, handling=Handling(cache=Cache(pin="try")))
+    assert tried.finish == "length" and {one.pin for one in tried.updates} == {""}
     with pytest.raises(PinRefused):
         world.submit([2] * 8, 1, handling=pinned)
 

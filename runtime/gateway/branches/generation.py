@@ -10,7 +10,7 @@ from functools import partial
 import msgspec
 import numpy as np
 
-from rootlace.runtime.contracts.request import NO_TOKENS, Request, kv_namespace, pin_id
+from rootlace.runtime.contracts.request import NO_TOKENS, Request
 from rootlace.runtime.contracts.update import Update
 from rootlace.runtime.gateway.branches.branch import Branch
 from rootlace.runtime.gateway.branches.cache_texts import with_texts
@@ -53,6 +53,7 @@ class Generation:
         self._cached: int | None = None
         self._tells = op.tell_cached
         self._report: CacheReport | None = None
+        self._pin = ""
         self._started = 0.0
         self._queued = 0.0
         self._first_token: float | None = None
@@ -117,6 +118,7 @@ class Generation:
                 self._queued = update.queued
             if update.report is not None:
                 self._report = update.report
+            self._pin = update.pin or self._pin
             if scores := update.prompt_token_scores():
                 # They come in one update, and again if the engine died and the request is replayed.
                 self._prompt_logprobs = tuple(
@@ -188,10 +190,9 @@ class Generation:
         if report is not None:
             advice = "" if finding is None else finding.says
             report = with_texts(report, prompt, self._core.tokenizer, advice)
-        pin = ""
-        if self._op.handling.cache.pin:
-            pin = pin_id(kv_namespace(self._branch.namespace, self._branch.adapter), prompt)
-        return Generated(self._op.op, outputs, usage, timing, self._prompt_logprobs, report, pin)
+        return Generated(
+            self._op.op, outputs, usage, timing, self._prompt_logprobs, report, self._pin
+        )
 
 
 def _for_sample(params: SamplingParams, index: int) -> SamplingParams:
