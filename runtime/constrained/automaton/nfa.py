@@ -33,8 +33,9 @@ ACCEPT = 0
 ByteEdge = tuple[int, int, tuple[int, ...]]
 """First byte, last byte, items after them (ascending)."""
 
-_FOLLOWERS_PER_LEAF = 64
-"""Bounds what the followers of all leaves take together: `(a?b?){10000}` is quadratic."""
+_MAX_FOLLOWERS = 1 << 15
+"""Bounds what the followers of all leaves take together: `(a?b?){10000}` is quadratic. They may all
+be found for one mask, and a step would wait for that."""
 
 
 class Words:
@@ -148,7 +149,7 @@ class Nfa:
                         seen.add(target)
                         stack.append(target)
         self._followers += len(found)
-        if self._followers > _FOLLOWERS_PER_LEAF * self._max_leaves:
+        if self._followers > _MAX_FOLLOWERS:
             raise TooLarge("the positions of the pattern have too many followers")
         entries = self._entries[node] = tuple(sorted(found))
         return entries
