@@ -142,7 +142,8 @@ class ConstraintConfig:
 
     `backend="auto"` takes our automaton for regular constraints of modest size, and llguidance for
     the rest; "outlines_core" is for compatibility (regular constraints only). Compilation of one
-    constraint ends with `InvalidConstraint` after `compile_seconds` or `compile_memory_bytes`.
+    constraint ends with `InvalidConstraint` after `compile_memory_bytes`, and with
+    `ServerUnavailable` after `compile_seconds` of a processor.
     `max_states` and `max_table_bytes` bound one automaton; beyond them llguidance takes over.
     At most `cache_size` grammars of about `cache_bytes` are kept for later requests.
     `max_retreats` bounds how often a check may retract the text of one request. Automata of at most

@@ -13,7 +13,7 @@ TICK_SECONDS = 0.5
 
 class Job(Protocol):
     started: float | None
-    """When its bounded part began (`time.monotonic`), set by whoever runs it."""
+    """When its bounded part began (`time.thread_time`), set by whoever runs it."""
 
 
 J = TypeVar("J", bound=Job)
@@ -22,8 +22,8 @@ J = TypeVar("J", bound=Job)
 class Lane(Generic[J]):
     """`threads` daemon threads that call `work(job)`, in order; started at the first job.
 
-    A job that takes more than `seconds` is handed to `overdue` (on another thread); the thread that
-    runs it gets a successor, and ends once the job returns. Neither function may raise.
+    A job that computes for more than `seconds` is handed to `overdue` (on another thread); the
+    thread that runs it gets a successor, and ends once the job returns. Neither function may raise.
     """
 
     def __init__(
@@ -95,14 +95,22 @@ class Lane(Generic[J]):
                 if self._closed:
                     return
                 self._changed.wait(TICK_SECONDS if self._running else None)
-                limit = time.monotonic() - self._seconds
                 late = {
                     thread: job
                     for thread, job in self._running.items()
-                    if job.started is not None and job.started < limit
+                    if job.started is not None
+                    and _thread_time(thread) - job.started > self._seconds
                 }
                 for thread in late:
                     del self._running[thread]
                     self._spawn(self._loop)
             for job in late.values():
                 self._overdue(job)
+
+
+def _thread_time(thread: threading.Thread) -> float:
+    """What `time.thread_time` says in a thread that is running."""
+    assert thread.ident is not None
+    if not hasattr(time, "pthread_getcpuclockid"):
+        return 0.0  # such a system does not say: nothing is ever overdue
+    return time.clock_gettime(time.pthread_getcpuclockid(thread.ident))

@@ -18,11 +18,11 @@ import numpy as np
 from rootlace.runtime.config import ConstraintConfig
 from rootlace.runtime.constrained.automaton.dfa import LazyDfa
 from rootlace.runtime.constrained.automaton.limits import TooLarge
-from rootlace.runtime.constrained.service.lane import Lane
 from rootlace.runtime.constrained.tokens import bitmask
 from rootlace.runtime.constrained.tokens.byte_trie import ByteTrie
 from rootlace.runtime.constrained.tokens.classes import TokenClasses, token_classes
 from rootlace.runtime.contracts.plan import SteppedAutomaton
+from rootlace.runtime.lane import Lane
 
 log = logging.getLogger(__name__)
 

@@ -15,15 +15,22 @@ import msgspec
 from rootlace.runtime.config import ConstraintConfig
 from rootlace.runtime.constrained.service.build import check_size
 from rootlace.runtime.constrained.service.compiler import GrammarCompiler
-from rootlace.runtime.constrained.service.lane import Lane
 from rootlace.runtime.constrained.service.suspicion import is_suspicious
 from rootlace.runtime.constrained.service.trial import Setup
-from rootlace.runtime.constrained.service.trial_process import TrialProcess, too_much
+from rootlace.runtime.constrained.service.trial_process import (
+    OutOfTime,
+    TrialProcess,
+    too_much_memory,
+)
 from rootlace.runtime.contracts.matcher import Grammar
+from rootlace.runtime.lane import Lane
 from rootlace.wire.errors import InvalidConstraint, ServerUnavailable
 from rootlace.wire.protocol import Constraint
 
 MAX_REMEMBERED_FAILURES = 256
+QUICK_SECONDS = 0.25
+"""A trial that takes longer does not go on ahead of others."""
+STOPPING = "the runtime is stopping"
 
 
 @dataclass(eq=False)
@@ -31,16 +38,20 @@ class _Compilation:
     constraint: Constraint
     future: Future[Grammar] = field(default_factory=Future)
     started: float | None = None
+    takes_long: bool = False
+    """Whether a quick trial was not enough."""
 
 
 class CompileService:
     """Compiles constraints for the engine. Thread-safe.
 
     Ordinary constraints are compiled by `config.compile_threads` threads. Suspicious ones (see
-    `suspicion`) go to a thread of their own, which compiles each in a child process first, where
-    time and memory end with the process: neither the engine nor an ordinary constraint waits.
+    `suspicion`) are tried in a child process first, where time and memory end with the process:
+    neither the engine nor an ordinary constraint waits. One that is not done after `QUICK_SECONDS`
+    is tried anew behind others of its kind, in another child, so no quick one waits for it.
     Should an ordinary one turn out to be slow after all, it fails at the same bound, and another
-    thread takes the place of the one that is stuck with it. Failures are remembered, too.
+    thread takes the place of the one that is stuck with it. Time is that of the processor, however
+    busy the machine is. Failures are remembered, unless time ran out.
     """
 
     def __init__(self, compiler: Callable[[], GrammarCompiler], config: ConstraintConfig) -> None:
@@ -53,7 +64,7 @@ class CompileService:
         self._lock = threading.Lock()
         self._pending: dict[Constraint, Future[Grammar]] = {}
         self._failed: OrderedDict[bytes, str] = OrderedDict()
-        self._trial = TrialProcess(self._setup, config)
+        self._trial, self._long_trial = (TrialProcess(self._setup, config) for _ in range(2))
         self._ordinary: Lane[_Compilation] = Lane(
             "compile",
             max(config.compile_threads, 1),
@@ -62,6 +73,7 @@ class CompileService:
             config.compile_seconds,
         )
         self._suspicious: Lane[_Compilation] = Lane("compile-suspicious", 1, self._try)
+        self._long: Lane[_Compilation] = Lane("compile-long", 1, self._try)
 
     @property
     def trial_pid(self) -> int | None:
@@ -92,15 +104,17 @@ class CompileService:
             known = str(error)
         if known is not None:
             self._settle(job, InvalidConstraint(known))
-        elif not self._ordinary.put(job):
-            self._settle(job, ServerUnavailable("the runtime is stopping"))
+        else:
+            self._put(self._ordinary, job)
         return job.future
 
     def close(self) -> None:
         """End the child process; what is not compiled yet fails with ServerUnavailable."""
-        for job in (*self._ordinary.close(), *self._suspicious.close()):
-            self._settle(job, ServerUnavailable("the runtime is stopping"))
+        for lane in (self._ordinary, self._suspicious, self._long):
+            for job in lane.close():
+                self._settle(job, ServerUnavailable(STOPPING))
         self._trial.close()
+        self._long_trial.close()
 
     # ------------------------------------------------------------ in the workers
 
@@ -110,35 +124,51 @@ class CompileService:
         except Exception as error:
             self._settle(job, error)
             return
-        job.started = time.monotonic()
+        job.started = time.thread_time()
         # outlines-core builds all of its index at once, and does not let go of the interpreter.
         if self._config.backend == "outlines_core" or is_suspicious(job.constraint):
-            if not self._suspicious.put(job):
-                self._settle(job, ServerUnavailable("the runtime is stopping"))
+            self._put(self._suspicious, job)
         else:
             self._finish(job, lambda: compiler.compile(job.constraint))
 
+    def _put(self, lane: Lane[_Compilation], job: _Compilation) -> None:
+        if not lane.put(job):
+            self._settle(job, ServerUnavailable(STOPPING))
+
     def _try(self, job: _Compilation) -> None:
         def compiled() -> Grammar:
-            self._trial.run(job.constraint)
+            if job.takes_long:
+                self._long_trial.run(job.constraint, self._config.compile_seconds)
+            else:
+                quick = min(QUICK_SECONDS, self._config.compile_seconds)
+                self._trial.run(job.constraint, quick)
             return self._made().compile(job.constraint)
 
         self._finish(job, compiled)
 
     def _finish(self, job: _Compilation, compiled: Callable[[], Grammar]) -> None:
         try:
-            self._settle(job, compiled())
+            grammar = compiled()
+            # The first mask may take longer than all of the rest: no step waits for it.
+            grammar.matcher().allowed_mask()
+            self._settle(job, grammar)
         except InvalidConstraint as error:
             self._remember(job, error)
         except RecursionError:
             self._remember(job, InvalidConstraint(f"{job.constraint.kind}: nested too deeply"))
         except MemoryError:
-            self._remember(job, too_much(job.constraint, self._config, "compile_memory_bytes"))
+            self._remember(job, too_much_memory(job.constraint, self._config))
+        except OutOfTime as error:
+            if job.takes_long:
+                self._settle(job, error)
+            else:
+                job.takes_long = True
+                self._put(self._long, job)
         except Exception as error:
             self._settle(job, error)
 
     def _give_up(self, job: _Compilation) -> None:
-        self._remember(job, too_much(job.constraint, self._config, "compile_seconds"))
+        self._settle(job, OutOfTime(job.constraint))
 
     def _remember(self, job: _Compilation, error: InvalidConstraint) -> None:
         with self._lock:

@@ -1,12 +1,13 @@
 """The child process in which suspicious constraints are compiled first; `trial_process` starts it.
 
 It gets the vocabulary once, then constraints one at a time, and says of each whether it compiles.
-Its address space and its time are bounded by the operating system, which ends it beyond. Time that
-it waits for a processor does not count: how long a constraint takes must not depend on what else
-the machine does. But an alarm ends it some time after the bound, whatever it waits for.
+Each is compiled in a fork of its own, whose address space and time are bounded by the operating
+system, which ends it beyond. Time that it waits for a processor does not count: how long a
+constraint takes must not depend on what else the machine does. But an alarm ends it some time after
+the bound, whatever it waits for.
 
 Its standard input is one end of a `multiprocessing.Pipe`: messages in MessagePack go both ways.
-When it ends, the parent has, and the child exits.
+When it ends, the parent has, and the child exits with its fork.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import signal
 import sys
 import threading
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import psutil
@@ -33,7 +34,7 @@ from rootlace.wire.protocol import Constraint
 WARM_UP = (Constraint("regex", "a"), Constraint("ebnf", 'root ::= "a" root "b" | "c"'))
 
 OUT_OF_TIME = (signal.SIGPROF, signal.SIGALRM)
-"""The signals that end the child when it has computed, or waited, for too long."""
+"""The signals that end a fork when it has computed, or waited, for too long."""
 
 
 class Setup(msgspec.Struct, frozen=True):
@@ -46,11 +47,18 @@ class Setup(msgspec.Struct, frozen=True):
     documents: dict[str, object]
 
 
+class Trial(msgspec.Struct, frozen=True):
+    """Any later message to the child."""
+
+    constraint: Constraint
+    seconds: float
+
+
 class Verdict(msgspec.Struct, frozen=True):
     """The child's answer: `error` is why the constraint does not compile, empty if it does."""
 
     error: str = ""
-    out_of_memory: bool = False
+    exceeded: Literal["", "time", "memory"] = ""
 
 
 # ---------------------------------------------------------------- the child
@@ -64,7 +72,8 @@ def main() -> int:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, OUT_OF_TIME)  # the parent may have blocked them
     parent: Connection[Any, Any] = Connection(0)
     messages: queue.SimpleQueue[bytes] = queue.SimpleQueue()
-    threading.Thread(target=_read_all, args=(parent, messages), daemon=True).start()
+    forks: list[int] = []
+    threading.Thread(target=_read_all, args=(parent, messages, forks), daemon=True).start()
     setup = msgspec.msgpack.decode(messages.get(), type=Setup)
     compiler = GrammarCompiler(
         Vocabulary(setup.tokenizer_json, setup.size, setup.eos_token_ids),
@@ -73,14 +82,25 @@ def main() -> int:
     )
     for constraint in WARM_UP:  # what is built once is built now
         attempt(compiler, constraint)
-    _limit_memory(setup.config.compile_memory_bytes)
+    os.nice(5)  # the engine's steps go first
     parent.send_bytes(msgspec.msgpack.encode(Verdict()))
     while True:
-        constraint = msgspec.msgpack.decode(messages.get(), type=Constraint)
-        _set_alarms(setup.config.compile_seconds, 2 * setup.config.compile_seconds + 1)
-        verdict = attempt(compiler, constraint)
-        _set_alarms(0, 0)
-        parent.send_bytes(msgspec.msgpack.encode(verdict))
+        trial = msgspec.msgpack.decode(messages.get(), type=Trial)
+        fork = os.fork()
+        if not fork:
+            _limit_memory(setup.config.compile_memory_bytes)
+            _set_alarms(trial.seconds, 8 * trial.seconds + 1)
+            verdict = attempt(compiler, trial.constraint)
+            _set_alarms(0, 0)
+            parent.send_bytes(msgspec.msgpack.encode(verdict))
+            os._exit(0)
+        forks.append(fork)
+        _, status = os.waitpid(forks[0], 0)
+        forks.clear()
+        if status:  # beyond its memory, it may also end where nothing could catch that
+            late = os.WIFSIGNALED(status) and os.WTERMSIG(status) in OUT_OF_TIME
+            verdict = Verdict(exceeded="time" if late else "memory")
+            parent.send_bytes(msgspec.msgpack.encode(verdict))
 
 
 def _set_alarms(computing: float, in_all: float) -> None:
@@ -93,7 +113,7 @@ def attempt(compiler: GrammarCompiler, constraint: Constraint) -> Verdict:
     try:
         compiler.build(constraint).matcher().allowed_mask()
     except MemoryError:
-        return Verdict(out_of_memory=True)
+        return Verdict(exceeded="memory")
     except RootlaceError as error:
         return Verdict(error=str(error))
     except RecursionError:
@@ -101,9 +121,11 @@ def attempt(compiler: GrammarCompiler, constraint: Constraint) -> Verdict:
     return Verdict()
 
 
-def _read_all(parent: Connection[Any, Any], messages: queue.SimpleQueue[bytes]) -> None:
-    """Ends the process with the parent, and also where a message does not fit into memory: nobody
-    would read the next one."""
+def _read_all(
+    parent: Connection[Any, Any], messages: queue.SimpleQueue[bytes], forks: list[int]
+) -> None:
+    """Ends the process, and `forks`, with the parent, and also where a message does not fit into
+    memory: nobody would read the next one."""
     status = 1
     try:
         while True:
@@ -111,6 +133,9 @@ def _read_all(parent: Connection[Any, Any], messages: queue.SimpleQueue[bytes]) 
     except (EOFError, OSError):
         status = 0
     finally:
+        for fork in forks:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(fork, signal.SIGKILL)
         os._exit(status)
 
 

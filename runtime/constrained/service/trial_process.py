@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import signal
 import subprocess
 import threading
 from collections.abc import Callable
@@ -14,7 +16,7 @@ import msgspec
 
 from rootlace.runtime import processes
 from rootlace.runtime.config import ConstraintConfig
-from rootlace.runtime.constrained.service.trial import OUT_OF_TIME, Setup, Verdict
+from rootlace.runtime.constrained.service.trial import Setup, Trial, Verdict
 from rootlace.wire.errors import InternalError, InvalidConstraint, ServerUnavailable
 from rootlace.wire.protocol import Constraint
 
@@ -42,22 +44,20 @@ class TrialProcess:
         child = self._child
         return None if child is None or self._ended else child.process.pid
 
-    def run(self, constraint: Constraint) -> None:
-        """Raises InvalidConstraint with the reason, or the bound, if it does not compile."""
+    def run(self, constraint: Constraint, seconds: float) -> None:
+        """Raises InvalidConstraint with the reason, or the bound, if it does not compile, and
+        OutOfTime where that takes more than `seconds` of a processor."""
         child = self._child if self._child is not None else self._start()
         try:
-            # The child ends itself long before that, unless somebody has suspended it.
-            verdict = _ask(child, constraint, 10 + 4 * self._config.compile_seconds)
-        except (EOFError, OSError) as error:
-            status = self._kill()
-            if isinstance(error, TimeoutError) or -status in OUT_OF_TIME:
-                raise too_much(constraint, self._config, "compile_seconds") from None
-            # It ran out of memory where nothing could catch that.
-            raise too_much(constraint, self._config, "compile_memory_bytes") from None
-        if verdict.out_of_memory:
-            # What the allocator holds on to must not count against the next trial.
+            # The child answers long before that, unless somebody has suspended it.
+            verdict = _ask(child, Trial(constraint, seconds), 10 + 10 * seconds)
+        except (EOFError, OSError):
             self._kill()
-            raise too_much(constraint, self._config, "compile_memory_bytes")
+            raise OutOfTime(constraint) from None
+        if verdict.exceeded == "time":
+            raise OutOfTime(constraint)
+        if verdict.exceeded == "memory":
+            raise too_much_memory(constraint, self._config)
         if verdict.error:
             raise InvalidConstraint(verdict.error)
 
@@ -66,18 +66,15 @@ class TrialProcess:
         with self._lock:
             self._ended = True
             if self._child is not None:
-                self._child.process.kill()
-                self._child.process.wait()
+                _end(self._child.process)
 
-    def _kill(self) -> int:
-        """The next trial starts another child. Returns this one's exit status."""
+    def _kill(self) -> None:
+        """The next trial starts another child."""
         with self._lock:
             child, self._child = self._child, None
         assert child is not None
-        child.process.kill()
-        status = child.process.wait()
+        _end(child.process)
         child.pipe.close()
-        return status
 
     def _start(self) -> _Child:
         setup = self._setup()
@@ -88,7 +85,9 @@ class TrialProcess:
                 raise ServerUnavailable("the runtime is stopping")
             command = processes.child_command("rootlace.runtime.constrained.service.trial")
             # What a library may print goes to standard error.
-            process = subprocess.Popen(command, stdin=theirs.fileno(), stdout=2)
+            process = subprocess.Popen(
+                command, stdin=theirs.fileno(), stdout=2, start_new_session=True
+            )
             child = self._child = _Child(process, ours)
             unless_started.pop_all()
         try:
@@ -101,14 +100,27 @@ class TrialProcess:
         return child
 
 
-def too_much(constraint: Constraint, config: ConstraintConfig, bound: str) -> InvalidConstraint:
-    """Compiling takes more than `bound` ("compile_seconds" or "compile_memory_bytes")."""
-    time, memory = f"{config.compile_seconds:g} seconds", config.compile_memory_bytes >> 20
-    much = time if bound == "compile_seconds" else f"{memory} MiB of memory"
-    return InvalidConstraint(f"{constraint.kind}: compiling it takes more than {much} ({bound})")
+class OutOfTime(ServerUnavailable):
+    """Compiling took longer than it may. That is no fault of the constraint's, and not remembered
+    as one."""
+
+    def __init__(self, constraint: Constraint) -> None:
+        super().__init__(f"{constraint.kind}: compilation took too long, try again")
 
 
-def _ask(child: _Child, message: Setup | Constraint, seconds: float) -> Verdict:
+def too_much_memory(constraint: Constraint, config: ConstraintConfig) -> InvalidConstraint:
+    memory = f"{config.compile_memory_bytes >> 20} MiB of memory (compile_memory_bytes)"
+    return InvalidConstraint(f"{constraint.kind}: compiling it takes more than {memory}")
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End the child and what it has forked, which is its process group."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def _ask(child: _Child, message: Setup | Trial, seconds: float) -> Verdict:
     """The child's answer. Raises TimeoutError if there is none for `seconds`, and EOFError or
     OSError if the child has ended."""
     child.pipe.send_bytes(msgspec.msgpack.encode(message))
