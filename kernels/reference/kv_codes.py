@@ -8,7 +8,7 @@
 With codes of b bits. What is read is within scale / 2 of x (and the last place of float32), since
 no x lies outside offset ... offset + (2^b - 1) scale. `code * scale` has at most 16 bits and is
 exact in float32, so it makes no difference whether the sum is fused with it. Numbers that are not
-finite make all numbers of their head NaN.
+finite, or that lie further apart than float32 reaches, make all numbers of their head NaN.
 
 Nothing but the token decides what is stored, and attention reads what is stored also for the tokens
 of its own step: results depend neither on chunks nor on company, nor on where blocks begin.

@@ -52,7 +52,7 @@ def quantised_linear_kernel(
     scales,  # [OUTPUTS, GROUPS]
     offsets,  # the same, or nothing
     units,  # [OUTPUTS, UNITS] of scales, or nothing
-    offset_units,  # the same of offsets
+    offset_units,  # [OUTPUTS, OFFSET_UNITS] of offsets, or nothing
     order,  # [INPUTS] int32, or nothing
     bias,  # [OUTPUTS], or nothing
     out,  # [T, OUTPUTS]
@@ -63,6 +63,7 @@ def quantised_linear_kernel(
     OUTPUTS: tl.constexpr,
     GROUPS: tl.constexpr,
     UNITS: tl.constexpr,
+    OFFSET_UNITS: tl.constexpr,
     FP8: tl.constexpr,
     NATIVE: tl.constexpr,
     BLOCK_M: tl.constexpr,
@@ -94,7 +95,9 @@ def quantised_linear_kernel(
         group = (k // (INPUTS // GROUPS))[None, :]
         weight = number * _numbers(scales, units, output[:, None], group, inside, GROUPS, UNITS)
         if offsets is not None:
-            weight += _numbers(offsets, offset_units, output[:, None], group, inside, GROUPS, UNITS)
+            weight += _numbers(
+                offsets, offset_units, output[:, None], group, inside, GROUPS, OFFSET_UNITS
+            )
         acc = dot(a, tl.trans(round_to(weight, a.dtype)), acc)
     if bias is not None:
         acc += tl.load(bias + output, mask=output < OUTPUTS, other=0).to(tl.float32)[None, :]
@@ -151,7 +154,8 @@ def _multiply(x: torch.Tensor, weight: Quantised, out: torch.Tensor) -> None:
         INPUTS=inputs,
         OUTPUTS=outputs,
         GROUPS=weight.scales.shape[1],
-        UNITS=1 if weight.units is None else weight.units.shape[1],
+        UNITS=_count(weight.units),
+        OFFSET_UNITS=_count(weight.offset_units),
         FP8=fp8,
         NATIVE=native_e4m3(arch),
         BLOCK_M=rows,
@@ -166,6 +170,10 @@ def _multiply(x: torch.Tensor, weight: Quantised, out: torch.Tensor) -> None:
 
 def _launch(arch: int, dtype: str, units: bool) -> Launch:
     return settings("quantised_linear", arch, dtype=dtype, units=units)
+
+
+def _count(units: torch.Tensor | None) -> int:
+    return 1 if units is None else units.shape[1]
 
 
 def _tile(rows: int) -> int:
@@ -211,6 +219,7 @@ def variants(arch: int) -> list[Variant]:
             "OUTPUTS": 4096,
             "GROUPS": 4096 // group,
             "UNITS": 1 if units is None else 16,
+            "OFFSET_UNITS": 1 if units is None else 16,
             "FP8": codes == "fp8_e4m3",
             "NATIVE": native_e4m3(arch),
             "BLOCK_M": rows,

@@ -72,3 +72,10 @@ def test_what_is_not_finite_stays_in_its_head(bits: int) -> None:
     read = dequantise(quantise(x, bits), bits, 2, 8, torch.float32)
     assert torch.equal(read[:, 0], whole[:, 0])
     assert read[:, 1].isnan().all()
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+def test_numbers_whose_difference_is_no_float32(bits: int) -> None:
+    x = torch.tensor([[[3e38, -3e38, 1.0, 0.0], [1e38, -1e38, 1.0, 0.0]]])
+    read = dequantise(quantise(x, bits), bits, 2, 4, torch.float32)
+    assert read[0, 0].isnan().all() and read[0, 1].isfinite().all()

@@ -14,8 +14,9 @@ namespace rootlace {
 
 // q: the heads of token t are `heads` x `head_dim` numbers from q + t * q_stride on; out likewise.
 // k_cache, v_cache: [blocks, block_size, kv_heads, head_dim] of one layer in KvLayout, this step's
-// tokens included; with `bits`, integers in blocks of KvCodes. `window`: a token sees itself and window - 1 tokens before it; 0: all. `scale` > 0.
-// Scores are scale * q . k, then, with a `cap` c > 0, c tanh(score / c).
+// tokens included; with `bits`, integers in blocks of KvCodes. `window`: a token sees itself and
+// window - 1 tokens before it; 0: all. Scores are scale * q . k, with `scale` > 0, then, with a `cap`
+// c > 0, c tanh(score / c).
 // lse: [tokens, heads], natural log-sum-exp of the scores, or null.
 template <class T>
 struct AttentionCall {
@@ -42,8 +43,8 @@ void attention(Crew& crew, AttentionPlan& plan, const AttentionCall<T>& call);
 extern "C" {
 
 // One region of attention in `layers` layers that differ in their caches only, `layer_stride`
-// bytes apart; `kv_bits` as in RlModel; for tests and measurements. q [tokens, heads, head_dim] with tokens q_stride
-// apart, out [tokens, heads, head_dim].
+// bytes apart; `kv_bits` as in RlModel; for tests and measurements. q [tokens, heads, head_dim] with
+// tokens q_stride apart, out [tokens, heads, head_dim].
 RL_API int32_t rl_attention(void* team, int32_t dtype, int32_t heads, int32_t kv_heads,
                             int32_t head_dim, int32_t block_size, int32_t kv_bits,
                             const RlRows* rows, const void* q,

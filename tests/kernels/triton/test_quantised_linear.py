@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -32,6 +34,16 @@ def test_every_form(number: int) -> None:
     with poisoned_memory():
         found = TRITON.linear(x, weight)
     check(x, found, dequantise(weight), weight.bias)
+
+
+def test_units_of_offsets_alone_and_more_of_them_than_of_scales() -> None:
+    wide = make(FORMS[8], 9, 128)
+    assert wide.units is not None and wide.offset_units is not None
+    alone = replace(wide, scales=wide.scales.float() / 64, units=None)
+    fewer = replace(wide, units=wide.units[:, ::2].contiguous())
+    x = torch.randn((3, 128), generator=torch.Generator().manual_seed(3))
+    for weight in (alone, fewer):
+        check(x, TRITON.linear(x, weight), dequantise(weight), torch.zeros(9))
 
 
 def test_parts_and_steps_of_many_rows(monkeypatch: pytest.MonkeyPatch) -> None:
