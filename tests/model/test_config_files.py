@@ -1,0 +1,173 @@
+"""What configuration files say, without weights: read, or refused by a message that names it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedConfig
+
+from rootlace.runtime.model.checkpoint.config import ModelConfig
+from rootlace.runtime.model.families.given import IGNORED
+from rootlace.runtime.model.families.positions import OF_KIND
+from rootlace.wire.errors import UnsupportedModel
+from tests.model.checkpoints import configs
+from tests.model.test_families import ABSENT, LAYERS, NAMES
+
+
+def architecture(config: PreTrainedConfig) -> str:
+    """What transformers calls the decoder of a configuration."""
+    return str(AutoModelForCausalLM._model_mapping[type(config)].__name__)
+
+
+def write_config(name: str, folder: Path, edit: dict[str, Any]) -> Path:
+    """The file of a configuration without weights, with other values of keys."""
+    config = configs()[name]
+    config.architectures = [architecture(config)]
+    config.save_pretrained(folder)
+    file = folder / "config.json"
+    edited = json.loads(file.read_text()) | edit
+    file.write_text(json.dumps({k: v for k, v in edited.items() if v is not ABSENT}))
+    return file
+
+
+OLD_LINEAR = {"rope_parameters": ABSENT, "rope_scaling": {"type": "linear", "factor": 8.0}}
+REFUSED: list[tuple[str, dict[str, Any], list[str]]] = [
+    ("llama", {"no_such_key": 3}, ["config.json", "no_such_key 3", "not known"]),
+    ("llama", {"is_causal": False}, ["is_causal", "False", "only True"]),
+    ("llama", {"model_type": "mistral"}, ["model_type", "mistral", "LlamaForCausalLM"]),
+    # transformers takes these for files without a scaling, and we would not.
+    ("gemma3", OLD_LINEAR, ["rope_scaling", "write `rope_type`"]),
+    ("olmo3", OLD_LINEAR, ["rope_scaling", "write `rope_type`"]),
+    ("falcon", {"ff_factor": 4}, ["ff_factor 4", "ffn_hidden_size is 128"]),
+    ("qwen3_moe", {"use_qk_norm": False}, ["use_qk_norm False", "only True"]),
+    ("qwen3_moe", {"shared_expert_intermediate_size": 8}, ["shared_expert_inter", "only 0"]),
+    ("gemma2", {"sliding_window_size": 7}, ["sliding_window_size 7", "only 6"]),
+    ("gemma2", {"hidden_act": "relu"}, ["hidden_act 'relu'", "hidden_activation"]),
+    ("gemma3", {"hidden_act": "silu"}, ["hidden_act 'silu'", "hidden_activation"]),
+    ("granite", {"logits_scaling": 0}, ["logits_scaling 0", "positive"]),
+    ("llama", {"architectures": [["X"]]}, ["architectures [['X']]", "list of texts"]),
+    ("llama", {"architectures": "LlamaForCausalLM"}, ["architectures 'Llama", "list of texts"]),
+    ("llama", {"rms_norm_eps": -1}, ["rms_norm_eps -1", "at least 0"]),
+    ("llama", {"head_dim": None, "num_attention_heads": 128}, ["a head of 0 numbers"]),
+    ("llama", {"rope_parameters": None, "rope_theta": -5}, ["json: rope_theta -5", "positive"]),
+    ("gemma3", {"rope_parameters": None, "rope_theta": -5}, ["json: rope_theta -5", "positive"]),
+    ("glm", {"rope_parameters": None, "partial_rotary_factor": 3}, ["partial_rotary_factor 3:"]),
+    ("llama", {"torch_dtype": "bogus"}, ["torch_dtype 'bogus'", "bfloat16"]),
+    ("llama", {"layer_types": ["sliding_attention"] * LAYERS}, ["layer_types", "sliding"]),
+    (
+        "phi3-partial",
+        {"original_max_position_embeddings": None},
+        ["original_max_position_embeddings None", "longrope"],
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "edit", "words"), REFUSED)
+def test_what_is_refused_is_named(
+    name: str, edit: dict[str, Any], words: list[str], tmp_path: Path
+) -> None:
+    write_config(name, tmp_path, edit)
+    with pytest.raises(UnsupportedModel) as caught:
+        ModelConfig.read(tmp_path)
+    for word in words:
+        assert word in str(caught.value)
+
+
+ACCEPTED: list[tuple[str, dict[str, Any]]] = [
+    ("llama", {"layer_types": ["full_attention"] * LAYERS}),
+    ("llama", {"rope_theta": None}),  # `rope_parameters` has it
+    (
+        "llama-yarn",
+        {"rope_parameters": {**configs()["llama-yarn"].rope_parameters, "type": "yarn"}},
+    ),
+    ("phi3-partial", {"torch_dtype": "torch.bfloat16", "dtype": None}),
+    ("gemma2", {"hidden_act": "gelu_new"}),
+    ("qwen2", {"use_sliding_window": False, "sliding_window": 0}),
+]
+
+
+@pytest.mark.parametrize(("name", "edit"), ACCEPTED)
+def test_what_changes_nothing_is_accepted(name: str, edit: dict[str, Any], tmp_path: Path) -> None:
+    write_config(name, tmp_path, {})
+    plain = ModelConfig.read(tmp_path).spec
+    write_config(name, tmp_path, edit)
+    found = ModelConfig.read(tmp_path).spec
+    for spec in (found, plain):
+        spec.rope.parameters.pop("type", None)
+    assert found == plain
+
+
+def test_finetuned_is_a_remark(tmp_path: Path) -> None:
+    yarn = {"type": "yarn", "factor": 16.0, "original_max_position_embeddings": 64}
+    for scaling in (yarn, yarn | {"finetuned": True}):
+        file = write_config("llama", tmp_path, {"rope_parameters": None, "rope_scaling": scaling})
+        assert file.exists() and ModelConfig.read(tmp_path).spec.max_context == 1024
+
+
+ODD = [None, True, 0, -1, 1, 5e-324, 1e308, 10**400, "x", [["x"]], [0], {"x": []}]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(
+            n, marks=() if n in ("phi3-partial", "granite", "gemma3") else pytest.mark.slow
+        )
+        for n in (*NAMES, "phi3-partial")
+    ],
+)
+def test_whatever_a_file_says_it_is_read_or_refused(name: str, tmp_path: Path) -> None:
+    file = write_config(name, tmp_path, {})
+    plain = json.loads(file.read_text())
+    keys = {"rope_scaling", "rope_theta", *plain}
+    edits: list[dict[str, Any]] = [{key: odd} for key in keys - IGNORED for odd in ODD]
+    edits += [{key: odd} for key in ("architectures", "dtype", "eos_token_id") for odd in ODD]
+    for kind, parameters in OF_KIND.items() if name == "granite" else ():
+        rope = plain["rope_parameters"] | {"rope_type": kind}
+        edits += [{"rope_parameters": rope | {key: odd}} for key in parameters for odd in ODD]
+    outcomes = set()
+    for edit in edits:
+        file.write_text(json.dumps(plain | edit))
+        try:
+            outcomes.add(type(ModelConfig.read(tmp_path)))
+        except UnsupportedModel as error:
+            outcomes.add(type(error))
+    assert outcomes == {ModelConfig, UnsupportedModel}
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, "{", "[]", "\udcff", '{"a": 1' + "0" * 5000 + "}"])
+def test_what_is_no_json_object_is_refused(text: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_bytes(text.encode("utf-8", "surrogateescape"))
+    with pytest.raises(UnsupportedModel, match=r"config\.json"):
+        ModelConfig.read(tmp_path)
+
+
+def test_keys_that_say_how_to_sample_are_known() -> None:
+    assert GenerationConfig().to_dict().keys() <= IGNORED
+
+
+@pytest.mark.parametrize("name", {config.model_type: n for n, config in configs().items()}.values())
+def test_tokens_that_begin_and_end_a_text(name: str, tmp_path: Path) -> None:
+    """Where neither file says any, they are those of the family."""
+    config = configs()[name]
+    config.architectures = [architecture(config)]
+    config.save_pretrained(tmp_path)
+    file = tmp_path / "config.json"
+    plain = {k: v for k, v in json.loads(file.read_text()).items() if not k.endswith("_token_id")}
+    file.write_text(json.dumps(plain))
+    theirs, ours = AutoConfig.from_pretrained(tmp_path), ModelConfig.read(tmp_path)
+    eos = theirs.eos_token_id
+    expected = tuple(eos) if isinstance(eos, list) else () if eos is None else (eos,)
+    assert (ours.bos_token_id, ours.eos_token_ids) == (theirs.bos_token_id, expected)
+
+
+def test_a_length_that_scaling_has_led_to(tmp_path: Path) -> None:
+    """Gemma 3 states it, though its scaling is `linear`."""
+    config = configs()["gemma3"]
+    config.architectures = ["Gemma3ForCausalLM"]
+    config.save_pretrained(tmp_path)
+    assert config.rope_parameters["full_attention"]["rope_type"] == "linear"
+    assert ModelConfig.read(tmp_path).spec.max_context == config.max_position_embeddings
