@@ -416,6 +416,8 @@ async def test_a_drain(serve: Serve) -> None:
         for path in ("/health", "/metrics"):
             async with served.http.get(path) as seen:
                 assert seen.status == 200
+        async with served.http.post("/abort", json={"rid": "another"}) as ended:
+            assert (await ended.json())["aborted"] == 0
         assert len(gateway.sessions) == 1 and not gateway.sessions[0].closed
         assert not draining.done()
     await soon(draining)  # its last client is gone
