@@ -6,7 +6,7 @@ import sys
 from collections.abc import Awaitable, Callable, Coroutine, Generator
 from typing import Any, NoReturn, TypeVar
 
-from rootlace.language.failures import ProgramError, call_site, warn
+from rootlace.language.failures import ProgramError, Site, call_site, warn
 from rootlace.wire.errors import InvalidRequest
 
 C = TypeVar("C", bound=type)
@@ -57,9 +57,12 @@ class Awaited(Coroutine[Any, Any, Any]):
 
     def _used(self, *_: object, **__: object) -> NoReturn:
         """Raise the error of a forgotten `await`."""
+        self._refuse(call_site())
+
+    def _refuse(self, site: Site) -> NoReturn:
         self._noticed = True
         error = InvalidRequest(f"it has not been awaited; write `await {self._what}`")
-        raise ProgramError(call_site(), self._what, error) from error
+        raise ProgramError(site, self._what, error) from error
 
     def __hash__(self) -> int:
         # A set or dictionary would look for this object. asyncio.gather puts it into one itself.
@@ -101,7 +104,8 @@ class Awaited(Coroutine[Any, Any, Any]):
             self._coroutine.close()
 
 
-def check_awaited(value: Any) -> None:
-    """Raise the error of a forgotten `await` if `value` is something to be awaited."""
+def check_awaited(value: Any, site: Site | None = None) -> None:
+    """Raise the error of a forgotten `await` if `value` is something to be awaited. `site`: the
+    line to blame, where it is not the one that calls."""
     if isinstance(value, Awaited):
-        value._used()
+        value._refuse(site or call_site())

@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self
 
 from rootlace.language import sampling
+from rootlace.language.awaited import check_awaited
+from rootlace.language.failures import Site
 from rootlace.language.state import State
 
 Body = Callable[[State], Any]
@@ -90,4 +92,14 @@ class Definition:
             self._signature.bind(None, *args, **merged)
         except TypeError as error:
             raise TypeError(f"{self.name}(): {error}") from None
-        return lambda state: self.func(state, *args, **merged)
+        if not self.is_async:
+            return lambda state: self.func(state, *args, **merged)
+
+        async def returned(state: Any) -> Any:
+            value = await self.func(state, *args, **merged)
+            code = getattr(self.func, "__code__", None)
+            site = code and Site(code.co_filename, code.co_firstlineno, code.co_name)
+            check_awaited(value, site)
+            return value
+
+        return returned

@@ -10,7 +10,6 @@ from typing import Any
 
 from rootlace.client.completion import LOOK_UP_SECONDS
 from rootlace.language.async_state import AsyncProgramState
-from rootlace.language.awaited import check_awaited
 from rootlace.language.definition import Body
 from rootlace.language.state import ProgramState
 from rootlace.program.branch import Branch
@@ -30,13 +29,7 @@ async def complete_async(
     """The same for an `async def` program."""
     state = state or ProgramState(Branch(run))
     inner = AsyncProgramState(state.branch)
-
-    async def value() -> Any:
-        returned = await body(inner)
-        check_awaited(returned)
-        return returned
-
-    state.ret_value = await run.execute_async(value)
+    state.ret_value = await run.execute_async(lambda: body(inner))
     return state
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 from rootlace.language import sampling
 from rootlace.language.async_state import AsyncProgramState
-from rootlace.language.awaited import Awaited, check_awaited
+from rootlace.language.awaited import Awaited
 from rootlace.language.definition import Body, Definition
 from rootlace.language.state import ProgramState, State
 from rootlace.wire.errors import InvalidRequest
@@ -187,7 +187,6 @@ class Function(Definition):
 
         async def complete() -> State:
             inner.ret_value = await body(inner)
-            check_awaited(inner.ret_value)
             return inner
 
         return Awaited(f"{self.name.rpartition('.')[2]}(s)", complete)

@@ -267,8 +267,9 @@ async def test_what_is_never_awaited_is_found() -> None:
         return (await returned(s)).ret_value
 
     for program in (returned, calls):
-        with pytest.raises(rl.ProgramError, match=r"write `await s\['a'\]`"):
+        with pytest.raises(rl.ProgramError, match=r"write `await s\['a'\]`") as caught:
             await program.run_async()
+        assert (caught.value.filename, caught.value.function) == (__file__, "returned")
 
     @rl.function
     async def lets_go(s):

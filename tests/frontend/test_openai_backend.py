@@ -70,6 +70,7 @@ class Server:
                 pass
 
         self._http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._http.handle_error = lambda *_: None  # a client that did not wait for its answer
         self.url = f"http://127.0.0.1:{self._http.server_port}/v1"
         threading.Thread(target=self._http.serve_forever, args=(0.01,), daemon=True).start()
 
