@@ -86,7 +86,7 @@ def beam(
 
 
 def _best_of(s: State, n: int, step: Step, key: Callable[[Any], Any]) -> Plan:
-    forks = _grow(s, n, step)
+    forks = yield from _grow(s, n, step)
     scored = yield from _scored(forks, key)
     score, best = scored[0]
     s.branch.become(best.branch)
@@ -99,7 +99,9 @@ def _beam(
     front = [s]
     scored: list[tuple[Any, State]] = []
     for _ in range(depth):
-        forks = [fork for state in front for fork in _grow(state, branches, step)]
+        forks = []
+        for state in front:
+            forks += yield from _grow(state, branches, step)
         scored = yield from _scored(forks, key)
         for _, lost in scored[width:]:
             lost.branch.drop()
@@ -128,7 +130,7 @@ def _scored(forks: Sequence[State], key: Callable[[Any], Any]) -> Plan:
 
 
 def _majority(s: State, n: int, step: Step, name: str, key: Callable[[Any], Any]) -> Plan:
-    running = _grow(s, n, step)
+    running = yield from _grow(s, n, step)
     votes: Counter[Any] = Counter()
     voters: dict[Any, State] = {}
     failure: ProgramError | None = None
@@ -161,13 +163,14 @@ def _decided(votes: Counter[Any], left: int) -> bool:
     return most > next_most + left
 
 
-def _grow(s: State, n: int, step: Step) -> list[State]:
+def _grow(s: State, n: int, step: Step) -> Plan:
+    """The forks, to which `step` was appended."""
     forks = list(s.fork(n))
     for fork in forks:
         if isinstance(step, (str, Expression)):
             fork.append(step)
         else:
-            step(fork)
+            yield step(fork)
     return forks
 
 
@@ -195,7 +198,8 @@ def _with_likelihood(step: Step) -> tuple[Step, Callable[[State], float]]:
 
     def likelihood(fork: State) -> float:
         metas = [fork.branch.variables[name].meta() for name in names if name is not None]
-        found = [token[0] for meta in metas for token in meta["output_token_logprobs"]]
+        firsts = [meta[0] if isinstance(meta, list) else meta for meta in metas]
+        found = [token[0] for meta in firsts for token in meta["output_token_logprobs"]]
         return sum(found) / len(found) if found else float("-inf")
 
     return Chain(tuple(telling)), likelihood

@@ -262,3 +262,19 @@ def test_texts_of_forks_that_went_back_are_joined_whole_or_not_at_all() -> None:
     assert program.run("").text() == "rootmoremore"
     with pytest.raises(InvalidRequest, match="cannot be quoted"):
         program.run("before")
+
+
+async def test_steps_may_be_awaited_and_have_several_samples(gateway: FakeGateway) -> None:
+    async def step(fork):
+        fork += rl.gen("x")
+        fork += "/" + await fork["x"]
+
+    @rl.function
+    async def program(s):
+        value = await rl.majority(s, 2, step, "x")
+        await rl.best_of(s, 2, rl.gen("y", n=2))
+        return value, await s["y"]
+
+    gateway.script = lambda text, op: "said"
+    state = await program.run_async()
+    assert state.ret_value == ("said", ["said", "said"]) and state.text() == "said/saidsaid"
