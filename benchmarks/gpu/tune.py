@@ -31,7 +31,9 @@ from benchmarks.gpu.paged import HeadShape, attend, make_paged
 from benchmarks.gpu.setting import Setting, describe, has_faulted
 from benchmarks.gpu.timing import Call, time_one
 from rootlace.kernels import KernelSet
+from rootlace.kernels.reference.linear import quantise
 from rootlace.kernels.triton import tuning
+from rootlace.kernels.weights import Quantised, Scheme
 
 Entry = dict[str, Any]
 Table = dict[str, list[Entry]]
@@ -168,6 +170,7 @@ def alike(found: torch.Tensor, wanted: torch.Tensor) -> bool:
 def cases(device: torch.device, smoke: bool) -> Iterator[TuneCase]:
     yield from attention_cases(device, smoke)
     yield from pointwise_cases(device, smoke)
+    yield from product_cases(device, smoke)
 
 
 def attention_cases(device: torch.device, smoke: bool) -> Iterator[TuneCase]:
@@ -227,6 +230,33 @@ def pointwise_cases(device: torch.device, smoke: bool) -> Iterator[TuneCase]:
         norm = next(case for case in norms if case.name == "add_rms_norm")
         what = f"add_rms_norm, {width} wide"
         yield TuneCase("rms_norm", {"width": width}, what, partial(partial, norm.call))
+
+
+def product_cases(device: torch.device, smoke: bool) -> Iterator[TuneCase]:
+    """A decode step of 16 rows by int4 in groups, as checkpoints have them, and by Q4_K's uint4,
+    whose scales are integers with units of their own."""
+    outputs, inputs = (32, 256) if smoke else (4096, 4096)
+    rows = torch.randn((16, inputs), device=device).to(torch.bfloat16)
+    matrix = torch.randn((outputs, inputs), device=device)
+    grouped = quantise(matrix, Scheme("int4", 128), scales=torch.bfloat16)
+    scales = torch.randint(1, 64, (2, outputs, inputs // 32), device=device).to(torch.uint8)
+    units = torch.full((outputs, inputs // 256), 0.01, device=device, dtype=torch.float16)
+    nested = Quantised(
+        Scheme("uint4", 32, offsets=True),
+        grouped.values,
+        scales[0],
+        scales[1],
+        units=units,
+        offset_units=-units,
+    )
+    for what, weight in (("int4 in groups of 128", grouped), ("uint4 with units", nested)):
+        key = {"dtype": "bf16", "units": weight.units is not None}
+        call = partial(_multiply, rows, weight)
+        yield TuneCase("quantised_linear", key, f"16 rows by {what}", partial(partial, call))
+
+
+def _multiply(rows: torch.Tensor, weight: Quantised, kernels: KernelSet) -> torch.Tensor:
+    return kernels.linear(rows, weight)
 
 
 # ---------------------------------------------------------------- the table
