@@ -313,6 +313,13 @@ def test_the_first_mask_is_there_before_any_step_wants_it(service: CompileServic
     assert row is not None and row.table.filled(row.row)
 
 
+def test_nothing_of_the_vocabulary_is_left_to_be_made_by_a_step() -> None:
+    """It holds the interpreter for a quarter of a second where the vocabulary is large."""
+    compiler = make_compiler()
+    compiler.prepare()
+    assert "llguidance" in vars(compiler.vocabulary)
+
+
 def test_a_compiler_that_cannot_be_made_is_asked_for_again() -> None:
     tries = []
 

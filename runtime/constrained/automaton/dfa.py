@@ -22,8 +22,9 @@ DEAD = -1
 """The state of a text that no continuation makes match."""
 
 _NOWHERE = np.full(256, DEAD, np.int32)
-_ITEMS_PER_STATE = 64
-"""Bounds the items of all states together, on average."""
+_ITEMS_PER_STATE = 8
+"""Bounds the items of all states together, on average. They may all be found for one mask, and a
+step would wait for that."""
 
 
 class LazyDfa:

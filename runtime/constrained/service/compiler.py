@@ -48,8 +48,9 @@ class GrammarCompiler:
         self._cache = GrammarCache(config.cache_size, config.cache_bytes)
 
     def prepare(self) -> None:
-        """Learn what forcing tokens takes (half a second), so that no request waits for it."""
+        """Learn what forcing tokens and llguidance take (a second), so that no request waits."""
         self._builder.forced_tokenizer().prepare()
+        self.vocabulary.llguidance  # noqa: B018 it is made when it is first asked for
 
     def compile(
         self,

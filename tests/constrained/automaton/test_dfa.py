@@ -149,6 +149,13 @@ def test_too_large_is_known_before_anything_is_visited(regex: Regex) -> None:
         LazyDfa(regex, MAX_STATES)
 
 
+def test_states_of_many_items_are_few() -> None:
+    """One mask may visit them all."""
+    dfa = dfa_of("[ab]*a[ab]{1000}c")
+    with pytest.raises(TooLarge):
+        dfa.run(dfa.start, b"a" * 1000)
+
+
 def test_too_many_followers_are_too_large() -> None:
     maybe = Concat((Repeat(Literal("a"), 0, 1), Repeat(Literal("b"), 0, 1)))
     with pytest.raises(TooLarge):
