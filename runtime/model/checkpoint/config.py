@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from rootlace.runtime.model.checkpoint.folder import has_weights
 from rootlace.runtime.model.checkpoint.quantised.quantisation import Quantisation
 from rootlace.runtime.model.checkpoint.source import ModelSource, model_source
 from rootlace.runtime.model.families.given import COUNT, TEXT, TEXTS, Given, Kind
@@ -68,11 +67,6 @@ class ModelConfig:
     def path(self) -> Path:
         """The folder or file that it is read from."""
         return self.source.path
-
-    @property
-    def has_weights(self) -> bool:
-        """Whether there are weights in files that are read."""
-        return has_weights(self.path, self.allow_pickle)
 
     @property
     def file(self) -> Path:

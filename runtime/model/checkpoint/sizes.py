@@ -10,6 +10,7 @@ import torch
 
 from rootlace.runtime.model.checkpoint.config import ModelConfig
 from rootlace.runtime.model.checkpoint.expected import FLOATS, Expected
+from rootlace.runtime.model.checkpoint.folder import has_weights
 from rootlace.runtime.model.checkpoint.loader import OpenedCheckpoint, open_checkpoint
 from rootlace.runtime.model.checkpoint.quantised.layouts import COLUMN_GROUPS
 from rootlace.runtime.model.checkpoint.quantised.quantisation import Quantisation
@@ -113,7 +114,7 @@ def quantised_bytes(config: ModelConfig, dtype: torch.dtype, *, head_apart: bool
     `weight_bytes`."""
     if config.quantisation is None:
         return None
-    if not config.has_weights:
+    if not has_weights(config.path, config.allow_pickle):
         return _foreseen(config.spec, config.quantisation, dtype.itemsize, head_apart=head_apart)
     opened = open_checkpoint(config, compare_ends=False)
     names, total = dict(opened.expected), 0

@@ -21,6 +21,7 @@ from rootlace.kernels.reference import REFERENCE
 from rootlace.runtime.contracts.plan import StepPlan
 from rootlace.runtime.model.checkpoint.config import ModelConfig
 from rootlace.runtime.model.checkpoint.files import Checkpoint
+from rootlace.runtime.model.checkpoint.folder import has_weights
 from rootlace.runtime.model.checkpoint.loader import KV_SCALE, KV_SCALES, is_kv_scale
 from rootlace.runtime.model.checkpoint.weights import ModelWeights
 from rootlace.runtime.model.decoder.rope import RotaryEmbedding
@@ -71,7 +72,7 @@ def kv_scales(
 
 def stored_scales(config: ModelConfig, device: torch.device) -> tuple[KVScales, ...] | None:
     """What the checkpoint says; None where it says nothing (or the folder has no checkpoint)."""
-    if not config.has_weights:
+    if not has_weights(config.path, config.allow_pickle):
         return None
     checkpoint = Checkpoint(config.path, config.allow_pickle)
     if not any(is_kv_scale(name) for name in checkpoint.types):
