@@ -10,10 +10,13 @@
 namespace rootlace {
 namespace {
 
-// Of so few numbers each thread makes integers for itself, instead of waiting for the others.
+// Of so few numbers each thread makes integers for itself, instead of waiting for the others. One
+// that comes late may read rows that are written anew meanwhile: no task is left then to use what it
+// makes of them.
 constexpr int64_t FEW_NUMBERS = 16384;
 
-// run(factors of x[rows, inputs], as they are multiplied by codes of this kind, `own` bytes of scratch).
+// run(factors of x[rows, inputs], as they are multiplied by codes of this kind, `own` bytes of
+// scratch).
 template <class T, class Run>
 void with_factors(Crew& crew, const T* x, size_t ldx, int rows, int inputs, bool as_bytes, size_t own,
                   Run&& run) {
