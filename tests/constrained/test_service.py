@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import Hashable, Iterator
 from concurrent.futures import Future, wait
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -311,6 +312,17 @@ def test_the_first_mask_is_there_before_any_step_wants_it(service: CompileServic
     grammar = service.submit(Constraint("regex", "[a-z]{3}")).result(timeout=60)
     row = grammar.matcher().mask_row()
     assert row is not None and row.table.filled(row.row)
+
+
+def test_what_has_no_first_mask_is_refused_when_it_is_compiled() -> None:
+    """Not in a step, at each request anew."""
+    compiler = make_compiler(PATIENT)
+    matcher = SimpleNamespace(allowed_mask=lambda: None, error=lambda: "it has no mask")
+    grammar = SimpleNamespace(nbytes=1, matcher=lambda: matcher)
+    compiler.build = lambda constraint: grammar  # type: ignore[assignment,method-assign,return-value]
+    service = CompileService(lambda: compiler, PATIENT)
+    assert failure(service.submit(Constraint("regex", "a"))) == "regex: it has no mask"
+    service.close()
 
 
 def test_nothing_of_the_vocabulary_is_left_to_be_made_by_a_step() -> None:

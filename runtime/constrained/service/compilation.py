@@ -16,7 +16,7 @@ from rootlace.runtime.config import ConstraintConfig
 from rootlace.runtime.constrained.service.build import check_size
 from rootlace.runtime.constrained.service.compiler import GrammarCompiler
 from rootlace.runtime.constrained.service.suspicion import is_suspicious
-from rootlace.runtime.constrained.service.trial import Setup
+from rootlace.runtime.constrained.service.trial import Setup, make_first_mask
 from rootlace.runtime.constrained.service.trial_process import (
     OutOfTime,
     TrialProcess,
@@ -149,8 +149,7 @@ class CompileService:
     def _finish(self, job: _Compilation, compiled: Callable[[], Grammar]) -> None:
         try:
             grammar = compiled()
-            # The first mask may take longer than all of the rest: no step waits for it.
-            grammar.matcher().allowed_mask()
+            make_first_mask(grammar, job.constraint)  # for which a step would wait
             self._settle(job, grammar)
         except InvalidConstraint as error:
             self._remember(job, error)

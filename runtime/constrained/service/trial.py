@@ -28,7 +28,8 @@ import psutil
 from rootlace.runtime.config import ConstraintConfig
 from rootlace.runtime.constrained.service.compiler import GrammarCompiler
 from rootlace.runtime.constrained.tokens.vocabulary import Vocabulary
-from rootlace.wire.errors import RootlaceError
+from rootlace.runtime.contracts.matcher import Grammar
+from rootlace.wire.errors import InvalidConstraint, RootlaceError
 from rootlace.wire.protocol import Constraint
 
 WARM_UP = (Constraint("regex", "a"), Constraint("ebnf", 'root ::= "a" root "b" | "c"'))
@@ -111,7 +112,7 @@ def _set_alarms(computing: float, in_all: float) -> None:
 def attempt(compiler: GrammarCompiler, constraint: Constraint) -> Verdict:
     """Compile it and compute its first mask; the result is not kept."""
     try:
-        compiler.build(constraint).matcher().allowed_mask()
+        make_first_mask(compiler.build(constraint), constraint)
     except MemoryError:
         return Verdict(exceeded="memory")
     except RootlaceError as error:
@@ -119,6 +120,14 @@ def attempt(compiler: GrammarCompiler, constraint: Constraint) -> Verdict:
     except RecursionError:
         return Verdict(error=f"{constraint.kind}: nested too deeply")
     return Verdict()
+
+
+def make_first_mask(grammar: Grammar, constraint: Constraint) -> None:
+    """Compute it: that may take longer than all before. Raises InvalidConstraint if it fails."""
+    matcher = grammar.matcher()
+    matcher.allowed_mask()
+    if error := matcher.error():
+        raise InvalidConstraint(f"{constraint.kind}: {error}")
 
 
 def _read_all(
