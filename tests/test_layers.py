@@ -219,6 +219,7 @@ MUST_NOT_IMPORT: dict[str, set[str]] = {
     "rootlace.runtime": HEAVY | SERVING | {"numpy"},
     "rootlace.runtime.config": HEAVY | SERVING | {"numpy"},
     "rootlace.runtime.options": HEAVY | SERVING | {"numpy"},
+    "rootlace.runtime.lane": HEAVY | SERVING | {"numpy"},
     "rootlace.runtime.processes": HEAVY | SERVING | {"numpy"},
     "rootlace.runtime.logs": HEAVY | SERVING | {"numpy"},
     "rootlace.runtime.assets": HEAVY | SERVING | {"numpy"},
