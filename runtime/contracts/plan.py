@@ -227,7 +227,8 @@ class StepResult:
 
 class ExecutorLost(Exception):
     """The executor cannot run any further step in this process: some faults of a GPU end its
-    context. The process that drives it must end and be started again."""
+    context, and the weights may turn out to be damaged. The process that drives it must end and be
+    started again."""
 
 
 class Executor(Protocol):

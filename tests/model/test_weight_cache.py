@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import threading
+import zlib
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +17,8 @@ from safetensors.torch import load_file, save_file
 
 from rootlace.kernels.native.handles import Team
 from rootlace.kernels.native.linear import Packed, Packer
+from rootlace.runtime.config import CacheConfig, ExecutorConfig
+from rootlace.runtime.contracts.plan import ExecutorLost
 from rootlace.runtime.model.checkpoint import rounding
 from rootlace.runtime.model.checkpoint.config import ModelConfig
 from rootlace.runtime.model.checkpoint.files import Checkpoint
@@ -23,12 +26,15 @@ from rootlace.runtime.model.checkpoint.loader import load_weights
 from rootlace.runtime.model.checkpoint.weights import ModelWeights
 from rootlace.runtime.model.decoder.packed_weights import PackedWeights
 from rootlace.runtime.model.executor.packed import packed_weights
+from rootlace.runtime.model.executor.runner import ModelRunner
+from rootlace.runtime.model.weight_cache import entry as cache_entry
 from rootlace.runtime.model.weight_cache import folder as cache_folder
-from rootlace.runtime.model.weight_cache.entry import Entry
+from rootlace.runtime.model.weight_cache.entry import DamagedEntry, Entry
 from rootlace.runtime.model.weight_cache.folder import PART, WeightCache, _locked
 from rootlace.runtime.model.weight_cache.key import cache_key
 from tests.model.checkpoints import configs, save
 from tests.model.gguf.converting import convert
+from tests.model.plans import Blocks, Row, Work, make_plan
 from tests.model.quantised_checkpoints import WEIGHTS, edit, gptq, quantised
 from tests.native import native_library
 from tests.waiting import eventually
@@ -144,6 +150,8 @@ def test_what_the_key_depends_on(tmp_path: Path) -> None:
     }
     assert len(found) == 3
     about = weights.stat()
+    weights.chmod(about.st_mode)  # nothing but st_ctime, which an edit in place cannot hide
+    found.add(starts.key())
     os.utime(weights, ns=(about.st_atime_ns, about.st_mtime_ns + 1))
     found.add(starts.key())
     tensors = {name: tensor.clone() for name, tensor in load_file(weights).items()}
@@ -153,7 +161,7 @@ def test_what_the_key_depends_on(tmp_path: Path) -> None:
     found.add(starts.key())
     edit(tmp_path, rms_norm_eps=1e-3)
     found.add(starts.key())
-    assert len(found) == 6
+    assert len(found) == 7
 
 
 @pytest.mark.parametrize(
@@ -182,6 +190,76 @@ def test_a_damaged_file_is_made_again(
     assert not path.exists()
 
 
+def flip(path: Path, place: int) -> None:
+    """Change a byte in a new file of that name: the old one may be mapped."""
+    data = bytearray(path.read_bytes())
+    data[place] ^= 1
+    path.unlink()
+    path.write_bytes(data)
+
+
+def test_every_array_is_verified(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first byte and the last of each, in places that are not looked at when it is mapped."""
+    monkeypatch.setattr(cache_entry, "samples", lambda *_: ())
+    starts = Starts(act_order(tmp_path / "model"), torch.float32)
+    cache = WeightCache(tmp_path / "cache", most_bytes=1 << 30, least_bytes=0)
+    cache.keep(KEY, starts.start(None), "m", None).join()
+    path = cache.kept()[0].path
+    entry = Entry.read(path)
+    entry.verify()
+    assert not entry.damage.is_set()
+    linears = [part for parts in entry.table.linears.values() for part in parts][:7]
+    assert any(one.bias for one in linears)
+    assert any(one.order for one in linears)
+    arrays = [array for one in linears for array in (one.memory, one.bias, one.order) if array]
+    for array in (*arrays, *entry.table.tensors.values()):
+        for place in (array.begin, array.begin + array.size - 1):
+            flip(path, place)
+            damaged = Entry.read(path)
+            with pytest.raises(DamagedEntry, match=f"{array.begin} to {array.begin + array.size} "):
+                damaged.verify()
+            assert damaged.damage.is_set()
+            flip(path, place)
+
+
+def test_damage_ends_the_executor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The file is deleted, and the process that has mapped it uses no further step's result."""
+    native_library()
+    monkeypatch.setattr(cache_entry, "samples", lambda *_: ())
+    cache = WeightCache(tmp_path / "cache", least_bytes=0)
+    monkeypatch.setattr(WeightCache, "chosen", lambda *_: cache)
+    executor = ExecutorConfig(model=str(llama(tmp_path / "model")), kernels="native", threads=1)
+    whole = ModelRunner.load(executor, CacheConfig(16, 16), 64, 4)
+    eventually(lambda: bool(cache.kept()))
+    path = cache.kept()[0].path
+    flip(path, Entry.read(path).table.tensors["final_norm"].begin)
+    damaged = ModelRunner.load(executor, CacheConfig(16, 16), 64, 4)
+    eventually(lambda: "packed weights are damaged" in caplog.text and not path.exists())
+    assert str(path) in caplog.text
+    plan = make_plan([Work(Row(Blocks(16, 16), list(range(3, 11))))])
+    assert len(whole.run(plan).token_ids) == 1
+    with pytest.raises(ExecutorLost):
+        damaged.run(plan)
+
+
+def test_a_file_of_another_user(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is not mapped, and one line of the log says why every start packs."""
+    starts, cache, path = kept(tmp_path)
+    if os.getuid() == 0:
+        os.chown(path, 1, 1)
+    else:
+        mine = os.getuid()
+        monkeypatch.setattr(os, "getuid", lambda: mine + 1)
+    assert cache.find(KEY) is None
+    cache.keep(KEY, starts.start(None), "m", None).join()
+    assert len(caplog.records) == 1
+    assert f"{path} is another user's" in caplog.text
+
+
 def test_what_was_used_last_stays(tmp_path: Path) -> None:
     starts, cache, path = kept(tmp_path)
     size = path.stat().st_size
@@ -201,7 +279,8 @@ def test_what_was_used_last_stays(tmp_path: Path) -> None:
 
 
 def test_two_starts_at_once(tmp_path: Path) -> None:
-    """The second one leaves the file to the first; what a process left that is gone is deleted."""
+    """The second one leaves the file to the first; what a process left that is gone is deleted,
+    also by a start that writes nothing."""
     starts, cache, path = kept(tmp_path)
     path.unlink()
     part, left = cache.folder / f"{KEY}{PART}", cache.folder / f"other{PART}"
@@ -213,7 +292,9 @@ def test_two_starts_at_once(tmp_path: Path) -> None:
         cache.keep(KEY, packed, "m", None).join()
         assert part.read_bytes() == b"half"
         assert not cache.kept()
-    assert not left.exists()
+        assert cache.find(KEY) is None
+        assert part.exists()
+        assert not left.exists()
     cache.keep(KEY, packed, "m", None).join()
     assert [one.path for one in cache.kept()] == [path]
     assert not part.exists()
@@ -286,13 +367,14 @@ def test_reading_ahead_ends_with_the_process(
     monkeypatch.setattr(threading.Thread, "start", lambda thread: threads.append(thread))
     assert cache.find(KEY) is not None
     assert [thread.daemon for thread in threads] == [False]
-    summed: list[torch.Tensor] = []
-    monkeypatch.setattr(torch.Tensor, "sum", lambda piece: summed.append(piece))
-    Entry.read(path).touch()
+    summed: list[int] = []
+    monkeypatch.setattr(zlib, "crc32", lambda piece, crc: summed.append(len(piece)) or crc)
+    with pytest.raises(DamagedEntry):
+        Entry.read(path).verify()
     assert summed
     summed.clear()
     monkeypatch.setattr(threading, "main_thread", threading.Thread)  # which is not alive
-    Entry.read(path).touch()
+    Entry.read(path).verify()
     assert not summed
 
 

@@ -6,8 +6,9 @@ Names are those of `LayerWeights`' fields with the layer's number before them: `
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -32,12 +33,14 @@ class PackedWeights:
     """`linears`: the weights of products, of queries, keys and values up to `PARTS`. `tensors`: the
     embedding and learned positions in the activations' type; norms and sinks in float32.
     `remarks`: what users should know of how they are packed. `mapped`: bytes that are a file's, of
-    which the system says that they are free."""
+    which the system says that they are free. `damage`: set when that file turns out to be
+    damaged."""
 
     linears: Mapping[str, tuple[Packed, ...]]
     tensors: Mapping[str, torch.Tensor]
     remarks: tuple[str, ...] = ()
     mapped: int = 0
+    damage: threading.Event = field(default_factory=threading.Event)
 
 
 def pack_weights(packer: Packer, spec: ModelSpec, weights: ModelWeights) -> PackedWeights:

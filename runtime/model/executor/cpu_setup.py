@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import logging
+import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -48,6 +49,8 @@ class CpuModel:
     pool: torch.Tensor
     kernels: KernelSet
     """What samples from the decoder's logits."""
+    damage: threading.Event = field(default_factory=threading.Event)
+    """See `PackedWeights`."""
 
 
 def on_cpu(
@@ -104,7 +107,7 @@ def on_cpu(
         forward = native_decoder.NativeDecoder(
             library, team, config.spec, weights, rotary, memory, codes
         )
-        return CpuModel(forward, memory, native_kernels(library, team))
+        return CpuModel(forward, memory, native_kernels(library, team), packed.damage)
 
     if executor.threads is not None:
         torch.set_num_threads(executor.threads)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -11,6 +12,7 @@ import torch
 from rootlace.kernels import KernelSet
 from rootlace.kernels.interface import ScoreTokens
 from rootlace.runtime.contracts.plan import (
+    ExecutorLost,
     PooledRow,
     PromptScoreRow,
     SampleRow,
@@ -41,8 +43,11 @@ class PlainStep:
 class PlainSteps:
     """See `Executor`: `launch` computes, `collect` hands over. Not thread-safe."""
 
-    def __init__(self, forward: Forward, kernels: KernelSet) -> None:
-        """`kernels` sample and score."""
+    def __init__(
+        self, forward: Forward, kernels: KernelSet, damage: threading.Event | None = None
+    ) -> None:
+        """`kernels` sample and score. `damage`: set when the weights turn out to be damaged."""
+        self._damage = damage
         self._forward = forward
         self._score = kernels.score_tokens
         self._masks = HostMasks(forward.vocab_size)
@@ -78,6 +83,8 @@ class PlainSteps:
             step.error = error
 
     def collect(self, step: PlainStep) -> StepResult:
+        if self._damage is not None and self._damage.is_set():
+            raise ExecutorLost("the weights in memory are damaged")
         if step.error is None and step.result is None:
             step.error = RuntimeError("a late plan is to be sampled before its result is collected")
         if step.error is not None:

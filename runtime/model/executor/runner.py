@@ -122,7 +122,7 @@ class ModelRunner:
                     *(config, dtype, rotary, cache, executor, weights_of, progress, adapters),
                     weight_cache,
                 )
-                steps = PlainSteps(found.forward, found.kernels)
+                steps = PlainSteps(found.forward, found.kernels, found.damage)
                 pool, kernels = found.pool, found.kernels.name
         names = tuple(one.name for one in adapters)
         return cls(config, dtype, steps, pool, rotary.context_length, kernels, names)

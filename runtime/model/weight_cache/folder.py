@@ -59,10 +59,17 @@ class WeightCache:
 
     def find(self, key: str) -> Entry | None:
         """The weights of this key. They are used now: others are deleted before them. A file that
-        is damaged is deleted."""
+        is damaged is deleted, also if that is only found later, by the thread that reads all of it.
+        So is what a process left half written that is gone."""
         path = self._path(key)
         try:
-            if path.stat().st_uid not in (os.getuid(), 0):  # another user may write to it
+            self._delete_parts()
+            if path.stat().st_uid not in (os.getuid(), 0):  # who may write to it
+                log.warning(
+                    "packed weights are neither used nor kept: %s is another user's; "
+                    "--weight-cache names a folder of your own",
+                    path,
+                )
                 return None
             found = Entry.read(path)
             with suppress(OSError):
@@ -74,8 +81,8 @@ class WeightCache:
             return None
         except OSError:
             return None
-        # No daemon: a process that ends while one is in torch's code is aborted.
-        threading.Thread(target=found.touch, name="weights").start()
+        # No daemon: it ends by itself, with the main thread, and not in the middle of C code.
+        threading.Thread(target=_verify, args=(found,), name="weights").start()
         return found
 
     def keep(
@@ -110,10 +117,6 @@ class WeightCache:
 
     def _write(self, key: str, packed: PackedWeights, model: str, embedding: str | None) -> None:
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        for path in self._listed(PART):
-            with suppress(OSError), _locked(path) as left:  # by a process that is gone
-                if left is not None:
-                    path.unlink(missing_ok=True)
         part, path = self.folder / f"{key}{PART}", self._path(key)
         with _locked(part) as file:
             if file is None or path.exists():  # another process writes it, or has done so
@@ -127,6 +130,12 @@ class WeightCache:
                 part.unlink(missing_ok=True)
                 raise
         log.info("packed weights are kept for the next start: %s", path)
+
+    def _delete_parts(self) -> None:
+        for path in self._listed(PART):
+            with suppress(OSError), _locked(path) as left:  # by a process that is gone
+                if left is not None:
+                    path.unlink(missing_ok=True)
 
     def _make_room(self, size: int) -> bool:
         """Delete what was not used for longest until there is room; False where there is none."""
@@ -159,6 +168,21 @@ class WeightCache:
 
     def _listed(self, suffix: str) -> list[Path]:
         return list(self.folder.glob(f"*{suffix}"))
+
+
+def _verify(entry: Entry) -> None:
+    try:
+        entry.verify()
+    except DamagedEntry as error:
+        log.error(
+            "packed weights are damaged, and tokens since this start may be wrong; the next step "
+            "ends this process, and the next start packs them: %s",
+            error,
+        )
+        try:
+            entry.path.unlink(missing_ok=True)
+        except OSError as failure:  # the next start would map it again
+            log.error("that file is to be deleted by hand: %s", failure)
 
 
 @contextmanager

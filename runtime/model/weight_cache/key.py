@@ -30,13 +30,14 @@ def cache_key(
     quantize: str,
 ) -> str:
     """A digest of everything that the bytes of packed weights follow from: the configuration; of
-    each of the weights' `files` its name, size, time of change, beginning and samples; the native
+    each of the weights' `files` its name, size, times of change, beginning and samples; the native
     library and its instruction set; this package's code that reads, rounds and packs, and the
     version of torch that it does so with; `dtype` and `quantize`. Raises OSError for a file that
     cannot be read.
 
-    Weights that are changed in place, with the same size and time of change and in none of the
-    places that are looked at, have the same key.
+    The times are those of the bytes, which programs can set, and of the file (`st_ctime`), which
+    they cannot: weights that are changed in place have another key. So have weights that are only
+    copied, or given other rights.
     """
     digest = hashlib.sha256()
 
@@ -53,7 +54,8 @@ def cache_key(
     for file in sorted(files):
         with file.open("rb") as opened:
             about = os.fstat(opened.fileno())
-            add(file.name, about.st_size, about.st_mtime_ns, opened.read(BEGINNING))
+            add(file.name, about.st_size, about.st_mtime_ns, about.st_ctime_ns)
+            add(opened.read(BEGINNING))
             add(*samples(about.st_size, lambda at: os.pread(opened.fileno(), SAMPLE, at)))
     return digest.hexdigest()[:32]
 
