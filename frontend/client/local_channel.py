@@ -17,13 +17,17 @@ from rootlace.wire.errors import InvalidRequest, RootlaceError
 
 class LocalChannel:
     """Does the operations of a client with a `Machine`, in the thread that sends them; one at a
-    time, whoever sends. Events come before `send` returns, or to whoever is at it already."""
+    time, whoever sends. Events come before `send` returns, or to whoever is at it already.
+
+    `check` raises InvalidRequest for an operation that is to be refused at the line that sends it.
+    """
 
     def __init__(
         self,
         model: protocol.ModelInfo,
         answer: Answer,
         spell: Callable[[int], str] = "[{}]".format,
+        check: Callable[[protocol.Op], None] = lambda op: None,
     ) -> None:
         self.counters = Counters()
         self.lost: RootlaceError | None = None
@@ -31,6 +35,7 @@ class LocalChannel:
         self._ids = itertools.count(1)
         self._session = uuid.uuid4().hex
         self._sinks: dict[int, Sink] = {}
+        self._check = check
         self._machine = Machine(answer, self._emit, spell)
         self._inbox: deque[Callable[[], object]] = deque()
         self._lock = threading.Lock()
@@ -52,6 +57,7 @@ class LocalChannel:
         return f"{self._session}-{next(self._ids)}"
 
     def send(self, op: protocol.Op, sink: Sink) -> None:
+        self._check(op)
         pack(op)  # what no frame can carry is refused here, too
         self._sinks[op.op] = sink
         self.counters.ops_sent += 1

@@ -7,7 +7,7 @@ import re
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,12 +57,13 @@ class OpenAIBackend(RuntimeEndpoint):
     ends with `/v1`. Without a model's name, it is the first that the server lists.
 
     Messages go to `/chat/completions`, and text without any to `/completions`. What cannot be asked
-    for there fails at its line, with the reason: `select`, `regex` and grammars, token ids, tools;
-    so does a `gen` behind other text in an assistant's message, unless the server goes on with a
-    message that has begun (`continues=True`: vLLM's and Rootlace's `continue_final_message`).
-    `json_schema` and `type=` are asked for in a chat, as `response_format`. Nothing is known of the
-    cache beyond what the server says. At most `concurrency` requests run at a time, each for
-    `timeout` seconds at most; one that is cancelled runs to its end there.
+    for there fails at its line, with the reason: `select`, `regex` and grammars, token ids, tools,
+    adapters, and what `cache` may say (a pin that is only to be tried is left out); so does a `gen`
+    behind other text in an assistant's message, unless the server goes on with a message that has
+    begun (`continues=True`: vLLM's and Rootlace's `continue_final_message`). `json_schema` and
+    `type=` are asked for in a chat, as `response_format`. Nothing is known of the cache beyond what
+    the server says. At most `concurrency` requests run at a time, each for `timeout` seconds at
+    most; one that is cancelled runs to its end there.
     """
 
     def __init__(
@@ -83,13 +84,16 @@ class OpenAIBackend(RuntimeEndpoint):
         self._pool = ThreadPoolExecutor(concurrency, thread_name_prefix=f"rootlace {url}")
         self._asked: dict[int, Future[protocol.Generated]] = {}
         info = protocol.ModelInfo(self._name, self.url, 1 << 31, 0, 1 << 31, 1, CHAT)
-        self._channel = LocalChannel(info, self._answer)
+        self._closed = False
+        self._channel = LocalChannel(info, self._answer, check=_check)
 
     def connect(self) -> Channel:
         return self._channel
 
     def close(self) -> None:
-        """End the threads once what they ask for is there."""
+        """End the threads once what they ask for is there. What is asked later fails with
+        ServerUnavailable."""
+        self._closed = True
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _first_model(self) -> str:
@@ -110,7 +114,12 @@ class OpenAIBackend(RuntimeEndpoint):
                     "for here; gen(type=...) lets the model write one of them"
                 )
             path, body = self._request(branch, op)
-            asked = self._pool.submit(self._generate, path, body, op)
+            try:
+                asked = self._pool.submit(self._generate, path, body, op)
+            except RuntimeError:
+                if not self._closed:
+                    raise
+                raise self._gone() from None
             self._asked[op.op] = asked
 
             def done(_: object) -> None:
@@ -122,7 +131,13 @@ class OpenAIBackend(RuntimeEndpoint):
             return None
         if not asked.done():
             return None
-        return [self._asked.pop(op.op).result()]
+        try:
+            return [self._asked.pop(op.op).result()]
+        except CancelledError:  # it was closed before a thread came to it
+            raise self._gone() from None
+
+    def _gone(self) -> ServerUnavailable:
+        return ServerUnavailable(f"the backend of {self.url} was closed")
 
     def _request(self, branch: BranchText, op: protocol.Generate) -> tuple[str, dict[str, Any]]:
         """Path and body. Raises InvalidRequest for what cannot be asked for."""
@@ -212,6 +227,22 @@ class OpenAIBackend(RuntimeEndpoint):
 
     def _too_late(self, timeout: float) -> DeadlineExceeded:
         return DeadlineExceeded(f"{self.url} has not answered within {timeout:g} s")
+
+
+def _check(op: protocol.Op) -> None:
+    """Raise InvalidRequest for what is not text but cannot be asked for either."""
+    if isinstance(op, protocol.Open):
+        if op.adapter:
+            raise InvalidRequest(
+                "an adapter cannot be asked for here; where the server lists it as a model, name "
+                "that: OpenAIBackend(url, model)"
+            )
+        if not op.share:
+            raise InvalidRequest("Cache(share=False) cannot be asked for here")
+    elif isinstance(op, protocol.Generate):
+        cache = op.handling.cache
+        if cache.pin is True or (cache.ttl is not None and not cache.pin):
+            raise InvalidRequest("a pin or ttl in the cache cannot be asked for here")
 
 
 def _options(params: protocol.SamplingParams) -> dict[str, Any]:

@@ -178,6 +178,8 @@ async def test_text_streams_and_values(server: Server, backend: rl.OpenAIBackend
         ("x" + rl.gen("x", logprobs=True), "log-probabilities cannot"),
         (rl.ids([1]) + rl.gen("x"), "token ids mean nothing"),
         ("Before." + rl.user("?") + rl.assistant(rl.gen("x")), "text outside of messages"),
+        ("x" + rl.gen("x", cache=rl.Cache(pin=True)), "a pin or ttl"),
+        ("x" + rl.gen("x", cache=rl.Cache(ttl=60)), "a pin or ttl"),
     ],
 )
 def test_what_cannot_be_asked_fails_at_its_line(
@@ -191,6 +193,58 @@ def test_what_cannot_be_asked_fails_at_its_line(
         program.run()
     assert isinstance(caught.value.__cause__, InvalidRequest)
     assert caught.value.filename == __file__
+
+
+def test_what_a_branch_cannot_have_fails_at_its_line(
+    server: Server, backend: rl.OpenAIBackend
+) -> None:
+    @rl.function
+    def program(s):
+        s += "x"
+        s.fork(1)[0].append(rl.gen("y", cache=rl.Cache(pin="try")))
+        s += rl.gen("x")
+
+    @rl.function
+    def forked(s):
+        s += "x"
+        s.fork(1, adapter="a")
+
+    for options, reason in (
+        ({"cache": rl.Cache(share=False)}, "share=False"),
+        ({"adapter": "a"}, "adapter cannot"),
+    ):
+        with pytest.raises(rl.ProgramError, match=reason) as caught:
+            program.run(**options)
+        assert isinstance(caught.value.__cause__, InvalidRequest)
+        assert (caught.value.filename, caught.value.function) == (__file__, "program")
+    with pytest.raises(rl.ProgramError, match="adapter cannot") as caught:
+        forked.run()
+    assert caught.value.what == "opening a branch" and not server.asked
+    assert program.run(backend=backend)["x"] == " Hi."
+
+
+def test_a_backend_that_was_closed(server: Server) -> None:
+    @rl.function
+    def program(s):
+        s += "Once" + rl.gen("x") + rl.gen("y")
+
+    made = rl.OpenAIBackend(server.url, concurrency=1)
+    going, end = threading.Event(), threading.Event()
+
+    def reply(body: Any) -> str:
+        going.set()
+        end.wait(60)
+        return "a"
+
+    server.reply = reply
+    first, second = (program.run(backend=made, stream=True) for _ in range(2))
+    assert going.wait(60)
+    made.close()
+    end.set()
+    for state in (first, second, None):
+        with pytest.raises(rl.ProgramError, match="was closed") as caught:
+            (state or program.run(backend=made))["y"]
+        assert isinstance(caught.value.__cause__, ServerUnavailable)
 
 
 def test_a_message_that_has_begun_goes_on(server: Server) -> None:
