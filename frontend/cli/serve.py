@@ -96,6 +96,8 @@ def _named(given: Sequence[str | None]) -> list[tuple[str | None, str | None]]:
     names = [name for name, _ in found]
     if len(found) > 1 and (None in names or len({*names}) < len(names) or "" in names):
         fail("of several models each needs a name of its own: rootlace serve a=MODEL b=MODEL")
+    if "default" in names[1:]:
+        fail("only the first model may be named default: whoever asks for that gets the first")
     if any(name and ":" in name for name in names):
         fail("a model's name holds no colon: what follows one is an adapter's")
     return found

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from rootlace.cli.failure import fail
+from rootlace.wire.errors import ServerUnavailable
 
 Url = Annotated[str, typer.Option(help="The running server.")]
 ApiKey = Annotated[str, typer.Option(help="The server's key.", envvar="ROOTLACE_API_KEY")]
@@ -20,6 +21,14 @@ _TIMEOUT = 60.0
 
 def ask(url: str, path: str, api_key: str, body: dict[str, Any] | None = None) -> Any:
     """The server's answer; ends the command where there is none, or an error."""
+    try:
+        return answer_of(url, path, api_key, body)
+    except ServerUnavailable as error:
+        fail(str(error))
+
+
+def answer_of(url: str, path: str, api_key: str, body: dict[str, Any] | None = None) -> Any:
+    """The same, but raises ServerUnavailable where the server says that it may answer later."""
     data = None if body is None else json.dumps(body).encode()
     request = urllib.request.Request(url.rstrip("/") + path, data=data)
     request.add_header("Content-Type", "application/json")
@@ -30,7 +39,10 @@ def ask(url: str, path: str, api_key: str, body: dict[str, Any] | None = None) -
             answer = response.read()
             return json.loads(answer) if answer.startswith((b"{", b"[")) else answer
     except urllib.error.HTTPError as error:
-        fail(f"{url}: {_message(error.read()) or error}")
+        reason = f"{url}: {_message(error.read()) or error}"
+        if error.code == ServerUnavailable.http_status:
+            raise ServerUnavailable(reason) from None
+        fail(reason)
     except (OSError, ValueError) as error:
         fail(f"there is no server at {url}: {getattr(error, 'reason', error)}")
 

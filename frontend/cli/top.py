@@ -10,7 +10,9 @@ from urllib.parse import quote
 
 import typer
 
-from rootlace.cli.server import URL, ApiKey, Url, ask
+from rootlace.cli.failure import fail
+from rootlace.cli.server import URL, ApiKey, Url, answer_of
+from rootlace.wire.errors import ServerUnavailable
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -44,34 +46,46 @@ def top(
     """
     from rich.console import Console
     from rich.live import Live
+    from rich.text import Text
 
     console = Console(highlight=False)
-    last = _look(url, api_key, model)
-    time.sleep(interval)
-    now = _look(url, api_key, model)
     if once:
-        console.print(_frame(url, last, now))
+        try:
+            last = _look(url, api_key, model)
+            time.sleep(interval)
+            console.print(_frame(url, last, _look(url, api_key, model)))
+        except ServerUnavailable as error:
+            fail(str(error))
         return
+    seen: Sample | None = None
     try:
-        with Live(_frame(url, last, now), console=console, screen=console.is_terminal) as live:
+        with Live(console=console, screen=console.is_terminal) as live:
             while True:
+                try:
+                    now = _look(url, api_key, model)
+                except ServerUnavailable as error:  # a model that is not loaded may be, later
+                    seen = None
+                    live.update(Text(str(error)))
+                else:
+                    if seen is not None:
+                        live.update(_frame(url, seen, now))
+                    seen = now
                 time.sleep(interval)
-                last, now = now, _look(url, api_key, model)
-                live.update(_frame(url, last, now))
     except KeyboardInterrupt:
         return
 
 
 def _look(url: str, api_key: str, model: str) -> Sample:
+    """Raises ServerUnavailable where there is nothing to see at present."""
     query = f"?model={quote(model)}" if model else ""
-    info = ask(url, f"/get_server_info{query}", api_key)
-    metrics = ask(url, "/metrics", api_key).decode()
+    info = answer_of(url, f"/get_server_info{query}", api_key)
+    metrics = answer_of(url, "/metrics", api_key).decode()
     timed = {
         f"{name}_{part}": float(value)
         for name, part, whose, value in _SUM.findall(metrics)
         if whose in ("", info["served_model_name"])  # a single model's have no label
     }
-    findings = ask(url, f"/cache/lint{query}", api_key)["findings"]
+    findings = answer_of(url, f"/cache/lint{query}", api_key)["findings"]
     return Sample(time.monotonic(), info, info["status"], timed, findings)
 
 

@@ -13,6 +13,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from rootlace.cli.app import app
+from rootlace.wire.errors import ServerUnavailable
 
 NODES = [
     {"id": 1, "parent": 0, "namespace": "", "start": 0, "end": 40, "head_text": "You are",
@@ -136,3 +137,17 @@ def test_top_shows_rates(server: HTTPServer, monkeypatch: pytest.MonkeyPatch) ->
     assert {"hit rate 75.0% (since the start 75.0%)", "requests 3 running, 0 waiting"} <= rows
     assert "in the queue -" in rows and "12,345 tokens prompts differ" in rows
     assert any(row.startswith("blocks 25.0% in use") for row in rows)
+
+
+def test_top_waits_for_a_model_that_is_not_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = iter([ServerUnavailable("the model b is not loaded"), KeyboardInterrupt()])
+
+    def look(*_: str) -> None:
+        raise next(looks)
+
+    monkeypatch.setattr("rootlace.cli.top.answer_of", look)
+    result = CliRunner().invoke(app, ["top", "--interval", "0.1"])
+    assert result.exit_code == 0 and "the model b is not loaded" in result.output
+    looks = iter([ServerUnavailable("the model b is not loaded")])
+    result = CliRunner().invoke(app, ["top", "--once"])
+    assert result.exit_code == 1 and "error: the model b is not loaded" in result.output

@@ -233,6 +233,7 @@ def test_several_models_have_names(tiny_model: Path, monkeypatch: pytest.MonkeyP
     assert (seen[0].gateway.load, seen[0].gateway.idle_unload) == ("on-demand", 60.0)
     for models in ([str(tiny_model)] * 2, [f"a={tiny_model}"] * 2, [f"a={tiny_model}", "=x"]):
         assert "each needs a name of its own" in _fails(*models, "--port", "0")
+    assert "only the first" in _fails(f"a={tiny_model}", f"default={tiny_model}", "--port", "0")
     assert "no colon" in _fails(f"a:b={tiny_model}", "--port", "0")
 
 

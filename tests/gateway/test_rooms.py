@@ -170,6 +170,25 @@ async def test_models_are_loaded_when_asked_for_and_unloaded_when_idle(make: Mak
     assert place.loaded == ["b", "b"]
 
 
+async def test_who_only_looks_neither_loads_a_model_nor_keeps_it(make: Make) -> None:
+    place = await make(load="on-demand")
+    watched = ("/get_server_info", "/server_info", "/cache/tree", "/cache/lint", "/cache/pins")
+    for path in watched:
+        status, error = await place.ask(f"{path}?model=b")
+        assert (status, error["error"]["code"]) == (503, "unavailable"), path
+        assert error["error"]["message"] == "the model b is not loaded"
+    status, said = await place.ask("/flush_cache", {"model": "b"})
+    assert (status, said) == (200, "The model b is not loaded.\n") and not place.loaded
+    room = place.rooms.room("b")
+    await place.ask("/v1/completions", {"prompt": "hi", "model": "b", "max_tokens": 1})
+    used = room.used
+    for path in watched:
+        assert (await place.ask(f"{path}?model=b"))[0] == 200, path
+    assert (await place.ask("/flush_cache", {"model": "b"}))[1] == "Cache flushed.\n"
+    assert place.engines["b"].flushes == 1 and room.used == used
+    assert place.loaded == ["b"]
+
+
 async def test_a_model_that_crashes_disturbs_no_other(make: Make) -> None:
     place = await make()
     place.engines["b"].paused = True

@@ -44,16 +44,18 @@ export class Load {
   }
 
   async sample() {
+    const last = this.last;
+    this.last = null; // a server or model that fails to answer may count from 0 when it does again
     const { status } = await getJson("get_server_info");
     const metrics = await getText("metrics");
     const figure = (name) => Number(metrics.match(new RegExp(`^rootlace_${name} (.*)$`, "m"))?.[1]);
     status.first_token_seconds = figure("time_to_first_token_seconds_sum");
     status.first_token_count = figure("time_to_first_token_seconds_count");
     const now = performance.now() / 1000;
-    if (this.last) {
-      const seconds = Math.max(now - this.last.now, 0.001);
+    if (last) {
+      const seconds = Math.max(now - last.now, 0.001);
       FIGURES.forEach((figure, at) => {
-        const values = figure.of(this.last.status, status, seconds);
+        const values = figure.of(last.status, status, seconds);
         this.series[at].push(values.map((value) => (Number.isFinite(value) ? value : null)));
         if (this.series[at].length > KEPT) this.series[at].shift();
       });

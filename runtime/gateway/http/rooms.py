@@ -45,6 +45,15 @@ _OF_THE_SERVER = (
     "/page/",
 )
 _PAGE = "/"
+# Endpoints about what a loaded model does and holds: they neither load it nor keep it loaded.
+_WATCHING = (
+    "/get_server_info",
+    "/server_info",
+    "/cache/tree",
+    "/cache/lint",
+    "/cache/pins",
+    "/cache/pins/{id}",
+)
 
 
 class _Named(msgspec.Struct):
@@ -85,13 +94,16 @@ class RoomEndpoints:
             "/health": self.health,
             "/ready": self.ready,
             "/metrics": self.metrics,
+            "/flush_cache": self.flush_cache,
             "/openapi.json": reference.openapi,
             "/docs": reference.page,
         }
         # Those of no model: they are called only where they need none.
         for one in endpoints(cast(Gateway, None), self.shared):
             handler = own.get(one.path)
-            if handler is None:
+            if handler is None and one.path in _WATCHING:
+                handler = self._watch(one.method, one.path)
+            elif handler is None:
                 free = one.path == _PAGE or one.path.startswith(_OF_THE_SERVER)
                 handler = one.handler if free else self._dispatch(one.method, one.path)
             self.all.append(replace(one, handler=handler))
@@ -102,6 +114,13 @@ class RoomEndpoints:
         async def handle(request: web.Request) -> web.StreamResponse:
             async with self._rooms.use(await _asked(request)) as gateway:
                 return await self._of(gateway).handlers[method, path](request)
+
+        return handle
+
+    def _watch(self, method: str, path: str) -> Handler:
+        async def handle(request: web.Request) -> web.StreamResponse:
+            gateway = _loaded(self._rooms.room(await _asked(request)))
+            return await self._of(gateway).handlers[method, path](request)
 
         return handle
 
@@ -185,8 +204,15 @@ class RoomEndpoints:
             if room.gateway is not None:
                 await self._of(room.gateway).handlers["GET", "/ready"](request)
             elif "model" in request.query:
-                raise ServerUnavailable(f"the model {room.name} is not loaded")
+                _loaded(room)
         return json_response({"status": "ready"})
+
+    async def flush_cache(self, request: web.Request) -> web.StreamResponse:
+        """A model that is not loaded has nothing to forget."""
+        room = self._rooms.room(await _asked(request))
+        if room.gateway is None:
+            return web.Response(text=f"The model {room.name} is not loaded.\n")
+        return await self._of(room.gateway).info.flush_cache(request)
 
     async def metrics(self, request: web.Request) -> web.Response:
         """For Prometheus, by model."""
@@ -203,6 +229,13 @@ class RoomEndpoints:
     def _asked_rooms(self, request: web.Request) -> list[Room]:
         asked = request.query.get("model")
         return self._rooms.all if asked is None else [self._rooms.room(asked)]
+
+
+def _loaded(room: Room) -> Gateway:
+    """Raises ServerUnavailable for a model that is not loaded."""
+    if room.gateway is None:
+        raise ServerUnavailable(f"the model {room.name} is not loaded")
+    return room.gateway
 
 
 def _written(started: int) -> str:
