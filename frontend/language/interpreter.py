@@ -77,6 +77,10 @@ class Branch(Protocol):
     def mark(self) -> Self:
         """A branch that stays where this one stands."""
 
+    def go_back(self, mark: Self) -> None:
+        """Go on where `mark` stands, which may be gone back to again; nothing that was opened since
+        counts as failed."""
+
     def become(self, other: Self) -> None:
         """Go on where `other` stands, with its text and variables; `other` is not to be used any
         more. What is left behind is cancelled."""

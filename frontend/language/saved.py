@@ -221,5 +221,6 @@ class SavedBranch:
     scope: Any = _ended
     take_offer: Any = _ended
     mark: Any = _ended
+    go_back: Any = _ended
     become: Any = _ended
     drop: Any = _ended

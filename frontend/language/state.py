@@ -181,7 +181,7 @@ class State:
         appended since is cancelled; what failed has never been."""
         if not isinstance(mark, Mark):
             raise TypeError(f"rollback() takes what mark() gave, not {type(mark).__name__}")
-        self.branch.become(mark.branch.mark())
+        self.branch.go_back(mark.branch)
 
     def retry(
         self, attempts: int, on: type[Exception] | tuple[type[Exception], ...] = Exception

@@ -103,6 +103,11 @@ class Branch:
             raise InvalidRequest("what has been streamed cannot be taken back: try it in a fork")
         return self.fork(1)[0]
 
+    def go_back(self, mark: Branch) -> None:
+        left, other = self.remote, mark.mark()
+        left.leave(other.remote, mark.remote)
+        self.become(other)
+
     def become(self, other: Branch) -> None:
         left = self.remote
         branch: Branch | None = self

@@ -43,6 +43,8 @@ class RemoteBranch:
         self._opened = False
         self._matcher: PrefixMatcher | None = None
         self._abandoned = False
+        self._stands = False  # a state went back to it
+        self._left_for: int | None = None  # the mark that the state went back to
         self._children = 0
         self._quoting: list[Quoting] = []
         run.adopt(self)
@@ -141,7 +143,7 @@ class RemoteBranch:
         if self.failure is None:
             self.failure = Failure(operation.site, operation.what, error)
             if not self._abandoned:
-                self._run.note(self.failure)
+                self._run.note(self)
         return self.failure
 
     def _inherited(self, operation: Operation, error: RootlaceError) -> Failure | None:
@@ -181,6 +183,22 @@ class RemoteBranch:
             if not self._children and not self._quoting:
                 self.cancel()
             self.close("this fork was dropped")
+
+    @property
+    def taken_back(self) -> bool:
+        """Whether it was opened below a branch that was left, and after the mark."""
+        branch = self
+        while branch._parent is not None and not branch._stands:
+            left_for = branch._parent._left_for
+            if left_for is not None and branch.id > left_for:  # ids grow
+                return True
+            branch = branch._parent
+        return False
+
+    def leave(self, other: RemoteBranch, mark: RemoteBranch) -> None:
+        """The state goes back to `mark`, and on from there in `other`."""
+        other._stands = True
+        self._stands, self._left_for = False, mark.id
 
     def abandon(self) -> None:
         """The program wants nothing more of the branch, nor to hear of its failures."""

@@ -42,6 +42,13 @@ class Member(Protocol):
 
     def cancel(self) -> None: ...
 
+    @property
+    def failure(self) -> Failure | None: ...
+
+    @property
+    def taken_back(self) -> bool:
+        """Whether a rollback undid it, so that its failure has never been."""
+
 
 class ProgramRun:
     """Keeps the branches of a running program, and closes those that are left at its end.
@@ -82,7 +89,7 @@ class ProgramRun:
         self.thread: threading.Thread | None = None
         self._open: dict[int, Member] = {}
         self._closed: list[Member] = []  # those whose operations are waited for at the end
-        self._failures: list[Failure] = []
+        self._failed: list[Member] = []
         self.spending = None if token_budget is None else Spending(token_budget)
 
     def in_time(self, handling: Handling) -> Handling:
@@ -115,8 +122,8 @@ class ProgramRun:
             self._closed.append(branch)
         self._open.pop(branch.id, None)
 
-    def note(self, failure: Failure) -> None:
-        self._failures.append(failure)
+    def note(self, failed: Member) -> None:
+        self._failed.append(failed)
 
     # ------------------------------------------------------------ the end
 
@@ -129,8 +136,9 @@ class ProgramRun:
 
     def settle(self) -> None:
         """All operations are over: raise the first failure that the program has not seen itself."""
-        for failure in self._failures:
-            if not failure.seen:
+        for branch in self._failed:
+            failure = branch.failure
+            if failure is not None and not failure.seen and not branch.taken_back:
                 raise failure.exception()
 
     def cancel(self) -> None:

@@ -195,6 +195,9 @@ class TracedBranch:
     def mark(self) -> TracedBranch:
         return TracedBranch(self.tracer, self)
 
+    def go_back(self, mark: object) -> NoReturn:
+        self.become(mark)
+
     def become(self, other: object) -> NoReturn:
         raise StopTracing(f"{call_site()} goes on as another branch")
 

@@ -100,6 +100,29 @@ def test_attempts_begin_at_the_same_place(gateway: FakeGateway) -> None:
     assert tried[2:] == ["x"] * 4
 
 
+def test_forks_of_a_failed_attempt_are_forgotten(gateway: FakeGateway) -> None:
+    @rl.function
+    def program(s, before):
+        s += "A"
+        kept = s.fork(2)
+        if before:
+            kept += rl.gen("early")
+        for attempt in s.retry(3):
+            with attempt:
+                forks = s.fork(2)
+                forks += rl.gen("n")
+                s += forks[0]["n"]
+        return s.text(), kept
+
+    no = InvalidConstraint("no")
+    in_turn(gateway, no, no, no, no, "8", "9")
+    assert program.run(False).ret_value[0] == "A8"
+    # Those that fail though no attempt opened them still end the run.
+    in_turn(gateway, no, no, no, no, "8", "9")
+    with pytest.raises(rl.ProgramError, match="early"):
+        program.run(True)
+
+
 async def test_attempts_in_an_async_program(gateway: FakeGateway) -> None:
     in_turn(gateway, "x", "8")
 
