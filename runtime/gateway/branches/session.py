@@ -179,7 +179,8 @@ class Session:
             self._check_backlog(None, size)
             self._admit()
             self._waiting_size += size
-            self._spawn(op.op, self._embed(op), done=partial(self._forget, size))
+            work = _embed(self._core, op, self._account)
+            self._spawn(op.op, work, done=partial(self._forget, size))
         else:
             assert isinstance(op, FlushCache)
             if self._account is not None:
@@ -356,22 +357,6 @@ class Session:
 
     # ------------------------------------------------------------ operations without a branch
 
-    async def _embed(self, op: Embed) -> Event:
-        found = await find_vectors(
-            self._core,
-            [(one,) for one in op.inputs],
-            op.pooling,
-            normalise=op.normalise,
-            namespace=namespace_of(self._account, op.namespace),
-            account=self._account,
-            adapter=op.adapter,
-        )
-        usage = Usage(
-            prompt_tokens=sum(one.prompt_tokens for one in found),
-            cached_tokens=sum(one.cached_tokens for one in found),
-        )
-        return Embedded(op.op, tuple(one.values.astype("<f4").tobytes() for one in found), usage)
-
     def _spawn(
         self,
         op: int,
@@ -435,6 +420,23 @@ async def _unpin(core: Core, op: Unpin, account: Account | None) -> Event:
     if not await core.engine.ask(messages.Unpin, op.pin, namespace):
         raise InvalidRequest(f"there is no pin {op.pin!r}")
     return Done(op.op)
+
+
+async def _embed(core: Core, op: Embed, account: Account | None) -> Event:
+    found = await find_vectors(
+        core,
+        [(one,) for one in op.inputs],
+        op.pooling,
+        normalise=op.normalise,
+        namespace=namespace_of(account, op.namespace),
+        account=account,
+        adapter=op.adapter,
+    )
+    usage = Usage(
+        prompt_tokens=sum(one.prompt_tokens for one in found),
+        cached_tokens=sum(one.cached_tokens for one in found),
+    )
+    return Embedded(op.op, tuple(one.values.astype("<f4").tobytes() for one in found), usage)
 
 
 async def _done(op: int) -> Event:
