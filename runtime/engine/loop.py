@@ -136,16 +136,16 @@ class EngineLoop:
                 if update is not None:
                     self._outgoing.append(update)
         elif isinstance(message, ReleaseProgram):
-            self._scheduler.release_program(message.program)
+            self._scheduler.cache.release_program(message.program)
         elif isinstance(message, ForgetNamespace):
-            self._scheduler.forget_namespace(message.namespace)
+            self._scheduler.cache.forget_namespace(message.namespace)
         elif isinstance(message, GetPins):
             self._outgoing.append(Pinned(message.ticket, self._scheduler.view.pins()))
         elif isinstance(message, Unpin):
-            found = self._scheduler.unpin(message.pin, message.namespace)
+            found = self._scheduler.cache.unpin(message.pin, message.namespace)
             self._outgoing.append(Unpinned(message.ticket, found))
         elif isinstance(message, Flush):
-            self._scheduler.flush()
+            self._scheduler.cache.flush()
             self._outgoing.append(Flushed(message.ticket))
         elif isinstance(message, GetStats):
             self._outgoing.append(Stats(message.ticket, self.stats()))

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 
 from rootlace.runtime.config import CacheConfig, SchedulerConfig
 from rootlace.runtime.contracts.matcher import Matcher
 from rootlace.runtime.contracts.plan import SampleRow, StepPlan, StepResult, TokenScores
-from rootlace.runtime.contracts.request import Request, adapter_and_namespace
+from rootlace.runtime.contracts.request import Request
 from rootlace.runtime.contracts.update import Update
 from rootlace.runtime.scheduler import outcome
+from rootlace.runtime.scheduler.cache_control import CacheControl
 from rootlace.runtime.scheduler.cache_view import CacheView
 from rootlace.runtime.scheduler.counters import Counters
-from rootlace.runtime.scheduler.deadline import uncached_tokens
+from rootlace.runtime.scheduler.deadline import check_deadline
 from rootlace.runtime.scheduler.decode_rows import DecodeRows
 from rootlace.runtime.scheduler.flight import Flight
 from rootlace.runtime.scheduler.intake import Retreat, TokenIntake
@@ -28,13 +29,7 @@ from rootlace.runtime.scheduler.running import Headroom, RunningSet, by_order
 from rootlace.runtime.scheduler.sample_rows import SampleRows, dead_row
 from rootlace.runtime.scheduler.sequence import Ending, Sequence
 from rootlace.runtime.scheduler.waiting import WaitingQueue
-from rootlace.wire.errors import (
-    DeadlineImpossible,
-    InvalidRequest,
-    Overloaded,
-    PinRefused,
-    RootlaceError,
-)
+from rootlace.wire.errors import InvalidRequest, Overloaded, PinRefused, RootlaceError
 
 MAX_FLIGHTS = 2
 """Steps that are planned and not committed: one that runs, and the one behind it."""
@@ -99,8 +94,7 @@ class Scheduler:
         self._decode_rows = DecodeRows(cache.block_size)
         self._intake = TokenIntake()
         self._by_rid: dict[int, Sequence] = {}
-        self._forgotten: set[Hashable] = set()
-        """What is to be forgotten when its last request ends."""
+        self.cache = CacheControl(self.kv, self._by_rid, self._check_if_asked)
         self._updates: list[Update] = []
         self._flights: deque[Flight] = deque()
         self._arrivals = 0
@@ -158,7 +152,7 @@ class Scheduler:
             )
             if not sequence.pinned:
                 self.kv.check_pin(sequence, max(sequence.full, self._longest()))
-            self._check_deadline(sequence)
+            check_deadline(sequence, self._waiting, self._running, self.kv.estimate, self.view.pace)
             self._intake.begin(sequence)
         except RootlaceError:
             self._count.requests_refused += 1
@@ -327,34 +321,7 @@ class Scheduler:
         self._check_if_asked()
         return updates
 
-    # ------------------------------------------------------------ the cache
-
-    def flush(self) -> None:
-        """Forget every prefix that no running request uses."""
-        self.kv.tree.flush()
-        self._check_if_asked()
-
-    def forget_namespace(self, namespace: str) -> None:
-        """Forget what a namespace holds, with any adapter; what requests use, when they end."""
-        known = {*self.kv.tree.roots, *(one.namespace for one in self._by_rid.values())}
-        for kv in known:
-            if adapter_and_namespace(kv)[1] == namespace:
-                self._forget(kv)
-        self._check_if_asked()
-
-    def unpin(self, pin: str, namespace: str | None = None) -> bool:
-        """Let a pin of this namespace (None: of any) go; False if there is none of this id."""
-        self.kv.expire()
-        released = any(
-            one.id == pin and namespace in (None, adapter_and_namespace(one.namespace)[1])
-            for one in self.kv.pins.all()
-        ) and self.kv.pins.release(pin)
-        self._check_if_asked()
-        return released
-
-    def release_program(self, program: str) -> None:
-        """The program ended: prefixes that only it used may go first."""
-        self.kv.tree.close_program(program)
+    # ------------------------------------------------------------ how things stand
 
     def stats(self) -> dict[str, int | float]:
         """Counters since start, and how things stand (`blocks_*`, `nodes`, `waiting`, …)."""
@@ -442,40 +409,13 @@ class Scheduler:
         outcome.add_prompt_figures(sequence, update)
         sequence.finished = True
         del self._by_rid[sequence.rid]
-        if sequence.namespace in self._forgotten:
-            self._forget(sequence.namespace)
+        self.cache.request_ended(sequence.namespace)
         self._count.by_finish[update.finish] += 1
         return update
 
     def _longest(self) -> int:
         """The most tokens that a sequence that is here may come to."""
         return max((sequence.full for sequence in self._by_rid.values()), default=0)
-
-    def _check_deadline(self, sequence: Sequence) -> None:
-        """Raises DeadlineImpossible if the prompts that come first take too long by themselves.
-
-        Half of what they would take at the pace of the last steps counts: who is refused would
-        hardly have been in time, and who might be is not refused.
-        """
-        timeout = sequence.request.handling.timeout
-        if timeout is None:
-            return
-        queued = [sequence, *self._running.retracted, *self._waiting.ahead(sequence)]
-        tokens = uncached_tokens(queued, self.kv.estimate)
-        tokens += sum(one.target() - one.computed for one in self._running.sequences)
-        seconds = self.view.pace.seconds(tokens) / 2
-        if seconds > timeout:
-            raise DeadlineImpossible(
-                f"the prompts of {len(queued) - 1} requests come first; with them this one takes "
-                f"{seconds:.3g} s or more, and its timeout is {timeout:.3g} s"
-            )
-
-    def _forget(self, kv: Hashable) -> None:
-        self.kv.tree.forget_namespace(kv)
-        if any(sequence.namespace == kv for sequence in self._by_rid.values()):
-            self._forgotten.add(kv)
-        else:
-            self._forgotten.discard(kv)
 
     def _check_if_asked(self) -> None:
         if self.config.check_invariants:

@@ -78,7 +78,7 @@ def both(
     for harness in harnesses:
         fill(harness)
         harness.finish()
-        harness.scheduler.flush()
+        harness.scheduler.cache.flush()
         assert harness.scheduler.stats()["blocks_free"] == 256
     compare(*harnesses)
     return harnesses[0], harnesses[1]

@@ -124,7 +124,7 @@ def test_faults_end_the_requests_of_one_step_once_and_the_engine_goes_on(what, w
                 assert mine.token_ids == outcome.token_ids and mine.finish == outcome.finish
                 assert mine.logprobs == outcome.logprobs
     assert failed
-    harnessed.scheduler.flush()
+    harnessed.scheduler.cache.flush()
     assert harnessed.scheduler.stats()["blocks_free"] == 64
 
 

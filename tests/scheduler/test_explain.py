@@ -61,7 +61,7 @@ def test_evicted_for_a_program_or_flushed() -> None:
 
     world = World()
     world.run(PROMPT, max_tokens=0)
-    world.scheduler.flush()
+    world.scheduler.cache.flush()
     assert explain(world, PROMPT).reason == "flushed"
     world.run(PROMPT, max_tokens=0)
     assert explain(world, PROMPT).reason == "whole"
@@ -71,7 +71,7 @@ def test_a_few_evicted_tokens_do_not_hide_what_differs() -> None:
     """Any two prompts begin alike."""
     world = World()
     world.run(PROMPT, max_tokens=0)
-    world.scheduler.flush()
+    world.scheduler.cache.flush()
     world.run([PROMPT[0], 99, 98, *PROMPT[3:]], max_tokens=0)
     report = explain(world, [*PROMPT[:3], *range(60, 80)])
     assert (report.matched, report.lost, report.reason) == (1, 2, "differs")

@@ -245,11 +245,12 @@ class Machine(RuleBasedStateMachine):
     @rule(data=st.data())
     def unpin(self, data) -> None:
         pin = data.draw(st.sampled_from(self.world.scheduler.kv.pins.all()))
-        assert self.world.scheduler.unpin(pin.id) and not self.world.scheduler.unpin(pin.id)
+        cache = self.world.scheduler.cache
+        assert cache.unpin(pin.id) and not cache.unpin(pin.id)
 
     @rule(namespace=NAMESPACES)
     def forget_namespace(self, namespace) -> None:
-        self.world.scheduler.forget_namespace(namespace)
+        self.world.scheduler.cache.forget_namespace(namespace)
         self.lossless = False
 
     @precondition(lambda self: self.world.jobs)
@@ -320,12 +321,12 @@ class Machine(RuleBasedStateMachine):
 
     @rule()
     def flush(self) -> None:
-        self.world.scheduler.flush()
+        self.world.scheduler.cache.flush()
         self.lossless = False
 
     @rule(program=PROGRAMS)
     def release_program(self, program) -> None:
-        self.world.scheduler.release_program(program)
+        self.world.scheduler.cache.release_program(program)
 
     @rule(count=st.integers(1, 5))
     def evict(self, count) -> None:

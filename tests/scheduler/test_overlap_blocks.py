@@ -119,7 +119,7 @@ def test_blocks_given_up_under_way_are_used_again_at_once(block_size) -> None:
             if len(world.flights) < 2:
                 world.launch()
         if turn % 3 == 0:
-            world.scheduler.flush()
+            world.scheduler.cache.flush()
     world.drain()
     for job in world.jobs.values():
         if job.finish != "abort":

@@ -50,7 +50,7 @@ class Storm:
             (self.world.land, 45),
             (self.abort, 8),
             (self.retract, 4),
-            (self.world.scheduler.flush, 2),
+            (self.world.scheduler.cache.flush, 2),
             (self.fail, 2),
             (self.release, 2),
         ]
@@ -137,7 +137,7 @@ class Storm:
 
     def release(self) -> None:
         if self.programs:
-            self.world.scheduler.release_program(self.programs.pop())
+            self.world.scheduler.cache.release_program(self.programs.pop())
 
     # ------------------------------------------------------------ what came of it
 

@@ -260,12 +260,12 @@ def test_programs_decide_what_is_evicted_first() -> None:
     world.run(live, 0, program="live")
     world.run(plain, 0)
     world.run(closed, 0, program="closed")  # the latest use, but its program ends
-    world.scheduler.release_program("closed")
+    world.scheduler.cache.release_program("closed")
     world.run(ids(8, 4), 0)
     assert (world.match(live), world.match(plain), world.match(closed)) == (16, 16, 8)
     world.run(ids(16, 5), 0)
     assert (world.match(live), world.match(plain), world.match(closed)) == (16, 8, 0)
-    world.scheduler.release_program("live")
+    world.scheduler.cache.release_program("live")
     world.run(ids(8, 6), 0)
     assert world.match(live) < 16
 

@@ -376,8 +376,8 @@ class World:
         self.land_all()
         assert not self.scheduler.has_work
         for pin in self.scheduler.kv.pins.all():
-            assert self.scheduler.unpin(pin.id)
-        self.scheduler.flush()
+            assert self.scheduler.cache.unpin(pin.id)
+        self.scheduler.cache.flush()
         stats = self.stats
         assert stats["blocks_free"] == stats["blocks_total"]
         assert stats["nodes"] == 0 and stats["tree_tokens"] == 0
