@@ -1,6 +1,6 @@
 """Writes the table of docs/models.md that says which families are tested, and how.
 
-python scripts/tested_models.py
+python -m scripts.tested_models
 
 The families are those of the registry; what is tested of them is read from the parametrisations of
 the tests, as pytest collects them.
@@ -35,7 +35,7 @@ PAGE = ROOT / "docs" / "models.md"
 BEGIN, END = "<!-- written by scripts/tested_models.py -->\n", "<!-- end -->\n"
 COLUMNS = (
     *("native float32", "native bfloat16", "torch float32", "torch bfloat16"),
-    *("GPU", "GPU's, interpreted"),
+    "GPU's, interpreted",
     *("quantised checkpoint", "`--quantize`", "GGUF"),
 )
 Found = Iterator[tuple[str, str, str]]
@@ -48,10 +48,6 @@ def _parity(params: dict[str, Any], module: Any) -> Found:
 
 def _rounded(params: dict[str, Any], module: Any) -> Found:
     yield params["name"], _kernels(params["kernels"], "bfloat16"), ""
-
-
-def _gpu(params: dict[str, Any], module: Any) -> Found:
-    yield params["model"], "GPU", ""
 
 
 def _interpreted(params: dict[str, Any], module: Any) -> Found:
@@ -89,7 +85,6 @@ SOURCES: dict[tuple[str, str], Callable[[dict[str, Any], Any], Found]] = {
         "tests/model/test_parity.py",
         "test_bfloat16_is_as_close_to_float32_as_transformers",
     ): _rounded,
-    ("tests/gpu/test_model.py", "test_greedy_tokens_are_transformers_own"): _gpu,
     (
         "tests/kernels/triton/test_whole_model.py",
         "test_greedy_decoding_is_transformers_own",

@@ -17,4 +17,4 @@ def test_the_table_is_up_to_date(request: pytest.FixtureRequest) -> None:
     if new is None:
         pytest.skip("the tests that the table is of are not collected")
     if new != written:
-        pytest.fail("docs/models.md is old: python scripts/tested_models.py writes it")
+        pytest.fail("docs/models.md is old: python -m scripts.tested_models writes it")
