@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from rootlace.language.expressions import Appendable, RoleBegin, RoleEnd
+from rootlace.language.tool_calls import Offer
 from rootlace.language.variables import Constant, Pending, Readable
 
 
@@ -135,15 +136,17 @@ class Transcript:
 
 @dataclass(slots=True)
 class Conversation:
-    """Which pieces of a transcript belong to which message. `role` is that of the open one."""
+    """Which pieces of a transcript belong to which message. `role` is that of the open one, `offer`
+    what the latest generation may have called; None once that was taken."""
 
     _messages: list[tuple[str, Excerpt]] = field(default_factory=list)
     opened: bool = False
     role: str | None = None
     _start: int = 0
+    offer: Offer | None = None
 
     def copy(self) -> Conversation:
-        return Conversation(list(self._messages), self.opened, self.role, self._start)
+        return Conversation(list(self._messages), self.opened, self.role, self._start, self.offer)
 
     def begin(self, role: str, transcript: Transcript) -> None:
         """A message begins behind what `transcript` holds."""
