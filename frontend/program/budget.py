@@ -1,13 +1,48 @@
-"""A budget: how many tokens a run may generate. (How long it may take is its `timeout`.)"""
+"""A budget: how long a run may take, and how many tokens it may generate."""
 
 from __future__ import annotations
 
 import threading
+import time
+from collections.abc import Callable
+from functools import partial
 
 import msgspec
 
-from rootlace.wire.errors import BudgetExceeded, InvalidRequest
+from rootlace.wire.errors import BudgetExceeded, DeadlineExceeded, InvalidRequest, RootlaceError
+from rootlace.wire.handling import Handling
 from rootlace.wire.protocol import Generated, SamplingParams
+
+Spend = Callable[[Generated], RootlaceError | None] | None
+
+
+class Budget:
+    """What a run may use from now on: `timeout` seconds and `tokens`, each None for no bound."""
+
+    def __init__(self, timeout: float | None, tokens: int | None) -> None:
+        self._timeout = timeout
+        self._deadline = time.monotonic() + (timeout or 0.0)
+        self._spending = None if tokens is None else Spending(tokens)
+
+    def in_time(self, handling: Handling) -> Handling:
+        """With a timeout that ends with the run's. Raises DeadlineExceeded if that has passed."""
+        if self._timeout is None:
+            return handling
+        left = self._deadline - time.monotonic()
+        if left <= 0:
+            raise DeadlineExceeded(
+                f"the run was not done within its timeout of {self._timeout:g} s"
+            )
+        timeout = left if handling.timeout is None else min(left, handling.timeout)
+        return msgspec.structs.replace(handling, timeout=timeout)
+
+    def bounded(self, params: SamplingParams) -> tuple[SamplingParams, Spend]:
+        """`params` within what is left of the tokens, and what is to be told of the result. Raises
+        BudgetExceeded if nothing is left."""
+        if self._spending is None:
+            return params, None
+        bounded = self._spending.bounded(params)
+        return bounded, partial(self._spending.spend, cut=bounded is not params)
 
 
 class Spending:

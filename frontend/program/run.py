@@ -3,29 +3,20 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
-
-import msgspec
 
 from rootlace.client.completion import Completion, Signal, wait_for_event
 from rootlace.language.failures import Failure
 from rootlace.language.handling import handling_of
 from rootlace.language.variables import Pending
-from rootlace.program.budget import Spending
+from rootlace.program.budget import Budget
 from rootlace.program.prefix import SharedPrefix
 from rootlace.wire import chat_format, protocol
-from rootlace.wire.errors import DeadlineExceeded, RootlaceError
-from rootlace.wire.handling import Handling
 
 if TYPE_CHECKING:
     from rootlace.client.endpoint import RuntimeEndpoint
-
-
-Spend = Callable[[protocol.Generated], RootlaceError | None] | None
 
 
 class Member(Protocol):
@@ -76,8 +67,7 @@ class ProgramRun:
         self.defaults = {name: value for name, value in defaults.items() if name != "timeout"}
         whole = handling_of(defaults, "run()")
         self.share = whole.cache.share
-        self._timeout = whole.timeout
-        self._deadline = time.monotonic() + (whole.timeout or 0.0)
+        self.budget = Budget(whole.timeout, token_budget)
         self.stream = stream
         self.prefix = prefix
         self.adapter = adapter
@@ -90,27 +80,6 @@ class ProgramRun:
         self._open: dict[int, Member] = {}
         self._closed: list[Member] = []  # those whose operations are waited for at the end
         self._failed: list[Member] = []
-        self.spending = None if token_budget is None else Spending(token_budget)
-
-    def in_time(self, handling: Handling) -> Handling:
-        """With a timeout that ends with the run's. Raises DeadlineExceeded if that has passed."""
-        if self._timeout is None:
-            return handling
-        left = self._deadline - time.monotonic()
-        if left <= 0:
-            raise DeadlineExceeded(
-                f"the run was not done within its timeout of {self._timeout:g} s"
-            )
-        timeout = left if handling.timeout is None else min(left, handling.timeout)
-        return msgspec.structs.replace(handling, timeout=timeout)
-
-    def bounded(self, params: protocol.SamplingParams) -> tuple[protocol.SamplingParams, Spend]:
-        """`params` within the run's budget, and what is to be told of the result. Raises
-        BudgetExceeded if nothing is left of it."""
-        if self.spending is None:
-            return params, None
-        bounded = self.spending.bounded(params)
-        return bounded, partial(self.spending.spend, cut=bounded is not params)
 
     def adopt(self, branch: Member) -> None:
         self._open[branch.id] = branch

@@ -116,8 +116,8 @@ class BranchWriter:
         try:
             form = self._run.chat.tools
             asked = sampling.resolve(self._defaults, expression.options, form=form)
-            handling = self._run.in_time(asked.handling)
-            params, spend = self._run.bounded(asked.params)
+            handling = self._run.budget.in_time(asked.handling)
+            params, spend = self._run.budget.bounded(asked.params)
         except RootlaceError as error:
             raise ProgramError(site, expression.what, error) from error
         self._send_parts()
@@ -141,7 +141,7 @@ class BranchWriter:
 
     def _select(self, expression: Select) -> None:
         try:
-            handling = self._run.in_time(sampling.handling_of(self._defaults, {}))
+            handling = self._run.budget.in_time(sampling.handling_of(self._defaults, {}))
         except DeadlineExceeded as error:
             raise ProgramError(expression.site, expression.what, error) from error
         self._send_parts()
