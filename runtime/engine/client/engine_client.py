@@ -9,11 +9,9 @@ import logging
 import time
 from asyncio.subprocess import PIPE, Process
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
-import numpy as np
 import zmq
 
 from rootlace.runtime import processes
@@ -39,10 +37,11 @@ from rootlace.runtime.contracts.messages import (
 )
 from rootlace.runtime.contracts.request import Request
 from rootlace.runtime.contracts.update import Update
+from rootlace.runtime.engine.client.in_flight import InFlight
 from rootlace.runtime.engine.client.pipes import Pipes
 from rootlace.runtime.engine.client.pulse import STALL_SECONDS, Pulse
 from rootlace.runtime.engine.client.questions import Questions
-from rootlace.wire.errors import InternalError, ServerUnavailable, from_code
+from rootlace.wire.errors import ServerUnavailable, from_code
 
 log = logging.getLogger(__name__)
 
@@ -58,25 +57,6 @@ class EngineProcessConfig(msgspec.Struct, frozen=True):
     inbox: str
     outbox: str
     socket_folder: str
-
-
-@dataclass
-class _InFlight:
-    """A request the engine has; enough to start it again in another engine."""
-
-    request: Request
-    on_update: Callable[[Update], None]
-    output_ids: list[int] = field(default_factory=list)
-    engines: int = 0
-    """How many engines were given it."""
-    aborted: bool = False
-
-    def resumed(self) -> Request:
-        """The request as the next engine is sent it."""
-        request = self.request
-        generated = np.array(self.output_ids, np.int32)
-        output_ids = np.concatenate((request.output_ids, generated))
-        return msgspec.structs.replace(request, output_ids=output_ids)
 
 
 class EngineClient:
@@ -100,7 +80,7 @@ class EngineClient:
         self._pipes: Pipes | None = None
         self._ready: asyncio.Future[Ready] | None = None
         self._watcher: asyncio.Task[None] | None = None
-        self._in_flight: dict[int, _InFlight] = {}
+        self._in_flight = InFlight()
         self._questions = Questions()
         self._next_rid = 0
         self._pulse = Pulse()
@@ -136,16 +116,13 @@ class EngineClient:
 
     def submit(self, request: Request, on_update: Callable[[Update], None]) -> None:
         """Start a request; `on_update` hears of it until an update with `finish` set."""
-        in_flight = self._in_flight[request.rid] = _InFlight(request, on_update)
+        self._in_flight.add(request, on_update, sent=self._up)
         if self._up:  # else the next engine is given it when it is ready
-            in_flight.engines = 1
             self._send(request)
 
     def abort(self, rids: Iterable[int]) -> None:
         """End requests; those still running get a last update with `finish="abort"`."""
-        running = tuple(rid for rid in rids if rid in self._in_flight)
-        for rid in running:
-            self._in_flight[rid].aborted = True
+        running = self._in_flight.abort(rids)
         if running and self._up:
             self._send(Abort(running))
 
@@ -254,19 +231,8 @@ class EngineClient:
             if self._on_exit is not None:
                 self._on_exit(str(error))
             return
-        self._replay()
-
-    def _replay(self) -> None:
-        for rid, in_flight in list(self._in_flight.items()):
-            if in_flight.aborted:
-                del self._in_flight[rid]
-                in_flight.on_update(Update(rid, finish="abort"))
-                continue
-            if in_flight.engines > 1:
-                self._finish(rid, InternalError("the engine died twice while running this request"))
-                continue
-            in_flight.engines += 1
-            self._send(in_flight.resumed())
+        for request in self._in_flight.resume():
+            self._send(request)
 
     async def _end_process(self) -> None:
         process = self._process
@@ -288,13 +254,7 @@ class EngineClient:
     def _handle(self, message: FromEngine) -> None:
         self._pulse.hear(message)
         if isinstance(message, Update):
-            in_flight = self._in_flight.get(message.rid)
-            if in_flight is None:
-                return
-            in_flight.output_ids.extend(message.token_ids)
-            if message.finish is not None:
-                del self._in_flight[message.rid]
-            in_flight.on_update(message)
+            self._in_flight.hear(message)
         elif isinstance(message, Stats):
             self._questions.answer(message.ticket, message.values)
         elif isinstance(message, Explained):
@@ -319,12 +279,7 @@ class EngineClient:
 
     def _fail_all(self, error: ServerUnavailable) -> None:
         self._questions.fail(error)
-        for rid in list(self._in_flight):
-            self._finish(rid, error)
-
-    def _finish(self, rid: int, error: ServerUnavailable | InternalError) -> None:
-        in_flight = self._in_flight.pop(rid)
-        in_flight.on_update(Update(rid, finish="error", code=error.code, error=str(error)))
+        self._in_flight.fail(error)
 
 
 async def _output_of(process: Process) -> bytes:

@@ -1,0 +1,82 @@
+"""The requests an engine has, kept so that the next engine can go on with them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+
+import msgspec
+import numpy as np
+
+from rootlace.runtime.contracts.request import Request
+from rootlace.runtime.contracts.update import Update
+from rootlace.wire.errors import InternalError, ServerUnavailable
+
+
+@dataclass
+class _Submitted:
+    """A request, and enough to start it again in another engine."""
+
+    request: Request
+    on_update: Callable[[Update], None]
+    output_ids: list[int] = field(default_factory=list)
+    engines: int = 0
+    """How many engines were given it."""
+    aborted: bool = False
+
+    def resumed(self) -> Request:
+        """The request as the next engine is sent it."""
+        request = self.request
+        generated = np.array(self.output_ids, np.int32)
+        output_ids = np.concatenate((request.output_ids, generated))
+        return msgspec.structs.replace(request, output_ids=output_ids)
+
+
+class InFlight:
+    """Requests that were submitted and have not finished, and who hears of them."""
+
+    def __init__(self) -> None:
+        self._submitted: dict[int, _Submitted] = {}
+
+    def add(self, request: Request, on_update: Callable[[Update], None], sent: bool) -> None:
+        """Keep a request; one that is not `sent` yet waits for the next engine."""
+        self._submitted[request.rid] = _Submitted(request, on_update, engines=int(sent))
+
+    def abort(self, rids: Iterable[int]) -> tuple[int, ...]:
+        """Do not start these again. Returns those still in flight."""
+        running = tuple(rid for rid in rids if rid in self._submitted)
+        for rid in running:
+            self._submitted[rid].aborted = True
+        return running
+
+    def hear(self, update: Update) -> None:
+        """Hand an engine's update on."""
+        submitted = self._submitted.get(update.rid)
+        if submitted is None:
+            return
+        submitted.output_ids.extend(update.token_ids)
+        if update.finish is not None:
+            del self._submitted[update.rid]
+        submitted.on_update(update)
+
+    def resume(self) -> Iterator[Request]:
+        """What the next engine is to be sent; ends what is aborted or was given to two engines."""
+        for rid, submitted in list(self._submitted.items()):
+            if submitted.aborted:
+                del self._submitted[rid]
+                submitted.on_update(Update(rid, finish="abort"))
+                continue
+            if submitted.engines > 1:
+                self._fail(rid, InternalError("the engine died twice while running this request"))
+                continue
+            submitted.engines += 1
+            yield submitted.resumed()
+
+    def fail(self, error: ServerUnavailable) -> None:
+        """End every request with `error`."""
+        for rid in list(self._submitted):
+            self._fail(rid, error)
+
+    def _fail(self, rid: int, error: ServerUnavailable | InternalError) -> None:
+        submitted = self._submitted.pop(rid)
+        submitted.on_update(Update(rid, finish="error", code=error.code, error=str(error)))
