@@ -12,11 +12,11 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import msgspec
-import zmq
 
 from rootlace.runtime.gateway.branches.gateway import Gateway
 from rootlace.runtime.gateway.branches.session import Session
 from rootlace.runtime.gateway.keys.account import Account
+from rootlace.runtime.gateway.program_socket import ProgramSocket
 from rootlace.runtime.gateway.rooms import Rooms
 from rootlace.wire.errors import (
     InvalidRequest,
@@ -34,13 +34,11 @@ from rootlace.wire.protocol import (
     Welcome,
     encode,
 )
-from rootlace.wire.sockets import MessageReader
 
 log = logging.getLogger(__name__)
 
-# A client that does not read is dropped when more than this waits for it: frames in ZeroMQ's queue
-# and, once that is full, bytes in ours.
-SEND_HWM = 1000
+# A client that does not read is dropped when ZeroMQ's queue for it is full and more than this
+# waits in ours.
 MAX_BACKLOG_BYTES = 64 * 2**20
 PING_SECONDS = 1.0
 RETRY_SECONDS = 0.02
@@ -94,9 +92,7 @@ class ProgramServer:
         self._gateway = gateway
         self._config = gateway.config
         self._greeting: dict[bytes, asyncio.Task[None]] = {}
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._socket: zmq.Socket[bytes] | None = None
-        self._reader: MessageReader | None = None
+        self._socket = ProgramSocket(self._receive)
         self._connections: dict[bytes, Connection] = {}
         self._behind: set[Connection] = set()
         self._someone_behind = asyncio.Event()
@@ -113,25 +109,8 @@ class ProgramServer:
 
         Raises InvalidRequest where the address cannot be bound.
         """
-        socket = self._context.socket(zmq.ROUTER)
-        socket.setsockopt(zmq.LINGER, 0)
-        socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
-        socket.setsockopt(zmq.SNDHWM, SEND_HWM)
-        socket.setsockopt(zmq.IPV6, "[" in self._config.program_address)
-        # Larger ones are cut off by ZeroMQ; up to here they get an answer that says why.
-        socket.setsockopt(zmq.MAXMSGSIZE, 2 * self._config.max_message_bytes)
-        try:
-            socket.bind(self._config.program_address)
-        except zmq.ZMQError as error:
-            socket.close()
-            raise InvalidRequest(
-                f"cannot listen on {self._config.program_address}: {error}"
-            ) from error
-        self._socket = socket
-        endpoint = socket.get(zmq.LAST_ENDPOINT)
-        assert isinstance(endpoint, bytes)
-        self.address = endpoint.rstrip(b"\0").decode()
-        self._reader = MessageReader(socket, self._receive)
+        config = self._config
+        self.address = self._socket.bind(config.program_address, config.max_message_bytes)
         self._tasks = [
             asyncio.create_task(self._watch()),
             asyncio.create_task(self._retry()),
@@ -148,11 +127,7 @@ class ProgramServer:
                 await task
         for connection in list(self._connections.values()):
             self._drop(connection, "the server stops")
-        if self._reader is not None:
-            self._reader.close()
-        if self._socket is not None:
-            self._socket.close()
-        self._context.term()
+        self._socket.close()
 
     # ------------------------------------------------------------ receiving
 
@@ -283,7 +258,7 @@ class ProgramServer:
 
     def _try(self, connection: Connection, frame: bytes) -> bool:
         """Send without waiting; False if the peer's queue is full or the peer is gone."""
-        error = self._send_now(connection.identity, frame)
+        error = self._socket.send(connection.identity, frame)
         if error is None:
             connection.spoke = time.monotonic()
             return True
@@ -291,23 +266,13 @@ class ProgramServer:
             self._drop(connection, str(error))
         return False
 
-    def _send_now(self, identity: bytes, frame: bytes) -> zmq.ZMQError | None:
-        assert self._socket is not None and self._reader is not None
-        try:
-            self._socket.send_multipart((identity, frame), zmq.NOBLOCK)
-        except zmq.ZMQError as error:
-            return error
-        finally:
-            self._reader.look()
-        return None
-
     def _answer(self, identity: bytes, events: list[Event]) -> None:
         """Send events to a peer, which may be unknown: then they are lost if it does not read."""
         connection = self._connections.get(identity)
         if connection is not None:
             self._deliver(connection, events)
         else:
-            self._send_now(identity, encode(events))
+            self._socket.send(identity, encode(events))
 
     async def _retry(self) -> None:
         """Send what waits for clients that were slow; an idle server does not wake up for it."""
@@ -343,7 +308,7 @@ class ProgramServer:
         """Drop a client that may still be there; if its queue is full, it is not told."""
         error = ServerUnavailable(f"the server dropped this connection: {reason}")
         last: list[Event] = [Failed(0, error.code, str(error))]
-        self._send_now(connection.identity, encode(last))
+        self._socket.send(connection.identity, encode(last))
         self._drop(connection, reason)
 
     def _drop(self, connection: Connection, reason: str) -> None:

@@ -15,6 +15,7 @@ import zmq
 import zmq.asyncio
 
 from rootlace.client.connection import Connection
+from rootlace.runtime.gateway import program_socket
 from rootlace.runtime.gateway import server as server_module
 from rootlace.runtime.gateway.branches.gateway import Gateway
 from rootlace.runtime.gateway.keys.key_file import new_key, write_keys
@@ -361,7 +362,7 @@ async def test_a_client_that_does_not_read(
     stories: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It blocks nobody, catches up if it reads in time, and is dropped if it never does."""
-    monkeypatch.setattr(server_module, "SEND_HWM", 2)
+    monkeypatch.setattr(program_socket, "SEND_HWM", 2)
     monkeypatch.setattr(server_module, "MAX_BACKLOG_BYTES", 3_000_000)
     async with world(stories) as w:
         w.engine.script = lambda m: [300] * 400

@@ -1,0 +1,64 @@
+"""The ROUTER socket that programs connect to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import zmq
+
+from rootlace.wire.errors import InvalidRequest
+from rootlace.wire.sockets import MessageReader
+
+# Frames for one client that wait in ZeroMQ's queue. What is more waits in the server's.
+SEND_HWM = 1000
+
+
+class ProgramSocket:
+    """`on_message` is given the frames of each message, the sender's identity first."""
+
+    def __init__(self, on_message: Callable[[list[bytes]], None]) -> None:
+        self._on_message = on_message
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._socket: zmq.Socket[bytes] | None = None
+        self._reader: MessageReader | None = None
+
+    def bind(self, address: str, max_message_bytes: int) -> str:
+        """Returns the address that clients connect to (port 0 becomes a real one).
+
+        Raises InvalidRequest where the address cannot be bound.
+        """
+        socket = self._context.socket(zmq.ROUTER)
+        socket.setsockopt(zmq.LINGER, 0)
+        socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        socket.setsockopt(zmq.SNDHWM, SEND_HWM)
+        socket.setsockopt(zmq.IPV6, "[" in address)
+        # Larger ones are cut off by ZeroMQ; up to here they get an answer that says why.
+        socket.setsockopt(zmq.MAXMSGSIZE, 2 * max_message_bytes)
+        try:
+            socket.bind(address)
+        except zmq.ZMQError as error:
+            socket.close()
+            raise InvalidRequest(f"cannot listen on {address}: {error}") from error
+        self._socket = socket
+        endpoint = socket.get(zmq.LAST_ENDPOINT)
+        assert isinstance(endpoint, bytes)
+        self._reader = MessageReader(socket, self._on_message)
+        return endpoint.rstrip(b"\0").decode()
+
+    def send(self, identity: bytes, frame: bytes) -> zmq.ZMQError | None:
+        """Send without waiting. Returns what went wrong: a full queue, or a peer that is gone."""
+        assert self._socket is not None and self._reader is not None
+        try:
+            self._socket.send_multipart((identity, frame), zmq.NOBLOCK)
+        except zmq.ZMQError as error:
+            return error
+        finally:
+            self._reader.look()
+        return None
+
+    def close(self) -> None:
+        if self._reader is not None:
+            self._reader.close()
+        if self._socket is not None:
+            self._socket.close()
+        self._context.term()
