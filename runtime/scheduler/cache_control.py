@@ -37,11 +37,11 @@ class CacheControl:
 
     def unpin(self, pin: str, namespace: str | None = None) -> bool:
         """Let a pin of this namespace (None: of any) go; False if there is none of this id."""
-        self._kv.expire()
+        self._kv.retention.expire()
         released = any(
             one.id == pin and namespace in (None, adapter_and_namespace(one.namespace)[1])
-            for one in self._kv.pins.all()
-        ) and self._kv.pins.release(pin)
+            for one in self._kv.retention.pins.all()
+        ) and self._kv.retention.pins.release(pin)
         self._changed()
         return released
 

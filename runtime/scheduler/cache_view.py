@@ -48,7 +48,7 @@ class CacheView:
         return tree_page(
             self._kv.tree,
             self._running.sequences,
-            self._kv.pins.all(),
+            self._kv.retention.pins.all(),
             lambda node: self._ticks.seconds_since(node.last_use, now),
             namespace=namespace,
             under=under,
@@ -57,8 +57,8 @@ class CacheView:
 
     def pins(self) -> tuple[PinnedPrefix, ...]:
         """What is pinned now, those that end first."""
-        self._kv.expire()
-        pins = sorted(self._kv.pins.all(), key=lambda pin: pin.until)
+        self._kv.retention.expire()
+        pins = sorted(self._kv.retention.pins.all(), key=lambda pin: pin.until)
         return tuple(map(self._pinned, pins))
 
     def _pinned(self, pin: Pin) -> PinnedPrefix:

@@ -7,24 +7,19 @@ from collections.abc import Callable, Hashable
 import numpy as np
 
 from rootlace.runtime.cache import (
-    MAX_PINS,
     BlockPool,
     Cause,
     Evicted,
-    Expiry,
-    Pins,
     RadixTree,
     check_cache,
     policy_named,
 )
 from rootlace.runtime.config import CacheConfig
-from rootlace.runtime.contracts.request import pin_id
 from rootlace.runtime.scheduler.explain import explain
 from rootlace.runtime.scheduler.plan_builder import PlanBuilder
+from rootlace.runtime.scheduler.retention import Retention
 from rootlace.runtime.scheduler.sequence import Sequence
 from rootlace.wire.cache_report import CacheReport, Scope
-from rootlace.wire.errors import InvalidRequest, PinRefused
-from rootlace.wire.handling import PIN_SECONDS
 
 
 class KVStore:
@@ -39,8 +34,7 @@ class KVStore:
         self.enabled = config.enabled
         self.pool = BlockPool(config.num_blocks, config.block_size)
         self.tree = RadixTree(self.pool, policy_named(config.eviction), Evicted(clock))
-        self.pins = Pins(self.tree, int(config.max_pinned * config.num_blocks), clock)
-        self._expiry = Expiry(self.tree, clock)
+        self.retention = Retention(self.tree, config, clock)
         self.block_size = config.block_size
         self._evict_at_least = min(config.num_blocks // 1024, 64)
         """Evict in batches of this size, so that not every step has to."""
@@ -98,52 +92,10 @@ class KVStore:
             return CacheReport(0, limit, "disabled")
         return explain(self.tree, namespace, tokens, limit, scope)
 
-    # ------------------------------------------------------------ pins, and times to live
-
-    def check_pin(self, sequence: Sequence, longest: int) -> None:
-        """Raises PinRefused if a prompt that is to be pinned cannot be, as things are now; if it is
-        only to be tried, it is not pinned then.
-
-        `longest`: the most tokens that any sequence may come to. It must fit beside all pins (the
-        last token needs no KV).
-        """
-        if sequence.pinned:
-            return
-        prompt = sequence.tokens[: sequence.prompt_len]
-        if pin_id(sequence.namespace, prompt) in self.pins:
-            return  # it is only renewed
-        optional = sequence.request.handling.cache.pin == "try"
-        if not self.enabled and not optional:
-            raise InvalidRequest("nothing can be pinned: the cache is switched off")
-        most = min(self.pins.most, self.pool.num_blocks - self.blocks_for(longest - 1))
-        needed = self.pins.needed(sequence.namespace, prompt)
-        full = (needed and self.pins.blocks + needed > most) or len(self.pins) >= MAX_PINS
-        if optional and (full or not self.enabled):
-            sequence.pinned = True
-        elif full:
-            raise PinRefused(
-                f"{self.pins.blocks} blocks are pinned, and {needed} more would be; at most "
-                f"{max(most, 0)} of {self.pool.num_blocks} may be now (max_pinned, and room for "
-                "the longest request that is here)"
-            )
-
-    def pin(self, sequence: Sequence) -> None:
-        """Hold the sequence's prompt, which is in the tree; `check_pin` was asked before."""
-        prompt = sequence.tokens[: sequence.prompt_len]
-        seconds = sequence.request.handling.cache.ttl or PIN_SECONDS
-        sequence.pin = pin_id(sequence.namespace, prompt)
-        self.pins.hold(sequence.pin, sequence.namespace, prompt, seconds, sequence.program)
-
-    def expire(self) -> None:
-        """Let go of pins, and forget tokens, that have had their time."""
-        self.pins.expire()
-        self._expiry.expire()
-
     def reset(self) -> None:
         """All KV is lost."""
         self.tree.reset()
-        self.pins.reset()
-        self._expiry.reset()
+        self.retention.reset()
 
     # ------------------------------------------------------------ prefill
 
@@ -261,15 +213,8 @@ class KVStore:
         self.pool.drop(self._held(sequence), pinned=True)
         if sequence.node is not None:
             self.tree.leave(sequence.node, sequence.program)
-            self._expire_later(sequence)
+            self.retention.released(sequence)
         sequence.forget_kv()
-
-    def _expire_later(self, sequence: Sequence) -> None:
-        """Give what the sequence added to the tree its time to live, if it has one."""
-        cache = sequence.request.handling.cache
-        if cache.ttl is not None and not cache.pin:
-            known = sequence.tokens[: sequence.tree_len]
-            self._expiry.keep(sequence.namespace, known, sequence.found, cache.ttl)
 
     def isolate(self, sequence: Sequence) -> None:
         """Make everything but the sequence's own blocks evictable.
@@ -313,8 +258,9 @@ class KVStore:
     def check(self, sequences: list[Sequence]) -> None:
         """Raise AssertionError unless tree, pool and `sequences` (all with KV) fit together."""
         handles = [sequence.node for sequence in sequences if sequence.node is not None]
-        handles += self.pins.nodes()
-        assert self.pins.blocks <= self.pins.most, "too much is pinned"
+        pins = self.retention.pins
+        handles += pins.nodes()
+        assert pins.blocks <= pins.most, "too much is pinned"
         check_cache(self.tree, handles, [self._held(sequence) for sequence in sequences])
         for sequence in sequences:
             node = sequence.node

@@ -127,7 +127,7 @@ class Prefill:
         """Pin the sequence's prompt, if that is asked for and all of it is in the tree."""
         if not sequence.pinned and sequence.tree_len >= sequence.prompt_len:
             sequence.pinned = True
-            self._kv.pin(sequence)
+            self._kv.retention.pin(sequence)
 
     def _may_pin(self, sequence: Sequence, count: int) -> bool:
         """Whether the prompt can be pinned, should `count` tokens more complete it. If not, which
@@ -135,7 +135,7 @@ class Prefill:
         if sequence.pinned or sequence.computed + count < sequence.prompt_len:
             return True
         try:
-            self._kv.check_pin(sequence, self._longest())
+            self._kv.retention.check_pin(sequence, self._longest())
         except PinRefused as error:
             sequence.ending = Ending("error", code=error.code, error=str(error))
             self._complete(sequence)

@@ -136,8 +136,8 @@ class Scheduler:
         try:
             if request.rid in self._by_rid:
                 raise InvalidRequest(f"request id {request.rid} is in use")
-            self.kv.expire()
-            limits = self._limits.beside(self.kv.pins.blocks * self.kv.block_size)
+            self.kv.retention.expire()
+            limits = self._limits.beside(self.kv.retention.pins.blocks * self.kv.block_size)
             limits.check(request, constrained=matcher is not None)
             if len(self._waiting) >= self.config.max_waiting:
                 raise Overloaded(f"{len(self._waiting)} requests are waiting already")
@@ -151,7 +151,7 @@ class Scheduler:
                 adapter=limits.adapter(request),
             )
             if not sequence.pinned:
-                self.kv.check_pin(sequence, max(sequence.full, self._longest()))
+                self.kv.retention.check_pin(sequence, max(sequence.full, self._longest()))
             check_deadline(sequence, self._waiting, self._running, self.kv.estimate, self.view.pace)
             self._intake.begin(sequence)
         except RootlaceError:
@@ -208,7 +208,7 @@ class Scheduler:
         is committed."""
         if len(self._flights) == MAX_FLIGHTS:
             raise RuntimeError("two plans are under way that were neither committed nor failed")
-        self.kv.expire()
+        self.kv.retention.expire()
         # An attempt without rows changed something: it evicted or retracted. The bound turns a
         # mistake into an error instead of a hang.
         for _ in range(3 * len(self._by_rid) + 3):
@@ -325,7 +325,7 @@ class Scheduler:
 
     def stats(self) -> dict[str, int | float]:
         """Counters since start, and how things stand (`blocks_*`, `nodes`, `waiting`, …)."""
-        self.kv.expire()
+        self.kv.retention.expire()
         pool, tree = self.kv.pool, self.kv.tree
         return {
             **self._count.values(),
@@ -338,8 +338,8 @@ class Scheduler:
             "blocks_free": pool.free,
             "blocks_used": pool.num_blocks - pool.available,
             "blocks_evictable": pool.evictable,
-            "blocks_pinned": self.kv.pins.blocks,
-            "pins": len(self.kv.pins),
+            "blocks_pinned": self.kv.retention.pins.blocks,
+            "pins": len(self.kv.retention.pins),
             "nodes": tree.num_nodes,
             "tree_tokens": tree.num_tokens,
             "waiting": len(self._waiting) + len(self._running.retracted),
@@ -397,9 +397,9 @@ class Scheduler:
     def _pin_late(self, sequence: Sequence) -> None:
         """Pin the prompt of a sequence that had no part in the tree before it ended."""
         try:
-            self.kv.check_pin(sequence, self._longest())
+            self.kv.retention.check_pin(sequence, self._longest())
             if not sequence.pinned:
-                self.kv.pin(sequence)
+                self.kv.retention.pin(sequence)
         except PinRefused as error:
             sequence.ending = Ending("error", code=error.code, error=str(error))
 

@@ -66,7 +66,7 @@ def test_a_pin_holds_its_prompt_and_no_more_than_its_share() -> None:
     world.run([1] * 18, 3, handling=pinned)  # pinned already
     world.executor._host += 61.0
     world.run([9] * 14, 1, handling=pinned)
-    assert [pin.tokens for pin in world.scheduler.kv.pins.all()] == [14]
+    assert [pin.tokens for pin in world.scheduler.kv.retention.pins.all()] == [14]
     world.expect_empty()
 
 
@@ -90,7 +90,7 @@ def test_a_pin_that_became_impossible_ends_its_request_with_the_reason() -> None
     world.drain()
     assert world.jobs[one].finish == "length"
     assert world.jobs[other].updates[-1].code == "pin_refused"
-    assert len(world.scheduler.kv.pins) == 1
+    assert len(world.scheduler.kv.retention.pins) == 1
     with pytest.raises(InvalidRequest, match="switched off"):
         World(enabled=False).submit([1], handling=pinned)
 
@@ -122,10 +122,10 @@ def test_who_goes_on_after_a_failed_step_is_pinned_again() -> None:
 def test_when_there_are_as_many_pins_as_may_be_one_can_be_renewed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("rootlace.runtime.scheduler.kv.MAX_PINS", 1)
+    monkeypatch.setattr("rootlace.runtime.scheduler.retention.MAX_PINS", 1)
     world, pinned = World(), Handling(cache=Cache(pin=True))
     world.run([1] * 8, 1, handling=pinned)
-    (pin,) = world.scheduler.kv.pins.all()
+    (pin,) = world.scheduler.kv.retention.pins.all()
     until = pin.until
     renewed = world.run([1] * 8, 1, handling=pinned)
     assert renewed.finish == "length" and {one.pin for one in renewed.updates} == {pin.id}

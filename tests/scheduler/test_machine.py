@@ -116,7 +116,7 @@ class Machine(RuleBasedStateMachine):
                 **params,
             )
         except ContextLengthExceeded:
-            pinned = self.world.scheduler.kv.pins.blocks * self.block_size
+            pinned = self.world.scheduler.kv.retention.pins.blocks * self.block_size
             assert len(prompt) + pinned >= self.world.max_length - 1
         except PinRefused:
             assert cache.pin
@@ -241,10 +241,10 @@ class Machine(RuleBasedStateMachine):
         self.world.executor._host += seconds
         self.world.stats  # noqa: B018  (pins end when somebody looks)
 
-    @precondition(lambda self: self.world.scheduler.kv.pins.all())
+    @precondition(lambda self: self.world.scheduler.kv.retention.pins.all())
     @rule(data=st.data())
     def unpin(self, data) -> None:
-        pin = data.draw(st.sampled_from(self.world.scheduler.kv.pins.all()))
+        pin = data.draw(st.sampled_from(self.world.scheduler.kv.retention.pins.all()))
         cache = self.world.scheduler.cache
         assert cache.unpin(pin.id) and not cache.unpin(pin.id)
 
@@ -396,12 +396,12 @@ class Machine(RuleBasedStateMachine):
         for rid in self.pinned:
             job = self.world.jobs[rid]
             asked[pin_id(job.namespace, np.array(job.prompt, np.int32))] = job
-        for pin in kv.pins.all():
+        for pin in kv.retention.pins.all():
             job = asked[pin.id]
             assert pin.tokens == len(job.prompt) == self.world.match(job.prompt, job.namespace)
-        ids = {pin.id for pin in kv.pins.all()}
+        ids = {pin.id for pin in kv.retention.pins.all()}
         if not ids:
-            assert kv.pins.blocks == 0
+            assert kv.retention.pins.blocks == 0
             assert self.world.scheduler.has_work or kv.pool.available == kv.pool.num_blocks
 
     @invariant()

@@ -190,7 +190,7 @@ class World:
             handling=handling,
         )
         self.scheduler.add(request, matcher, jump_forward=jump)
-        pinned = self.scheduler.kv.pins.blocks * self.scheduler.kv.block_size
+        pinned = self.scheduler.kv.retention.pins.blocks * self.scheduler.kv.block_size
         self.jobs[rid] = Job(
             list(prompt),
             wanted,
@@ -375,7 +375,7 @@ class World:
         """With nothing running or pinned, a flush gives every block back."""
         self.land_all()
         assert not self.scheduler.has_work
-        for pin in self.scheduler.kv.pins.all():
+        for pin in self.scheduler.kv.retention.pins.all():
             assert self.scheduler.cache.unpin(pin.id)
         self.scheduler.cache.flush()
         stats = self.stats
