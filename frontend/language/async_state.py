@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from rootlace.language import tool_calls
 from rootlace.language.awaited import Awaited
 from rootlace.language.expressions import tool
-from rootlace.language.state import State
+from rootlace.language.state import State, offer_of
 from rootlace.language.tool_calls import ToolCall
 from rootlace.language.variables import Gathered, Readable, UnknownVariable
 
@@ -92,7 +92,7 @@ class AsyncProgramState(State):
         async def call() -> list[ToolCall]:
             import asyncio
 
-            offer = self._offer()
+            offer = offer_of(self.branch)
             await self.branch.reader.wait_for_async(offer.said.requires())
             running = [tool_calls.run_async(c, offer.tools, timeout) for c in offer.calls()]
             done = await asyncio.gather(*running)
@@ -112,12 +112,3 @@ class AsyncProgramState(State):
             return self.branch.reader.error()
 
         return Awaited("s.error()", error)
-
-    async def text_async_iter(
-        self, var_name: str | None = None, return_meta_data: bool = False
-    ) -> AsyncIterator[Any]:
-        async for step in self.branch.reader.follow_async(var_name, return_meta_data):
-            yield step
-
-    def __repr__(self) -> str:
-        return f"AsyncProgramState(variables={sorted(self.branch.variables)})"

@@ -95,8 +95,16 @@ class Attempt:
         return kind is not None and issubclass(kind, self._on) and not self._last
 
 
+def offer_of(branch: Branch) -> tool_calls.Offer:
+    """What the model may have called. Raises InvalidRequest where nothing is new."""
+    offer = branch.take_offer()
+    if offer is None:
+        raise InvalidRequest("call_tools(): nothing new was generated with gen(tools=...)")
+    return offer
+
+
 class State:
-    """What synchronous and asynchronous programs share: growing, forking, naming."""
+    """What synchronous and asynchronous programs share: growing, forking, naming, following."""
 
     def __init__(self, branch: Branch) -> None:
         self.branch = branch
@@ -144,12 +152,6 @@ class State:
             return _Role(self, role)
         self.append(message)
         return message
-
-    def _offer(self) -> tool_calls.Offer:
-        offer = self.branch.take_offer()
-        if offer is None:
-            raise InvalidRequest("call_tools(): nothing new was generated with gen(tools=...)")
-        return offer
 
     def var_scope(self, name: str) -> _Scope:
         """A block whose text becomes the variable `name`."""
@@ -231,6 +233,19 @@ class State:
         """Whether the program has named the variable; its value may still be on its way."""
         return name in self.branch.variables
 
+    async def text_async_iter(
+        self, var_name: str | None = None, return_meta_data: bool = False
+    ) -> AsyncIterator[Any]:
+        """`text_iter` for an event loop; with `return_meta_data`, pairs of text and information.
+
+        The last pair of a variable carries its final information, and may have no text.
+        """
+        async for step in self.branch.reader.follow_async(var_name, return_meta_data):
+            yield step
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(variables={sorted(self.branch.variables)})"
+
 
 class ProgramState(State):
     """The state of an ordinary program; what a run gives back. It can be pickled once it has ended.
@@ -248,7 +263,7 @@ class ProgramState(State):
         Raises KeyError for a name the program has not used, ProgramError if its `gen` failed or
         (`gen(type=...)`) wrote a text that is no value of the type.
         """
-        return self._read(name).get()
+        return _read(self.branch, name).get()
 
     def get(self, name: str, default: Any = None) -> Any:
         """`get_var`, or `default` for a name the program has not used."""
@@ -265,12 +280,6 @@ class ProgramState(State):
     def __iter__(self) -> Iterator[str]:
         return iter(self.keys())
 
-    def _read(self, name: str) -> Readable:
-        reader = self.branch.reader
-        variable = reader.find(name)
-        reader.wait_for(variable.requires())
-        return variable
-
     def _read_all(self, variables: Sequence[Readable], holder: object) -> list[Any]:
         gathered = Gathered(variables)
         self.branch.reader.wait_for(gathered.requires())
@@ -281,7 +290,7 @@ class ProgramState(State):
 
         A list where the value is one; None for a variable that was set by the program.
         """
-        return self._read(name).meta()
+        return _read(self.branch, name).meta()
 
     @overload
     def text(self) -> str: ...
@@ -294,7 +303,7 @@ class ProgramState(State):
         type (a list where the value is one).
         """
         if name is not None:
-            return self._read(name).written()
+            return _read(self.branch, name).written()
         self.sync()
         return self.branch.reader.text()
 
@@ -312,7 +321,7 @@ class ProgramState(State):
         on in its thread, and nobody hears of its result. Tools that are `async def` get an event
         loop of their own.
         """
-        offer = self._offer()
+        offer = offer_of(self.branch)
         self.branch.reader.wait_for(offer.said.requires())
         done = []
         for call in offer.calls():
@@ -326,16 +335,10 @@ class ProgramState(State):
         Raises what the program failed with, and InvalidRequest for a variable that was set to
         something that JSON does not have.
         """
-        return self._saved().to_json()
-
-    def _saved(self) -> Saved:
-        error = self.error()
-        if error is not None:
-            raise error
-        return dataclasses.replace(self.branch.saved(), value=self.ret_value)
+        return _saved(self).to_json()
 
     def __reduce__(self) -> Any:
-        return _restored, (self._saved(),)
+        return _restored, (_saved(self),)
 
     def sync(self) -> None:
         """Wait for everything that was appended; raises nothing (see `error`)."""
@@ -356,16 +359,6 @@ class ProgramState(State):
             yield from self.branch.reader.follow(var_name)
         else:
             yield self.text() if var_name is None else self.text(var_name)
-
-    async def text_async_iter(
-        self, var_name: str | None = None, return_meta_data: bool = False
-    ) -> AsyncIterator[Any]:
-        """`text_iter` for an event loop; with `return_meta_data`, pairs of text and information.
-
-        The last pair of a variable carries its final information, and may have no text.
-        """
-        async for step in self.branch.reader.follow_async(var_name, return_meta_data):
-            yield step
 
     def value_iter(self, name: str) -> Iterator[Any]:
         """The value of `gen(name, type=...)` while it is generated (a run with `stream=True`): what
@@ -391,8 +384,20 @@ class ProgramState(State):
         except ProgramError:
             return repr(self)
 
-    def __repr__(self) -> str:
-        return f"ProgramState(variables={sorted(self.branch.variables)})"
+
+def _read(branch: Branch, name: str) -> Readable:
+    """The variable `name`, waited for."""
+    reader = branch.reader
+    variable = reader.find(name)
+    reader.wait_for(variable.requires())
+    return variable
+
+
+def _saved(state: ProgramState) -> Saved:
+    error = state.error()
+    if error is not None:
+        raise error
+    return dataclasses.replace(state.branch.saved(), value=state.ret_value)
 
 
 def _restored(saved: Saved) -> ProgramState:
