@@ -54,6 +54,20 @@ def test_a_state_goes_back_to_a_mark(gateway: FakeGateway) -> None:
     eventually(lambda: gateway.open_branches == 0)
 
 
+def test_a_rollback_forgets_what_was_refused_before_it_was_sent(gateway: FakeGateway) -> None:
+    @rl.function
+    def program(s):
+        mark = s.mark()
+        with pytest.raises(rl.ProgramError):
+            s += "lost" + rl.assistant_end()  # no message is open
+        s.rollback(mark)
+        s += "kept"
+
+    assert program.run().text() == "kept"
+    sent = [part.text for op in gateway.sent(protocol.Append) for part in op.parts]
+    assert sent == ["kept"]
+
+
 def test_inside_a_program_that_is_called(gateway: FakeGateway) -> None:
     in_turn(gateway, "one", "two")
 
