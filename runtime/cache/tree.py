@@ -90,20 +90,6 @@ class RadixTree:
         """How many leading tokens are cached."""
         return self.descend(namespace, tokens, len(tokens))[1]
 
-    def fill_table(self, node: Node, table: np.ndarray, count: int, position: int = 0) -> None:
-        """Write the blocks of `node`'s path into `table[:count]`, those of the positions from
-        `position` on at least. For each block index the deepest node's block wins."""
-        chain = []
-        while not node.is_root and node.end > position:
-            chain.append(node)
-            assert node.parent is not None
-            node = node.parent
-        for link in reversed(chain):
-            first = link.start // self.block_size
-            stop = min(first + len(link.blocks), count)
-            if first < stop:
-                table[first:stop] = link.blocks[: stop - first]
-
     # ------------------------------------------------------------ handles
 
     def enter(self, namespace: Hashable) -> Node:
@@ -146,7 +132,7 @@ class RadixTree:
         """Put `tokens[node.end:end]`, whose KV is in `table`'s blocks, into the tree.
 
         Moves the handle from `node` to the end. What is cached already stays as it is: the caller's
-        blocks for it are not taken, and the handle's path (`fill_table`) shows which count.
+        blocks for it are not taken, and the handle's path (`Node.fill_table`) shows which count.
         """
         node = self.advance(node, tokens, end, program)
         position = node.end
@@ -180,10 +166,6 @@ class RadixTree:
         self.programs.ended_at(program, node)
         self._settle(node)
 
-    def open_program(self, name: str) -> int:
-        """The id by which `advance`, `insert` and `leave` know the program `name`."""
-        return self.programs.open(name)
-
     def close_program(self, name: str) -> None:
         """The program ended: what only it used may go first from now on."""
         for node in self.programs.close(name):
@@ -207,7 +189,8 @@ class RadixTree:
             if leaf is None:
                 break
             self._policy.evicted(leaf)
-            self._trim(leaf, count - freed)
+            kept = max(len(leaf.blocks) - (count - freed), 0)
+            self._cut(leaf, (leaf.start // self.block_size + kept) * self.block_size)
         self.evicted_blocks += freed
         return freed
 
@@ -225,10 +208,7 @@ class RadixTree:
             node = path.pop()
             if not node.is_evictable or node.last_use > tick:
                 return False
-            if start > node.start:
-                self._cut(node, start)
-                return True
-            self._forget_leaf(node)
+            self._cut(node, start)
             known = node.start
         return True
 
@@ -319,22 +299,12 @@ class RadixTree:
         leaf.end += len(tokens)
         leaf.digest = None
 
-    def _trim(self, leaf: Node, count: int) -> None:
-        """Take up to `count` blocks from the end of an unlocked leaf."""
-        kept = max(len(leaf.blocks) - count, 0)
-        end = (leaf.start // self.block_size + kept) * self.block_size
-        if end <= leaf.start:
-            self._forget_leaf(leaf)
-        else:
-            self._cut(leaf, end)
-
-    def _forget_leaf(self, leaf: Node) -> None:
-        self.evicted.note(leaf, leaf.start)
-        self._remove(leaf)
-
     def _cut(self, leaf: Node, end: int) -> None:
-        """Forget an unlocked leaf's tokens from position `end` on, which is inside it."""
-        self.evicted.note(leaf, end)
+        """Forget an unlocked leaf's tokens from position `end` on: all if it begins no sooner."""
+        self.evicted.note(leaf, max(end, leaf.start))
+        if end <= leaf.start:
+            self._remove(leaf)
+            return
         kept = -(-end // self.block_size) - leaf.start // self.block_size
         self.pool.drop(leaf.blocks[kept:], pinned=False)
         self.num_tokens -= leaf.end - end

@@ -120,7 +120,7 @@ class KVStore:
         self.version += 1
         whole = node.end // self.block_size
         sequence.reserve_table(whole)
-        self.tree.fill_table(node, sequence.table, whole, sequence.tree_len)
+        node.fill_table(sequence.table, whole, self.block_size, sequence.tree_len)
         sequence.table_len = whole
         sequence.node = node
         sequence.tree_len = sequence.computed = node.end
@@ -174,7 +174,7 @@ class KVStore:
         held = sequence.table[old:new].copy()
         table = sequence.table[: sequence.table_len]
         node = self.tree.insert(node, sequence.tokens, end, table, sequence.program)
-        self.tree.fill_table(node, sequence.table, new, sequence.tree_len)
+        node.fill_table(sequence.table, new, size, sequence.tree_len)
         if builder is not None:
             # The tree may hold one, too, and give it up for a better one before the plan is made.
             replaced = held != sequence.table[old:new]
@@ -281,7 +281,7 @@ class KVStore:
             whole = sequence.tree_len // self.block_size
             assert sequence.table_len >= whole, sequence
             table = np.full(whole, -1, np.int32)
-            self.tree.fill_table(node, table, whole)
+            node.fill_table(table, whole, self.block_size)
             assert np.array_equal(table, sequence.table[:whole]), (
                 f"{sequence}: not its path's table"
             )

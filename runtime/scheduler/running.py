@@ -167,13 +167,10 @@ class RunningSet:
         return min(self.sequences[1:], key=self._rank, default=None)
 
     def _rank(self, sequence: Sequence) -> tuple[bool, int, int, int]:
-        """Of victims, the lowest first."""
-        priority = sequence.request.handling.priority
-        return not self._helps(sequence), priority, self._loss(sequence), -sequence.order
-
-    def _helps(self, sequence: Sequence) -> bool:
-        """Whether retracting it helps: it holds blocks of its own, or wants one."""
-        return self._loss(sequence) > 0 or sequence.decoding
+        """Of victims, the lowest first. Retracting one helps that holds blocks of its own or wants
+        one."""
+        priority, loss = sequence.request.handling.priority, self._loss(sequence)
+        return not (loss > 0 or sequence.decoding), priority, loss, -sequence.order
 
     def _loss(self, sequence: Sequence) -> int:
         """Computed tokens that no other running sequence shares."""

@@ -157,7 +157,7 @@ class Scheduler:
         except RootlaceError:
             self._count.requests_refused += 1
             raise
-        sequence.program = self.kv.tree.open_program(request.program)
+        sequence.program = self.kv.tree.programs.open(request.program)
         self._arrivals += 1
         self._count.requests_added += 1
         self._count.prompt_tokens += sequence.prompt_len

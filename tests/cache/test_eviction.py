@@ -63,7 +63,7 @@ class RandomUse(RuleBasedStateMachine):
         cache.tree.evict(max(len(tokens) + 2 - cache.pool.free, 0))
         if cache.pool.free < len(tokens) + 2:
             return
-        program = cache.tree.open_program(name)
+        program = cache.tree.programs.open(name)
         self.held.append((cache.store(tokens, program), tokens, program))
 
     @precondition(lambda self: self.held)
@@ -170,7 +170,7 @@ def test_tiers_come_before_frequency() -> None:
     """What only a closed program used goes first, however often it did."""
     for eviction in get_args(Eviction):
         cache = cache_with(eviction)
-        program = cache.tree.open_program("p")
+        program = cache.tree.programs.open("p")
         cache.keep([5] * 8)
         for _ in range(5):
             cache.keep([7] * 8, program)

@@ -77,7 +77,7 @@ def test_the_deepest_block_of_an_index_counts() -> None:
     cache.keep([1, 2, 3, 4, 5, 6, 7])
     node = cache.store([1, 2, 3, 4, 5, 8, 9, 10, 11])
     table = np.full(3, -1, np.int32)
-    cache.tree.fill_table(node, table, 3)
+    node.fill_table(table, 3, cache.tree.block_size)
     assert table[1:].tolist() == node.blocks.tolist()
     assert node.parent is not None
     assert table[0] == node.parent.blocks[0] and table[1] != node.parent.blocks[1]
@@ -120,7 +120,7 @@ def test_least_recently_used_goes_first_from_its_end() -> None:
 
 def test_users_keep_edges_apart_so_that_private_suffixes_can_go() -> None:
     cache = Cache()
-    program = cache.tree.open_program("p")
+    program = cache.tree.programs.open("p")
     cache.keep([1] * 8)
     cache.keep([1] * 8 + [2] * 8, program)
     assert cache.tree.num_nodes == 2
@@ -129,7 +129,7 @@ def test_users_keep_edges_apart_so_that_private_suffixes_can_go() -> None:
     cache.check()
     cache.tree.evict(2)
     assert (cache.match([1] * 8 + [2] * 8), cache.match([3] * 8)) == (8, 8)
-    assert cache.tree.open_program("p") != program
+    assert cache.tree.programs.open("p") != program
 
 
 def test_the_pool_counts() -> None:
