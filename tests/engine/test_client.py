@@ -140,6 +140,7 @@ async def test_a_hung_engine_is_unhealthy_and_questions_do_not_wait_for_it(
         os.kill(client.info.pid, signal.SIGCONT)
 
 
+@pytest.mark.slow
 async def test_what_ran_on_a_suspended_engine_goes_on_in_the_next(
     client: EngineClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -206,6 +206,7 @@ def test_content_cannot_make_special_tokens(name: str) -> None:
             }
 
 
+@pytest.mark.slow
 def test_special_token_in_two_special_pieces() -> None:
     tokenizer = load("qwen3")
     pieces = [Piece("<|im_", True), Piece("start|>user", True)]
