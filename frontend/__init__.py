@@ -60,6 +60,7 @@ if TYPE_CHECKING:
     from rootlace.language.mcp_tools import mcp_tools
     from rootlace.program.checkpoint import Checkpoint
     from rootlace.program.engine import Engine
+    from rootlace.timeline.spans import Timeline
     from rootlace.trace.graph import Trace
 
     __version__: str
@@ -71,6 +72,7 @@ _LAZY = {
     "Forks": "rootlace.language.fork",
     "Runtime": "rootlace.client.runtime",
     "RuntimeEndpoint": "rootlace.client.endpoint",
+    "Timeline": "rootlace.timeline.spans",
     "Trace": "rootlace.trace.graph",
     "flush_cache": "rootlace.client.default",
     "mcp_tools": "rootlace.language.mcp_tools",
@@ -93,6 +95,7 @@ __all__ = [
     "Runtime",
     "RuntimeEndpoint",
     "State",
+    "Timeline",
     "Tool",
     "Tools",
     "Trace",

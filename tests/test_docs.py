@@ -95,6 +95,7 @@ def test_the_languages_page_names_everything() -> None:
     text = LANGUAGE.read_text()
     wanted = {name for name in rl.__all__ if name.islower()} - {"function", "__version__"}
     wanted |= {"Runtime", "Engine", "State", "Checkpoint", "Cache", "Trace", "Tool", "ProgramError"}
+    wanted |= {"Timeline"}
     for called in (rl.gen, rl.select, rl.Function.run_batch, rl.best_of, rl.beam, rl.majority):
         wanted |= set(inspect.signature(called).parameters)
     for kind in (rl.ProgramState, rl.Forks):

@@ -22,7 +22,9 @@ RUNTIME = "rootlace.runtime"
 MAY_IMPORT: dict[str, set[str]] = {
     "rootlace.wire": set(),
     "rootlace.types": {"rootlace.wire.errors"},
-    "rootlace.language": {"rootlace.wire", "rootlace.types"},
+    # What a run did and when, and the page that draws it: data that every layer above may make.
+    "rootlace.timeline": set(),
+    "rootlace.language": {"rootlace.wire", "rootlace.types", "rootlace.timeline"},
     # The client starts a runtime as a child process: it may name its configuration, no more.
     "rootlace.client": {
         "rootlace.wire",
@@ -39,17 +41,19 @@ MAY_IMPORT: dict[str, set[str]] = {
         "rootlace.language",
         "rootlace.client",
         "rootlace.trace",
+        "rootlace.timeline",
     },
     # Backends without a model, for the tests of programs.
     "rootlace.testing": {"rootlace.wire", "rootlace.language", "rootlace.client"},
     # The other interpreter of the language: it knows nothing of runtimes.
-    "rootlace.trace": {"rootlace.wire", "rootlace.language"},
+    "rootlace.trace": {"rootlace.wire", "rootlace.language", "rootlace.timeline"},
     # What `import rootlace` gives.
     "rootlace": {
         "rootlace.wire",
         "rootlace.language",
         "rootlace.client",
         "rootlace.program",
+        "rootlace.timeline",
         "rootlace.trace",
     },
     # The command line stands above everything: `rootlace serve` is the gateway.
@@ -59,6 +63,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "rootlace.language",
         "rootlace.client",
         "rootlace.program",
+        "rootlace.timeline",
         "rootlace.runtime.config",
         "rootlace.runtime.options",
         "rootlace.runtime.processes",
@@ -207,6 +212,7 @@ MAY_IMPORT: dict[str, set[str]] = {
 MUST_NOT_IMPORT: dict[str, set[str]] = {
     "rootlace.wire": HEAVY | SERVING | {"numpy"},
     "rootlace.types": HEAVY | SERVING | {"numpy", "zmq", "pydantic"},
+    "rootlace.timeline": HEAVY | SERVING | {"numpy", "zmq"},
     "rootlace.language": HEAVY | SERVING | {"numpy", "zmq"},
     "rootlace.client": HEAVY | SERVING | {"numpy"},
     "rootlace.program": HEAVY | SERVING | {"numpy", "zmq"},

@@ -17,6 +17,7 @@ from rootlace.cli.failure import fail
 if TYPE_CHECKING:
     from rootlace.language.state import ProgramState
     from rootlace.program.function import Function
+    from rootlace.timeline.spans import Timeline
 
 INTERRUPTED = 130
 
@@ -42,15 +43,23 @@ def run(
     stream: Annotated[
         bool, typer.Option("--stream/--no-stream", help="Show the text while it is generated.")
     ] = True,
+    trace: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="OUT.html",
+            help="Write a page that shows the run's branches over time; OUT.json: its data.",
+        ),
+    ] = None,
 ) -> None:
     """Run an @rl.function from a Python file."""
     arguments = parse_arguments(arg or [])
     program = load_program(target)
     _check_arguments(program, arguments)
+    if trace is not None and not trace.resolve().parent.is_dir():
+        fail(f"--trace {trace}: there is no such folder")
     with connected(model, url, api_key) as backend:
         try:
-            state = _run(program, arguments, backend, stream)
-            _show_variables(state)
+            _show_variables(_run(program, arguments, backend, stream, trace))
         except KeyboardInterrupt:
             typer.echo("\ninterrupted", err=True)
             raise typer.Exit(INTERRUPTED) from None
@@ -142,18 +151,27 @@ def describe(error: BaseException, file: Path) -> str:
     return reason
 
 
-def _run(program: Function, arguments: dict[str, Any], backend: Any, stream: bool) -> ProgramState:
-    """Run to the end, writing the text. Ctrl-C cancels the program."""
+def _run(
+    program: Function,
+    arguments: dict[str, Any],
+    backend: Any,
+    stream: bool,
+    trace: Path | None = None,
+) -> ProgramState:
+    """Run to the end, writing the text, and the trace however it ends. Ctrl-C cancels the
+    program."""
     from rootlace.program.branch import Branch
 
-    if not stream:
+    if not stream and trace is None:
         ended = program.run(**arguments, backend=backend)
         typer.echo(ended.text())
         return ended
     state: ProgramState | None = None
     try:
+        # A state that is there from the beginning is there for the trace of what fails, too.
         state = program.run(**arguments, backend=backend, stream=True)
-        for text in state.text_iter():
+        texts = state.text_iter()
+        for text in texts if stream else ["".join(texts)]:
             sys.stdout.write(text)
             sys.stdout.flush()
         return state
@@ -164,6 +182,18 @@ def _run(program: Function, arguments: dict[str, Any], backend: Any, stream: boo
     finally:
         if state is not None:
             typer.echo()
+            if trace is not None:
+                _write(state.trace(), trace)
+
+
+def _write(timeline: Timeline, path: Path) -> None:
+    try:
+        if path.suffix == ".json":
+            path.write_text(timeline.to_json(), encoding="utf-8")
+        else:
+            timeline.save(path)
+    except OSError as error:
+        fail(f"--trace {path}: {error.strerror}")
 
 
 def _show_variables(state: ProgramState) -> None:

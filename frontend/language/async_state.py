@@ -94,8 +94,13 @@ class AsyncProgramState(State):
 
             offer = offer_of(self.branch)
             await self.branch.reader.wait_for_async(offer.said.requires())
-            running = [tool_calls.run_async(c, offer.tools, timeout) for c in offer.calls()]
-            done = await asyncio.gather(*running)
+
+            async def run(asked: ToolCall) -> ToolCall:
+                done = await tool_calls.run_async(asked, offer.tools, timeout)
+                self.branch.called(done)
+                return done
+
+            done = await asyncio.gather(*map(run, offer.calls()))
             for each in done:
                 self.append(tool(each.result))
             return done

@@ -11,8 +11,9 @@ from typing import Any, Protocol, Self
 
 from rootlace.language.expressions import Appendable
 from rootlace.language.saved import Saved
-from rootlace.language.tool_calls import Offer
+from rootlace.language.tool_calls import Offer, ToolCall
 from rootlace.language.variables import Pending, Readable
+from rootlace.timeline.spans import Timeline
 
 
 class Reader(Protocol):
@@ -73,6 +74,12 @@ class Branch(Protocol):
 
     def take_offer(self) -> Offer | None:
         """The tools of the latest `gen` that may have called some; None once they were taken."""
+
+    def called(self, call: ToolCall) -> None:
+        """A tool was called, and has just given its result."""
+
+    def timeline(self) -> Timeline:
+        """What the whole run has done so far."""
 
     def mark(self) -> Self:
         """A branch that stays where this one stands."""

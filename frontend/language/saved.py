@@ -209,6 +209,9 @@ class SavedBranch:
     def set_variable(self, name: str, value: Any) -> None:
         self.variables[name] = Constant(value)
 
+    def timeline(self) -> NoReturn:
+        raise InvalidRequest("a saved state does not say when it did what; trace() it beforehand")
+
     def _ended(self, *_: object) -> NoReturn:
         raise InvalidRequest("a saved state can be read, but not appended to; run(after=state)")
 
@@ -220,6 +223,7 @@ class SavedBranch:
     join: Any = _ended
     scope: Any = _ended
     take_offer: Any = _ended
+    called: Any = _ended
     mark: Any = _ended
     go_back: Any = _ended
     become: Any = _ended

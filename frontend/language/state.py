@@ -25,6 +25,7 @@ from rootlace.language.interpreter import Branch
 from rootlace.language.saved import Saved, SavedBranch, read_json
 from rootlace.language.tool_calls import ToolCall
 from rootlace.language.variables import Gathered, Readable, UnknownVariable
+from rootlace.timeline.spans import Timeline
 from rootlace.types.partial_json import Beginning
 from rootlace.wire.errors import InvalidRequest
 
@@ -217,6 +218,8 @@ class State:
         check_awaited(value)
         self.branch.set_variable(name, value)
 
+    __setitem__ = set_var
+
     @staticmethod
     def from_json(text: str | bytes, types: Mapping[str, Any] | None = None) -> ProgramState:
         """The state that `to_json` wrote: it can be read, and `run(after=state)` goes on from it.
@@ -225,9 +228,6 @@ class State:
         variable: {"person": Person}. Raises InvalidRequest for any other text.
         """
         return _restored(read_json(text, types or {}))
-
-    def __setitem__(self, name: str, value: Any) -> None:
-        self.set_var(name, value)
 
     def __contains__(self, name: object) -> bool:
         """Whether the program has named the variable; its value may still be on its way."""
@@ -242,6 +242,11 @@ class State:
         """
         async for step in self.branch.reader.follow_async(var_name, return_meta_data):
             yield step
+
+    def trace(self) -> Timeline:
+        """What the whole run has done so far and when, of which `save("run.html")` makes a page.
+        Waits for nothing. Raises InvalidRequest for a saved state."""
+        return self.branch.timeline()
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(variables={sorted(self.branch.variables)})"
@@ -326,6 +331,7 @@ class ProgramState(State):
         done = []
         for call in offer.calls():
             done.append(tool_calls.run(call, offer.tools, timeout))
+            self.branch.called(done[-1])
             self.append(tool(done[-1].result))
         return done
 

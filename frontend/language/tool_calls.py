@@ -6,8 +6,9 @@ import inspect
 import json
 import re
 import threading
+import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from rootlace.language.tools import Tools, as_text
@@ -20,12 +21,14 @@ _decoder = json.JSONDecoder(strict=False)
 @dataclass(frozen=True)
 class ToolCall:
     """A call: the tool's `name`, its `arguments` as the model wrote them, the `result` that the
-    model is told, and the `error` if it has none (a TimeoutError where time was up)."""
+    model is told, the `error` if it has none (a TimeoutError where time was up), and how many
+    `seconds` it took."""
 
     name: str
     arguments: dict[str, Any]
     result: str = ""
     error: BaseException | None = None
+    seconds: float = field(default=0.0, compare=False)
 
 
 class Offer(NamedTuple):
@@ -58,6 +61,12 @@ def find_calls(text: str, form: ToolFormat) -> Iterator[ToolCall]:
 
 def run(call: ToolCall, tools: Tools, timeout: float | None) -> ToolCall:
     """The call with its result. Exceptions of the tool are told to the model."""
+    began = time.perf_counter()
+    done = _run(call, tools, timeout)
+    return replace(done, seconds=time.perf_counter() - began)
+
+
+def _run(call: ToolCall, tools: Tools, timeout: float | None) -> ToolCall:
     tool = tools.find(call.name)
     if call.error is not None or tool is None:
         return call if call.error is not None else _unknown(call, tools)
@@ -74,6 +83,12 @@ def run(call: ToolCall, tools: Tools, timeout: float | None) -> ToolCall:
 
 async def run_async(call: ToolCall, tools: Tools, timeout: float | None) -> ToolCall:
     """The same on an event loop; ordinary functions run in threads."""
+    began = time.perf_counter()
+    done = await _run_async(call, tools, timeout)
+    return replace(done, seconds=time.perf_counter() - began)
+
+
+async def _run_async(call: ToolCall, tools: Tools, timeout: float | None) -> ToolCall:
     tool = tools.find(call.name)
     if call.error is not None or tool is None:
         return call if call.error is not None else _unknown(call, tools)

@@ -9,13 +9,14 @@ from typing import Any
 
 from rootlace.language.expressions import Appendable
 from rootlace.language.saved import Saved
-from rootlace.language.tool_calls import Offer
+from rootlace.language.tool_calls import Offer, ToolCall
 from rootlace.language.transcript import Conversation, Transcript
 from rootlace.language.variables import Constant, Gathered, Readable
 from rootlace.program.reader import BranchReader
 from rootlace.program.remote_branch import RemoteBranch
 from rootlace.program.run import ProgramRun
 from rootlace.program.writer import BranchWriter
+from rootlace.timeline.spans import Timeline
 from rootlace.wire.errors import InvalidRequest
 
 
@@ -86,6 +87,13 @@ class Branch:
     def take_offer(self) -> Offer | None:
         offer, self.conversation.offer = self.conversation.offer, None
         return offer
+
+    def called(self, call: ToolCall) -> None:
+        self.run.recording.called(self.remote.id, call)
+
+    def timeline(self) -> Timeline:
+        run = self.run
+        return run.recording.timeline(run.name, run.connection.model.name, run.error)
 
     def scope(self, name: str, defaults: Mapping[str, Any]) -> Branch:
         inner = copy.copy(self)

@@ -214,7 +214,12 @@ class Function(Definition):
             body = _resumed(body, after)
         endpoint = endpoint_of(backend)
         return ProgramRun(
-            endpoint, options, stream=stream, adapter=adapter, token_budget=token_budget
+            endpoint,
+            options,
+            stream=stream,
+            adapter=adapter,
+            token_budget=token_budget,
+            name=self.func.__name__,
         ), body
 
     def __repr__(self) -> str:

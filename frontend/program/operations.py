@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
@@ -35,21 +36,24 @@ class Owner(Protocol):
 
 
 class Operation(Completion):
-    """One operation on the wire: the sink of its events."""
+    """One operation on the wire: the sink of its events. `ended`: when the last of them came, in
+    seconds of `time.perf_counter`; 0.0 until then."""
 
-    __slots__ = ("failure", "owner", "site", "what")
+    __slots__ = ("ended", "failure", "owner", "site", "what")
 
     def __init__(self, owner: Owner, site: Site, what: str) -> None:
         super().__init__()
         self.owner = owner
         self.site = site
         self.what = what
+        self.ended = 0.0
         self.failure: Failure | None = None
 
     def __call__(self, event: protocol.Event) -> None:
         if isinstance(event, protocol.Chunk):
             self.on_chunk(event)
         else:
+            self.ended = time.perf_counter()
             if isinstance(event, protocol.Failed):
                 error = from_code(event.code, event.message)
                 self.failure = self.owner.failed(self, error)
@@ -79,21 +83,28 @@ class Generation(Operation):
     """The value of a `gen`. With a `type`, each reading parses the text as JSON of that type.
 
     `spend` is told the result, and gives the error with which it fails for all that. While it runs,
-    `chunks_from` gives what has come so far of a stream.
+    `chunks_from` gives what has come so far of a stream. `asked` and `first_chunk` are times, as
+    `ended` is.
     """
 
-    __slots__ = ("_chunks", "_params", "_spend", "_type", "n", "result")
+    __slots__ = (
+        "_chunks", "_params", "_spend", "_type", "asked", "first_chunk", "n", "name", "result"
+    )  # fmt: skip
 
     def __init__(
         self,
         owner: Owner,
         site: Site,
         what: str,
+        name: str | None,
         params: protocol.SamplingParams,
         type: Any = None,
         spend: Callable[[protocol.Generated], RootlaceError | None] | None = None,
     ) -> None:
         super().__init__(owner, site, what)
+        self.name = name or ""
+        self.asked = time.perf_counter()
+        self.first_chunk: float | None = None
         self._params = params
         self._type = type
         self._spend = spend
@@ -102,6 +113,8 @@ class Generation(Operation):
         self._chunks: list[protocol.Chunk] = []
 
     def on_chunk(self, chunk: protocol.Chunk) -> None:
+        if self.first_chunk is None:
+            self.first_chunk = time.perf_counter()
         if chunk.index == 0:
             self._chunks.append(chunk)
 
@@ -198,10 +211,14 @@ class Generation(Operation):
 class Selection(Operation):
     """The value of a `select`."""
 
-    __slots__ = ("choices", "result")
+    __slots__ = ("asked", "choices", "name", "result")
 
-    def __init__(self, owner: Owner, site: Site, what: str, choices: tuple[str, ...]) -> None:
+    def __init__(
+        self, owner: Owner, site: Site, what: str, name: str | None, choices: tuple[str, ...]
+    ) -> None:
         super().__init__(owner, site, what)
+        self.name = name or ""
+        self.asked = time.perf_counter()
         self.choices = choices
         self.result: protocol.Selected | None = None
 

@@ -48,6 +48,7 @@ class RemoteBranch:
         self._children = 0
         self._quoting: list[Quoting] = []
         run.adopt(self)
+        run.recording.open(self.id, None if parent is None else parent.id)
         if parent is not None:
             parent.ensure_open()
             parent._children += 1

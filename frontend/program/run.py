@@ -13,6 +13,7 @@ from rootlace.language.handling import handling_of
 from rootlace.language.variables import Pending
 from rootlace.program.budget import Budget
 from rootlace.program.prefix import SharedPrefix
+from rootlace.program.recording import Recording
 from rootlace.wire import chat_format, protocol
 
 if TYPE_CHECKING:
@@ -46,8 +47,8 @@ class ProgramRun:
 
     `defaults` are sampling options under canonical names, of which `timeout` and `cache.share` are
     those of the run as a whole; `adapter` is that of its first branch; `token_budget` is how many
-    tokens it may generate. `ended` is finished when the program and all its operations are over;
-    `error` is then the exception that ended it, or None.
+    tokens it may generate; `name` is that of the program. `ended` is finished when the program and
+    all its operations are over; `error` is then the exception that ended it, or None.
     """
 
     def __init__(
@@ -60,6 +61,7 @@ class ProgramRun:
         program: str = "",
         adapter: str | None = None,
         token_budget: int | None = None,
+        name: str = "",
     ) -> None:
         self._endpoint = endpoint  # keeps the connection open as long as the program is alive
         self.connection = endpoint.connect()
@@ -72,6 +74,8 @@ class ProgramRun:
         self.prefix = prefix
         self.adapter = adapter
         self.program = program or self.connection.next_program()
+        self.name = name
+        self.recording = Recording()
         self.signal = Signal()
         self.ended = Completion()
         self.error: BaseException | None = None
@@ -120,6 +124,7 @@ class ProgramRun:
     def conclude(self, error: BaseException | None) -> None:
         """The program is over; wake everybody who follows it."""
         self.error = error
+        self.recording.end()
         self._closed.clear()
         self.ended.finish()
         self.signal.fire()

@@ -122,7 +122,9 @@ class BranchWriter:
             raise ProgramError(site, expression.what, error) from error
         self._send_parts()
         self._remote.ensure_open()
-        operation = Generation(self._remote, site, expression.what, params, asked.type, spend)
+        operation = Generation(
+            self._remote, site, expression.what, expression.name, params, asked.type, spend
+        )
         self._record(expression.name, operation)
         tools = expression.options.get("tools", self._defaults.get("tools"))
         if tools is not None and asked.constraint is not None:  # with "none", nothing is called
@@ -146,7 +148,9 @@ class BranchWriter:
             raise ProgramError(expression.site, expression.what, error) from error
         self._send_parts()
         self._remote.ensure_open()
-        operation = Selection(self._remote, expression.site, expression.what, expression.choices)
+        operation = Selection(
+            self._remote, expression.site, expression.what, expression.name, expression.choices
+        )
         self._record(expression.name, operation)
         op = protocol.Select(
             op=self._remote.next_op(),
@@ -161,6 +165,7 @@ class BranchWriter:
 
     def _record(self, name: str | None, operation: Generation | Selection) -> None:
         self._transcript.append(operation)
+        self._run.recording.take(self._remote.id, operation)
         if name is not None:
             self._variables[name] = operation
 
@@ -191,4 +196,5 @@ class BranchWriter:
     def _send_parts(self) -> None:
         parts, self._parts = tuple(self._parts), []
         if parts:
+            self._run.recording.take(self._remote.id, parts)
             self._remote.append(parts)

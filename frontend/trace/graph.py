@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from html import escape
+from pathlib import Path
 from typing import Any, Literal
 
 from rootlace.language.failures import Site
@@ -37,7 +39,7 @@ class BranchGraph:
 
 @dataclass(eq=False)
 class Trace:
-    """What `Function.trace` gives; `str()` draws it as a tree.
+    """What `Function.trace` gives; `str()` draws it as a tree, and `save(path)` as a page.
 
     `prefix` is the text every run of the program starts with. `stopped` says where and why the
     trace had to end early, or is "".
@@ -62,6 +64,21 @@ class Trace:
     def variables(self) -> list[str]:
         """The names the program gives to values, in order."""
         return list(self.root.variables)
+
+    def to_html(self) -> str:
+        """One page that needs nothing else: branches side by side, from top to bottom."""
+        from rootlace.timeline.page import graph_page
+
+        rest = f"<p>The rest is unknown: {escape(self.stopped)}</p>" if self.stopped else ""
+        return graph_page(
+            self.name,
+            f"<header><h1>{escape(self.name)}</h1> before it runs</header>\n"
+            f"<main>{''.join(_boxes(self.root, 'branch'))}{rest}</main>\n",
+        )
+
+    def save(self, path: str | Path) -> None:
+        """Write the page to `path`."""
+        Path(path).write_text(self.to_html(), encoding="utf-8")
 
     def __str__(self) -> str:
         lines = [self.name, *_draw(self.root)]
@@ -116,3 +133,19 @@ def _describe(node: Node) -> str:
     if node.kind == "ids":
         return f"{node.detail} token ids"
     return f"{node.kind} {node.detail}"
+
+
+def _boxes(branch: BranchGraph, kind: str) -> Iterator[str]:
+    """The branch as HTML: nodes from top to bottom, the forks of a node side by side."""
+    yield f'<div class="{kind}">'
+    for index, node in enumerate(branch.nodes):
+        if index:
+            yield '<div class="down"></div>'
+        shown = escape(_describe(node))
+        yield f'<div class="node {node.kind}" title="{escape(str(node.site))}">{shown}</div>'
+        if node.branches:
+            yield '<div class="down"></div><div class="graph">'
+            for inner in node.branches:
+                yield from _boxes(inner, "branch inner")
+            yield "</div>"
+    yield "</div>\n"

@@ -192,6 +192,12 @@ class TracedBranch:
     def take_offer(self) -> NoReturn:
         raise StopTracing(f"{call_site()} calls tools")
 
+    def called(self, call: object) -> NoReturn:
+        raise StopTracing(f"{call_site()} called a tool")
+
+    def timeline(self) -> NoReturn:
+        raise StopTracing(f"{call_site()} asks when it did what")
+
     def mark(self) -> TracedBranch:
         return TracedBranch(self.tracer, self)
 

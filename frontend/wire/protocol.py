@@ -312,18 +312,21 @@ class Usage(_Wire):
 
 
 class Timing(_Wire):
-    """Seconds from submission: until admission, until the first token, until the end."""
+    """Seconds from when the operation's turn came on its branch: until admission, until the first
+    token, until the end. `progress`: (seconds, tokens of the first sample that there were)."""
 
     queued: float = 0.0
     first_token: float = 0.0
     total: float = 0.0
+    progress: tuple[tuple[float, int], ...] = ()
 
 
 class Output(_Wire):
     """One sample. `matched` is the stop string or the stop token's id that ended it.
 
     `token_ids` (and, in parallel, `logprobs`) include the tokens of the stop, which `text` leaves
-    out. `forced_tokens` of them followed from the constraint and were not sampled.
+    out. `forced_tokens` of them followed from the constraint and were not sampled: those at the
+    indices `forced_at`.
     """
 
     text: str
@@ -332,6 +335,7 @@ class Output(_Wire):
     matched: str | int | None = None
     logprobs: tuple[TokenLogprob, ...] = ()
     forced_tokens: int = 0
+    forced_at: tuple[int, ...] = ()
 
 
 class _Event(_Wire):

@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 from typer.testing import CliRunner, Result
 
@@ -74,6 +75,24 @@ def test_a_program(served: Serve, programs: Path, stream: str) -> None:
     assert re.search(rf"reply +{found[1]} +\d+ +\d+ +\d+", table)
     assert "[bold]x[/bold]" in table  # shown, not interpreted
     assert re.search(r"return +2", table)
+
+
+@pytest.mark.parametrize("stream", ["--stream", "--no-stream"])
+def test_traces_of_what_ends_well_and_badly(served: Serve, programs: Path, stream: str) -> None:
+    out = programs.with_name("out.json")
+    result = _run(served, f"{programs}:slow", "--trace", str(out), stream)
+    assert result.exit_code == 0, result.output
+    assert result.output.startswith("async ok\n")
+    (span,) = msgspec.json.decode(out.read_bytes(), type=rl.Timeline).spans
+    assert (span.name, span.state, span.clock, span.text) == ("x", "done", "server", "ok")
+    assert 0 < span.forced_tokens <= span.completion_tokens == 2
+    assert sum(stretch.tokens for stretch in span.stretches if stretch.forced) == span.forced_tokens
+    assert span.first is not None and span.start <= span.first <= span.end
+    page = programs.with_name("out.html")
+    assert _run(served, f"{programs}:broken", "--trace", str(page), stream).exit_code == 1
+    assert '"state":"failed"' in page.read_text()
+    missing = _run(served, f"{programs}:slow", "--trace", "/no/such/out.html")
+    assert missing.exit_code == 1 and "no such folder" in missing.stderr
 
 
 def test_an_async_program(served: Serve, programs: Path) -> None:

@@ -31,7 +31,13 @@ async def generate(c: Client, at_once: int, *, stream: bool = False, **params: o
 async def test_forced_tokens_of_all_samples_count(client: MakeClient, at_once, stream) -> None:
     for n in (1, 3):
         c = client()
-        usage = (await generate(c, at_once, stream=stream, n=n)).usage
+        generated = await generate(c, at_once, stream=stream, n=n)
+        usage = generated.usage
+        assert [output.forced_at for output in generated.outputs] == [(1, 2, 3, 4, 5)] * n
+        progress = generated.timing.progress
+        assert progress[-1][1] == len(generated.outputs[0].token_ids)
+        assert list(progress) == sorted(progress) and len(set(progress)) == len(progress)
+        assert progress[0][0] == generated.timing.first_token <= generated.timing.total
         ids = c.gateway.tokenizer.encode(TEXT, add_special_tokens=False)
         assert usage.completion_tokens == n * len(ids)
         assert usage.forced_tokens == n * 5

@@ -36,6 +36,8 @@ MAX_STOP_LENGTH = 1024
 # How many tokens the engine reports at a time where nobody streams and there is no stop string. If
 # the engine dies, up to that many are lost and sampled again by the next one.
 QUIET_TOKENS = 32
+# The least time between two points of what is told of a generation's progress.
+PROGRESS_SECONDS = 0.01
 
 
 class Generation:
@@ -57,6 +59,7 @@ class Generation:
         self._started = 0.0
         self._queued = 0.0
         self._first_token: float | None = None
+        self._progress: list[tuple[float, int]] = []
 
     async def run(self) -> Event:
         """The terminal event. Raises a typed error where the operation fails."""
@@ -125,12 +128,22 @@ class Generation:
                     token_logprob(self._core.tokenizer, score) for score in scores
                 )
         sample.feed(update)
+        if update.token_ids and sample.index == 0:
+            self._note_progress(len(sample.token_ids))
         if self._op.stream and (chunk := sample.take_chunk(self._op.op)) is not None:
             if self._tells and self._cached is not None:
                 self._tells = False
                 chunk = msgspec.structs.replace(chunk, cached_tokens=self._cached)
             self._emit(chunk)
         return sample.finish is not None
+
+    def _note_progress(self, tokens: int) -> None:
+        """The first sample has so many tokens now."""
+        told, now = self._progress, self._core.last_token - self._started
+        # The first and the latest stay; those between are far enough apart to draw.
+        if len(told) > 1 and told[-1][0] - told[-2][0] < PROGRESS_SECONDS:
+            told.pop()
+        told.append((now, tokens))
 
     def _engine_params(self, prompt: int) -> SamplingParams:
         """The parameters for the engine: no None where it needs a number, no stop strings."""
@@ -179,9 +192,9 @@ class Generation:
             prompt_tokens=len(prompt),
             cached_tokens=self._cached or 0,
             completion_tokens=sum(len(output.token_ids) for output in outputs),
-            forced_tokens=sum(sample.forced_tokens for sample in self._samples),
+            forced_tokens=sum(output.forced_tokens for output in outputs),
         )
-        timing = Timing(self._queued, first, total)
+        timing = Timing(self._queued, first, total, tuple(self._progress))
         self._core.metrics.generated(timing, usage.completion_tokens // len(outputs))
         report, finding = self._report, None
         if self._core.config.cache_reports != "off" and not self._branch.private:

@@ -27,8 +27,8 @@ class Sample:
         self.index = index
         self.token_ids: list[int] = []
         self.logprobs: list[TokenLogprob] = []
-        self.forced_tokens = 0
-        """How many of `token_ids` the constraint forced."""
+        self.forced_at: list[int] = []
+        """Which of `token_ids` the constraint forced."""
         self.finish: FinishReason | None = None
         self.matched: str | int | None = None
         self._params = params
@@ -51,8 +51,9 @@ class Sample:
         if self._stops is not None:
             self._feed_checked(update, self._stops)
             return
+        if update.forced:
+            self.forced_at += [len(self.token_ids) + at for at in update.forced]
         self.token_ids += update.token_ids
-        self.forced_tokens += len(update.forced)
         if update.finish is not None:
             self.finish = "stop" if update.finish == "stop" else "length"
             self.matched = update.matched
@@ -64,9 +65,9 @@ class Sample:
         forced = update.forced
         trims_last = self._trims_last(update)
         for i, token_id in enumerate(update.token_ids):
-            self.token_ids.append(token_id)
             if forced and i in forced:
-                self.forced_tokens += 1
+                self.forced_at.append(len(self.token_ids))
+            self.token_ids.append(token_id)
             if trims_last and i == last:
                 break
             self._add_checked(self._detokenizer.feed((token_id,)), stops)
@@ -103,7 +104,8 @@ class Sample:
             self.finish,
             self.matched,
             tuple(self.logprobs),
-            self.forced_tokens,
+            len(self.forced_at),
+            tuple(self.forced_at),
         )
 
     def kept(self) -> tuple[list[int], str]:
