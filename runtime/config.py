@@ -254,6 +254,9 @@ class GatewayConfig:
         0.02, "Seconds between pieces of a stream, where tokens come faster."
     )
     """0: each token by itself. The first piece never waits."""
+    hold_seconds: Seconds = option(
+        300.0, "Seconds for which a response that may be gone on from leaves the cache last."
+    )
     drain_seconds: Seconds = option(
         30.0, "Seconds after SIGTERM that running requests have to end; new ones get 503."
     )

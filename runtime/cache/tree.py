@@ -166,9 +166,14 @@ class RadixTree:
         self.programs.ended_at(program, node)
         self._settle(node)
 
-    def close_program(self, name: str) -> None:
-        """The program ended: what only it used may go first from now on."""
+    def close_program(self, name: str, wanted: bool = False) -> None:
+        """The program ended: what only it used may go first from now on or, if it is still
+        `wanted`, counts as what requests of no program used."""
         for node in self.programs.close(name):
+            link: Node | None = node if wanted else None
+            while link is not None and not link.shared:
+                link.shared = True
+                link = link.parent
             if node.is_evictable:
                 self._queue.push(node)
 

@@ -33,9 +33,11 @@ class Abort(_Message, tag="abort"):
 
 
 class ReleaseProgram(_Message, tag="release"):
-    """The program ended: prefixes that only it used may go first."""
+    """The program ended: prefixes that only it used may go first, unless they are still `wanted`
+    as much as those of others."""
 
     program: str
+    wanted: bool = False
 
 
 class ForgetNamespace(_Message, tag="forget"):

@@ -136,7 +136,7 @@ class EngineLoop:
                 if update is not None:
                     self._outgoing.append(update)
         elif isinstance(message, ReleaseProgram):
-            self._scheduler.cache.release_program(message.program)
+            self._scheduler.cache.release_program(message.program, message.wanted)
         elif isinstance(message, ForgetNamespace):
             self._scheduler.cache.forget_namespace(message.namespace)
         elif isinstance(message, GetPins):

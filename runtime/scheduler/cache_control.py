@@ -45,9 +45,9 @@ class CacheControl:
         self._changed()
         return released
 
-    def release_program(self, program: str) -> None:
-        """The program ended: prefixes that only it used may go first."""
-        self._kv.tree.close_program(program)
+    def release_program(self, program: str, wanted: bool = False) -> None:
+        """The program ended: prefixes that only it used may go first, unless they are `wanted`."""
+        self._kv.tree.close_program(program, wanted)
 
     def request_ended(self, namespace: Hashable) -> None:
         """A request of `namespace` is over and no longer among the sequences."""

@@ -180,6 +180,19 @@ def test_tiers_come_before_frequency() -> None:
         assert (cache.match([7] * 8), cache.match([5] * 8)) == (0, 8), eviction
 
 
+def test_what_is_still_wanted_counts_as_that_of_no_program() -> None:
+    cache = cache_with("lru")
+    for first, wanted in ((5, True), (7, False)):
+        program = cache.tree.programs.open("p")
+        cache.keep([first] * 8, program)
+        cache.keep([first] * 8 + [1] * 8, program)
+        cache.keep([3] * 8)
+        cache.tree.close_program("p", wanted)
+        cache.check()
+    cache.tree.evict(4)
+    assert [cache.match([one] * 8 + [1] * 8) for one in (7, 5)] == [0, 16]
+
+
 def test_an_unknown_policy_is_refused() -> None:
     with pytest.raises(ValueError, match="mru"):
         policy_named("mru")

@@ -109,7 +109,7 @@ class FakeEngine:
                 self.aborted.append(rid)
                 running.on_update(Update(rid, finish="abort"))
 
-    def release_program(self, program: str) -> None:
+    def release_program(self, program: str, wanted: bool = False) -> None:
         self.released.append(program)
 
     def forget_namespace(self, namespace: str) -> None:

@@ -126,8 +126,8 @@ class EngineClient:
         if running and self._up:
             self._send(Abort(running))
 
-    def release_program(self, program: str) -> None:
-        self._send(ReleaseProgram(program))
+    def release_program(self, program: str, wanted: bool = False) -> None:
+        self._send(ReleaseProgram(program, wanted))
 
     def forget_namespace(self, namespace: str) -> None:
         self._send(ForgetNamespace(namespace))

@@ -82,6 +82,8 @@ class Session:
         self.client = client
         self.counts_requests = False
         """Whether operations count as requests: those of HTTP were counted when they came."""
+        self.stays_wanted = False
+        """Whether what its programs leave in the cache counts as that of requests of no program."""
         self._account = account
         self.closed = False
         self._core = core
@@ -313,7 +315,7 @@ class Session:
             self._programs[branch.program] -= 1
             if not self._programs[branch.program]:
                 del self._programs[branch.program]
-                self._core.engine.release_program(branch.program)
+                self._core.engine.release_program(branch.program, self.stays_wanted)
         if branch.private:
             self._private[branch.namespace] -= 1
             if not self._private[branch.namespace]:

@@ -13,7 +13,7 @@ from rootlace.runtime.gateway.http.body import Body, read_body
 from rootlace.runtime.gateway.http.errors import InvalidParameter
 from rootlace.runtime.gateway.http.fields import ignored
 from rootlace.runtime.gateway.http.replies import json_response
-from rootlace.runtime.gateway.keys.account import caller
+from rootlace.runtime.gateway.keys.account import owner
 
 
 class AbortBody(Body):
@@ -32,7 +32,7 @@ class Aborted(msgspec.Struct):
 
 
 class Aborts:
-    """What is running, by id, and the handler that ends it."""
+    """What is running, by id, and the handler that ends it: of the same API key alone."""
 
     def __init__(self) -> None:
         self._running: dict[tuple[str, str], list[Callable[[], None]]] = {}
@@ -40,7 +40,7 @@ class Aborts:
     @contextmanager
     def running(self, named: Sequence[tuple[str, Callable[[], None]]]) -> Iterator[None]:
         """While the block runs, each id ends what is beside it. Several may have the same id."""
-        keys = [((_owner(), rid), abort) for rid, abort in named]
+        keys = [((owner(), rid), abort) for rid, abort in named]
         for key, abort in keys:
             self._running.setdefault(key, []).append(abort)
         try:
@@ -55,19 +55,13 @@ class Aborts:
         body = await read_body(request, AbortBody)
         if not body.rid and not body.abort_all:
             raise InvalidParameter("rid", "give rid, or abort_all")
-        owner = _owner()
+        asker = owner()
         found = [
             abort
             for key, aborts in self._running.items()
-            if key[0] == owner and (body.abort_all or key[1] == body.rid)
+            if key[0] == asker and (body.abort_all or key[1] == body.rid)
             for abort in aborts
         ]
         for abort in found:
             abort()
         return json_response(Aborted(len(found)))
-
-
-def _owner() -> str:
-    """Nobody ends requests of another API key."""
-    account = caller()
-    return "" if account is None else account.name

@@ -39,6 +39,7 @@ from rootlace.runtime.gateway.http.draining import drain_middleware
 from rootlace.runtime.gateway.http.endpoint import Endpoint
 from rootlace.runtime.gateway.http.errors import error_middleware
 from rootlace.runtime.gateway.http.health import Health
+from rootlace.runtime.gateway.http.holds import Holds
 from rootlace.runtime.gateway.http.info import (
     Info,
     ModelCard,
@@ -78,6 +79,7 @@ from rootlace.runtime.gateway.http.scores import (
     Scores,
 )
 from rootlace.runtime.gateway.http.selections import SelectBody, Selection, Selections
+from rootlace.runtime.gateway.http.sessions import CloseSessionBody, OpenSessionBody, Sessions
 from rootlace.runtime.gateway.http.tokenization import (
     DetokenizeBody,
     Detokenized,
@@ -137,7 +139,9 @@ def endpoints(gateway: Gateway, shared: Shared | None = None) -> list[Endpoint]:
     files, batches = Files(shared.service), Batches(shared.service)
     info, health = Info(gateway), Health(gateway)
     answers, models = Answers(gateway, chats), Models(gateway, chats)
-    responses = Responses(gateway, chats, shared.responses)
+    holds = Holds(gateway)
+    sessions = Sessions(gateway, holds)
+    responses = Responses(gateway, chats, shared.responses, holds)
     messages = Messages(gateway, chats)
     scores = Scores(gateway, chats)
     tokenization = Tokenization(gateway, chats)
@@ -259,7 +263,7 @@ def endpoints(gateway: Gateway, shared: Shared | None = None) -> list[Endpoint]:
         Endpoint(
             "POST",
             "/generate",
-            Generate(gateway, shared.aborts).handle,
+            Generate(gateway, shared.aborts, sessions).handle,
             "sglang's native interface",
             GENERATE_BODY,
         ),
@@ -273,6 +277,22 @@ def endpoints(gateway: Gateway, shared: Shared | None = None) -> list[Endpoint]:
         ),
         Endpoint(
             "POST", "/abort_request", shared.aborts.handle, "the same", AbortBody, reply=Aborted
+        ),
+        Endpoint(
+            "POST",
+            "/open_session",
+            sessions.open,
+            "begin a session, in which requests of /generate go on from earlier ones",
+            OpenSessionBody,
+            reply=str,
+        ),
+        Endpoint(
+            "POST",
+            "/close_session",
+            sessions.close,
+            "end a session",
+            CloseSessionBody,
+            reply=Status,
         ),
         Endpoint(
             "POST",

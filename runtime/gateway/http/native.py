@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import AsyncGenerator, Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Annotated, Any, TypeVar
 
@@ -38,6 +39,7 @@ from rootlace.runtime.gateway.http.sampling import (
     sglang_names,
     with_sampling,
 )
+from rootlace.runtime.gateway.http.sessions import SessionParams, Sessions, Turn
 from rootlace.runtime.gateway.http.sse import stream_events
 from rootlace.wire.protocol import Chunk, Generated, Output, TokenLogprob
 
@@ -81,6 +83,7 @@ class GenerateBody(HandlingBody):
     extra_key: str | list[str] | None = None
     cache_salt: str | list[str] | None = None
     return_cache_report: bool | None = None
+    session_params: SessionParams | None = None
 
     model: str | None = None
     lora_path: str | list[str | None] | None = None
@@ -95,7 +98,6 @@ class GenerateBody(HandlingBody):
     audio_data: Annotated[Any, _ONLY_TEXT] = None
     video_data: Annotated[Any, _ONLY_TEXT] = None
     modalities: Annotated[Any, _ONLY_TEXT] = None
-    session_params: Annotated[Any, refused("prefixes are found by themselves")] = None
     token_ids_logprob: Annotated[Any, refused("give top_logprobs_num")] = None
     return_hidden_states: Annotated[Any, refused("hidden states are not returned")] = None
     return_routed_experts: Annotated[Any, refused("experts are not reported")] = None
@@ -130,21 +132,20 @@ class _Asked:
 class Generate:
     """The endpoint's handler."""
 
-    def __init__(self, gateway: Gateway, aborts: Aborts) -> None:
+    def __init__(self, gateway: Gateway, aborts: Aborts, sessions: Sessions) -> None:
         self._gateway = gateway
         self._aborts = aborts
+        self._sessions = sessions
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         begun = time.monotonic()
         body = await read_body(request, GENERATE_BODY)
-        asked = self._parse(body)
+        asked, turn = await self._in_session(body, self._parse(body))
         if body.stream:
-            return await stream_events(request, self._stream(body, asked, begun))
-        with (
-            one_shot.OneShots(self._gateway, [one.job for one in asked]) as shots,
-            self._aborts.running(_named(body, asked, shots)),
-        ):
+            return await stream_events(request, self._stream(body, asked, turn, begun))
+        with self._running(body, asked, turn) as shots:
             results = await shots.results()
+            self._end(turn, results[0], shots)
         replies = []
         for one, result in zip(asked, results, strict=True):
             for index, output in enumerate(result.outputs):
@@ -204,8 +205,45 @@ class Generate:
             asked.append(_Asked(prompt, job, rid, logprobs[i], tops[i], texts))
         return asked
 
+    async def _in_session(
+        self, body: GenerateBody, asked: list[_Asked]
+    ) -> tuple[list[_Asked], Turn | None]:
+        """The same prompt behind what the session has, if the body names one."""
+        params = body.session_params
+        if params is None:
+            return asked, None
+        if _is_batch(body, asked):
+            raise InvalidParameter("session_params", "session_params: give one prompt, and n: 1")
+        (one,) = asked
+        turn = await self._sessions.begin(params, one.prompt, one.rid)
+        prompt = Prompt(ids=tuple(turn.prompt))
+        # What is not shared ends with the request.
+        job = replace(one.job, parts=prompt.parts(), keep=one.job.handling.cache.share)
+        return [replace(one, prompt=prompt, job=job)], turn
+
+    @contextmanager
+    def _running(
+        self, body: GenerateBody, asked: list[_Asked], turn: Turn | None
+    ) -> Iterator[one_shot.OneShots]:
+        """The prompts, under way; while the block runs, clients may end them."""
+        jobs = [one.job for one in asked]
+        with ExitStack() as stack:
+            shots = one_shot.OneShots(self._gateway, jobs, stream=bool(body.stream))
+            stack.enter_context(shots)
+            stack.enter_context(self._aborts.running(_named(body, asked, shots)))
+            if turn is not None:
+                stack.enter_context(self._sessions.running(turn, partial(shots.abort, 0)))
+            yield shots
+
+    def _end(self, turn: Turn | None, result: Generated, shots: one_shot.OneShots) -> None:
+        """The session has the request from now on."""
+        if turn is not None:
+            output = result.outputs[0]
+            ids = turn.output if output.finish_reason == "abort" else output.token_ids
+            self._sessions.end(turn, ids, shots)
+
     async def _stream(
-        self, body: GenerateBody, asked: list[_Asked], begun: float
+        self, body: GenerateBody, asked: list[_Asked], turn: Turn | None, begun: float
     ) -> AsyncGenerator[object, None]:
         batch = _is_batch(body, asked)
         jobs = [one.job for one in asked]
@@ -214,13 +252,12 @@ class Generate:
         counts: dict[int, int] = {}
         grown: dict[int, _Grown] = {}
         cached: dict[int, int] = {}
-        with (
-            one_shot.OneShots(self._gateway, jobs, stream=True) as shots,
-            self._aborts.running(_named(body, asked, shots)),
-        ):
+        with self._running(body, asked, turn) as shots:
             async for prompt, event in shots:
                 one = asked[prompt]
                 if isinstance(event, Chunk):
+                    if turn is not None:
+                        turn.output.extend(event.token_ids)
                     if prompt not in counts:  # not before: now the prompt is known to fit
                         counts[prompt] = await self._prompt_tokens(one.prompt)
                     if event.cached_tokens is not None:
@@ -229,6 +266,7 @@ class Generate:
                     sample = grown.setdefault(choice, _Grown(counts[prompt]))
                     replies = {choice: sample.add(one, event, cached.get(prompt, 0))}
                 else:
+                    self._end(turn, event, shots)
                     elapsed = time.monotonic() - begun
                     replies = {
                         first[prompt] + index: _reply(one, event, output, elapsed)

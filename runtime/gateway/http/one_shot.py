@@ -15,6 +15,7 @@ from typing import Self
 import msgspec
 
 from rootlace.runtime.gateway.branches.gateway import Gateway
+from rootlace.runtime.gateway.branches.session import Session
 from rootlace.runtime.gateway.http.cache_header import note_found, note_usage
 from rootlace.runtime.gateway.http.chat.pins import Pin, cut
 from rootlace.runtime.gateway.http.constraints import Asked
@@ -49,7 +50,8 @@ _GENERATE = 2
 @dataclass(frozen=True)
 class Job:
     """One prompt and how to continue it. `pins`, at most `MAX_PINS`, are in order; what ends at
-    each of them is computed first."""
+    each of them is computed first. With `keep` its branch stays open, that of a program which still
+    runs (see `OneShots.keep`)."""
 
     parts: tuple[Part, ...]
     params: SamplingParams
@@ -59,10 +61,12 @@ class Job:
     adapter: str = ""
     handling: Handling = PLAIN
     pins: tuple[Pin, ...] = ()
+    keep: bool = False
 
 
 class OneShots:
-    """Jobs under way. Leaving the `with` block cancels what still runs.
+    """Jobs under way. Leaving the `with` block cancels what still runs, and closes all branches
+    unless `keep` was called.
 
     Iterating gives `(index of the job, event)` as events arrive, the last of each job being its
     `Generated`, and raises the error of the first job that fails.
@@ -74,6 +78,8 @@ class OneShots:
         self._session = gateway.open_session(
             self._events.put_nowait, client="http", account=admitted()
         )
+        self._session.stays_wanted = True
+        self._kept = False
         self._next_op = len(jobs) * _OPS_PER_JOB + 1
         self._ended: set[int] = set()
         self._written: dict[int, tuple[int, ...]] = {}
@@ -84,6 +90,7 @@ class OneShots:
                 Open(
                     op,
                     branch,
+                    program="kept" if job.keep else "",
                     namespace=job.namespace,
                     adapter=job.adapter,
                     share=job.handling.cache.share,
@@ -99,8 +106,9 @@ class OneShots:
                     tell_cached=stream,
                     handling=job.handling,
                 ),
-                Close(op + _GENERATE + 1, branch),
             ]
+            if not job.keep:
+                ops.append(Close(op + _GENERATE + 1, branch))
         self._session.handle(ops)
 
     def __enter__(self) -> Self:
@@ -112,7 +120,19 @@ class OneShots:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._session.close()
+        if not self._kept:
+            self._session.close()
+
+    @property
+    def keeps(self) -> bool:
+        """Whether a job's branch stays open."""
+        return any(job.keep for job in self._jobs)
+
+    def keep(self) -> Session:
+        """The session, which is the caller's to close: until then, what those of its branches that
+        were kept have in the cache goes last."""
+        self._kept = True
+        return self._session
 
     def abort(self, index: int) -> None:
         """End one job: its outputs are empty ones, ended by "abort"."""

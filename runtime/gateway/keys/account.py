@@ -98,6 +98,12 @@ def caller() -> Account | None:
     return _CALLER.get()
 
 
+def owner() -> str:
+    """The name of that account, "" for none: what belongs to one is not found by others."""
+    account = caller()
+    return "" if account is None else account.name
+
+
 def admitted() -> Account | None:
     """The same, when one request more was counted. Raises as `Account.admit` does."""
     account = _CALLER.get()

@@ -52,6 +52,7 @@ PAUSE = "⏸"
 
 class FakeTokenizer:
     token_bytes = {i: bytes([i]) for i in range(256)}  # noqa: RUF012
+    bos_ids = (BOS,)
     config = {"eos_token": "</s>"}  # noqa: RUF012
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:

@@ -6,18 +6,20 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, replace
 
 from rootlace.runtime.gateway.branches.gateway import Gateway
+from rootlace.runtime.gateway.branches.session import Session
 from rootlace.runtime.gateway.formats.choose import format_of
 from rootlace.runtime.gateway.formats.deltas import Answer, CallBegin, Content, Delta, Reasoning
 from rootlace.runtime.gateway.formats.format import Format, Parser
 from rootlace.runtime.gateway.formats.tagged import PLAIN
 from rootlace.runtime.gateway.http import one_shot
+from rootlace.runtime.gateway.http.chat.held import Held, Written, pieces_of
 from rootlace.runtime.gateway.http.chat.pins import Pin, common, in_order
 from rootlace.runtime.gateway.http.chat.request import ChatRequest, Tool
 from rootlace.runtime.gateway.http.chat.tool_choice import forced_call, offered_tools, strict_calls
 from rootlace.runtime.gateway.http.errors import InvalidParameter
 from rootlace.runtime.gateway.http.sampling import make_params
-from rootlace.runtime.gateway.tokens.pieces import Piece
-from rootlace.wire.protocol import Chunk, Generated, Output, Part, Text, TokenLogprob
+from rootlace.runtime.gateway.tokens.pieces import Joined
+from rootlace.wire.protocol import Chunk, Generated, Output, Part, Text, TokenLogprob, Tokens
 
 # Tokenizing so many characters takes about a second of a thread; models with a long context may be
 # given more, by so many characters for each of its tokens.
@@ -42,6 +44,10 @@ class Ended:
 
     generated: Generated
     reasoning_tokens: int
+    session: Session | None = None
+    """That of a branch which is to stay."""
+    held: Held | None = None
+    """What others may go on from."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +63,8 @@ class Prepared:
     """Those that calls may name; without any, calls are not looked for."""
     reasoning: bool
     several: bool
+    written: Written | None = None
+    """The prompt of a branch that is to stay."""
 
     def reader(self) -> Reader:
         """A reader of one answer."""
@@ -147,6 +155,10 @@ class Chats:
             lead = form.answer_prefix(end)
         if lead + prefix:
             parts = (*parts, Text(lead + prefix, special=True))
+        pins = self._pins(request, tools, parts)
+        written = self._write(request, parts)
+        if written is not None:
+            parts = (Tokens(tuple(written.ids)),)
         return Prepared(
             job=one_shot.Job(
                 parts,
@@ -156,7 +168,8 @@ class Chats:
                 request.cache_report,
                 request.adapter,
                 request.handling,
-                self._pins(request, tools, parts),
+                pins,
+                keep=written is not None,
             ),
             form=form,
             prompt_end=end + lead,
@@ -164,7 +177,21 @@ class Chats:
             tools=frozenset() if whole else frozenset(tool.name for tool in tools),
             reasoning=request.reasoning and form.always and not lead + prefix,
             several=request.choice.parallel is not False,
+            written=written,
         )
+
+    def _write(self, request: ChatRequest, parts: tuple[Part, ...]) -> Written | None:
+        """The prompt of a branch that is to stay: the tokens of the one that it goes on from, and
+        those of what is new. None for what is too long to be tokenized here."""
+        pieces = pieces_of(parts)
+        if not request.keep or sum(len(piece.text) for piece in pieces) > _most(self._gateway):
+            return None
+        text, encode = Joined.of(pieces), self._gateway.tokenizer.encode_pieces
+        rest = None if request.behind is None else request.behind.rest(text)
+        if request.behind is None or rest is None:
+            return Written(text, encode(pieces, begin=bool(pieces) and not pieces[0].special))
+        before = request.behind.ids
+        return Written(text, [*before, *encode(rest, before[-1])])
 
     def prepare_text(self, request: ChatRequest, parts: tuple[Part, ...]) -> Prepared:
         """The same for `parts` that are no conversation: what follows is text."""
@@ -205,7 +232,7 @@ class Chats:
         """The tokens of the conversation, with what is written for the model where it must call a
         tool. Raises InvalidParameter if it is too long to count."""
         parts = (await self.prepare(request)).job.parts
-        pieces = [Piece(part.text, part.special) for part in parts if isinstance(part, Text)]
+        pieces = pieces_of(parts)
         length = sum(len(piece.text) for piece in pieces)
         check_length(self._gateway, "messages", length)
         return await self._gateway.tokenize(
@@ -216,18 +243,18 @@ class Chats:
         )
 
     async def run(self, prepared: Prepared) -> tuple[Ended, list[Answer]]:
-        """The whole answers."""
-        (generated,) = await one_shot.run(self._gateway, [prepared.job])
-        readers = [prepared.reader() for _ in generated.outputs]
-        answers = [
-            Answer.of([*reader.feed(output.text), *reader.finish()])
-            for reader, output in zip(readers, generated.outputs, strict=True)
-        ]
-        thoughts = ["".join(reader.thoughts) for reader in readers]
-        return Ended(generated, await self._count(thoughts, generated)), answers
+        """The whole answers. Where the branch is to stay, its session is the caller's."""
+        with one_shot.OneShots(self._gateway, [prepared.job]) as shots:
+            (generated,) = await shots.results()
+            readers = [prepared.reader() for _ in generated.outputs]
+            answers = [
+                Answer.of([*reader.feed(output.text), *reader.finish()])
+                for reader, output in zip(readers, generated.outputs, strict=True)
+            ]
+            return await self._end(prepared, generated, readers, shots), answers
 
     async def stream(self, prepared: Prepared) -> AsyncGenerator[Said | Ended, None]:
-        """The answers as they are written; `Ended` comes last."""
+        """The answers as they are written; `Ended` comes last, with the session as by `run`."""
         readers = [prepared.reader() for _ in range(prepared.job.params.n)]
         with one_shot.OneShots(self._gateway, [prepared.job], stream=True) as shots:
             async for _, event in shots:
@@ -238,8 +265,21 @@ class Chats:
                 for index, reader in enumerate(readers):
                     if rest := reader.finish():
                         yield Said(index, rest)
-                thoughts = ["".join(reader.thoughts) for reader in readers]
-                yield Ended(event, await self._count(thoughts, event))
+                yield await self._end(prepared, event, readers, shots)
+
+    async def _end(
+        self,
+        prepared: Prepared,
+        generated: Generated,
+        readers: Sequence[Reader],
+        shots: one_shot.OneShots,
+    ) -> Ended:
+        thoughts = ["".join(reader.thoughts) for reader in readers]
+        count = await self._count(thoughts, generated)
+        if prepared.written is None:
+            return Ended(generated, count)
+        held = Held.behind(prepared.written, generated.outputs[0], prepared.job.params)
+        return Ended(generated, count, shots.keep(), held)
 
     async def _count(self, thoughts: Sequence[str], generated: Generated) -> int:
         """How many tokens of all answers are thoughts: those that their text is made of."""
@@ -251,16 +291,21 @@ class Chats:
 
 def check_length(gateway: Gateway, field: str, length: int) -> None:
     """Raises InvalidParameter for a text that is too long to be tokenized at once."""
-    most = max(MAX_CHARACTERS, _CHARACTERS_PER_TOKEN * gateway.model_info.context_length)
+    most = _most(gateway)
     if length > most:
         raise InvalidParameter(field, f"{length} characters, at most {most} are tokenized")
 
 
+def _most(gateway: Gateway) -> int:
+    """How many characters are tokenized at once."""
+    return max(MAX_CHARACTERS, _CHARACTERS_PER_TOKEN * gateway.model_info.context_length)
+
+
 def _length(request: ChatRequest) -> int:
     """A conversation's length, as characters of a text that takes as long to tokenize as the
-    template takes to write it."""
+    template takes to write it; the prompt of a branch that is to stay is tokenized as well."""
     characters = sum(len(message.get("content") or "") for message in request.messages)
-    return characters // 64 + 16 * len(request.messages)
+    return (characters if request.keep else characters // 64) + 16 * len(request.messages)
 
 
 def _end_of(parts: tuple[Part, ...]) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from rootlace.runtime.gateway.http.chat.held import Held
 from rootlace.runtime.gateway.http.constraints import Asked
 from rootlace.wire.handling import PLAIN, Cache, Handling
 
@@ -55,7 +56,9 @@ class ChatRequest:
     """A conversation and how to go on with it.
 
     `messages` are what chat templates take. `fields` are those of `SamplingParams` that were given,
-    and `names` what the client calls them. `options` says how a constraint is enforced.
+    and `names` what the client calls them. `options` says how a constraint is enforced. With `keep`
+    the branch stays for later requests, and `behind` is one that stayed, from which this one goes
+    on if its conversation begins so.
     """
 
     messages: list[dict[str, Any]]
@@ -75,3 +78,5 @@ class ChatRequest:
     handling: Handling = PLAIN
     pinned: tuple[Pinned, ...] = ()
     adapter: str = ""
+    keep: bool = False
+    behind: Held | None = None

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
+from rootlace.runtime.gateway.http.chat.held import Held
 from rootlace.runtime.gateway.http.errors import ResponseNotFound
 
 MAX_RESPONSES = 4096
@@ -20,6 +22,7 @@ class Stored:
 
     Messages are shared with the responses before it; `size` is in bytes and without them. `owner`
     is the name of the API key, and `salt` that of the namespace which has the conversation's KV.
+    `held` is the branch, and `let_go` has the cache treat it like any other.
     """
 
     response: dict[str, Any]
@@ -27,14 +30,12 @@ class Stored:
     size: int
     owner: str = ""
     salt: str = ""
+    held: Held | None = None
+    let_go: Callable[[], None] = lambda: None
 
 
 class ResponseStore:
-    """The latest responses by id. What was used least recently is forgotten first.
-
-    Their prefixes are in the tree like those of any request, and are evicted like them: to go on
-    from a response then costs computing, and nothing else.
-    """
+    """The latest responses by id. What was used least recently is forgotten first."""
 
     def __init__(self, max_responses: int = MAX_RESPONSES, max_bytes: int = MAX_BYTES) -> None:
         self._stored: OrderedDict[str, Stored] = OrderedDict()
@@ -55,6 +56,8 @@ class ResponseStore:
         new: list[dict[str, Any]],
         owner: str = "",
         salt: str = "",
+        held: Held | None = None,
+        let_go: Callable[[], None] = lambda: None,
     ) -> None:
         """Keep a response to the messages `before` and `new`, the last of which is its answer.
 
@@ -63,7 +66,8 @@ class ResponseStore:
         messages = (*before, *new)
         # A tuple of references beside the response: eight bytes a message.
         size = len(msgspec.json.encode(response)) + 8 * len(messages)
-        self._stored[response["id"]] = Stored(response, messages, size, owner, salt)
+        size += 0 if held is None else held.size
+        self._stored[response["id"]] = Stored(response, messages, size, owner, salt, held, let_go)
         self._bytes += size
         for message in messages:
             count, size = self._shared.get(id(message), (0, 0))
@@ -96,6 +100,7 @@ class ResponseStore:
 
     def _forget(self, response_id: str) -> None:
         stored = self._stored.pop(response_id)
+        stored.let_go()
         self._bytes -= stored.size
         for message in stored.messages:
             count, size = self._shared.pop(id(message))

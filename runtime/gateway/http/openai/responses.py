@@ -7,6 +7,7 @@ import uuid
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from aiohttp import web
@@ -20,9 +21,10 @@ from rootlace.runtime.gateway.http.chat.request import ChatRequest
 from rootlace.runtime.gateway.http.chat.thinking import thinking_arguments
 from rootlace.runtime.gateway.http.errors import InvalidParameter
 from rootlace.runtime.gateway.http.handling import handling_of
+from rootlace.runtime.gateway.http.holds import Holds
 from rootlace.runtime.gateway.http.openai.conversation import call_of
 from rootlace.runtime.gateway.http.openai.response_items import Items
-from rootlace.runtime.gateway.http.openai.response_store import ResponseStore
+from rootlace.runtime.gateway.http.openai.response_store import ResponseStore, Stored
 from rootlace.runtime.gateway.http.openai.responses_body import (
     RESPONSES_BODY,
     ResponsesBody,
@@ -35,7 +37,7 @@ from rootlace.runtime.gateway.http.openai.responses_body import (
 from rootlace.runtime.gateway.http.replies import adapter_of, check_model, json_response, report_of
 from rootlace.runtime.gateway.http.sampling import sampling_fields
 from rootlace.runtime.gateway.http.sse import NAMED_EVENTS, stream_events
-from rootlace.runtime.gateway.keys.account import caller
+from rootlace.runtime.gateway.keys.account import owner
 from rootlace.wire.errors import RootlaceError
 
 
@@ -49,16 +51,18 @@ class _Request:
     new: list[dict[str, Any]]
     store: bool
     salt: str
+    previous: Stored | None
     items: Items = field(default_factory=Items)
 
 
 class Responses:
     """The handlers."""
 
-    def __init__(self, gateway: Gateway, chats: Chats, store: ResponseStore) -> None:
+    def __init__(self, gateway: Gateway, chats: Chats, store: ResponseStore, holds: Holds) -> None:
         self._gateway = gateway
         self._chats = chats
         self._store = store
+        self._holds = holds
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         body = await read_body(request, RESPONSES_BODY)
@@ -69,21 +73,23 @@ class Responses:
         return json_response(self._ended(asked, blocks_of(answer), ended))
 
     async def get(self, request: web.Request) -> web.Response:
-        return json_response(self._store.get(request.match_info["id"], owner=_owner()).response)
+        return json_response(self._store.get(request.match_info["id"], owner=owner()).response)
 
     async def delete(self, request: web.Request) -> web.Response:
         response_id = request.match_info["id"]
-        self._store.delete(response_id, _owner())
+        self._store.delete(response_id, owner())
         return json_response(Deleted(response_id, "response"))
 
     async def _parse(self, body: ResponsesBody) -> _Request:
         model = check_model(self._gateway, body.model)
         check_include(body)
-        before: tuple[dict[str, Any], ...] = ()
+        previous = None
         if body.previous_response_id is not None:
-            before = self._store.get(
-                body.previous_response_id, "previous_response_id", _owner(), body.cache_salt or ""
-            ).messages
+            previous = self._store.get(
+                body.previous_response_id, "previous_response_id", owner(), body.cache_salt or ""
+            )
+        before = previous.messages if previous is not None else ()
+        store, handling = body.store is not False, handling_of(body)
         new = messages_of(body.input)
         fields = sampling_fields(body, "openai")
         if fields.get("n", 1) != 1:
@@ -101,8 +107,12 @@ class Responses:
             template=thinking_arguments(effort=body.reasoning.effort if body.reasoning else None),
             namespace=body.cache_salt or "",
             cache_report=bool(body.return_cache_report),
-            handling=handling_of(body),
+            handling=handling,
             adapter=adapter_of(self._gateway, model),
+            # What is not shared ends with the request.
+            keep=store and handling.cache.share,
+            # Another model has other tokens.
+            behind=previous.held if previous and previous.response["model"] == model else None,
         )
         prepared = await self._chats.prepare(request)
         return _Request(
@@ -110,8 +120,9 @@ class Responses:
             _head(body, model),
             before,
             new,
-            body.store is not False,
+            store,
             body.cache_salt or "",
+            previous,
         )
 
     async def _stream(self, asked: _Request) -> AsyncGenerator[dict[str, Any], None]:
@@ -137,9 +148,10 @@ class Responses:
                         for one in changed(blocks.take(event.deltas)):
                             yield one
                         continue
-                    for one in changed(blocks.finish()):
-                        yield one
+                    last = changed(blocks.finish())
                     whole = self._ended(asked, written, event)
+                    for one in last:
+                        yield one
                     yield numbered({"type": f"response.{whole['status']}", "response": whole})
         except RootlaceError as error:
             if not number:
@@ -162,14 +174,21 @@ class Responses:
         if cut and response["output"]:
             response["output"][-1]["status"] = "incomplete"
         if asked.store:
-            answer = _message(blocks, asked.items)
-            self._store.put(response, asked.before, [*asked.new, answer], _owner(), asked.salt)
+            self._keep(asked, ended, response, _message(blocks, asked.items))
         return response
 
-
-def _owner() -> str:
-    account = caller()
-    return "" if account is None else account.name
+    def _keep(
+        self, asked: _Request, ended: Ended, response: dict[str, Any], answer: dict[str, Any]
+    ) -> None:
+        """Store the response, and hold its branch, of which the one before is the beginning."""
+        if ended.session is not None:
+            usage = ended.generated.usage
+            self._holds.add(ended.session, usage.prompt_tokens + usage.completion_tokens)
+            if asked.previous is not None:
+                asked.previous.let_go()
+        let_go = partial(self._holds.let_go, ended.session)
+        new = [*asked.new, answer]
+        self._store.put(response, asked.before, new, owner(), asked.salt, ended.held, let_go)
 
 
 def _head(body: ResponsesBody, model: str) -> dict[str, Any]:

@@ -1,0 +1,221 @@
+"""sglang's sessions: requests of `/generate` that go on from earlier ones, by their ids."""
+
+from __future__ import annotations
+
+import uuid
+from array import array
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Annotated
+
+from aiohttp import web
+
+from rootlace.runtime.gateway.branches.gateway import Gateway
+from rootlace.runtime.gateway.http.body import Body, read_body
+from rootlace.runtime.gateway.http.chat.chats import check_length
+from rootlace.runtime.gateway.http.errors import InvalidParameter
+from rootlace.runtime.gateway.http.fields import ignored
+from rootlace.runtime.gateway.http.holds import Holds
+from rootlace.runtime.gateway.http.one_shot import OneShots
+from rootlace.runtime.gateway.http.prompts import Prompt
+from rootlace.runtime.gateway.http.replies import Status, check_model, json_response
+from rootlace.runtime.gateway.keys.account import owner
+from rootlace.runtime.gateway.tokens.pieces import Piece
+
+MAX_SESSIONS = 1024
+MAX_TOKENS = 16 * 2**20
+"""Of the turns of all sessions, four bytes each."""
+
+
+class OpenSessionBody(Body):
+    """`POST /open_session`."""
+
+    capacity_of_str_len: Annotated[
+        int | None, ignored("a sequence may be as long as the model's context")
+    ] = None
+    session_id: str | None = None
+    model: str | None = None
+
+
+class CloseSessionBody(Body):
+    """`POST /close_session`."""
+
+    session_id: str
+    model: str | None = None
+
+
+class SessionParams(Body):
+    """Go on from the request `rid` of the session `id`: behind its prompt and output, or behind the
+    first `offset` tokens of them (from the end if negative), or without the output.
+
+    With `replace` all that went on from that request is forgotten (without a `rid`: all requests of
+    the session), and what of it runs is ended; else the new request is one more branch.
+    """
+
+    id: str
+    rid: str | None = None
+    offset: int | None = None
+    replace: bool | None = None
+    drop_previous_output: bool | None = None
+
+
+_Key = tuple[str, str]
+"""A session's: the name of the API key, and the id."""
+
+
+@dataclass(eq=False)
+class Turn:
+    """A request of a session: the tokens of its prompt and, as far as they came, of its output."""
+
+    key: _Key
+    rid: str
+    prompt: array[int]
+    parent: Turn | None = None
+    output: array[int] = field(default_factory=lambda: array("i"))
+    done: bool = False
+    counted: int = 0
+    """How many of its tokens count for `MAX_TOKENS`."""
+    abort: Callable[[], None] = lambda: None
+    let_go: Callable[[], None] = lambda: None
+    """Have the cache treat it like any other."""
+
+    @property
+    def size(self) -> int:
+        return len(self.prompt) + len(self.output)
+
+    def behind(self, other: Turn) -> bool:
+        """Whether it went on from `other`."""
+        link = self.parent
+        while link is not None and link is not other:
+            link = link.parent
+        return link is other
+
+
+class Sessions:
+    """The open sessions of one model.
+
+    Beyond `MAX_SESSIONS` and `MAX_TOKENS` those used least recently are closed.
+    """
+
+    def __init__(self, gateway: Gateway, holds: Holds) -> None:
+        self._gateway = gateway
+        self._holds = holds
+        self._turns: OrderedDict[_Key, dict[str, Turn]] = OrderedDict()
+        self._tokens = 0
+
+    async def open(self, request: web.Request) -> web.Response:
+        """Its reply is the session's id."""
+        body = await read_body(request, OpenSessionBody)
+        check_model(self._gateway, body.model)
+        key = owner(), body.session_id or uuid.uuid4().hex
+        if key in self._turns:
+            raise InvalidParameter("session_id", f"the session {key[1]!r} is open already")
+        self._turns[key] = {}
+        self._bound()
+        return json_response(key[1])
+
+    async def close(self, request: web.Request) -> web.Response:
+        body = await read_body(request, CloseSessionBody)
+        check_model(self._gateway, body.model)
+        key = owner(), body.session_id
+        if key not in self._turns:
+            raise InvalidParameter("session_id", f"there is no session {body.session_id!r}")
+        self._close(key)
+        return json_response(Status("closed"))
+
+    async def begin(self, params: SessionParams, prompt: Prompt, rid: str) -> Turn:
+        """A new turn. Raises InvalidParameter for a session or request that is not there, or cannot
+        be gone on from."""
+        given = prompt.ids if prompt.ids is not None else await self._encode(prompt.text or "")
+        new = array("i", given)
+        key = owner(), params.id
+        if key not in self._turns:
+            raise InvalidParameter("session_params.id", f"there is no session {params.id!r}")
+        self._turns.move_to_end(key)
+        turns = self._turns[key]
+        if rid in turns:
+            raise InvalidParameter("rid", f"the session has a request {rid!r} already")
+        before = None
+        if params.rid is not None:
+            before = turns.get(params.rid)
+            if before is None:
+                raise InvalidParameter(
+                    "session_params.rid", f"the session has no request {params.rid!r}"
+                )
+            if not (before.done or params.replace):
+                raise InvalidParameter(
+                    "session_params.rid", f"the request {params.rid!r} has not ended"
+                )
+        if params.replace:
+            if before is not None and not before.done:
+                before.abort()
+            for turn in list(turns.values()):
+                if before is None or turn.behind(before):
+                    self._forget(turns.pop(turn.rid))
+        if before is not None:
+            known = before.prompt if params.drop_previous_output else before.prompt + before.output
+            new = known[: params.offset or None] + self._without_bos(new)
+        turn = turns[rid] = Turn(key, rid, new, before)
+        self._count(turn)
+        return turn
+
+    def end(self, turn: Turn, output: Sequence[int], shots: OneShots) -> None:
+        """The turn's request ended. Its branch is held, of which the turn before is the beginning,
+        unless the turn was replaced or the session closed."""
+        turn.output, turn.done = array("i", output), True
+        if not self._has(turn) or not shots.keeps:
+            return
+        self._count(turn)
+        branches = shots.keep()
+        self._holds.add(branches, turn.size)
+        turn.let_go = partial(self._holds.let_go, branches)
+        if turn.parent is not None:
+            turn.parent.let_go()
+
+    @contextmanager
+    def running(self, turn: Turn, abort: Callable[[], None]) -> Iterator[None]:
+        """While the block runs, `abort` ends the turn's request. A turn that has not ended with the
+        block is forgotten."""
+        turn.abort = abort
+        try:
+            yield
+        finally:
+            if not turn.done and self._has(turn):
+                self._forget(self._turns[turn.key].pop(turn.rid))
+
+    def _has(self, turn: Turn) -> bool:
+        return self._turns.get(turn.key, {}).get(turn.rid) is turn
+
+    async def _encode(self, text: str) -> list[int]:
+        check_length(self._gateway, "text", len(text))
+        encode = self._gateway.tokenizer.encode_pieces
+        pieces = [Piece(text, special=True)]
+        return await self._gateway.tokenize(len(text), encode, pieces, None, True)
+
+    def _without_bos(self, ids: array[int]) -> array[int]:
+        """A prompt that goes on from another one, without what would begin it."""
+        bos = array("i", self._gateway.tokenizer.bos_ids)
+        return ids[len(bos) :] if ids[: len(bos)] == bos else ids
+
+    def _count(self, turn: Turn) -> None:
+        """The turn is new, or has grown."""
+        self._tokens += turn.size - turn.counted
+        turn.counted = turn.size
+        self._bound()
+
+    def _bound(self) -> None:
+        while self._turns and (len(self._turns) > MAX_SESSIONS or self._tokens > MAX_TOKENS):
+            self._close(next(iter(self._turns)))
+
+    def _close(self, key: _Key) -> None:
+        for turn in self._turns.pop(key).values():
+            self._forget(turn)
+
+    def _forget(self, turn: Turn) -> None:
+        self._tokens -= turn.counted
+        turn.let_go()
+        if not turn.done:
+            turn.abort()
