@@ -3,8 +3,9 @@
 `make_model("a", folder)` makes a checkpoint of about 15M parameters, `"b"` about 150M (both of the
 Llama architecture), `"gemma3"` and `"gpt_neox"` one of these families with as many (the layers of
 Gemma 3 270M and of Pythia 160M), `"0.6B"` one of Qwen3 0.6B's shapes, `"moe"` one of Qwen3-MoE's
-architecture with 850M parameters, of which a token has 160M; in Hugging Face layout: bfloat16, with
-a byte-level BPE tokenizer of made-up words and a ChatML template.
+architecture with 850M parameters, of which a token has 160M, `"deepseek"` one of DeepSeek-V2's with
+as many, whose attention has the sizes of V2-Lite's; in Hugging Face layout: bfloat16, with a
+byte-level BPE tokenizer of made-up words and a ChatML template.
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ SPECIAL_TOKENS = ["<pad>", "<s>", "</s>", "<|im_start|>", "<|im_end|>"]
 
 DATA = Path(__file__).with_name("data")
 CONFIGS: dict[str, dict[str, Any]] = json.loads((DATA / "models.json").read_text())
-"""Each model's `config.json`: `a`, `b`, two other families, Qwen3 0.6B, a mixture of experts, Llama
-3.2 1B, Llama 3.1 8B, one to try things on."""
-SIZES = ("a", "b", "gemma3", "gpt_neox", "0.6B", "moe")
+"""Each model's `config.json`: `a`, `b`, two other families, Qwen3 0.6B, two mixtures of experts,
+Llama 3.2 1B, Llama 3.1 8B, one to try things on."""
+SIZES = ("a", "b", "gemma3", "gpt_neox", "0.6B", "moe", "deepseek")
 """Those that a CPU is measured with."""
 
 

@@ -78,11 +78,15 @@ class Layer(ctypes.Structure):
         ("k_norm", c_void_p),
         ("qkv", Linear * 3),
         ("output", Linear),
+        ("q_up", Linear),
+        ("k_up", POINTER(Linear)),
+        ("v_up", POINTER(Linear)),
         ("gate_up", Linear),
         ("down", Linear),
         ("router", Linear),
         ("shared_gate", Linear),
         ("experts", POINTER(Expert)),
+        ("correction", c_void_p),
         ("sinks", c_void_p),
         ("qkv_parts", c_int32),
         ("window", c_int32),
@@ -96,8 +100,22 @@ class Mixture(ctypes.Structure):
         ("chosen", c_int32),
         ("inner", c_int32),
         ("normalised", c_int32),
+        ("sigmoid", c_int32),
+        ("groups", c_int32),
+        ("chosen_groups", c_int32),
+        ("best_of_group", c_int32),
         ("activation", c_int32),
         ("factor", c_float),
+    ]
+
+
+class Latent(ctypes.Structure):
+    _fields_ = [
+        ("rank", c_int32),
+        ("plain", c_int32),
+        ("values", c_int32),
+        ("query_rank", c_int32),
+        ("eps", c_float),
     ]
 
 
@@ -128,6 +146,7 @@ class Model(ctypes.Structure):
         ("positions", c_void_p),
         ("final_norm", Norm),
         ("mixture", Mixture),
+        ("latent", Latent),
         ("cos", c_void_p),
         ("sin", c_void_p),
         ("rotation_stride", c_int64),
@@ -209,7 +228,7 @@ class Picks(ctypes.Structure):
 
 
 STRUCTURES = (
-    *(Scheme, Source, Linear, Norm, Expert, Layer, Mixture, LowRank, Model),
+    *(Scheme, Source, Linear, Norm, Expert, Layer, Mixture, Latent, LowRank, Model),
     *(Rows, Step, Edits, Picks),
 )
 
@@ -257,9 +276,9 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "rl_attention": (
         Status,
         [
-            *(c_void_p, c_int32, c_int32, c_int32, c_int32, c_int32, c_int32, c_void_p, c_void_p),
-            *(c_int64, c_void_p, c_void_p, c_int32, c_int64, c_int32, c_float, c_float),
-            *(c_void_p, c_void_p),
+            *(c_void_p, c_int32, c_int32, c_int32, c_int32, c_int32, c_int32, c_int32, c_int32),
+            *(c_void_p, c_void_p, c_int64, c_void_p, c_void_p, c_int32, c_int64, c_int32),
+            *(c_float, c_float, c_void_p, c_void_p),
         ],
     ),
 }

@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from rootlace.runtime.config import CacheConfig, ExecutorConfig
-from rootlace.runtime.model.checkpoint.config import ModelConfig
 from rootlace.runtime.model.executor.runner import ModelRunner
 from tests.engine.harness import Harness, Outcome, greedy
 from tests.model import lora
@@ -109,8 +108,7 @@ def test_families(case, tmp_path) -> None:
     model = save(configs()[family], tmp_path)
     changed = lora.write(tmp_path / "a", model, modules, **more)
     some = asked(("a",))[2:4]
-    latent = ModelConfig.read(tmp_path).spec.attention.latent is not None
-    for kernels in ("reference",) if latent else ("native", "reference"):
+    for kernels in ("native", "reference"):
         runner = load(tmp_path, {"a": tmp_path / "a"}, kernels)
         check({"": model, "a": changed}, some, run(runner, some))
 

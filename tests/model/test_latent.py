@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -31,10 +32,13 @@ def test_the_latent_is_what_is_cached(tmp_path: Path) -> None:
         ModelRunner.load(in_eight_bits, CacheConfig(4, 16), 64, 4)
 
 
-def test_the_native_decoder_says_what_it_lacks(tmp_path: Path) -> None:
+def test_the_native_decoder_says_what_is_too_long(tmp_path: Path) -> None:
     save(configs()["deepseek_v2"], tmp_path)
-    why = native_decoder.why_not(ModelConfig.read(tmp_path).spec, torch.float32, 16)
-    assert why == "multi-head latent attention (DeepSeek) has no native kernels"
+    spec = ModelConfig.read(tmp_path).spec
+    assert native_decoder.why_not(spec, torch.float32, 16) is None
+    long = replace(spec, attention=replace(spec.attention, head_dim=1026))
+    why = native_decoder.why_not(long, torch.float32, 16)
+    assert why == "attention.head_dim 1026 is not supported"
 
 
 def test_layers_that_predict_further_tokens_are_passed_over(tmp_path: Path) -> None:

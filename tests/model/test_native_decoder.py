@@ -51,6 +51,9 @@ OTHERS = (
     ("qwen2_moe", "bfloat16"),
     ("gpt_oss", "float32"),
     ("mixtral", "bfloat16"),
+    # Latent attention, and experts in groups.
+    ("deepseek_v2", "float32"),
+    ("deepseek_v3", "bfloat16"),
     # A cache of integers.
     ("qwen3", "bfloat16", "int8"),
     ("qwen3", "float32", "int4"),

@@ -90,8 +90,6 @@ def saved(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 @pytest.fixture(scope="module", params=KERNELS)
 def model(saved: Model, request: pytest.FixtureRequest) -> Model:
     skip_without(request.param)
-    if request.param == "native" and ModelConfig.read(saved.folder).spec.attention.latent:
-        pytest.skip("the native kernels have no latent attention")
     return replace(saved, kernels=request.param)
 
 

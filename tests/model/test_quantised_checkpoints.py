@@ -226,8 +226,7 @@ def test_families(tmp_path: Path, family: str, caplog: pytest.LogCaptureFixture)
     tied = isinstance(weights.head, Dense) and weights.head.matrix is weights.embedding
     assert tied == (family in ("gemma2", "llama-tied", "falcon-grouped"))
     assert (weights.head.kind == "fp8_e4m3") == (family == "mistral")
-    kernels = "reference" if family == "deepseek_v3" else "native"  # of latent attention
-    check_logprobs(packed, dense, caplog, kernels=kernels, unpacked=name in DENSE_ON_NATIVE)
+    check_logprobs(packed, dense, caplog, kernels="native", unpacked=name in DENSE_ON_NATIVE)
 
 
 @pytest.mark.parametrize("kernels", ["native", "reference"])

@@ -11,7 +11,7 @@
 namespace rootlace {
 
 // The products of a layer that an adapter may change, in the order of `RlModel.adapters`.
-enum class AdaptedPart : int32_t { QKV = 0, OUTPUT, GATE_UP, DOWN, COUNT };
+enum class AdaptedPart : int32_t { QKV = 0, OUTPUT, GATE_UP, DOWN, Q_UP, COUNT };
 
 // Which rows of an x go through which adapter. Kept from step to step for its memory.
 class AdapterGroups {

@@ -74,9 +74,12 @@ struct RlExpert {
 struct RlLayer {
   RlNorm input_norm, attention_out_norm;  // before and after attention
   RlNorm post_norm, mlp_out_norm;         // before and after the MLP
-  const float *q_norm, *k_norm;           // [head_dim] or, of all heads, [heads, head_dim]; or null
+  // [head_dim] or, of all heads, [heads, head_dim]; or null. Of latent attention: see RlLatent.
+  const float *q_norm, *k_norm;
   RlLinear qkv[3];   // [heads + 2 kv_heads] x head_dim rows, one behind the other
   RlLinear output;   // hidden rows
+  RlLinear q_up;                // of latent attention with a query_rank, as these:
+  const RlLinear *k_up, *v_up;  // [heads]
   // 2 inner rows, packed with the gate's and the up's columns side by side; of an MLP without a
   // gate, inner rows.
   RlLinear gate_up;
@@ -85,18 +88,33 @@ struct RlLayer {
   // `packed` is null there is no such MLP, and no gate (of one output) that it is multiplied by.
   RlLinear router, shared_gate;
   const RlExpert* experts;  // [count] or null
+  const float* correction;  // [count], added to shares in the choice of experts alone; or null
   const float* sinks;       // [heads], of attention; or null
   int32_t qkv_parts;
   int32_t window;    // a token sees itself and window - 1 before it; 0: all
   int32_t rotation;  // where the layer's numbers begin in a row of cos and sin; negative: no rotation
 };
 
-// Of `count` experts each token has `chosen`; `count` 0: there are none.
+// Of `count` experts each token has `chosen`; `count` 0: there are none. They are in `groups`, of which
+// those `chosen_groups` count that have the largest sum of their `best_of_group` best shares.
 struct RlMixture {
   int32_t count, chosen, inner;
   int32_t normalised;  // whether shares are divided by their sum
+  int32_t sigmoid;     // whether a share is a score's sigmoid, else they are all scores' softmax
+  int32_t groups, chosen_groups, best_of_group;
   int32_t activation;  // a rootlace::Epilogue
   float factor;        // of what they add to the residual stream
+};
+
+// Latent attention: what is cached of a token is one vector of head_dim numbers for the one key head:
+// `rank` numbers, which are values, too, and behind them those that are rotated. A layer's qkv gives the
+// queries or, with a `query_rank`, so many numbers, normed with q_norm, of which q_up makes them; and
+// behind these what is cached, of which k_norm norms the first `rank`. A head's query has `plain`
+// numbers, of which its k_up makes `rank`, and the rotated ones; its v_up makes `values` numbers of the
+// `rank` that it attends to. `rank` 0: attention is not latent.
+struct RlLatent {
+  int32_t rank, plain, values, query_rank;
+  float eps;  // of these norms
 };
 
 // What an adapter adds to a product of x: (x a^T) b^T, its scale being in b. a.packed null: nothing.
@@ -119,18 +137,20 @@ struct RlModel {
   const void* positions;    // [positions, hidden], added to embeddings; or null
   RlNorm final_norm;
   RlMixture mixture;
+  RlLatent latent;
   const float* cos;         // [positions, rotation_stride]; a layer has head_dim / 2 of a row
   const float* sin;
   int64_t rotation_stride;
   const RlLayer* layers;
   RlLinear head;
   // [layers, 2, num_blocks, block_size, kv_heads, head_dim]; inside a block see kv_layout.h. With
-  // `kv_bits` 8 or 4, integers: [layers, 2, num_blocks] blocks of kv_codes.h.
+  // `kv_bits` 8 or 4, integers: [layers, 2, num_blocks] blocks of kv_codes.h. Of latent attention:
+  // [layers, 1, num_blocks, block_size, 1, head_dim], as it stands here.
   void* cache;
   int64_t num_blocks;
   int32_t block_size, kv_bits;
-  // What adapters do to a layer's qkv, output, gate_up (not packed as gated) and down:
-  // [adapters, num_layers, 4]; null: there are none.
+  // What adapters do to a layer's qkv, output, gate_up (not packed as gated), down and q_up:
+  // [adapters, num_layers, 5]; null: there are none.
   const RlLowRank* adapters;
   int32_t adapter_rank;  // the largest
 };
@@ -237,8 +257,8 @@ RL_API int32_t rl_prepare();
 // "neon-bf16", "neon" or "generic"; one with "-twin" behind it where tests have it emulated.
 RL_API const char* rl_instructions();
 
-// The sizes of RlScheme, RlSource, RlLinear, RlNorm, RlExpert, RlLayer, RlMixture, RlLowRank, RlModel,
-// RlRows, RlStep, RlEdits, RlPicks: what a mirror of them is checked against.
+// The sizes of RlScheme, RlSource, RlLinear, RlNorm, RlExpert, RlLayer, RlMixture, RlLatent, RlLowRank,
+// RlModel, RlRows, RlStep, RlEdits, RlPicks: what a mirror of them is checked against.
 RL_API void rl_sizes(int64_t* sizes);
 
 // Threads for all functions that take a team; see team.h.

@@ -37,10 +37,11 @@ class Work {
         task_(task),
         group_(plan.shape.heads / plan.shape.kv_heads),
         dim_(plan.shape.head_dim),
-        layout_{plan.shape.kv_heads, plan.shape.head_dim, plan.shape.block_size},
+        value_dim_(plan.shape.value_dim),
+        layout_{plan.shape.kv_heads, plan.shape.head_dim, plan.shape.block_size, plan.shape.plain},
         codes_{plan.shape.kv_heads, plan.shape.head_dim, plan.shape.block_size, call.bits},
-        columns_(ceil_div(plan.shape.head_dim, LANES) * LANES),
-        products_(dim_),
+        columns_(ceil_div(value_dim_, LANES) * LANES),
+        products_(dim_, value_dim_),
         per_head_((task.last - task.first) * group_),
         queries_(per_head_ * (task.kv_end - task.kv_begin)) {
     Arena sizes(nullptr);
@@ -332,10 +333,10 @@ class Work {
       if (call_.sinks) weight += exp2_of(call_.sinks[head] * 1.44269504f - state.base[i]);
       const float factor = 1.0f / weight;
       const float* values = state.values + (size_t)i * columns_;
-      T* out = call_.out + token * call_.out_stride + (size_t)head * dim_;
+      T* out = call_.out + token * call_.out_stride + (size_t)head * value_dim_;
       int j = 0;
-      for (; j + LANES <= dim_; j += LANES) store(out + j, load(values + j) * factor);
-      for (; j < dim_; j++) store(out + j, values[j] * factor);
+      for (; j + LANES <= value_dim_; j += LANES) store(out + j, load(values + j) * factor);
+      for (; j < value_dim_; j++) store(out + j, values[j] * factor);
       if (call_.lse)
         call_.lse[(size_t)token * plan_.shape.heads + head] =
             (state.base[i] + std::log2(weight)) * 0.69314718055994531f;
@@ -345,7 +346,7 @@ class Work {
   AttentionPlan& plan_;
   const AttentionCall<T>& call_;
   const AttentionTask& task_;
-  const int group_, dim_;
+  const int group_, dim_, value_dim_;
   const KvLayout<T> layout_;
   const KvCodes codes_;
   const int columns_;
@@ -395,17 +396,18 @@ void run(rootlace::Team& team, rootlace::AttentionPlan& plan, rootlace::Attentio
 }  // namespace
 
 extern "C" int32_t rl_attention(void* team, int32_t dtype, int32_t heads, int32_t kv_heads,
-                                int32_t head_dim, int32_t block_size, int32_t kv_bits,
-                                const RlRows* rows, const void* q, int64_t q_stride,
+                                int32_t head_dim, int32_t value_dim, int32_t block_size,
+                                int32_t kv_bits, int32_t plain, const RlRows* rows, const void* q, int64_t q_stride,
                                 const void* k_cache, const void* v_cache, int32_t layers,
                                 int64_t layer_stride, int32_t window, float scale, float cap,
                                 void* out, float* lse) {
   rootlace::Team& threads = *static_cast<rootlace::Team*>(team);
-  const size_t width = (size_t)heads * head_dim;
+  const size_t width = (size_t)heads * value_dim;
   auto call = [&](auto one) {
     using T = decltype(one);
     rootlace::AttentionPlan plan;
-    plan.make({heads, kv_heads, head_dim, block_size}, *rows, threads.size());
+    plan.make({heads, kv_heads, head_dim, block_size, value_dim, plain != 0}, *rows,
+              threads.size());
     run<T>(threads, plan,
            {static_cast<const T*>(q), (size_t)q_stride, k_cache, v_cache, kv_bits, window, scale,
             cap, static_cast<T*>(out), width, lse},

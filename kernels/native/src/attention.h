@@ -12,9 +12,10 @@
 
 namespace rootlace {
 
-// q: the heads of token t are `heads` x `head_dim` numbers from q + t * q_stride on; out likewise.
+// q: the heads of token t are `heads` x `head_dim` numbers from q + t * q_stride on; out likewise, with
+// value_dim numbers of each head.
 // k_cache, v_cache: [blocks, block_size, kv_heads, head_dim] of one layer in KvLayout, this step's
-// tokens included; with `bits`, integers in blocks of KvCodes. `window`: a token sees itself and
+// tokens included; with `bits`, integers in blocks of KvCodes. They may be the same. `window`: a token sees itself and
 // window - 1 tokens before it; 0: all. Scores are scale * q . k, with `scale` > 0, then, with a `cap`
 // c > 0, c tanh(score / c).
 // lse: [tokens, heads], natural log-sum-exp of the scores, or null.
@@ -43,11 +44,11 @@ void attention(Crew& crew, AttentionPlan& plan, const AttentionCall<T>& call);
 extern "C" {
 
 // One region of attention in `layers` layers that differ in their caches only, `layer_stride`
-// bytes apart; `kv_bits` as in RlModel; for tests and measurements. q [tokens, heads, head_dim] with
-// tokens q_stride apart, out [tokens, heads, head_dim].
+// bytes apart; `kv_bits` as in RlModel, `plain` as in KvLayout. q [tokens, heads, head_dim] with
+// tokens q_stride apart, out [tokens, heads, value_dim].
 RL_API int32_t rl_attention(void* team, int32_t dtype, int32_t heads, int32_t kv_heads,
-                            int32_t head_dim, int32_t block_size, int32_t kv_bits,
-                            const RlRows* rows, const void* q,
+                            int32_t head_dim, int32_t value_dim, int32_t block_size,
+                            int32_t kv_bits, int32_t plain, const RlRows* rows, const void* q,
                             int64_t q_stride, const void* k_cache, const void* v_cache,
                             int32_t layers, int64_t layer_stride, int32_t window, float scale,
                             float cap, void* out, float* lse);

@@ -29,7 +29,7 @@ void AttentionPlan::make(const AttentionShape& new_shape, const RlRows& new_rows
   rows = new_rows;
   threads_ = threads;
   // Largest exponent, sums of 16 lanes, the weighted values.
-  record_size = 2 * 16 + ceil_div(shape.head_dim, 16) * 16;
+  record_size = 2 * 16 + ceil_div(shape.value_dim, 16) * 16;
   tokens.clear();
   jobs_.clear();
   covered_.assign(rows.rows, 0);

@@ -13,8 +13,10 @@ constexpr int SEGMENT = 1024;              // keys after which softmax starts an
 constexpr int SEGMENT_BLOCKS = SEGMENT / KEY_BLOCK;
 constexpr int MOST_QUERIES = 192;          // (token, head) pairs of a task, of all its key heads
 
+// `value_dim`: how many numbers of a value count, at most head_dim. `plain`: see KvLayout.
 struct AttentionShape {
-  int heads, kv_heads, head_dim, block_size;
+  int heads, kv_heads, head_dim, block_size, value_dim;
+  bool plain = false;
 };
 
 // Attention of some tokens over some key blocks, for some key heads.

@@ -21,8 +21,11 @@ class TileProducts {
   static constexpr int MOST_ROWS = 32;
 
   // What is not explained here is as in VectorProducts.
-  explicit TileProducts(int dim)
-      : dim_(dim), padded_(ceil_div(dim, DEPTH) * DEPTH), columns_(ceil_div(dim, LANES) * LANES) {}
+  TileProducts(int dim, int value_dim)
+      : dim_(dim),
+        value_dim_(value_dim),
+        padded_(ceil_div(dim, DEPTH) * DEPTH),
+        columns_(ceil_div(value_dim, LANES) * LANES) {}
   ~TileProducts() {
     if (first_) tiles_.release();
   }
@@ -43,7 +46,7 @@ class TileProducts {
 
   KeyPanels<bf16> pack(const bf16* k_cache, const bf16* v_cache, const int64_t* offsets, int count) {
     pack_keys(k_cache, offsets, ceil_div(count, LANES) * LANES, dim_, padded_, keys_);
-    pack_values(v_cache, offsets, ceil_div(count, 2) * 2, dim_, columns_, values_);
+    pack_values(v_cache, offsets, ceil_div(count, 2) * 2, value_dim_, columns_, values_);
     return packed();
   }
 
@@ -206,7 +209,7 @@ class TileProducts {
     tiles_.configure(TileShapes(first, second));
   }
 
-  const int dim_, padded_, columns_;
+  const int dim_, value_dim_, padded_, columns_;
   bool packed_ = false;
   bf16 *keys_ = nullptr, *values_ = nullptr;
   const bf16* at_[PANELS];  // keys

@@ -171,7 +171,9 @@ class VectorProducts {
  public:
   static constexpr int MOST_ROWS = detail::MOST_ROWS;  // queries that are multiplied together
 
-  explicit VectorProducts(int dim) : dim_(dim), columns_(ceil_div(dim, LANES) * LANES) {}
+  // Of keys and of values, which are as long where the cache has panels of them.
+  VectorProducts(int dim, int value_dim)
+      : dim_(dim), value_dim_(value_dim), columns_(ceil_div(value_dim, LANES) * LANES) {}
 
   int query_stride() const { return dim_; }
 
@@ -189,7 +191,7 @@ class VectorProducts {
   // Makes panels of plain rows. Behind the last of `count` keys stands that key again.
   KeyPanels<T> pack(const T* k_cache, const T* v_cache, const int64_t* offsets, int count) {
     pack_keys(k_cache, offsets, ceil_div(count, LANES) * LANES, dim_, dim_, keys_);
-    pack_values(v_cache, offsets, ceil_div(count, 2) * 2, dim_, columns_, values_);
+    pack_values(v_cache, offsets, ceil_div(count, 2) * 2, value_dim_, columns_, values_);
     return packed();
   }
 
@@ -243,7 +245,7 @@ class VectorProducts {
     return panels;
   }
 
-  const int dim_, columns_;
+  const int dim_, value_dim_, columns_;
   T *keys_ = nullptr, *values_ = nullptr;  // packed, where they are not so in the cache
   T* tail_ = nullptr;                      // [columns, STEP], the second halves zero
   KeyPanels<T> panels_;

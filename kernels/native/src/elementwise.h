@@ -46,16 +46,16 @@ inline float norm_scale(const X* x, int size, float eps, float mean = 0) {
 }
 
 // out = weight * x * scale. `out` may be `x`.
-template <class Out>
-inline void scaled(const float* x, float scale, const float* weight, int size, Out* out) {
+template <class X, class Out>
+inline void scaled(const X* x, float scale, const float* weight, int size, Out* out) {
   int i = 0;
   for (; i + LANES <= size; i += LANES) store(out + i, load(x + i) * scale * load(weight + i));
-  for (; i < size; i++) store(out + i, x[i] * scale * weight[i]);
+  for (; i < size; i++) store(out + i, to_float(x[i]) * scale * weight[i]);
 }
 
 // out = weight * x / sqrt(mean(x^2) + eps). `out` may be `x`.
-template <class Out>
-inline void rms_norm(const float* x, const float* weight, int size, float eps, Out* out) {
+template <class X, class Out>
+inline void rms_norm(const X* x, const float* weight, int size, float eps, Out* out) {
   scaled(x, norm_scale(x, size, eps), weight, size, out);
 }
 

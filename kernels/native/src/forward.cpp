@@ -17,6 +17,7 @@
 #include "guard.h"
 #include "kv_codes.h"
 #include "kv_layout.h"
+#include "latent.h"
 #include "linear.h"
 #include "mixture.h"
 #include "rows.h"
@@ -47,21 +48,28 @@ template <class T>
 class Forward {
  public:
   Forward(RlWorkspace& space, const RlModel& model, const RlStep& step)
-      : space_(space), model_(model), step_(step), mixture_(model, most_rows()) {
+      : space_(space),
+        model_(model),
+        step_(step),
+        mixture_(model, most_rows()),
+        latent_(model, step.tokens) {
     q_size_ = model.heads * model.head_dim;
     kv_size_ = model.kv_heads * model.head_dim;
-    qkv_size_ = q_size_ + 2 * kv_size_;
+    qkv_size_ = latent_ ? latent_.width() : q_size_ + 2 * kv_size_;
+    attended_size_ = model.heads * shape().value_dim;
     size_t tokens = step.tokens, most = most_rows(), hidden = model.hidden;
-    narrow_stride_ = spread<T>(std::max(model.hidden, q_size_));
-    wide_stride_ = spread<T>(std::max(qkv_size_, model.inner));
+    narrow_stride_ = spread<T>(std::max(model.hidden, attended_size_));
+    wide_stride_ = spread<T>(std::max({qkv_size_, model.inner, latent_ ? latent_.most_inputs() : 0}));
+    wanted_stride_ = std::max(narrow_stride_, latent_ ? latent_.query_stride() : 0);
     size_t wanted = step.wanted_tokens ? step.wanted : 0;
     ordered_stride_ = has_orders() ? std::max(narrow_stride_, wide_stride_) : 0;
     size_t besides = model.parallel ? most : 0, normed = has_out_norms() ? most : 0;
     size_t sizes[] = {tokens * hidden * sizeof(float),      most * narrow_stride_ * sizeof(T),
                       most * wide_stride_ * sizeof(T),      wanted * hidden * sizeof(float),
-                      wanted * narrow_stride_ * sizeof(T),  most * ordered_stride_ * sizeof(T),
+                      wanted * wanted_stride_ * sizeof(T),  most * ordered_stride_ * sizeof(T),
                       besides * narrow_stride_ * sizeof(T), normed * hidden * sizeof(float),
-                      mixture_.bytes(),                     adapter_bytes()};
+                      mixture_.bytes(),                     latent_.bytes(),
+                      adapter_bytes()};
     size_t total = 0;
     for (size_t& size : sizes) total += size = (size + 63) / 64 * 64;
     char* memory = space.memory.take(total);
@@ -74,7 +82,8 @@ class Forward {
     beside_ = reinterpret_cast<T*>(memory += sizes[5]);
     branch_ = reinterpret_cast<float*>(memory += sizes[6]);
     mixture_.put(memory += sizes[7]);
-    place_adapters(memory + sizes[8]);
+    latent_.put(memory += sizes[8]);
+    place_adapters(memory + sizes[9]);
   }
 
   void run(Team& team) {
@@ -91,14 +100,19 @@ class Forward {
 
  private:
   AttentionShape shape() const {
-    return {model_.heads, model_.kv_heads, model_.head_dim, model_.block_size};
+    const int value_dim = latent_ ? model_.latent.rank : model_.head_dim;
+    return {model_.heads,      model_.kv_heads, model_.head_dim,
+            model_.block_size, value_dim,       static_cast<bool>(latent_)};
   }
 
-  KvLayout<T> layout() const { return {model_.kv_heads, model_.head_dim, model_.block_size}; }
+  KvLayout<T> layout() const {
+    return {model_.kv_heads, model_.head_dim, model_.block_size, static_cast<bool>(latent_)};
+  }
 
   // Memory that the threads share for their products.
   size_t shared() const {
-    const int inputs = std::max({model_.hidden, q_size_, model_.inner, model_.adapter_rank});
+    const int inputs = std::max({model_.hidden, latent_ ? latent_.most_inputs() : q_size_,
+                                 model_.inner, model_.adapter_rank});
     return std::max(shared_bytes<T>(most_rows(), inputs),
                     shared_bytes<T>(mixture_.most_rows(), mixture_.most_inputs()));
   }
@@ -153,19 +167,23 @@ class Forward {
     return model_.kv_bits ? codes().block() : layout().block() * static_cast<int64_t>(sizeof(T));
   }
 
+  // Vectors of a token that a key head keeps.
+  int cached() const { return latent_ ? 1 : 2; }
   uint8_t* keys(int layer) const {
-    return static_cast<uint8_t*>(model_.cache) + 2 * layer * model_.num_blocks * block();
+    return static_cast<uint8_t*>(model_.cache) + cached() * layer * model_.num_blocks * block();
   }
-  uint8_t* values(int layer) const { return keys(layer) + model_.num_blocks * block(); }
+  uint8_t* values(int layer) const {
+    return latent_ ? keys(layer) : keys(layer) + model_.num_blocks * block();
+  }
 
   void copy(Crew& crew) const {
     if (!step_.copies) return;
-    crew.each(2 * model_.num_layers * step_.copies, [&](int task) {
+    crew.each(cached() * model_.num_layers * step_.copies, [&](int task) {
       const int32_t* copied = step_.copied + 3 * (task % step_.copies);
-      int part = task / step_.copies;
-      uint8_t* cache = part % 2 ? values(part / 2) : keys(part / 2);
+      const int part = task / step_.copies, layer = part / cached();
+      const bool keys = part % cached() == 0;
+      uint8_t* cache = keys ? this->keys(layer) : values(layer);
       uint8_t *from = cache + copied[0] * block(), *to = cache + copied[1] * block();
-      const bool keys = part % 2 == 0;
       if (model_.kv_bits)
         codes().copy(from, to, copied[2], keys);
       else
@@ -193,19 +211,28 @@ class Forward {
         multiply(crew, narrow_, narrow_stride_, tokens, layer.qkv[part], Epilogue::STORE,
                  wide_ + column, wide_stride_, more.from(column));
       clock.mark(RL_LINEAR);
-      write(crew, layer, index);
+      if (latent_)
+        write_latents(crew, layer, index);
+      else
+        write(crew, layer, index);
       clock.mark(RL_ELEMENTWISE);
       const T* attended = narrow_;
+      size_t attended_stride = narrow_stride_;
       if (index == last && step_.wanted_tokens) {
         // Past its keys and values the last layer only matters where logits are wanted.
         if (!step_.wanted) return;
         attended = attend_to_wanted(crew, layer, index, clock);
+        if (attended == wanted_q_) attended_stride = wanted_stride_;
         residual = wanted_residual_;
         tokens = step_.wanted;
         groups = &space_.wanted_adapted;
       } else {
-        attend(crew, space_.plan, layer, index, wide_, wide_stride_);
+        attend(crew, space_.plan, layer, index, queries(), query_stride());
         clock.mark(RL_ATTENTION);
+      }
+      if (latent_) {
+        latent_.outputs(crew, layer, attended, attended_stride, tokens, wide_, wide_stride_);
+        attended = wide_, attended_stride = wide_stride_;
       }
       // Where the MLP is beside attention, it reads the residual stream before that is added.
       T* x = model_.parallel ? beside_ : narrow_;
@@ -214,8 +241,8 @@ class Forward {
                  [&](int t) { norm(t, residual, layer.post_norm, x, narrow_stride_); });
         clock.mark(RL_ELEMENTWISE);
       }
-      add(crew, attended, narrow_stride_, tokens, layer.output, layer.attention_out_norm, residual,
-          added(AdaptedPart::OUTPUT, attended, narrow_stride_));
+      add(crew, attended, attended_stride, tokens, layer.output, layer.attention_out_norm, residual,
+          added(AdaptedPart::OUTPUT, attended, attended_stride));
       clock.mark(RL_LINEAR);
       if (!model_.parallel) {
         each_row(crew, tokens, [&](int t) {
@@ -283,7 +310,7 @@ class Forward {
     const int layers = step_.tokens ? model_.num_layers : 0;
     return std::any_of(model_.layers, model_.layers + layers, [](const RlLayer& layer) {
       return layer.qkv[0].order || layer.qkv[1].order || layer.qkv[2].order ||
-             layer.output.order || layer.gate_up.order || layer.down.order;
+             layer.q_up.order || layer.output.order || layer.gate_up.order || layer.down.order;
     });
   }
 
@@ -313,7 +340,8 @@ class Forward {
     if (!adapters) return 0;
     int outputs = std::max(qkv_size_, model_.hidden);
     for (int index = 0; index < model_.num_layers; index++)
-      outputs = std::max(outputs, model_.layers[index].gate_up.outputs);
+      outputs = std::max({outputs, model_.layers[index].gate_up.outputs,
+                          model_.layers[index].q_up.outputs});
     lines_.gathered_stride = std::max(narrow_stride_, wide_stride_);
     lines_.inner_stride = spread<T>(model_.adapter_rank);
     lines_.values_stride = spread<float>(outputs);
@@ -363,6 +391,40 @@ class Forward {
       rms_norm(x, norm.weight, model_.hidden, model_.eps, out);
   }
 
+  // The queries of all tokens, once they are rotated.
+  const T* queries() const { return latent_ ? latent_.queries() : wide_; }
+  size_t query_stride() const { return latent_ ? latent_.query_stride() : wide_stride_; }
+
+  // A token's numbers in a layer, null where it is not rotated.
+  void find_rotation(const RlLayer& layer, int token, const float*& cos, const float*& sin) const {
+    if (layer.rotation < 0) return;
+    const int64_t at = step_.rotations[token] * model_.rotation_stride + layer.rotation;
+    cos = model_.cos + at, sin = model_.sin + at;
+  }
+
+  // What is cached of tokens goes to the cache; their queries are made.
+  void write_latents(Crew& crew, const RlLayer& layer, int index) const {
+    each_row(crew, step_.writes, [&](int i) {
+      const int token = step_.sources ? step_.sources[i] : i;
+      const float *cos = nullptr, *sin = nullptr;
+      find_rotation(layer, token, cos, sin);
+      T* row = wide_ + token * wide_stride_;
+      alignas(64) T key[MAX_CACHED];
+      latent_.make_key(layer, row, cos, sin, key);
+      layout().put_key(reinterpret_cast<T*>(keys(index)), step_.slots[i], 0, key);
+      if (i < step_.tokens) latent_.norm(layer, row);
+    });
+    latent_.make_queries(
+        crew, layer, wide_, wide_stride_, step_.tokens,
+        [&](const T* x, size_t stride, const RlLinear& weights, T* to, size_t to_stride) {
+          multiply(crew, x, stride, step_.tokens, weights, Epilogue::STORE, to, to_stride,
+                   adapted(crew, space_.adapted, index, AdaptedPart::Q_UP, x, stride));
+        },
+        [&](int token, const float*& cos, const float*& sin) {
+          find_rotation(layer, token, cos, sin);
+        });
+  }
+
   // Rotates the queries where they are; keys and values go to the cache.
   void write(Crew& crew, const RlLayer& layer, int index) const {
     const int dim = model_.head_dim;
@@ -370,10 +432,7 @@ class Forward {
       int token = step_.sources ? step_.sources[i] : i;
       T* qkv = wide_ + token * wide_stride_;
       const float *cos = nullptr, *sin = nullptr;
-      if (layer.rotation >= 0) {
-        int64_t at = step_.rotations[token] * model_.rotation_stride + layer.rotation;
-        cos = model_.cos + at, sin = model_.sin + at;
-      }
+      find_rotation(layer, token, cos, sin);
       if (i < step_.tokens)
         each_head(qkv, model_.heads, layer.q_norm, [&](int, T* q, const float* norm, float scale) {
           norm_and_rotate(q, norm, scale, cos, sin, dim, q);
@@ -437,19 +496,20 @@ class Forward {
   const T* attend_to_wanted(Crew& crew, const RlLayer& layer, int index, Clock& clock) const {
     bool few = few_wanted();
     if (!few) {
-      attend(crew, space_.plan, layer, index, wide_, wide_stride_);
+      attend(crew, space_.plan, layer, index, queries(), query_stride());
       clock.mark(RL_ATTENTION);
     }
     each_row(crew, step_.wanted, [&](int i) {
       int64_t token = step_.wanted_tokens[i], hidden = model_.hidden;
       std::memcpy(wanted_residual_ + i * hidden, residual_ + token * hidden,
                   hidden * sizeof(float));
-      const T* from = few ? wide_ + token * wide_stride_ : narrow_ + token * narrow_stride_;
-      std::memcpy(wanted_q_ + i * narrow_stride_, from, q_size_ * sizeof(T));
+      const T* from = few ? queries() + token * query_stride() : narrow_ + token * narrow_stride_;
+      std::memcpy(wanted_q_ + i * wanted_stride_, from,
+                  (few ? q_size_ : attended_size_) * sizeof(T));
     });
     clock.mark(RL_ELEMENTWISE);
     if (!few) return wanted_q_;
-    attend(crew, space_.last_plan, layer, index, wanted_q_, narrow_stride_);
+    attend(crew, space_.last_plan, layer, index, wanted_q_, wanted_stride_);
     clock.mark(RL_ATTENTION);
     return narrow_;
   }
@@ -457,12 +517,12 @@ class Forward {
   RlWorkspace& space_;
   const RlModel& model_;
   const RlStep& step_;
-  int q_size_, kv_size_, qkv_size_;
-  size_t narrow_stride_, wide_stride_;  // elements from row to row
+  int q_size_, kv_size_, qkv_size_, attended_size_;
+  size_t narrow_stride_, wide_stride_, wanted_stride_;  // elements from row to row
   float* residual_;         // [T, hidden]
   // M, the most rows of a product: T, or N where that is more.
   T* narrow_;               // [M, hidden or q]: what is normed, what attention finds
-  T* wide_;                 // [M, qkv or inner]
+  T* wide_;                 // [M, qkv or inner], or what values are made of
   float* wanted_residual_;  // [N, hidden]
   T* wanted_q_;             // [N, q]
   size_t ordered_stride_;
@@ -470,6 +530,7 @@ class Forward {
   T* beside_;               // [M, hidden]: what the MLP reads beside attention
   float* branch_;           // [M, hidden]: what is normed before it is added
   Mixture<T> mixture_;
+  Latent<T> latent_;
   AdapterMemory<T> lines_{};
   size_t adapted_rows_ = 0;
 };
@@ -482,9 +543,9 @@ extern "C" {
 void rl_sizes(int64_t* sizes) {
   const int64_t all[] = {sizeof(RlScheme), sizeof(RlSource), sizeof(RlLinear),
                          sizeof(RlNorm),   sizeof(RlExpert), sizeof(RlLayer),
-                         sizeof(RlMixture), sizeof(RlLowRank), sizeof(RlModel),
-                         sizeof(RlRows),   sizeof(RlStep),   sizeof(RlEdits),
-                         sizeof(RlPicks)};
+                         sizeof(RlMixture), sizeof(RlLatent), sizeof(RlLowRank),
+                         sizeof(RlModel),  sizeof(RlRows),   sizeof(RlStep),
+                         sizeof(RlEdits),  sizeof(RlPicks)};
   for (int64_t size : all) *sizes++ = size;
 }
 

@@ -5,7 +5,8 @@
 // these need nothing but the cache; head by head, with STEP numbers to a 32-bit word:
 //     keys:   [kv_heads][block_size / LANES][head_dim / STEP][LANES][STEP]
 //     values: [kv_heads][block_size / STEP][head_dim][STEP]
-// A block's size, and where a panel of either begins, are the same as of plain rows' heads.
+// A block's size, and where a panel of either begins, are the same as of plain rows' heads. With
+// `plain`, blocks are as Python sees them, whatever their size.
 #pragma once
 
 #include <cstddef>
@@ -20,8 +21,9 @@ namespace rootlace {
 template <class T>
 struct KvLayout {
   int kv_heads, head_dim, block_size;
+  bool plain = false;
 
-  bool panels() const { return block_size % LANES == 0 && head_dim % LANES == 0; }
+  bool panels() const { return !plain && block_size % LANES == 0 && head_dim % LANES == 0; }
   int64_t block() const { return (int64_t)block_size * kv_heads * head_dim; }  // elements
 
   // Where the panel of `slot`, a multiple of LANES, begins.

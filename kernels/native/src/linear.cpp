@@ -121,6 +121,27 @@ void linear_grouped(Crew& crew, const T* x, size_t ldx, const RowGroup* groups,
 }
 
 template <class T>
+void linear_by_head(Crew& crew, const T* x, size_t ldx, size_t apart, int rows,
+                    const RlLinear* weights, int heads, T* out, size_t ldo, size_t out_apart) {
+  if (rows <= 0) return;
+  const Panels<T> packing(weights->outputs, weights->inputs, false);
+  const Codes codes(packing, nullptr);
+  const auto product_of = [&](int head) {
+    return Product<T>{{x + head * apart, ldx}, weights[head], codes, Epilogue::STORE,
+                      out + head * out_apart,  ldo,           {}};
+  };
+  // A head is small: where there are enough of them, it is one task.
+  const Plan<T> plan = product_of(0).plan(packing, rows, heads >= crew.size() ? 1 : crew.size());
+  const int tasks = plan.tasks();
+  typename Panels<T>::Multiplier multiplier(packing, crew.scratch(Panels<T>::Multiplier::bytes(codes)));
+  crew.each(heads * tasks, [&](int index) {
+    int begin, end;
+    plan.task(index % tasks, begin, end);
+    product_of(index / tasks).run(multiplier, plan, begin, end);
+  });
+}
+
+template <class T>
 void linear_among(Crew& crew, const T* x, size_t ldx, int rows, const RlLinear& weights,
                   const int64_t* masks, float* out, size_t ldo) {
   if (rows <= 0) return;
@@ -164,6 +185,10 @@ template void linear_grouped<float>(Crew&, const float*, size_t, const RowGroup*
                                     RlLinear RlExpert::*, Epilogue, float*, size_t);
 template void linear_grouped<bf16>(Crew&, const bf16*, size_t, const RowGroup*,
                                    RlLinear RlExpert::*, Epilogue, bf16*, size_t);
+template void linear_by_head<float>(Crew&, const float*, size_t, size_t, int, const RlLinear*, int,
+                                    float*, size_t, size_t);
+template void linear_by_head<bf16>(Crew&, const bf16*, size_t, size_t, int, const RlLinear*, int,
+                                   bf16*, size_t, size_t);
 template void linear<float>(Crew&, const float*, size_t, int, const RlLinear&, Epilogue, void*,
                             size_t, const Added&);
 template void linear<bf16>(Crew&, const bf16*, size_t, int, const RlLinear&, Epilogue, void*,

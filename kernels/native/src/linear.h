@@ -71,7 +71,13 @@ template <class T>
 void linear_grouped(Crew& crew, const T* x, size_t ldx, const RowGroup* groups,
                     RlLinear RlExpert::*weights, Epilogue epilogue, T* out, size_t ldo);
 
-// The same, into float32, as far as somebody has a use for it: of the columns that masks[row] (an
+// `linear` of each head of x, `apart` elements from one to the next, with its own one of weights[heads],
+// which are no codes and of one shape, into the heads of out, `out_apart` elements apart.
+template <class T>
+void linear_by_head(Crew& crew, const T* x, size_t ldx, size_t apart, int rows,
+                    const RlLinear* weights, int heads, T* out, size_t ldo, size_t out_apart);
+
+// `linear` into float32, as far as somebody has a use for it: of the columns that masks[row] (an
 // address of packed bits; 0: all) excludes, those far from all others are not computed, and their
 // place in `out` is left as it is. What is computed has the bits that `linear` gives it. Uses
 // scratch of the crew.

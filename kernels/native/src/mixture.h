@@ -9,6 +9,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <vector>
 
 #include "api.h"
 #include "elementwise.h"
@@ -77,6 +78,7 @@ class Mixture {
       taken += (count * sizeof *to + 63) / 64 * 64;
     };
     take(scores_, rows * shape_.count);
+    take(ranked_, rows * shape_.count);
     take(shares_, pairs);
     take(chosen_, pairs);
     take(places_, pairs);
@@ -94,7 +96,7 @@ class Mixture {
   void some(Crew& crew, const RlLayer& layer, RowGroup* groups, const T* x, size_t stride, int rows,
             float* out, bool add) const {
     linear(crew, x, stride, rows, layer.router, Epilogue::FLOAT32, scores_, shape_.count);
-    each_row(crew, rows, [&](int t) { choose(t); });
+    each_row(crew, rows, [&](int t) { choose(layer, t); });
     crew.each(1, [&](int) { group(layer, rows, groups); });
     each_row(crew, rows * shape_.chosen, [&](int at) {
       std::memcpy(static_cast<void*>(gathered_ + at * gathered_stride_), x + tokens_[at] * stride,
@@ -114,26 +116,63 @@ class Mixture {
   }
 
   // The experts of a token, best first, the first of equals before the others, and their shares.
-  void choose(int t) const {
+  void choose(const RlLayer& layer, int t) const {
     float* scores = scores_ + static_cast<size_t>(t) * shape_.count;
-    const float most = *std::max_element(scores, scores + shape_.count);
-    float all = 0, of_chosen = 0;
-    for (int i = 0; i < shape_.count; i++) all += scores[i] = std::exp(scores[i] - most);
+    float* ranked = ranked_ + static_cast<size_t>(t) * shape_.count;
+    float all = make_shares(scores), of_chosen = 0;
+    for (int i = 0; i < shape_.count; i++)
+      ranked[i] = layer.correction ? scores[i] / all + layer.correction[i] : scores[i];
+    if (shape_.groups > 1) keep_best_groups(ranked);
     int32_t* chosen = chosen_ + t * shape_.chosen;
     float* shares = shares_ + t * shape_.chosen;
     for (int rank = 0; rank < shape_.chosen; rank++) {
-      int best = -1;
-      for (int i = 0; i < shape_.count; i++)
-        if (scores[i] > (best < 0 ? TAKEN : scores[best])) best = i;
-      // Of scores that are no numbers any will do.
-      for (int i = 0; best < 0; i++)
-        if (scores[i] != TAKEN) best = i;
-      chosen[rank] = best;
+      const int best = chosen[rank] = take_best(ranked, shape_.count);
       of_chosen += shares[rank] = scores[best];
-      scores[best] = TAKEN;
     }
     for (int rank = 0; rank < shape_.chosen; rank++)
       shares[rank] /= shape_.normalised ? of_chosen : all;
+  }
+
+  // Turns a token's scores into shares, still to be divided by what this returns.
+  float make_shares(float* scores) const {
+    float* const end = scores + shape_.count;
+    if (shape_.sigmoid) {
+      std::transform(scores, end, scores, [](float x) { return 1.0f / (1.0f + std::exp(-x)); });
+      return 1;
+    }
+    const float most = *std::max_element(scores, end);
+    float all = 0;
+    for (; scores != end; scores++) all += *scores = std::exp(*scores - most);
+    return all;
+  }
+
+  // The place of the largest number, the first of equals, which then counts as taken.
+  static int take_best(float* numbers, int count) {
+    int best = -1;
+    for (int i = 0; i < count; i++)
+      if (numbers[i] > (best < 0 ? TAKEN : numbers[best])) best = i;
+    // Where nothing else is left, what is no number will do.
+    for (int i = 0; best < 0 && i < count; i++)
+      if (numbers[i] != TAKEN) best = i;
+    best = std::max(best, 0);
+    numbers[best] = TAKEN;
+    return best;
+  }
+
+  // Takes the experts out whose group does not count.
+  void keep_best_groups(float* ranked) const {
+    const int size = shape_.count / shape_.groups;
+    std::vector<float> best(shape_.groups), members(size);
+    for (int group = 0; group < shape_.groups; group++) {
+      std::copy_n(ranked + group * size, size, members.data());
+      for (int i = 0; i < shape_.best_of_group; i++) {
+        const int one = take_best(members.data(), size);
+        best[group] += ranked[group * size + one];
+      }
+    }
+    for (int i = 0; i < shape_.chosen_groups; i++) take_best(best.data(), shape_.groups);
+    for (int group = 0; group < shape_.groups; group++)
+      if (best[group] != TAKEN) std::fill_n(ranked + group * size, size, TAKEN);
   }
 
   // Pairs of a token and an expert, sorted by expert, then by token.
@@ -152,12 +191,13 @@ class Mixture {
     }
   }
 
-  static constexpr float TAKEN = -1;  // where a share, which is not negative, was
+  static constexpr float TAKEN = -INFINITY;  // where a number was that stands for an expert
 
   RlMixture shape_;
   int hidden_, slices_, rows_, layers_;
   size_t gathered_stride_, inner_stride_;
-  float* scores_;      // [rows, count]
+  float* scores_;      // [rows, count]: then shares
+  float* ranked_;      // [rows, count]: what experts are chosen by
   float* shares_;      // [rows, chosen], as these:
   int32_t* chosen_;    // experts
   int32_t* places_;    // among the gathered rows

@@ -23,6 +23,7 @@ from rootlace.runtime.model.families.spec import (
     Attention,
     Experts,
     GatedMlp,
+    Latent,
     ModelSpec,
     Norm,
     PlainMlp,
@@ -33,7 +34,8 @@ from rootlace.runtime.model.families.support import Support, any_value, kind, on
 from rootlace.runtime.model.kv import pool as kv_pool
 from rootlace.runtime.model.sampling.host_masks import Mask, addresses_of
 
-MAX_HEAD_DIM = 256
+MAX_HEAD_DIM, MAX_CACHED = 256, 1024
+"""Of a head, and of what latent attention caches of a token (`src/latent.h`)."""
 SLOTS, DIMS = LANES, 2 * LANES
 """What blocks and heads of integers are multiples of (`src/kv_codes.h`)."""
 TABLE_BYTES = 128 << 20
@@ -53,7 +55,7 @@ SUPPORT: Support = {
     **any_value("norm.eps", "norm.offset", "norm.bias"),
     "attention": kind(Attention),
     **any_value("attention.num_heads", "attention.num_kv_heads"),
-    "attention.head_dim": lambda dim: dim % 2 == 0 and dim <= MAX_HEAD_DIM,
+    "attention.head_dim": lambda dim: dim % 2 == 0,
     "attention.scale": lambda scale: scale > 0,
     **any_value("attention.soft_cap", "attention.windows"),
     **any_value("attention.qkv_bias", "attention.output_bias"),
@@ -61,7 +63,13 @@ SUPPORT: Support = {
     "experts": lambda value: value is None or type(value) is Experts,
     **any_value("experts.layers", "experts.count", "experts.chosen", "experts.inner_size"),
     **any_value("experts.normalised", "experts.shared_size", "experts.shared_gate"),
-    **any_value("experts.router_bias", "experts.bias", "experts.clamp"),
+    **any_value("experts.router_bias", "experts.bias", "experts.clamp", "experts.factor"),
+    "experts.scores": one_of("softmax", "sigmoid"),
+    **any_value("experts.groups", "experts.chosen_groups", "experts.best_of_group"),
+    "experts.correction": support.anything,
+    "attention.latent": lambda value: value is None or type(value) is Latent,
+    **any_value("attention.latent.rank", "attention.latent.plain", "attention.latent.values"),
+    **any_value("attention.latent.query_rank", "attention.latent.eps"),
     "mlp": kind(GatedMlp, PlainMlp),
     "mlp.activation": one_of(*GATED, *PLAIN),
     **any_value("mlp.inner_size", "mlp.bias"),
@@ -71,7 +79,7 @@ SUPPORT: Support = {
     "names": kind(WeightNames),
     **any_value("names.embedding", "names.layer", "names.parts", "names.final_norm", "names.head"),
     **any_value("names.qkv_by_group", "names.buffers", "names.others"),
-    **any_value("names.transposed", "names.stacks"),
+    **any_value("names.transposed", "names.stacks", "names.further_layers", "names.apart"),
     **any_value("embedding_multiplier", "rounded_multiplier", "residual_multiplier"),
     **any_value("logit_multiplier", "logit_soft_cap", "parallel"),
     **any_value("names.positions", "learned_positions", "skipped_positions"),
@@ -82,16 +90,18 @@ SUPPORT: Support = {
 def why_not(spec: ModelSpec, kv_dtype: torch.dtype, block_size: int) -> str | None:
     """Why the native decoder cannot run a model with a KV cache of `kv_dtype`, in such blocks; None
     if it can."""
+    dim, latent = spec.attention.head_dim, spec.attention.latent
     integers = kv_pool.codes(spec.attention, kv_dtype) is not None
-    if integers and (block_size % SLOTS or spec.attention.head_dim % DIMS):
+    if integers and (block_size % SLOTS or dim % DIMS):
         return (
             f"a KV cache of integers has blocks of a multiple of {SLOTS} tokens and heads of a "
-            f"multiple of {DIMS} numbers, not {block_size} and {spec.attention.head_dim}"
+            f"multiple of {DIMS} numbers, not {block_size} and {dim}"
         )
     if not integers and kv_dtype not in (torch.float32, torch.bfloat16):
         return f"a KV cache of {kv_dtype} is read by the reference kernels only"
-    if spec.attention.latent is not None:
-        return "multi-head latent attention (DeepSeek) has no native kernels"
+    most = MAX_HEAD_DIM if latent is None else MAX_CACHED
+    if dim > most or (latent is not None and dim - latent.rank > MAX_HEAD_DIM):
+        return f"attention.head_dim {dim} is not supported"
     # What the reference refuses has no meaning: values that do not go together.
     return support.why_not(spec, SUPPORT) or torch_decoder.why_not(spec)
 
@@ -109,8 +119,8 @@ class NativeDecoder:
         cache: torch.Tensor,
         codes: KVCodes | None = None,
     ) -> None:
-        """cache [layers, 2, num_blocks, block_size, kv_heads, head_dim], of the weights' dtype, or
-        rows of integers of `codes`.
+        """cache [layers, 2, num_blocks, block_size, kv_heads, head_dim] (1 in place of 2 of latent
+        attention), of the weights' dtype, or rows of integers of `codes`.
 
         What stands where inside a block is the kernels' own affair (`src/kv_layout.h`).
         """

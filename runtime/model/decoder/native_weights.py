@@ -20,7 +20,7 @@ PLAIN = {"relu": Epilogue.RELU, "gelu": Epilogue.GELU, "gelu_tanh": Epilogue.GEL
 """What follows an MLP's first product, by its activation, with a gate and without one."""
 KINDS = frozenset({"dense", *CODES})
 """The kinds of weights that the native kernels multiply by."""
-ADAPTED = ("qkv", "output", "gate_up", "down")
+ADAPTED = ("qkv", "output", "gate_up", "down", "q_up")
 """The products that an `RlLowRank` is added to, in its order."""
 
 
@@ -71,6 +71,7 @@ class NativeWeights:
             positions=self._address("positions"),
             final_norm=self._norm("final_norm"),
             mixture=self._mixture(),
+            latent=self._latent(),
             layers=layers,
             head=self._linear("head", factor=spec.logit_multiplier),
             adapters=self._adapters(adapters),
@@ -112,6 +113,8 @@ class NativeWeights:
         for part, packed in enumerate(parts):
             to.qkv[part] = packed.structure()
         to.output = self._linear(layer + "output", factor=factor)
+        to.q_up = self._linear(layer + "q_up")
+        to.k_up, to.v_up = self._by_head(layer + "k_up"), self._by_head(layer + "v_up")
         to.gate_up = self._linear(layer + "gate_up")
         to.down = self._linear(layer + "down", factor=factor)
         self._fill_experts(to, layer)
@@ -137,6 +140,7 @@ class NativeWeights:
             own.down = self._linear(f"{layer}experts.{number}.down")
         self._held.append(experts)
         to.experts = experts
+        to.correction = self._address(layer + "correction")
 
     def _mixture(self) -> native.Mixture:
         experts = self._spec.experts
@@ -148,9 +152,29 @@ class NativeWeights:
             chosen=experts.chosen,
             inner=experts.inner_size,
             normalised=experts.normalised,
+            sigmoid=experts.scores == "sigmoid",
+            groups=experts.groups,
+            chosen_groups=experts.chosen_groups,
+            best_of_group=experts.best_of_group,
             activation=activation if experts.clamp is None else Epilogue.CLAMPED_MUL,
-            factor=self._spec.residual_multiplier,
+            factor=self._spec.residual_multiplier * experts.factor,
         )
+
+    def _latent(self) -> native.Latent:
+        latent = self._spec.attention.latent
+        if latent is None:
+            return native.Latent()
+        return native.Latent(
+            latent.rank, latent.plain, latent.values, latent.query_rank or 0, latent.eps
+        )
+
+    def _by_head(self, name: str) -> ctypes.Array[native.Linear] | None:
+        heads = self._weights.linears.get(name)
+        if heads is None:
+            return None
+        found = (native.Linear * len(heads))(*(one.structure() for one in heads))
+        self._held.append(found)
+        return found
 
     def _norm(self, name: str) -> native.Norm:
         return native.Norm(self._address(name), self._address(f"{name}.bias"))

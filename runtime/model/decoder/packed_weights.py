@@ -7,7 +7,7 @@ Names are those of `LayerWeights`' fields with the layer's number before them: `
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -30,8 +30,9 @@ UNSORTED = ("head", "router", "shared_gate", "experts.")
 
 @dataclass(frozen=True)
 class PackedWeights:
-    """`linears`: the weights of products, of queries, keys and values up to `PARTS`. `tensors`: the
-    embedding and learned positions in the activations' type; norms and sinks in float32.
+    """`linears`: the weights of products, of queries, keys and values up to `PARTS`, of latent
+    attention's `k_up` and `v_up` one for each head. `tensors`: the embedding and learned positions
+    in the activations' type; norms, sinks and corrections in float32.
     `remarks`: what users should know of how they are packed. `mapped`: bytes that are a file's, of
     which the system says that they are free. `damage`: set when that file turns out to be
     damaged."""
@@ -61,6 +62,8 @@ def pack_weights(packer: Packer, spec: ModelSpec, weights: ModelWeights) -> Pack
     for index, layer in enumerate(weights.layers):
         for name, weight in _products(layer):
             linears[f"layers.{index}.{name}"] = packing.of(name, weight)
+        for name, heads in _by_head(spec, layer):
+            linears[f"layers.{index}.{name}"] = tuple(map(packer.pack, heads))
         for name, tensor in _tensors(layer):
             tensors[f"layers.{index}.{name}"] = _float32(tensor)
     there = {name: one.contiguous() for name, one in tensors.items() if one is not None}
@@ -70,11 +73,22 @@ def pack_weights(packer: Packer, spec: ModelSpec, weights: ModelWeights) -> Pack
 def _products(layer: LayerWeights) -> Iterator[tuple[str, Weight]]:
     for name in PRODUCTS:
         weight = getattr(layer, name)
-        if weight is not None:
+        if weight is not None and name != "kv_up":
             yield name, weight
     for number, expert in enumerate(layer.experts):
         yield f"experts.{number}.gate_up", expert.gate_up
         yield f"experts.{number}.down", expert.down
+
+
+def _by_head(spec: ModelSpec, layer: LayerWeights) -> Iterator[tuple[str, Iterable[Weight]]]:
+    """Of latent attention: what makes latents of each head's query, [rank, plain], and values of
+    latents, [values, rank]."""
+    latent = spec.attention.latent
+    if latent is None or layer.kv_up is None:
+        return
+    heads = layer.kv_up.matrix.unflatten(0, (spec.attention.num_heads, -1))
+    yield "k_up", (Dense(head[: latent.plain].T) for head in heads)
+    yield "v_up", (Dense(head[latent.plain :]) for head in heads)
 
 
 def _tensors(layer: LayerWeights) -> Iterator[tuple[str, torch.Tensor | None]]:
@@ -82,7 +96,7 @@ def _tensors(layer: LayerWeights) -> Iterator[tuple[str, torch.Tensor | None]]:
         weight, bias = layer.norm(name)
         yield name, weight
         yield f"{name}.bias", bias
-    for name in ("q_norm", "k_norm", "sinks"):
+    for name in ("q_norm", "k_norm", "sinks", "correction"):
         yield name, getattr(layer, name)
 
 

@@ -64,7 +64,7 @@ SUPPORT: Support = {
     "names": kind(WeightNames),
     **any_value("names.embedding", "names.layer", "names.parts", "names.final_norm", "names.head"),
     **any_value("names.qkv_by_group", "names.buffers", "names.others"),
-    **any_value("names.transposed", "names.stacks", "names.further_layers"),
+    **any_value("names.transposed", "names.stacks", "names.further_layers", "names.apart"),
     **any_value("embedding_multiplier", "rounded_multiplier", "residual_multiplier"),
     **any_value("logit_multiplier", "logit_soft_cap", "parallel"),
     **any_value("names.positions", "learned_positions", "skipped_positions", "labels"),
