@@ -17,6 +17,7 @@ from rootlace.runtime.model.families.reading import Family
 from rootlace.runtime.model.families.spec import ModelSpec
 from rootlace.runtime.model.families.table import families
 from rootlace.runtime.model.families.tasks import known_by, with_head
+from rootlace.runtime.model.families.text_part import inside, text_part
 from rootlace.runtime.model.foreign.installed import find_architecture
 from rootlace.wire.errors import UnsupportedModel
 
@@ -26,7 +27,8 @@ class ModelConfig:
     """A model. `spec` is what its decoder computes; `checkpoint_dtype` is torch's name of
     the type that weights which are not quantised are stored in, None where the configuration does
     not say; `quantisation` is how others are stored, None where there are none. `allow_pickle`:
-    weights may be read from files of torch."""
+    weights may be read from files of torch. `published`: the spec with the names and the order of
+    weights that adapters of the model have, whatever file it is in; None: as in `spec`."""
 
     source: ModelSource
     spec: ModelSpec
@@ -35,6 +37,7 @@ class ModelConfig:
     eos_token_ids: tuple[int, ...]
     quantisation: Quantisation | None = None
     allow_pickle: bool = False
+    published: ModelSpec | None = None
 
     @classmethod
     def read(cls, given: str | Path, allow_pickle: bool = False) -> ModelConfig:
@@ -46,12 +49,16 @@ class ModelConfig:
         """Raises `UnsupportedModel`, naming file and field, for whatever cannot be run exactly as
         the checkpoint means it."""
         file, raw = source.config_file, source.config()
+        text = text_part(file, raw)
+        raw = raw if text is None else text
         architecture, family = _family(file, raw)
         if family is None:
             return _foreign(source, architecture, raw)
         given = Given(file, raw)
         quantisation = source.quantisation(given)
         spec = with_head(family.read(given), architecture, given)
+        if text is not None:
+            spec = replace(spec, names=inside(spec.names))
         given.finish()
         return cls(
             source=source,
@@ -61,6 +68,7 @@ class ModelConfig:
             bos_token_id=given("bos_token_id", TOKEN.or_none(), family.bos_token_id),
             eos_token_ids=_eos(source, given, family),
             quantisation=quantisation,
+            published=spec,
         )
 
     @property
@@ -77,7 +85,8 @@ class ModelConfig:
 def check_config(source: ModelSource) -> None:
     """As `ModelConfig.of`, without importing torch or transformers: of a model that transformers
     runs only what is in its file is judged."""
-    _, family = _family(source.config_file, source.config())
+    file, raw = source.config_file, source.config()
+    _, family = _family(file, text_part(file, raw) or raw)
     if family is not None:
         ModelConfig.of(source)
 
@@ -129,10 +138,10 @@ def _family(file: Path, raw: dict[str, Any]) -> tuple[str, Family | None]:
 
 def _eos(source: ModelSource, given: Given, family: Family) -> tuple[int, ...]:
     """Ids that end a text."""
-    given("eos_token_id", TOKENS.or_none(), None)
+    own = given("eos_token_id", TOKENS.or_none(), family.eos_token_id)
     found = Given(source.config_file, {"eos_token_id": source.eos_token_id()})
     eos = found("eos_token_id", TOKENS.or_none())
-    return _ids(family.eos_token_id if eos is None else eos)
+    return _ids((family.eos_token_id if own is None else own) if eos is None else eos)
 
 
 def _ids(found: int | Sequence[int] | None) -> tuple[int, ...]:

@@ -259,18 +259,20 @@ def _log(opened: OpenedCheckpoint) -> None:
 
 
 def _ignored(spec: ModelSpec, storage: Storage) -> Callable[[str], bool]:
-    """Names that need not be there: what old checkpoints carry, a head that is the embedding, and
-    scales of a cache or of activations."""
+    """Names that need not be there: what old checkpoints carry, a head that is the embedding, other
+    models, and scales of a cache or of activations."""
     buffers = (".rotary_emb.inv_freq", *spec.names.buffers)
     count = spec.num_layers
     further = tuple(
         spec.names.layer.format(count + index) for index in range(spec.names.further_layers)
     )
 
+    apart = (*further, *spec.names.apart)
+
     def ignored(name: str) -> bool:
         if name == f"{spec.names.head}.weight":
             return spec.tied_embeddings or spec.labels == 0
-        if name.endswith(buffers) or is_kv_scale(name) or name.startswith(further):
+        if name.endswith(buffers) or is_kv_scale(name) or name.startswith(apart):
             return True
         return storage.passed_over(name)
 

@@ -33,7 +33,7 @@ from rootlace.runtime.model.kv import pool as kv_pool
 from rootlace.runtime.model.kv.device_memory import free_memory
 from rootlace.runtime.model.kv.main_memory import main_memory
 from rootlace.runtime.model.weight_cache.folder import WeightCache
-from rootlace.wire.errors import InvalidRequest, UnsupportedModel
+from rootlace.wire.errors import InvalidRequest
 
 
 class ModelRunner:
@@ -102,9 +102,8 @@ class ModelRunner:
         if executor.quantize != "none":
             weights_of = rounded(weights_of, executor.quantize)
         given = read_adapters(executor.adapters)
-        if given and config.path.is_file():
-            raise UnsupportedModel(f"{config.path}: adapters on GGUF files are not supported")
-        adapters = [load_adapter(one, config.spec, dtype, device) for one in given]
+        published = config.published or config.spec
+        adapters = [load_adapter(one, published, dtype, device) for one in given]
         steps: Steps
         with torch.inference_mode():
             rotary = RotaryEmbedding(config, executor.context_length, device, dtype)

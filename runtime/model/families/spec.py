@@ -169,7 +169,7 @@ class WeightNames:
     `<module>` and `<module>_bias`, and where they are not quantised a matrix has a row for each
     input. In place of `kv_up` there may be `k_up` and `v_up`, each with a matrix for each head;
     that of keys then has a row for each number of a latent. `further_layers`: so many behind the
-    last one are for other ends.
+    last one are for other ends. What begins as one of `apart` is of other models in the checkpoint.
     """
 
     embedding: str
@@ -184,6 +184,7 @@ class WeightNames:
     transposed: bool = False
     stacks: Literal["", "apart", "alternating"] = ""
     further_layers: int = 0
+    apart: tuple[str, ...] = ()
 
     def with_parts(self, **parts: str | tuple[str, ...]) -> WeightNames:
         """These names, with further parts or other ones, each of one module or of several."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -140,7 +141,7 @@ def stated_by_gguf() -> dict[str, PreTrainedConfig]:
     }
 
 
-def check(path: Path, expected: torch.Tensor, **executor: Any) -> str:
+def check(path: Path, expected: torch.Tensor, adapter: int | None = None, **executor: Any) -> str:
     """The log-probabilities behind `TOKENS`; returns the name of the kernels."""
     runner = ModelRunner.load(
         ExecutorConfig(model=str(path), **executor),
@@ -149,7 +150,10 @@ def check(path: Path, expected: torch.Tensor, **executor: Any) -> str:
         max_running=2,
     )
     row = Row(Blocks(32, 4), list(TOKENS))
-    (scores,) = runner.run(make_plan([Work(row, params=PARAMS)])).scores
+    plan = make_plan([Work(row, params=PARAMS)])
+    if adapter is not None:
+        plan = replace(plan, adapters=np.array([adapter], np.int32))
+    (scores,) = runner.run(plan).scores
     assert scores is not None
     wanted = expected.numpy()
     assert np.abs(scores.top_logprobs[0] - wanted[scores.top_ids[0]]).max() < 1e-4
@@ -164,12 +168,14 @@ def test_parity_with_transformers(name: str, tmp_path: Path) -> None:
     check(path, reference_logprobs(model, TOKENS)[-1])
 
 
-def test_adapters_are_refused(tmp_path: Path) -> None:
-    model = save(stated_by_gguf()["llama"], tmp_path / "hf")
-    lora.write(tmp_path / "a", model, r"model\.layers\.\d\.self_attn\.q_proj")
+@pytest.mark.parametrize("name", ["llama", "phi3", "deepseek_v2"])
+def test_adapters(name: str, tmp_path: Path) -> None:
+    """They name modules, and order rows, as the checkpoint does that the file was made of."""
+    model = save(stated_by_gguf()[name], tmp_path / "hf")
+    changed = lora.write(tmp_path / "a", model, r"model\.layers\.\d\.self_attn\.(q|o|qkv)_proj")
     path = convert(tmp_path / "hf", tmp_path / "m.gguf")
-    with pytest.raises(UnsupportedModel, match="adapters on GGUF files are not supported"):
-        check(path, torch.empty(0), adapters=(f"a={tmp_path / 'a'}",))
+    expected = reference_logprobs(changed, TOKENS)[-1]
+    check(path, expected, adapter=0, adapters=(f"a={tmp_path / 'a'}",))
 
 
 QUANTISED = ("F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "MXFP4")

@@ -1,0 +1,94 @@
+"""The text model of checkpoints of models that see gives transformers' log-probabilities."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from transformers import (
+    Gemma3Config,
+    LlavaConfig,
+    Mistral3Config,
+    PreTrainedConfig,
+    Qwen2_5_VLConfig,
+    Qwen3VLConfig,
+    SmolVLMConfig,
+)
+from transformers.models.auto.modeling_auto import AutoModelForImageTextToText
+
+from rootlace.runtime.config import CacheConfig, ExecutorConfig
+from rootlace.runtime.model.checkpoint.config import ModelConfig
+from rootlace.runtime.model.executor.runner import ModelRunner
+from rootlace.wire.errors import UnsupportedModel
+from rootlace.wire.protocol import SamplingParams
+from tests.model.checkpoints import SHAPE, reference_logprobs, save
+from tests.model.plans import Blocks, Row, Work, make_plan
+from tests.native import skip_without
+
+TEXT = {**SHAPE, "num_hidden_layers": 2, "head_dim": 16}
+SEES = {
+    "hidden_size": 32,
+    "intermediate_size": 32,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "image_size": 28,
+    "patch_size": 14,
+}
+QWEN_SEES = {"depth": 1, "hidden_size": 32, "num_heads": 2, "out_hidden_size": 64}
+ROTATED = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 3, 3]}
+
+
+def configs() -> dict[str, PreTrainedConfig]:
+    clip = {"model_type": "clip_vision_model", **SEES}
+    return {
+        "gemma3": Gemma3Config(text_config=TEXT, vision_config=SEES, mm_tokens_per_image=4),
+        "llava": LlavaConfig(text_config={"model_type": "llama", **TEXT}, vision_config=clip),
+        "mistral3": Mistral3Config(
+            text_config={"model_type": "mistral", **TEXT},
+            vision_config={"model_type": "pixtral", "head_dim": 16, **SEES},
+        ),
+        "qwen2_5_vl": Qwen2_5_VLConfig(
+            text_config={**TEXT, "rope_parameters": ROTATED},
+            vision_config={**QWEN_SEES, "intermediate_size": 32},
+        ),
+        "qwen3_vl": Qwen3VLConfig(
+            text_config={**TEXT, "rope_parameters": ROTATED},
+            vision_config={**QWEN_SEES, "intermediate_size": 32, "deepstack_visual_indexes": [0]},
+        ),
+        "smolvlm": SmolVLMConfig(text_config={"model_type": "llama", **TEXT}, vision_config=SEES),
+    }
+
+
+@pytest.mark.parametrize("name", configs())
+def test_texts(name: str, tmp_path: Path) -> None:
+    skip_without("native")
+    model = save(configs()[name], tmp_path, kind=AutoModelForImageTextToText)
+    runner = ModelRunner.load(
+        ExecutorConfig(model=str(tmp_path), kernels="native"), CacheConfig(4, 32), 64, 4
+    )
+    tokens = [int(one) for one in np.random.default_rng(1).integers(3, 150, 21)]
+    row = Row(Blocks(32, 4), tokens)
+    params = SamplingParams(temperature=0.0, logprobs=True, seed=0)
+    found = runner.run(make_plan([Work(row, params=params, score_from=1)])).prompt_scores
+    expected = reference_logprobs(model, tokens).numpy()
+    wanted = [expected[i - 1, tokens[i]] for i in range(1, len(tokens))]
+    assert np.abs(np.concatenate([one.logprobs for one in found]) - wanted).max() < 1e-4
+
+
+def _changed(folder: Path, **keys: Any) -> Path:
+    file = folder / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **keys}))
+    return folder
+
+
+def test_refusals(tmp_path: Path) -> None:
+    configs()["gemma3"].save_pretrained(tmp_path)
+    _changed(tmp_path, architectures=["Gemma3ForConditionalGeneration"])
+    assert ModelConfig.read(tmp_path).spec.num_layers == TEXT["num_hidden_layers"]
+    with pytest.raises(UnsupportedModel, match="looks_twice True: this key is not known"):
+        ModelConfig.read(_changed(tmp_path, looks_twice=True))
+    with pytest.raises(UnsupportedModel, match=r"text_config\.model_type 'gemma4' of Gemma3For"):
+        ModelConfig.read(_changed(tmp_path, looks_twice=None, text_config={"model_type": "gemma4"}))
