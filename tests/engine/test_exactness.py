@@ -1,0 +1,132 @@
+"""Exact mode: tokens and log-probabilities are the same bits, however their work was done.
+
+Scheduler and native kernels together; what `docs/exactness.md` promises.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from rootlace.runtime.config import CacheConfig, ExecutorConfig
+from rootlace.runtime.model.executor.runner import ModelRunner
+from rootlace.wire.protocol import SamplingParams
+from tests.engine.harness import Harness, Outcome
+from tests.model.checkpoints import SHAPE, configs, save
+from tests.model.test_native_decoder import tokens
+from tests.native import native_library
+from tests.scheduler.matchers import Script
+
+VOCAB = SHAPE["vocab_size"]
+FAMILY = tokens(45, seed=1)
+PROMPTS = [
+    FAMILY + tokens(5, seed=2),
+    FAMILY + tokens(9, seed=3),
+    FAMILY,
+    FAMILY[:20] + tokens(30, seed=4),
+    tokens(3, seed=5),
+    FAMILY + tokens(5, seed=2) + tokens(20, seed=6),
+]
+LENGTH = 20
+
+Load = Callable[..., ModelRunner]
+
+
+@pytest.fixture(scope="module", params=["float32", "bfloat16"])
+def load(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Load:
+    native_library()
+    folder = tmp_path_factory.mktemp("model")
+    save(configs()["qwen3"], folder)
+
+    def loaded(threads: int, block_size: int, max_step_tokens: int) -> ModelRunner:
+        return ModelRunner.load(
+            ExecutorConfig(
+                model=str(folder), dtype=request.param, kernels="native", threads=threads
+            ),
+            CacheConfig(block_size, 2048 // block_size),
+            max_step_tokens,
+            16,
+        )
+
+    return loaded
+
+
+def add_all(harness: Harness, told: list[Outcome] | None = None) -> list[int]:
+    """Greedy, seeded and constrained requests, in turns; each goes on after what was `told`."""
+    rids = []
+    for i, prompt in enumerate(PROMPTS):
+        output = told[i].token_ids if told else []
+        params = SamplingParams(
+            max_tokens=LENGTH,
+            temperature=0.0 if i % 2 else 0.9,
+            top_p=1.0 if i % 2 else 0.95,
+            frequency_penalty=0.3 if i == 4 else 0.0,
+            seed=100 + i,
+            logprobs=True,
+            top_logprobs=3,
+            ignore_eos=True,
+        )
+        matcher = Script(i, LENGTH, VOCAB, forcing=3) if i % 3 == 2 else None
+        rids.append(harness.add(prompt, params, matcher=matcher, jump=True, output=output))
+    return rids
+
+
+def found(harness: Harness, rids: list[int]) -> list[tuple[object, ...]]:
+    outcomes = [harness.outcomes[rid] for rid in rids]
+    assert all(o.finish is not None and not o.error for o in outcomes)
+    return [(o.token_ids, o.logprobs, o.top) for o in outcomes]
+
+
+def one_by_one(runner: ModelRunner) -> list[tuple[object, ...]]:
+    """Each request by itself, from nothing."""
+    harness = Harness(runner, block_size=runner.block_size, max_running=1, enabled=False)
+    rids = add_all(harness)
+    harness.finish()
+    return found(harness, rids)
+
+
+def test_company_chunks_cache_threads_and_blocks(load: Load) -> None:
+    cold = one_by_one(load(1, 16, 512))
+    for threads, block_size, max_step_tokens in ((2, 16, 19), (3, 4, 64)):
+        runner = load(threads, block_size, max_step_tokens)
+        harness = Harness(
+            runner, block_size=block_size, max_step_tokens=max_step_tokens, overlap=threads == 2
+        )
+        for _ in range(2):  # the second time everything is cached
+            rids = add_all(harness)
+            harness.finish()
+            assert found(harness, rids) == cold
+        assert all(harness.outcomes[rid].cached_tokens > 0 for rid in rids)
+
+
+def test_a_pool_too_small_for_all(load: Load) -> None:
+    """Sequences give their blocks up and are computed again."""
+    harness = Harness(load(2, 4, 64), block_size=4, num_blocks=48, max_step_tokens=64)
+    rids = add_all(harness)
+    harness.finish()
+    assert harness.scheduler.stats()["retractions"] > 0
+    assert found(harness, rids) == one_by_one(load(1, 16, 512))
+
+
+def test_a_new_engine_goes_on_after_any_token(load: Load) -> None:
+    """As after the death of an engine: another one is given what was told."""
+    expected = one_by_one(load(1, 16, 512))
+    first = Harness(load(2, 16, 64), block_size=16, max_step_tokens=64)
+    add_all(first)
+    for _ in range(9):
+        first.step()
+    told = list(first.outcomes.values())
+    assert any(o.token_ids for o in told)
+    assert any(o.finish is None for o in told)
+    going = [i for i, o in enumerate(told) if o.finish is None]
+    second = Harness(load(1, 4, 512), block_size=4)
+    rids = add_all(second, told)
+    second.finish()
+    for i in going:
+        token_ids, logprobs, top = found(second, rids)[i]
+        begun = told[i]
+        assert (begun.token_ids + token_ids, begun.logprobs + logprobs, begun.top + top) == (
+            expected[i]
+        )
