@@ -6,7 +6,6 @@ Scheduler and native kernels together; what `docs/exactness.md` promises.
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
