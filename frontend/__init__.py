@@ -33,6 +33,7 @@ from rootlace.language.expressions import (
     gen_int,
     gen_string,
     ids,
+    image,
     select,
     system,
     system_begin,
@@ -52,8 +53,10 @@ from rootlace.wire.errors import RootlaceError
 from rootlace.wire.handling import Cache
 
 if TYPE_CHECKING:
+    from rootlace.client.anthropic_backend import AnthropicBackend
     from rootlace.client.default import flush_cache, get_server_info, set_default_backend
     from rootlace.client.endpoint import RuntimeEndpoint
+    from rootlace.client.litellm_backend import LiteLLMBackend
     from rootlace.client.openai_backend import OpenAIBackend
     from rootlace.client.runtime import Runtime
     from rootlace.language.fork import Forks
@@ -66,6 +69,8 @@ if TYPE_CHECKING:
     __version__: str
 
 _LAZY = {
+    "AnthropicBackend": "rootlace.client.anthropic_backend",
+    "LiteLLMBackend": "rootlace.client.litellm_backend",
     "Checkpoint": "rootlace.program.checkpoint",
     "Engine": "rootlace.program.engine",
     "OpenAIBackend": "rootlace.client.openai_backend",
@@ -81,6 +86,7 @@ _LAZY = {
 }
 
 __all__ = [
+    "AnthropicBackend",
     "AsyncProgramState",
     "Cache",
     "Checkpoint",
@@ -88,6 +94,7 @@ __all__ = [
     "Engine",
     "Forks",
     "Function",
+    "LiteLLMBackend",
     "OpenAIBackend",
     "ProgramError",
     "ProgramState",
@@ -113,6 +120,7 @@ __all__ = [
     "get_server_info",
     "greedy_token_selection",
     "ids",
+    "image",
     "majority",
     "mcp_tools",
     "select",

@@ -5,6 +5,7 @@ What a `Generate` or `Select` gives is asked of `answer`; everything else is don
 
 from __future__ import annotations
 
+import hashlib
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -27,7 +28,7 @@ class BranchText:
         self.started = parent is None
         self._start = 0
 
-    def add(self, part: protocol.Text | protocol.Tokens, text: str) -> None:
+    def add(self, part: protocol.Text | protocol.Tokens | protocol.Image, text: str) -> None:
         self.parts.append(part)
         self.text += text
 
@@ -168,8 +169,13 @@ class Machine:
             self._add(branch, part)
         return [protocol.Done(op.op)]
 
-    def _add(self, branch: BranchText, part: protocol.Text | protocol.Tokens) -> None:
+    def _add(
+        self, branch: BranchText, part: protocol.Text | protocol.Tokens | protocol.Image
+    ) -> None:
         if isinstance(part, protocol.Text):
             branch.add(part, part.text)
+        elif isinstance(part, protocol.Image):
+            digest = hashlib.sha256(part.data or part.url.encode()).hexdigest()
+            branch.add(part, f"[image {digest[:12]}]")
         else:
             branch.add(part, "".join(map(self._spell, part.ids)))

@@ -5,10 +5,14 @@ An expression knows the line that made it, so that a failure on the server can n
 
 from __future__ import annotations
 
+import base64
 import inspect
 import operator
+import os
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Unpack, get_type_hints
 
 from rootlace.language import sampling
@@ -18,6 +22,7 @@ from rootlace.language.failures import Site, call_site
 from rootlace.language.signature import keyword, with_keywords
 from rootlace.wire.errors import InvalidRequest
 from rootlace.wire.protocol import ChoicesMethod as ChoicesMethodName
+from rootlace.wire.protocol import Image
 
 
 class Expression:
@@ -101,6 +106,14 @@ class TokenIds(Expression):
     """Token ids, appended unchanged (`ids`, and the offline engine's `input_ids`)."""
 
     ids: tuple[int, ...]
+    site: Site = field(default_factory=_site, repr=False, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class ImagePart(Expression):
+    """An image (`image`)."""
+
+    part: Image
     site: Site = field(default_factory=_site, repr=False, compare=False)
 
 
@@ -200,6 +213,39 @@ def ids(tokens: Iterable[int]) -> TokenIds:
     if min(found, default=0) < 0:
         raise InvalidRequest(f"ids(): {min(found)} is no token id")
     return TokenIds(found)
+
+
+# What the first bytes of an image say of its type.
+_IMAGES = (
+    (re.compile(rb"\x89PNG\r\n"), "image/png"),
+    (re.compile(rb"\xff\xd8\xff"), "image/jpeg"),
+    (re.compile(rb"GIF8"), "image/gif"),
+    (re.compile(rb"RIFF....WEBP", re.DOTALL), "image/webp"),
+)
+
+
+def image(source: str | os.PathLike[str] | bytes) -> ImagePart:
+    """An image in a message: a file's path, its bytes, or an address (http://, https://, data:).
+
+    Models that read text only refuse it at its line; `OpenAIBackend`, `AnthropicBackend` and
+    `LiteLLMBackend` pass it on. Raises InvalidRequest for a file that cannot be read, or that is no
+    PNG, JPEG, GIF or WebP.
+    """
+    if isinstance(source, str) and source.startswith(("http://", "https://")):
+        return ImagePart(Image(url=source))
+    try:
+        if isinstance(source, bytes):
+            data = source
+        elif isinstance(source, str) and source.startswith("data:"):
+            data = base64.b64decode(source.partition(";base64,")[2], validate=True)
+        else:
+            data = Path(source).read_bytes()
+    except (OSError, ValueError) as error:
+        raise InvalidRequest(f"image(): {error}") from None
+    kind = next((kind for begin, kind in _IMAGES if begin.match(data)), None)
+    if kind is None:
+        raise InvalidRequest("image() takes a PNG, JPEG, GIF or WebP")
+    return ImagePart(Image(data=data, media_type=kind))
 
 
 _OF_TYPED = [
@@ -304,15 +350,16 @@ def tool(content: Appendable | None = None) -> Chain:
 
 def messages(given: Sequence[Mapping[str, Any]]) -> Chain:
     """The messages of a conversation as OpenAI's interface has them: {"role", "content"}, where
-    the content is a string or a list of {"type": "text", "text"}."""
+    the content is a string or a list of {"type": "text", "text"} and {"type": "image_url",
+    "image_url": {"url"}}."""
     parts: list[Appendable] = []
     for index, message in enumerate(given):
         if not isinstance(message, Mapping) or not message.keys() >= {"role", "content"}:
             raise TypeError(f"messages[{index}] is no dictionary with 'role' and 'content'")
         role, content = message["role"], message["content"]
         if isinstance(content, (list, tuple)):
-            content = "".join(_text_part(part, index) for part in content)
-        if not isinstance(role, str) or not isinstance(content, str):
+            content = Chain(tuple(_content_part(part, index) for part in content))
+        if not isinstance(role, str) or not isinstance(content, (str, Chain)):
             raise TypeError(f"messages[{index}]: role and content must be strings")
         for extra in message.keys() - {"role", "content"}:
             raise InvalidRequest(f"messages[{index}]: {extra!r} cannot be appended to a state")
@@ -320,10 +367,19 @@ def messages(given: Sequence[Mapping[str, Any]]) -> Chain:
     return Chain(tuple(parts))
 
 
-def _text_part(part: Any, index: int) -> str:
+def _content_part(part: Any, index: int) -> Appendable:
     if isinstance(part, Mapping) and part.get("type") == "text":
         return str(part.get("text", ""))
-    raise InvalidRequest(f"messages[{index}]: its content may have parts of the type 'text' only")
+    if isinstance(part, Mapping) and part.get("type") == "image_url":
+        given = part.get("image_url")
+        address = given.get("url") if isinstance(given, Mapping) else None
+        # Messages may come from anybody: they name no file of this machine.
+        if isinstance(address, str) and address.startswith(("http://", "https://", "data:")):
+            return image(address)
+        raise InvalidRequest(f"messages[{index}]: its image_url has no http, https or data address")
+    raise InvalidRequest(
+        f"messages[{index}]: its content may have parts of the types 'text' and 'image_url' only"
+    )
 
 
 def system_begin() -> RoleBegin:

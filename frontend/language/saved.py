@@ -9,11 +9,19 @@ from typing import Annotated, Any, NoReturn
 import msgspec
 
 from rootlace import types
-from rootlace.language.expressions import Appendable, RoleBegin, RoleEnd, TemplateText, TokenIds
+from rootlace.language.expressions import (
+    Appendable,
+    ImagePart,
+    RoleBegin,
+    RoleEnd,
+    TemplateText,
+    TokenIds,
+)
 from rootlace.language.failures import NOWHERE
 from rootlace.language.transcript import Marked, StateText, text_of
 from rootlace.language.variables import Constant, Gathered, Pending, Readable, unknown
 from rootlace.wire.errors import InvalidRequest, UnreadableValue
+from rootlace.wire.protocol import Image
 
 VERSION = 1
 
@@ -132,6 +140,8 @@ def _piece(piece: str) -> Any:
         return {"template": item.text}
     if isinstance(item, TokenIds):
         return {"ids": item.ids, "text": str(piece)}
+    if isinstance(item, ImagePart):
+        return {"image": item.part}
     return str(piece)
 
 
@@ -141,6 +151,8 @@ def _read_piece(given: Any) -> str:
     if "template" in given:
         text = msgspec.convert(given["template"], str)
         return Marked(text, TemplateText(text))
+    if "image" in given:
+        return Marked("", ImagePart(msgspec.convert(given["image"], Image), NOWHERE))
     item: Appendable
     if "begin" in given:
         item = RoleBegin(msgspec.convert(given["begin"], str), NOWHERE)

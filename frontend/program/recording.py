@@ -151,7 +151,7 @@ class Recording:
             name=operation.name,
             line=_where(operation.site),
             state=_state(operation),
-            clock="server" if measured else "client",
+            clock=timing.clock if measured else "client",
             asked=operation.asked - self._began,
             start=start - self._began,
             admitted=start + timing.queued - self._began if measured else None,

@@ -9,6 +9,7 @@ from rootlace.language import sampling
 from rootlace.language.expressions import (
     Appendable,
     Gen,
+    ImagePart,
     RoleBegin,
     RoleEnd,
     Select,
@@ -76,6 +77,8 @@ class BranchWriter:
             self._add_text(protocol.Text(item.text, special=True), Marked(item.text, item))
         elif isinstance(item, TokenIds):
             self._add_tokens(Marked("", item), item)
+        elif isinstance(item, ImagePart):
+            self._add_image(item)
         else:
             raise TypeError(f"{item!r} can only be appended while a program is traced")
 
@@ -89,7 +92,7 @@ class BranchWriter:
                 self._add_tokens(piece, item)
             elif isinstance(item, TokenIds) and not piece:
                 raise InvalidRequest(f"the state holds token ids of another model, {model}")
-            elif isinstance(item, (RoleBegin, RoleEnd, TemplateText)):
+            elif isinstance(item, (RoleBegin, RoleEnd, TemplateText, ImagePart)):
                 self._append_one(item)
             else:
                 self._add_text(protocol.Text(str(piece)), str(piece))
@@ -110,6 +113,17 @@ class BranchWriter:
         if item.ids:
             self._parts.append(protocol.Tokens(item.ids))
             self._transcript.append(piece)
+
+    def _add_image(self, item: ImagePart) -> None:
+        model = self._run.connection.model
+        if not model.images:
+            error = InvalidRequest(
+                f"{model.name} reads text only; OpenAIBackend, AnthropicBackend and LiteLLMBackend "
+                "pass images on to models that see"
+            )
+            raise ProgramError(item.site, "image()", error) from error
+        self._parts.append(item.part)
+        self._transcript.append(Marked("", item))
 
     def _generate(self, expression: Gen) -> None:
         site = expression.site

@@ -95,7 +95,9 @@ class Scripted(RuntimeEndpoint):
         self.url = "scripted"
         # Token ids are this backend's own: for another one, a saved state is text.
         path = f"scripted {uuid.uuid4().hex}"
-        model = protocol.ModelInfo("scripted", path, 1 << 20, 1 << 16, 1 << 20, 16, chat)
+        model = protocol.ModelInfo(
+            "scripted", path, 1 << 20, 1 << 16, 1 << 20, 16, chat, images=True
+        )
         self._channel = LocalChannel(model, self._answer, self._spell)
 
     def connect(self) -> Channel:

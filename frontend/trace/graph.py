@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from rootlace.language.failures import Site
 
-Kind = Literal["text", "ids", "role", "value", "gen", "select", "fork", "join", "call"]
+Kind = Literal["text", "ids", "image", "role", "value", "gen", "select", "fork", "join", "call"]
 
 
 @dataclass(eq=False)

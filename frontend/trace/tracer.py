@@ -21,6 +21,7 @@ from rootlace.language.expressions import (
     Appendable,
     Expression,
     Gen,
+    ImagePart,
     RoleBegin,
     RoleEnd,
     Select,
@@ -130,6 +131,8 @@ class TracedBranch:
                 self._named("select", item.name, options, item.site)
             elif isinstance(item, TokenIds):
                 self._add("ids", str(len(item.ids)), item.site)
+            elif isinstance(item, ImagePart):
+                self._add("image", item.part.url or item.part.media_type, item.site)
             elif isinstance(item, Reference):
                 uses = (item.node,) if item.node else ()
                 self._add("value", item.label, item.site, uses=uses)

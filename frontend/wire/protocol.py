@@ -75,13 +75,21 @@ class Tokens(_Wire, tag="tokens"):
     ids: tuple[int, ...]
 
 
+class Image(_Wire, tag="image"):
+    """A picture, by its address or as it is. Only for models that see (`ModelInfo.images`)."""
+
+    url: str = ""
+    data: bytes = b""
+    media_type: str = ""
+
+
 class Quote(_Wire, tag="quote"):
     """The text that another branch of this connection gained since it was opened (for joins)."""
 
     branch: int
 
 
-Part = Text | Tokens | Quote
+Part = Text | Tokens | Image | Quote
 
 # ---------------------------------------------------------------- operations
 
@@ -276,7 +284,7 @@ class ModelInfo(_Wire):
     """The served model. `capacity_tokens` is the size of the KV cache, `block_size` that of its
     blocks, both in tokens; `chat` has no roles where the model has no chat template. `adapters` are
     the names of those that branches may have. `labels`: the model generates no text, but gives one
-    so many scores (0: it embeds texts only)."""
+    so many scores (0: it embeds texts only). `images`: whether it takes them."""
 
     name: str
     path: str
@@ -287,6 +295,7 @@ class ModelInfo(_Wire):
     chat: ChatFormat = ChatFormat()
     adapters: tuple[str, ...] = ()
     labels: int | None = None
+    images: bool = False
 
 
 class TokenLogprob(_Wire):
@@ -313,12 +322,14 @@ class Usage(_Wire):
 
 class Timing(_Wire):
     """Seconds from when the operation's turn came on its branch: until admission, until the first
-    token, until the end. `progress`: (seconds, tokens of the first sample that there were)."""
+    token, until the end. `progress`: (seconds, tokens of the first sample that there were).
+    `clock`: whether the runtime measured them, or who asked a service that tells no times."""
 
     queued: float = 0.0
     first_token: float = 0.0
     total: float = 0.0
     progress: tuple[tuple[float, int], ...] = ()
+    clock: Literal["server", "client"] = "server"
 
 
 class Output(_Wire):

@@ -67,7 +67,12 @@ def test_messages_can_be_appended_again(gateway: FakeGateway) -> None:
         (["hello"], r"messages\[0\] is no dictionary"),
         ([{"role": "user", "content": 7}], "must be strings"),
         ([{"role": "user", "content": "x", "name": "Ida"}], "'name' cannot be appended"),
-        ([{"role": "user", "content": [{"type": "image_url"}]}], "parts of the type 'text'"),
+        ([{"role": "user", "content": [{"type": "audio"}]}], "parts of the types 'text' and"),
+        ([{"role": "user", "content": [{"type": "image_url"}]}], "no http, https or data"),
+        (
+            [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "/a.png"}}]}],
+            "no http, https or data",
+        ),
         ([{"role": "judge", "content": "x"}], "no role 'judge'"),
     ],
 )

@@ -8,6 +8,7 @@ from rootlace.wire.protocol import (
     Close,
     Done,
     Generate,
+    Image,
     Open,
     Prefill,
     Quote,
@@ -88,6 +89,14 @@ async def test_quotes_wait_and_take_what_was_gained_so_far(client: MakeClient) -
     assert [e.op for e in c.events if not isinstance(e, Chunk)].index(5) < [
         e.op for e in c.events
     ].index(6)
+
+
+async def test_images_break_the_branch_of_a_model_that_reads_text(client: MakeClient) -> None:
+    c = client()
+    c.send(Open(1, 1), Append(2, 1, (Image(data=b"x"),)), Generate(3, 1))
+    await c.settle()
+    assert failed(c, 2) == ("invalid_request", "model reads text only: it takes no images")
+    assert failed(c, 3)[0] == "cancelled"
 
 
 async def test_quoted_ids_are_spelled(client: MakeClient) -> None:

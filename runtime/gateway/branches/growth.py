@@ -21,6 +21,7 @@ from rootlace.wire.protocol import (
     Event,
     Explain,
     Explained,
+    Image,
     Prefill,
     Quote,
     SamplingParams,
@@ -53,6 +54,8 @@ async def append(
                 raise type(gained)(f"quoted branch {part.branch}: {gained}")
             for piece in gained:
                 _add_piece(state, piece)
+        elif isinstance(part, Image):
+            raise InvalidRequest(f"{core.model_info.name} reads text only: it takes no images")
         else:
             await _add_ids(core, branch, part.ids)
     _check_size(core, state)

@@ -1,0 +1,273 @@
+"""Programs on services that know conversations: what they have in common."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from dataclasses import replace
+
+import msgspec
+
+from rootlace.client.channel import Channel
+from rootlace.client.chat_request import (
+    CHAT,
+    ChatRequest,
+    Reply,
+    Sample,
+    Service,
+    options_of,
+    read_branch,
+    schema_of,
+)
+from rootlace.client.endpoint import RuntimeEndpoint
+from rootlace.client.local_channel import LocalChannel
+from rootlace.client.machine import Ask, BranchText
+from rootlace.wire import protocol
+from rootlace.wire.errors import ConstraintNotMet, InvalidRequest, ServerUnavailable
+
+EMULATED = ("select", "regex")
+ATTEMPTS = 3
+"""How often an answer is asked for that is to be of a certain form."""
+
+Said = protocol.Generated | protocol.Selected
+
+
+class ServiceBackend(RuntimeEndpoint):
+    """Runs programs on a `service`, each request in a thread of its own, at most `concurrency` of
+    them at a time.
+
+    What the service cannot be asked for fails at the line of the program that asks, with the
+    reason. `emulate` names what is to be done all the same as well as it goes: "select" (the model
+    is asked to write one of the choices; there are no scores) and "regex" (it is told the pattern).
+    Both ask again, up to three times, where the answer is something else.
+    """
+
+    def __init__(
+        self,
+        service: Service,
+        url: str,
+        model: str,
+        *,
+        emulate: Collection[str],
+        concurrency: int,
+        timeout: float,
+    ) -> None:
+        for name in emulate:
+            if isinstance(emulate, str) or name not in EMULATED:
+                raise InvalidRequest(f"emulate= takes a list of {', '.join(EMULATED)}")
+        self.url = url
+        self._service = service
+        self._emulate = frozenset(emulate)
+        self._timeout = timeout
+        self._pool = ThreadPoolExecutor(concurrency, thread_name_prefix=f"rootlace {url}")
+        self._asked: dict[int, Future[Said]] = {}
+        info = protocol.ModelInfo(model, url, 1 << 31, 0, 1 << 31, 1, CHAT, images=True)
+        self._closed = False
+        self._channel = LocalChannel(info, self._answer, check=_check)
+
+    def connect(self) -> Channel:
+        return self._channel
+
+    def close(self) -> None:
+        """End the threads once what they ask for is there. What is asked later fails with
+        ServerUnavailable."""
+        self._closed = True
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.url!r}, {self._channel.model.name!r})"
+
+    # ------------------------------------------------------------ asking
+
+    def _answer(self, branch: BranchText, op: Ask) -> list[protocol.Event] | None:
+        asked = self._asked.get(op.op)
+        if asked is None:
+            work = self._work(branch, op)
+            try:
+                asked = self._pool.submit(work)
+            except RuntimeError:
+                if not self._closed:
+                    raise
+                raise self._gone() from None
+            self._asked[op.op] = asked
+
+            def done(_: object) -> None:
+                if branch.broken:
+                    self._asked.pop(op.op, None)
+                self._channel.wake()
+
+            asked.add_done_callback(done)
+            return None
+        if not asked.done():
+            return None
+        try:
+            return [self._asked.pop(op.op).result()]
+        except CancelledError:  # it was closed before a thread came to it
+            raise self._gone() from None
+
+    def _gone(self) -> ServerUnavailable:
+        return ServerUnavailable(f"the backend of {self.url} was closed")
+
+    def _work(self, branch: BranchText, op: Ask) -> Callable[[], Said]:
+        """What a thread is to do. Raises InvalidRequest for what cannot be asked for."""
+        if isinstance(op, protocol.Select):
+            if "select" not in self._emulate:
+                raise InvalidRequest(
+                    "select() compares log-probabilities of given answers, which cannot be asked "
+                    'for here; gen(type=...) or emulate=["select"] lets the model write one of them'
+                )
+            request = self._request(branch, op.handling.timeout, protocol.SamplingParams())
+            return lambda: self._select(request, op)
+        constraint, pattern = op.constraint, None
+        request = self._request(branch, op.handling.timeout, op.params)
+        if constraint is not None and constraint.kind == "regex" and "regex" in self._emulate:
+            pattern = re.compile(constraint.source)
+            return lambda: self._matching(request, op, pattern)
+        if constraint is not None:
+            if not request.messages:
+                raise InvalidRequest("a constraint can be asked for in an assistant's message only")
+            request = replace(request, schema=schema_of(constraint))
+        request = replace(request, stream=op.stream)
+        return lambda: self._generate(request, op)
+
+    def _request(
+        self, branch: BranchText, timeout: float | None, params: protocol.SamplingParams
+    ) -> ChatRequest:
+        abilities = self._service.abilities
+        options_of(params, abilities)
+        messages, opened = read_branch(branch.parts)
+        request = ChatRequest(params, timeout=timeout or self._timeout)
+        if not messages and not opened:
+            if not abilities.completions:
+                raise InvalidRequest(
+                    "text without messages cannot be sent; write rl.user(...) and "
+                    "rl.assistant(rl.gen(...))"
+                )
+            return replace(request, prompt=branch.text)
+        if opened != "assistant":
+            raise InvalidRequest("where there are messages, a gen stands in an assistant's message")
+        begun = bool(messages[-1].content)
+        if begun and not abilities.continues:
+            raise InvalidRequest(f"the assistant's message has begun, and {abilities.advice}")
+        return replace(request, messages=tuple(messages if begun else messages[:-1]), begun=begun)
+
+    # ------------------------------------------------------------ in a thread
+
+    def _generate(self, request: ChatRequest, op: protocol.Generate) -> protocol.Generated:
+        began = time.perf_counter()
+        first: list[float] = []
+
+        def tell(index: int, text: str) -> None:
+            if not first:
+                first.append(time.perf_counter() - began)
+            if op.stream and text:
+                self._channel.tell(protocol.Chunk(op.op, index, text))
+
+        if self._service.abilities.samples:
+            reply = self._service.generate(request, tell)
+        else:
+            reply = _joined(
+                [
+                    self._service.generate(request, lambda _, text, at=at: tell(at, text))  # type: ignore[misc]
+                    for at in range(op.params.n)
+                ]
+            )
+        came = sum(sample.came for sample in reply.samples)
+        if came < op.params.n:
+            raise ServerUnavailable(f"{self.url} gave {came} samples of {op.params.n}")
+        outputs = tuple(protocol.Output(each.text, (), each.finish) for each in reply.samples)
+        # A reply that comes as a whole says nothing of its first token.
+        timing = _timing(began, first[0] if op.stream and first else None)
+        return protocol.Generated(op.op, outputs, reply.usage, timing)
+
+    def _asking(self, request: ChatRequest, hint: str) -> tuple[str, protocol.Usage]:
+        if not request.messages or request.begun:
+            raise InvalidRequest("what is emulated is asked for at the begin of an answer")
+        one = replace(request.told(hint), params=msgspec.structs.replace(request.params, n=1))
+        reply = self._service.generate(one, _ignore)
+        return reply.samples[0].text.strip(), reply.usage
+
+    def _select(self, request: ChatRequest, op: protocol.Select) -> protocol.Selected:
+        listed = "\n".join(op.choices)
+        hint = f"Answer with one of these lines, exactly as it is, and with nothing else:\n{listed}"
+        plain = {_plain(choice): index for index, choice in reversed([*enumerate(op.choices)])}
+        began = time.perf_counter()
+        usage = protocol.Usage()
+        for _ in range(ATTEMPTS):
+            said, used = self._asking(request, hint)
+            usage = _sum([usage, used])
+            index = plain.get(_plain(said))
+            if index is not None:
+                choice, timing = op.choices[index], _timing(began)
+                return protocol.Selected(op.op, choice, index, (), usage, (), timing)
+        raise ConstraintNotMet(f"the answer {said!r} is none of {list(op.choices)}")
+
+    def _matching(
+        self, request: ChatRequest, op: protocol.Generate, pattern: re.Pattern[str]
+    ) -> protocol.Generated:
+        hint = (
+            "Answer with a text that matches this regular expression as a whole, and with nothing "
+            f"else: {pattern.pattern}"
+        )
+        began = time.perf_counter()
+        samples: list[Sample] = []
+        used: list[protocol.Usage] = []
+        for _ in range(ATTEMPTS * op.params.n):
+            said, usage = self._asking(request, hint)
+            used.append(usage)
+            if pattern.fullmatch(said):
+                samples.append(Sample(said, came=True))
+            if len(samples) == op.params.n:
+                break
+        else:
+            raise ConstraintNotMet(f"the answer {said!r} does not match {pattern.pattern!r}")
+        outputs = tuple(protocol.Output(each.text, (), "stop") for each in samples)
+        if op.stream:
+            for index, output in enumerate(outputs):
+                self._channel.tell(protocol.Chunk(op.op, index, output.text))
+        return protocol.Generated(op.op, outputs, _sum(used), _timing(began))
+
+
+def _timing(began: float, first: float | None = None) -> protocol.Timing:
+    total = time.perf_counter() - began
+    return protocol.Timing(0.0, total if first is None else first, total, clock="client")
+
+
+def _ignore(index: int, text: str) -> None:
+    pass
+
+
+def _plain(text: str) -> str:
+    """A choice as it may be written with some freedom."""
+    return text.strip().strip("\"'`*.").casefold()
+
+
+def _joined(replies: Sequence[Reply]) -> Reply:
+    samples = [sample for reply in replies for sample in reply.samples]
+    return Reply(samples, _sum([reply.usage for reply in replies]))
+
+
+def _sum(usages: Sequence[protocol.Usage]) -> protocol.Usage:
+    return protocol.Usage(
+        prompt_tokens=sum(usage.prompt_tokens for usage in usages),
+        cached_tokens=sum(usage.cached_tokens for usage in usages),
+        completion_tokens=sum(usage.completion_tokens for usage in usages),
+    )
+
+
+def _check(op: protocol.Op) -> None:
+    """Raise InvalidRequest for what is not text but cannot be asked for either."""
+    if isinstance(op, protocol.Open):
+        if op.adapter:
+            raise InvalidRequest(
+                "an adapter cannot be asked for here; where the server lists it as a model, name "
+                "that: OpenAIBackend(url, model)"
+            )
+        if not op.share:
+            raise InvalidRequest("Cache(share=False) cannot be asked for here")
+    elif isinstance(op, protocol.Generate):
+        cache = op.handling.cache
+        if cache.pin is True or (cache.ttl is not None and not cache.pin):
+            raise InvalidRequest("a pin or ttl in the cache cannot be asked for here")
