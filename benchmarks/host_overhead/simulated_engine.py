@@ -8,6 +8,7 @@ part of the host's cost.
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -24,7 +25,9 @@ from rootlace.runtime.config import CacheConfig, ExecutorConfig
 from rootlace.runtime.contracts.plan import StepPlan, StepResult
 from rootlace.runtime.scheduler.scheduler import Scheduler
 
-STEP_SECONDS = 0.002
+STEP_VARIABLE = "SIMULATED_STEP_SECONDS"
+"""The environment's variable that says how long a step takes."""
+STEP_SECONDS = float(os.environ.get(STEP_VARIABLE, 0.002))
 ENGINE_MODULE = "rootlace.runtime.engine"
 
 

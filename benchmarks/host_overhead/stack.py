@@ -8,6 +8,7 @@ and with long outputs tell what a step costs from what a request costs.
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -63,7 +64,7 @@ class Stack:
 
     def __init__(self, runtime: rl.Runtime) -> None:
         assert runtime.url is not None
-        self._gateway = runtime.pid
+        self.gateway = runtime.pid
         self._engine = psutil.Process(runtime.pid).children()[0].pid
         self.url, self.endpoint = runtime.url, runtime.endpoint
 
@@ -74,16 +75,17 @@ class Stack:
             "plan": status["plan_cpu_seconds"],
             "commit": status["commit_cpu_seconds"],
             "engine": _cpu_seconds(self._engine) - status["model_cpu_seconds"],
-            "gateway": _cpu_seconds(self._gateway),
+            "gateway": _cpu_seconds(self.gateway),
             "client": time.process_time(),
         }
 
 
 @contextmanager
-def started(model: Path) -> Iterator[Stack]:
+def started(model: Path, step_seconds: float = 0.002) -> Iterator[Stack]:
     """`model`: a folder with a tokenizer."""
     with (
         patch("rootlace.client.runtime.GATEWAY_MODULE", simulated_engine.__name__),
+        patch.dict(os.environ, {simulated_engine.STEP_VARIABLE: str(step_seconds)}),
         rl.Runtime(model, http_port=0) as runtime,
     ):
         yield Stack(runtime)

@@ -12,6 +12,8 @@ import pytest
 
 from benchmarks.host_overhead import __main__ as host_overhead
 from benchmarks.host_overhead import stack
+from benchmarks.streams import __main__ as streams
+from benchmarks.streams.servers import Server
 
 
 @pytest.fixture(scope="module")
@@ -42,3 +44,10 @@ def test_results_are_written(
     report = json.loads(file.read_text())
     assert report["benchmark"] == "host_overhead" and report["machine"]["cores"]
     assert [(cost["mode"], cost["rows"]) for cost in report["stack"]] == [("http", 2)]
+
+
+def test_streams_are_counted(running: stack.Stack) -> None:
+    """Each token is told once, and events and CPU time are those of the tokens."""
+    cost = streams.measure(Server(running.url, "", running.gateway), 2, 1)
+    assert 0 < cost.events <= 100
+    assert cost.streams == 2 and cost.rate > 0

@@ -252,10 +252,12 @@ class EngineClient:
     # ------------------------------------------------------------ messages
 
     def _handle(self, message: FromEngine) -> None:
-        self._pulse.hear(message)
         if isinstance(message, Update):
+            # There are thousands a second, and heartbeats tell the pulse as much.
             self._in_flight.hear(message)
-        elif isinstance(message, Stats):
+            return
+        self._pulse.hear(message)
+        if isinstance(message, Stats):
             self._questions.answer(message.ticket, message.values)
         elif isinstance(message, Explained):
             self._questions.answer(message.ticket, message.report)

@@ -16,6 +16,7 @@ from rootlace.runtime.contracts.messages import Explain, Ready, ToEngine
 from rootlace.runtime.contracts.request import Request
 from rootlace.runtime.contracts.update import Update
 from rootlace.runtime.gateway.branches.cache_texts import with_texts
+from rootlace.runtime.gateway.branches.deliveries import Deliveries
 from rootlace.runtime.gateway.branches.house import House
 from rootlace.runtime.gateway.branches.model_name import name_of
 from rootlace.runtime.gateway.formats.choose import format_of
@@ -109,6 +110,7 @@ class Core:
         """What vector of a text the model was trained for, as `ModelSource` says it."""
         self.caching = True
         """Whether prefixes are reused."""
+        self.deliveries = Deliveries()
         self.session_count = 0
         self.branch_count = 0
         self._threads = ThreadPoolExecutor(2, thread_name_prefix="tokenizer")

@@ -127,10 +127,14 @@ class Generation:
                 self._prompt_logprobs = tuple(
                     token_logprob(self._core.tokenizer, score) for score in scores
                 )
-        sample.feed(update)
+        chunk = None
+        if self._op.stream:
+            chunk = sample.feed_chunk(update, self._op.op)
+        else:
+            sample.feed(update)
         if update.token_ids and sample.index == 0:
             self._note_progress(len(sample.token_ids))
-        if self._op.stream and (chunk := sample.take_chunk(self._op.op)) is not None:
+        if chunk is not None:
             if self._tells and self._cached is not None:
                 self._tells = False
                 chunk = msgspec.structs.replace(chunk, cached_tokens=self._cached)

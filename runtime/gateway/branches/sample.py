@@ -83,6 +83,28 @@ class Sample:
         stopped_by_token = update.finish == "stop" and update.matched is not None
         return stopped_by_token and bool(update.token_ids) and not self._params.no_stop_trim
 
+    def feed_chunk(self, update: Update, op: int) -> Chunk | None:
+        """`feed`, and what `take_chunk` gives then; short where nothing but new text comes."""
+        ids = update.token_ids
+        if (
+            update.finish is not None
+            or update.scores is not None
+            or update.forced
+            or self._stops is not None
+            or self._chunked_ids != len(self.token_ids)
+        ):
+            self.feed(update)
+            return self.take_chunk(op)
+        self.token_ids += ids
+        self._decoded = len(self.token_ids)
+        text = self._detokenizer.feed(ids)
+        if not text:
+            return None
+        self._texts.append(text)
+        self._chunked_texts = len(self._texts)
+        self._chunked_ids = self._decoded
+        return Chunk(op, self.index, text, ids)
+
     def take_chunk(self, op: int) -> Chunk | None:
         """What is new since the last chunk; None while there is no new text to show."""
         if self._stops is None and self.finish is None:

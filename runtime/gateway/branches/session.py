@@ -384,7 +384,7 @@ class Session:
         if self.closed:
             return
         if not self._events:
-            self._loop.call_soon(self._deliver)
+            self._core.deliveries.soon(self._deliver)
         self._events.append(event)
 
     def _deliver(self) -> None:

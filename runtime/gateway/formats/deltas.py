@@ -6,14 +6,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Content:
     """Text for the user."""
 
     text: str
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Reasoning:
     """Text that the model wrote to itself."""
 

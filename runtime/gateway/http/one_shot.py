@@ -7,10 +7,10 @@ and closes: the same path that programs take.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Self
+from typing import Generic, Self, TypeVar
 
 import msgspec
 
@@ -42,6 +42,8 @@ from rootlace.wire.protocol import (
     Usage,
 )
 
+T = TypeVar("T")
+
 MAX_PINS = 4
 _OPS_PER_JOB = 4 + 2 * MAX_PINS
 _GENERATE = 2
@@ -64,6 +66,14 @@ class Job:
     keep: bool = False
 
 
+@dataclass(frozen=True)
+class Direct(Generic[T]):
+    """Who takes what comes in the middle of a stream at once, while `is_open` says so."""
+
+    is_open: Callable[[], bool]
+    take: Callable[[T], None]
+
+
 class OneShots:
     """Jobs under way. Leaving the `with` block cancels what still runs, and closes all branches
     unless `keep` was called.
@@ -73,11 +83,12 @@ class OneShots:
     """
 
     def __init__(self, gateway: Gateway, jobs: Sequence[Job], stream: bool = False) -> None:
-        self._events: asyncio.Queue[list[Event]] = asyncio.Queue()
+        self._events: asyncio.Queue[list[Event] | Exception] = asyncio.Queue()
+        self._idle = False
+        """Whether somebody iterates and waits for events."""
+        self._direct: Direct[Chunk] | None = None
         self._jobs = jobs
-        self._session = gateway.open_session(
-            self._events.put_nowait, client="http", account=admitted()
-        )
+        self._session = gateway.open_session(self._hear, client="http", account=admitted())
         self._session.stays_wanted = True
         self._kept = False
         self._next_op = len(jobs) * _OPS_PER_JOB + 1
@@ -134,6 +145,27 @@ class OneShots:
         self._kept = True
         return self._session
 
+    def divert(self, direct: Direct[Chunk]) -> None:
+        """Chunks of an only job are taken by `direct`, in the callback that brings them, and are
+        not iterated."""
+        if len(self._jobs) == 1:
+            self._direct = direct
+
+    def _hear(self, events: list[Event]) -> None:
+        direct = self._direct
+        # What is queued comes first, and behind an end nothing counts.
+        if direct is not None and self._idle and self._events.empty() and not self._ended:
+            try:
+                while events and isinstance(chunk := events[0], Chunk) and direct.is_open():
+                    direct.take(chunk)
+                    del events[0]
+            except Exception as error:
+                self._events.put_nowait(error)
+                return
+            if not events:
+                return
+        self._events.put_nowait(events)
+
     def abort(self, index: int) -> None:
         """End one job: its outputs are empty ones, ended by "abort"."""
         output = Output("", (), "abort")
@@ -151,7 +183,12 @@ class OneShots:
 
     async def __aiter__(self) -> AsyncIterator[tuple[int, Chunk | Generated]]:
         while len(self._ended) < len(self._jobs):
-            for event in await self._events.get():
+            self._idle = True
+            events = await self._events.get()
+            self._idle = False
+            if isinstance(events, Exception):
+                raise events
+            for event in events:
                 index = (event.op - 1) // _OPS_PER_JOB
                 if index in self._ended or index >= len(self._jobs):
                     continue

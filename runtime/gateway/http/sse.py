@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 from aiohttp import web
+from aiohttp.abc import AbstractStreamWriter
+from aiohttp.http_writer import StreamWriter
 
 from rootlace.runtime.gateway.http.errors import error_body
 from rootlace.wire.errors import RootlaceError
@@ -45,15 +47,54 @@ NAMED_EVENTS = Dialect(_EVENTS, _named)
 LINES = Dialect("application/x-ndjson", _line)
 
 
+class DirectEvents:
+    """A short way into a stream: what can be written without waiting need not wake the task that
+    answers the request.
+
+    It is open between the first payload, which begins the reply, and the end, while the client
+    reads as fast as we write. `stream_events` opens it.
+    """
+
+    def __init__(self) -> None:
+        self._writer: StreamWriter | None = None
+        self._encode: Callable[[Any], bytes] = _data
+
+    def begin(self, writer: AbstractStreamWriter | None, encode: Callable[[Any], bytes]) -> None:
+        """The reply's head was written to `writer`. Without chunks (HTTP/1.0) this stays closed."""
+        if isinstance(writer, StreamWriter) and writer.chunked:
+            self._writer, self._encode = writer, encode
+
+    def end(self) -> None:
+        self._writer = None
+
+    def is_open(self) -> bool:
+        writer = self._writer
+        if writer is None or writer.protocol.writing_paused:
+            return False
+        transport = writer.transport
+        return transport is not None and not transport.is_closing()
+
+    def write(self, payloads: Sequence[Any]) -> None:
+        """Send payloads together. Only while this is open."""
+        assert self._writer is not None and self._writer.transport is not None
+        data = b"".join(map(self._encode, payloads))
+        if data:
+            self._writer.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+
+
 async def stream_events(
-    request: web.Request, payloads: AsyncGenerator[Any, None], dialect: Dialect = OPENAI
+    request: web.Request,
+    payloads: AsyncGenerator[Any, None],
+    dialect: Dialect = OPENAI,
+    direct: DirectEvents | None = None,
 ) -> web.StreamResponse:
     """Send each payload as one event, then the end. Payloads that come as a list are sent together:
-    what the system takes for sending is most of what a short event costs.
+    what the system takes for sending is much of what a short event costs.
 
     The reply starts with the first payload, so an error before it still has its own HTTP status; a
     later error is sent as an event in the endpoint's error shape. However this ends, the client
-    disconnecting included, the generator is closed, which cancels its work.
+    disconnecting included, the generator is closed, which cancels its work. `direct`: where the
+    generator writes payloads that it does not give.
     """
     response = web.StreamResponse(
         headers={
@@ -68,9 +109,14 @@ async def stream_events(
                 together = payload if isinstance(payload, list) else [payload]
                 if not together:
                     continue
-                if not response.prepared:
-                    await response.prepare(request)
-                await response.write(b"".join(map(dialect.encode, together)))
+                data = b"".join(map(dialect.encode, together))
+                if response.prepared:
+                    await response.write(data)
+                    continue
+                writer = await response.prepare(request)
+                await response.write(data)
+                if direct is not None:
+                    direct.begin(writer, dialect.encode)
         except ConnectionResetError:
             raise
         except Exception as error:
@@ -79,6 +125,9 @@ async def stream_events(
             if not isinstance(error, RootlaceError):
                 log.exception("%s %s failed while streaming", request.method, request.path)
             await response.write(dialect.encode(error_body(error, request.path)))
+        finally:
+            if direct is not None:
+                direct.end()
     if not response.prepared:
         await response.prepare(request)
     await response.write_eof(dialect.end)

@@ -29,7 +29,7 @@ _CHARACTERS_PER_TOKEN = 8
 _END_CHARACTERS = 64
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Said:
     """New pieces of answer `index`; `logprobs` are those of the tokens that they were made of."""
 
@@ -253,14 +253,23 @@ class Chats:
             ]
             return await self._end(prepared, generated, readers, shots), answers
 
-    async def stream(self, prepared: Prepared) -> AsyncGenerator[Said | Ended, None]:
-        """The answers as they are written; `Ended` comes last, with the session as by `run`."""
+    async def stream(
+        self, prepared: Prepared, direct: one_shot.Direct[Said] | None = None
+    ) -> AsyncGenerator[Said | Ended, None]:
+        """The answers as they are written, but for what `direct` takes; `Ended` comes last, with
+        the session as by `run`."""
         readers = [prepared.reader() for _ in range(prepared.job.params.n)]
+
+        def said(chunk: Chunk) -> Said:
+            return Said(chunk.index, readers[chunk.index].feed(chunk.text), chunk.logprobs)
+
         with one_shot.OneShots(self._gateway, [prepared.job], stream=True) as shots:
+            if direct is not None:
+                take = direct.take
+                shots.divert(one_shot.Direct(direct.is_open, lambda chunk: take(said(chunk))))
             async for _, event in shots:
                 if isinstance(event, Chunk):
-                    deltas = readers[event.index].feed(event.text)
-                    yield Said(event.index, deltas, event.logprobs)
+                    yield said(event)
                     continue
                 for index, reader in enumerate(readers):
                     if rest := reader.finish():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal, NotRequired, TypedDict
 
 import msgspec
@@ -22,7 +22,7 @@ from rootlace.runtime.gateway.formats.deltas import (
 )
 from rootlace.runtime.gateway.http import one_shot
 from rootlace.runtime.gateway.http.body import convert, read_body
-from rootlace.runtime.gateway.http.chat.chats import Chats, Ended, Prepared, finish_reason
+from rootlace.runtime.gateway.http.chat.chats import Chats, Ended, Prepared, Said, finish_reason
 from rootlace.runtime.gateway.http.chat.request import ChatRequest, ToolChoice
 from rootlace.runtime.gateway.http.chat.thinking import Thinking, thinking_arguments
 from rootlace.runtime.gateway.http.constraints import constraint_options, openai_constraint
@@ -49,10 +49,13 @@ from rootlace.runtime.gateway.http.replies import (
 )
 from rootlace.runtime.gateway.http.request_id import chosen_id
 from rootlace.runtime.gateway.http.sampling import sampling_fields, with_sampling
-from rootlace.runtime.gateway.http.sse import stream_events
+from rootlace.runtime.gateway.http.sse import DirectEvents, stream_events
 from rootlace.wire.protocol import Output, TokenLogprob
 
 MAX_TOP_LOGPROBS = 20
+
+_encode_text = msgspec.json.Encoder().encode
+_ANY_TEXT = "\0text"
 
 
 class ChatBody(SamplingBody, kw_only=True):
@@ -165,7 +168,8 @@ class ChatCompletions:
     async def handle(self, request: web.Request) -> web.StreamResponse:
         body = await read_body(request, CHAT_BODY)
         if body.stream:
-            return await stream_events(request, self._stream(await self._parse(body)))
+            asked, direct = await self._parse(body), DirectEvents()
+            return await stream_events(request, self._stream(asked, direct), direct=direct)
         return json_response(await self.answer(body))
 
     async def answer(self, body: ChatBody) -> ChatReply:
@@ -248,84 +252,99 @@ class ChatCompletions:
             "matched_stop": output.matched,
         }
 
-    async def _stream(self, asked: _Request) -> AsyncGenerator[list[dict[str, Any]], None]:
+    async def _stream(
+        self, asked: _Request, direct: DirectEvents
+    ) -> AsyncGenerator[list[Any], None]:
         head: dict[str, Any] = {
             **envelope("chatcmpl", "chat.completion.chunk", asked.model, asked.id)
         }
         if asked.usage_chunk:
             head["usage"] = None
         writers = [
-            _Writer(self._gateway, asked, index) for index in range(asked.prepared.job.params.n)
+            _Writer(self._gateway, asked, head, index)
+            for index in range(asked.prepared.job.params.n)
         ]
-        async with aclosing(self._chats.stream(asked.prepared)) as events:
+
+        def written(said: Said) -> list[Any]:
+            return writers[said.index].write(said.deltas, said.logprobs)
+
+        def take(said: Said) -> None:
+            direct.write(written(said))
+
+        taking = one_shot.Direct(direct.is_open, take)
+        async with aclosing(self._chats.stream(asked.prepared, taking)) as events:
             async for event in events:
                 if not isinstance(event, Ended):
-                    written = writers[event.index].write(event.deltas, event.logprobs)
-                    yield [{**head, "choices": [choice]} for choice in written]
+                    yield written(event)
                     continue
                 chunks = [
-                    {**head, "choices": [choice]}
+                    chunk
                     for writer, output in zip(writers, event.generated.outputs, strict=True)
-                    for choice in writer.finish(output)
+                    for chunk in writer.finish(output)
                 ]
                 if asked.usage_chunk:
                     chunks.append({**head, "choices": [], "usage": _usage(event)})
                 yield chunks
 
 
-@dataclass
 class _Writer:
-    """Writes the deltas of one sample as OpenAI's streamed choices."""
+    """Writes the deltas of one sample as OpenAI's streamed chunks, which begin with `head`."""
 
-    gateway: Gateway
-    asked: _Request
-    index: int
-    calls: int = field(default=0, init=False)
-    begun: bool = field(default=False, init=False)
+    def __init__(self, gateway: Gateway, asked: _Request, head: dict[str, Any], index: int) -> None:
+        self._gateway = gateway
+        self._asked = asked
+        self._head = head
+        self._index = index
+        self._calls = 0
+        self._begun = False
+        # Nearly all chunks differ in their text alone.
+        usual = msgspec.json.encode(self._chunk({"content": _ANY_TEXT}))
+        self._before, _, self._behind = usual.rpartition(msgspec.json.encode(_ANY_TEXT))
 
-    def write(
-        self, deltas: Sequence[Delta], logprobs: Sequence[TokenLogprob]
-    ) -> list[dict[str, Any]]:
-        choices = self._begin()
+    def write(self, deltas: Sequence[Delta], logprobs: Sequence[TokenLogprob]) -> list[Any]:
+        if len(deltas) == 1 and self._begun and self._asked.top is None:
+            (delta,) = deltas
+            if isinstance(delta, Content):
+                return [msgspec.Raw(self._before + _encode_text(delta.text) + self._behind)]
+        chunks = self._begin()
         for delta in deltas:
             if (written := self._of(delta)) is not None:
-                choices.append(self._choice(written))
-        if self.asked.top is not None and logprobs:
-            if not choices or "role" in choices[-1]["delta"]:
-                choices.append(self._choice({}))
-            choices[-1]["logprobs"] = chat_logprobs(
-                self.gateway.tokenizer, logprobs, self.asked.top
+                chunks.append(self._chunk(written))
+        if self._asked.top is not None and logprobs:
+            if not chunks or "role" in chunks[-1]["choices"][0]["delta"]:
+                chunks.append(self._chunk({}))
+            chunks[-1]["choices"][0]["logprobs"] = chat_logprobs(
+                self._gateway.tokenizer, logprobs, self._asked.top
             )
-        return choices
+        return chunks
 
     def finish(self, output: Output) -> list[dict[str, Any]]:
-        choices = self._begin()
-        last = self._choice({})
-        last["finish_reason"] = finish_reason(output, self.calls > 0)
-        last["matched_stop"] = output.matched
-        return [*choices, last]
+        reason = finish_reason(output, self._calls > 0)
+        last = self._chunk({}, finish_reason=reason, matched_stop=output.matched)
+        return [*self._begin(), last]
 
     def _begin(self) -> list[dict[str, Any]]:
-        if self.begun:
+        if self._begun:
             return []
-        self.begun = True
-        return [self._choice({"role": "assistant", "content": ""})]
+        self._begun = True
+        return [self._chunk({"role": "assistant", "content": ""})]
 
     def _of(self, delta: Delta) -> dict[str, Any] | None:
         match delta:
             case Content():
                 return {"content": delta.text}
             case Reasoning():
-                return {"reasoning_content": delta.text} if self.asked.thoughts else None
+                return {"reasoning_content": delta.text} if self._asked.thoughts else None
             case CallBegin():
-                self.calls += 1
-                call = {"index": self.calls - 1, **_call(delta.name, "")}
+                self._calls += 1
+                call = {"index": self._calls - 1, **_call(delta.name, "")}
             case CallArguments():
-                call = {"index": self.calls - 1, "function": {"arguments": delta.text}}
+                call = {"index": self._calls - 1, "function": {"arguments": delta.text}}
         return {"tool_calls": [call]}
 
-    def _choice(self, delta: dict[str, Any]) -> dict[str, Any]:
-        return {"index": self.index, "delta": delta, "logprobs": None, "finish_reason": None}
+    def _chunk(self, delta: dict[str, Any], **more: Any) -> dict[str, Any]:
+        choice = {"index": self._index, "delta": delta, "logprobs": None, "finish_reason": None}
+        return {**self._head, "choices": [{**choice, **more}]}
 
 
 def _usage(ended: Ended) -> UsageReply:

@@ -35,7 +35,7 @@ from rootlace.runtime.gateway.http.replies import (
 )
 from rootlace.runtime.gateway.http.request_id import chosen_id
 from rootlace.runtime.gateway.http.sampling import make_params, sampling_fields, with_sampling
-from rootlace.runtime.gateway.http.sse import stream_events
+from rootlace.runtime.gateway.http.sse import DirectEvents, stream_events
 from rootlace.wire.handling import Handling
 from rootlace.wire.protocol import Chunk, Generated, Output, SamplingParams
 
@@ -115,7 +115,9 @@ class Completions:
     async def handle(self, request: web.Request) -> web.StreamResponse:
         body = await read_body(request, COMPLETION_BODY)
         if body.stream:
-            return await stream_events(request, self._stream(self._parse(body)))
+            direct = DirectEvents()
+            payloads = self._stream(self._parse(body), direct)
+            return await stream_events(request, payloads, direct=direct)
         return json_response(await self.answer(body))
 
     async def answer(self, body: CompletionBody) -> CompletionReply:
@@ -190,7 +192,7 @@ class Completions:
             return prompt.text
         return self._gateway.tokenizer.decode(prompt.ids or (), skip_special_tokens=False)
 
-    async def _stream(self, asked: _Request) -> AsyncGenerator[object, None]:
+    async def _stream(self, asked: _Request, direct: DirectEvents) -> AsyncGenerator[object, None]:
         head: dict[str, Any] = {**envelope("cmpl", "text_completion", asked.model, asked.id)}
         if asked.usage_chunk:
             head["usage"] = None
@@ -199,19 +201,26 @@ class Completions:
         n = asked.params.n
         offsets: dict[int, TextOffsets] = {}
         results = []
+
+        def written(prompt: int, chunk: Chunk) -> dict[str, Any]:
+            choice = prompt * n + chunk.index
+            text = chunk.text
+            if choice not in offsets:
+                echo = self._echo(asked.prompts[prompt]) if asked.echo else ""
+                text = echo + text
+                offsets[choice] = TextOffsets(self._gateway.tokenizer, len(echo))
+            logprobs = None
+            if asked.top is not None:
+                logprobs = completion_logprobs(chunk.logprobs, asked.top, offsets[choice])
+            return {**head, "choices": [_piece(choice, text, logprobs)]}
+
         with one_shot.OneShots(self._gateway, asked.jobs, stream=not whole) as shots:
+            shots.divert(
+                one_shot.Direct(direct.is_open, lambda chunk: direct.write([written(0, chunk)]))
+            )
             async for prompt, event in shots:
                 if isinstance(event, Chunk):
-                    choice = prompt * n + event.index
-                    text = event.text
-                    if choice not in offsets:
-                        echo = self._echo(asked.prompts[prompt]) if asked.echo else ""
-                        text = echo + text
-                        offsets[choice] = TextOffsets(self._gateway.tokenizer, len(echo))
-                    logprobs = None
-                    if asked.top is not None:
-                        logprobs = completion_logprobs(event.logprobs, asked.top, offsets[choice])
-                    yield {**head, "choices": [_piece(choice, text, logprobs)]}
+                    yield written(prompt, event)
                     continue
                 results.append(event)
                 for index, output in enumerate(event.outputs):

@@ -1,0 +1,133 @@
+"""Streams: pieces that go past the task that answers, and those that cannot."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+
+from rootlace.runtime.gateway.http.openai import chat
+from rootlace.runtime.gateway.http.sse import DirectEvents
+from tests.gateway.http.conftest import Served
+
+PATHS = {
+    "/v1/completions": {"prompt": "a"},
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "a"}]},
+}
+
+
+async def _ask(
+    served: Served, path: str, version: str = "1.1", **more: Any
+) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """A connection on which a stream was asked for; it reads ahead little."""
+    place = urlsplit(served.url)
+    reader, writer = await asyncio.open_connection(place.hostname, place.port, limit=2**12)
+    body = json.dumps({**PATHS[path], "stream": True, **more}).encode()
+    writer.write(
+        f"POST {path} HTTP/{version}\r\nHost: {place.netloc}\r\nConnection: close\r\n"
+        f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+        + body
+    )
+    return reader, writer
+
+
+async def _events(reader: asyncio.StreamReader) -> list[dict[str, Any]]:
+    """What came until the end, which has to be a right one."""
+    raw = await reader.read()
+    head, _, rest = raw.partition(b"\r\n\r\n")
+    data = rest
+    if b"chunked" in head:
+        data, size = b"", -1
+        while size:
+            length, _, rest = rest.partition(b"\r\n")
+            size = int(length, 16)
+            data, rest = data + rest[:size], rest[size + 2 :]
+        assert not rest
+    *events, done, empty = data.split(b"\n\n")
+    assert done == b"data: [DONE]" and not empty
+    return [json.loads(event.removeprefix(b"data: ")) for event in events]
+
+
+def _texts(events: list[dict[str, Any]]) -> dict[int, str]:
+    """By choice, the text that its events add up to."""
+    found: dict[int, str] = {}
+    for choice in (choice for event in events for choice in event["choices"]):
+        piece = choice["text"] if "text" in choice else choice["delta"].get("content", "")
+        found[choice["index"]] = found.get(choice["index"], "") + piece
+    return found
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("version", ["1.0", "1.1"])
+async def test_both_ways_say_the_same(
+    served: Served, monkeypatch: pytest.MonkeyPatch, path: str, version: str
+) -> None:
+    """Pieces take the short way where there are chunks; the events are those of the long one."""
+    told = {0: 'he said "\u00fc\\ \u2028"', 1: "and more"}
+    served.gateway.script = lambda prompt, index: told[index]
+    direct = 0
+    write = DirectEvents.write
+
+    def counted(self: DirectEvents, payloads: Any) -> None:
+        nonlocal direct
+        direct += 1
+        write(self, payloads)
+
+    monkeypatch.setattr(DirectEvents, "write", counted)
+    reader, writer = await _ask(served, path, version, n=2, max_tokens=64)
+    events = await _events(reader)
+    writer.close()
+    assert _texts(events) == told
+    assert (direct > 0) == (version == "1.1")
+    monkeypatch.setattr(DirectEvents, "is_open", lambda self: False)
+    reader, writer = await _ask(served, path, version, n=2, max_tokens=64)
+    others = await _events(reader)
+    writer.close()
+    for event in (*events, *others):
+        del event["id"], event["created"]
+    # The samples' pieces may come in another order.
+    assert sorted(map(json.dumps, events)) == sorted(map(json.dumps, others))
+
+
+async def test_a_client_that_reads_slowly_misses_nothing(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pieces = [f"{number:06}" * 2**12 for number in range(40)]
+    served.gateway.script = lambda prompt, index: pieces  # type: ignore[assignment,return-value]
+    ways = []
+    begin, is_open = DirectEvents.begin, DirectEvents.is_open
+
+    def with_small_buffer(self: DirectEvents, writer: Any, encode: Any) -> None:
+        connection = writer.transport.get_extra_info("socket")
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2**14)
+        begin(self, writer, encode)
+
+    def noted(self: DirectEvents) -> bool:
+        ways.append(is_open(self))
+        return ways[-1]
+
+    monkeypatch.setattr(DirectEvents, "begin", with_small_buffer)
+    monkeypatch.setattr(DirectEvents, "is_open", noted)
+    reader, writer = await _ask(served, "/v1/completions", max_tokens=2**24)
+    while served.gateway.generated != len(pieces):
+        await asyncio.sleep(0)
+    assert _texts(await _events(reader)) == {0: "".join(pieces)}
+    assert True in ways and False in ways
+    writer.close()
+
+
+async def test_a_fault_on_the_short_way_ends_the_stream_with_an_error(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(text: str) -> bytes:
+        raise RuntimeError("of the test")
+
+    monkeypatch.setattr(chat, "_encode_text", fail)
+    reader, writer = await _ask(served, "/v1/chat/completions")
+    *_, last = await _events(reader)
+    writer.close()
+    assert last["error"]["message"] == "internal error"
