@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
-from functools import partial
+from dataclasses import dataclass
 
 import msgspec
 
-from rootlace.wire.errors import BudgetExceeded, DeadlineExceeded, InvalidRequest, RootlaceError
+from rootlace.wire.errors import BudgetExceeded, DeadlineExceeded, InvalidRequest
 from rootlace.wire.handling import Handling
 from rootlace.wire.protocol import Generated, SamplingParams
-
-Spend = Callable[[Generated], RootlaceError | None] | None
 
 
 class Budget:
@@ -36,19 +33,38 @@ class Budget:
         timeout = left if handling.timeout is None else min(left, handling.timeout)
         return msgspec.structs.replace(handling, timeout=timeout)
 
-    def bounded(self, params: SamplingParams) -> tuple[SamplingParams, Spend]:
-        """`params` within what is left of the tokens, and what is to be told of the result. Raises
+    def bounded(self, params: SamplingParams) -> tuple[SamplingParams, Share | None]:
+        """`params` within what is left of the tokens, and what is to be told of the outcome. Raises
         BudgetExceeded if nothing is left."""
         if self._spending is None:
             return params, None
         bounded = self._spending.bounded(params)
-        return bounded, partial(self._spending.spend, cut=bounded is not params)
+        return bounded, Share(self._spending, cut=bounded is not params)
+
+
+@dataclass(frozen=True)
+class Share:
+    """What one generation takes of a budget; `cut`: it was given fewer tokens than it asked for."""
+
+    spending: Spending
+    cut: bool
+
+    def spend(self, result: Generated) -> BudgetExceeded | None:
+        """It has ended. The error that it ends with if that was too much."""
+        told = sum(len(output.token_ids) for output in result.outputs)
+        self.spending.add(told or result.usage.completion_tokens)  # other backends tell no ids
+        short = self.cut and any(output.finish_reason == "length" for output in result.outputs)
+        return self.spending.exceeded(short)
+
+    def lose(self, tokens: int) -> None:
+        """It failed or was cancelled, when there were so many tokens."""
+        self.spending.add(tokens)
 
 
 class Spending:
-    """What a run has used of its tokens, forced ones and those of lost forks included. They are
-    counted when a generation has ended, so those that run side by side may each use what was left
-    when they were asked for."""
+    """What a run has used of its tokens, forced ones and those of lost forks included: of what was
+    cancelled, those that had come by then. They are counted when a generation has ended, so those
+    that run side by side may each use what was left when they were asked for."""
 
     def __init__(self, tokens: int) -> None:
         """Raises InvalidRequest for a budget of nothing."""
@@ -68,14 +84,13 @@ class Spending:
         least = min(params.min_tokens, most)
         return msgspec.structs.replace(params, max_tokens=most, min_tokens=least)
 
-    def spend(self, result: Generated, cut: bool) -> BudgetExceeded | None:
-        """Count a generation's tokens. The error that it ends with if that was too much; `cut`: it
-        was given fewer than it asked for."""
+    def add(self, tokens: int) -> None:
         with self._lock:
-            told = sum(len(output.token_ids) for output in result.outputs)
-            self._used += told or result.usage.completion_tokens  # other backends tell no ids
-        ended_early = cut and any(output.finish_reason == "length" for output in result.outputs)
-        return self._used_up() if ended_early or self._used > self._tokens else None
+            self._used += tokens
+
+    def exceeded(self, short: bool) -> BudgetExceeded | None:
+        """The error of having used too much, or (`short`) of wanting more than was left."""
+        return self._used_up() if short or self._used > self._tokens else None
 
     def _used_up(self) -> BudgetExceeded:
         return BudgetExceeded(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
 import msgspec
@@ -14,6 +14,7 @@ from rootlace.language.expressions import TokenIds
 from rootlace.language.failures import Failure, ProgramError, Site
 from rootlace.language.saved import SavedValue
 from rootlace.language.transcript import Marked
+from rootlace.program.budget import Share
 from rootlace.program.meta_info import logprob_meta, mean_logprob, triple, usage_meta
 from rootlace.wire import protocol
 from rootlace.wire.errors import RootlaceError, UnreadableValue, from_code
@@ -57,6 +58,7 @@ class Operation(Completion):
             if isinstance(event, protocol.Failed):
                 error = from_code(event.code, event.message)
                 self.failure = self.owner.failed(self, error)
+                self.on_failure()
             else:
                 self.on_success(event)
             self.finish()
@@ -66,6 +68,9 @@ class Operation(Completion):
         pass
 
     def on_success(self, event: protocol.Event) -> None:
+        pass
+
+    def on_failure(self) -> None:
         pass
 
 
@@ -82,13 +87,14 @@ class Quoting(Operation):
 class Generation(Operation):
     """The value of a `gen`. With a `type`, each reading parses the text as JSON of that type.
 
-    `spend` is told the result, and gives the error with which it fails for all that. While it runs,
-    `chunks_from` gives what has come so far of a stream. `asked` and `first_chunk` are times, as
-    `ended` is.
+    `share` is told the outcome, and gives the error with which it fails for all that. While it
+    runs, `chunks_from` gives what has come so far of a stream, and `streamed` how many tokens that
+    is. `asked` and `first_chunk` are times, as `ended` is.
     """
 
     __slots__ = (
-        "_chunks", "_params", "_spend", "_type", "asked", "first_chunk", "n", "name", "result"
+        "_chunks", "_params", "_share", "_type", "asked", "first_chunk", "n", "name", "result",
+        "streamed",
     )  # fmt: skip
 
     def __init__(
@@ -99,7 +105,7 @@ class Generation(Operation):
         name: str | None,
         params: protocol.SamplingParams,
         type: Any = None,
-        spend: Callable[[protocol.Generated], RootlaceError | None] | None = None,
+        share: Share | None = None,
     ) -> None:
         super().__init__(owner, site, what)
         self.name = name or ""
@@ -107,7 +113,8 @@ class Generation(Operation):
         self.first_chunk: float | None = None
         self._params = params
         self._type = type
-        self._spend = spend
+        self._share = share
+        self.streamed = 0
         self.n = params.n
         self.result: protocol.Generated | None = None
         self._chunks: list[protocol.Chunk] = []
@@ -115,15 +122,20 @@ class Generation(Operation):
     def on_chunk(self, chunk: protocol.Chunk) -> None:
         if self.first_chunk is None:
             self.first_chunk = time.perf_counter()
+        self.streamed += len(chunk.token_ids)
         if chunk.index == 0:
             self._chunks.append(chunk)
 
     def on_success(self, event: protocol.Event) -> None:
         assert isinstance(event, protocol.Generated)
         self.result = event
-        if self._spend is not None and (error := self._spend(event)) is not None:
+        if self._share is not None and (error := self._share.spend(event)) is not None:
             self.failure = self.owner.failed(self, error)
             self.owner.cancel()
+
+    def on_failure(self) -> None:
+        if self._share is not None:
+            self._share.lose(self.streamed)
 
     def requires(self) -> Iterable[Operation]:
         return (self,)
@@ -211,7 +223,7 @@ class Generation(Operation):
 class Selection(Operation):
     """The value of a `select`."""
 
-    __slots__ = ("asked", "choices", "name", "result")
+    __slots__ = ("asked", "choices", "name", "result", "streamed")
 
     def __init__(
         self, owner: Owner, site: Site, what: str, name: str | None, choices: tuple[str, ...]

@@ -146,6 +146,8 @@ class Recording:
             shown["choices"] = operation.choices
             first = None
         usage = protocol.Usage() if result is None else result.usage
+        if result is None and isinstance(operation, Generation):
+            usage = protocol.Usage(completion_tokens=operation.streamed)
         return Span(
             kind="select" if isinstance(operation, Selection) else "gen",
             name=operation.name,

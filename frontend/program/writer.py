@@ -131,13 +131,13 @@ class BranchWriter:
             form = self._run.chat.tools
             asked = sampling.resolve(self._defaults, expression.options, form=form)
             handling = self._run.budget.in_time(asked.handling)
-            params, spend = self._run.budget.bounded(asked.params)
+            params, share = self._run.budget.bounded(asked.params)
         except RootlaceError as error:
             raise ProgramError(site, expression.what, error) from error
         self._send_parts()
         self._remote.ensure_open()
         operation = Generation(
-            self._remote, site, expression.what, expression.name, params, asked.type, spend
+            self._remote, site, expression.what, expression.name, params, asked.type, share
         )
         self._record(expression.name, operation)
         tools = expression.options.get("tools", self._defaults.get("tools"))
@@ -149,7 +149,8 @@ class BranchWriter:
             name=expression.name or "",
             params=params,
             constraint=asked.constraint,
-            stream=self._run.stream,
+            # Of what is cancelled, a budget counts what has come by then.
+            stream=self._run.stream or share is not None,
             cache_report=asked.cache_report,
             handling=handling,
         )

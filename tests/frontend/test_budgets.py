@@ -63,3 +63,29 @@ def test_budgets_that_are_none() -> None:
         s += token_budget
 
     assert own.run(token_budget="mine").text() == "mine"
+
+
+def test_tokens_of_what_was_cancelled_count(gateway: FakeGateway) -> None:
+    @rl.function
+    def program(s):
+        s += "x"
+        (lost,) = s.fork(1)
+        lost += rl.gen("lost", max_tokens=9)
+        asked = s.branch.run.recording.timeline("", "", None).spans
+        assert [span.state for span in asked] == ["running"]
+        operation = lost.branch.variables["lost"]
+        for text in ("ab", "c"):  # as if the server had sent them
+            operation(protocol.Chunk(0, 0, text, tuple(range(len(text)))))
+        lost.branch.drop()
+        lost.sync()
+        s += rl.gen("rest", max_tokens=9)
+
+    gateway.script = lambda text, op: "1234"
+    gateway.hold()
+    state = program.run(token_budget=7, stream=True)
+    eventually(lambda: len(gateway.sent(protocol.Generate)) == 2)
+    gateway.release()
+    assert state.text() and len(state["rest"]) == 4
+    lost, rest = gateway.sent(protocol.Generate)
+    assert lost.stream and (lost.params.max_tokens, rest.params.max_tokens) == (7, 4)
+    assert {span.name: span.completion_tokens for span in state.trace().spans}["lost"] == 3
