@@ -120,7 +120,7 @@ class Latent(ctypes.Structure):
 
 
 class LowRank(ctypes.Structure):
-    _fields_ = [("a", Linear), ("b", Linear)]
+    _fields_ = [("a", Linear), ("b", Linear * 3)]
 
 
 class Model(ctypes.Structure):

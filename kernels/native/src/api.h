@@ -117,9 +117,10 @@ struct RlLatent {
   float eps;  // of these norms
 };
 
-// What an adapter adds to a product of x: (x a^T) b^T, its scale being in b. a.packed null: nothing.
+// What an adapter adds to a product of x: (x a^T) b^T, its scale being in b, which is packed as the
+// product's weights are: of qkv in as many parts. a.packed null: nothing.
 struct RlLowRank {
-  RlLinear a, b;
+  RlLinear a, b[3];
 };
 
 struct RlModel {
@@ -149,7 +150,7 @@ struct RlModel {
   void* cache;
   int64_t num_blocks;
   int32_t block_size, kv_bits;
-  // What adapters do to a layer's qkv, output, gate_up (not packed as gated), down and q_up:
+  // What adapters do to a layer's qkv, output, gate_up, down and q_up:
   // [adapters, num_layers, 5]; null: there are none.
   const RlLowRank* adapters;
   int32_t adapter_rank;  // the largest

@@ -83,7 +83,7 @@ class Forward {
     branch_ = reinterpret_cast<float*>(memory += sizes[6]);
     mixture_.put(memory += sizes[7]);
     latent_.put(memory += sizes[8]);
-    place_adapters(memory + sizes[9]);
+    lines_.put(memory + sizes[9]);
   }
 
   void run(Team& team) {
@@ -206,10 +206,10 @@ class Forward {
       auto added = [&](AdaptedPart part, const T* x, size_t stride) {
         return adapted(crew, *groups, index, part, x, stride);
       };
-      const Added more = added(AdaptedPart::QKV, narrow_, narrow_stride_);
+      const Added<T> more = added(AdaptedPart::QKV, narrow_, narrow_stride_);
       for (int part = 0, column = 0; part < layer.qkv_parts; column += layer.qkv[part++].outputs)
         multiply(crew, narrow_, narrow_stride_, tokens, layer.qkv[part], Epilogue::STORE,
-                 wide_ + column, wide_stride_, more.from(column));
+                 wide_ + column, wide_stride_, more.to(part));
       clock.mark(RL_LINEAR);
       if (latent_)
         write_latents(crew, layer, index);
@@ -315,7 +315,7 @@ class Forward {
   }
 
   void multiply(Crew& crew, const T* x, size_t stride, int rows, const RlLinear& weights,
-                Epilogue epilogue, void* out, size_t out_stride, const Added& added) const {
+                Epilogue epilogue, void* out, size_t out_stride, const Added<T>& added) const {
     if (weights.order) {
       put_in_order(crew, x, stride, rows, weights, ordered_, ordered_stride_);
       x = ordered_, stride = ordered_stride_;
@@ -325,7 +325,7 @@ class Forward {
 
   // Adds the product to the residual stream; where it is normed first, leaves it to `join`.
   void add(Crew& crew, const T* x, size_t stride, int rows, const RlLinear& weights,
-           const RlNorm& own, float* residual, const Added& added) const {
+           const RlNorm& own, float* residual, const Added<T>& added) const {
     const bool normed = own.weight != nullptr;
     multiply(crew, x, stride, rows, weights, normed ? Epilogue::FLOAT32 : Epilogue::ADD,
              normed ? branch_ : residual, model_.hidden, added);
@@ -338,27 +338,15 @@ class Forward {
     if (step_.wanted_tokens)
       space_.wanted_adapted.find(adapters, step_.wanted_tokens, step_.wanted);
     if (!adapters) return 0;
-    int outputs = std::max(qkv_size_, model_.hidden);
-    for (int index = 0; index < model_.num_layers; index++)
-      outputs = std::max({outputs, model_.layers[index].gate_up.outputs,
-                          model_.layers[index].q_up.outputs});
+    // A token may be wanted several times.
+    lines_.rows = std::max(space_.adapted.rows.size(), space_.wanted_adapted.rows.size());
     lines_.gathered_stride = std::max(narrow_stride_, wide_stride_);
     lines_.inner_stride = spread<T>(model_.adapter_rank);
-    lines_.values_stride = spread<float>(outputs);
-    // A token may be wanted several times.
-    adapted_rows_ = std::max(space_.adapted.rows.size(), space_.wanted_adapted.rows.size());
-    return adapted_rows_ * ((lines_.gathered_stride + lines_.inner_stride) * sizeof(T) +
-                            lines_.values_stride * sizeof(float));
-  }
-
-  void place_adapters(char* memory) {
-    lines_.values = reinterpret_cast<float*>(memory);
-    lines_.gathered = reinterpret_cast<T*>(lines_.values + adapted_rows_ * lines_.values_stride);
-    lines_.inner = lines_.gathered + adapted_rows_ * lines_.gathered_stride;
+    return lines_.bytes();
   }
 
   // What adapters add to a product of x, a part of a layer.
-  Added adapted(Crew& crew, const AdapterGroups& groups, int index, AdaptedPart part, const T* x,
+  Added<T> adapted(Crew& crew, const AdapterGroups& groups, int index, AdaptedPart part, const T* x,
                 size_t stride) const {
     if (groups.groups.empty()) return {};
     const size_t count = static_cast<size_t>(AdaptedPart::COUNT), apart = model_.num_layers * count;
@@ -532,7 +520,6 @@ class Forward {
   Mixture<T> mixture_;
   Latent<T> latent_;
   AdapterMemory<T> lines_{};
-  size_t adapted_rows_ = 0;
 };
 
 }  // namespace

@@ -48,7 +48,7 @@ size_t shared_bytes(size_t rows, int inputs) {
 
 template <class T>
 void linear(Crew& crew, const T* x, size_t ldx, int rows, const RlLinear& weights,
-            Epilogue epilogue, void* out, size_t ldo, const Added& added) {
+            Epilogue epilogue, void* out, size_t ldo, const Added<T>& added) {
   if (rows <= 0) return;
   Panels<T> packing(weights.outputs, weights.inputs, is_gated(epilogue));
   const Codes codes(packing, weights.schemes);
@@ -190,9 +190,9 @@ template void linear_by_head<float>(Crew&, const float*, size_t, size_t, int, co
 template void linear_by_head<bf16>(Crew&, const bf16*, size_t, size_t, int, const RlLinear*, int,
                                    bf16*, size_t, size_t);
 template void linear<float>(Crew&, const float*, size_t, int, const RlLinear&, Epilogue, void*,
-                            size_t, const Added&);
+                            size_t, const Added<float>&);
 template void linear<bf16>(Crew&, const bf16*, size_t, int, const RlLinear&, Epilogue, void*,
-                           size_t, const Added&);
+                           size_t, const Added<bf16>&);
 
 }  // namespace rootlace
 

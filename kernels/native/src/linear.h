@@ -34,18 +34,29 @@ inline bool is_gated(Epilogue epilogue) {
          epilogue == Epilogue::CLAMPED_MUL;
 }
 
-// What is added to y before anything follows it: to row i values[places[i]], rows `stride` floats
-// apart; where places[i] is negative, nothing. `values` null: to no row.
+// What adapters add to y before anything follows it: to row i, where it has one and that changes this
+// product, row places[i] of `inner` times the adapter's b. `inner` null: nothing to any row.
+template <class T>
 struct Added {
-  const float* values = nullptr;
+  const T* inner = nullptr;  // rows `stride` elements apart
   size_t stride = 0;
-  const int32_t* places = nullptr;
+  const int32_t *places = nullptr, *adapters = nullptr;  // [rows]; of rows without one negative
+  const RlLowRank* adapter = nullptr;  // number a's is at adapter[a * apart]
+  size_t apart = 0;
+  int part = 0;  // of the weights
 
-  const float* of(size_t row) const {
-    return values && places[row] >= 0 ? values + places[row] * stride : nullptr;
+  // The b of a row's adapter, or null.
+  const RlLinear* of(int row) const {
+    if (adapters[row] < 0) return nullptr;
+    const RlLinear& b = adapter[adapters[row] * apart].b[part];
+    return b.packed ? &b : nullptr;
   }
-  // That of the columns from `column` on.
-  Added from(int column) const { return {values ? values + column : nullptr, stride, places}; }
+  // That of another part of the weights.
+  Added to(int other) const {
+    Added found = *this;
+    found.part = other;
+    return found;
+  }
 };
 
 // How much memory a region's threads must share (`Crew::shared`) for products of x[rows, inputs].
@@ -57,7 +68,7 @@ size_t shared_bytes(size_t rows, int inputs);
 // type) aligned, and do not overlap. `rows` may be 0. Uses scratch of the crew and what it shares.
 template <class T>
 void linear(Crew& crew, const T* x, size_t ldx, int rows, const RlLinear& weights,
-            Epilogue epilogue, void* out, size_t ldo, const Added& added = {});
+            Epilogue epilogue, void* out, size_t ldo, const Added<T>& added = {});
 
 // Rows first : first + rows of x and out, and the expert whose weights they are multiplied by.
 struct RowGroup {

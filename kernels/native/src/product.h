@@ -108,7 +108,13 @@ struct Product {
   Epilogue epilogue;
   void* out;
   size_t ldo;
-  Added added;
+  Added<T> added;
+
+  // What adapters add to the rows of a unit.
+  struct Low {
+    Sums sums[2];
+    bool has[Packing::MOST_ROWS];  // whether a row has one
+  };
 
   // The units of `rows` rows: their rows are those of factors.
   static Plan<T> plan(const Packing& packing, int rows, int threads) {
@@ -116,12 +122,53 @@ struct Product {
   }
 
   void run(Multiplier& multiplier, const Plan<T>& plan, int begin, int end) const {
+    if (added.inner) return run_adapted(multiplier, plan, begin, end);
     alignas(64) Sums sums[2];
     for (int i = begin; i < end;) {
       auto unit = plan.unit(i, end);
       i += unit.count;
       whole(multiplier, plan.packing, unit, sums);
     }
+  }
+
+  // The same where rows have adapters. What they add to a unit is made of `inner` just before it is
+  // needed: for all of y at once it would be written to memory and read again.
+  [[gnu::noinline]] void run_adapted(Multiplier& multiplier, const Plan<T>& plan, int begin,
+                                     int end) const {
+    alignas(64) Sums sums[2];
+    alignas(64) Low low;
+    for (int i = begin; i < end;) {
+      auto unit = plan.unit(i, end);
+      i += unit.count;
+      const bool any = make_low(plan.packing, unit, low);
+      if (any) multiplier.forget();
+      whole(multiplier, plan.packing, unit, sums, any ? &low : nullptr);
+    }
+  }
+
+  // Whether any row has an adapter that adds something.
+  bool make_low(const Packing& packing, const typename Plan<T>::Unit& unit, Low& low) const {
+    struct Nothing {
+      void operator()(int, int) const {}
+      void fetch(int, int) const {}
+    };
+    const int first = unit.row / X::ROWS, rows = unit.rows / X::ROWS;
+    bool any = false;
+    for (int at = 0, end; at < rows; at = end) {
+      const RlLinear* b = added.of(first + at);
+      // Rows of one adapter are neighbours in `inner`, in their order.
+      for (end = at + 1; end < rows && added.of(first + end) == b; end++) {}
+      std::fill(low.has + at, low.has + end, b != nullptr);
+      if (!b) continue;
+      any = true;
+      const Packing own(b->outputs, b->inputs, packing.parts == 2);
+      const Codes none(own, nullptr);
+      Multiplier multiplier(own, low.sums);
+      const T* from = added.inner + added.places[first + at] * added.stride;
+      multiplier.multiply(Rows<T>{from, added.stride, -1, end - at}, PackedWeights{b->packed, none},
+                          unit.panel, unit.vec, unit.vecs, low.sums[0] + at * PANEL, Nothing{});
+    }
+    return any;
   }
 
   // The same of the rows of each unit whose masks have a bit in its columns.
@@ -151,9 +198,9 @@ struct Product {
   size_t gathered_stride() const { return X::ROWS == 1 ? weights.inputs : x.stride; }
 
   void whole(Multiplier& multiplier, const Packing& packing, const typename Plan<T>::Unit& unit,
-             Sums* sums) const {
+             Sums* sums, const Low* low = nullptr) const {
     multiply(multiplier, unit, x.at + unit.row * x.stride, x.stride, unit.row, sums,
-             finishing(packing, unit, InOrder{unit.row / X::ROWS}, sums));
+             finishing(packing, unit, InOrder{unit.row / X::ROWS}, sums, low));
   }
 
   // Of a unit's outputs, where products are with integers.
@@ -171,9 +218,10 @@ struct Product {
     Place place;
     const Sums* sums;
     Scales scales;
+    const Low* low;
 
     void operator()(int row, int stop) const {
-      product.finish(packing, unit, row / X::ROWS, stop / X::ROWS, place, sums, scales);
+      product.finish(packing, unit, row / X::ROWS, stop / X::ROWS, place, sums, scales, low);
     }
 
     // The result's lines, to write there: stores that find none of them wait for one another.
@@ -191,8 +239,8 @@ struct Product {
   };
   template <class Place>
   Finishing<Place> finishing(const Packing& packing, const typename Plan<T>::Unit& unit, Place place,
-                             const Sums* sums) const {
-    return {*this, packing, unit, place, sums, scales_of(packing, unit)};
+                             const Sums* sums, const Low* low = nullptr) const {
+    return {*this, packing, unit, place, sums, scales_of(packing, unit), low};
   }
 
   Scales scales_of(const Packing& packing, const typename Plan<T>::Unit& unit) const {
@@ -221,7 +269,7 @@ struct Product {
   // What was summed up as the rows row : stop of a unit, to the rows place(row) of the result.
   template <class Place>
   void finish(const Packing& packing, const typename Plan<T>::Unit& unit, int row, int stop,
-              Place place, const Sums* sums, const Scales& scales) const {
+              Place place, const Sums* sums, const Scales& scales, const Low* low) const {
     int column = unit.panel * PANEL + unit.vec * LANES;
     int width = std::min(unit.vecs * LANES, packing.columns - column);
     const bool whole = width % LANES == 0;
@@ -234,11 +282,14 @@ struct Product {
     };
     const float* const biases = weights.bias ? weights.bias + column : nullptr;
     const float factor = weights.factor;
-    const float* more = nullptr;  // what is added to the row
+    bool more = false;  // whether something is added to the row
+    const auto add_low = [&](Vec& y, int part, int done) {
+      if (more) y += load(low->sums[part] + row * PANEL + done);
+    };
     auto each = [&](auto&& put) {
       for (; row < stop; row++) {
         const size_t to = place(row) * ldo;
-        more = added.of(place(row));
+        more = low && low->has[row];
         if (whole && !more)
           for (int done = 0; done < width; done += LANES) {
             Vec y = sum(0, row, done);
@@ -250,7 +301,7 @@ struct Product {
             int count = std::min(LANES, width - done);
             Vec y = sum(0, row, done);
             if (weights.bias || !whole) y += bias(column + done, count);
-            if (more) y += get(more + column + done, count);
+            add_low(y, 0, done);
             put(to, column + done, y, done, count);
           }
       }
@@ -268,7 +319,7 @@ struct Product {
       each([&](size_t at, int to, Vec y, int done, int count) {
         Vec up = sum(1, row, done);
         if (weights.bias) up += bias(packing.columns + to, count);
-        if (more) up += get(more + packing.columns + to, count);
+        add_low(up, 1, done);
         put(static_cast<T*>(out) + at + to, activation(y) * up, count);
       });
     };

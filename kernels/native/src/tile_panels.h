@@ -79,6 +79,9 @@ class TilePanels {
     Multiplier(const Multiplier&) = delete;
     Multiplier& operator=(const Multiplier&) = delete;
 
+    // Another one has computed meanwhile, so that the unit is no longer configured for this one.
+    void forget() { first_ = 0; }
+
     // The same of codes that are multiplied as they are: rows and sums are of integers.
     template <class Finish>
     void multiply_bytes(const Rows<int8_t>& x, const PackedWeights& weights, int panel, int vec,

@@ -112,6 +112,8 @@ class VectorPanels {
       finish(0, x.count);
     }
 
+    void forget() {}
+
     // The same of codes that are multiplied as they are: rows and sums are of integers.
     template <class Finish>
     void multiply_bytes(const Rows<int8_t>& x, const PackedWeights& weights, int panel, int vec,

@@ -11,7 +11,7 @@ from rootlace.kernels import Dense
 from rootlace.kernels.native import library as native
 from rootlace.kernels.native.linear import DTYPES, Epilogue, Packed, Packer
 from rootlace.kernels.weights import CODES
-from rootlace.runtime.model.adapters.weights import Adapter
+from rootlace.runtime.model.adapters.weights import Adapter, LowRank
 from rootlace.runtime.model.decoder.packed_weights import NORMS, PackedWeights
 from rootlace.runtime.model.families.spec import ModelSpec
 
@@ -20,6 +20,8 @@ PLAIN = {"relu": Epilogue.RELU, "gelu": Epilogue.GELU, "gelu_tanh": Epilogue.GEL
 """What follows an MLP's first product, by its activation, with a gate and without one."""
 KINDS = frozenset({"dense", *CODES})
 """The kinds of weights that the native kernels multiply by."""
+STEP = 32
+"""So many inputs of a product are multiplied at a time where there are tiles."""
 ADAPTED = ("qkv", "output", "gate_up", "down", "q_up")
 """The products that an `RlLowRank` is added to, in its order."""
 
@@ -75,7 +77,7 @@ class NativeWeights:
             layers=layers,
             head=self._linear("head", factor=spec.logit_multiplier),
             adapters=self._adapters(adapters),
-            adapter_rank=max((one.largest_rank() for one in adapters), default=0),
+            adapter_rank=max((_whole(one.largest_rank()) for one in adapters), default=0),
         )
         """Cache and rotations are still to be set."""
 
@@ -89,10 +91,25 @@ class NativeWeights:
             assert layer.keys() <= set(ADAPTED), "it would be ignored"
             for at, name in enumerate(ADAPTED):
                 if name in layer:
-                    to, part = found[index * len(ADAPTED) + at], layer[name]
-                    to.a, to.b = self._own(part.a), self._own(part.b)
+                    self._fill_low_rank(
+                        found[index * len(ADAPTED) + at],
+                        layer[name],
+                        self._weights.linears[f"layers.{index % self._spec.num_layers}.{name}"],
+                        gated=name == "gate_up" and self._spec.mlp.gated,
+                    )
         self._held.append(found)
         return found
+
+    def _fill_low_rank(
+        self, to: native.LowRank, part: LowRank, beside: Sequence[Packed], *, gated: bool
+    ) -> None:
+        """`beside`: the weights of the product, whose outputs b is divided as. Ranks get zeros behind them,
+        which add nothing: numbers that fill whole steps of a product are not copied for it."""
+        missing = _whole(len(part.a)) - len(part.a)
+        to.a = self._own(torch.nn.functional.pad(part.a, (0, 0, 0, missing)))
+        padded = torch.nn.functional.pad(part.b, (0, missing))
+        for at, b in enumerate(padded.split([packed.outputs for packed in beside])):
+            to.b[at] = self._own(b, gated=gated)
 
     def _embedding_factor(self) -> float:
         factor = self._spec.embedding_multiplier
@@ -184,11 +201,16 @@ class NativeWeights:
         found = self._weights.linears.get(name)
         return native.Linear() if found is None else found[0].structure(factor)
 
-    def _own(self, matrix: torch.Tensor) -> native.Linear:
-        packed: Packed = self._packer.pack(Dense(matrix))
+    def _own(self, matrix: torch.Tensor, *, gated: bool = False) -> native.Linear:
+        packed = self._packer.pack(Dense(matrix), gated=gated)
         self._held.append(packed)
         return packed.structure()
 
     def _address(self, name: str) -> int | None:
         tensor = self._weights.tensors.get(name)
         return None if tensor is None else tensor.data_ptr()
+
+
+def _whole(rank: int) -> int:
+    """The rank, up to whole steps."""
+    return -(-rank // STEP) * STEP
