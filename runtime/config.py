@@ -250,6 +250,9 @@ class GatewayConfig:
     )
     """"own": as far as their own namespace shows it, with texts that others of it sent; "all": and
     whether other namespaces hold the prompt."""
+    otlp: str = option(
+        "", "OpenTelemetry collector (OTLP over HTTP) that gets a span per request.", shown="none"
+    )
     stream_interval: Seconds = option(
         0.02, "Seconds between pieces of a stream, where tokens come faster."
     )

@@ -50,6 +50,7 @@ class Rooms:
         self.config = configs[0].gateway
         self.house = House(self.config)
         self.keys, self.drain, self.metrics = self.house.keys, self.house.drain, self.house.metrics
+        self.spans = self.house.spans
         self.program_address: str | None = None
         self.all = [Room(name_of(config.gateway), config) for config in configs]
         self._closing: set[asyncio.Task[None]] = set()

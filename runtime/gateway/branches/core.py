@@ -102,7 +102,7 @@ class Core:
         )
         self.lint = PromptLint(lambda ids: tokenizer.decode(ids, skip_special_tokens=False))
         own = House(config) if house is None else house
-        self.keys, self.drain = own.keys, own.drain
+        self.keys, self.drain, self.spans = own.keys, own.drain, own.spans
         self.metrics = own.metrics if house is None else Metrics()
         self.last_token = -math.inf
         """When the engine last gave a token, by `time.monotonic`."""

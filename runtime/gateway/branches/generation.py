@@ -20,7 +20,7 @@ from rootlace.runtime.gateway.branches.requests import Requests
 from rootlace.runtime.gateway.branches.sample import Sample, token_logprob
 from rootlace.runtime.gateway.tokens.pieces import Piece
 from rootlace.wire.cache_report import CacheReport
-from rootlace.wire.errors import InvalidRequest
+from rootlace.wire.errors import InvalidRequest, RootlaceError
 from rootlace.wire.protocol import (
     Event,
     Generate,
@@ -63,8 +63,24 @@ class Generation:
 
     async def run(self) -> Event:
         """The terminal event. Raises a typed error where the operation fails."""
-        core, branch, op = self._core, self._branch, self._op
         self._started = time.monotonic()
+        spans = self._core.spans
+        if spans is None:
+            return await self._generate()
+        ended: Generated | RootlaceError | None = None
+        try:
+            ended = await self._generate()
+        except RootlaceError as error:
+            ended = error
+            raise
+        finally:
+            if ended is not None:
+                model, program = self._core.model_info.name, self._branch.program
+                spans.generated(model, program, self._op, ended, self._timing())
+        return ended
+
+    async def _generate(self) -> Generated:
+        core, branch, op = self._core, self._branch, self._op
         self._check()
         await settle(core, branch, everything=True)
         state = branch.state
@@ -188,17 +204,21 @@ class Generation:
                         f"{field}: {token_id} is not a token id (the vocabulary has {vocabulary})"
                     )
 
-    def _generated(self, prompt: np.ndarray) -> Generated:
-        outputs = tuple(sample.output() for sample in self._samples)
+    def _timing(self) -> Timing:
+        """Until now. Where no token came, that is when the first one did."""
         total = time.monotonic() - self._started
         first = total if self._first_token is None else self._first_token - self._started
+        return Timing(self._queued, first, total, tuple(self._progress))
+
+    def _generated(self, prompt: np.ndarray) -> Generated:
+        outputs = tuple(sample.output() for sample in self._samples)
+        timing = self._timing()
         usage = Usage(
             prompt_tokens=len(prompt),
             cached_tokens=self._cached or 0,
             completion_tokens=sum(len(output.token_ids) for output in outputs),
             forced_tokens=sum(output.forced_tokens for output in outputs),
         )
-        timing = Timing(self._queued, first, total, tuple(self._progress))
         self._core.metrics.generated(timing, usage.completion_tokens // len(outputs))
         report, finding = self._report, None
         if self._core.config.cache_reports != "off" and not self._branch.private:

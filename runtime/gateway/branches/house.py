@@ -6,6 +6,7 @@ from rootlace.runtime.config import GatewayConfig
 from rootlace.runtime.gateway.drain import Drain
 from rootlace.runtime.gateway.keys.keys import Keys
 from rootlace.runtime.gateway.metrics import Metrics
+from rootlace.runtime.gateway.spans import Spans
 
 
 class House:
@@ -15,3 +16,4 @@ class House:
         self.metrics = Metrics()
         self.keys = Keys(config.api_key, config.keys_file, self.metrics.key_used)
         self.drain = Drain()
+        self.spans = Spans.to(config.otlp)

@@ -37,7 +37,7 @@ from rootlace.runtime.gateway.http.chat.chats import Chats
 from rootlace.runtime.gateway.http.content_type import checked
 from rootlace.runtime.gateway.http.draining import drain_middleware
 from rootlace.runtime.gateway.http.endpoint import Endpoint
-from rootlace.runtime.gateway.http.errors import error_middleware
+from rootlace.runtime.gateway.http.errors import Handler, error_middleware
 from rootlace.runtime.gateway.http.health import Health
 from rootlace.runtime.gateway.http.holds import Holds
 from rootlace.runtime.gateway.http.info import (
@@ -89,6 +89,7 @@ from rootlace.runtime.gateway.http.tokenization import (
 )
 from rootlace.runtime.gateway.http.unknown_paths import unknown_path_middleware
 from rootlace.runtime.gateway.rooms import Rooms
+from rootlace.runtime.gateway.spans import note_request
 
 log = logging.getLogger(__name__)
 
@@ -447,6 +448,8 @@ def app_of(
     ]
     if server.keys.needed:
         middlewares.append(api_key_middleware(server.keys))
+    if server.spans is not None:
+        middlewares.append(trace_middleware)
     middlewares.append(drain_middleware(server.drain))
     middlewares.append(unknown_path_middleware(served))
     app = web.Application(middlewares=middlewares, client_max_size=config.max_message_bytes)
@@ -464,6 +467,14 @@ def app_of(
     app.on_response_prepare.append(add_headers)
     app.cleanup_ctx.append(service.lifetime)
     return app
+
+
+@web.middleware
+async def trace_middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Spans of the request continue the trace that its headers name."""
+    names = ("traceparent", "tracestate")
+    note_request(request.path, {n: request.headers[n] for n in names if n in request.headers})
+    return await handler(request)
 
 
 def make_runner(gateway: Gateway) -> web.AppRunner:

@@ -231,6 +231,7 @@ class FakeGateway:
         self.metrics = Metrics()
         self.keys = Keys(self.config.api_key, self.config.keys_file, self.metrics.key_used)
         self.drain = Drain()
+        self.spans = None
         self.last_token = -math.inf
         self.fail: RootlaceError | None = None
         self.report: CacheReport | None = None  # of prompts for which one is asked for

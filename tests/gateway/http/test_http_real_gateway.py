@@ -12,6 +12,8 @@ import aiohttp
 import msgspec
 import numpy as np
 import pytest
+from aiohttp import web
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from tokenizers import Tokenizer as FastTokenizer
 
 from rootlace.runtime.config import GatewayConfig
@@ -19,7 +21,9 @@ from rootlace.runtime.contracts.request import Request
 from rootlace.runtime.contracts.tree_page import TreeNode, TreePage
 from rootlace.runtime.contracts.update import Update
 from rootlace.runtime.gateway.branches.gateway import Gateway
+from rootlace.runtime.gateway.http.app import make_runner
 from rootlace.runtime.gateway.keys.key_file import new_key, write_keys
+from rootlace.runtime.gateway.spans import Spans
 from rootlace.runtime.gateway.texts import load_chat, load_eos_ids
 from rootlace.runtime.gateway.tokens.tokenizer import Tokenizer
 from rootlace.runtime.model.checkpoint.source import FolderSource
@@ -212,6 +216,42 @@ async def test_a_response_keeps_its_branch(real: Served, reference: FastTokenize
             assert reply.status == 200
     assert not any(request.program for request in engine.submitted[2:])
     assert gateway.session_count == gateway.branch_count == 0  # type: ignore[attr-defined]
+
+
+async def test_spans(real: Served) -> None:
+    """Each generation is a span of the trace that its request names."""
+    exporter = InMemorySpanExporter()
+    real.gateway.spans = Spans(exporter)  # type: ignore[assignment]
+    runner = make_runner(real.gateway)  # type: ignore[arg-type]
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+    trace, parent = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
+    headers = {"traceparent": f"00-{trace}-{parent}-01", "X-Request-Id": "r1"}
+    asked = [{"role": "user", "content": "hi"}]
+    for path, body, status in (
+        ("/v1/chat/completions", {"messages": asked, "top_p": 0.5}, 200),
+        ("/v1/completions", {"prompt": "x" * 600}, 400),
+    ):
+        async with real.http.post(url + path, json=body, headers=headers) as reply:
+            assert reply.status == status
+    await runner.cleanup()
+    real.gateway.spans.flush()  # type: ignore[attr-defined]
+    chat, failed = exporter.get_finished_spans()
+    for span in (chat, failed):
+        assert span.context is not None and span.parent is not None
+        assert (span.context.trace_id, span.parent.span_id) == (int(trace, 16), int(parent, 16))
+        assert span.attributes is not None and span.attributes["rootlace.request_id"] == "r1"
+    assert (chat.name, failed.name) == ("chat tiny", "text_completion tiny")
+    assert [event.name for event in chat.events] == ["first_token", "end"]
+    found = chat.attributes or {}
+    assert found["gen_ai.request.top_p"] == 0.5
+    assert found["gen_ai.usage.input_tokens"] == len(_engine(real).submitted[0].token_ids)
+    assert found["gen_ai.usage.output_tokens"] == len("héllo. bye".encode()) + 1
+    assert found["gen_ai.response.finish_reasons"] == ("stop",)
+    assert not failed.status.is_ok and chat.status.is_unset
+    assert failed.attributes and failed.attributes["error.type"] == "context_length_exceeded"
 
 
 class TreeEngine(FakeEngine):
