@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import cast
 
 from rootlace.runtime.gateway.branches.gateway import Gateway
-from rootlace.runtime.gateway.http.app import endpoints
+from rootlace.runtime.gateway.http.endpoints import endpoints
 from rootlace.runtime.gateway.http.reference import Field, fields, shown_path
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "api.md"
@@ -36,7 +36,8 @@ def _sections() -> Iterator[str]:
     for endpoint in endpoints(cast(Gateway, None)):
         yield f"## `{endpoint.method} {shown_path(endpoint)}`\n"
         yield f"{endpoint.says[0].upper()}{endpoint.says[1:]}.\n"
-        for name, kind in (("field", endpoint.body), ("of the query", endpoint.query)):
+        body = None if endpoint.other_body else endpoint.body
+        for name, kind in (("field", body), ("of the query", endpoint.query)):
             if kind is not None:
                 yield f"| {name} | type | |\n|---|---|---|"
                 yield from map(_row, fields(kind))

@@ -17,7 +17,7 @@ import yaml
 from rootlace.cli.app import app
 from rootlace.runtime.config import GatewayConfig
 from rootlace.runtime.engine.loop import EngineLoop
-from rootlace.runtime.gateway.http.app import endpoints
+from rootlace.runtime.gateway.http.endpoints import endpoints
 from rootlace.runtime.gateway.metrics import Metrics
 from tests.engine.harness import Harness
 from tests.gateway.http.fake_gateway import FakeGateway

@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, NotRequired, TypedDict, TypeVar
 
 import msgspec
 from aiohttp import web
@@ -28,6 +28,7 @@ from rootlace.runtime.gateway.http.handling import HandlingBody, handling_of
 from rootlace.runtime.gateway.http.logprobs import finite
 from rootlace.runtime.gateway.http.prompts import Prompt, parse_prompts
 from rootlace.runtime.gateway.http.replies import (
+    Reports,
     adapter_of,
     check_model,
     json_response,
@@ -105,6 +106,43 @@ class GenerateBody(HandlingBody):
     bootstrap_host: Annotated[Any, _ONE_PROCESS] = None
     bootstrap_port: Annotated[Any, _ONE_PROCESS] = None
     bootstrap_room: Annotated[Any, _ONE_PROCESS] = None
+
+
+TokenLikelihood = tuple[float | None, int, str | None]
+"""Log-probability, id and, where it was asked for, text."""
+
+
+class Finish(TypedDict):
+    """Why a sample ended: `matched` is the stop string or token."""
+
+    type: Literal["stop", "length", "abort"]
+    length: NotRequired[int]
+    matched: NotRequired[str | int | None]
+    message: NotRequired[str]
+
+
+class MetaInfo(Reports):
+    """What is known of a sample beside its text."""
+
+    id: str
+    finish_reason: Finish | None
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+    forced_tokens: NotRequired[int]
+    e2e_latency: NotRequired[float]
+    input_token_logprobs: NotRequired[list[TokenLikelihood]]
+    output_token_logprobs: NotRequired[list[TokenLikelihood]]
+    input_top_logprobs: NotRequired[list[list[TokenLikelihood] | None]]
+    output_top_logprobs: NotRequired[list[list[TokenLikelihood] | None]]
+
+
+class GenerateReply(TypedDict):
+    """A sample; of streams as far as it came."""
+
+    text: str
+    output_ids: list[int]
+    meta_info: MetaInfo
 
 
 _SAMPLING = with_sampling(SamplingParamsBody, "generate")
@@ -342,7 +380,7 @@ def _reply(asked: _Asked, result: Generated, output: Output, elapsed: float) -> 
     return {"text": output.text, "output_ids": list(output.token_ids), "meta_info": meta}
 
 
-def _finish_reason(output: Output) -> dict[str, Any]:
+def _finish_reason(output: Output) -> Finish:
     if output.finish_reason == "length":
         return {"type": "length", "length": len(output.token_ids)}
     if output.finish_reason == "stop":

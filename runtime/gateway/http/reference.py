@@ -109,14 +109,15 @@ def _shown_one(type_: inspect.Type) -> str:
 
 def openapi(endpoints: Sequence[Endpoint], name: str) -> dict[str, Any]:
     """The OpenAPI 3.1 document of `endpoints`, of a server with the model `name`."""
-    types = [each for one in endpoints for each in (one.body, one.reply) if each is not None]
+    types = [each for one in endpoints for each in (*one.bodies, one.reply) if each is not None]
     schemas, components = msgspec.json.schema_components(
         types, ref_template="#/components/schemas/{name}"
     )
     found = iter(schemas)
     paths: dict[str, dict[str, Any]] = {}
     for endpoint in endpoints:
-        body = None if endpoint.body is None else next(found)
+        bodies = [next(found) for _ in endpoint.bodies]
+        body = {"anyOf": bodies} if len(bodies) > 1 else next(iter(bodies), None)
         reply = None if endpoint.reply is None else next(found)
         operation = _operation(endpoint, body, reply)
         paths.setdefault(shown_path(endpoint), {})[endpoint.method.lower()] = operation
@@ -146,9 +147,8 @@ _ERROR = {
 def _operation(
     endpoint: Endpoint, body: dict[str, Any] | None, reply: dict[str, Any] | None
 ) -> dict[str, Any]:
-    streams = endpoint.body is not None and "stream" in endpoint.body.__struct_fields__
     content = {endpoint.content: {"schema": reply} if reply else {}}
-    if streams:  # events, each of which is a line of JSON
+    if endpoint.streams:  # events, each of which is a line of JSON
         content |= {kind: {} for kind in ("text/event-stream", "application/x-ndjson")}
     error = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
     operation: dict[str, Any] = {

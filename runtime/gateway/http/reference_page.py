@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from html import escape
 
 from aiohttp import web
@@ -65,10 +65,25 @@ def reference_page(endpoints: Sequence[Endpoint], name: str) -> str:
 def _section(endpoint: Endpoint) -> str:
     title, says = escape(_title(endpoint)), escape(endpoint.says)
     head = f'<h2 id="{_anchor(endpoint)}">{title}</h2><p>{says}</p>'
-    if endpoint.body is None:
-        return head
-    rows = "".join(map(_row, fields(endpoint.body)))
-    return f"{head}<details><summary>Fields</summary><table>{rows}</table></details>"
+    body = None if endpoint.other_body else endpoint.body
+    for title, kind in (("Fields", body), ("Query", endpoint.query)):
+        if kind is not None:
+            head += _table(title, map(_row, fields(kind)))
+    if endpoint.reply is not None and (found := fields(endpoint.reply)):
+        head += _table("Reply", (_reply_row(field) for field in found))
+    return head
+
+
+def _table(title: str, rows: Iterable[str]) -> str:
+    return f"<details><summary>{title}</summary><table>{''.join(rows)}</table></details>"
+
+
+def _reply_row(field: Field) -> str:
+    says = "" if field.required else "Where there is one."
+    return (
+        f"<tr><td><code>{escape(field.path)}</code></td><td>{escape(field.type)}</td>"
+        f"<td>{says}</td></tr>"
+    )
 
 
 def _row(field: Field) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Sequence
-from typing import Any, NotRequired, TypedDict
+from typing import NotRequired, TypedDict
 
 import msgspec
 from aiohttp import web
@@ -44,6 +44,19 @@ class CompletionTokens(TypedDict):
     reasoning_tokens: NotRequired[int]
 
 
+class ReportReply(CacheReport, kw_only=True, frozen=True, omit_defaults=False):
+    """A report on the cache, and a sentence for people."""
+
+    says: str
+
+
+class Reports(TypedDict):
+    """What there is where it was asked for."""
+
+    cache_report: NotRequired[ReportReply]
+    cache_pin: NotRequired[str]
+
+
 class UsageReply(TypedDict):
     """OpenAI's `usage`, with reports on the cache and pins where they were asked for."""
 
@@ -52,7 +65,7 @@ class UsageReply(TypedDict):
     total_tokens: int
     prompt_tokens_details: PromptTokens
     completion_tokens_details: CompletionTokens
-    cache_reports: NotRequired[list[dict[str, Any]]]
+    cache_reports: NotRequired[list[ReportReply]]
     cache_pins: NotRequired[list[str]]
 
 
@@ -75,14 +88,14 @@ def envelope(prefix: str, kind: str, model: str, given: str | None = None) -> En
     }
 
 
-def report_fields(report: CacheReport) -> dict[str, Any]:
-    """A report as replies carry it: all its fields, and a sentence for people."""
-    return {**msgspec.structs.asdict(report), "says": describe(report)}
+def report_fields(report: CacheReport) -> ReportReply:
+    """A report as replies carry it."""
+    return ReportReply(**msgspec.structs.asdict(report), says=describe(report))
 
 
-def report_of(generated: Generated) -> dict[str, Any]:
-    """`cache_report` and `cache_pin`, where they were asked for."""
-    found: dict[str, Any] = {}
+def report_of(generated: Generated) -> Reports:
+    """Those of a reply, where they were asked for."""
+    found: Reports = {}
     if generated.cache_report is not None:
         found["cache_report"] = report_fields(generated.cache_report)
     if generated.pin:

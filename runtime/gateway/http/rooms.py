@@ -13,21 +13,15 @@ import msgspec
 from aiohttp import web
 
 from rootlace.runtime.gateway.branches.gateway import Gateway
-from rootlace.runtime.gateway.http.app import (
-    ANSWERED,
-    Shared,
-    answers_of,
-    app_of,
-    endpoints,
-    runner_of,
-)
+from rootlace.runtime.gateway.http.app import app_of, runner_of
 from rootlace.runtime.gateway.http.batches.runner import Answerer, Answering
 from rootlace.runtime.gateway.http.batches.service import BatchService
 from rootlace.runtime.gateway.http.body import raw_body
 from rootlace.runtime.gateway.http.endpoint import Endpoint
+from rootlace.runtime.gateway.http.endpoints import ANSWERED, Shared, answers_of, endpoints
 from rootlace.runtime.gateway.http.errors import Handler
 from rootlace.runtime.gateway.http.info import Info, ModelCard, model_list
-from rootlace.runtime.gateway.http.ollama.models import entry_of
+from rootlace.runtime.gateway.http.ollama.models import Entries, Entry, entry_of
 from rootlace.runtime.gateway.http.reference_page import Reference
 from rootlace.runtime.gateway.http.replies import json_response
 from rootlace.runtime.gateway.metrics import CONTENT_TYPE, Model, text_of_all
@@ -167,13 +161,13 @@ class RoomEndpoints:
         ]
 
     async def tags(self, request: web.Request) -> web.Response:
-        return json_response({"models": [self._tag(room) for room in self._rooms.all]})
+        return json_response(Entries(models=[self._tag(room) for room in self._rooms.all]))
 
     async def running(self, request: web.Request) -> web.Response:
         loaded = [room for room in self._rooms.all if room.gateway is not None]
         return json_response({"models": [{**self._tag(room), "size_vram": 0} for room in loaded]})
 
-    def _tag(self, room: Room) -> dict[str, Any]:
+    def _tag(self, room: Room) -> Entry:
         return entry_of(room.name, _written(self._started))
 
     async def model_info(self, request: web.Request) -> web.StreamResponse:

@@ -30,6 +30,8 @@ from rootlace.wire.protocol import (
     Close,
     Done,
     Event,
+    Explain,
+    Explained,
     Failed,
     Generate,
     Generated,
@@ -140,6 +142,9 @@ class FakeSession:
                     usage = Usage(prompt_tokens=len(self._prompts[op.branch]))
                     best = found.index(max(found))
                     self._on_events([Selected(op.op, op.choices[best], best, found, usage)])
+                case Explain():
+                    report = self._gateway.report or CacheReport(0, 1, "new")
+                    self._on_events([Explained(op.op, report)])
                 case Close() | Cancel():
                     self._on_events([Done(op.op)])
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import cast
 
 from rootlace.runtime.gateway.branches.gateway import Gateway
-from rootlace.runtime.gateway.http.app import endpoints
+from rootlace.runtime.gateway.http.endpoints import endpoints
 from tests.gateway.http.conftest import Served
 
 

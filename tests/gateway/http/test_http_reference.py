@@ -8,19 +8,35 @@ from typing import Any
 import jsonschema
 import pytest
 
+from rootlace.wire.cache_report import CacheReport
 from scripts import api_reference
 from tests.gateway.http.conftest import Served
 
 NAME = "x"
+SAID = '<think>hm</think>\n\nwell<tool_call>{"name":"f","arguments":{"x":1}}</tool_call>'
 USER = [{"role": "user", "content": "hi"}]
+REPORT = {"return_cache_report": True}
+PIN = {"cache": {"pin": True}}
+CALLS = {"tools": [{"type": "function", "name": "f", "parameters": {}}]}
+OLLAMA = {"model": "fake", "stream": False}
+TOP = {"top_logprobs_num": 2, "logprob_start_len": 0, "return_text_in_logprobs": True}
 BODIES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     # A path, a body that is answered, and what makes it wrong.
     ("/v1/chat/completions", {"messages": USER, "temperature": 0.5, "stop": "a"}, {"stop": 3}),
     ("/v1/completions", {"prompt": [[1, 2]], "logit_bias": {"5": 1}}, {"prompt": None}),
     ("/v1/responses", {"input": USER}, {"input": {}}),
+    ("/v1/responses", {"input": USER, **REPORT, **PIN, **CALLS}, {"tools": [{}]}),
     ("/v1/messages", {"messages": USER, "max_tokens": 3}, {"max_tokens": "3"}),
+    ("/v1/messages", {"messages": USER, "max_tokens": 99, **REPORT}, {"thinking": 1}),
+    ("/v1/messages/count_tokens", {"messages": USER}, {"messages": 1}),
     ("/api/chat", {"model": "fake", "messages": USER}, {"options": {"mirror": 1}}),
+    ("/api/chat", {**OLLAMA, "messages": USER, **PIN}, {"messages": 1}),
+    ("/api/chat", {**OLLAMA, "messages": []}, {"format": 1}),
+    ("/api/generate", {**OLLAMA, "prompt": "a", **REPORT}, {"prompt": 1}),
+    ("/api/show", {"model": "fake"}, {"model": 1}),
+    ("/cache/explain", {"prompt": "a"}, {"prompt": 1}),
     ("/generate", {"text": ["a"], "sampling_params": [{"n": 1}]}, {"sampling_params": {"m": 1}}),
+    ("/generate", {"text": "a", "return_logprob": True, **TOP, **PIN}, {"text": 1}),
     ("/tokenize", {"prompt": "a"}, {"promt": "a"}),
 ]
 
@@ -34,6 +50,10 @@ async def _document(served: Served) -> dict[str, Any]:
 
 async def test_bodies_fit_the_document_exactly_if_they_are_decoded(served: Served) -> None:
     document = await _document(served)
+    gateway = served.gateway
+    gateway.chat.source = "{# <think> </think> #}"
+    gateway.script = lambda prompt, index: SAID
+    gateway.report = CacheReport(1, 3, "evicted", lost=1)
     for path, body, wrong in BODIES:
         operation = document["paths"][path]["post"]
         validator = _validator(document, operation["requestBody"])

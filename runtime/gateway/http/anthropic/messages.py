@@ -6,7 +6,7 @@ import uuid
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal, TypedDict
 
 import msgspec
 from aiohttp import web
@@ -25,6 +25,7 @@ from rootlace.runtime.gateway.http.chat.blocks import (
 )
 from rootlace.runtime.gateway.http.chat.chats import Chats, Ended, Prepared
 from rootlace.runtime.gateway.http.replies import (
+    Reports,
     adapter_of,
     check_model,
     json_response,
@@ -34,13 +35,79 @@ from rootlace.runtime.gateway.http.sse import NAMED_EVENTS, stream_events
 from rootlace.wire.handling import PIN_SECONDS
 from rootlace.wire.protocol import Generated, Output, Usage
 
-_TYPES = {"text": "text", "thoughts": "thinking", "call": "tool_use"}
 # The types of deltas, and the fields that hold what is new.
 _DELTAS = {
     "text": ("text_delta", "text"),
     "thoughts": ("thinking_delta", "thinking"),
     "call": ("input_json_delta", "partial_json"),
 }
+
+
+class TextBlock(msgspec.Struct, tag_field="type", tag="text"):
+    """What the model says."""
+
+    text: str
+
+
+class ThinkingBlock(msgspec.Struct, tag_field="type", tag="thinking"):
+    """What the model thought."""
+
+    thinking: str
+    signature: str = ""
+
+
+class ToolUse(msgspec.Struct, tag_field="type", tag="tool_use"):
+    """A tool that is to be called."""
+
+    id: str
+    name: str
+    input: dict[str, Any]
+
+
+class Written(TypedDict):
+    """How many tokens were computed up to marks, by the time to live that these ask for."""
+
+    ephemeral_5m_input_tokens: int
+    ephemeral_1h_input_tokens: int
+
+
+class MessageUsage(Reports):
+    """The three counts of input tokens add up to the prompt."""
+
+    input_tokens: int
+    cache_creation_input_tokens: int
+    cache_creation: Written
+    cache_read_input_tokens: int
+    output_tokens: int
+
+
+class MessageHead(TypedDict):
+    """What is known of an answer before there is one."""
+
+    id: str
+    type: Literal["message"]
+    role: Literal["assistant"]
+    model: str
+
+
+class Stopped(TypedDict):
+    """Why an answer ended; a stream says it at its end."""
+
+    stop_reason: str | None
+    stop_sequence: str | None
+
+
+class MessageReply(MessageHead, Stopped):
+    """An answer."""
+
+    content: list[TextBlock | ThinkingBlock | ToolUse]
+    usage: MessageUsage
+
+
+class TokenCount(msgspec.Struct):
+    """So long are the messages."""
+
+    input_tokens: int
 
 
 @dataclass(frozen=True)
@@ -62,7 +129,7 @@ class Messages:
         body = await read_body(request, CountBody)
         check_model(self._gateway, body.model)
         ids = await self._chats.encode(chat_request(body))
-        return json_response({"input_tokens": len(ids)})
+        return json_response(TokenCount(len(ids)))
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         body = await read_body(request, MessagesBody)
@@ -73,20 +140,18 @@ class Messages:
             return await stream_events(request, self._stream(asked), NAMED_EVENTS)
         ended, (answer,) = await self._chats.run(asked.prepared)
         generated = ended.generated
-        content = [_block(block) for block in blocks_of(answer)]
-        return json_response(
-            {
-                **_message(asked.model),
-                "content": content,
-                **_stopped(generated.outputs[0], bool(answer.calls)),
-                "usage": _usage(generated, asked.prepared),
-            }
-        )
+        reply: MessageReply = {
+            **_message(asked.model),
+            "content": [_block(block) for block in blocks_of(answer)],
+            **_stopped(generated.outputs[0], bool(answer.calls)),
+            "usage": _usage(generated, asked.prepared),
+        }
+        return json_response(reply)
 
     async def _stream(self, asked: _Request) -> AsyncGenerator[dict[str, Any], None]:
         # How long the prompt is is known at the end; the last event tells it.
         nothing = _usage(Generated(0, (), Usage()), asked.prepared)
-        start = {**_message(asked.model), **_STOPPED_NOT, "usage": nothing}
+        start = {**_message(asked.model), "content": [], **_STOPPED_NOT, "usage": nothing}
         blocks, calls = Blocks(), 0
         begun = False
         async with aclosing(self._chats.stream(asked.prepared)) as events:
@@ -105,16 +170,15 @@ class Messages:
         yield {"type": "message_stop"}
 
 
-_STOPPED_NOT = {"stop_reason": None, "stop_sequence": None}
+_STOPPED_NOT: Stopped = {"stop_reason": None, "stop_sequence": None}
 
 
-def _message(model: str) -> dict[str, Any]:
+def _message(model: str) -> MessageHead:
     return {
         "id": f"msg_{uuid.uuid4().hex[:24]}",
         "type": "message",
         "role": "assistant",
         "model": model,
-        "content": [],
     }
 
 
@@ -138,15 +202,12 @@ def _end(generated: Generated, called: bool, prepared: Prepared) -> dict[str, An
     }
 
 
-def _block(block: Block) -> dict[str, Any]:
-    """A content block."""
-    kind = _TYPES[block.kind]
+def _block(block: Block) -> TextBlock | ThinkingBlock | ToolUse:
     if block.kind == "text":
-        return {"type": kind, "text": block.text}
+        return TextBlock(block.text)
     if block.kind == "thoughts":
-        return {"type": kind, "thinking": block.text, "signature": ""}
-    call_id = f"toolu_{uuid.uuid4().hex[:24]}"
-    return {"type": kind, "id": call_id, "name": block.name, "input": _input(block.text)}
+        return ThinkingBlock(block.text)
+    return ToolUse(f"toolu_{uuid.uuid4().hex[:24]}", block.name, _input(block.text))
 
 
 def _input(arguments: str) -> Any:
@@ -158,7 +219,7 @@ def _input(arguments: str) -> Any:
     return value if isinstance(value, dict) else {}
 
 
-def _stopped(output: Output, called: bool) -> dict[str, Any]:
+def _stopped(output: Output, called: bool) -> Stopped:
     if output.finish_reason == "length":
         return {"stop_reason": "max_tokens", "stop_sequence": None}
     if called:
@@ -168,16 +229,16 @@ def _stopped(output: Output, called: bool) -> dict[str, Any]:
     return {"stop_reason": "end_turn", "stop_sequence": None}
 
 
-def _usage(generated: Generated, prepared: Prepared) -> dict[str, Any]:
+def _usage(generated: Generated, prepared: Prepared) -> MessageUsage:
     """All of a prompt is cached; what was computed counts as written where a client marked it.
 
     The three counts of the prompt's tokens add up to it.
     """
     usage = generated.usage
-    written = dict.fromkeys(("ephemeral_5m_input_tokens", "ephemeral_1h_input_tokens"), 0)
+    written: Written = {"ephemeral_5m_input_tokens": 0, "ephemeral_1h_input_tokens": 0}
     for pin, tokens in zip(prepared.job.pins, usage.written, strict=False):
         hour = (pin.cache.ttl or 0.0) > PIN_SECONDS
-        written[f"ephemeral_{'1h' if hour else '5m'}_input_tokens"] += tokens
+        written["ephemeral_1h_input_tokens" if hour else "ephemeral_5m_input_tokens"] += tokens
     return {
         "input_tokens": usage.prompt_tokens - usage.cached_tokens - sum(usage.written),
         "cache_creation_input_tokens": sum(usage.written),

@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Literal, NotRequired, TypedDict
 
 import msgspec
 from aiohttp import web
@@ -32,9 +32,64 @@ from rootlace.runtime.gateway.http.ollama.body import (
 )
 from rootlace.runtime.gateway.http.ollama.models import check_name
 from rootlace.runtime.gateway.http.prompts import Prompt
-from rootlace.runtime.gateway.http.replies import adapter_of, json_response, report_of
+from rootlace.runtime.gateway.http.replies import Reports, adapter_of, json_response, report_of
 from rootlace.runtime.gateway.http.sse import LINES, stream_events
 from rootlace.wire.protocol import Generated
+
+
+class CalledTool(TypedDict):
+    """A tool, and its arguments."""
+
+    name: str
+    arguments: dict[str, Any]
+
+
+class ToolCall(TypedDict):
+    """A call that the model makes."""
+
+    function: CalledTool
+
+
+class Said(TypedDict, total=False):
+    """What an answer holds beside its text."""
+
+    thinking: str
+    tool_calls: list[ToolCall]
+
+
+class Message(Said):
+    """A chat's answer, or a piece of it."""
+
+    role: Literal["assistant"]
+    content: str
+
+
+class Line(Reports):
+    """What every line of a stream tells, and a whole answer; the last line, or a whole answer that
+    is not empty, has the figures. Durations are in nanoseconds."""
+
+    model: str
+    created_at: str
+    done: bool
+    done_reason: NotRequired[str]
+    total_duration: NotRequired[int]
+    load_duration: NotRequired[int]
+    prompt_eval_count: NotRequired[int]
+    prompt_eval_duration: NotRequired[int]
+    eval_count: NotRequired[int]
+    eval_duration: NotRequired[int]
+
+
+class ChatLine(Line):
+    """Of a chat."""
+
+    message: Message
+
+
+class GenerateLine(Line, Said):
+    """Of an answer to a prompt."""
+
+    response: str
 
 
 @dataclass(frozen=True)

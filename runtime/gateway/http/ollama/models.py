@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 from importlib import metadata
-from typing import Any
+from typing import NotRequired, TypedDict
 
 from aiohttp import web
 
@@ -25,6 +25,56 @@ def check_name(gateway: Gateway, asked: str) -> str:
     return check_model(gateway, asked.removesuffix(":latest"))
 
 
+class Details(TypedDict):
+    """Of Ollama's, none of which is known here."""
+
+    parent_model: str
+    format: str
+    family: str
+    families: list[str]
+    parameter_size: str
+    quantization_level: str
+
+
+class Entry(TypedDict):
+    """A model as Ollama lists it, with its context where it runs."""
+
+    name: str
+    model: str
+    modified_at: str
+    size: int
+    digest: str
+    details: Details
+    size_vram: NotRequired[int]
+    context_length: NotRequired[int]
+
+
+class Entries(TypedDict):
+    """What is served."""
+
+    models: list[Entry]
+
+
+class Shown(TypedDict):
+    """A model."""
+
+    modelfile: str
+    parameters: str
+    template: str
+    details: Details
+    model_info: dict[str, str | int]
+    capabilities: list[str]
+    modified_at: str
+
+
+class Embedded(TypedDict):
+    """Vectors of length 1."""
+
+    model: str
+    embeddings: list[list[float]]
+    prompt_eval_count: int
+
+
 class Models:
     """The handlers."""
 
@@ -37,11 +87,13 @@ class Models:
         return json_response(Version(metadata.version("rootlace")))
 
     async def tags(self, request: web.Request) -> web.Response:
-        return json_response({"models": [self._entry()]})
+        return json_response(Entries(models=[self._entry()]))
 
     async def running(self, request: web.Request) -> web.Response:
-        more = {"size_vram": 0, "context_length": self._gateway.model_info.context_length}
-        return json_response({"models": [{**self._entry(), **more}]})
+        entry = self._entry()
+        entry["size_vram"] = 0
+        entry["context_length"] = self._gateway.model_info.context_length
+        return json_response(Entries(models=[entry]))
 
     async def show(self, request: web.Request) -> web.Response:
         body = await read_body(request, ShowBody)
@@ -53,22 +105,21 @@ class Models:
             able.append("tools")
         if self._chats.format.always:
             able.append("thinking")
-        return json_response(
-            {
-                "modelfile": "",
-                "parameters": "",
-                "template": template or "",
-                "details": _DETAILS,
-                "model_info": {
-                    "general.architecture": "rootlace",
-                    "general.basename": info.name,
-                    "rootlace.context_length": info.context_length,
-                    "rootlace.vocab_size": info.vocab_size,
-                },
-                "capabilities": able,
-                "modified_at": self._started,
-            }
-        )
+        shown: Shown = {
+            "modelfile": "",
+            "parameters": "",
+            "template": template or "",
+            "details": _DETAILS,
+            "model_info": {
+                "general.architecture": "rootlace",
+                "general.basename": info.name,
+                "rootlace.context_length": info.context_length,
+                "rootlace.vocab_size": info.vocab_size,
+            },
+            "capabilities": able,
+            "modified_at": self._started,
+        }
+        return json_response(shown)
 
     async def embed(self, request: web.Request) -> web.Response:
         body = await read_body(request, EmbedBody)
@@ -88,19 +139,18 @@ class Models:
             account=account,
             adapter=adapter_of(self._gateway, model),
         )
-        return json_response(
-            {
-                "model": model,
-                "embeddings": [vector.values.tolist() for vector in found],
-                "prompt_eval_count": sum(vector.prompt_tokens for vector in found),
-            }
-        )
+        reply: Embedded = {
+            "model": model,
+            "embeddings": [vector.values.tolist() for vector in found],
+            "prompt_eval_count": sum(vector.prompt_tokens for vector in found),
+        }
+        return json_response(reply)
 
-    def _entry(self) -> dict[str, Any]:
+    def _entry(self) -> Entry:
         return entry_of(self._gateway.model_info.name, self._started)
 
 
-def entry_of(name: str, modified_at: str) -> dict[str, Any]:
+def entry_of(name: str, modified_at: str) -> Entry:
     """A model as Ollama lists it."""
     return {
         "name": name,
@@ -112,7 +162,7 @@ def entry_of(name: str, modified_at: str) -> dict[str, Any]:
     }
 
 
-_DETAILS = {
+_DETAILS: Details = {
     "parent_model": "",
     "format": "",
     "family": "",

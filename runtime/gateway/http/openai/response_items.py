@@ -3,12 +3,58 @@
 from __future__ import annotations
 
 import uuid
-from typing import Any
+from typing import Any, Literal
+
+import msgspec
 
 from rootlace.runtime.gateway.http.chat.blocks import Begin, Block, BlockEvent, More
 
+
+class OutputText(msgspec.Struct, tag_field="type", tag="output_text"):
+    """Text for the user."""
+
+    text: str
+    annotations: tuple[()] = ()
+    logprobs: tuple[()] = ()
+
+
+class ReasoningText(msgspec.Struct, tag_field="type", tag="reasoning_text"):
+    """Text that the model wrote to itself."""
+
+    text: str
+
+
+class OutputMessage(msgspec.Struct, tag_field="type", tag="message"):
+    """What the model says."""
+
+    id: str
+    status: str
+    content: list[OutputText]
+    role: Literal["assistant"] = "assistant"
+
+
+class OutputReasoning(msgspec.Struct, tag_field="type", tag="reasoning"):
+    """What the model thought."""
+
+    id: str
+    status: str
+    content: list[ReasoningText]
+    summary: tuple[()] = ()
+
+
+class OutputCall(msgspec.Struct, tag_field="type", tag="function_call"):
+    """A function that is to be called, and its arguments as JSON."""
+
+    id: str
+    status: str
+    call_id: str
+    name: str
+    arguments: str
+
+
+OutputItem = OutputMessage | OutputReasoning | OutputCall
+
 _PREFIXES = {"text": "msg", "thoughts": "rs", "call": "fc"}
-_PARTS = {"text": "output_text", "thoughts": "reasoning_text"}
 _NAMES = {"text": "output_text", "thoughts": "reasoning_text", "call": "function_call_arguments"}
 
 
@@ -18,22 +64,16 @@ class Items:
     def __init__(self) -> None:
         self._ids: dict[int, tuple[str, str]] = {}
 
-    def item(self, block: Block, status: str = "completed") -> dict[str, Any]:
+    def item(self, block: Block, status: str = "completed") -> OutputItem:
         """The item of a block; without content while it is in progress."""
         item_id, call_id = self._of(block)
-        head = {"id": item_id, "status": status}
+        written = status != "in_progress"
         if block.kind == "call":
-            return {
-                **head,
-                "type": "function_call",
-                "call_id": call_id,
-                "name": block.name,
-                "arguments": "" if status == "in_progress" else block.text,
-            }
-        content = [] if status == "in_progress" else [_part(block, block.text)]
+            arguments = block.text if written else ""
+            return OutputCall(item_id, status, call_id, block.name, arguments)
         if block.kind == "thoughts":
-            return {**head, "type": "reasoning", "summary": [], "content": content}
-        return {**head, "type": "message", "role": "assistant", "content": content}
+            return OutputReasoning(item_id, status, [ReasoningText(block.text)] if written else [])
+        return OutputMessage(item_id, status, [OutputText(block.text)] if written else [])
 
     def events(self, change: BlockEvent) -> list[dict[str, Any]]:
         """What is streamed of a change, but for the numbers of the events."""
@@ -69,13 +109,12 @@ class Items:
         return self._ids[block.index]
 
 
-def _item_event(kind: str, block: Block, item: dict[str, Any]) -> dict[str, Any]:
+def _item_event(kind: str, block: Block, item: OutputItem) -> dict[str, Any]:
     return {"type": kind, "output_index": block.index, "item": item}
 
 
-def _part(block: Block, text: str) -> dict[str, Any]:
-    more: dict[str, Any] = {"annotations": [], "logprobs": []} if block.kind == "text" else {}
-    return {"type": _PARTS[block.kind], "text": text, **more}
+def _part(block: Block, text: str) -> OutputText | ReasoningText:
+    return OutputText(text) if block.kind == "text" else ReasoningText(text)
 
 
 def _whole(block: Block) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,7 +25,7 @@ class Stored:
     `held` is the branch, and `let_go` has the cache treat it like any other.
     """
 
-    response: dict[str, Any]
+    response: Mapping[str, Any]
     messages: tuple[dict[str, Any], ...]
     size: int
     owner: str = ""
@@ -51,7 +51,7 @@ class ResponseStore:
 
     def put(
         self,
-        response: dict[str, Any],
+        response: Mapping[str, Any],
         before: tuple[dict[str, Any], ...],
         new: list[dict[str, Any]],
         owner: str = "",

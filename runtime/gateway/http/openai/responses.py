@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, Literal, TypedDict
 
 from aiohttp import web
 
@@ -23,7 +23,7 @@ from rootlace.runtime.gateway.http.errors import InvalidParameter
 from rootlace.runtime.gateway.http.handling import handling_of
 from rootlace.runtime.gateway.http.holds import Holds
 from rootlace.runtime.gateway.http.openai.conversation import call_of
-from rootlace.runtime.gateway.http.openai.response_items import Items
+from rootlace.runtime.gateway.http.openai.response_items import Items, OutputItem
 from rootlace.runtime.gateway.http.openai.response_store import ResponseStore, Stored
 from rootlace.runtime.gateway.http.openai.responses_body import (
     RESPONSES_BODY,
@@ -34,11 +34,73 @@ from rootlace.runtime.gateway.http.openai.responses_body import (
     tool_choice,
     tools_of,
 )
-from rootlace.runtime.gateway.http.replies import adapter_of, check_model, json_response, report_of
+from rootlace.runtime.gateway.http.replies import (
+    Reports,
+    adapter_of,
+    check_model,
+    json_response,
+    report_of,
+)
 from rootlace.runtime.gateway.http.sampling import sampling_fields
 from rootlace.runtime.gateway.http.sse import NAMED_EVENTS, stream_events
 from rootlace.runtime.gateway.keys.account import owner
 from rootlace.wire.errors import RootlaceError
+
+
+class InputDetails(TypedDict):
+    """How the tokens of the conversation came to be."""
+
+    cached_tokens: int
+    cache_write_tokens: int
+
+
+class OutputDetails(TypedDict):
+    """How many tokens of the answer are thoughts."""
+
+    reasoning_tokens: int
+
+
+class ResponseUsage(Reports):
+    """So many tokens."""
+
+    input_tokens: int
+    input_tokens_details: InputDetails
+    output_tokens: int
+    output_tokens_details: OutputDetails
+    total_tokens: int
+
+
+class ResponseHead(TypedDict):
+    """What is known before there is an answer; the client's own settings among it."""
+
+    id: str
+    object: Literal["response"]
+    created_at: float
+    model: str
+    error: dict[str, Any] | None
+    incomplete_details: dict[str, str] | None
+    instructions: str | None
+    max_output_tokens: int | None
+    metadata: dict[str, str]
+    parallel_tool_calls: bool
+    previous_response_id: str | None
+    reasoning: dict[str, str | None]
+    store: bool
+    temperature: float
+    text: dict[str, Any]
+    tool_choice: str | dict[str, Any]
+    tools: list[dict[str, Any]]
+    top_p: float
+    truncation: Literal["disabled"]
+
+
+class ResponseReply(ResponseHead):
+    """A response, complete."""
+
+    status: Literal["completed", "incomplete"]
+    completed_at: float | None
+    output: list[OutputItem]
+    usage: ResponseUsage
 
 
 @dataclass(frozen=True)
@@ -46,7 +108,7 @@ class _Request:
     """A body, checked and understood. `before` and `new` are its conversation."""
 
     prepared: Prepared
-    head: dict[str, Any]
+    head: ResponseHead
     before: tuple[dict[str, Any], ...]
     new: list[dict[str, Any]]
     store: bool
@@ -160,10 +222,10 @@ class Responses:
             failed = {**started, "status": "failed", "error": fault}
             yield numbered({"type": "response.failed", "response": failed})
 
-    def _ended(self, asked: _Request, blocks: list[Block], ended: Ended) -> dict[str, Any]:
+    def _ended(self, asked: _Request, blocks: list[Block], ended: Ended) -> ResponseReply:
         """The whole response, which is kept."""
         cut = ended.generated.outputs[0].finish_reason == "length"
-        response = {
+        response: ResponseReply = {
             **asked.head,
             "status": "incomplete" if cut else "completed",
             "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
@@ -172,13 +234,13 @@ class Responses:
             "usage": _usage(ended),
         }
         if cut and response["output"]:
-            response["output"][-1]["status"] = "incomplete"
+            response["output"][-1].status = "incomplete"
         if asked.store:
             self._keep(asked, ended, response, _message(blocks, asked.items))
         return response
 
     def _keep(
-        self, asked: _Request, ended: Ended, response: dict[str, Any], answer: dict[str, Any]
+        self, asked: _Request, ended: Ended, response: ResponseReply, answer: dict[str, Any]
     ) -> None:
         """Store the response, and hold its branch, of which the one before is the beginning."""
         if ended.session is not None:
@@ -191,8 +253,7 @@ class Responses:
         self._store.put(response, asked.before, new, owner(), asked.salt, ended.held, let_go)
 
 
-def _head(body: ResponsesBody, model: str) -> dict[str, Any]:
-    """What is known before there is an answer; the client's own settings among it."""
+def _head(body: ResponsesBody, model: str) -> ResponseHead:
     form = {"type": "text"}
     if body.text is not None and body.text.format is not None:
         given = body.text.format
@@ -260,7 +321,7 @@ def _message(blocks: list[Block], items: Items) -> dict[str, Any]:
     return message
 
 
-def _usage(ended: Ended) -> dict[str, Any]:
+def _usage(ended: Ended) -> ResponseUsage:
     usage = ended.generated.usage
     return {
         "input_tokens": usage.prompt_tokens,
