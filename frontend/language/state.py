@@ -227,7 +227,7 @@ class State:
         A value of `gen(type=...)` comes back as its JSON says, or as what `types` says for the
         variable: {"person": Person}. Raises InvalidRequest for any other text.
         """
-        return _restored(read_json(text, types or {}))
+        return restored(read_json(text, types or {}))
 
     def __contains__(self, name: object) -> bool:
         """Whether the program has named the variable; its value may still be on its way."""
@@ -344,7 +344,7 @@ class ProgramState(State):
         return _saved(self).to_json()
 
     def __reduce__(self) -> Any:
-        return _restored, (_saved(self),)
+        return restored, (_saved(self),)
 
     def sync(self) -> None:
         """Wait for everything that was appended; raises nothing (see `error`)."""
@@ -406,7 +406,8 @@ def _saved(state: ProgramState) -> Saved:
     return dataclasses.replace(state.branch.saved(), value=state.ret_value)
 
 
-def _restored(saved: Saved) -> ProgramState:
+def restored(saved: Saved) -> ProgramState:
+    """The state of what was saved."""
     state = ProgramState(SavedBranch(saved))
     state.ret_value = saved.value
     return state

@@ -46,7 +46,9 @@ class _Batch:
         self._connection = endpoint.connect()
         model = self._connection.model.name
         self._journal = (
-            None if checkpoint is None else Journal(checkpoint, function.name, model, batch)
+            None
+            if checkpoint is None
+            else Journal(checkpoint, function.name, model, options, batch)
         )
         self._program = self._connection.next_program()
         self._running: set[ProgramRun] = set()

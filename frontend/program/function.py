@@ -126,8 +126,10 @@ class Function(Definition):
 
         `checkpoint`: a file to which each row's state is appended when it is done. A batch that was
         interrupted goes on where it was if it is run again with the same file: rows that are in
-        there, with the same arguments, are read from it. Typed values are then as `State.from_json`
-        reads them: `Checkpoint(path, types={...})`.
+        there, with the same arguments, options and model, are read from it. Typed values are then
+        as `State.from_json` reads them: `Checkpoint(path, types={...})`. With
+        `Checkpoint(path, keep="value")` only what the program returned is kept. A row that JSON
+        cannot hold is warned of, and run again the next time.
         """
         from rootlace.program.batch import run_batch
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -111,13 +113,63 @@ async def test_async_batches(gateway: FakeGateway, broken: set[str], tmp_path: P
     assert asked(gateway) == 6
 
 
-def test_what_cannot_be_kept(tmp_path: Path) -> None:
+def test_other_options_are_other_rows(
+    gateway: FakeGateway, broken: set[str], tmp_path: Path
+) -> None:
+    path = tmp_path / "rows.jsonl"
+    given: list[dict[str, Any]] = [
+        {},
+        {"temperature": 0.5},
+        {"adapter": None, "logit_bias": {3: 1.0}},
+        {"regex": "[0-9]+"},
+        {"tools": rl.tools(look_up)},
+    ]
+    for count, options in enumerate(given, 1):
+        plain.run_batch(ROWS[:1], checkpoint=path, **options)
+        plain.run_batch(ROWS[:1], checkpoint=path, timeout=60, **options)  # no other text by that
+        assert asked(gateway) == count
+
+
+def look_up(word: str) -> str:
+    return word
+
+
+@rl.function
+def plain(s, question):
+    s += question + rl.gen("text")
+    return {"asked": question}
+
+
+def test_only_what_was_returned_is_kept(
+    gateway: FakeGateway, broken: set[str], tmp_path: Path
+) -> None:
+    kept = rl.Checkpoint(tmp_path / "rows.jsonl", keep="value")
+    plain.run_batch(ROWS[:2], checkpoint=kept)
+    lines = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
+    assert sorted(line["row"] for line in lines) == [0, 1]
+    assert {line["value"]["asked"] for line in lines} == {"0", "1"}
+    assert all(line.keys() == {"row", "key", "value"} for line in lines)
+    states = plain.run_batch(ROWS[:3], checkpoint=kept)
+    assert asked(gateway) == 3 and [state.ret_value["asked"] for state in states] == list("012")
+    assert states[0].text() == "" and not states[0].keys()
+    plain.run_batch(ROWS[:2], checkpoint=kept.path)  # whose states are not there
+    assert asked(gateway) == 5
+    with pytest.raises(InvalidRequest, match="'state' or 'value', not 'text'"):
+        rl.Checkpoint("x", keep="text")  # type: ignore[arg-type]
+
+
+def test_what_cannot_be_kept(gateway: FakeGateway, tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest, match=r"batch\[0\]: a checkpoint needs arguments"):
         program.run_batch([{"question": object()}], checkpoint=tmp_path / "x")
 
     @rl.function
-    def odd(s):
-        s["lock"] = object()
+    def odd(s, value):
+        s["value"] = object() if value == 1 else value
+        s += rl.gen("text")
+        return "\ud800" if value == 2 else value
 
-    with pytest.raises(InvalidRequest, match="the variable 'lock'"):
-        odd.run_batch([{}], checkpoint=tmp_path / "x")
+    for count in (4, 6):  # the two that were not kept are run again
+        with pytest.warns(UserWarning, match=r"batch\[[12]\] is done, but .* cannot keep it"):
+            states = odd.run_batch([{"value": i} for i in range(4)], checkpoint=tmp_path / "x")
+        assert [state.ret_value for state in states] == [0, 1, "\ud800", 3]
+        assert asked(gateway) == count
