@@ -43,6 +43,12 @@ MAY_IMPORT: dict[str, set[str]] = {
         "rootlace.trace",
         "rootlace.timeline",
     },
+    "rootlace.evaluation": {
+        "rootlace.wire",
+        "rootlace.language",
+        "rootlace.client",
+        "rootlace.program",
+    },
     # Backends without a model, for the tests of programs.
     "rootlace.testing": {"rootlace.wire", "rootlace.language", "rootlace.client"},
     # The other interpreter of the language: it knows nothing of runtimes.
@@ -64,6 +70,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "rootlace.client",
         "rootlace.program",
         "rootlace.timeline",
+        "rootlace.evaluation",
         "rootlace.runtime.config",
         "rootlace.runtime.options",
         "rootlace.runtime.processes",
@@ -216,6 +223,7 @@ MUST_NOT_IMPORT: dict[str, set[str]] = {
     "rootlace.language": HEAVY | SERVING | {"numpy", "zmq"},
     "rootlace.client": HEAVY | SERVING | {"numpy"},
     "rootlace.program": HEAVY | SERVING | {"numpy", "zmq"},
+    "rootlace.evaluation": HEAVY | SERVING | {"numpy", "zmq"},
     "rootlace.testing": HEAVY | SERVING | {"numpy"},
     "rootlace.trace": HEAVY | SERVING | {"numpy", "zmq"},
     "rootlace": HEAVY | SERVING | {"numpy", "zmq"},

@@ -11,6 +11,7 @@ from rootlace.cli.bench import bench
 from rootlace.cli.cache import cache
 from rootlace.cli.chat import chat
 from rootlace.cli.doctor import doctor
+from rootlace.cli.evaluate import evaluate
 from rootlace.cli.keys import keys
 from rootlace.cli.models import models
 from rootlace.cli.run import run
@@ -34,6 +35,7 @@ app.command()(doctor)
 app.command()(models)
 app.command()(top)
 app.command()(bench)
+app.command("eval")(evaluate)
 app.add_typer(cache, name="cache")
 app.add_typer(keys, name="keys")
 

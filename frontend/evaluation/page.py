@@ -1,0 +1,131 @@
+"""Results as one page that needs nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from html import escape
+
+from rootlace.evaluation.comparison import Difference
+from rootlace.evaluation.record import Record
+from rootlace.evaluation.results import Results
+from rootlace.evaluation.scoring import chosen
+from rootlace.evaluation.statistics import Estimate
+from rootlace.evaluation.table import costs
+
+_STYLE = """
+:root { color-scheme: light dark; --line: #8886; --right: #3a7d44; --wrong: #c33; }
+body { font: 15px/1.45 system-ui, sans-serif; max-width: 72rem; margin: 2rem auto; padding: 0 1em; }
+table { border-collapse: collapse; margin: 1em 0; } tr { border-top: 1px solid var(--line); }
+td, th { padding: .2rem .8rem; text-align: right; vertical-align: top; }
+td:first-child, th:first-child, .rows td { text-align: left; }
+svg { width: 14rem; height: 1em; } svg line { stroke: var(--line); } svg .in { stroke: var(--right);
+stroke-width: 4; } svg circle { fill: currentColor; }
+pre { white-space: pre-wrap; margin: .3em 0; } .right { color: var(--right); }
+.wrong { color: var(--wrong); } #wrong:checked ~ table tr.good { display: none; }
+"""
+SHOWN = 2000
+"""Rows on a page, at most; all are in the run's file."""
+
+
+def page(run: Results, compared: Results | None, found: Sequence[Difference]) -> str:
+    """`found` are the differences to the run that this one is `compared` with, if any."""
+    parts = [
+        f"<h1>{escape(run.task)}</h1><p>{escape(run.model)}</p>",
+        *[f"<p>{escape(line)}</p>" for line in costs(run)],
+        _estimates({"": run.estimates(), **run.by_group()}),
+    ]
+    if compared is not None:
+        parts += [f"<h2>Compared with {escape(compared.task)}, {escape(compared.model)}</h2>"]
+        parts += [_differences(found)]
+    parts += ["<h2>Rows</h2>", _rows(run.records)]
+    return (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        f"<title>{escape(run.task)}, {escape(run.model)}</title><style>{_STYLE}</style></head>"
+        f"<body>{''.join(parts)}</body></html>\n"
+    )
+
+
+def _table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    """Cells are HTML."""
+    lines = ["".join(f"<th>{cell}</th>" for cell in head)]
+    lines += ["".join(f"<td>{cell}</td>" for cell in row) for row in rows]
+    return f"<table>{''.join(f'<tr>{line}</tr>' for line in lines)}</table>"
+
+
+def _estimates(groups: dict[str, dict[str, Estimate]]) -> str:
+    rows = [
+        (
+            escape(group),
+            metric,
+            f"{one.mean:.4f}",
+            f"{one.error:.4f}",
+            _interval(one),
+            f"{one.rows:,}",
+        )
+        for group, estimates in groups.items()
+        for metric, one in estimates.items()
+    ]
+    return _table(("", "metric", "value", "± error", "95 % interval", "rows"), rows)
+
+
+def _interval(one: Estimate) -> str:
+    """A picture from 0 to 1."""
+    low, mean, high = (f"{2 + 196 * value:.1f}" for value in (one.low, one.mean, one.high))
+    return (
+        f"{one.low:.3f} to {one.high:.3f} "
+        '<svg viewBox="0 0 200 12" role="img"><line x1="2" x2="198" y1="6" y2="6"/>'
+        f'<line class="in" x1="{low}" x2="{high}" y1="6" y2="6"/><circle cx="{mean}" cy="6" r="4"/>'
+        "</svg>"
+    )
+
+
+def _differences(found: Sequence[Difference]) -> str:
+    rows = [
+        (
+            *(one.metric, f"{one.first:.4f}", f"{one.second:.4f}", f"{one.difference.mean:+.4f}"),
+            f"{one.difference.low:+.3f} to {one.difference.high:+.3f}",
+            *(str(one.better), str(one.worse), f"{one.chance:.3g}"),
+        )
+        for one in found
+    ]
+    head = ("", "this", "the other", "difference", "95 % interval", "better", "worse", "p")
+    return _table(head, rows)
+
+
+def _rows(records: Sequence[Record]) -> str:
+    more = f"<p>The first {SHOWN:,} of {len(records):,}.</p>" if len(records) > SHOWN else ""
+    lines = "".join(map(_row, records[:SHOWN]))
+    return (
+        f'{more}<input type="checkbox" id="wrong"><label for="wrong"> only what is wrong</label>'
+        f'<table class="rows">{lines}</table>'
+    )
+
+
+def _row(record: Record) -> str:
+    good = all(score == 1 for score in record.scores.values())
+    scores = "<br>".join(
+        f'<span class="{"right" if score == 1 else "wrong"}">{escape(metric)} {score:g}</span>'
+        for metric, score in record.scores.items()
+    )
+    said = _choices(record) if record.choices else _response(record)
+    return (
+        f'<tr class="{"good" if good else "bad"}"><td>{escape(record.id)}</td><td>{scores}</td>'
+        f"<td><details><summary>{said}</summary><pre>{escape(record.prompt)}</pre></details></td></tr>"
+    )
+
+
+def _choices(record: Record) -> str:
+    best = chosen("acc", record.scored())
+    lines = []
+    for number, one in enumerate(record.scored()):
+        text = f"{escape(one.text)} ({one.log_likelihood:.2f})"
+        kind = "right" if number == record.answer else "wrong" if number == best else ""
+        lines.append(f'<span class="{kind}">{"&rarr; " if number == best else ""}{text}</span>')
+    return "<br>".join(lines)
+
+
+def _response(record: Record) -> str:
+    taken = ", ".join(f"{name}: {text}" for name, text in record.extracted.items())
+    verdict = f" &middot; judged {escape(record.verdict)}" if record.verdict else ""
+    expected = f"<br>expected: {escape(record.expected)}" if record.expected else ""
+    return f"{escape(record.response)}<br><i>{escape(taken)}</i>{verdict}{expected}"

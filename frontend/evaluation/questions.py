@@ -1,0 +1,177 @@
+"""Questions with their examples, made of a task and its rows."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from glob import glob
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from rootlace.evaluation.formats import FORMATS
+from rootlace.evaluation.places import read_lines
+from rootlace.evaluation.task import Files, Shots, Task
+from rootlace.evaluation.template import fill, look_up
+from rootlace.wire.errors import InvalidRequest
+
+
+class Question(msgspec.Struct, frozen=True, kw_only=True):
+    """One row as it is asked. `before`: description and examples, which many questions have in
+    common. `choices` are what may follow the prompt, or, where there is an `ending`, what may stand
+    before it; `answer` is the number of the right one. Where the model writes, `expected` is right,
+    and `judge_prompt` asks about its response."""
+
+    id: str
+    group: str = ""
+    before: str
+    prompt: str
+    choices: list[str] = []
+    ending: str = ""
+    answer: int = -1
+    expected: str = ""
+    fields: dict[str, Any] = {}
+
+
+@dataclass(frozen=True)
+class _Row:
+    place: str
+    """FILE:LINE"""
+    fields: dict[str, Any]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Row) and self.place == other.place
+
+    def __hash__(self) -> int:
+        return hash(self.place)
+
+
+def read_questions(task: Task) -> list[Question]:
+    """All that the task asks, in the order of its rows. Raises InvalidRequest that names the file,
+    the line and the key of what is wrong."""
+    asked = _rows(task, task.data)
+    shots = task.shots
+    source = _rows(task, shots.data) if shots.data else asked
+    pools: dict[Any, list[_Row]] = {}
+    for row in source:
+        pools.setdefault(_same(row, shots), []).append(row)
+    chosen = {value: _chosen(pool, shots) for value, pool in pools.items()}
+    if not shots.data:
+        examples = {row for rows in chosen.values() for row in rows}
+        asked = [row for row in asked if row not in examples]
+    if not asked:
+        raise InvalidRequest(f"{task.name}: there are no questions in {', '.join(task.data)}")
+    fixed = Path(shots.text).read_text("utf-8") if shots.text else ""
+    before: dict[Any, str] = {}
+    questions = []
+    for row in asked[: task.limit]:
+        value = _same(row, shots)
+        if shots.same and value not in chosen:
+            raise InvalidRequest(f"{row.place}: {shots.same}: there are no examples of {value!r}")
+        if value not in before:
+            examples_of = [_of(row, task, "") for row in chosen.get(value, ())]
+            before[value] = fixed + "".join(_example(one, task) for one in examples_of)
+        questions.append(_of(row, task, before[value]))
+    return questions
+
+
+def _rows(task: Task, files: Files) -> list[_Row]:
+    read = FORMATS[task.format].read
+    found = []
+    for pattern in files:
+        paths = sorted(glob(pattern))  # noqa: PTH207 (the pattern may be absolute)
+        if not paths:
+            raise InvalidRequest(f"there is no file {pattern}")
+        for path in map(Path, paths):
+            for number, row in read_lines(path):
+                place = f"{path}:{number}"
+                found.append(_Row(place, _named(place, read, row)))
+    return found
+
+
+def _named(place: str, make: Any, *arguments: Any) -> Any:
+    """What `make` gives; its errors name the place."""
+    try:
+        return make(*arguments)
+    except InvalidRequest as error:
+        raise InvalidRequest(f"{place}: {error}") from None
+
+
+def _same(row: _Row, shots: Shots) -> Any:
+    return str(_named(row.place, look_up, row.fields, shots.same)) if shots.same else ""
+
+
+def _chosen(pool: Sequence[_Row], shots: Shots) -> list[_Row]:
+    if shots.rows:
+        if max(shots.rows) >= len(pool):
+            raise InvalidRequest(f"shots.rows: {max(shots.rows)} of {len(pool)} rows")
+        return [pool[number] for number in shots.rows]
+    if shots.count > len(pool):
+        raise InvalidRequest(f"shots.count: {shots.count} of {len(pool)} rows")
+    if shots.seed is None:
+        return list(pool[: shots.count])
+    return random.Random(shots.seed).sample(pool, shots.count)
+
+
+def _of(row: _Row, task: Task, before: str) -> Question:
+    question: Question = _named(row.place, _question, row, task, before)
+    return question
+
+
+def _question(row: _Row, task: Task, before: str) -> Question:
+    fields = row.fields
+    about: dict[str, Any] = {
+        "id": str(fields.get(task.id, Path(row.place).name)),
+        "group": str(look_up(fields, task.group)) if task.group in fields else "",
+        "before": fill(task.description, fields) + before,
+        "prompt": fill(task.prompt, fields),
+    }
+    if task.score != "likelihood":
+        expected = fill(task.answer, fields) if "{" in task.answer else ""
+        if not expected and (task.score == "generate" or task.answer in fields):
+            expected = str(look_up(fields, task.answer))
+        kept = fields if task.score == "judge" else {}
+        return Question(**about, expected=expected, fields=kept)
+    choices = _choices(task, fields)
+    ending = about["prompt"] if task.contexts else ""
+    answer = _number(look_up(fields, task.answer), choices, task.answer)
+    return Question(**about, choices=choices, ending=ending, answer=answer)
+
+
+def _choices(task: Task, fields: dict[str, Any]) -> list[str]:
+    if not task.contexts and not isinstance(task.choices, str):
+        return [fill(choice, fields) for choice in task.choices]
+    name = task.contexts or str(task.choices)
+    found = look_up(fields, name)
+    if not isinstance(found, list) or not found:
+        raise InvalidRequest(f"{name}: not a list of choices, but {found!r:.60}")
+    return [str(choice) for choice in found]
+
+
+def _number(answer: Any, choices: Sequence[str], key: str) -> int:
+    """Which choice is right: its number, its text, or its letter."""
+    number = -1
+    if isinstance(answer, int):
+        number = int(answer)
+    elif answer in choices:
+        number = choices.index(answer)
+    elif isinstance(answer, str) and answer.isdecimal():
+        number = int(answer)
+    elif isinstance(answer, str) and len(answer) == 1:
+        number = ord(answer.upper()) - ord("A")
+    if not 0 <= number < len(choices):
+        raise InvalidRequest(f"{key}: {answer!r:.60} is none of the {len(choices)} choices")
+    return number
+
+
+def _example(question: Question, task: Task) -> str:
+    """A question with its answer."""
+    if task.score != "likelihood":
+        text = f"{question.prompt}{task.delimiter}{question.expected}"
+    elif question.ending:
+        text = f"{question.choices[question.answer]}{task.delimiter}{question.ending}"
+    else:
+        text = f"{question.prompt}{task.delimiter}{question.choices[question.answer]}"
+    return text + task.shots.separator

@@ -1,0 +1,110 @@
+"""What came out of a run, and its folder: `run.json` and a line of `rows.jsonl` for each row."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from rootlace.evaluation.record import Record
+from rootlace.evaluation.statistics import Estimate, estimate
+from rootlace.wire.errors import InvalidRequest
+
+ABOUT, ROWS = "run.json", "rows.jsonl"
+
+
+@dataclass
+class Results:
+    """The rows of a run in their order, and (id, reason) of those that failed. `seconds` is how
+    long the last `asked` rows took; the others were there from before."""
+
+    task: str
+    model: str
+    records: list[Record] = field(default_factory=list)
+    failures: list[tuple[str, str]] = field(default_factory=list)
+    seconds: float = 0.0
+    asked: int = 0
+
+    @property
+    def metrics(self) -> list[str]:
+        return list(dict.fromkeys(name for record in self.records for name in record.scores))
+
+    def estimates(self) -> dict[str, Estimate]:
+        """By metric."""
+        return {name: _estimate(self.records, name) for name in self.metrics}
+
+    def by_group(self) -> dict[str, dict[str, Estimate]]:
+        """By group, and by metric; empty where the task has no groups."""
+        groups: dict[str, list[Record]] = {}
+        for record in self.records:
+            groups.setdefault(record.group, []).append(record)
+        if len(groups) < 2:
+            return {}
+        return {
+            group: {name: _estimate(records, name) for name in self.metrics}
+            for group, records in sorted(groups.items())
+        }
+
+    @property
+    def prompt_tokens(self) -> int:
+        return sum(record.prompt_tokens for record in self.records)
+
+    @property
+    def cached_tokens(self) -> int:
+        return sum(record.cached_tokens for record in self.records)
+
+    @property
+    def hit_rate(self) -> float:
+        """The share of the prompts' tokens that was not computed."""
+        return self.cached_tokens / max(self.prompt_tokens, 1)
+
+    def summary(self) -> dict[str, Any]:
+        """All but the rows, as JSON can hold it."""
+        return {
+            "task": self.task,
+            "model": self.model,
+            "rows": len(self.records),
+            "metrics": msgspec.to_builtins(self.estimates()),
+            "groups": msgspec.to_builtins(self.by_group()),
+            "prompt_tokens": self.prompt_tokens,
+            "cached_tokens": self.cached_tokens,
+            "completion_tokens": sum(record.completion_tokens for record in self.records),
+            "seconds": self.seconds,
+            "asked": self.asked,
+            "failures": self.failures,
+        }
+
+
+def _estimate(records: Sequence[Record], metric: str) -> Estimate:
+    return estimate([record.scores[metric] for record in records if metric in record.scores])
+
+
+class _Kept(msgspec.Struct):
+    row: int
+    value: Record
+
+
+def read_results(folder: Path) -> Results:
+    """Those of a run's folder. Raises InvalidRequest where it is none."""
+    try:
+        about = msgspec.json.decode((folder / ABOUT).read_bytes())
+        summary = about["results"]
+        lines = (folder / ROWS).read_bytes().splitlines()
+        kept = {
+            one.row: one.value for one in (msgspec.json.decode(line, type=_Kept) for line in lines)
+        }
+        return Results(
+            summary["task"],
+            summary["model"],
+            [kept[row] for row in sorted(kept)],
+            [(id, reason) for id, reason in summary["failures"]],
+            summary["seconds"],
+            summary["asked"],
+        )
+    except KeyError as error:
+        raise InvalidRequest(f"the run in {folder} has not ended: it has no {error}") from None
+    except (OSError, msgspec.MsgspecError, TypeError) as error:
+        raise InvalidRequest(f"{folder} holds no run: {error}") from None
