@@ -168,6 +168,8 @@ class StepPlan:
     """[R-1] int32: how many leading blocks rows r and r + 1 have in common, counting whole blocks
     before the new tokens of both. While it is the same object, rows and what they share are the
     same. None: unknown."""
+    rids: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
+    """[R] int64: whose rows these are; the same object while rows stay the same."""
 
     @property
     def late(self) -> bool:

@@ -58,6 +58,9 @@ class Request(msgspec.Struct, frozen=True, omit_defaults=True, eq=False, tag="su
     With a `pooling` it is over when its prompt is computed (`max_tokens` is 0), and its last update
     has the `vector`.
 
+    One that is `suspected` was in a step in which another engine died: it is computed alone at
+    first.
+
     `handling` is as the client gave it, but for `cache.share`, which the `namespace` says.
     """
 
@@ -74,3 +77,4 @@ class Request(msgspec.Struct, frozen=True, omit_defaults=True, eq=False, tag="su
     pooling: Pooling = "none"
     report: Scope | Literal[""] = ""
     handling: Handling = PLAIN
+    suspected: bool = False

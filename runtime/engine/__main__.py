@@ -12,6 +12,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import msgspec
 import zmq
@@ -26,6 +27,7 @@ from rootlace.runtime.contracts.messages import (
     decode_to_engine,
     encode,
 )
+from rootlace.runtime.contracts.step_record import StepRecord
 from rootlace.runtime.engine.client import EngineProcessConfig
 from rootlace.runtime.engine.loop import EngineLoop
 from rootlace.runtime.engine.mask_filler import MaskFiller
@@ -140,6 +142,7 @@ def serve(config: EngineProcessConfig) -> None:
         send,
         jump_forward,
         overlap,
+        record=StepRecord(Path(config.record), engine.scheduler.max_running),
         prepare=runner.prepare,
         executor_stats=runner.stats,
     )

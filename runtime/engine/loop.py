@@ -29,6 +29,7 @@ from rootlace.runtime.contracts.messages import (
 )
 from rootlace.runtime.contracts.plan import Executor
 from rootlace.runtime.contracts.request import Request, kv_namespace
+from rootlace.runtime.contracts.step_record import StepRecord
 from rootlace.runtime.contracts.update import Update
 from rootlace.runtime.engine.compiling import Compiler, CompilingRequests
 from rootlace.runtime.engine.steps import Steps
@@ -55,8 +56,9 @@ class EngineLoop:
     `receive(timeout_ms)` returns the messages that have come, waiting at most that long for a first
     one; `send` sends messages. `compiler` compiles constraints on threads of its own; other
     requests go on meanwhile. With `jump_forward`, forced tokens are appended without sampling,
-    where the constraint allows it, too. `overlap`: see `Steps`. While there is no work, `prepare`
-    is called until it returns False; each call should be short. `executor_stats` adds to `stats`.
+    where the constraint allows it, too. `overlap`, `record`: see `Steps`. While there is no work,
+    `prepare` is called until it returns False; each call should be short. `executor_stats` adds to
+    `stats`.
     """
 
     def __init__(
@@ -69,11 +71,12 @@ class EngineLoop:
         jump_forward: bool = True,
         overlap: bool = False,
         *,
+        record: StepRecord | None = None,
         prepare: Callable[[], bool] = lambda: False,
         executor_stats: Callable[[], dict[str, int | float]] = dict,
     ) -> None:
         self._scheduler = scheduler
-        self._steps = Steps(scheduler, executor, overlap, self._send_now)
+        self._steps = Steps(scheduler, executor, overlap, self._send_now, record)
         self._compiler = compiler
         self._compiling = CompilingRequests(compiler)
         self._jump_forward = jump_forward

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 
 from rootlace.runtime.contracts.plan import Executor, ExecutorLost, Launched, StepPlan
+from rootlace.runtime.contracts.step_record import StepRecord
 from rootlace.runtime.contracts.update import Update
 from rootlace.runtime.scheduler.scheduler import Scheduler
 from rootlace.wire.errors import InternalError, RootlaceError
@@ -28,12 +29,15 @@ class Steps:
         executor: Executor,
         overlap: bool,
         send: Callable[[list[Update]], None],
+        record: StepRecord | None = None,
     ) -> None:
-        """`send` is called with updates that should not wait until the step is over."""
+        """`send` is called with updates that should not wait until the step is over. `record` is
+        told which step is under way."""
         self._scheduler = scheduler
         self._executor = executor
         self._overlap = overlap
         self._send = send
+        self._record = record
         self._running: Launched | None = None
         self.count = 0
         """Steps committed or failed."""
@@ -66,13 +70,14 @@ class Steps:
         if plan is None:
             return self._scheduler.take_updates()
         self._before_waiting(plan)
+        self._begin(plan)
         try:
             before = time.perf_counter()
             result = self._executor.run(plan)
             self.waited += time.perf_counter() - before
         except Exception as error:
             return self._failed(plan, error)
-        self.count += 1
+        self._end(plan)
         return self._scheduler.commit(plan, result)
 
     def _overlapped(self) -> list[Update]:
@@ -105,10 +110,21 @@ class Steps:
         if updates := self._scheduler.held_back(plan):
             self._send(updates)
 
+    def _begin(self, plan: StepPlan) -> None:
+        if self._record is not None:
+            self._record.begin(plan.step, plan.rids)
+
+    def _end(self, plan: StepPlan) -> None:
+        """A step was computed, or failed."""
+        self.count += 1
+        if self._record is not None:
+            self._record.end(plan.step)
+
     def _launch(self, plan: StepPlan | None) -> tuple[Launched | None, Exception | None]:
         if plan is None:
             return None, None
         before = time.perf_counter()
+        self._begin(plan)
         try:
             return self._executor.launch(plan), None
         except Exception as error:
@@ -133,7 +149,7 @@ class Steps:
             return self._failed(running.plan, error), False
         finally:
             self.waited += time.perf_counter() - before
-        self.count += 1
+        self._end(running.plan)
         return self._scheduler.commit(running.plan, result), True
 
     def _discard(self, launched: Launched) -> None:
@@ -149,11 +165,13 @@ class Steps:
             raise
         except Exception:
             log.exception("step %d, which was given up, failed", launched.plan.step)
+        if self._record is not None:
+            self._record.end(launched.plan.step)
 
     def _failed(self, plan: StepPlan, error: Exception) -> list[Update]:
         if isinstance(error, ExecutorLost):
             raise error
-        log.error("step %d failed", plan.step, exc_info=error)
-        self.count += 1
+        log.error("step %d of %d rows failed", plan.step, plan.num_rows, exc_info=error)
+        self._end(plan)
         reason = error if isinstance(error, RootlaceError) else InternalError(repr(error))
         return self._scheduler.fail(plan, reason)

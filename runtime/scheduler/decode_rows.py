@@ -28,6 +28,7 @@ class DecodeLayout:
     row_start: np.ndarray  # [R+1] int32: 0, 1, ... R
     block_tables: np.ndarray  # [R, W] int32
     common_blocks: np.ndarray  # int32, see `StepPlan`
+    rids: np.ndarray  # [R] int64
 
 
 class DecodeRows:
@@ -96,6 +97,7 @@ class DecodeRows:
             last.row_start,
             last.block_tables,
             last.common_blocks,
+            last.rids,
         )
 
     def _steps_inside(self, positions: np.ndarray) -> int:
@@ -124,4 +126,5 @@ def _layout(order: DepthFirst, size: int) -> DecodeLayout:
         np.arange(len(sequences) + 1, dtype=np.int32),
         tables,
         np.array(order.common, np.int32) // size,
+        np.array([sequence.rid for sequence in sequences], np.int64),
     )

@@ -194,6 +194,7 @@ class PlanBuilder:
             feeds=_feeds(sequences, range(len(sequences))) if self._feeding else _NO_FEEDS,
             adapters=self._adapters(sequences),
             common_blocks=decode.common_blocks,
+            rids=decode.rids,
         )
         sampled = [(sequence, sequence.epoch) for sequence in sequences]
         return Flight(plan, sequences, sampled, [], [])
@@ -283,6 +284,7 @@ class PlanBuilder:
             feeds=_feeds(decode.sequences, flats.tolist()),
             adapters=self._adapters(sequences),
             common_blocks=_common_blocks(order, context_len - counts, size),
+            rids=np.array([sequence.rid for sequence in sequences], np.int64),
         )
         return Flight(
             plan=plan,

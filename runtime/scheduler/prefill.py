@@ -54,18 +54,18 @@ class Prefill:
         self._complete = complete
         self._longest = longest
 
-    def plan(self, builder: PlanBuilder, budget: int) -> None:
-        """Add chunks of at most `budget` tokens in all."""
+    def plan(self, builder: PlanBuilder, budget: int, alone: Sequence | None = None) -> None:
+        """Add chunks of at most `budget` tokens in all; nobody but `alone` is admitted."""
         running, retracted = self._running, self._running.retracted
         for sequence in list(running.sequences):
             if budget and not sequence.decoding:
                 budget -= self._chunk(sequence, budget, builder)
-        if not budget or not (retracted or len(self._waiting)):
+        if not budget or not (retracted or len(self._waiting)) or alone in running.sequences:
             return
         self._waiting.refresh()
         promises = running.promises()
         while budget and len(running.sequences) < self._max_rows:
-            following = retracted[0] if retracted else self._waiting.peek()
+            following = alone or (retracted[0] if retracted else self._waiting.peek())
             if following is None or not running.fits(following, promises):
                 return
             if following.order >= 0 and self._awaits(following):
@@ -75,6 +75,8 @@ class Prefill:
                 following.queued = self._clock() - following.arrived
             running.admit(following)
             budget -= self._chunk(following, budget, builder)
+            if alone is not None:
+                return
             if not following.finished:
                 promises += running.promise(following)
 

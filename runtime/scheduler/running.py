@@ -80,6 +80,12 @@ class RunningSet:
         self.retractions += 1
         self.reserve = min(2 * self.reserve, self._headroom.most)
 
+    def stand_back(self, alone: Sequence) -> None:
+        """All others stop running for a while, so that `alone` is computed alone."""
+        for sequence in [one for one in self.sequences if one is not alone]:
+            self.leave(sequence)
+            insort(self.retracted, sequence, key=by_order)
+
     def jumped(self, sequence: Sequence) -> None:
         """Tokens were appended to a decoding sequence that are to be computed as a chunk.
 

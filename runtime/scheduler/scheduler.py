@@ -28,6 +28,7 @@ from rootlace.runtime.scheduler.priorities import PriorityQueues
 from rootlace.runtime.scheduler.running import Headroom, RunningSet, by_order
 from rootlace.runtime.scheduler.sample_rows import SampleRows, dead_row
 from rootlace.runtime.scheduler.sequence import Ending, Sequence
+from rootlace.runtime.scheduler.suspects import Suspects
 from rootlace.runtime.scheduler.waiting import WaitingQueue
 from rootlace.wire.errors import InvalidRequest, Overloaded, PinRefused, RootlaceError
 
@@ -97,6 +98,7 @@ class Scheduler:
         self.cache = CacheControl(self.kv, self._by_rid, self._check_if_asked)
         self._updates: list[Update] = []
         self._flights: deque[Flight] = deque()
+        self._suspects = Suspects()
         self._arrivals = 0
         self._count = Counters()
         self._prefill = Prefill(
@@ -163,6 +165,8 @@ class Scheduler:
         self._count.prompt_tokens += sequence.prompt_len
         self._by_rid[request.rid] = sequence
         self._waiting.add(sequence)
+        if request.suspected:
+            self._suspects.add(sequence, sequence.length)
 
     def abort(self, rid: int) -> Update | None:
         """End a request now; None if there is none of this id. What it computed stays cached."""
@@ -209,9 +213,14 @@ class Scheduler:
         if len(self._flights) == MAX_FLIGHTS:
             raise RuntimeError("two plans are under way that were neither committed nor failed")
         self.kv.retention.expire()
+        if self._suspects and self._flights:
+            return None
         # An attempt without rows changed something: it evicted or retracted. The bound turns a
         # mistake into an error instead of a hang.
         for _ in range(3 * len(self._by_rid) + 3):
+            alone = self._suspects.first()
+            if alone is not None:
+                self._running.stand_back(alone)
             builder = PlanBuilder(
                 self._count.steps,
                 self.kv.pool,
@@ -223,7 +232,7 @@ class Scheduler:
                 builder.add_decodes(ready)
                 for sequence in ready:
                     sequence.computed += 1
-                self._prefill.plan(builder, self.config.max_step_tokens - len(ready))
+                self._prefill.plan(builder, self.config.max_step_tokens - len(ready), alone)
                 if builder.num_rows:
                     return self._launch(builder)
             if self._flights or not self._running.sequences:
@@ -299,22 +308,24 @@ class Scheduler:
         return outcome.next_update(sequence, now)
 
     def fail(self, plan: StepPlan, error: RootlaceError) -> list[Update]:
-        """The executor raised: end the requests of this step, forget all KV, keep the others.
+        """The executor raised: forget all KV, end the request that made it raise.
 
-        A step planned behind it is dropped; those requests of it that were not in this one are
-        computed again. Masks of this step may still be under way; their matchers go with the
-        requests.
+        That is the only one of this step. Of several, each is computed again alone until it is past
+        this place (`Suspects`). A step planned behind is dropped; its requests are computed again.
+        Masks of a request that ends may still be under way; their matchers go with it.
         """
         flight = self._land(plan)
+        guilty = self._suspects.accuse(flight)
         while self._flights:
             self._flights.popleft().drop()
+        if self._suspects:
+            flight.drop()
         updates = self.take_updates()
         self.kv.reset()
-        for sequence in flight.rows:
-            if not sequence.finished:
-                self._running.forget(sequence)
-                ending = Ending("error", code=error.code, error=str(error))
-                updates.append(self._end(sequence, outcome.last_update(sequence, ending)))
+        for sequence in guilty:
+            self._running.forget(sequence)
+            ending = Ending("error", code=error.code, error=str(error))
+            updates.append(self._end(sequence, outcome.last_update(sequence, ending)))
         self._running.restart()
         for sequence in self._by_rid.values():
             sequence.lose_pin()

@@ -43,6 +43,7 @@ class Sequence:
     """
 
     __slots__ = (
+        "accusations",
         "adapter",
         "announced",
         "arrived",
@@ -92,6 +93,7 @@ class Sequence:
         "simple",
         "stepped",
         "stops",
+        "suspected_until",
         "table",
         "table_len",
         "tokens",
@@ -172,6 +174,10 @@ class Sequence:
         self.announced = False
         self.lose_pin()
         self.finished = False
+        self.accusations = 0
+        """How often it was in a step of several that failed, and nobody was found guilty."""
+        self.suspected_until = 0
+        """Until so many tokens are computed, it is computed alone (`Suspects`)."""
         self.pending = 0
         self.sampled_at = -1
         self.epoch = 0

@@ -1,7 +1,8 @@
 """An engine process without a model: counts upwards from the last token, dies when told.
 
 Its start takes as long as the file `hold` in the folder given as the first argument exists. The
-token `DEADLY` kills it when it is submitted or sampled; `ENDLESS` requests are never finished.
+token `DEADLY` kills it when it is submitted or sampled, in one step with all that is running unless
+the request is suspected; `ENDLESS` requests are never finished.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import zmq
 
 from rootlace.runtime import processes
@@ -25,6 +27,7 @@ from rootlace.runtime.contracts.messages import (
     encode,
 )
 from rootlace.runtime.contracts.request import Request
+from rootlace.runtime.contracts.step_record import StepRecord
 from rootlace.runtime.contracts.update import Update
 from rootlace.runtime.engine.client import EngineProcessConfig
 
@@ -43,6 +46,7 @@ def main(folder: Path) -> None:
         time.sleep(0.01)
     ready = Ready(os.getpid(), 8, 16, 128, 128, 2000, "none", "float32")
     outbox.send(encode([ready]))
+    record = StepRecord(Path(config.record), 8)
     running: set[int] = set()
     turns = 0
     while True:
@@ -58,6 +62,8 @@ def main(folder: Path) -> None:
                     raise SystemExit(f"request id {message.rid} is in use")
                 last = [*message.token_ids.tolist(), *message.output_ids.tolist()][-1]
                 if last == DEADLY:
+                    company = () if message.suspected else running
+                    record.begin(0, np.array([message.rid, *company]))
                     os._exit(9)
                 running.add(message.rid)
                 finish = None if last >= ENDLESS else "length"

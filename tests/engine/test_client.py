@@ -17,8 +17,10 @@ from rootlace.runtime import processes
 from rootlace.runtime.config import EngineConfig
 from rootlace.runtime.contracts.messages import Heartbeat
 from rootlace.runtime.contracts.request import Request
+from rootlace.runtime.contracts.step_record import StepRecord, read_step_record
 from rootlace.runtime.contracts.update import Update
 from rootlace.runtime.engine.client import EngineClient, pulse
+from rootlace.runtime.engine.client.in_flight import InFlight
 from rootlace.wire.errors import ServerUnavailable
 from rootlace.wire.protocol import SamplingParams
 from tests.engine.stub_engine import DEADLY, ENDLESS
@@ -122,6 +124,48 @@ async def test_a_request_that_kills_engines_is_given_up(client: EngineClient) ->
     assert (await deadly.end()).finish == "error"
     assert "died twice" in deadly.updates[-1].error
     assert (await Heard(client, 1).end()).token_ids == (2,)
+
+
+async def test_whoever_ran_beside_a_request_that_kills_engines_goes_on(
+    client: EngineClient,
+) -> None:
+    others = [Heard(client, ENDLESS) for _ in range(3)]
+    while not all(other.updates for other in others):
+        await asyncio.sleep(0.01)
+    deadly = [Heard(client, DEADLY)]
+    assert "died twice" in (await deadly[0].end()).error
+    assert await running(client) == 3
+    for other in others:
+        assert not other.ended.is_set()
+        assert [u.token_ids[0] - ENDLESS for u in other.updates] == [1, 2, 3]
+
+
+def test_what_is_in_the_steps_of_three_dead_engines_is_given_up() -> None:
+    in_flight, heard = InFlight(), list[Update]()
+    for rid in range(3):
+        request = Request(rid, np.array([1], np.int32), SamplingParams(max_tokens=1))
+        in_flight.add(request, heard.append, sent=True)
+    for _ in range(2):
+        resumed = {request.rid: request.suspected for request in in_flight.resume({0, 1})}
+        assert resumed == {0: True, 1: True, 2: False}
+    assert [request.rid for request in in_flight.resume({0, 1})] == [2]
+    assert [(update.rid, update.finish) for update in heard] == [(0, "error"), (1, "error")]
+
+
+def test_a_record_of_steps(tmp_path: Path) -> None:
+    path = tmp_path / "steps"
+    assert read_step_record(path) == set()
+    record = StepRecord(path, 4)
+    assert read_step_record(path) == set()
+    rows = np.array([7, 9])
+    record.begin(4, rows)
+    record.begin(5, np.array([9, 1, 2, 3]))
+    assert read_step_record(path) == {7, 9, 1, 2, 3}
+    record.end(5)
+    assert read_step_record(path) == {7, 9}
+    record.end(4)
+    record.begin(6, rows)
+    assert read_step_record(path) == {7, 9}
 
 
 async def test_a_hung_engine_is_unhealthy_and_questions_do_not_wait_for_it(

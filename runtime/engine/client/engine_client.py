@@ -36,6 +36,7 @@ from rootlace.runtime.contracts.messages import (
     Unpinned,
 )
 from rootlace.runtime.contracts.request import Request
+from rootlace.runtime.contracts.step_record import read_step_record
 from rootlace.runtime.contracts.update import Update
 from rootlace.runtime.engine.client.in_flight import InFlight
 from rootlace.runtime.engine.client.pipes import Pipes
@@ -57,6 +58,8 @@ class EngineProcessConfig(msgspec.Struct, frozen=True):
     inbox: str
     outbox: str
     socket_folder: str
+    record: str
+    """Where it writes which requests are in its steps (`StepRecord`)."""
 
 
 class EngineClient:
@@ -64,7 +67,8 @@ class EngineClient:
 
     When the engine dies, it is started again and every request that was running is submitted again
     with the tokens it had: its client notices a pause. One that hangs is killed, which is the same.
-    What was running when two engines died is given up, because it may be what killed them; after
+    What was in the step that it computed is computed alone at first, so that a request that kills
+    engines is given up alone (`InFlight`); after
     `MAX_RESTARTS` deaths in `RESTART_WINDOW_SECONDS` the engine stays down and `on_exit` is called
     with the reason.
     """
@@ -78,6 +82,7 @@ class EngineClient:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._process: Process | None = None
         self._pipes: Pipes | None = None
+        self._record = self._folder.path
         self._ready: asyncio.Future[Ready] | None = None
         self._watcher: asyncio.Task[None] | None = None
         self._in_flight = InFlight()
@@ -170,7 +175,10 @@ class EngineClient:
         inbox = self._folder.address(f"to-engine-{generation}")
         outbox = self._folder.address(f"from-engine-{generation}")
         self._pipes = Pipes(self._context, inbox, outbox, self._handle)
-        config = EngineProcessConfig(self._config, inbox, outbox, str(self._folder.path))
+        self._record = self._folder.path / f"steps-{generation}"
+        config = EngineProcessConfig(
+            self._config, inbox, outbox, str(self._folder.path), str(self._record)
+        )
         # A session of its own: the terminal's Ctrl-C reaches the gateway, which stops the engine.
         process = await asyncio.create_subprocess_exec(
             *processes.child_command("rootlace.runtime.engine"),
@@ -219,6 +227,7 @@ class EngineClient:
         assert self._pipes is not None
         self._pipes.close()
         self._questions.fail(ServerUnavailable("the engine restarted"))
+        in_step = read_step_record(self._record)
         now = time.monotonic()
         self._deaths.append(now)
         recent = [t for t in self._deaths if now - t < RESTART_WINDOW_SECONDS]
@@ -231,7 +240,7 @@ class EngineClient:
             if self._on_exit is not None:
                 self._on_exit(str(error))
             return
-        for request in self._in_flight.resume():
+        for request in self._in_flight.resume(in_step):
             self._send(request)
 
     async def _end_process(self) -> None:

@@ -22,14 +22,16 @@ class _Submitted:
     output_ids: list[int] = field(default_factory=list)
     engines: int = 0
     """How many engines were given it."""
+    deaths: int = 0
+    """How many engines died in a step with it."""
     aborted: bool = False
 
-    def resumed(self) -> Request:
+    def resumed(self, suspected: bool) -> Request:
         """The request as the next engine is sent it."""
         request = self.request
         generated = np.array(self.output_ids, np.int32)
         output_ids = np.concatenate((request.output_ids, generated))
-        return msgspec.structs.replace(request, output_ids=output_ids)
+        return msgspec.structs.replace(request, output_ids=output_ids, suspected=suspected)
 
 
 class InFlight:
@@ -59,18 +61,24 @@ class InFlight:
             del self._submitted[update.rid]
         submitted.on_update(update)
 
-    def resume(self) -> Iterator[Request]:
-        """What the next engine is to be sent; ends what is aborted or was given to two engines."""
+    def resume(self, in_step: set[int]) -> Iterator[Request]:
+        """What the next engine is to be sent; ends what is aborted, and what kills engines.
+
+        That is what is alone in the step in which a second engine dies, or in the steps of three.
+        Where an engine died in no step (`in_step` is empty), it is what two engines were given.
+        """
         for rid, submitted in list(self._submitted.items()):
             if submitted.aborted:
                 del self._submitted[rid]
                 submitted.on_update(Update(rid, finish="abort"))
                 continue
-            if submitted.engines > 1:
+            submitted.deaths += rid in in_step
+            most = 1 if in_step == {rid} else 2
+            if submitted.deaths > most or (not in_step and submitted.engines > 1):
                 self._fail(rid, InternalError("the engine died twice while running this request"))
                 continue
             submitted.engines += 1
-            yield submitted.resumed()
+            yield submitted.resumed(suspected=rid in in_step)
 
     def fail(self, error: ServerUnavailable) -> None:
         """End every request with `error`."""

@@ -1,0 +1,110 @@
+"""Steps that fail: whoever makes them fail ends alone; all others get what they would have got."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from functools import partial
+
+import pytest
+
+from rootlace.runtime.contracts.plan import StepPlan
+from rootlace.runtime.scheduler.suspects import MAX_ACCUSATIONS
+from rootlace.wire.errors import ConstraintNotMet, InternalError
+from tests.scheduler.matchers import Script
+from tests.scheduler.planned_ahead import ids
+from tests.scheduler.world import World
+
+VOCAB = 32
+
+
+def drive(world: World, poison: dict[int, int], most_rows: int = 1000) -> list[int]:
+    """Run everything to its end. A step fails that has a row of a request of `poison` with so many
+    tokens, or over `most_rows` rows. Returns how many rows each failing step had."""
+
+    def fails(plan: StepPlan) -> bool:
+        contexts = zip(plan.rids.tolist(), plan.context_len.tolist(), strict=True)
+        deadly = any(context >= poison.get(rid, 1 << 30) for rid, context in contexts)
+        return deadly or plan.num_rows > most_rows
+
+    failed = []
+    for _ in range(20000):
+        if not world.scheduler.has_work:
+            return failed
+        if world.overlap:
+            while len(world.flights) < 2 and world.launch() is not None:
+                pass
+            if world.flights and fails(world.flights[0].plan):
+                failed.append(world.flights[0].plan.num_rows)
+                world.fail(InternalError("injected"))
+            else:
+                world.land()
+            continue
+        plan = world.scheduler.plan()
+        world.take(world.scheduler.take_updates())
+        if plan is None:
+            continue
+        if fails(plan):
+            failed.append(plan.num_rows)
+            world.take(world.scheduler.fail(plan, InternalError("injected")))
+        else:
+            world.take(world.scheduler.commit(plan, world.executor.run(plan)))
+    raise AssertionError("no end")
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("seed", range(6))
+def test_whoever_makes_a_step_fail_ends_alone(seed: int, overlap: bool) -> None:
+    dice = random.Random(seed)
+    world = World(
+        num_blocks=dice.choice([48, 200]),
+        block_size=4,
+        max_step_tokens=dice.choice([12, 64]),
+        vocab_size=VOCAB,
+        overlap=overlap,
+    )
+    stem = [token % VOCAB for token in ids(18, 3)]
+    rids = []
+    for i in range(9):
+        prompt = stem[: dice.randrange(1, 18)] + [dice.randrange(VOCAB) for _ in range(i)]
+        checked = dice.random() < 0.3
+        constrain = partial(Script, i, 9, VOCAB, checking=checked) if i % 3 == 0 else None
+        with contextlib.suppress(ConstraintNotMet):  # what is forced from the start may fail
+            rids.append(
+                world.submit(prompt, dice.choice([2, 9, 14]), constrain=constrain, jump=i % 2 == 0)
+            )
+    # Some in their prompts, some later, and some that end before.
+    poison = {rid: dice.randrange(1, 25) for rid in dice.sample(rids, 4)}
+    failed = drive(world, poison)
+    ended = {rid for rid in rids if world.jobs[rid].finish == "error"}
+    injected = {rid for rid in ended if world.jobs[rid].updates[-1].error == "injected"}
+    assert injected <= poison.keys()
+    assert failed.count(1) == len(injected), "nobody ends in company"
+    for rid in set(rids) - injected:
+        world.expect_cold(world.jobs[rid])
+    world.expect_empty()
+
+
+def test_what_only_fails_together_ends_too() -> None:
+    world = World()
+    rids = [world.submit(ids(5, i), 40) for i in range(4)]
+    failed = drive(world, {}, most_rows=3)
+    assert failed == [4] * (MAX_ACCUSATIONS + 1)
+    assert {world.jobs[rid].finish for rid in rids} == {"error"}
+    world.expect_empty()
+
+
+def test_strangers_wait_while_suspects_are_computed() -> None:
+    world = World(max_step_tokens=64)
+    rids = [world.submit(ids(9, i), 6) for i in range(3)]
+    world.fail(InternalError("injected"))
+    stranger = world.submit(ids(9, 7), 6)
+    rows = []
+    for _ in range(4):
+        plan = world.step()
+        assert plan is not None
+        rows.append(plan.rids.tolist())
+    assert rows[:3] == [[rid] for rid in rids] and sorted(rows[3]) == [*rids, stranger]
+    world.drain()
+    for rid in (*rids, stranger):
+        world.expect_cold(world.jobs[rid])
