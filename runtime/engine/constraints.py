@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 from rootlace.runtime.config import ConstraintConfig
 from rootlace.runtime.constrained import GrammarCompiler
 from rootlace.runtime.constrained.service.compilation import CompileService
@@ -17,7 +19,8 @@ def compile_service(runner: ModelRunner, config: ConstraintConfig) -> CompileSer
         tokenizer = runner.config.source.tokenizer_json()
         vocabulary = Vocabulary(tokenizer, runner.vocab_size, list(runner.eos_token_ids))
         compiler = GrammarCompiler(vocabulary, config=config)
-        compiler.prepare()
+        # Whoever comes first needs little of it, and learns that little faster than all.
+        threading.Thread(target=compiler.prepare, name="prepare", daemon=True).start()
         return compiler
 
     service = CompileService(compiler, config)
