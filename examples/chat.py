@@ -1,48 +1,56 @@
-"""A chat in the terminal. Every turn finds all earlier ones in the cache.
+"""A chat in the terminal that remembers, also when it is started anew.
 
-    python examples/chat.py [--model PATH | --url URL]
+    python examples/chat.py [--model PATH | --url URL] [--memory FILE]
 
-The program runs beside the terminal, as one long-lived branch: what was said is never sent or
-tokenized again. An empty line ends it.
+Each turn is a program that goes on from the state of the turn before, with its very tokens: all
+that was said is found in the cache. With --memory, that state is kept in a file as JSON. An empty
+line ends the chat.
 """
 
 from __future__ import annotations
 
-import itertools
-from queue import SimpleQueue
+from pathlib import Path
 
 import rootlace as rl
 from backend import arguments, backend
 
 
 @rl.function
-def chat(s: rl.ProgramState, questions: SimpleQueue[str]) -> None:
-    for turn in itertools.count():
-        question = questions.get()
-        if not question:
-            return
-        s += rl.user(question)
-        s += rl.assistant(rl.gen(f"reply {turn}", max_tokens=200, temperature=0))
+def turn(s: rl.ProgramState, question: str) -> None:
+    s += rl.user(question)
+    s += rl.assistant(rl.gen("reply", max_tokens=200, temperature=0))
+
+
+def ask(question: str, before: rl.ProgramState | None) -> rl.ProgramState:
+    """One turn, shown while it is written."""
+    state = turn.run(question, after=before, stream=True)
+    print("model: ", end="")
+    for text in state.text_iter("reply"):
+        print(text, end="", flush=True)
+    state.sync()
+    meta = state.get_meta_info("reply")
+    print(f"   ({meta['cached_tokens']} of {meta['prompt_tokens']} prompt tokens cached)")
+    return state
 
 
 def main() -> None:
-    given = arguments(__doc__).parse_args()
+    parser = arguments(__doc__)
+    parser.add_argument("--memory", type=Path, metavar="FILE", help="go on from here, and keep it")
+    given = parser.parse_args()
+    state: rl.ProgramState | None = None
+    if given.memory and given.memory.exists():
+        state = rl.State.from_json(given.memory.read_text())
     with backend(given):
-        questions: SimpleQueue[str] = SimpleQueue()
-        state = chat.run(questions, stream=True)
-        for turn in itertools.count():
+        while True:
             try:
                 question = input("you: ").strip()
             except (EOFError, KeyboardInterrupt):
                 question = ""
-            questions.put(question)
             if not question:
                 break
-            print("model: ", end="")
-            for text in state.text_iter(f"reply {turn}"):
-                print(text, end="", flush=True)
-            meta = state.get_meta_info(f"reply {turn}")
-            print(f"   ({meta['cached_tokens']} of {meta['prompt_tokens']} prompt tokens cached)")
+            state = ask(question, state)
+            if given.memory:
+                given.memory.write_text(state.to_json())
         print()
 
 

@@ -1,51 +1,67 @@
-"""Judge a text by several criteria at once: one branch each, all over the same text.
+"""Branch, solve, merge: judge two texts by several criteria side by side, and sum up.
 
     python examples/judge.py [--model PATH | --url URL]
 
-The text is computed once; each criterion is a fork that adds its question and scores yes against
-no.
+The trunk shows how to judge and is computed once. Each criterion of each text is a branch of it
+that scores "positive" against "negative" for what the text says there; the scores are merged into
+a verdict with its reasons.
 """
 
 from __future__ import annotations
 
-import math
-
 import rootlace as rl
 from backend import arguments, backend
 
-TEXT = (
-    "Ida Lund is 47 years old. Ida Lund lives in Bergfeld. She works as a pilot. "
-    "Her hobby is chess."
-)
-CRITERIA = [
-    "Is the text about a person?",
-    "Does the text mention Bergfeld?",
-    "Is the text about a flight?",
-    "Does the text mention Lindau?",
+HOTELS = {
+    "Sea View": {
+        "room": "The room was clean.",
+        "staff": "The staff was so friendly.",
+        "food": "The food was terrible.",
+    },
+    "Old Mill": {
+        "room": "Such a dirty room.",
+        "staff": "The waiter was rude.",
+        "food": "I loved the breakfast.",
+    },
+}
+SHOTS = [
+    ("The soup was delicious.", "positive"),
+    ("I hated the movie.", "negative"),
+    ("What a lovely hotel!", "positive"),
+    ("The phone stopped working.", "negative"),
+    ("The service was terrible.", "negative"),
+    ("A wonderful concert.", "positive"),
 ]
+LABELS = ["positive", "negative"]
+Verdict = dict[str, dict[str, float]]
+"""How much better than bad each text is, by criterion: differences of log-probabilities."""
 
 
 @rl.function
-def judge(s: rl.ProgramState, text: str, criteria: list[str]) -> None:
-    s += rl.user_begin() + text
-    forks = s.fork(len(criteria))
-    forks += [f"\n\n{criterion}" + rl.user_end() for criterion in criteria]
-    forks += rl.assistant(rl.select("verdict", ["yes", "no"]))
-    forks.join()
-
-
-def confidence(scores: list[float], index: int) -> float:
-    """The winner's share of the probability of both answers (scores are log-probabilities)."""
-    return 1 / sum(math.exp(score - scores[index]) for score in scores)
+def judge(s: rl.ProgramState, texts: dict[str, dict[str, str]]) -> Verdict:
+    s += "".join(f"Review: {text}\nLabel: {label}\n\n" for text, label in SHOTS)
+    cases = [(name, criterion) for name, text in texts.items() for criterion in text]  # branch
+    forks = s.fork(len(cases))
+    forks += [  # solve
+        f"Review: {texts[name][criterion]}\nLabel: " + rl.select("label", LABELS)
+        for name, criterion in cases
+    ]
+    verdict: Verdict = {name: {} for name in texts}
+    for (name, criterion), fork in zip(cases, forks, strict=True):  # merge
+        good, bad = fork.get_meta_info("label")["scores"]
+        verdict[name][criterion] = good - bad
+    return verdict
 
 
 def main() -> None:
     given = arguments(__doc__).parse_args()
     with backend(given):
-        state = judge.run(TEXT, CRITERIA)
-        metas = state.get_meta_info("verdict")
-        for criterion, verdict, meta in zip(CRITERIA, state["verdict"], metas, strict=True):
-            print(f"{verdict:3}  {confidence(meta['scores'], meta['index']):4.0%}  {criterion}")
+        verdict: Verdict = judge.run(HOTELS).ret_value
+    points = {name: sum(score > 0 for score in scores.values()) for name, scores in verdict.items()}
+    for name, scores in verdict.items():
+        told = ", ".join(f"{criterion} {score:+.1f}" for criterion, score in scores.items())
+        print(f"{name}: {points[name]} of {len(scores)} good ({told})")
+    print(f"better: {max(points, key=points.__getitem__)}")
 
 
 if __name__ == "__main__":

@@ -1,57 +1,58 @@
-"""Answer questions from documents: find the right one, put it before the question, generate.
+"""Answer questions from documents, and cite the one that the answer is from.
 
     python examples/rag.py [--model PATH | --url URL] ["a question" ...]
 
-Every document is put *first* in its prompt, so questions on the same document share its KV: only
-the first of them computes it.
+SQLite's full-text index finds the documents that share words with the question (BM25). The model
+then chooses the source among these, and no other can come out; it answers from that one alone. A
+document stands *first* in its prompt, so questions on the same one share its KV.
 """
 
 from __future__ import annotations
 
-import math
 import re
-from collections import Counter
+import sqlite3
 
 import rootlace as rl
 from backend import arguments, backend
 
-DOCUMENTS = [
-    "Ida Lund is 47 years old. Ida Lund lives in Bergfeld. She works as a pilot.",
-    "Karl Brandt is 31 years old. Karl Brandt lives in Norwick. He works as a baker.",
-    "Maria Costa is 62 years old. Maria Costa lives in Alden. She works as a judge.",
-    "Tom Becker is 25 years old. Tom Becker lives in Lindau. He works as a nurse.",
+DOCUMENTS = {
+    "Ida Lund": "Ida Lund is 47 years old. Ida Lund lives in Bergfeld. She works as a pilot.",
+    "Karl Brandt": "Karl Brandt is 31 years old. Karl Brandt lives in Norwick. He is a baker.",
+    "Maria Costa": "Maria Costa is 62 years old. Maria Costa lives in Alden. She is a judge.",
+    "Tom Becker": "Tom Becker is 25 years old. Tom Becker lives in Lindau. He is a nurse.",
+}
+QUESTIONS = [
+    "How old is Karl Brandt?",
+    "Where does Karl Brandt live?",
+    "How old is Maria Costa?",
+    "What is the job of Ida Lund?",
 ]
-QUESTIONS = ["How old is Karl Brandt?", "Where does Karl Brandt live?", "How old is Maria Costa?"]
-
-
-def words(text: str) -> Counter[str]:
-    return Counter(re.findall(r"\w+", text.lower()))
 
 
 class Index:
-    """Documents by the words they share with a question, rare words counting more (TF-IDF)."""
+    """Documents by their titles, found by their words."""
 
-    def __init__(self, documents: list[str]) -> None:
-        self._documents = documents
-        self._counts = [words(document) for document in documents]
-        self._seen_in = Counter(word for count in self._counts for word in count)
+    def __init__(self, documents: dict[str, str]) -> None:
+        self._database = sqlite3.connect(":memory:")
+        self._database.execute("CREATE VIRTUAL TABLE documents USING fts5(title, text)")
+        self._database.executemany("INSERT INTO documents VALUES (?, ?)", documents.items())
 
-    def best(self, question: str) -> str:
-        def score(index: int) -> float:
-            count = self._counts[index]
-            return sum(
-                count[word] * math.log(len(self._documents) / self._seen_in[word])
-                for word in words(question)
-                if word in count
-            )
-
-        return self._documents[max(range(len(self._documents)), key=score)]
+    def find(self, question: str, most: int = 3) -> dict[str, str]:
+        """The best documents, best first."""
+        words = " OR ".join(f'"{word}"' for word in re.findall(r"\w+", question))
+        query = "SELECT * FROM documents WHERE documents MATCH ? ORDER BY rank LIMIT ?"
+        return dict(self._database.execute(query, (words, most)).fetchall())
 
 
 @rl.function
-def answer(s: rl.ProgramState, document: str, question: str) -> None:
-    s += rl.user(f"{document}\n\n{question}")
+def answer(s: rl.ProgramState, question: str, found: dict[str, str]) -> str:
+    """The source; the answer is in the state."""
+    (asked,) = s.fork(1)
+    asked += f"Question: {question}\nName: " + rl.select("source", list(found))
+    source: str = asked["source"]
+    s += rl.user(f"{found[source]}\n\n{question}")
     s += rl.assistant(rl.gen("answer", max_tokens=24, temperature=0))
+    return source
 
 
 def main() -> None:
@@ -60,12 +61,11 @@ def main() -> None:
     given = parser.parse_args()
     index = Index(DOCUMENTS)
     with backend(given):
-        batch = [
-            {"document": index.best(question), "question": question} for question in given.questions
-        ]
+        batch = [{"question": asked, "found": index.find(asked)} for asked in given.questions]
         for item, state in zip(batch, answer.run_batch(batch), strict=True):
             cached = state.get_meta_info("answer")["cached_tokens"]
-            print(f"{item['question']} -> {state['answer']}   ({cached} tokens from the cache)")
+            print(f"{item['question']} -> {state['answer']} [{state.ret_value}]", end="")
+            print(f"   (of {len(item['found'])} found; {cached} tokens from the cache)")
 
 
 if __name__ == "__main__":
