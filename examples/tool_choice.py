@@ -1,10 +1,10 @@
-"""Try every tool in a branch of its own, and go on with the call that the model finds likeliest.
+"""Write a call of every tool side by side, and make the one that the model finds likeliest.
 
     python examples/tool_choice.py [--model PATH | --url URL] ["a question" ...]
 
-A fork costs nothing but what it adds. `tool_choice` makes each fork call another tool, with
-arguments that fit it; `rl.best_of` keeps the fork whose call had the highest log-probability, and
-the answer is written there, with the tool's result before it.
+`tool_choice` makes each fork call another tool, with arguments that fit it; a fork costs nothing
+but what it adds. The call with the highest log-probability is made, and no other; the answer is
+written behind its result, in the same fork.
 """
 
 from __future__ import annotations
@@ -16,26 +16,21 @@ from react_agent import TOOLS
 QUESTIONS = ["What is 37 times 12?", "What is the mayor of Torvik?"]
 
 
+def likelihood(fork: rl.ProgramState) -> float:
+    return sum(token[0] for token in fork.get_meta_info("call")["output_token_logprobs"])
+
+
 @rl.function
 def agent(s: rl.ProgramState, question: str) -> str:
     s += rl.system("You are a helpful assistant." + TOOLS) + rl.user(question)
-    tools = iter(TOOLS)
+    asked = {"tools": TOOLS, "max_tokens": 60, "temperature": 0.0, "logprobs": True}
+    forks = s.fork(len(TOOLS))
+    forks += [rl.assistant(rl.gen("call", tool_choice=tool.name, **asked)) for tool in TOOLS]
 
-    def call(fork: rl.ProgramState) -> None:
-        choice = next(tools).name
-        fork += rl.assistant(
-            rl.gen(
-                "call", tools=TOOLS, tool_choice=choice, max_tokens=60, temperature=0, logprobs=True
-            )
-        )
-        (fork["tool"],) = fork.call_tools()
-
-    def likelihood(fork: rl.ProgramState) -> float:
-        return sum(token[0] for token in fork.get_meta_info("call")["output_token_logprobs"])
-
-    rl.best_of(s, len(TOOLS), call, key=likelihood)
-    s += rl.assistant(rl.gen("answer", max_tokens=60, temperature=0))
-    return f"{s['answer']} [{s['tool'].name}]"
+    best = max(forks, key=likelihood)
+    (call,) = best.call_tools()
+    best += rl.assistant(rl.gen("answer", max_tokens=60, temperature=0))
+    return f"{best['answer']} [{call.name}]"
 
 
 def main() -> None:

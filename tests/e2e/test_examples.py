@@ -49,9 +49,11 @@ def run_alone(name: str, *arguments: str) -> str:
     return done.stdout
 
 
-def test_there_is_a_test_for_each() -> None:
+def test_there_is_a_test_and_a_picture_of_each() -> None:
     tested = set(re.findall(r'run(?:_alone)?\("(\w+)"', Path(__file__).read_text()))
     assert tested == set(PROGRAMS)
+    gallery = (EXAMPLES.parent / "docs" / "gallery.md").read_text()
+    assert set(re.findall(r"screens/gallery/(\w+)\.png", gallery)) == tested
 
 
 @pytest.mark.parametrize("name", PROGRAMS)

@@ -1,0 +1,116 @@
+"""Draws what the examples do on the embedded model: docs/gallery.md, docs/screens/gallery/*.png.
+
+python scripts/gallery.py     (needs playwright and Debian's chromium)
+"""
+
+from __future__ import annotations
+
+import ast
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from playwright.sync_api import FloatRect, Page, ViewportSize, sync_playwright
+
+import rootlace as rl
+
+ROOT = Path(__file__).resolve().parents[1]
+EXAMPLES = ROOT / "examples"
+PICTURES = ROOT / "docs" / "screens" / "gallery"
+WIDTH, HEIGHT = 1000, 900
+HEAD = """\
+# Gallery
+
+What the programs in `examples/` do on the embedded model: each picture is the run's
+[trace](language.md#seeing-a-run), drawn by `python scripts/gallery.py`. Time goes from left to
+right, and each line is a branch. The upper strip of a bar is its prompt, pale where it was cached;
+below it, grey is the time until the first token, blue are sampled tokens, amber forced ones, violet
+scored choices and turquoise tools. The answers are right: the tests of the examples say so.
+"""
+
+
+def extract_all(module: Any) -> rl.ProgramState:
+    state: rl.ProgramState = module.extract.run(module.PASSAGES[0])
+    return state
+
+
+def chat(module: Any) -> rl.ProgramState:
+    first = module.turn.run("Hello, my name is Anna.")
+    state: rl.ProgramState = module.turn.run("What is my name?", after=first)
+    return state
+
+
+RUNS: dict[str, Callable[[Any], rl.ProgramState]] = {
+    "quickstart": lambda m: m.advise.run("the flight lands in the evening"),
+    "chat": chat,
+    "typed_values": extract_all,
+    "json_extraction": extract_all,
+    "json_service": extract_all,
+    "few_shot_eval": lambda m: m.classify.run(m.TESTS[0][0]),
+    "judge": lambda m: m.judge.run(m.HOTELS),
+    "rag": lambda m: m.answer.run(m.QUESTIONS[0], m.Index(m.DOCUMENTS).find(m.QUESTIONS[0])),
+    "react_agent": lambda m: m.agent.run(m.QUESTIONS[0]),
+    "tool_choice": lambda m: m.agent.run(m.QUESTIONS[0]),
+    "self_consistency": lambda m: m.vote.run(m.PASSAGE, m.QUESTION, m.VOTES),
+    "skeleton_of_thought": lambda m: m.write.run("saving money"),
+    "tree_of_thought": lambda m: m.search.run(m.PASSAGE, m.QUESTIONS),
+}
+
+
+def traces(folder: Path) -> None:
+    """The page of each example's run."""
+    sys.path.insert(0, str(EXAMPLES))
+    with rl.Runtime() as runtime:
+        rl.set_default_backend(runtime)
+        for name, run in RUNS.items():
+            module = import_module(name)
+            run(module)  # what a runtime makes at the first use is then there
+            runtime.flush_cache()
+            run(module).trace().save(folder / f"{name}.html")
+
+
+def shoot(page: Page, folder: Path) -> None:
+    for name in RUNS:
+        page.goto(f"file://{folder / name}.html")
+        page.add_style_tag(content="main > .row, #theme { display: none }")
+        page.wait_for_timeout(200)
+        canvas = page.locator("#canvas").bounding_box()
+        assert canvas is not None
+        bottom = min(canvas["y"] + canvas["height"] + 8, HEIGHT)
+        clip: FloatRect = {"x": 0, "y": 0, "width": WIDTH, "height": bottom}
+        page.screenshot(path=PICTURES / f"{name}.png", clip=clip)
+
+
+def write() -> None:
+    parts = [HEAD]
+    for name in RUNS:
+        docstring = ast.get_docstring(ast.parse((EXAMPLES / f"{name}.py").read_text()))
+        assert docstring is not None
+        first, *_, why = docstring.split("\n\n")
+        parts.append(
+            f"## {name.replace('_', ' ').capitalize().replace('Json', 'JSON')}\n\n{first} "
+            f"[`{name}.py`](../examples/{name}.py)\n\n"
+            f"![{first}](screens/gallery/{name}.png)\n\n{why}\n"
+        )
+    (ROOT / "docs" / "gallery.md").write_text("\n".join(parts))
+
+
+def main() -> None:
+    PICTURES.mkdir(parents=True, exist_ok=True)
+    chromium = shutil.which("chromium") or shutil.which("chromium-browser")
+    with tempfile.TemporaryDirectory() as folder:
+        traces(Path(folder))
+        with sync_playwright() as started:
+            browser = started.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+            viewport: ViewportSize = {"width": WIDTH, "height": HEIGHT}
+            shoot(browser.new_page(viewport=viewport, color_scheme="light"), Path(folder))
+            browser.close()
+    write()
+
+
+if __name__ == "__main__":
+    main()
