@@ -122,6 +122,11 @@ class ExecutorConfig:
         "auto", "On a CPU: native ones are compiled when first needed; auto is that if it can be."
     )
     """"native": compiled for this CPU when first needed; "auto": native where that is possible."""
+    product_paths: Literal["measured", "processor"] = option(
+        "measured",
+        "On a CPU with two units for products: measure, once per machine, which is quicker for a "
+        "weight; or take what the processor's kind says, so that all of a kind compute the same.",
+    )
     adapters: tuple[str, ...] = option(
         (),
         "A LoRA adapter (PEFT's folder) as NAME=PATH; may be given several times.",

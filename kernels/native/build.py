@@ -18,9 +18,10 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
-from rootlace.kernels.native.processor import first_processor
+from rootlace.kernels.native.processor import kind_of_processor
 
 SOURCES = Path(__file__).parent / "src"
 COMPILERS = ("g++", "clang++", "c++")
@@ -117,7 +118,7 @@ def library_file(
                 faults.append(str(fault))
                 continue
             if path.parent == folder:
-                _note_use(path)
+                note_use(path)
             yield path
             return
         if ready:
@@ -172,17 +173,17 @@ def _made(
     return path
 
 
-def _note_use(path: Path) -> None:
+def note_use(path: Path) -> None:
     """Its time of change says when a library was last used: many systems do not note reading."""
     with suppress(OSError):  # another user's, or the folder cannot be written
         os.utime(path)
 
 
 def _remove_unused(folder: Path) -> None:
-    """Libraries of former versions, and what a process left behind that was killed. Who has loaded
-    one keeps it."""
+    """Libraries of former versions, what was measured with them, and what a process left behind
+    that was killed. Who has loaded one keeps it."""
     now = time.time()
-    for path in (*_listed(folder, "*.so"), *_listed(folder, "new-*")):
+    for path in chain.from_iterable(_listed(folder, kind) for kind in ("*.so", "paths-*", "new-*")):
         with suppress(OSError):  # another process was faster
             if now - path.stat().st_mtime > KEPT_SECONDS:
                 path.unlink()
@@ -259,14 +260,7 @@ def _common_digest(sources: Path, target: Sequence[str] | None) -> str:
     """A digest of all that a library depends on, except the compiler."""
     texts = [f"{path.name}\n{path.read_text('utf-8')}" for path in _files(sources, ".cpp", ".h")]
     flags = [*FLAGS, "native" if target is None else " ".join(target)]
-    return _digest([*texts, *flags, platform.machine(), _processor()])
-
-
-def _processor() -> str:
-    """What kind of processor this is and what it can do."""
-    told = first_processor()
-    wanted = ("model name", "flags", "Features", "CPU part")
-    return "\n".join(told[name] for name in wanted if name in told) or platform.processor()
+    return _digest([*texts, *flags, platform.machine(), kind_of_processor()])
 
 
 def _digest(parts: Iterable[str]) -> str:

@@ -57,6 +57,7 @@ class Linear(ctypes.Structure):
         ("factor", c_float),
         ("alpha", c_float),
         ("limit", c_float),
+        ("path", c_int32),
     ]
 
 
@@ -262,12 +263,13 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "rl_edit": (Status, [c_void_p, c_void_p, c_int32, c_int32, c_void_p, c_void_p]),
     "rl_team_try": (c_int64, [c_void_p, c_int32, c_int32, c_int64, c_void_p]),
     "rl_team_fail": (Status, [c_void_p, c_int32, c_int32, c_int64]),
-    "rl_packed_bytes": (c_int64, [c_int32, c_int32, c_int32, c_int32]),
-    "rl_pack": (Status, [c_void_p, c_int32, c_void_p, c_int32, c_int32, c_int32, c_void_p]),
-    "rl_codes_bytes": (c_int64, [c_int32, c_int32, c_int32, c_int32, c_void_p]),
+    "rl_paths": (c_int32, [c_int32]),
+    "rl_packed_bytes": (c_int64, [c_int32] * 5),
+    "rl_pack": (Status, [c_void_p, c_int32, c_int32, c_void_p, *[c_int32] * 3, c_void_p]),
+    "rl_codes_bytes": (c_int64, [*[c_int32] * 5, c_void_p]),
     "rl_pack_codes": (
         Status,
-        [c_void_p, c_int32, c_int32, c_int32, c_int32, c_void_p, c_int32, c_void_p, c_void_p],
+        [c_void_p, *[c_int32] * 5, c_void_p, c_int32, c_void_p, c_void_p],
     ),
     "rl_linear": (
         Status,

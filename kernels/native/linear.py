@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import enum
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -18,6 +18,17 @@ from rootlace.kernels.weights import Dense, Quantised, Weight, parts_of
 
 DTYPES = {torch.float32: native.FLOAT32, torch.bfloat16: native.BFLOAT16}
 LINE = 64
+
+
+class ProductPath(enum.IntEnum):
+    """How products go through a weight: `RlPath` of api.h."""
+
+    BEST = 0
+    VECTORS = 1
+
+
+ChoosePath = Callable[[int, int, bool], ProductPath]
+"""The path of a weight of so many outputs and inputs, gated or not."""
 
 
 class Epilogue(enum.IntEnum):
@@ -74,6 +85,7 @@ class Packed:
     bias: Tensor | None = None  # float32 [outputs]
     order: Tensor | None = None  # int32 [inputs]
     schemes: ctypes.Array[native.Scheme] | None = None
+    path: ProductPath = ProductPath.BEST
 
     def structure(self, factor: float = 1.0) -> native.Linear:
         """For C; valid as long as this object is. `factor`: what products are multiplied by where
@@ -81,7 +93,14 @@ class Packed:
         bias = None if self.bias is None else self.bias.data_ptr()
         order = None if self.order is None else self.order.data_ptr()
         return native.Linear(
-            self.memory.data_ptr(), bias, self.inputs, self.outputs, self.schemes, order, factor
+            packed=self.memory.data_ptr(),
+            bias=bias,
+            inputs=self.inputs,
+            outputs=self.outputs,
+            schemes=self.schemes,
+            order=order,
+            factor=factor,
+            path=self.path,
         )
 
 
@@ -92,13 +111,16 @@ class Packer:
 
     Products of bfloat16 with int8 that has one scale for an output are of integers, where the
     processor has such products; src/byte_rows.h bounds their error. Those with other codes have
-    the bits of products with the numbers that codes stand for."""
+    the bits of products with the numbers that codes stand for.
+
+    `path_of` chooses the path of each weight's products. Paths differ in their results' bits."""
 
     library: ctypes.CDLL
     team: Team
     dtype: torch.dtype
     arena: Arena = field(default_factory=Arena)
     """Where packed weights are allocated."""
+    path_of: ChoosePath = lambda outputs, inputs, gated: ProductPath.BEST
 
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:
@@ -113,9 +135,10 @@ class Packer:
             raise ValueError(f"weights of shape {[outputs, inputs]}")
         if gated and outputs % 2:
             raise ValueError(f"{outputs} rows are not a gate and as many values")
-        bias = _bias(weight)
+        bias, path = _bias(weight), self.path_of(outputs, inputs, gated)
         if isinstance(weight, Dense):
-            return Packed(self._numbers(weight.matrix, gated), outputs, inputs, bias)
+            memory = self._numbers(weight.matrix, gated, path)
+            return Packed(memory, outputs, inputs, bias, path=path)
         parts = parts_packed(weight, gated)
         reason = why_not(parts, gated)
         if reason is not None:
@@ -123,22 +146,23 @@ class Packer:
         found = [prepared(part) for part in parts if isinstance(part, Quantised)]
         schemes = (native.Scheme * len(found))(*(scheme_of(part) for part in found))
         order = None if found[0].order is None else found[0].order.contiguous()
-        return Packed(self._codes(found, schemes), outputs, inputs, bias, order, schemes)
+        memory = self._codes(found, schemes, path)
+        return Packed(memory, outputs, inputs, bias, order, schemes, path)
 
-    def _numbers(self, matrix: Tensor, gated: bool) -> Tensor:
+    def _numbers(self, matrix: Tensor, gated: bool, path: ProductPath) -> Tensor:
         if matrix.dim() != 2 or matrix.dtype != self.dtype:
             found = f"{list(matrix.shape)} in {matrix.dtype}"
             raise ValueError(f"weights are a matrix in {self.dtype}, not {found}")
-        shape = (DTYPES[self.dtype], *matrix.shape, gated)
-        packed = self.arena.take(self.library.rl_packed_bytes(*shape))
+        form, shape = (DTYPES[self.dtype], path), (*matrix.shape, gated)
+        packed = self.arena.take(self.library.rl_packed_bytes(*form, *shape))
         rows = matrix.detach().contiguous()
-        self.library.rl_pack(
-            self.team.handle, shape[0], rows.data_ptr(), *shape[1:], packed.data_ptr()
-        )
+        self.library.rl_pack(self.team.handle, *form, rows.data_ptr(), *shape, packed.data_ptr())
         return packed
 
-    def _codes(self, parts: Sequence[Quantised], schemes: ctypes.Array[native.Scheme]) -> Tensor:
-        shape = (DTYPES[self.dtype], *parts[0].shape, len(parts), schemes)
+    def _codes(
+        self, parts: Sequence[Quantised], schemes: ctypes.Array[native.Scheme], path: ProductPath
+    ) -> Tensor:
+        shape = (DTYPES[self.dtype], path, *parts[0].shape, len(parts), schemes)
         packed = self.arena.take(self.library.rl_codes_bytes(*shape))
         for index, part in enumerate(parts):
             source = Source(part)
@@ -163,9 +187,11 @@ class PackedLinear:
         gated: bool = False,
         factor: float = 1.0,
         arena: Arena | None = None,
+        path: ProductPath = ProductPath.BEST,
     ) -> None:
         self.library, self.team, self.dtype, self.gated = library, team, dtype, gated
-        self._packed = Packer(library, team, dtype, arena or Arena()).pack(weight, gated=gated)
+        packer = Packer(library, team, dtype, arena or Arena(), lambda *_: path)
+        self._packed = packer.pack(weight, gated=gated)
         self._factor = factor
         self.inputs, self.outputs = self._packed.inputs, self._packed.outputs
 

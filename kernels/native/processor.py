@@ -70,6 +70,13 @@ def read_processor(root: Path = ROOT, architecture: str = "") -> Processor:
     )
 
 
+def kind_of_processor() -> str:
+    """What this machine's processor is, and what it can do."""
+    told = first_processor()
+    wanted = ("model name", "flags", "Features", "CPU part")
+    return "\n".join(told[name] for name in wanted if name in told) or platform.processor()
+
+
 def first_processor(root: Path = ROOT) -> dict[str, str]:
     """What /proc/cpuinfo below `root` says of the first processor; {} where there is none."""
     try:

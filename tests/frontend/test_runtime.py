@@ -115,6 +115,7 @@ def test_every_keyword_has_its_place() -> None:
         "allow_pickle": "engine.executor.allow_pickle",
         "device": "engine.executor.device",
         "threads": "engine.executor.threads", "kernels": "engine.executor.kernels",
+        "product_paths": "engine.executor.product_paths",
         "context_length": "engine.executor.context_length",
         "kv_memory_bytes": "engine.executor.kv_memory_bytes",
         "kv_dtype": "engine.executor.kv_dtype", "kv_cache_dtype": "engine.executor.kv_dtype",

@@ -49,24 +49,25 @@ class Starts:
         library = native_library()
         self.packer = Packer(library, Team(library, 1), dtype)
         self.config = ModelConfig.read(path)
-        self.quantize = quantize
+        self.executor = ExecutorConfig("", quantize=quantize)
         self.loads = 0
 
     def load(self) -> ModelWeights:
         self.loads += 1
         weights_of = load_weights
-        if self.quantize != "none":
-            return rounding.rounded(weights_of, self.quantize)(
+        if self.executor.quantize != "none":
+            return rounding.rounded(weights_of, self.executor.quantize)(
                 self.config, self.packer.dtype, torch.device("cpu")
             )
         return weights_of(self.config, self.packer.dtype, torch.device("cpu"))
 
     def start(self, cache: WeightCache | None) -> PackedWeights:
-        return packed_weights(self.packer, self.config, self.quantize, self.load, cache)
+        return packed_weights(self.packer, self.config, self.executor, self.load, cache)
 
     def key(self) -> str:
         files = Checkpoint(self.config.path).files
-        return cache_key(self.config, files, self.packer.library, self.packer.dtype, self.quantize)
+        asked = (self.executor.quantize, self.executor.product_paths)
+        return cache_key(self.config, files, self.packer.library, self.packer.dtype, *asked)
 
 
 def bytes_of(packed: PackedWeights) -> dict[str, Any]:
@@ -77,7 +78,7 @@ def bytes_of(packed: PackedWeights) -> dict[str, Any]:
         tensors = (one.memory, one.bias, one.order)
         numbers = [None if each is None else (each.dtype, each.tolist()) for each in tensors]
         schemes = None if one.schemes is None else bytes(one.schemes)
-        return [one.outputs, one.inputs, *numbers, schemes]
+        return [one.outputs, one.inputs, one.path, *numbers, schemes]
 
     found = {name: list(map(part, parts)) for name, parts in packed.linears.items()}
     return found | {

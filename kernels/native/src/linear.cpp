@@ -17,10 +17,10 @@ constexpr int64_t FEW_NUMBERS = 16384;
 
 // run(factors of x[rows, inputs], as they are multiplied by codes of this kind, `own` bytes of
 // scratch).
-template <class T, class Run>
+template <class Packing, class T, class Run>
 void with_factors(Crew& crew, const T* x, size_t ldx, int rows, int inputs, bool as_bytes, size_t own,
                   Run&& run) {
-  if constexpr (Panels<T>::BYTES)
+  if constexpr (Packing::BYTES)
     if (as_bytes) {
       const bool few = static_cast<int64_t>(rows) * inputs <= FEW_NUMBERS;
       own = (own + 63) / 64 * 64;
@@ -28,7 +28,7 @@ void with_factors(Crew& crew, const T* x, size_t ldx, int rows, int inputs, bool
           static_cast<char*>(crew.scratch(own + (few ? ByteRows::bytes(rows, inputs) : 0)));
       const ByteFactors factors{ByteRows(few ? scratch + own : crew.shared(), rows, inputs)};
       const auto put = [&](int row) {
-        factors.put(row, x + row * ldx, inputs, Panels<T>::BYTE_SHIFT);
+        factors.put(row, x + row * ldx, inputs, Packing::BYTE_SHIFT);
       };
       if (few)
         for (int row = 0; row < rows; row++) put(row);
@@ -50,29 +50,31 @@ template <class T>
 void linear(Crew& crew, const T* x, size_t ldx, int rows, const RlLinear& weights,
             Epilogue epilogue, void* out, size_t ldo, const Added<T>& added) {
   if (rows <= 0) return;
-  Panels<T> packing(weights.outputs, weights.inputs, is_gated(epilogue));
-  const Codes codes(packing, weights.schemes);
-  const auto multiply = [&](const auto& factors, char* scratch) {
-    const Product<T, std::decay_t<decltype(factors)>> product{factors,  weights, codes, epilogue,
-                                                              out,      ldo,     added};
-    const Plan<T> plan = product.plan(packing, rows, crew.size());
-    typename Panels<T>::Multiplier multiplier(packing, scratch);
-    crew.each(plan.tasks(), [&](int index) {
-      int begin, end;
-      plan.task(index, begin, end);
-      product.run(multiplier, plan, begin, end);
-    });
-  };
-  const size_t own = Panels<T>::Multiplier::bytes(codes);
-  with_factors(crew, x, ldx, rows, weights.inputs, codes.as_bytes(), own, multiply);
+  with_panels<T>(weights, is_gated(epilogue), [&](const auto& packing) {
+    using Packing = std::decay_t<decltype(packing)>;
+    const Codes codes(packing, weights.schemes);
+    const auto multiply = [&](const auto& factors, char* scratch) {
+      const Product<T, Packing, std::decay_t<decltype(factors)>> product{
+          factors, weights, codes, epilogue, out, ldo, added};
+      const Plan<Packing> plan = product.plan(packing, rows, crew.size());
+      typename Packing::Multiplier multiplier(packing, scratch);
+      crew.each(plan.tasks(), [&](int index) {
+        int begin, end;
+        plan.task(index, begin, end);
+        product.run(multiplier, plan, begin, end);
+      });
+    };
+    const size_t own = Packing::Multiplier::bytes(codes);
+    with_factors<Packing>(crew, x, ldx, rows, weights.inputs, codes.as_bytes(), own, multiply);
+  });
 }
 
-template <class T>
-void linear_grouped(Crew& crew, const T* x, size_t ldx, const RowGroup* groups,
-                    RlLinear RlExpert::*weights, Epilogue epilogue, T* out, size_t ldo) {
-  if (!groups->expert) return;
-  const RlLinear& first = groups->expert->*weights;
-  const Panels<T> packing(first.outputs, first.inputs, is_gated(epilogue));
+namespace {
+
+template <class T, class Packing>
+void multiply_grouped(Crew& crew, const Packing& packing, const T* x, size_t ldx,
+                      const RowGroup* groups, RlLinear RlExpert::*weights, Epilogue epilogue, T* out,
+                      size_t ldo) {
   const auto codes_of = [&](int group) {
     return Codes(packing, (groups[group].expert->*weights).schemes);
   };
@@ -81,12 +83,12 @@ void linear_grouped(Crew& crew, const T* x, size_t ldx, const RowGroup* groups,
   bool bytes = false;  // in some of the groups, whose experts may be of unlike schemes
   for (; groups[count].expert; count++) {
     const Codes codes = codes_of(count);
-    own = std::max(own, Panels<T>::Multiplier::bytes(codes));
+    own = std::max(own, Packing::Multiplier::bytes(codes));
     bytes = bytes || codes.as_bytes();
   }
   own = (own + 63) / 64 * 64;
   const auto product_of = [&](int at, const auto& factors, const Codes& codes) {
-    return Product<T, std::decay_t<decltype(factors)>>{
+    return Product<T, Packing, std::decay_t<decltype(factors)>>{
         factors.from(groups[at].first), groups[at].expert->*weights, codes, epilogue,
         out + groups[at].first * ldo,   ldo,                         {}};
   };
@@ -94,7 +96,7 @@ void linear_grouped(Crew& crew, const T* x, size_t ldx, const RowGroup* groups,
   const RowGroup& last = groups[count - 1];
   const auto multiply = [&](const auto& factors, char* scratch) {
     int* ends = reinterpret_cast<int*>(scratch + own);  // of each group's tasks
-    typename Panels<T>::Multiplier multiplier(packing, scratch);
+    typename Packing::Multiplier multiplier(packing, scratch);
     const auto each_kind = [&](int at, auto&& use) {
       const Codes codes = codes_of(at);
       if (codes.as_bytes())
@@ -109,35 +111,50 @@ void linear_grouped(Crew& crew, const T* x, size_t ldx, const RowGroup* groups,
     crew.each(ends[count - 1], [&](int index) {
       const int at = static_cast<int>(std::upper_bound(ends, ends + count, index) - ends);
       each_kind(at, [&](const auto& product) {
-        const Plan<T> plan = product.plan(packing, groups[at].rows, crew.size());
+        const Plan<Packing> plan = product.plan(packing, groups[at].rows, crew.size());
         int begin, end;
         plan.task(index - (at ? ends[at - 1] : 0), begin, end);
         product.run(multiplier, plan, begin, end);
       });
     });
   };
-  with_factors(crew, x, ldx, last.first + last.rows, first.inputs, bytes, own + count * sizeof(int),
-               multiply);
+  with_factors<Packing>(crew, x, ldx, last.first + last.rows, packing.inputs, bytes,
+                        own + count * sizeof(int), multiply);
+}
+
+}  // namespace
+
+template <class T>
+void linear_grouped(Crew& crew, const T* x, size_t ldx, const RowGroup* groups,
+                    RlLinear RlExpert::*weights, Epilogue epilogue, T* out, size_t ldo) {
+  if (!groups->expert) return;
+  with_panels<T>(groups->expert->*weights, is_gated(epilogue), [&](const auto& packing) {
+    multiply_grouped(crew, packing, x, ldx, groups, weights, epilogue, out, ldo);
+  });
 }
 
 template <class T>
 void linear_by_head(Crew& crew, const T* x, size_t ldx, size_t apart, int rows,
                     const RlLinear* weights, int heads, T* out, size_t ldo, size_t out_apart) {
   if (rows <= 0) return;
-  const Panels<T> packing(weights->outputs, weights->inputs, false);
-  const Codes codes(packing, nullptr);
-  const auto product_of = [&](int head) {
-    return Product<T>{{x + head * apart, ldx}, weights[head], codes, Epilogue::STORE,
-                      out + head * out_apart,  ldo,           {}};
-  };
-  // A head is small: where there are enough of them, it is one task.
-  const Plan<T> plan = product_of(0).plan(packing, rows, heads >= crew.size() ? 1 : crew.size());
-  const int tasks = plan.tasks();
-  typename Panels<T>::Multiplier multiplier(packing, crew.scratch(Panels<T>::Multiplier::bytes(codes)));
-  crew.each(heads * tasks, [&](int index) {
-    int begin, end;
-    plan.task(index % tasks, begin, end);
-    product_of(index / tasks).run(multiplier, plan, begin, end);
+  with_panels<T>(*weights, false, [&](const auto& packing) {
+    using Packing = std::decay_t<decltype(packing)>;
+    const Codes codes(packing, nullptr);
+    const auto product_of = [&](int head) {
+      return Product<T, Packing, PlainFactors<T>>{
+          {x + head * apart, ldx}, weights[head], codes, Epilogue::STORE, out + head * out_apart, ldo,
+          {}};
+    };
+    // A head is small: where there are enough of them, it is one task.
+    const int threads = heads >= crew.size() ? 1 : crew.size();
+    const Plan<Packing> plan = product_of(0).plan(packing, rows, threads);
+    const int tasks = plan.tasks();
+    typename Packing::Multiplier multiplier(packing, crew.scratch(Packing::Multiplier::bytes(codes)));
+    crew.each(heads * tasks, [&](int index) {
+      int begin, end;
+      plan.task(index % tasks, begin, end);
+      product_of(index / tasks).run(multiplier, plan, begin, end);
+    });
   });
 }
 
@@ -145,24 +162,27 @@ template <class T>
 void linear_among(Crew& crew, const T* x, size_t ldx, int rows, const RlLinear& weights,
                   const int64_t* masks, float* out, size_t ldo) {
   if (rows <= 0) return;
-  Panels<T> packing(weights.outputs, weights.inputs, false);
-  const Codes codes(packing, weights.schemes);
-  const size_t own = (Panels<T>::Multiplier::bytes(codes) + 63) / 64 * 64;
-  const size_t few = std::min(rows, Panels<T>::MOST_ROWS);
-  const size_t row = std::max(weights.inputs * sizeof(T), 2 * spread<int8_t>(weights.inputs));
-  const auto multiply = [&](const auto& factors, char* scratch) {
-    const Product<T, std::decay_t<decltype(factors)>> product{
-        factors, weights, codes, Epilogue::FLOAT32, out, ldo, {}};
-    auto* gathered = reinterpret_cast<std::decay_t<decltype(*factors.at)>*>(scratch + own);
-    const Plan<T> plan = product.plan(packing, rows, crew.size());
-    typename Panels<T>::Multiplier multiplier(packing, scratch);
-    crew.each(plan.tasks(), [&](int index) {
-      int begin, end;
-      plan.task(index, begin, end);
-      product.run_among(multiplier, plan, begin, end, {masks, gathered});
-    });
-  };
-  with_factors(crew, x, ldx, rows, weights.inputs, codes.as_bytes(), own + few * row, multiply);
+  with_panels<T>(weights, false, [&](const auto& packing) {
+    using Packing = std::decay_t<decltype(packing)>;
+    const Codes codes(packing, weights.schemes);
+    const size_t own = (Packing::Multiplier::bytes(codes) + 63) / 64 * 64;
+    const size_t few = std::min(rows, Packing::MOST_ROWS);
+    const size_t row = std::max(weights.inputs * sizeof(T), 2 * spread<int8_t>(weights.inputs));
+    const auto multiply = [&](const auto& factors, char* scratch) {
+      const Product<T, Packing, std::decay_t<decltype(factors)>> product{
+          factors, weights, codes, Epilogue::FLOAT32, out, ldo, {}};
+      auto* gathered = reinterpret_cast<std::decay_t<decltype(*factors.at)>*>(scratch + own);
+      const Plan<Packing> plan = product.plan(packing, rows, crew.size());
+      typename Packing::Multiplier multiplier(packing, scratch);
+      crew.each(plan.tasks(), [&](int index) {
+        int begin, end;
+        plan.task(index, begin, end);
+        product.run_among(multiplier, plan, begin, end, {masks, gathered});
+      });
+    };
+    with_factors<Packing>(crew, x, ldx, rows, weights.inputs, codes.as_bytes(), own + few * row,
+                          multiply);
+  });
 }
 
 template <class T>
@@ -201,13 +221,21 @@ namespace {
 using namespace rootlace;
 
 template <class T>
-void pack(Team& team, const void* weights, int outputs, int inputs, bool gated, void* packed) {
-  Panels<T> packing(outputs, inputs, gated);
-  team.run([&](Crew& crew) {
-    crew.each(packing.panels * packing.parts, [&](int index) {
-      packing.pack(static_cast<const T*>(weights), index, static_cast<T*>(packed));
+void pack(Team& team, int32_t path, const void* weights, int outputs, int inputs, bool gated,
+          void* packed) {
+  with_panels<T>(path, outputs, inputs, gated, [&](const auto& packing) {
+    team.run([&](Crew& crew) {
+      crew.each(packing.panels * packing.parts, [&](int index) {
+        packing.pack(static_cast<const T*>(weights), index, static_cast<T*>(packed));
+      });
     });
   });
+}
+
+template <class T>
+int64_t packed_bytes(int32_t path, int outputs, int inputs, bool gated) {
+  return with_panels<T>(path, outputs, inputs, gated,
+                        [](const auto& packing) { return packing.bytes(); });
 }
 
 template <class T>
@@ -235,15 +263,20 @@ void multiply(Team& team, Epilogue epilogue, const void* x, int64_t ldx, int row
 
 extern "C" {
 
-int64_t rl_packed_bytes(int32_t dtype, int32_t outputs, int32_t inputs, int32_t gated) {
-  return dtype == RL_FLOAT32 ? Panels<float>(outputs, inputs, gated).bytes()
-                             : Panels<bf16>(outputs, inputs, gated).bytes();
+int32_t rl_paths(int32_t dtype) {
+  return dtype == RL_BFLOAT16 && Panels<bf16>::TILES ? RL_VECTORS + 1 : RL_BEST + 1;
 }
 
-int32_t rl_pack(Team* team, int32_t dtype, const void* weights, int32_t outputs, int32_t inputs,
-                int32_t gated, void* packed) {
+int64_t rl_packed_bytes(int32_t dtype, int32_t path, int32_t outputs, int32_t inputs,
+                        int32_t gated) {
+  auto one = dtype == RL_FLOAT32 ? packed_bytes<float> : packed_bytes<bf16>;
+  return one(path, outputs, inputs, gated);
+}
+
+int32_t rl_pack(Team* team, int32_t dtype, int32_t path, const void* weights, int32_t outputs,
+                int32_t inputs, int32_t gated, void* packed) {
   auto one = dtype == RL_FLOAT32 ? pack<float> : pack<bf16>;
-  return guarded([&] { one(*team, weights, outputs, inputs, gated, packed); });
+  return guarded([&] { one(*team, path, weights, outputs, inputs, gated, packed); });
 }
 
 int32_t rl_linear(Team* team, int32_t dtype, int32_t epilogue, const void* x, int64_t ldx,

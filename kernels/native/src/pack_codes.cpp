@@ -11,10 +11,10 @@ namespace rootlace {
 namespace {
 
 // Packs the codes of one part of a matrix. Rows of the source are its outputs.
-template <class T>
+template <class T, class Packing>
 class Packer {
  public:
-  Packer(const Panels<T>& panels, const RlScheme* schemes, int part, const RlSource& source)
+  Packer(const Packing& panels, const RlScheme* schemes, int part, const RlSource& source)
       : panels_(panels), codes_(panels, schemes), part_(part), source_(source) {
     group_ = layout().scheme.group ? layout().scheme.group : panels.inputs;
     groups_ = panels.inputs / group_;
@@ -24,8 +24,8 @@ class Packer {
   void pack(int index, char* packed) const {
     char* panel = packed + index * codes_.bytes() + codes_.part_at(part_);
     std::memset(panel, 0, layout().bytes());
-    const int first = index * Panels<T>::COLUMNS;
-    const int count = std::min(Panels<T>::COLUMNS, panels_.columns - first);
+    const int first = index * Packing::COLUMNS;
+    const int count = std::min(Packing::COLUMNS, panels_.columns - first);
     for (int column = 0; column < count; column++) {
       for (int group = 0; group < groups_; group++) put_scales(panel, first + column, column, group);
       if (layout().as_bytes) {
@@ -92,7 +92,7 @@ class Packer {
     }
   }
 
-  const Panels<T>& panels_;
+  const Packing& panels_;
   const Codes codes_;
   const int part_;
   const RlSource& source_;
@@ -100,19 +100,21 @@ class Packer {
 };
 
 template <class T>
-void pack(Team& team, int outputs, int inputs, int parts, const RlScheme* schemes, int part,
-          const RlSource& source, void* packed) {
-  const Panels<T> panels(outputs * parts, inputs, parts == 2);
-  const Packer<T> packer(panels, schemes, part, source);
-  team.run([&](Crew& crew) {
-    crew.each(panels.panels, [&](int index) { packer.pack(index, static_cast<char*>(packed)); });
+void pack(Team& team, int32_t path, int outputs, int inputs, int parts, const RlScheme* schemes,
+          int part, const RlSource& source, void* packed) {
+  with_panels<T>(path, outputs * parts, inputs, parts == 2, [&](const auto& panels) {
+    const Packer<T, std::decay_t<decltype(panels)>> packer(panels, schemes, part, source);
+    team.run([&](Crew& crew) {
+      crew.each(panels.panels, [&](int index) { packer.pack(index, static_cast<char*>(packed)); });
+    });
   });
 }
 
 template <class T>
-int64_t bytes(int outputs, int inputs, int parts, const RlScheme* schemes) {
-  const Panels<T> panels(outputs * parts, inputs, parts == 2);
-  return panels.panels * Codes(panels, schemes).bytes();
+int64_t bytes(int32_t path, int outputs, int inputs, int parts, const RlScheme* schemes) {
+  return with_panels<T>(path, outputs * parts, inputs, parts == 2, [&](const auto& panels) {
+    return panels.panels * Codes(panels, schemes).bytes();
+  });
 }
 
 }  // namespace
@@ -120,18 +122,18 @@ int64_t bytes(int outputs, int inputs, int parts, const RlScheme* schemes) {
 
 extern "C" {
 
-int64_t rl_codes_bytes(int32_t dtype, int32_t outputs, int32_t inputs, int32_t parts,
+int64_t rl_codes_bytes(int32_t dtype, int32_t path, int32_t outputs, int32_t inputs, int32_t parts,
                        const RlScheme* schemes) {
   using namespace rootlace;
-  return dtype == RL_FLOAT32 ? bytes<float>(outputs, inputs, parts, schemes)
-                             : bytes<bf16>(outputs, inputs, parts, schemes);
+  auto one = dtype == RL_FLOAT32 ? bytes<float> : bytes<bf16>;
+  return one(path, outputs, inputs, parts, schemes);
 }
 
-int32_t rl_pack_codes(rootlace::Team* team, int32_t dtype, int32_t outputs, int32_t inputs,
-                      int32_t parts, const RlScheme* schemes, int32_t part, const RlSource* source,
-                      void* packed) {
+int32_t rl_pack_codes(rootlace::Team* team, int32_t dtype, int32_t path, int32_t outputs,
+                      int32_t inputs, int32_t parts, const RlScheme* schemes, int32_t part,
+                      const RlSource* source, void* packed) {
   using namespace rootlace;
   auto one = dtype == RL_FLOAT32 ? pack<float> : pack<bf16>;
-  return guarded([&] { one(*team, outputs, inputs, parts, schemes, part, *source, packed); });
+  return guarded([&] { one(*team, path, outputs, inputs, parts, schemes, part, *source, packed); });
 }
 }

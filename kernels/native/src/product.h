@@ -93,10 +93,10 @@ struct ByteFactors : ByteRows {
   ByteFactors from(int row) const { return {ByteRows::from(row)}; }
 };
 
-template <class T, class X = PlainFactors<T>>
+template <class T, class Packing, class X>
 struct Product {
-  using Packing = Panels<T>;
   using Multiplier = typename Packing::Multiplier;
+  using Unit = typename Plan<Packing>::Unit;
   using Number = typename X::Number;
   using Sums = float[Packing::MOST_ROWS * Packing::COLUMNS];
   using Gathered = rootlace::Gathered<Number, Packing::MOST_ROWS / X::ROWS>;
@@ -117,11 +117,11 @@ struct Product {
   };
 
   // The units of `rows` rows: their rows are those of factors.
-  static Plan<T> plan(const Packing& packing, int rows, int threads) {
+  static Plan<Packing> plan(const Packing& packing, int rows, int threads) {
     return {packing, X::ROWS * rows, threads, sizeof(Number)};
   }
 
-  void run(Multiplier& multiplier, const Plan<T>& plan, int begin, int end) const {
+  void run(Multiplier& multiplier, const Plan<Packing>& plan, int begin, int end) const {
     if (added.inner) return run_adapted(multiplier, plan, begin, end);
     alignas(64) Sums sums[2];
     for (int i = begin; i < end;) {
@@ -133,7 +133,7 @@ struct Product {
 
   // The same where rows have adapters. What they add to a unit is made of `inner` just before it is
   // needed: for all of y at once it would be written to memory and read again.
-  [[gnu::noinline]] void run_adapted(Multiplier& multiplier, const Plan<T>& plan, int begin,
+  [[gnu::noinline]] void run_adapted(Multiplier& multiplier, const Plan<Packing>& plan, int begin,
                                      int end) const {
     alignas(64) Sums sums[2];
     alignas(64) Low low;
@@ -147,7 +147,7 @@ struct Product {
   }
 
   // Whether any row has an adapter that adds something.
-  bool make_low(const Packing& packing, const typename Plan<T>::Unit& unit, Low& low) const {
+  bool make_low(const Packing& packing, const Unit& unit, Low& low) const {
     struct Nothing {
       void operator()(int, int) const {}
       void fetch(int, int) const {}
@@ -172,7 +172,7 @@ struct Product {
   }
 
   // The same of the rows of each unit whose masks have a bit in its columns.
-  void run_among(Multiplier& multiplier, const Plan<T>& plan, int begin, int end,
+  void run_among(Multiplier& multiplier, const Plan<Packing>& plan, int begin, int end,
                  Gathered gathered) const {
     alignas(64) Sums sums[2];
     for (int i = begin; i < end;) {
@@ -197,7 +197,7 @@ struct Product {
   // Of rows of factors that were gathered.
   size_t gathered_stride() const { return X::ROWS == 1 ? weights.inputs : x.stride; }
 
-  void whole(Multiplier& multiplier, const Packing& packing, const typename Plan<T>::Unit& unit,
+  void whole(Multiplier& multiplier, const Packing& packing, const Unit& unit,
              Sums* sums, const Low* low = nullptr) const {
     multiply(multiplier, unit, x.at + unit.row * x.stride, x.stride, unit.row, sums,
              finishing(packing, unit, InOrder{unit.row / X::ROWS}, sums, low));
@@ -214,7 +214,7 @@ struct Product {
   struct Finishing {
     const Product& product;
     const Packing& packing;
-    const typename Plan<T>::Unit& unit;
+    const Unit& unit;
     Place place;
     const Sums* sums;
     Scales scales;
@@ -238,12 +238,12 @@ struct Product {
     }
   };
   template <class Place>
-  Finishing<Place> finishing(const Packing& packing, const typename Plan<T>::Unit& unit, Place place,
+  Finishing<Place> finishing(const Packing& packing, const Unit& unit, Place place,
                              const Sums* sums, const Low* low = nullptr) const {
     return {*this, packing, unit, place, sums, scales_of(packing, unit), low};
   }
 
-  Scales scales_of(const Packing& packing, const typename Plan<T>::Unit& unit) const {
+  Scales scales_of(const Packing& packing, const Unit& unit) const {
     Scales scales;
     if constexpr (X::ROWS > 1)
       for (int part = 0; part < packing.parts; part++) {
@@ -255,7 +255,7 @@ struct Product {
   }
 
   template <class Finish>
-  void multiply(Multiplier& multiplier, const typename Plan<T>::Unit& unit, const Number* a,
+  void multiply(Multiplier& multiplier, const Unit& unit, const Number* a,
                 size_t lda, int row, Sums* sums, Finish&& finish) const {
     const Rows<Number> rows{a, lda, row, unit.rows};
     if constexpr (X::ROWS == 1)
@@ -268,7 +268,7 @@ struct Product {
 
   // What was summed up as the rows row : stop of a unit, to the rows place(row) of the result.
   template <class Place>
-  void finish(const Packing& packing, const typename Plan<T>::Unit& unit, int row, int stop,
+  void finish(const Packing& packing, const Unit& unit, int row, int stop,
               Place place, const Sums* sums, const Scales& scales, const Low* low) const {
     int column = unit.panel * PANEL + unit.vec * LANES;
     int width = std::min(unit.vecs * LANES, packing.columns - column);

@@ -4,7 +4,7 @@
 #include <algorithm>
 
 #include "division.h"
-#include "panels.h"
+#include "vec.h"
 
 namespace rootlace {
 
@@ -15,9 +15,8 @@ constexpr int64_t LARGE_WEIGHTS = 16 << 20;
 
 // The work of one `linear`: units of some rows x some columns, numbered so that those with weights
 // or rows in common are near; tasks are runs of units.
-template <class T>
+template <class Packing>
 struct Plan {
-  using Packing = Panels<T>;
   Packing packing;
   int rows, threads;
   int unit_vecs;   // columns of a unit: a panel's, or fewer where there are few panels
@@ -26,7 +25,7 @@ struct Plan {
   int column_units, units;
 
   // Rows of factors of `input_bytes` for an input.
-  Plan(const Packing& packing, int rows, int threads, size_t input_bytes = sizeof(T))
+  Plan(const Packing& packing, int rows, int threads, size_t input_bytes)
       : packing(packing), rows(rows), threads(threads) {
     int vecs = ceil_div(packing.columns, LANES);
     // A few panels are cut where, with whole ones, the largest share would be larger by more than a

@@ -6,7 +6,7 @@ import ctypes
 import logging
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -16,6 +16,7 @@ from rootlace.kernels.native.build import NativeUnavailable
 from rootlace.kernels.native.cores import usable_cores
 from rootlace.kernels.native.handles import Team
 from rootlace.kernels.native.linear import Packer
+from rootlace.kernels.native.measured_paths import MeasuredPaths
 from rootlace.kernels.native.pick_tokens import native_kernels
 from rootlace.kernels.reference import REFERENCE
 from rootlace.runtime.config import CacheConfig, ExecutorConfig
@@ -94,11 +95,15 @@ def on_cpu(
         log.info("native kernels run on %d threads", threads)
         team = Team(library, threads)
         packer = Packer(library, team, dtype)
+        if adapters:  # whose weights are to go the paths of those that they are added to
+            executor = replace(executor, product_paths="processor")
+        if executor.product_paths == "measured":
+            packer = replace(packer, path_of=MeasuredPaths(library, team, dtype))
 
         def load() -> ModelWeights:
             return weights_of(config, dtype, CPU, progress)
 
-        packed = packed_weights(packer, config, executor.quantize, load, weight_cache)
+        packed = packed_weights(packer, config, executor, load, weight_cache)
         for remark in packed.remarks:
             log.warning("%s", remark)
         weights = NativeWeights(packer, config.spec, packed, adapters)

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable
 
 from rootlace.kernels.native.linear import Packer
+from rootlace.runtime.config import ExecutorConfig
 from rootlace.runtime.model.checkpoint.config import ModelConfig
 from rootlace.runtime.model.checkpoint.files import Checkpoint
 from rootlace.runtime.model.checkpoint.weights import ModelWeights
@@ -19,20 +20,21 @@ log = logging.getLogger(__name__)
 def packed_weights(
     packer: Packer,
     config: ModelConfig,
-    quantize: str,
+    executor: ExecutorConfig,
     load: Callable[[], ModelWeights],
     cache: WeightCache | None,
 ) -> PackedWeights:
     """The weights of the checkpoint that `config` is of, which `load` reads and rounds as
-    `quantize` says."""
+    `executor` says."""
     if cache is None:
         return pack_weights(packer, config.spec, load())
     checkpoint = Checkpoint(config.path, config.allow_pickle)
     files = checkpoint.files
+    asked = (executor.quantize, executor.product_paths)
     try:
         if sum(file.stat().st_size for file in files) < cache.least_bytes:
             return pack_weights(packer, config.spec, load())
-        key = cache_key(config, files, packer.library, packer.dtype, quantize)
+        key = cache_key(config, files, packer.library, packer.dtype, *asked)
     except OSError as error:  # the library was compiled to a temporary file, say
         log.warning("packed weights are not kept for the next start: %s", error)
         return pack_weights(packer, config.spec, load())

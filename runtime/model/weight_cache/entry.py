@@ -24,13 +24,13 @@ import msgspec
 import torch
 
 from rootlace.kernels.native import library as native
-from rootlace.kernels.native.linear import LINE, Packed
+from rootlace.kernels.native.linear import LINE, Packed, ProductPath
 from rootlace.runtime.model.decoder.packed_weights import PackedWeights
 from rootlace.runtime.model.weight_cache.key import SAMPLE, samples
 
 TRAILER = struct.Struct("<32sQ16s")
 """SHA-256 of the table and of samples of the arrays, the table's bytes, `MAGIC`."""
-MAGIC = b"rootlace packed2"
+MAGIC = b"rootlace packed3"
 AT_ONCE = 64 << 20
 """Bytes that are written before they are sent to the disk, since what waits there takes memory; and
 that are checked before anybody asks whether that is still wanted."""
@@ -64,6 +64,7 @@ class Linear(msgspec.Struct, array_like=True):
     order: Array | None
     schemes: bytes
     """Of codes, as C has them; empty: none."""
+    path: ProductPath
 
     @property
     def arrays(self) -> Iterator[Array]:
@@ -150,7 +151,8 @@ class Entry:
         bias = None if linear.bias is None else self._tensor(linear.bias)
         order = None if linear.order is None else self._tensor(linear.order)
         memory = self._tensor(linear.memory)
-        return Packed(memory, linear.outputs, linear.inputs, bias, order, schemes)
+        shape = (linear.outputs, linear.inputs)
+        return Packed(memory, *shape, bias, order, schemes, linear.path)
 
     def _tensor(self, array: Array) -> torch.Tensor:
         with warnings.catch_warnings():
@@ -213,6 +215,7 @@ class _Writer:
             None if packed.bias is None else self.array(packed.bias),
             None if packed.order is None else self.array(packed.order),
             b"" if packed.schemes is None else bytes(packed.schemes),
+            packed.path,
         )
 
     def array(self, tensor: torch.Tensor) -> Array:

@@ -14,7 +14,8 @@ from rootlace.kernels.native.linear import Epilogue, PackedLinear, Products
 from rootlace.kernels.reference.linear import dequantise
 from rootlace.kernels.weights import Stacked, stacked, tensors
 from tests.kernels.native.test_linear import Machine, multiplied, poisoned, random
-from tests.kernels.native.test_linear import machine as machine  # the fixture
+from tests.kernels.native.test_linear import machine as machine  # the fixtures
+from tests.kernels.native.test_linear import vectors as vectors
 from tests.kernels.quantised_cases import (
     FORMS,
     integer_product,
@@ -74,6 +75,14 @@ def test_products_are_those_of_what_codes_stand_for(
     for outputs, inputs in ((5, 32), (50, 64), (130, 1088)):
         weight = make(form, outputs, inputs, bias=True)
         assert_same(machine, weight, dense(weight, dtype), dtype)
+
+
+@pytest.mark.parametrize("form", [NATIVE[0], NATIVE[1], NATIVE[4]], ids=str)
+def test_codes_on_vectors_where_there_are_tiles(vectors: Machine, form: Any) -> None:
+    weight = make(form, 100, 96, bias=True)
+    numbers = dense(weight, torch.bfloat16)
+    for gated in (False, True):
+        assert_same(vectors, weight, numbers, torch.bfloat16, gated)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
