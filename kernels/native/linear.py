@@ -126,16 +126,21 @@ class Packer:
         if self.dtype not in DTYPES:
             raise ValueError(f"activations are in float32 or bfloat16, not in {self.dtype}")
 
-    def pack(self, weight: Weight, *, gated: bool = False) -> Packed:
+    def pack(
+        self, weight: Weight, *, gated: bool = False, path: ProductPath | None = None
+    ) -> Packed:
         """`gated`: W's rows are those of the gate, then those of the values it gates. Gate and
         values may be stacked weights of unlike schemes. A bias of any dtype is kept in float32.
-        Raises ValueError, also for codes that there are no kernels for (`codes.why_not`)."""
+        `path` None: `path_of` chooses. Raises ValueError, also for codes that there are no kernels
+        for (`codes.why_not`)."""
         outputs, inputs = weight.shape
         if not outputs or not inputs:
             raise ValueError(f"weights of shape {[outputs, inputs]}")
         if gated and outputs % 2:
             raise ValueError(f"{outputs} rows are not a gate and as many values")
-        bias, path = _bias(weight), self.path_of(outputs, inputs, gated)
+        bias = _bias(weight)
+        if path is None:
+            path = self.path_of(outputs, inputs, gated)
         if isinstance(weight, Dense):
             memory = self._numbers(weight.matrix, gated, path)
             return Packed(memory, outputs, inputs, bias, path=path)
@@ -190,8 +195,8 @@ class PackedLinear:
         path: ProductPath = ProductPath.BEST,
     ) -> None:
         self.library, self.team, self.dtype, self.gated = library, team, dtype, gated
-        packer = Packer(library, team, dtype, arena or Arena(), lambda *_: path)
-        self._packed = packer.pack(weight, gated=gated)
+        packer = Packer(library, team, dtype, arena or Arena())
+        self._packed = packer.pack(weight, gated=gated, path=path)
         self._factor = factor
         self.inputs, self.outputs = self._packed.inputs, self._packed.outputs
 

@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 import torch
 
+from rootlace.kernels.native.linear import ProductPath
 from rootlace.runtime.config import CacheConfig, ExecutorConfig
+from rootlace.runtime.model.executor import cpu_setup
 from rootlace.runtime.model.executor.runner import ModelRunner
 from tests.engine.harness import Harness, Outcome, greedy
 from tests.model import lora
@@ -113,19 +115,28 @@ def test_families(case, tmp_path) -> None:
         check({"": model, "a": changed}, some, run(runner, some))
 
 
-def test_in_bfloat16_and_behind_rounded_weights(tmp_path) -> None:
+@pytest.mark.parametrize(
+    ("path", "more"),
+    [
+        (ProductPath.BEST, {"dtype": "bfloat16"}),
+        (ProductPath.BEST, {"quantize": "int8"}),
+        # What is added goes the path of what it is added to.
+        (ProductPath.VECTORS, {"dtype": "bfloat16"}),
+    ],
+)
+def test_in_bfloat16_and_behind_rounded_weights(path, more, tmp_path, monkeypatch) -> None:
     model = save(configs()["llama"], tmp_path)
     changed = lora.write(tmp_path / "a", model, ALL)
     some = asked(("a",))[:4]
-    for more in ({"dtype": "bfloat16"}, {"quantize": "int8"}):
-        runner = load(tmp_path, {"a": tmp_path / "a"}, "native", **more)
-        together = run(runner, some)
-        for (prompt, name), found in zip(some, together, strict=True):
-            assert run(runner, [(prompt, name)])[0].logprobs == found.logprobs
-            chosen = changed if name else model
-            wanted = reference_logprobs(chosen, [*prompt, *found.token_ids])[len(prompt) - 1 : -1]
-            wanted = wanted.gather(1, torch.tensor(found.token_ids)[:, None])[:, 0].numpy()
-            assert np.abs(found.logprobs - wanted).max() < 0.2
+    monkeypatch.setattr(cpu_setup, "MeasuredPaths", lambda *_: lambda *_: path)
+    runner = load(tmp_path, {"a": tmp_path / "a"}, "native", **more)
+    together = run(runner, some)
+    for (prompt, name), found in zip(some, together, strict=True):
+        assert run(runner, [(prompt, name)])[0].logprobs == found.logprobs
+        chosen = changed if name else model
+        wanted = reference_logprobs(chosen, [*prompt, *found.token_ids])[len(prompt) - 1 : -1]
+        wanted = wanted.gather(1, torch.tensor(found.token_ids)[:, None])[:, 0].numpy()
+        assert np.abs(found.logprobs - wanted).max() < 0.2
 
 
 @pytest.mark.parametrize("overlap", [False, True])

@@ -18,12 +18,16 @@ import torch
 
 from rootlace.kernels.native import library as native
 from rootlace.kernels.native.build import NativeUnavailable
+from rootlace.kernels.native.errors import NativeOutOfMemory
+from rootlace.kernels.native.score_tokens import NativeScoreTokens
 from rootlace.runtime.config import CacheConfig, ExecutorConfig
 from rootlace.runtime.contracts.plan import PooledRow, StepPlan, StepResult, TokenScores
 from rootlace.runtime.model.checkpoint.loader import load_weights
 from rootlace.runtime.model.checkpoint.weights import LayerWeights
 from rootlace.runtime.model.decoder import native_decoder
+from rootlace.runtime.model.decoder.native_decoder import NativeDecoder
 from rootlace.runtime.model.executor import runner
+from rootlace.runtime.model.executor.plain_steps import PlainSteps
 from rootlace.runtime.model.executor.runner import ModelRunner
 from rootlace.runtime.model.kv.main_memory import MainMemory
 from rootlace.wire.errors import InvalidRequest
@@ -365,6 +369,25 @@ def test_plans_that_name_what_there_is_not(folder: Path) -> None:
     for last in ((blocks - 1, blocks - 2, SIZE), (blocks - 2, blocks - 1, SIZE)):
         runner.run(replace(plan, copies=np.array([last], np.int32)))
     assert cold(runner, PROMPTS[1])  # it goes on
+
+
+def test_a_step_that_gets_no_memory_fails_alone(folder: Path) -> None:
+    """The C++ allocation fails, whatever the system grants: it asks for more than can be addressed.
+    The process goes on, and so do the team and what it keeps between steps."""
+    native_library()
+    runner = load_runner(folder, kernels="native")
+    expected = cold(runner, PROMPTS[3])
+    steps = runner._steps
+    assert isinstance(steps, PlainSteps) and isinstance(steps._forward, NativeDecoder)
+    assert isinstance(steps._score, NativeScoreTokens)
+    mixture = steps._forward._model.mixture  # experts that nobody looks at
+    mixture.count, mixture.chosen, mixture.inner = 1, 1 << 20, 1 << 30
+    [row] = rows_of(runner, [PROMPTS[3]])
+    launched = runner.launch(make_plan([Work(row, params=ALL)]))
+    with pytest.raises(NativeOutOfMemory, match="no memory"):
+        runner.collect(launched)
+    mixture.count = mixture.chosen = mixture.inner = 0
+    assert cold(runner, PROMPTS[3]) == expected
 
 
 class Watched(Sequence[LayerWeights]):

@@ -9,7 +9,7 @@ import torch
 
 from rootlace.kernels import Dense
 from rootlace.kernels.native import library as native
-from rootlace.kernels.native.linear import DTYPES, Epilogue, Packed, Packer
+from rootlace.kernels.native.linear import DTYPES, Epilogue, Packed, Packer, ProductPath
 from rootlace.kernels.weights import CODES
 from rootlace.runtime.model.adapters.weights import Adapter, LowRank
 from rootlace.runtime.model.decoder.packed_weights import NORMS, PackedWeights
@@ -103,13 +103,15 @@ class NativeWeights:
     def _fill_low_rank(
         self, to: native.LowRank, part: LowRank, beside: Sequence[Packed], *, gated: bool
     ) -> None:
-        """`beside`: the weights of the product, whose outputs b is divided as. Ranks get zeros behind them,
-        which add nothing: numbers that fill whole steps of a product are not copied for it."""
+        """`beside`: the weights of the product, whose outputs b is divided as, and whose paths it
+        goes. Ranks get zeros behind them, which add nothing: numbers that fill whole steps of a
+        product are not copied for it."""
         missing = _whole(len(part.a)) - len(part.a)
         to.a = self._own(torch.nn.functional.pad(part.a, (0, 0, 0, missing)))
         padded = torch.nn.functional.pad(part.b, (0, missing))
-        for at, b in enumerate(padded.split([packed.outputs for packed in beside])):
-            to.b[at] = self._own(b, gated=gated)
+        parts = padded.split([packed.outputs for packed in beside])
+        for at, (b, packed) in enumerate(zip(parts, beside, strict=True)):
+            to.b[at] = self._own(b, gated=gated, path=packed.path)
 
     def _embedding_factor(self) -> float:
         factor = self._spec.embedding_multiplier
@@ -201,8 +203,11 @@ class NativeWeights:
         found = self._weights.linears.get(name)
         return native.Linear() if found is None else found[0].structure(factor)
 
-    def _own(self, matrix: torch.Tensor, *, gated: bool = False) -> native.Linear:
-        packed = self._packer.pack(Dense(matrix), gated=gated)
+    def _own(
+        self, matrix: torch.Tensor, *, gated: bool = False, path: ProductPath | None = None
+    ) -> native.Linear:
+        """`path` None: the packer chooses."""
+        packed = self._packer.pack(Dense(matrix), gated=gated, path=path)
         self._held.append(packed)
         return packed.structure()
 

@@ -95,8 +95,6 @@ def on_cpu(
         log.info("native kernels run on %d threads", threads)
         team = Team(library, threads)
         packer = Packer(library, team, dtype)
-        if adapters:  # whose weights are to go the paths of those that they are added to
-            executor = replace(executor, product_paths="processor")
         if executor.product_paths == "measured":
             packer = replace(packer, path_of=MeasuredPaths(library, team, dtype))
 
