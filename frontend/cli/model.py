@@ -15,14 +15,15 @@ from rootlace.wire.errors import RootlaceError
 
 def described_model(given: str) -> str:
     """The model `given`, a folder or a GGUF file; ends the command if it is none."""
-    return _checked(given, model_source, weights=False)
+    return _checked(given, model_source, partial(local_model, weights=False))
 
 
 def served_model(given: str | None, allow_pickle: bool = False) -> str:
     """As `described_model`, None: the embedded demo model; ends the command too if it cannot be
     served."""
     if given is not None:
-        return _checked(given, partial(servable_source, allow_pickle=allow_pickle))
+        source_of = partial(servable_source, allow_pickle=allow_pickle)
+        return _checked(given, source_of, partial(local_model, allow_pickle=allow_pickle))
     from rootlace.runtime.assets import demo_model
 
     try:
@@ -32,10 +33,10 @@ def served_model(given: str | None, allow_pickle: bool = False) -> str:
 
 
 def _checked(
-    given: str, source_of: Callable[[str | Path], ModelSource], *, weights: bool = True
+    given: str, source_of: Callable[[str | Path], ModelSource], local: Callable[[str], str]
 ) -> str:
     try:
-        source = source_of(local_model(given, weights=weights))
+        source = source_of(local(given))
         check_config(source)
         return str(source.path.absolute())
     except RootlaceError as error:

@@ -112,7 +112,7 @@ class Runtime:
         self._log_path = Path(log_file) if log_file else self._folder / "log.txt"
         try:
             address = f"ipc://{self._folder / 'program.sock'}"
-            config = runtime_config(_local(folder), address, options)
+            config = runtime_config(_local(folder, options), address, options)
             ready = self._launch(config, launch_timeout)
             self.pid: int = ready["pid"]
             self.program_address: str = ready["program_address"]
@@ -280,10 +280,11 @@ def _stop(started: Future[R]) -> None:
         started.result().shutdown()
 
 
-def _local(model: str | Path) -> str:
+def _local(model: str | Path, options: Mapping[str, Any]) -> str:
     from rootlace.runtime.model.hub.local import local_model
 
-    return str(Path(local_model(model)).expanduser())
+    allow_pickle = options.get("allow_pickle") is True
+    return str(Path(local_model(model, allow_pickle=allow_pickle)).expanduser())
 
 
 def _embedded_model() -> Path:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -112,6 +113,26 @@ def test_shards(hub: Hub, ours: download.Hub, tiny: Path) -> None:
     assert shards == set(index["weight_map"].values())
     hub.add("people/less", {k: v for k, v in files.items() if "2-of-2" not in k})
     fails(ours, HubName("people/less"), "model-2-of-2.safetensors")
+
+
+@pytest.mark.parametrize("shards", [0, 2])
+def test_files_of_torch_where_they_are_allowed(
+    hub: Hub, ours: download.Hub, tiny: Path, shards: int
+) -> None:
+    files = {path.name: path.read_bytes() for path in tiny.iterdir()}
+    del files["model.safetensors"]
+    names = {f"pytorch_model-{i}.bin" for i in range(shards)} or {"pytorch_model.bin"}
+    files |= dict.fromkeys(names, b"weights")
+    if shards:
+        index = json.dumps({"weight_map": {name: name for name in names}}).encode()
+        files["pytorch_model.bin.index.json"] = index
+    hub.add(TINY.repo, files | {"other.bin": b"no"})
+    allowing = replace(ours, allow_pickle=True)
+    folder = allowing.fetch(TINY)
+    assert {path.name for path in folder.glob("*.bin")} == names
+    hub.status = 503
+    assert allowing.fetch(TINY) == folder
+    fails(ours, TINY, "--allow-pickle")
 
 
 def test_a_broken_download_goes_on(
@@ -282,7 +303,7 @@ def test_what_cannot_be_had_is_said_before_weights_are_sent(
     fails(ours, HubName("people/empty"), "no config.json")
     pickled = {k: v for k, v in files.items() if k != "model.safetensors"}
     hub.add("people/pickled", pickled | {"pytorch_model.bin": b"x"})
-    fails(ours, HubName("people/pickled"), "pytorch_model.bin")
+    fails(ours, HubName("people/pickled"), "pytorch_model.bin", "--allow-pickle")
     slow = {k: v for k, v in files.items() if k != "tokenizer.json"}
     hub.add("people/slow", slow)
     fails(ours, HubName("people/slow"), "no tokenizer.json")

@@ -15,6 +15,7 @@ SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 """The weights of a folder: one file, or what says which of several each tensor is in."""
 PICKLED = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 """The same in files of torch, which are read only where that is asked for."""
+INDEXES = (INDEX, PICKLED[1])
 TOKENIZERS = ("tokenizer.json", "tokenizer.model")
 """The tokenizer of a folder: the first of these that is there."""
 
@@ -94,8 +95,13 @@ def has_weights(folder: Path, allow_pickle: bool = False) -> bool:
 
 def stored_in(folder: Path, allow_pickle: bool) -> str | None:
     """The file of the weights, or the index of several; None where none is read."""
-    names = (SINGLE, INDEX, *(PICKLED if allow_pickle else ()))
+    names = weight_names(allow_pickle)
     return next((name for name in names if (folder / name).is_file()), None)
+
+
+def weight_names(allow_pickle: bool) -> tuple[str, ...]:
+    """What is read as weights, or as their index: the first of these that is there."""
+    return (SINGLE, INDEX, *(PICKLED if allow_pickle else ()))
 
 
 def index_files(index: Path) -> list[str]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rootlace.runtime.model.checkpoint.config import check_config
-from rootlace.runtime.model.checkpoint.folder import INDEX, SINGLE, index_files
+from rootlace.runtime.model.checkpoint.folder import INDEXES, SINGLE, index_files
 from rootlace.runtime.model.checkpoint.source import model_source
 from rootlace.runtime.model.hub.cache import Snapshot, cached, listing_file
 from rootlace.runtime.model.hub.files import (
@@ -42,10 +42,12 @@ class Stored:
 
 @dataclass(frozen=True)
 class Hub:
-    """`endpoint` and `cache` None: those of the hub's own tools (`HF_ENDPOINT`, `HF_HOME`)."""
+    """`endpoint` and `cache` None: those of the hub's own tools (`HF_ENDPOINT`, `HF_HOME`).
+    `allow_pickle`: weights may be in files of torch, where there are no others."""
 
     endpoint: str | None = None
     cache: Path | None = None
+    allow_pickle: bool = False
 
     def fetch(self, name: HubName, *, weights: bool = True) -> Path:
         """The folder or GGUF file of a model; without `weights`, a folder of what describes it (a
@@ -77,9 +79,9 @@ class Hub:
             # What cannot be served is refused before gigabytes are downloaded.
             check_config(model_source(path))
             if weights:
-                first = weight_files(name, stored)
+                first = weight_files(name, stored, self.allow_pickle)
                 index = self._take(name, commit, stored, [first, tokenizer_file(stored)])
-                if first == INDEX:
+                if first in INDEXES:
                     self._take(name, commit, stored, index_files(index))
         snapshot = next(place for place in (path, *path.parents) if place.name == commit)
         _remember(name, snapshot, stored, whole=weights)
@@ -90,12 +92,36 @@ class Hub:
         hub was not asked, where that is not all."""
         here, missing = cached(name, self.cache), "it is not"
         if here is not None:
-            needed = _needed(name, here, weights)
+            needed = self._needed(name, here, weights)
             absent = next((file for file in needed if file not in here.sizes), None)
             if absent is None:
                 return here.folder if needed[0] == CONFIG else here.folder / needed[0]
             missing = f"its {absent} is not"
         raise ServerUnavailable(f"{name}: {missing} in the cache, and {why}")
+
+    def _needed(self, name: HubName, here: Snapshot, weights: bool) -> list[str]:
+        """The files of the model; that which it is named by first."""
+        listed = here.listed
+        there = here.sizes if listed is None else listed
+        parts = gguf_files(name, there)
+        if parts:
+            if listed is None and name.variant is None and format_of(parts[0][:-5]) != USUAL:
+                raise UnsupportedModel(
+                    f"{name}: the hub is not asked, and which of its files is meant is not known: "
+                    f"say which, as in {name.repo}:{USUAL}"
+                )
+            return parts
+        if not weights:
+            return [CONFIG]
+        try:
+            first = weight_files(name, there, self.allow_pickle)
+        except UnsupportedModel:
+            if listed is not None:
+                raise
+            first = SINGLE
+        indexed = first in INDEXES and first in here.sizes
+        shards = index_files(here.folder / first) if indexed else []
+        return [CONFIG, tokenizer_file(there), first, *shards]
 
     def _listing(self, name: HubName) -> tuple[str, dict[str, Stored]]:
         """The commit that the hub has under this name, and its files."""
@@ -227,30 +253,6 @@ def _write(file: Path, text: str) -> None:
     other = file.with_name(f"{file.name}.{os.getpid()}")
     other.write_text(text, "utf-8")
     other.replace(file)
-
-
-def _needed(name: HubName, here: Snapshot, weights: bool) -> list[str]:
-    """The files of the model; that which it is named by first."""
-    listed = here.listed
-    parts = gguf_files(name, here.sizes if listed is None else listed)
-    if parts:
-        if listed is None and name.variant is None and format_of(parts[0][:-5]) != USUAL:
-            raise UnsupportedModel(
-                f"{name}: the hub is not asked, and which of its files is meant is not known: say "
-                f"which, as in {name.repo}:{USUAL}"
-            )
-        return parts
-    if not weights:
-        return [CONFIG]
-    try:
-        first = weight_files(name, here.sizes if listed is None else listed)
-    except UnsupportedModel:
-        if listed is not None:
-            raise
-        first = SINGLE
-    shards = index_files(here.folder / INDEX) if first == INDEX and INDEX in here.sizes else []
-    tokenizer = tokenizer_file(here.sizes if listed is None else listed)
-    return [CONFIG, tokenizer, first, *shards]
 
 
 def _check(name: HubName, path: Path, stored: Stored) -> None:

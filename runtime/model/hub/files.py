@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection
 
-from rootlace.runtime.model.checkpoint.folder import INDEX, SINGLE, TOKENIZERS
+from rootlace.runtime.model.checkpoint.folder import PICKLED, TOKENIZERS, weight_names
 from rootlace.runtime.model.checkpoint.pooling import POOLING_FILES
 from rootlace.runtime.model.hub.name import HubName
 from rootlace.wire.errors import UnsupportedModel
@@ -66,19 +66,20 @@ def format_of(stem: str) -> str | None:
     return found[1].upper() if found else None
 
 
-def weight_files(name: HubName, files: Collection[str]) -> str:
-    """The safetensors file, or the index of several. Raises `UnsupportedModel` where neither is
-    there."""
-    for file in (SINGLE, INDEX):
+def weight_files(name: HubName, files: Collection[str], allow_pickle: bool = False) -> str:
+    """The file of the weights, or the index of several. Raises `UnsupportedModel` where there is
+    none that is read."""
+    for file in weight_names(allow_pickle):
         if file in files:
             return file
     pickled = next((file for file in sorted(files) if file.endswith((".bin", ".pth"))), None)
     why = "the repository has no weights"
     if pickled is not None:
+        allowed = "--allow-pickle (allow_pickle=True) reads the tensors, and runs no code. "
         why = (
-            f"its weights are in {pickled}: such files can run code when they are read. Get it "
-            f"with `hf download {name.repo} --local-dir FOLDER` and serve FOLDER, which says how "
-            "they are converted"
+            f"its weights are in {pickled}: such files can run code when they are read. "
+            f"{allowed if any(file in files for file in PICKLED) else ''}To convert them, get it "
+            f"with `hf download {name.repo} --local-dir FOLDER` and serve FOLDER, which says how"
         )
     raise UnsupportedModel(f"{name}: {why}")
 

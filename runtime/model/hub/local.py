@@ -7,7 +7,7 @@ from pathlib import Path
 from rootlace.runtime.model.hub.name import HubName
 
 
-def local_model(given: str | Path, *, weights: bool = True) -> str:
+def local_model(given: str | Path, *, weights: bool = True, allow_pickle: bool = False) -> str:
     """The folder or file `given`; of a name on the hub (never a `Path`), where it is in the cache
     (`Hub.fetch`).
 
@@ -20,4 +20,4 @@ def local_model(given: str | Path, *, weights: bool = True) -> str:
         return str(given)
     from rootlace.runtime.model.hub.download import Hub
 
-    return str(Hub().fetch(name, weights=weights))
+    return str(Hub(allow_pickle=allow_pickle).fetch(name, weights=weights))
