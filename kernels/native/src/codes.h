@@ -9,7 +9,7 @@
 // chunk is CHUNK inputs of 16 columns. Its codes of eight bits lie as the panel's numbers do; those
 // of four bits are two vectors of 32-bit words, in which digit n of a word (from the lowest) belongs
 // to the number in the word's place in the n-th of the rows that the vector stands for. A tile unit
-// has them otherwise (`by_column`): see tile_codes.h.
+// has the two chunks of a tile side by side, and four-bit codes otherwise (`by_column`): see tile_codes.h.
 //
 // Integers of eight bits with a scale for each output are multiplied as they are (`as_bytes`), by
 // activations that are such integers, too: see byte_rows.h. Four inputs of a column are a 32-bit word,
@@ -46,7 +46,8 @@ inline int size_of(int32_t numbers) {
 struct CodeLayout {
   RlScheme scheme;
   int vecs, chunks, group_chunks, unit_chunks;
-  bool by_column;  // chunks come in pairs, each the codes of 16 columns side by side
+  int together;    // chunks of a vector that lie side by side: a tile's
+  bool by_column;  // the codes of these chunks' columns lie one column behind the other
   bool as_bytes;
   int rows;  // of words, of a vector of `as_bytes`, that lie one behind the other
   size_t chunk_bytes, head_bytes;
@@ -54,11 +55,12 @@ struct CodeLayout {
   CodeLayout() = default;
   CodeLayout(const RlScheme& given, int vecs, int chunks, bool tiles, bool as_bytes)
       : scheme(given), vecs(vecs), chunks(chunks), as_bytes(as_bytes) {
+    together = tiles ? 2 : 1;
     by_column = tiles && scheme.codes == RL_FOUR_BITS;
     rows = tiles ? BYTE_DEPTH / 4 : 1;
     group_chunks = scheme.group ? scheme.group / CHUNK : chunks;
-    // Pairs of chunks are within a unit. (Where there are numbers of units, they are.)
-    if (by_column && group_chunks * scheme.unit_groups % 2) scheme.unit_groups *= 2;
+    // Tiles are within a unit. (Where there are numbers of units, they are.)
+    if (group_chunks * scheme.unit_groups % together) scheme.unit_groups *= 2;
     unit_chunks = group_chunks * scheme.unit_groups;
     chunk_bytes = CHUNK * LANES / (scheme.codes == RL_FOUR_BITS ? 2 : 1);
     head_bytes = scales_at(scheme.unit_groups);
@@ -71,9 +73,9 @@ struct CodeLayout {
     return chunk / unit_chunks * unit_bytes() + vec * head_bytes;
   }
   size_t codes(int chunk, int vec) const {
-    const int together = by_column ? 2 : 1;
-    return head(chunk, vecs) +
-           (static_cast<size_t>(chunk % unit_chunks) * vecs + vec * together) * chunk_bytes;
+    const int before = chunk % unit_chunks / together * together;
+    const size_t place = before * vecs + vec * together + chunk % together;
+    return head(chunk, vecs) + place * chunk_bytes;
   }
 
   // Where the code of an input and of a vector's column is, of `as_bytes`.
@@ -176,9 +178,17 @@ class Groups {
     return numbers(layout_->scheme.offsets, layout_->offsets_at(group_), units);
   }
 
-  // Chunks that are left of the group, and where the first one's codes are.
+  // Chunks that are left of the group, and where the first one's codes are, if it is a tile's first.
   int left() const { return left_; }
   const char* codes() const { return codes_; }
+  bool begins() const { return left_ == layout_->group_chunks; }
+
+  // Has scales fetched: those that are so many bytes behind the ones of the unit that begins here, if
+  // one does.
+  void fetch_scales(int ahead) const {
+    if (group_) return;
+    for (size_t i = 0; i < layout_->head_bytes; i += 64) __builtin_prefetch(head_ + ahead + i, 0, 3);
+  }
 
   // Goes on by no more chunks than are left.
   void skip(int chunks) {
@@ -251,33 +261,26 @@ class Unpacker {
   template <class Place>
   void run(Groups& groups, int chunks, Place&& place) {
     for (int chunk = 0; chunk < chunks;) {
-      spread(groups.scales(), scales_);
-      if (OFFSETS) spread(groups.offsets(), offsets_);
+      begin(groups);
       const int count = std::min(groups.left(), chunks - chunk);
       const size_t stride = layout_.vecs * layout_.chunk_bytes;
       const char* codes = groups.codes();
       groups.skip(count);
       for (const int stop = chunk + count; chunk < stop; chunk++, codes += stride) {
         for (size_t i = 0; i < layout_.chunk_bytes; i += 64) fetch_codes(codes + i);
-        unpack_chunk(codes, place(chunk), place.row);
+        this->chunk(codes, place(chunk), place.row);
       }
     }
   }
 
- private:
-  static constexpr int COUNT = NUMBERS / NATIVE;  // registers of a row
-
-  // To the places of the columns' numbers in a row.
-  static void spread(Vec scales, Native (&to)[COUNT]) {
-    alignas(64) float all[NUMBERS];
-    if constexpr (STEP<T> == 1)
-      store(all, scales);
-    else
-      Isa::twice(scales, all);
-    std::memcpy(static_cast<void*>(to), all, sizeof all);
+  // Takes the scales of a group.
+  void begin(const Groups& groups) {
+    spread(groups.scales(), scales_);
+    if (OFFSETS) spread(groups.offsets(), offsets_);
   }
 
-  [[gnu::always_inline]] void unpack_chunk(const char* codes, T* to, size_t row) const {
+  // A chunk, to rows of numbers `row` apart.
+  [[gnu::always_inline]] void chunk(const char* codes, T* to, size_t row) const {
     // In registers: stores of numbers may change any memory, for all that compilers know.
     Native scales[COUNT], offsets[COUNT];
     const typename Isa::Table table = table_;
@@ -318,6 +321,19 @@ class Unpacker {
         put_row(to, x);
       }
     }
+  }
+
+ private:
+  static constexpr int COUNT = NUMBERS / NATIVE;  // registers of a row
+
+  // To the places of the columns' numbers in a row.
+  static void spread(Vec scales, Native (&to)[COUNT]) {
+    alignas(64) float all[NUMBERS];
+    if constexpr (STEP<T> == 1)
+      store(all, scales);
+    else
+      Isa::twice(scales, all);
+    std::memcpy(static_cast<void*>(to), all, sizeof all);
   }
 
   const CodeLayout& layout_;

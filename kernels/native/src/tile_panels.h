@@ -3,10 +3,12 @@
 
 #include <algorithm>
 #include <cstring>
+#include <type_traits>
 
 #include "codes.h"
 #include "isa/amx.h"
 #include "isa/fetch.h"
+#include "tile_bytes.h"
 #include "tile_codes.h"
 #include "vec.h"
 #include "vector_panels.h"
@@ -91,9 +93,9 @@ class TilePanels {
         const char* from = weights.part(panel, part) + layout.byte(0, vec, 0);
         const int all = layout.chunks * CHUNK / BYTE_DEPTH, most = x.count > ROWS ? STRETCH : all;
         for (int step = 0; step < all; step += most) {
-          const Stretch stretch{from + static_cast<size_t>(step) * VECS * TILE_BYTES, step,
-                                std::min(most, all - step), true, part + 1 == panels_.parts, all};
-          blocks(x, stretch, vecs, sums, finish);
+          const Packed b{from + static_cast<size_t>(step) * VECS * TILE_BYTES};
+          const int steps = std::min(most, all - step);
+          blocks(x, Stretch{b, step, steps, true, part + 1 == panels_.parts, all}, vecs, sums, finish);
         }
       }
       finish_last(x.count, finish);
@@ -104,7 +106,7 @@ class TilePanels {
                   float* sums, Finish&& finish) {
       const bool codes = static_cast<bool>(weights.codes);
       const int all = panels_.steps_;
-      const int most = x.count > ROWS ? STRETCH : codes ? SHORT_STRETCH : all;
+      const int most = x.count > ROWS ? STRETCH : all;
       for (int part = 0; part < panels_.parts; part++, sums += MOST_ROWS * COLUMNS) {
         Groups groups[VECS];
         if (codes) weights.vectors_of(panel, part, vec, vecs, groups);
@@ -115,52 +117,73 @@ class TilePanels {
           multiply_turned(x, vecs, sums);
           continue;
         }
-        const bf16* from = static_cast<const bf16*>(weights.packed) +
-                           (panel * panels_.parts + part) * panels_.size() + vec * TILE;
+        const bool last = part + 1 == panels_.parts;
+        const auto unpack = [&](int steps) {
+          by_column ? unpack_columns(vecs, steps)
+                    : unpack_tiles(groups, vecs, steps, unpacked_, VECS * TILE);
+          return reinterpret_cast<const char*>(unpacked_);
+        };
+        if (codes && x.count <= ROWS) {
+          const auto weights_of = [&](int step) {
+            const int in = step % SOME_STEPS;
+            if (!in) unpack(std::min(SOME_STEPS, all - step));
+            return reinterpret_cast<const char*>(unpacked_ + in * VECS * TILE);
+          };
+          blocks(x, Stretch{weights_of, 0, all, false, last, all}, vecs, sums, finish);
+          continue;
+        }
+        const char* from = reinterpret_cast<const char*>(
+            static_cast<const bf16*>(weights.packed) +
+            (panel * panels_.parts + part) * panels_.size() + vec * TILE);
         for (int step = 0; step < all; step += most) {
           const int steps = std::min(most, all - step);
-          const bf16* b = from + static_cast<size_t>(step) * VECS * TILE;
-          if (codes) {
-            by_column ? unpack_columns(vecs, steps)
-                      : unpack_bytes<bf16>(groups, vecs, steps * (DEPTH / CHUNK), Place{unpacked_});
-            b = unpacked_;
-          }
-          const Stretch stretch{reinterpret_cast<const char*>(b), step, steps, !codes,
-                                part + 1 == panels_.parts, all};
-          blocks(x, stretch, vecs, sums, finish);
+          const Packed b{codes ? unpack(steps) : from + static_cast<size_t>(step) * VECS * TILE_BYTES};
+          blocks(x, Stretch{b, step, steps, !codes, last, all}, vecs, sums, finish);
         }
       }
       finish_last(x.count, finish);
     }
 
    private:
-    // Steps of a panel's part, which has `all` of them.
+    // Where weights of a step are that lie in order.
+    struct Packed {
+      const char* at;
+      const char* operator()(int step) const {
+        return at + static_cast<size_t>(step) * VECS * TILE_BYTES;
+      }
+    };
+
+    // Steps of a panel's part, which has `all` of them; weights(i): where those of the i-th one are,
+    // asked for in order.
+    template <class Weights>
     struct Stretch {
-      const char* weights;
+      Weights weights;
       int step, steps;
       bool fetched_ahead, last_part;
       int all;
     };
+    template <class Weights>
+    Stretch(Weights, int, int, bool, bool, int) -> Stretch<Weights>;
 
     // The rows times the weights of a stretch. While the unit computes some rows of the last one, those
     // before them are finished, and the places of these are fetched.
-    template <class T, class Finish>
-    void blocks(const Rows<T>& x, const Stretch& stretch, int vecs, float* sums, Finish& finish) {
+    template <class T, class Weights, class Finish>
+    void blocks(const Rows<T>& x, const Stretch<Weights>& stretch, int vecs, float* sums,
+                Finish& finish) {
       const int steps = stretch.steps;
       const bool last = stretch.last_part && stretch.step + steps == stretch.all;
       for (int row = 0; row < x.count; row += ROWS) {
         const Factors at = factors(x, row, stretch, sums);
         if (last)
-          block<T>(at, vecs, [&](int begin, int end) {
+          block<T>(at, stretch.weights, vecs, [&](int begin, int end) {
             begin = begin * ROWS / steps, end = end * ROWS / steps;
             if (row) finish(row - ROWS + begin, row - ROWS + end);
             finish.fetch(std::min(row + begin, x.count), std::min(row + end, x.count));
           });
         else
-          block<T>(at, vecs, [](int, int) {});
+          block<T>(at, stretch.weights, vecs, [](int, int) {});
       }
-      if (last && stretch.fetched_ahead && x.count <= ROWS)
-        fetch_next(stretch.weights + static_cast<size_t>(steps) * VECS * TILE_BYTES + AHEAD);
+      if (last && stretch.fetched_ahead && x.count <= ROWS) fetch_next(stretch.weights(steps) + AHEAD);
     }
 
     // Weights of the next panel: memory would have nothing to do while sums of few rows are finished.
@@ -175,27 +198,18 @@ class TilePanels {
 
     // Up to ROWS rows, times some steps of a panel.
     struct Factors {
-      const char *a, *b;
+      const char* a;
       size_t stride;  // of a, between rows
       int rows, steps;
       const char* rest;  // rows of the last step, if it is not whole
       float* sums;
       bool add;
       const float* next;  // sums of the block after this one, if it will be soon
-      // Weights that are fetched in each step: how far ahead, how many lines, whether to the first
+      // Weights that are fetched in each step: from where on, how many lines, whether to the first
       // level of cache.
-      int distance, lines;
+      const char* soon;
+      int lines;
       bool near;
-    };
-
-    // Where chunks are unpacked to.
-    struct Place {
-      static constexpr size_t row = LANES * 2;
-      bf16* to;
-      bf16* operator()(int chunk, int vec) const {
-        constexpr int IN_TILE = DEPTH / CHUNK;
-        return to + (chunk / IN_TILE * VECS + vec) * TILE + chunk % IN_TILE * (TILE / IN_TILE);
-      }
     };
 
     // Tiles of the next steps, as those of weights that are numbers.
@@ -281,12 +295,11 @@ class TilePanels {
         }
     }
 
-    template <class T>
-    Factors factors(const Rows<T>& x, int row, const Stretch& stretch, float* sums) {
+    template <class T, class Weights>
+    Factors factors(const Rows<T>& x, int row, const Stretch<Weights>& stretch, float* sums) {
       Factors at;
       at.rows = std::min(ROWS, x.count - row);
       at.steps = stretch.steps;
-      at.b = stretch.weights;
       at.sums = sums + row * COLUMNS;
       at.next = sums + (row + ROWS < x.count ? row + ROWS : 0) * COLUMNS;
       at.add = stretch.step > 0;
@@ -295,8 +308,9 @@ class TilePanels {
       const int blocks = ceil_div(x.count, ROWS);
       at.near = blocks == 1 && stretch.fetched_ahead;
       at.lines = stretch.fetched_ahead ? ceil_div(LINES, blocks) : 0;
-      at.distance =
-          blocks == 1 ? AHEAD : (STRETCH * LINES + row / ROWS * at.lines * STRETCH) * 64;
+      if constexpr (std::is_same_v<Weights, Packed>)
+        at.soon = stretch.weights.at +
+                  (blocks == 1 ? AHEAD : (STRETCH * LINES + row / ROWS * at.lines * STRETCH) * 64);
       const T* from = x.at + row * x.stride;
       at.a = reinterpret_cast<const char*>(from) + stretch.step * STEP_BYTES;
       at.stride = x.stride * sizeof(T);
@@ -317,25 +331,25 @@ class TilePanels {
       std::memset(static_cast<void*>(to + depth), 0, (DEPTH - depth) * sizeof(bf16));
     }
 
-    template <class T, class Between>
-    void block(const Factors& at, int vecs, Between&& between) {
+    template <class T, class Weights, class Between>
+    void block(const Factors& at, const Weights& weights, int vecs, Between&& between) {
       configure(std::min(at.rows, LANES), std::max(at.rows - LANES, 0));
       if (at.rows > LANES)
-        vecs == VECS ? run<T, 2, 2>(at, between) : run<T, 2, 1>(at, between);
+        vecs == VECS ? run<T, 2, 2>(at, weights, between) : run<T, 2, 1>(at, weights, between);
       else
-        vecs == VECS ? run<T, 1, 2>(at, between) : run<T, 1, 1>(at, between);
+        vecs == VECS ? run<T, 1, 2>(at, weights, between) : run<T, 1, 1>(at, weights, between);
     }
 
     // HEIGHT x WIDTH tiles of sums; register 2 i + j has those of row tile i and column tile j.
-    template <class T, int HEIGHT, int WIDTH, class Between>
-    void run(const Factors& at, Between&& between) {
+    template <class T, int HEIGHT, int WIDTH, class Weights, class Between>
+    void run(const Factors& at, const Weights& weights, Between&& between) {
       const Factors f = at;  // in registers: what asm statements write is not known
       begin<0, HEIGHT, WIDTH>(f.sums, f.add);
-      const char *a = f.a, *b = f.b, *next = reinterpret_cast<const char*>(f.next);
-      const char* soon = b + f.distance;
+      const char *a = f.a, *next = reinterpret_cast<const char*>(f.next);
+      const char* soon = f.soon;
       for (int step = 0; step < f.steps; step++) {
-        one_step<T, HEIGHT, WIDTH>(a, f.stride, b);
-        a += STEP_BYTES, b += VECS * TILE_BYTES;
+        one_step<T, HEIGHT, WIDTH>(a, f.stride, weights(step));
+        a += STEP_BYTES;
         fetch<WIDTH>(soon, f.lines, f.near);
         soon += f.lines * 64;
         if (HEIGHT == 2 && !f.near)
@@ -343,7 +357,7 @@ class TilePanels {
         between(step, step + 1);
       }
       if (f.rest) {
-        one_step<T, HEIGHT, WIDTH>(f.rest, STEP_BYTES, b);
+        one_step<T, HEIGHT, WIDTH>(f.rest, STEP_BYTES, weights(f.steps));
         between(f.steps, f.steps + 1);
       }
       end<0, HEIGHT, WIDTH>(f.sums);
@@ -352,7 +366,8 @@ class TilePanels {
     template <class T, int HEIGHT, int WIDTH>
     [[gnu::always_inline]] void one_step(const char* a, size_t stride, const char* b) {
       tiles_.template load<6>(b, 64);
-      tiles_.template load_once<4>(a, stride);
+      // Few rows are the same for many panels: they stay in the first level of cache, too.
+      HEIGHT == 1 ? tiles_.template load<4>(a, stride) : tiles_.template load_once<4>(a, stride);
       product<T, 0, 4, 6>();
       if (WIDTH == 2) {
         tiles_.template load<7>(b + TILE_BYTES, 64);
@@ -427,7 +442,8 @@ class TilePanels {
   static constexpr int STEP_BYTES = DEPTH * sizeof(bf16), TILE_BYTES = LANES * STEP_BYTES;
   static_assert(STEP_BYTES == BYTE_DEPTH);
   static constexpr int STRETCH = 16;          // steps whose weights stay in the first level
-  static constexpr int SHORT_STRETCH = 4;     // unpacked together for few rows
+  // Unpacked together for few rows: codes of four bits, of eight.
+  static constexpr int SHORT_STRETCH = 4, SOME_STEPS = 2;
   // Lines of a step's weights, and how many bytes ahead they are fetched for few rows.
   static constexpr int LINES = VECS * TILE_BYTES / 64;
   static constexpr int AHEAD = 2048;
