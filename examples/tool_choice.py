@@ -23,14 +23,15 @@ def likelihood(fork: rl.ProgramState) -> float:
 @rl.function
 def agent(s: rl.ProgramState, question: str) -> str:
     s += rl.system("You are a helpful assistant." + TOOLS) + rl.user(question)
-    asked = {"tools": TOOLS, "max_tokens": 60, "temperature": 0.0, "logprobs": True}
     forks = s.fork(len(TOOLS))
-    forks += [rl.assistant(rl.gen("call", tool_choice=tool.name, **asked)) for tool in TOOLS]
+    for fork, tool in zip(forks, TOOLS, strict=True):
+        call = rl.gen("call", tools=TOOLS, tool_choice=tool.name, max_tokens=60, logprobs=True)
+        fork += rl.assistant(call)
 
     best = max(forks, key=likelihood)
-    (call,) = best.call_tools()
-    best += rl.assistant(rl.gen("answer", max_tokens=60, temperature=0))
-    return f"{best['answer']} [{call.name}]"
+    (called,) = best.call_tools()
+    best += rl.assistant(rl.gen("answer", max_tokens=60))
+    return f"{best['answer']} [{called.name}]"
 
 
 def main() -> None:
@@ -39,7 +40,7 @@ def main() -> None:
     given = parser.parse_args()
     with backend(given):
         for question in given.questions:
-            print(f"{question} -> {agent.run(question).ret_value}")
+            print(f"{question} -> {agent.run(question, temperature=0).ret_value}")
 
 
 if __name__ == "__main__":

@@ -54,7 +54,7 @@ RUNS: dict[str, Callable[[Any], rl.ProgramState]] = {
     "judge": lambda m: m.judge.run(m.HOTELS),
     "rag": lambda m: m.answer.run(m.QUESTIONS[0], m.Index(m.DOCUMENTS).find(m.QUESTIONS[0])),
     "react_agent": lambda m: m.agent.run(m.QUESTIONS[0]),
-    "tool_choice": lambda m: m.agent.run(m.QUESTIONS[0]),
+    "tool_choice": lambda m: m.agent.run(m.QUESTIONS[0], temperature=0),
     "self_consistency": lambda m: m.vote.run(m.PASSAGE, m.QUESTION, m.VOTES),
     "skeleton_of_thought": lambda m: m.write.run("saving money"),
     "tree_of_thought": lambda m: m.search.run(m.PASSAGE, m.QUESTIONS),
