@@ -46,6 +46,7 @@ async def read_streams(url: str, bodies: Sequence[bytes]) -> Streamed:
     """
     loop = asyncio.get_running_loop()
     place = urlsplit(url)
+    assert place.hostname is not None and place.port is not None
     streams = [
         (await loop.create_connection(_Stream, place.hostname, place.port))[1] for _ in bodies
     ]

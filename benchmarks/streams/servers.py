@@ -80,7 +80,8 @@ def vllm(python: Path, model: Path, rows: int, log: Path) -> Iterator[Server]:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     command = [
-        *(str(python.absolute().with_name("vllm")), "serve", str(model)),
+        *(str(python.absolute()), "-m", "vllm.entrypoints.openai.api_server"),
+        *("--model", str(model)),
         *("--host", "127.0.0.1", "--port", str(port), "--max-model-len", "4096"),
         *("--max-num-seqs", str(rows), "--disable-uvicorn-access-log"),
     ]
@@ -103,13 +104,14 @@ def vllm(python: Path, model: Path, rows: int, log: Path) -> Iterator[Server]:
         _wait_until_ready(process, url, log)
         yield Server(url, str(model), process.pid)
     finally:
-        family = psutil.Process(process.pid).children(recursive=True)
+        family = []
+        with contextlib.suppress(psutil.NoSuchProcess):
+            family = psutil.Process(process.pid).children(recursive=True)
         process.terminate()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(10)
-        for one in [process, *family]:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                one.kill()
+        _, alive = psutil.wait_procs(family, timeout=10)
+        for one in alive:
+            one.kill()
+        process.kill()
         process.wait()
 
 

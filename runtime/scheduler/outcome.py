@@ -10,11 +10,12 @@ from rootlace.runtime.scheduler.sequence import Ending, Sequence
 from rootlace.wire.errors import InternalError
 
 
-def due(sequence: Sequence, now: float) -> bool:
+def due(sequence: Sequence, now: float, spacing: float = 0.0) -> bool:
     """Whether to emit now: the first token always, later ones by `emit_every` and `emit_seconds`.
 
-    Time is divided at multiples of `emit_seconds`, so that streams with the same interval are
-    emitted together.
+    Where streams are so many that each may have a piece only every `spacing` seconds, the next
+    multiple of `emit_seconds` counts. Time is divided at multiples of the interval, so that streams
+    with the same one are emitted together.
     """
     if not sequence.announced:
         return True
@@ -22,12 +23,16 @@ def due(sequence: Sequence, now: float) -> bool:
     if sequence.length - sequence.emitted < request.emit_every:
         return False
     seconds = request.emit_seconds
+    if 0 < seconds < spacing:
+        seconds *= -(-spacing // seconds)
     return not seconds or now // seconds > sequence.emitted_at // seconds
 
 
-def next_update(sequence: Sequence, now: float, *, held_back: bool = False) -> Update | None:
-    """The next update of a request that goes on; None if there is nothing to emit. `held_back`:
-    ignore `emit_every` and `emit_seconds`.
+def next_update(
+    sequence: Sequence, now: float, spacing: float = 0.0, *, held_back: bool = False
+) -> Update | None:
+    """The next update of a request that goes on; None if there is nothing to emit. `spacing`: see
+    `due`. `held_back`: ignore `emit_every` and `emit_seconds`.
 
     Tokens wait for their scores. Those of a checked constraint wait for the end, because they may
     be taken back until then. Tokens that were forced before the first sample wait until the prompt
@@ -41,7 +46,7 @@ def next_update(sequence: Sequence, now: float, *, held_back: bool = False) -> U
         stop = sequence.emitted + sum(len(part.logprobs) for part in sequence.output_scores)
     elif sequence.scores_missing:
         stop = sequence.score_next
-    if sequence.held or stop <= sequence.emitted or not (held_back or due(sequence, now)):
+    if sequence.held or stop <= sequence.emitted or not (held_back or due(sequence, now, spacing)):
         return None
     update = _tokens(sequence, stop)
     sequence.emitted_at = now

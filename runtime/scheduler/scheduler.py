@@ -100,6 +100,8 @@ class Scheduler:
         self._flights: deque[Flight] = deque()
         self._suspects = Suspects()
         self._arrivals = 0
+        self._streams = 0
+        """Requests that are told in pieces, at intervals."""
         self._count = Counters()
         self._prefill = Prefill(
             self.kv,
@@ -164,6 +166,7 @@ class Scheduler:
         self._count.requests_added += 1
         self._count.prompt_tokens += sequence.prompt_len
         self._by_rid[request.rid] = sequence
+        self._streams += request.emit_seconds > 0
         self._waiting.add(sequence)
         if request.suspected:
             self._suspects.add(sequence, sequence.length)
@@ -263,6 +266,7 @@ class Scheduler:
             if not sequence.finished:
                 updates.append(self._finish(sequence))
         intake, now = self._intake, self._clock()
+        spacing = self._streams / self.config.stream_rate
         self.view.note_step(flight, now)
         dropped = 0
         for (sequence, epoch), token, scored in zip(
@@ -272,11 +276,11 @@ class Scheduler:
                 dropped += 1
                 continue
             if sequence.plain and intake.try_take_fast(sequence, token, scored):
-                if not outcome.due(sequence, now):
+                if not outcome.due(sequence, now, spacing):
                     continue
-                update = outcome.next_update(sequence, now)
+                update = outcome.next_update(sequence, now, spacing)
             else:
-                update = self._take(sequence, token, scored, now)
+                update = self._take(sequence, token, scored, now, spacing)
             if update is not None:
                 updates.append(update)
         self._count.dropped_samples += dropped
@@ -285,7 +289,12 @@ class Scheduler:
         return updates
 
     def _take(
-        self, sequence: Sequence, token: int, scores: TokenScores | None, now: float
+        self,
+        sequence: Sequence,
+        token: int,
+        scores: TokenScores | None,
+        now: float,
+        spacing: float,
     ) -> Update | None:
         """Give `sequence` its next token."""
         sequence.pending -= 1
@@ -305,7 +314,7 @@ class Scheduler:
             return self._finish(sequence)
         if sequence.decoding and sequence.length + sequence.pending > sequence.computed + 1:
             self._running.jumped(sequence)
-        return outcome.next_update(sequence, now)
+        return outcome.next_update(sequence, now, spacing)
 
     def fail(self, plan: StepPlan, error: RootlaceError) -> list[Update]:
         """The executor raised: forget all KV, end the request that made it raise.
@@ -420,6 +429,7 @@ class Scheduler:
         outcome.add_prompt_figures(sequence, update)
         sequence.finished = True
         del self._by_rid[sequence.rid]
+        self._streams -= sequence.request.emit_seconds > 0
         self.cache.request_ended(sequence.namespace)
         self._count.by_finish[update.finish] += 1
         return update

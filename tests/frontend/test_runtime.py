@@ -134,6 +134,7 @@ def test_every_keyword_has_its_place() -> None:
         "max_waiting": "engine.scheduler.max_waiting",
         "load": "gateway.load", "idle_unload": "gateway.idle_unload",
         "priority_seconds": "engine.scheduler.priority_seconds",
+        "stream_rate": "engine.scheduler.stream_rate",
         "max_pinned": "engine.cache.max_pinned",
         "max_overtaken": "engine.scheduler.max_overtaken",
         "max_delay": "engine.scheduler.max_delay",
