@@ -73,7 +73,7 @@ class SchedulerConfig:
     stream_rate: Annotated[float, Meta(gt=0)] = option(
         5000.0, "Pieces of all streams together in a second; more streams get longer ones."
     )
-    """As far as `GatewayConfig.stream_interval` is not 0: each piece costs the gateway about as much,
+    """As far as `GatewayConfig.stream_interval` is not 0. A piece costs the gateway about as much,
     however many tokens it has."""
     check_invariants: bool = option(False, "Check the tree after every step (slow).")
 

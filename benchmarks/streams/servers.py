@@ -19,7 +19,7 @@ import psutil
 import rootlace as rl
 from benchmarks.host_overhead.stack import started
 
-START_SECONDS = 180
+START_SECONDS = 600
 
 
 @dataclass(frozen=True)

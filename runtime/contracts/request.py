@@ -62,6 +62,9 @@ class Request(msgspec.Struct, frozen=True, omit_defaults=True, eq=False, tag="su
     first.
 
     `handling` is as the client gave it, but for `cache.share`, which the `namespace` says.
+
+    `client` is whose turn it takes among those who wait: the name of an API key, or where the
+    request came from.
     """
 
     rid: int
@@ -78,3 +81,4 @@ class Request(msgspec.Struct, frozen=True, omit_defaults=True, eq=False, tag="su
     report: Scope | Literal[""] = ""
     handling: Handling = PLAIN
     suspected: bool = False
+    client: str = ""

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+from rootlace.runtime.scheduler.clients import ClientQueues
 from rootlace.runtime.scheduler.sequence import Sequence
-from rootlace.runtime.scheduler.waiting import WaitingQueue
 
 
 class PriorityQueues:
-    """A `WaitingQueue` for each priority; what it promises holds among requests of one priority.
+    """`ClientQueues` for each priority; what they promise holds among requests of one priority.
 
     Among priorities a step is worth `seconds` of waiting: the queue comes first whose first request
-    came earliest, had each come so much earlier for each step. So a request waits for later ones
-    of higher priority only if they came within that time, and nobody waits for ever.
+    came earliest, had each come so much earlier for each step. So a request whose client's turn it
+    is waits for later ones of higher priority only if they came within that time, and nobody waits
+    for ever.
     """
 
-    def __init__(self, seconds: float, make: Callable[[], WaitingQueue]) -> None:
+    def __init__(self, seconds: float, make: Callable[[], ClientQueues]) -> None:
         self._seconds = seconds
         self._make = make
         self._plain = make()
@@ -62,13 +63,34 @@ class PriorityQueues:
 
     def ahead(self, sequence: Sequence) -> Iterator[Sequence]:
         """Those that would surely be admitted before `sequence`, if it were added now."""
-        mine = self._turn(sequence)
-        for queue in self._queues.values():
+        mine, request = self._turn(sequence), sequence.request
+        for priority, queue in self._queues.items():
             head = queue.first
-            if head is not None and self._turn(head) <= mine:
+            if head is None or self._turn(head) > mine:
+                continue
+            # Where several clients wait, it may be later ones who decide when another queue's
+            # turn is.
+            if priority == request.handling.priority or queue.share(request.client)[1] == 1:
                 yield from (one for one in queue.ahead(sequence) if self._turn(one) <= mine)
 
-    def _first(self) -> WaitingQueue:
+    def ended(self, sequence: Sequence) -> None:
+        """An admitted `sequence` has got all of its output."""
+        queue = self._queues.get(sequence.request.handling.priority)
+        if queue is not None:
+            queue.ended(sequence)
+
+    def crowds_out(self, client: str, most: int) -> bool:
+        """Whether there is no room for another request of `client`, where `most` may wait: the last
+        eighth is for those of whom fewer wait than of others in the mean."""
+        waiting = len(self)
+        if waiting < most - most // 8:
+            return False
+        shares = [queue.share(client) for queue in self._queues.values()]
+        own = sum(count for count, _ in shares)
+        clients = max(sum(others for _, others in shares), 1)
+        return waiting >= most or own * clients >= waiting
+
+    def _first(self) -> ClientQueues:
         if len(self._queues) == 1:
             return self._plain
         found, best = self._plain, (float("inf"), 0)

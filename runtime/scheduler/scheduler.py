@@ -14,6 +14,7 @@ from rootlace.runtime.contracts.update import Update
 from rootlace.runtime.scheduler import outcome
 from rootlace.runtime.scheduler.cache_control import CacheControl
 from rootlace.runtime.scheduler.cache_view import CacheView
+from rootlace.runtime.scheduler.clients import ClientQueues
 from rootlace.runtime.scheduler.counters import Counters
 from rootlace.runtime.scheduler.deadline import check_deadline
 from rootlace.runtime.scheduler.decode_rows import DecodeRows
@@ -85,8 +86,11 @@ class Scheduler:
         self._max_rows = min(config.max_running, config.max_step_tokens)
         self._waiting = PriorityQueues(
             config.priority_seconds,
-            lambda: WaitingQueue(
-                config.policy, config.max_overtaken, config.max_delay, self.kv.estimate
+            lambda: ClientQueues(
+                lambda: WaitingQueue(
+                    config.policy, config.max_overtaken, config.max_delay, self.kv.estimate
+                ),
+                self.kv.estimate,
             ),
         )
         self._running = RunningSet(self.kv, headroom or Headroom())
@@ -143,7 +147,7 @@ class Scheduler:
             self.kv.retention.expire()
             limits = self._limits.beside(self.kv.retention.pins.blocks * self.kv.block_size)
             limits.check(request, constrained=matcher is not None)
-            if len(self._waiting) >= self.config.max_waiting:
+            if self._waiting.crowds_out(request.client, self.config.max_waiting):
                 raise Overloaded(f"{len(self._waiting)} requests are waiting already")
             sequence = Sequence(
                 request,
@@ -430,6 +434,7 @@ class Scheduler:
         sequence.finished = True
         del self._by_rid[sequence.rid]
         self._streams -= sequence.request.emit_seconds > 0
+        self._waiting.ended(sequence)
         self.cache.request_ended(sequence.namespace)
         self._count.by_finish[update.finish] += 1
         return update

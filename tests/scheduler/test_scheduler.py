@@ -446,5 +446,5 @@ def test_a_queue_that_is_never_empty_remembers_only_who_waits() -> None:
         while len(scheduler._waiting) < 100:
             world.submit([len(world.jobs) % 7] * 9, 1)
         world.step()
-        assert len(scheduler._waiting._plain._rotation) <= 300
+        assert len(scheduler._waiting._plain._queues[""]._rotation) <= 300
     assert len(world.jobs) > 3000

@@ -102,12 +102,15 @@ class Branch:
         emit: Callable[[Event], None],
         adapter: str = "",
         account: Account | None = None,
+        source: str = "",
     ) -> None:
         self.id = branch_id
         self.program = program
         self.namespace = namespace
         self.adapter = adapter
         self.account = account
+        self.source = source
+        """Where its requests come from, if no account says whose they are."""
         self.private = False
         """Whether its namespace is its own, and that of its descendants."""
         self.state = BranchState()

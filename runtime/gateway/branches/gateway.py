@@ -49,11 +49,13 @@ class Gateway(Core):
         on_events: Callable[[list[Event]], None],
         client: str = "",
         account: Account | None = None,
+        source: str = "",
     ) -> Session:
-        """A client's session. `on_events` gets what happened, at most once per loop turn."""
+        """A client's session. `on_events` gets what happened, at most once per loop turn. `source`:
+        where its requests come from, if it is not the only session of its client."""
         self._next_session += 1
         session = Session(
-            self, on_events, self._next_session, client, self._sessions.discard, account
+            self, on_events, self._next_session, client, self._sessions.discard, account, source
         )
         self._sessions.add(session)
         return session

@@ -95,7 +95,7 @@ async def prefill(core: Core, branch: Branch, op: Prefill) -> Event:
         nonlocal cached
         cached = update.cached_tokens if update.cached_tokens is not None else cached
 
-    requests = Requests(core.engine, branch.account)
+    requests = Requests(core.engine, branch.account, branch.source)
     params = SamplingParams(max_tokens=0, temperature=0.0, seed=0)
     requests.add(
         lambda rid: Request(

@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from functools import partial
 
+import msgspec
+
 from rootlace.runtime.contracts.request import Request
 from rootlace.runtime.contracts.update import Update
 from rootlace.runtime.gateway.branches.core import Engine
@@ -16,12 +18,15 @@ from rootlace.wire.errors import Cancelled, from_code
 class Requests:
     """Submits requests, passes on their updates, and waits for all. If one fails, all end.
 
-    Their tokens are charged to the `account`, also those of requests that do not end well.
+    Their tokens are charged to the `account`, also those of requests that do not end well. Without
+    one, they take their turns as those of `source`.
     """
 
-    def __init__(self, engine: Engine, account: Account | None = None) -> None:
+    def __init__(self, engine: Engine, account: Account | None = None, source: str = "") -> None:
         self._engine = engine
         self._account = account
+        # No address and no number of a session looks like this.
+        self._client = source if account is None else f"key {account.name}"
         self._running: set[int] = set()
         self._all_ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -29,7 +34,7 @@ class Requests:
         """Submit `make(rid)`. `on_update` may return True to end the request early."""
         rid = self._engine.next_rid()
         self._running.add(rid)
-        request = make(rid)
+        request = msgspec.structs.replace(make(rid), client=self._client)
         if self._account is not None:
             self._account.used("prompt", len(request.token_ids))
         self._engine.submit(request, partial(self._pass_on, on_update))

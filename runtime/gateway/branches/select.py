@@ -148,7 +148,7 @@ class Selection:
 
     async def _score(self, prompts: Sequence[_Scored]) -> None:
         branch, core = self._branch, self._core
-        requests = Requests(core.engine, branch.account)
+        requests = Requests(core.engine, branch.account, branch.source)
         given = self._op.handling
         # A choice is no prompt to be pinned.
         cache = Cache() if given.cache.pin else given.cache

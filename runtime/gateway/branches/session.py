@@ -78,6 +78,7 @@ class Session:
         client: str,
         on_close: Callable[[Session], None],
         account: Account | None = None,
+        source: str = "",
     ) -> None:
         self.client = client
         self.counts_requests = False
@@ -85,6 +86,7 @@ class Session:
         self.stays_wanted = False
         """Whether what its programs leave in the cache counts as that of requests of no program."""
         self._account = account
+        self._source = source or f"session {number}"
         self.closed = False
         self._core = core
         self._on_events = on_events
@@ -181,7 +183,7 @@ class Session:
             self._check_backlog(None, size)
             self._admit()
             self._waiting_size += size
-            work = _embed(self._core, op, self._account)
+            work = _embed(self._core, op, self._account, self._source)
             self._spawn(op.op, work, done=partial(self._forget, size))
         else:
             assert isinstance(op, FlushCache)
@@ -283,7 +285,9 @@ class Session:
                 self._core.check_adapter(adapter)
             except (InvalidRequest, ServerUnavailable) as error:
                 refused = error
-        branch = Branch(op.branch, program, namespace, self._emit, adapter, self._account)
+        branch = Branch(
+            op.branch, program, namespace, self._emit, adapter, self._account, self._source
+        )
         self._branches[op.branch] = branch
         self._alive.add(branch)
         self._core.branch_count += 1
@@ -424,7 +428,7 @@ async def _unpin(core: Core, op: Unpin, account: Account | None) -> Event:
     return Done(op.op)
 
 
-async def _embed(core: Core, op: Embed, account: Account | None) -> Event:
+async def _embed(core: Core, op: Embed, account: Account | None, source: str) -> Event:
     found = await find_vectors(
         core,
         [(one,) for one in op.inputs],
@@ -432,6 +436,7 @@ async def _embed(core: Core, op: Embed, account: Account | None) -> Event:
         normalise=op.normalise,
         namespace=namespace_of(account, op.namespace),
         account=account,
+        source=source,
         adapter=op.adapter,
     )
     usage = Usage(

@@ -46,6 +46,7 @@ async def find_vectors(
     namespace: str = "",
     adapter: str = "",
     account: Account | None = None,
+    source: str = "",
 ) -> list[Vector]:
     """A vector for each input. Those of one call are computed together, and with whatever else the
     engine does; a caller that is cancelled ends them.
@@ -61,7 +62,7 @@ async def find_vectors(
     core.check_adapter(adapter)
     chosen = _own_pooling(core) if pooling is None else pooling
     found = [Vector(np.empty(0, np.float32), 0) for _ in inputs]
-    requests = Requests(core.engine, account)
+    requests = Requests(core.engine, account, source)
     prompts = []
     for index, one in enumerate(inputs):
         try:

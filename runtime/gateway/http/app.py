@@ -19,6 +19,7 @@ from rootlace.runtime.gateway.http.endpoint import Endpoint
 from rootlace.runtime.gateway.http.endpoints import Shared, batch_service, endpoints
 from rootlace.runtime.gateway.http.errors import Handler, error_middleware
 from rootlace.runtime.gateway.http.request_id import echo_request_id, request_id_middleware
+from rootlace.runtime.gateway.http.source import source_middleware
 from rootlace.runtime.gateway.http.unknown_paths import unknown_path_middleware
 from rootlace.runtime.gateway.rooms import Rooms
 from rootlace.runtime.gateway.spans import note_request
@@ -50,6 +51,7 @@ def app_of(
     middlewares: list[Middleware] = [
         request_id_middleware,
         cache_header_middleware,
+        source_middleware,
         error_middleware,
         pages_middleware(pages),
     ]

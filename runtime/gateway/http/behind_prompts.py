@@ -10,6 +10,7 @@ import msgspec
 
 from rootlace.runtime.gateway.branches.gateway import Gateway
 from rootlace.runtime.gateway.http.handling import remaining
+from rootlace.runtime.gateway.http.source import source
 from rootlace.runtime.gateway.keys.account import admitted, caller
 from rootlace.wire.errors import from_code
 from rootlace.wire.handling import PLAIN, Handling
@@ -54,7 +55,9 @@ async def behind_prompts(
     """
     events: asyncio.Queue[list[Event]] = asyncio.Queue()
     account = caller() if free else admitted()
-    session = gateway.open_session(events.put_nowait, client="http", account=account)
+    session = gateway.open_session(
+        events.put_nowait, client="http", account=account, source=source()
+    )
     found: dict[int, Result] = {}
     waiting = enumerate(asked)
     clock = asyncio.get_running_loop().time

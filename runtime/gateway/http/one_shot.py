@@ -20,6 +20,7 @@ from rootlace.runtime.gateway.http.cache_header import note_found, note_usage
 from rootlace.runtime.gateway.http.chat.pins import Pin, cut
 from rootlace.runtime.gateway.http.constraints import Asked
 from rootlace.runtime.gateway.http.errors import RefusedConstraint
+from rootlace.runtime.gateway.http.source import source
 from rootlace.runtime.gateway.keys.account import admitted
 from rootlace.wire.errors import InvalidConstraint, RootlaceError, from_code
 from rootlace.wire.handling import PLAIN, Handling
@@ -88,7 +89,9 @@ class OneShots:
         """Whether somebody iterates and waits for events."""
         self._direct: Direct[Chunk] | None = None
         self._jobs = jobs
-        self._session = gateway.open_session(self._hear, client="http", account=admitted())
+        self._session = gateway.open_session(
+            self._hear, client="http", account=admitted(), source=source()
+        )
         self._session.stays_wanted = True
         self._kept = False
         self._next_op = len(jobs) * _OPS_PER_JOB + 1

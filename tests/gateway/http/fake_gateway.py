@@ -252,6 +252,7 @@ class FakeGateway:
         on_events: Callable[[list[Event]], None],
         client: str = "",
         account: Account | None = None,
+        source: str = "",
     ) -> FakeSession:
         session = FakeSession(self, on_events)
         self.sessions.append(session)

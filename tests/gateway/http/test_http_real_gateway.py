@@ -537,6 +537,9 @@ async def test_each_key_has_a_namespace_and_pays_for_its_tokens(
             assert status == (429 if (key, salt) == (c, "@a/") else 200)
         used += [request.namespace for request in engine.submitted[len(used) :]]
     assert used == ["@a/", "@a/@a/", "@b/", "@b/@a/", "", "", "@a/"]
+    # Whose turn it is among those who wait.
+    turns = [request.client for request in engine.submitted]
+    assert turns == [*("key a",) * 2, *("key b",) * 2, "key c", *("127.0.0.1",) * 2]
     status, _ = await ask(a, "POST", "/cache/explain", {"prompt": "hi"})
     assert status == 200 and [(one[1], one[2]) for one in engine.explained] == [("@a/", "own")]
     await ask(b, "POST", "/v1/embeddings", {"input": "hi", "cache_salt": "s"})

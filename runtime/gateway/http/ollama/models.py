@@ -17,6 +17,7 @@ from rootlace.runtime.gateway.http.info import Version
 from rootlace.runtime.gateway.http.ollama.body import EmbedBody, ShowBody
 from rootlace.runtime.gateway.http.prompts import Prompt
 from rootlace.runtime.gateway.http.replies import adapter_of, check_model, json_response
+from rootlace.runtime.gateway.http.source import source
 from rootlace.runtime.gateway.keys.account import admitted, namespace_of
 
 
@@ -137,6 +138,7 @@ class Models:
             dimensions=body.dimensions,
             namespace=namespace_of(account, None),
             account=account,
+            source=source(),
             adapter=adapter_of(self._gateway, model),
         )
         reply: Embedded = {

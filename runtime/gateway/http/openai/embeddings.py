@@ -19,6 +19,7 @@ from rootlace.runtime.gateway.http.replies import (
     check_model,
     json_response,
 )
+from rootlace.runtime.gateway.http.source import source
 from rootlace.runtime.gateway.keys.account import admitted, namespace_of
 
 
@@ -86,6 +87,7 @@ class Embeddings:
             dimensions=body.dimensions,
             namespace=namespace_of(account, body.cache_salt),
             account=account,
+            source=source(),
             adapter=adapter_of(self._gateway, model, body.adapter),
         )
         total = sum(vector.prompt_tokens for vector in found)

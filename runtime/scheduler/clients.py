@@ -1,0 +1,146 @@
+"""The queue of the clients of one priority, who take turns."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterator
+from itertools import islice
+
+from rootlace.runtime.scheduler.patience import COMPUTED, work_of
+from rootlace.runtime.scheduler.sequence import Sequence
+from rootlace.runtime.scheduler.waiting import WaitingQueue
+
+_TOLD = 64
+"""The queues of so many clients learn of a computed prompt at once, others at their turn."""
+_REMEMBERED = 4096
+"""So many clients who do not wait keep their clocks, until nobody waits."""
+
+
+class ClientQueues:
+    """A `WaitingQueue` for each client; what it promises holds among the requests of one client.
+
+    Among clients this is start-time fair queueing (Goyal, Vin and Cheng, 1996). Each client has a
+    clock, which goes on by the work of every request of his that is admitted, and at its end by
+    that of its output. The client whose clock is furthest behind comes next. One who asked for
+    nothing meanwhile starts at the clock of whoever was admitted last: he is owed nothing.
+
+    So between two clients who both wait, what is admitted for one exceeds what is admitted for the
+    other by one request of each at most (and by their outputs), and a client with a single request
+    waits for about one request of each other client, however many these have sent.
+    """
+
+    def __init__(
+        self, make: Callable[[], WaitingQueue], estimate: Callable[[Sequence], int]
+    ) -> None:
+        """`estimate`: how many leading tokens of a sequence are cached."""
+        self._make = make
+        self._estimate = estimate
+        self._queues: dict[str, WaitingQueue] = {}
+        self._clocks: dict[str, int] = {}
+        """Of all who wait, and of those who did since the queue was empty."""
+        self._now = 0
+        """Where the clock was of the client who was admitted last, before it went on."""
+        self._order: list[tuple[int, int, str]] = []
+        """A heap: clock, number of a request that waited then, client. Entries whose clock is not
+        the client's are out of date."""
+
+    def __len__(self) -> int:
+        return sum(map(len, self._queues.values()))
+
+    def __iter__(self) -> Iterator[Sequence]:
+        for queue in self._queues.values():
+            yield from queue
+
+    @property
+    def first(self) -> Sequence | None:
+        """Of the requests of the client who comes next, the one that came first."""
+        queue = self._next()
+        return None if queue is None else queue.first
+
+    def share(self, client: str) -> tuple[int, int]:
+        """How many requests of the client wait, and how many clients have some."""
+        queue = self._queues.get(client)
+        return 0 if queue is None else len(queue), len(self._queues)
+
+    def ahead(self, sequence: Sequence) -> Iterator[Sequence]:
+        """Requests that are surely admitted before `sequence`, were it added now. Those of other
+        clients are not: it may be its own client's turn."""
+        queue = self._queues.get(sequence.request.client)
+        if queue is not None:
+            yield from queue.ahead(sequence)
+
+    def add(self, sequence: Sequence) -> None:
+        client = sequence.request.client
+        if client in self._queues:
+            self._queues[client].add(sequence)
+            return
+        queue = self._queues[client] = self._make()
+        queue.add(sequence)
+        self._set_clock(client, max(self._clocks.get(client, 0), self._now))
+
+    def refresh(self) -> None:
+        """Renew some estimates; call once per step in which there is room for more requests."""
+        queue = self._next()
+        if queue is not None:
+            queue.refresh()
+
+    def computed(self, sequence: Sequence) -> None:
+        """All tokens of an admitted `sequence` are in the tree, or will be with this step."""
+        for queue in islice(self._queues.values(), _TOLD):
+            queue.computed(sequence)
+
+    def peek(self) -> Sequence | None:
+        """The sequence to admit next."""
+        queue = self._next()
+        return None if queue is None else queue.peek()
+
+    def take(self, sequence: Sequence) -> None:
+        """`sequence` is admitted."""
+        client = sequence.request.client
+        self._queues[client].take(sequence)
+        self._now = self._clocks[client]
+        self._go_on(client, work_of(sequence.length, self._estimate(sequence)))
+        self._drop_empty(client)
+
+    def remove(self, sequence: Sequence) -> None:
+        """`sequence` leaves the queue, not admitted."""
+        client = sequence.request.client
+        self._queues[client].remove(sequence)
+        self._drop_empty(client)
+
+    def ended(self, sequence: Sequence) -> None:
+        """An admitted `sequence` has got all of its output."""
+        if sequence.outputs:
+            self._go_on(sequence.request.client, COMPUTED * sequence.outputs)
+
+    # ------------------------------------------------------------ clocks
+
+    def _next(self) -> WaitingQueue | None:
+        """The queue of the client whose clock is furthest behind."""
+        order = self._order
+        while order:
+            clock, _, client = order[0]
+            if client in self._queues and self._clocks[client] == clock:
+                return self._queues[client]
+            heapq.heappop(order)
+        return None
+
+    def _go_on(self, client: str, work: int) -> None:
+        self._set_clock(client, max(self._clocks.get(client, 0), self._now) + work)
+
+    def _set_clock(self, client: str, clock: int) -> None:
+        self._clocks[client] = clock
+        queue = self._queues.get(client)
+        if queue is not None and queue.first is not None:
+            heapq.heappush(self._order, (clock, queue.first.number, client))
+        if len(self._clocks) > len(self._queues) + _REMEMBERED:
+            self._clocks = {name: self._clocks[name] for name in self._queues}
+
+    def _drop_empty(self, client: str) -> None:
+        if len(self._queues[client]):
+            return
+        del self._queues[client]
+        if not self._queues:  # nobody has to be compared with anybody
+            self._clocks.clear()
+            self._order.clear()
+            self._now = 0

@@ -1,0 +1,119 @@
+"""Clients take turns: nobody's requests wait for all of another's."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import combinations
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rootlace.runtime.contracts.request import Request
+from rootlace.runtime.scheduler.clients import ClientQueues
+from rootlace.runtime.scheduler.patience import COMPUTED
+from rootlace.runtime.scheduler.priorities import PriorityQueues
+from rootlace.runtime.scheduler.sequence import Sequence
+from rootlace.runtime.scheduler.waiting import WaitingQueue
+from rootlace.wire.protocol import SamplingParams
+
+CLIENTS = "abcd"
+ARRIVAL = st.tuples(st.sampled_from(CLIENTS), st.integers(1, 30))
+
+
+def _queues(policy: str = "lpm") -> ClientQueues:
+    def cached(sequence: Sequence) -> int:
+        return 0
+
+    return ClientQueues(lambda: WaitingQueue(policy, 16, 0.25, cached), cached)  # type: ignore[arg-type]
+
+
+def _sequence(number: int, client: str, length: int = 1) -> Sequence:
+    ids = np.full(length, number % 7, np.int32)
+    request = Request(number, ids, SamplingParams(max_tokens=4, seed=0), client=client)
+    return Sequence(request, None, number, jumps=False, arrived=number, max_length=1 << 20)
+
+
+def _take(queues: ClientQueues) -> Sequence:
+    found = queues.peek()
+    assert found is not None
+    queues.take(found)
+    return found
+
+
+def test_one_with_thousands_of_requests_delays_ten_with_one_each_by_one() -> None:
+    queues, number = _queues("fcfs"), 0
+    for number in range(3000):
+        queues.add(_sequence(number, "greedy"))
+    for _ in range(5):
+        _take(queues)
+    for client in range(10):
+        queues.add(_sequence(number + 1 + client, f"client {client}"))
+    clients = Counter(_take(queues).request.client for _ in range(12))
+    assert clients["greedy"] <= 2 and len(clients) == 11
+    # Alone again, it gets all.
+    assert {_take(queues).request.client for _ in range(20)} == {"greedy"}
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.one_of(ARRIVAL, st.none(), st.none()), min_size=1, max_size=60),
+    st.sampled_from(["fcfs", "lpm", "dfs"]),
+)
+def test_clients_who_wait_get_as_much_as_each_other(steps, policy) -> None:
+    """Of any two, over any time in which both wait: up to one request of each. And whatever comes,
+    each request is admitted once (or leaves)."""
+    queues = _queues(policy)
+    waiting: dict[str, list[Sequence]] = {client: [] for client in CLIENTS}
+    got = dict.fromkeys(CLIENTS, 0)
+    since: dict[tuple[str, str], int] = {}
+    most = 0
+    for number, step in enumerate(steps):
+        if step is not None:
+            client, length = step
+            waiting[client].append(_sequence(number, client, length))
+            queues.add(waiting[client][-1])
+            most = max(most, COMPUTED * length)
+        elif len(queues):
+            taken = _take(queues)
+            waiting[taken.request.client].remove(taken)
+            got[taken.request.client] += COMPUTED * taken.length
+        else:
+            assert queues.peek() is None and queues.first is None
+        assert len(queues) == sum(map(len, waiting.values())) == len(list(queues))
+        for one, other in combinations(CLIENTS, 2):
+            if not (waiting[one] and waiting[other]):
+                since.pop((one, other), None)
+                continue
+            ahead = got[one] - got[other]
+            began = since.setdefault((one, other), ahead)
+            assert abs(ahead - began) <= 2 * most
+    for sequence in [one for queue in waiting.values() for one in queue]:
+        queues.remove(sequence)
+    assert not len(queues) and queues.peek() is None
+
+
+def test_output_counts() -> None:
+    """A client whose requests generate much waits longer for the next."""
+    queues = _queues("fcfs")
+    for number in range(6):
+        queues.add(_sequence(number, "ab"[number % 2]))
+    talkative = _take(queues)
+    talkative.outputs = 2
+    queues.ended(talkative)
+    order = [_take(queues).request.client for _ in range(5)]
+    assert talkative.request.client == "a" and order == ["b", "b", "b", "a", "a"]
+
+
+def test_the_last_places_of_the_queue_are_for_those_who_hold_few() -> None:
+    waiting = PriorityQueues(10.0, lambda: _queues("fcfs"))
+    number = 0
+    while not waiting.crowds_out("greedy", 16):
+        waiting.add(_sequence(number, "greedy"))
+        number += 1
+    assert number == 14
+    for client in ("a", "b"):
+        assert not waiting.crowds_out(client, 16)
+        waiting.add(_sequence(number, client))
+        number += 1
+    assert all(waiting.crowds_out(client, 16) for client in ("greedy", "a", "new"))
