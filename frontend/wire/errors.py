@@ -113,6 +113,10 @@ class DeadlineExceeded(RootlaceError):
     code = "deadline_exceeded"
     http_status = 408
 
+    @classmethod
+    def after(cls, seconds: float) -> DeadlineExceeded:
+        return cls(f"the request was not done within its timeout of {seconds:g} s")
+
 
 class BudgetExceeded(RootlaceError):
     """A run of a program has used up the tokens that its caller gave it."""

@@ -66,9 +66,7 @@ class Deadline:
     seconds: float
 
     def error(self) -> DeadlineExceeded:
-        return DeadlineExceeded(
-            f"the request was not done within its timeout of {self.seconds:g} s"
-        )
+        return DeadlineExceeded.after(self.seconds)
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
 from collections import Counter
 from collections.abc import Callable, Coroutine
 from functools import partial
@@ -16,7 +15,7 @@ from rootlace.runtime.gateway.branches.core import Core
 from rootlace.runtime.gateway.branches.generation import Generation
 from rootlace.runtime.gateway.branches.select import Selection
 from rootlace.runtime.gateway.branches.vectors import find_vectors
-from rootlace.runtime.gateway.keys.account import Account, namespace_of
+from rootlace.runtime.gateway.keys.account import Account, namespace_of, private
 from rootlace.runtime.gateway.tokens.pieces import Piece
 from rootlace.wire.errors import (
     Cancelled,
@@ -265,8 +264,7 @@ class Session:
         namespace = namespace_of(self._account, op.namespace)
         adapter = op.adapter or ""
         if not op.share:
-            # Nobody else can name it.
-            namespace = f"{namespace}~{secrets.token_hex(8)}"
+            namespace = private(namespace)
         if parent is not None:
             program, namespace = parent.program, parent.namespace
             adapter = parent.adapter if op.adapter is None else op.adapter

@@ -14,9 +14,10 @@ from rootlace.runtime.contracts.update import Update
 from rootlace.runtime.gateway.branches.core import Core
 from rootlace.runtime.gateway.branches.growth import check_fits
 from rootlace.runtime.gateway.branches.requests import Requests
-from rootlace.runtime.gateway.keys.account import Account
+from rootlace.runtime.gateway.keys.account import Account, private
 from rootlace.runtime.gateway.tokens.pieces import Piece
-from rootlace.wire.errors import InvalidRequest
+from rootlace.wire.errors import DeadlineExceeded, InvalidRequest
+from rootlace.wire.handling import PLAIN, Handling
 from rootlace.wire.protocol import Part, SamplingParams, Text, Tokens
 
 T = TypeVar("T")
@@ -47,9 +48,10 @@ async def find_vectors(
     adapter: str = "",
     account: Account | None = None,
     source: str = "",
+    handling: Handling = PLAIN,
 ) -> list[Vector]:
     """A vector for each input. Those of one call are computed together, and with whatever else the
-    engine does; a caller that is cancelled ends them.
+    engine does; a caller that is cancelled ends them, and so does the timeout of `handling`.
 
     An input that ends with text is tokenized as a whole text is: what the tokenizer puts before
     and behind one is there. `pooling` None: what the model was trained for. With `dimensions` the
@@ -61,6 +63,8 @@ async def find_vectors(
         raise InvalidRequest(f"dimensions must be from 1 to {size}, not {dimensions}")
     core.check_adapter(adapter)
     chosen = _own_pooling(core) if pooling is None else pooling
+    if not handling.cache.share:
+        namespace = private(namespace)
     found = [Vector(np.empty(0, np.float32), 0) for _ in inputs]
     requests = Requests(core.engine, account, source)
     prompts = []
@@ -76,11 +80,25 @@ async def find_vectors(
         vector.prompt_tokens = len(prompt)
         requests.add(
             lambda rid, prompt=prompt: Request(  # type: ignore[misc]
-                rid, prompt, NOTHING, namespace=namespace, adapter=adapter, pooling=chosen
+                rid,
+                prompt,
+                NOTHING,
+                namespace=namespace,
+                adapter=adapter,
+                pooling=chosen,
+                handling=handling,
             ),
             lambda update, vector=vector: _take(vector, update),  # type: ignore[misc]
         )
-    await requests.finish(_plain)
+    try:
+        async with asyncio.timeout(handling.timeout):
+            await requests.finish(_plain)
+    except TimeoutError:
+        assert handling.timeout is not None
+        raise DeadlineExceeded.after(handling.timeout) from None
+    finally:
+        if not handling.cache.share:
+            core.engine.forget_namespace(namespace)
     for vector in found:
         vector.values = vector.values[:dimensions]
         if normalise:

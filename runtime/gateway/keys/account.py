@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import secrets
 import time
 from collections.abc import Callable
 from contextvars import ContextVar
@@ -120,3 +121,8 @@ def set_caller(account: Account | None) -> None:
 def namespace_of(account: Account | None, salt: str | None) -> str:
     """The cache's namespace for a client's `salt`."""
     return account.namespace(salt or "") if account is not None else salt or ""
+
+
+def private(namespace: str) -> str:
+    """A namespace that nobody else can name, beside this one."""
+    return f"{namespace}~{secrets.token_hex(8)}"

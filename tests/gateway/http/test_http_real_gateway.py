@@ -28,6 +28,7 @@ from rootlace.runtime.gateway.texts import load_chat, load_eos_ids
 from rootlace.runtime.gateway.tokens.tokenizer import Tokenizer
 from rootlace.runtime.model.checkpoint.source import FolderSource
 from rootlace.wire.errors import Overloaded
+from rootlace.wire.handling import Cache, Handling
 from tests.gateway.fake_engine import FakeEngine, made_up_vector
 from tests.gateway.http.conftest import Serve, Served
 from tests.scheduler.world import World
@@ -398,6 +399,25 @@ async def test_a_disconnect_aborts_the_engine_requests(real: Served, stream: boo
     await until(lambda: not engine.running)
     assert len(engine.aborted) == 4
     assert real.gateway.branch_count == 0  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("path", ["/v1/embeddings", "/api/embed"])
+async def test_how_embeddings_are_served(real: Served, path: str) -> None:
+    engine, body = _engine(real), {"model": "tiny", "input": "a"}
+
+    async def ask(**more: Any) -> tuple[int, str]:
+        async with real.http.post(path, json={**body, **more}) as reply:
+            return reply.status, await reply.text()
+
+    assert (await ask(priority=3, cache={"ttl": 9}))[0] == 200
+    assert engine.submitted[-1].handling == Handling(3, cache=Cache(ttl=9))
+    assert (await ask(cache={"share": False}))[0] == 200
+    assert engine.forgotten == [engine.submitted[-1].namespace]
+    status, said = await ask(cache={"pin": True})
+    assert status == 400 and "cache.pin" in said
+    engine.paused = True
+    status, said = await ask(timeout=0.01)
+    assert status == 408 and "0.01 s" in said and not engine.running
 
 
 async def test_tokenize(real: Served, reference: FastTokenizer) -> None:

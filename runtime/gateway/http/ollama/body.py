@@ -136,7 +136,7 @@ class ShowBody(Body):
     verbose: Annotated[bool | None, ignored("all there is is shown")] = None
 
 
-class EmbedBody(Body, kw_only=True):
+class EmbedBody(HandlingBody, kw_only=True):
     """`POST /api/embed`."""
 
     model: str

@@ -13,6 +13,7 @@ from rootlace.runtime.gateway.branches.vectors import find_vectors
 from rootlace.runtime.gateway.http.body import read_body
 from rootlace.runtime.gateway.http.chat.chats import Chats
 from rootlace.runtime.gateway.http.errors import InvalidParameter
+from rootlace.runtime.gateway.http.handling import handling_without_pin
 from rootlace.runtime.gateway.http.info import Version
 from rootlace.runtime.gateway.http.ollama.body import EmbedBody, ShowBody
 from rootlace.runtime.gateway.http.prompts import Prompt
@@ -140,6 +141,7 @@ class Models:
             account=account,
             source=source(),
             adapter=adapter_of(self._gateway, model),
+            handling=handling_without_pin(body),
         )
         reply: Embedded = {
             "model": model,

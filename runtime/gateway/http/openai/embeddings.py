@@ -9,9 +9,10 @@ from aiohttp import web
 
 from rootlace.runtime.gateway.branches.gateway import Gateway
 from rootlace.runtime.gateway.branches.vectors import Vector, find_vectors
-from rootlace.runtime.gateway.http.body import Body, read_body
+from rootlace.runtime.gateway.http.body import read_body
 from rootlace.runtime.gateway.http.errors import InvalidParameter
 from rootlace.runtime.gateway.http.fields import ignored
+from rootlace.runtime.gateway.http.handling import HandlingBody, handling_without_pin
 from rootlace.runtime.gateway.http.prompts import parse_prompts
 from rootlace.runtime.gateway.http.replies import (
     PromptTokens,
@@ -23,7 +24,7 @@ from rootlace.runtime.gateway.http.source import source
 from rootlace.runtime.gateway.keys.account import admitted, namespace_of
 
 
-class EmbeddingBody(Body):
+class EmbeddingBody(HandlingBody, kw_only=True):
     """`POST /v1/embeddings`. `pooling` and `normalize` are not OpenAI's."""
 
     input: str | list[str | int | list[int]]
@@ -89,6 +90,7 @@ class Embeddings:
             account=account,
             source=source(),
             adapter=adapter_of(self._gateway, model, body.adapter),
+            handling=handling_without_pin(body),
         )
         total = sum(vector.prompt_tokens for vector in found)
         cached = sum(vector.cached_tokens for vector in found)
