@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -160,3 +161,27 @@ def test_the_charts_and_the_phone(tab: Tab) -> None:
     first = page.evaluate("document.documentElement.dataset.theme")
     page.keyboard.press("t")
     assert {first, page.evaluate("document.documentElement.dataset.theme")} == {"light", "dark"}
+
+
+def test_one_of_several_models_is_chosen(tab: Tab) -> None:
+    """The server's answers are those of a second model, too: what counts is who is asked."""
+    page = tab.page
+    cards = {"data": [{"id": "demo", "parent": None}, {"id": "other", "parent": None}]}
+    page.route("**/v1/models", lambda route: route.fulfill(json=cards))
+    named = re.compile("[?&]model=.*")
+    page.route(named, lambda route: route.continue_(url=named.sub("", route.request.url)))
+    page.reload()
+    page.locator("#model:enabled").wait_for()
+    page.keyboard.press("Escape")
+    page.click("#tab-tree")
+    page.locator("#tree-sum", has_text="nodes").wait_for()
+    with page.expect_request(re.compile(r"cache/tree\?.*&model=other")):
+        page.select_option("#model", "other")
+    page.locator("#tree-sum", has_text="nodes").wait_for()
+    with page.expect_request("**/cache/lint?model=other"):
+        page.click("#tab-load")
+    page.click("#tab-play")
+    page.route("**/v1/chat/completions", lambda route: route.fulfill(body="data: [DONE]\n\n"))
+    with page.expect_request("**/v1/chat/completions") as asked:
+        page.click("#send")
+    assert asked.value.post_data_json["model"] == "other"

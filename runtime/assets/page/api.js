@@ -43,6 +43,17 @@ async function message(reply) {
   }
 }
 
+let model = "";
+
+/** Which of the server's models requests are about that say no other; "": the only one. */
+export const setModel = (name) => {
+  model = name;
+};
+
+/** The path of an endpoint that is about one model. */
+export const ofModel = (path) =>
+  model ? `${path}${path.includes("?") ? "&" : "?"}model=${encodeURIComponent(model)}` : path;
+
 export const getJson = async (path) => (await ask(path)).json();
 
 export const getText = async (path) => (await ask(path)).text();

@@ -1,6 +1,6 @@
 // Load: figures over the last minutes, made of the server's counters; and what was noticed of prompts.
 
-import { getJson, getText } from "./api.js";
+import { getJson, getText, ofModel } from "./api.js";
 
 const $ = (id) => document.getElementById(id);
 const KEPT = 300; // samples, one a second
@@ -37,18 +37,29 @@ const FIGURES = [
 
 export class Load {
   constructor() {
-    this.last = null;
-    this.series = FIGURES.map(() => []);
+    this.of("");
     this.charts = FIGURES.map((figure) => new Chart(figure));
     $("charts").append(...this.charts.map((chart) => chart.figure));
   }
 
+  /** From now on, of the model of this name ("": the server's only one). */
+  of(model) {
+    this.model = model;
+    this.last = null;
+    this.series = FIGURES.map(() => []);
+  }
+
   async sample() {
-    const last = this.last;
+    const { last, model } = this;
     this.last = null; // a server or model that fails to answer may count from 0 when it does again
-    const { status } = await getJson("get_server_info");
+    const { status } = await getJson(ofModel("get_server_info"));
     const metrics = await getText("metrics");
-    const figure = (name) => Number(metrics.match(new RegExp(`^rootlace_${name} (.*)$`, "m"))?.[1]);
+    if (model !== this.model) return; // another one was chosen meanwhile
+    const label = model ? `{model="${model}"}` : "";
+    const figure = (name) => {
+      const line = metrics.split("\n").find((one) => one.startsWith(`rootlace_${name}${label} `));
+      return Number(line?.slice(line.lastIndexOf(" ")));
+    };
     status.first_token_seconds = figure("time_to_first_token_seconds_sum");
     status.first_token_count = figure("time_to_first_token_seconds_count");
     const now = performance.now() / 1000;
@@ -66,16 +77,15 @@ export class Load {
   async refresh() {
     await this.sample();
     this.charts.forEach((chart, at) => chart.draw(this.series[at]));
-    const { findings } = await getJson("cache/lint");
-    if (findings.length) {
-      $("lint").replaceChildren(
-        ...findings.map((finding) => {
-          const item = document.createElement("li");
-          item.textContent = `${finding.tokens_lost.toLocaleString()} tokens computed again: ${finding.says}`;
-          return item;
-        }),
-      );
-    }
+    const { findings } = await getJson(ofModel("cache/lint"));
+    const says = findings.map((one) => `${one.tokens_lost.toLocaleString()} tokens computed again: ${one.says}`);
+    $("lint").replaceChildren(
+      ...(says.length ? says : ["Nothing was noticed."]).map((text) => {
+        const item = document.createElement("li");
+        item.textContent = text;
+        return item;
+      }),
+    );
   }
 }
 

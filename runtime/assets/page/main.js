@@ -1,6 +1,6 @@
 // The frame: views, keyboard, colours, the key, and whether the server answers.
 
-import { ApiError, getJson, hasKey, setKey } from "./api.js";
+import { ApiError, getJson, hasKey, setKey, setModel } from "./api.js";
 import { Load } from "./load.js";
 import { Playground } from "./playground.js";
 import { TreeView } from "./tree.js";
@@ -58,11 +58,27 @@ async function poll() {
 async function begin() {
   try {
     const { data } = await getJson("v1/models");
-    $("model").textContent = data[0].id;
-    play.model = data[0].id;
+    models = data;
+    $("model").replaceChildren(...data.map(({ id }) => new Option(id)));
+    $("model").disabled = data.length === 1;
+    choose();
   } catch (error) {
     report(error);
   }
+}
+
+let models = [];
+
+/** Look at the chosen model; its adapters share its cache and its load. */
+function choose() {
+  const card = models[$("model").selectedIndex];
+  play.model = card.id;
+  const name = models.some(({ id }) => id === card.parent) ? card.parent : card.id;
+  const several = models.filter(({ parent }) => !parent).length > 1;
+  if (several) setModel(name);
+  if (views.load.model === (several ? name : "")) return;
+  views.load.of(name);
+  views.tree.other();
 }
 
 function theme(next) {
@@ -72,6 +88,10 @@ function theme(next) {
   views.tree.draw();
 }
 
+$("model").addEventListener("change", () => {
+  choose();
+  poll();
+});
 for (const view of VIEWS) $(`tab-${view}`).addEventListener("click", () => show(view));
 $("theme").addEventListener("click", () => {
   const dark = matchMedia("(prefers-color-scheme: dark)").matches;

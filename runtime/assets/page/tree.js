@@ -1,7 +1,7 @@
 // The live radix tree: positions to the right, one line for each end of a path. Drawn on a canvas,
 // so that thousands of nodes move smoothly.
 
-import { getJson } from "./api.js";
+import { getJson, ofModel } from "./api.js";
 
 const $ = (id) => document.getElementById(id);
 const LIMIT = 2000;
@@ -47,7 +47,6 @@ export class TreeView {
   constructor(report) {
     this.report = report;
     this.nodes = [];
-    this.anew = false;
     this.gone = []; // evicted nodes, with the time at which they went
     this.lines = 1;
     this.longest = 1;
@@ -58,7 +57,7 @@ export class TreeView {
     this.frame = 0;
     $("whole").addEventListener("click", () => this.whole());
     $("salt").addEventListener("change", () => {
-      this.anew = true; // what it shows next are other nodes, and none of these was evicted
+      this.other();
       this.refresh(true).catch(report);
     });
     const canvas = this.canvas;
@@ -72,18 +71,27 @@ export class TreeView {
     this.draw();
   }
 
+  /** What it shows next are other nodes, and none of these was evicted. */
+  other() {
+    this.nodes = [];
+    this.chosen = 0;
+    $("tree-sum").textContent = "";
+    this.tell();
+    this.draw();
+  }
+
   async refresh(always = false) {
     if (!always && !$("follow").checked && this.nodes.length) return;
     const query = new URLSearchParams({ limit: LIMIT });
     if ($("salt").value) query.set("namespace", $("salt").value);
-    this.take(await getJson(`cache/tree?${query}`));
+    this.take(await getJson(ofModel(`cache/tree?${query}`)));
   }
 
   take(page) {
     const now = performance.now();
     const ids = new Set(page.nodes.map((node) => node.id));
     // A node that fell off the page is not gone: only what a whole page lacks was evicted.
-    if (page.complete && !this.anew) {
+    if (page.complete) {
       for (const node of this.nodes) if (!ids.has(node.id)) this.gone.push({ ...node, at: now });
     }
     const before = new Set(this.nodes.map((node) => node.id));
@@ -94,7 +102,6 @@ export class TreeView {
     ends.sort((a, b) => a - b);
     this.longest = Math.max(ends.at(-1) ?? 1, 1);
     this.usual = Math.max(1.05 * (ends[Math.floor(0.95 * ends.length)] ?? 1), 1);
-    this.anew = false;
     const total = page.total ?? null;
     const count = `${(total ?? page.nodes.length).toLocaleString()} nodes`;
     const tokens = total === null ? "" : `, ${page.tokens.toLocaleString()} tokens`;
