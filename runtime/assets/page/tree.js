@@ -91,7 +91,8 @@ export class TreeView {
     const now = performance.now();
     const ids = new Set(page.nodes.map((node) => node.id));
     // A node that fell off the page is not gone: only what a whole page lacks was evicted.
-    if (page.complete) {
+    const complete = page.complete !== false; // what is so by default is left out
+    if (complete) {
       for (const node of this.nodes) if (!ids.has(node.id)) this.gone.push({ ...node, at: now });
     }
     const before = new Set(this.nodes.map((node) => node.id));
@@ -105,7 +106,7 @@ export class TreeView {
     const total = page.total ?? null;
     const count = `${(total ?? page.nodes.length).toLocaleString()} nodes`;
     const tokens = total === null ? "" : `, ${page.tokens.toLocaleString()} tokens`;
-    const shown = page.complete ? "" : `, ${page.nodes.length.toLocaleString()} shown`;
+    const shown = complete ? "" : `, ${page.nodes.length.toLocaleString()} shown`;
     $("tree-sum").textContent = count + tokens + shown;
     this.tell();
     this.draw();
