@@ -30,7 +30,7 @@ help:
 	@echo "make demo    set up .venv, run a program on the embedded model"
 	@echo "make check   two minutes: what to run before each commit"
 	@echo "make test    all tests"
-	@echo "make clients the tests with clients whose packages are heavy, in an environment of its own"
+	@echo "make clients the tests with clients and linters whose packages are heavy, in an environment of its own"
 	@echo "make api-fuzz  all that the OpenAPI document admits, and much that it does not (a minute)"
 	@echo "make kernels compile all Triton kernels for sm_80 and sm_90, without a GPU"
 	@echo "make gpu-check  on a machine with a GPU: its tests and its benchmark, without .venv"
@@ -82,7 +82,7 @@ $(CLIENTS)/.ready: pyproject.toml $(READY)
 	@touch $@
 
 clients: $(CLIENTS)/.ready
-	$(CLIENTS)/bin/python -m pytest tests/clients --ignore tests/clients/test_page.py --ignore tests/clients/test_pydantic_ai.py
+	$(CLIENTS)/bin/python -m pytest tests/clients tests/test_deploy.py --ignore tests/clients/test_page.py --ignore tests/clients/test_pydantic_ai.py
 
 api-fuzz: $(CLIENTS)/.ready
 	$(CLIENTS)/bin/python scripts/api_fuzz.py

@@ -2,9 +2,34 @@
 
 from __future__ import annotations
 
+import sys
+
 
 def main() -> None:
-    """Run the command line."""
+    """Run the command line. What is wrong with it is told in one line."""
+    import typer
+
     from rootlace.cli.app import app
 
-    app()
+    # Typer keeps the base of its errors to itself.
+    wrong = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
+    try:
+        sys.exit(app(standalone_mode=False))
+    except typer.Abort:
+        sys.exit("aborted")
+    except wrong as error:
+        if not sys.argv[1:] or type(error).__name__ == "NoArgsIsHelpError":
+            error.show()  # type: ignore[attr-defined]
+        else:
+            _tell(error)
+        sys.exit(error.exit_code)  # type: ignore[attr-defined]
+
+
+def _tell(error: BaseException) -> None:
+    import typer
+
+    context = getattr(error, "ctx", None)
+    command = context.command_path if context is not None else "rootlace"
+    said = " ".join(error.format_message().split())  # type: ignore[attr-defined]
+    typer.secho("error: ", fg=typer.colors.RED, bold=True, nl=False, err=True)
+    typer.echo(f"{said.rstrip('.')} ({command} --help lists what there is)", err=True)

@@ -17,7 +17,7 @@ _RUNTIME_MODULES = (
         "llguidance",
         "numpy",
     ),
-    *("outlines_core", "tokenizers", "torch"),
+    *("outlines_core", "tokenizers", "torch", "yaml"),
 )
 
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 import typer
 
+from rootlace.cli.config_file import MODELS, read_options
 from rootlace.cli.failure import check_runtime, fail
 from rootlace.cli.model import served_model
 from rootlace.cli.options import chosen, with_options
@@ -30,6 +31,7 @@ _TCP = re.compile(r"tcp://(?P<host>[^*]+):(?P<port>\d+)")
 
 @with_options(RuntimeConfig, defaults={"http_port": 30000})
 def serve(
+    context: typer.Context,
     model: Annotated[
         list[str] | None,
         typer.Argument(
@@ -42,6 +44,14 @@ def serve(
         str | None, typer.Option("--model", help="The same, as an option.")
     ] = None,
     *,
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            callback=read_options,
+            is_eager=True,
+            help="YAML file of options by their names, and of the model or models.",
+        ),
+    ] = None,
     api_key_file: Annotated[
         Path | None, typer.Option(help="Read the key from a file: arguments are seen by `ps`.")
     ] = None,
@@ -57,8 +67,11 @@ def serve(
     """
     from rootlace.client.runtime import runtime_config
 
-    if model and model_option is not None:
+    source = context.get_parameter_source("model_option")
+    if model and source is not None and source.name == "COMMANDLINE":
         fail("the model is given twice")
+    if not model and model_option is None:
+        model = context.meta.get(MODELS)
     settings = chosen(RuntimeConfig, options)
     if "num_blocks" in settings and "kv_memory_bytes" in settings:
         fail("give --kv-blocks or --kv-memory, not both")

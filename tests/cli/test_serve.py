@@ -19,6 +19,7 @@ import pytest
 from typer.testing import CliRunner
 
 import rootlace as rl
+from rootlace.cli import main
 from rootlace.cli.app import app
 from rootlace.cli.options import parse_size
 from rootlace.runtime.config import (
@@ -217,6 +218,53 @@ def test_every_option_reaches_the_configuration(
         monkeypatch, str(tiny_model), "--port", "0", "--kv-blocks", "7", "--overlap"
     )
     assert engine.cache.num_blocks == 7 and engine.overlap is True
+
+
+def test_options_of_a_file(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The command line counts more than the file."""
+    path = tmp_path / "serve.yaml"
+    path.write_text(
+        f"model: {tiny_model}\nport: 0\nkv_memory: 1.5M\npolicy: dfs\nno-cache: true\n"
+        "stream-interval: 0.5\nthreads: 3\napi-key: 1234\nadapter: null\n"
+    )
+    gateway, engine = _configured(monkeypatch, "--config", str(path), "--threads", "2")
+    assert (gateway.http_port, gateway.stream_interval, gateway.api_key) == (0, 0.5, "1234")
+    assert gateway.model == str(tiny_model.resolve())
+    assert engine.executor.kv_memory_bytes == 3 << 19 and engine.executor.threads == 2
+    assert engine.scheduler.policy == "dfs" and not engine.cache.enabled
+    path.write_text(f"models: {{a: {tiny_model}, b: {tiny_model}}}\nport: 0\n")
+    gateway, _ = _configured(monkeypatch, "--config", str(path))
+    assert gateway.served_name == "a"
+    for text, said in (
+        ("prot: 1", "did you mean port?"),
+        ("- 1", "must hold options"),
+        ("a: [", "cannot be read"),
+        ("models: [a]", "must name several models"),
+    ):
+        path.write_text(text)
+        assert said in _fails("--config", str(path))
+    assert "cannot be read" in _fails("--config", str(tmp_path / "none"))
+    path.write_text("policy: luck")
+    assert CliRunner().invoke(app, ["serve", "--config", str(path)]).exit_code == 2
+
+
+def test_what_is_wrong_is_told_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for arguments, status, said in (
+        ("serve --prot 1", 2, "error: No such option: --prot"),
+        ("serve --port 70000", 2, "error: Invalid value for '--port'"),
+        ("sevre", 2, "error: No such command 'sevre'"),
+        ("--version", 0, ""),
+    ):
+        monkeypatch.setattr(sys, "argv", ["rootlace", *arguments.split()])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        assert (ended.value.code or 0) == status
+        told = capsys.readouterr().err
+        assert told.startswith(said) and told.count("\n") == bool(said)
 
 
 def test_several_models_have_names(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
