@@ -89,10 +89,10 @@ def serve(
         own = settings if name is None else {**settings, "served_name": name}
         folder = served_model(given, settings.get("allow_pickle", False))  # may be downloaded
         try:
-            config = msgspec.convert(runtime_config(folder, program_address, own), RuntimeConfig)
+            made = msgspec.convert(runtime_config(folder, program_address, own), RuntimeConfig)
         except msgspec.ValidationError as error:
             fail(str(error))
-        configs.append(config)
+        configs.append(made)
     first = configs[0].gateway
     if host not in _LOOPBACK and not (first.api_key or first.keys_file):
         typer.echo(f"warning: listening on {host} without an API key", err=True)
