@@ -245,7 +245,7 @@ async def test_spans(real: Served) -> None:
         assert (span.context.trace_id, span.parent.span_id) == (int(trace, 16), int(parent, 16))
         assert span.attributes is not None and span.attributes["rootlace.request_id"] == "r1"
     assert (chat.name, failed.name) == ("chat tiny", "text_completion tiny")
-    assert [event.name for event in chat.events] == ["first_token", "end"]
+    assert [event.name for event in chat.events][-2:] == ["first_token", "end"]
     found = chat.attributes or {}
     assert found["gen_ai.request.top_p"] == 0.5
     assert found["gen_ai.usage.input_tokens"] == len(_engine(real).submitted[0].token_ids)
