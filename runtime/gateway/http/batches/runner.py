@@ -17,7 +17,7 @@ from rootlace.runtime.gateway.branches.gateway import Gateway
 from rootlace.runtime.gateway.http.batches.batch import Batch
 from rootlace.runtime.gateway.http.batches.results import Answer, Results
 from rootlace.runtime.gateway.http.batches.storage import Storage
-from rootlace.runtime.gateway.http.body import Body, decode_body
+from rootlace.runtime.gateway.http.body import Body, decode_anywhere
 from rootlace.runtime.gateway.http.errors import InvalidParameter, error_body
 from rootlace.runtime.gateway.keys.account import set_caller
 from rootlace.runtime.gateway.rooms import Rooms
@@ -206,10 +206,10 @@ class Runner:
                 # A server that stops waits for the rows that have begun.
                 async with self._answering:
                     with self._server.drain.request():
-                        row = self._row(batch, line)
+                        row = await self._row(batch, line)
                         custom_id = row.custom_id
                         answering = self._answers[batch.endpoint]
-                        body = decode_body(row.body, answering.body)
+                        body = await decode_anywhere(memoryview(row.body), answering.body)
                         if getattr(body, "stream", None):
                             raise InvalidParameter("stream", "stream: rows are answered whole")
                         return Answer(custom_id, 200, await answering.answer(body))
@@ -228,11 +228,11 @@ class Runner:
                 log.exception("a row of batch %s", batch.id)
                 return Answer(custom_id, 500, error_body(error))
 
-    def _row(self, batch: Batch, line: bytes) -> Row:
+    async def _row(self, batch: Batch, line: bytes) -> Row:
         most = self._server.config.max_message_bytes
         if len(line) > most:
             raise InvalidRequest(f"the row has {len(line)} bytes, at most {most} are allowed")
-        row = decode_body(line, Row)
+        row = await decode_anywhere(line, Row)
         if row.url != batch.endpoint:
             raise InvalidParameter(
                 "url", f"url: {row.url!r} is not the batch's endpoint, {batch.endpoint!r}"

@@ -1,0 +1,77 @@
+"""Large bodies: others are answered meanwhile, and how much they may hold is bounded."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rootlace.runtime.gateway.http import body
+from rootlace.wire.errors import InvalidRequest
+from tests.gateway.http.conftest import Served
+from tests.waiting import until
+
+
+async def test_others_are_answered_while_a_large_body_is_decoded(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, answered = threading.Event(), threading.Event()
+    decode = body.decode_body
+
+    def decode_late(raw: Any, kind: Any) -> Any:
+        if len(raw) > body.LARGE_BYTES:
+            begun.set()
+            assert answered.wait(20), "nobody else was answered"
+        return decode(raw, kind)
+
+    monkeypatch.setattr(body, "decode_body", decode_late)
+    large = {"prompt": "a" * body.LARGE_BYTES, "max_tokens": 1}
+    waiting = asyncio.ensure_future(served.http.post("/v1/completions", json=large))
+    await until(begun.is_set)
+    async with served.http.post("/v1/completions", json={"prompt": "b"}) as reply:
+        assert reply.status == 200
+    answered.set()
+    async with await waiting as reply:
+        assert reply.status == 200
+
+
+class _Anything(msgspec.Struct):
+    value: Any
+
+
+def _count(value: Any) -> int:
+    """By the rule that is stated, of what was decoded."""
+    if isinstance(value, dict | list):
+        parts = value.values() if isinstance(value, dict) else value
+        return max(len(value) - 1, 0) + body._CONTAINER + sum(map(_count, parts))
+    return 0
+
+
+_TEXT = st.text(st.sampled_from('a,[{}]\\":'), max_size=6)
+_VALUE = st.recursive(
+    st.one_of(st.integers(), _TEXT, st.none()),
+    lambda inner: st.one_of(st.lists(inner, max_size=5), st.dictionaries(_TEXT, inner, max_size=5)),
+    max_leaves=12,
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(_VALUE, st.integers(0, 80))
+def test_values_are_counted_wherever_they_are(value: Any, most: int) -> None:
+    raw = json.dumps({"value": value}).encode()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(body, "LARGE_BYTES", 0)
+        patch.setattr(body, "MAX_VALUES", most)
+        if raw.count(b'"') // 2 > most:
+            return  # so many strings are not looked into
+        if _count({"value": value}) <= most:
+            assert body.decode_body(raw, _Anything).value == value
+            return
+        with pytest.raises(InvalidRequest, match=f"more than {most} values"):
+            body.decode_body(raw, _Anything)
