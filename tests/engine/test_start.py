@@ -1,0 +1,44 @@
+"""What the engine process says when it cannot start."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import msgspec
+import pytest
+
+from rootlace.kernels.native.errors import NativeOutOfMemory
+from rootlace.runtime.engine import __main__ as process
+from rootlace.wire.errors import UnsupportedModel
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "said"),
+    [
+        (NativeOutOfMemory("the native kernels got no memory"), "internal", "got no memory"),
+        (UnsupportedModel("no such folder"), UnsupportedModel.code, "no such folder"),
+    ],
+)
+def test_an_error_is_told_and_not_died_of(
+    error: Exception,
+    code: str,
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    config = SimpleNamespace(engine=SimpleNamespace(logs=None), socket_folder="")
+
+    def serve(_: object) -> None:
+        raise error
+
+    for where, name, stub in (
+        (process.logs, "set_up", lambda *_: None),
+        (process.signal, "signal", lambda *_: None),
+        (process.processes, "read_config", lambda *_: config),
+        (process.processes, "call_when_parent_ends", lambda *_: None),
+        (process, "serve", serve),
+    ):
+        monkeypatch.setattr(where, name, stub)
+    assert process.main() == 1
+    told = msgspec.json.decode(capsys.readouterr().out)
+    assert told["error"] == code and said in told["message"]
