@@ -255,6 +255,7 @@ def _stretches(
 
 
 def _shortened(text: str) -> str:
+    text = text.encode("utf-8", "replace").decode()  # half a character fails, and is told
     if len(text) <= SHOWN:
         return text
     half = SHOWN // 2

@@ -212,6 +212,11 @@ def test_long_texts_and_long_runs_are_cut(monkeypatch: pytest.MonkeyPatch) -> No
     timeline = program.run(backend=Scripted(default="z")).trace()
     assert timeline.forgotten == 1
     assert [span.name for span in timeline.spans] == ["x", "y"]
+    text = "half \ud800"
+    half = rl.function(lambda s: s.append(text + rl.gen("x")))
+    state = half.run(backend=Scripted(default="z"), stream=True)
+    state.sync()
+    assert "half ?" in state.trace().to_json()
     whole = program.run(backend=Scripted(default="d" * 9000)).trace().spans[0].text
     assert len(whole) < 4100 and whole.startswith("d") and "5000 characters" in whole
 
