@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import deque
 from collections.abc import Iterable, Sequence
@@ -56,9 +57,10 @@ class _Track:
 
 
 class Recording:
-    """Used by the thread of the program; `timeline` by any."""
+    """Written by the program; `timeline` may be asked for by any thread."""
 
     def __init__(self) -> None:
+        self._lock = threading.Lock()
         self._began = time.perf_counter()
         self._ended: float | None = None
         self._opened: dict[int, tuple[int | None, float]] = {}
@@ -66,17 +68,18 @@ class Recording:
         self._taken = 0
 
     def open(self, branch: int, parent: int | None) -> None:
-        if len(self._opened) < MOST:
-            self._opened[branch] = parent, time.perf_counter()
+        with self._lock:
+            if len(self._opened) < MOST:
+                self._opened[branch] = parent, time.perf_counter()
 
-    def take(self, branch: int, entry: Generation | Selection | tuple[protocol.Part, ...]) -> None:
-        """Text was appended to the branch, or an operation asked for."""
-        self._taken += 1
-        self._entries.append((branch, entry))
+    def take(self, branch: int, entry: Entry) -> None:
+        """Text was appended to the branch, an operation asked for, or a tool called."""
+        with self._lock:
+            self._taken += 1
+            self._entries.append((branch, entry))
 
     def called(self, branch: int, call: ToolCall) -> None:
-        self._taken += 1
-        self._entries.append((branch, _Called(call, time.perf_counter())))
+        self.take(branch, _Called(call, time.perf_counter()))
 
     def end(self) -> None:
         self._ended = time.perf_counter()
@@ -84,20 +87,19 @@ class Recording:
     def timeline(self, program: str, model: str, error: BaseException | None) -> Timeline:
         """What there has been so far."""
         now = self._ended or time.perf_counter()
-        tracks = {
-            number: _Track(parent, opened) for number, (parent, opened) in self._opened.items()
-        }
-        entries = list(self._entries)
+        with self._lock:
+            tracks = {number: _Track(*opened) for number, opened in self._opened.items()}
+            entries = [each for each in self._entries if each[0] in tracks]
+            forgotten = self._taken - len(entries)
         for number, entry in entries:
-            if number in tracks:
-                self._add(entry, tracks[number], tracks, now)
+            self._add(entry, tracks[number], tracks, now)
         return Timeline(
             program=program,
             model=model,
             seconds=now - self._began,
             lanes=tuple(self._lanes(tracks)),
             error="" if error is None else f"{type(error).__name__}: {error}",
-            forgotten=self._taken - len(entries),
+            forgotten=forgotten,
         )
 
     def _add(self, entry: Entry, track: _Track, tracks: dict[int, _Track], now: float) -> None:
@@ -174,7 +176,7 @@ class Recording:
         for number, track in tracks.items():
             if track.shown:
                 below.setdefault(_parent_shown(track, tracks), []).append(number)
-        found: dict[int, int] = {}
+        index = 0
         # A search tree may be as deep as it likes: a stack, no recursion.
         stack: list[tuple[int, str, int | None]] = [
             (number, f"{at}", None) for at, number in _last_first(below.get(None, ()))
@@ -182,9 +184,9 @@ class Recording:
         while stack:
             number, path, parent = stack.pop()
             track = tracks[number]
-            found[number] = len(found)
             children = _last_first(below.get(number, ()))
-            stack += [(child, f"{path}.{at}", found[number]) for at, child in children]
+            stack += [(child, f"{path}.{at}", index) for at, child in children]
+            index += 1
             ends = [span.end for span in track.spans]
             opened = track.opened - self._began
             yield Lane(
