@@ -21,6 +21,7 @@ File = Annotated[
     Path, typer.Option("--keys", help="The file of keys.", envvar="ROOTLACE_KEYS", dir_okay=False)
 ]
 Limit = Annotated[int | None, typer.Option(min=1, show_default="no limit")]
+Bound = Annotated[int | None, typer.Option(show_default="no bound")]
 
 _FILE = Path("keys.json")
 
@@ -40,6 +41,9 @@ def add(
     namespace: Annotated[
         Namespace, typer.Option(help="Whether its cached prefixes are its own.")
     ] = Namespace.own,
+    max_priority: Bound = None,
+    max_pins: Bound = None,
+    max_batches: Bound = None,
 ) -> None:
     """Make a key and print it: only now, for the file does not hold it."""
     check_runtime()
@@ -49,7 +53,15 @@ def add(
         known = read_keys(str(file)) if file.exists() else ()
         if any(entry.name == name for entry in known):
             fail(f"{file} has a key named {name!r} already")
-        key, entry = new_key(name, requests_per_minute, tokens_per_minute, namespace.value)
+        key, entry = new_key(
+            name,
+            requests_per_minute,
+            tokens_per_minute,
+            namespace.value,
+            max_priority=max_priority,
+            max_pins=max_pins,
+            max_batches=max_batches,
+        )
         write_keys(str(file), (*known, entry))
     except (InvalidRequest, OSError) as error:
         fail(str(error))
@@ -70,6 +82,9 @@ def list_(*, file: File = _FILE) -> None:
         quotas = (
             (entry.requests_per_minute, "requests/min"),
             (entry.tokens_per_minute, "tokens/min"),
+            (entry.max_priority, "max priority"),
+            (entry.max_pins, "pins"),
+            (entry.max_batches, "batches"),
         )
         shown = [f"{limit} {unit}" for limit, unit in quotas if limit is not None]
         typer.echo(f"{entry.name}  {', '.join(shown) or 'no quota'}  namespace {entry.namespace}")

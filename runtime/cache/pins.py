@@ -15,13 +15,14 @@ MAX_PINS = 4096
 
 @dataclass(eq=False)
 class Pin:
-    """A handle on so many leading `tokens`; `id` is its holder's name for them."""
+    """A handle on so many leading `tokens`; `id` is the name for them, `holder` who asked first."""
 
     id: str
     namespace: Hashable
     tokens: int
     node: Node
     until: float
+    holder: str = ""
 
 
 class Pins:
@@ -44,6 +45,10 @@ class Pins:
     def __contains__(self, name: str) -> bool:
         return name in self._pins
 
+    def held_by(self, holder: str) -> int:
+        """How many pins are this holder's."""
+        return sum(pin.holder == holder for pin in self._pins.values())
+
     def all(self) -> list[Pin]:
         """Those that live, in no order."""
         return list(self._pins.values())
@@ -64,7 +69,13 @@ class Pins:
         return sum(-(-end // size) - start // size for start, end in missing)
 
     def hold(
-        self, name: str, namespace: Hashable, tokens: np.ndarray, seconds: float, program: int = 0
+        self,
+        name: str,
+        namespace: Hashable,
+        tokens: np.ndarray,
+        seconds: float,
+        program: int = 0,
+        holder: str = "",
     ) -> None:
         """Hold `tokens` (int32), which are in the tree, for so many seconds, or renew the pin of
         this name. The caller keeps to `most` and `MAX_PINS`."""
@@ -75,7 +86,7 @@ class Pins:
             return
         node = self._tree.enter(namespace)
         node = self._tree.advance(node, tokens, len(tokens), program)
-        self._pins[name] = Pin(name, namespace, node.end, node, until)
+        self._pins[name] = Pin(name, namespace, node.end, node, until, holder)
         self._count()
         self._next_end = min(self._next_end, until)
 

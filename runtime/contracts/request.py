@@ -64,7 +64,7 @@ class Request(msgspec.Struct, frozen=True, omit_defaults=True, eq=False, tag="su
     `handling` is as the client gave it, but for `cache.share`, which the `namespace` says.
 
     `client` is whose turn it takes among those who wait: the name of an API key, or where the
-    request came from.
+    request came from. It may have `max_pins` (None: as many as there is room for).
     """
 
     rid: int
@@ -82,3 +82,4 @@ class Request(msgspec.Struct, frozen=True, omit_defaults=True, eq=False, tag="su
     handling: Handling = PLAIN
     suspected: bool = False
     client: str = ""
+    max_pins: int | None = None

@@ -34,14 +34,19 @@ class Retention:
         prompt = sequence.tokens[: sequence.prompt_len]
         if pin_id(sequence.namespace, prompt) in self.pins:
             return  # it is only renewed
-        optional = sequence.request.handling.cache.pin == "try"
+        request = sequence.request
+        optional = request.handling.cache.pin == "try"
         if not self._enabled and not optional:
             raise InvalidRequest("nothing can be pinned: the cache is switched off")
         most = min(self.pins.most, self._num_blocks - -(-(longest - 1) // self._block_size))
         needed = self.pins.needed(sequence.namespace, prompt)
         full = (needed and self.pins.blocks + needed > most) or len(self.pins) >= MAX_PINS
-        if optional and (full or not self._enabled):
+        own = request.max_pins
+        enough = own is not None and self.pins.held_by(request.client) >= own
+        if optional and (full or enough or not self._enabled):
             sequence.pinned = True
+        elif enough:
+            raise PinRefused(f"the API key may have {own} pins at a time (max_pins)")
         elif full:
             raise PinRefused(
                 f"{self.pins.blocks} blocks are pinned, and {needed} more would be; at most "
@@ -54,7 +59,14 @@ class Retention:
         prompt = sequence.tokens[: sequence.prompt_len]
         seconds = sequence.request.handling.cache.ttl or PIN_SECONDS
         sequence.pin = pin_id(sequence.namespace, prompt)
-        self.pins.hold(sequence.pin, sequence.namespace, prompt, seconds, sequence.program)
+        self.pins.hold(
+            sequence.pin,
+            sequence.namespace,
+            prompt,
+            seconds,
+            sequence.program,
+            sequence.request.client,
+        )
 
     def released(self, sequence: Sequence) -> None:
         """Give what the sequence added to the tree its time to live, if it has one."""

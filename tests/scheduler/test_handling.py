@@ -70,6 +70,17 @@ def test_a_pin_holds_its_prompt_and_no_more_than_its_share() -> None:
     world.expect_empty()
 
 
+def test_a_client_has_no_more_pins_than_it_may() -> None:
+    world, pinned = World(), Handling(cache=Cache(pin=True))
+    for client, prompt in (("a", 1), ("a", 1), ("b", 2), ("b", 3)):
+        world.run([prompt] * 8, 1, handling=pinned, client=client, max_pins=ord(client) - 96)
+    with pytest.raises(PinRefused, match="may have 1 pins at a time"):
+        world.submit([4] * 8, 1, handling=pinned, client="a", max_pins=1)
+    tried = Handling(cache=Cache(pin="try"))
+    world.run([4] * 8, 1, handling=tried, client="a", max_pins=1)
+    assert len(world.scheduler.kv.retention.pins) == 3
+
+
 def test_pins_leave_room_for_the_requests_that_are_there() -> None:
     world = World(num_blocks=16, context_length=1000, max_pinned=1.0)
     long = world.submit([1] * 8, 40)

@@ -168,6 +168,8 @@ class World:
         emit_seconds: float = 0.0,
         pooling: Pooling = "none",
         handling: Handling = PLAIN,
+        client: str = "",
+        max_pins: int | None = None,
         **params: Any,
     ) -> int:
         rid = len(self.jobs)
@@ -188,6 +190,8 @@ class World:
             emit_seconds=emit_seconds,
             pooling=pooling,
             handling=handling,
+            client=client,
+            max_pins=max_pins,
         )
         self.scheduler.add(request, matcher, jump_forward=jump)
         pinned = self.scheduler.kv.retention.pins.blocks * self.scheduler.kv.block_size

@@ -34,7 +34,9 @@ class Requests:
         """Submit `make(rid)`. `on_update` may return True to end the request early."""
         rid = self._engine.next_rid()
         self._running.add(rid)
-        request = msgspec.structs.replace(make(rid), client=self._client)
+        account = self._account
+        most = None if account is None else account.entry.max_pins
+        request = msgspec.structs.replace(make(rid), client=self._client, max_pins=most)
         if self._account is not None:
             self._account.used("prompt", len(request.token_ids))
         self._engine.submit(request, partial(self._pass_on, on_update))

@@ -209,6 +209,8 @@ class Session:
             try:
                 if branch.private and op.handling.cache.pin:
                     raise InvalidRequest("what is not shared ends with its branch: it has no pin")
+                if self._account is not None:
+                    self._account.check_priority(op.handling.priority)
                 self._admit(counts=not isinstance(op, Prefill))
             except RootlaceError as error:
                 branch.post(Work(op.op, partial(_raise, error)))

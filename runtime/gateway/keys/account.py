@@ -10,7 +10,7 @@ from contextvars import ContextVar
 
 from rootlace.runtime.gateway.keys.key_file import KeyEntry
 from rootlace.runtime.gateway.keys.quota import Quota
-from rootlace.wire.errors import QuotaExceeded, Unauthorized
+from rootlace.wire.errors import InvalidRequest, QuotaExceeded, Unauthorized
 
 _MARK = "@"
 _CALLER: ContextVar[Account | None] = ContextVar("caller", default=None)
@@ -74,6 +74,14 @@ class Account:
                 )
                 error.retry_after = wait
                 raise error
+
+    def check_priority(self, priority: int) -> None:
+        """Raises InvalidRequest for one that is higher than the key's."""
+        most = self.entry.max_priority
+        if most is not None and priority > most:
+            raise InvalidRequest(
+                f"priority: the API key {self.name!r} may ask for {most} at most (max_priority)"
+            )
 
     def used(self, kind: str, tokens: int) -> None:
         """So many tokens of a kind ("prompt" or "completion") were asked for or made."""

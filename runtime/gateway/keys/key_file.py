@@ -15,18 +15,21 @@ from typing import Annotated, Literal
 import msgspec
 
 from rootlace.wire.errors import InvalidRequest
+from rootlace.wire.handling import Priority
 
 _PREFIX = "rl"
 
 Name = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9._-]{1,64}$")]
 Limit = Annotated[int, msgspec.Meta(gt=0)]
+Count = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class KeyEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """A key. `digest` is the BLAKE2b of its secret part with `salt`, both in hexadecimal.
 
     The secret is 256 random bits, so guessing is hopeless and a slow hash would add nothing. `id`
-    is the part of the key by which its entry is found.
+    is the part of the key by which its entry is found. What is bounded by `max_...`: the priority
+    that requests may ask for, the pins that live, and the batches that are unfinished.
     """
 
     name: Name
@@ -36,6 +39,9 @@ class KeyEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     requests_per_minute: Limit | None = None
     tokens_per_minute: Limit | None = None
     namespace: Literal["own", "shared"] = "own"
+    max_priority: Priority | None = None
+    max_pins: Count | None = None
+    max_batches: Count | None = None
 
     def opens_with(self, secret: str) -> bool:
         """Whether `secret` is this key's; takes as long for one that is nearly right."""
@@ -51,8 +57,10 @@ def new_key(
     requests_per_minute: int | None = None,
     tokens_per_minute: int | None = None,
     namespace: str = "own",
+    **bounds: int | None,
 ) -> tuple[str, KeyEntry]:
-    """A key and its entry. Raises InvalidRequest for a name or limit that may not be."""
+    """A key and its entry; `bounds` are its fields `max_...`. Raises InvalidRequest for a name or
+    limit that may not be."""
     key_id, secret, salt = secrets.token_hex(6), secrets.token_hex(32), secrets.token_hex(16)
     given = {
         "name": name,
@@ -62,6 +70,7 @@ def new_key(
         "requests_per_minute": requests_per_minute,
         "tokens_per_minute": tokens_per_minute,
         "namespace": namespace,
+        **bounds,
     }
     try:
         entry = msgspec.convert(given, KeyEntry)

@@ -218,7 +218,7 @@ def test_bounds(tmp_path: Path) -> None:
 
 
 async def test_each_key_has_its_own_batches(serve: Serve, tmp_path: Path) -> None:
-    (a, first), (b, second) = new_key("a"), new_key("b", requests_per_minute=1)
+    (a, first), (b, second) = new_key("a"), new_key("b", requests_per_minute=1, max_batches=1)
     write_keys(str(tmp_path / "keys"), [first, second])
     files = str(tmp_path / "files")
     gateway = FakeGateway(files=files, keys_file=str(tmp_path / "keys"), api_key="operator")
@@ -247,6 +247,8 @@ async def test_each_key_has_its_own_batches(serve: Serve, tmp_path: Path) -> Non
         )
     # A row beyond the quota waits.
     waiting = await start(served, [row("1"), row("2"), row("3")], key=b)
+    with pytest.raises(openai.RateLimitError, match="may have 1 unfinished batches"):
+        await start(served, [row("1")], key=b)
     while not (await served.openai(b).batches.retrieve(waiting.id)).request_counts.completed:
         await asyncio.sleep(0.01)
     # Meanwhile the batches of others go on.

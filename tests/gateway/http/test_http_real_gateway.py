@@ -538,6 +538,7 @@ async def test_each_key_has_a_namespace_and_pays_for_its_tokens(
     path = str(tmp_path / "keys.json")
     made = [new_key(name) for name in "ab"]
     made.append(new_key("c", namespace="shared", tokens_per_minute=1))
+    made[1] = new_key("b", max_priority=3, max_pins=2)
     write_keys(path, [entry for _, entry in made])
     served = await _serve(folder, serve, reference, keys_file=path, api_key="operator")
     engine = _engine(served)
@@ -558,6 +559,13 @@ async def test_each_key_has_a_namespace_and_pays_for_its_tokens(
         used += [request.namespace for request in engine.submitted[len(used) :]]
     assert used == ["@a/", "@a/@a/", "@b/", "@b/@a/", "", "", "@a/"]
     # Whose turn it is among those who wait.
+    assert [request.max_pins for request in engine.submitted[1:3]] == [None, 2]
+    for priority, expected in ((3, 200), (4, 400)):
+        body = {"prompt": "hi", "max_tokens": 3, "priority": priority}
+        status, reply = await ask(b, "POST", "/v1/completions", body)
+        assert status == expected
+    assert "3 at most (max_priority)" in reply["error"]["message"]
+    del engine.submitted[-1]
     turns = [request.client for request in engine.submitted]
     assert turns == [*("key a",) * 2, *("key b",) * 2, "key c", *("127.0.0.1",) * 2]
     status, _ = await ask(a, "POST", "/cache/explain", {"prompt": "hi"})

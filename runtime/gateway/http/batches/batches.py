@@ -16,6 +16,7 @@ from rootlace.runtime.gateway.http.errors import InvalidParameter
 from rootlace.runtime.gateway.http.fields import ignored
 from rootlace.runtime.gateway.http.query import read_query
 from rootlace.runtime.gateway.http.replies import json_response
+from rootlace.runtime.gateway.keys.account import caller
 from rootlace.wire.errors import InvalidRequest, Overloaded
 
 MAX_UNFINISHED = 100
@@ -51,7 +52,12 @@ class Batches:
         if body.completion_window != _WINDOW:
             raise InvalidParameter("completion_window", f"completion_window must be {_WINDOW!r}")
         self._service.find(storage.files.records, body.input_file_id, "input_file_id")
-        if sum(batch.unfinished for batch in storage.batches.all()) >= MAX_UNFINISHED:
+        unfinished = [batch for batch in storage.batches.all() if batch.unfinished]
+        account = caller()
+        most = None if account is None else account.entry.max_batches
+        if most is not None and sum(batch.owner == owner() for batch in unfinished) >= most:
+            raise Overloaded(f"the API key may have {most} unfinished batches (max_batches)")
+        if len(unfinished) >= MAX_UNFINISHED:
             raise Overloaded(f"{MAX_UNFINISHED} batches are unfinished")
         now = int(time.time())
         batch = Batch(
