@@ -2,56 +2,33 @@
 
     python examples/few_shot_eval.py [--model PATH | --url URL]
 
-`run_batch` finds what all prompts begin with. `select` scores the labels instead of letting the
-model write freely, so every answer is one of them.
+`reviews.yaml` says what is asked; `rootlace eval examples/reviews.yaml` does the same and keeps
+each row. The labels are scored instead of letting the model write freely, so every answer is one of
+them.
 """
 
 from __future__ import annotations
 
-import rootlace as rl
+from pathlib import Path
+
 from backend import arguments, backend
-
-LABELS = ["positive", "negative"]
-SHOTS = [
-    ("The soup was delicious.", "positive"),
-    ("I hated the movie.", "negative"),
-    ("What a lovely hotel!", "positive"),
-    ("The phone stopped working.", "negative"),
-    ("The staff was so friendly.", "positive"),
-    ("A boring show.", "negative"),
-]
-TESTS = [
-    ("The pizza was wonderful.", "positive"),
-    ("The service was terrible.", "negative"),
-    ("I loved the book.", "positive"),
-    ("Never again this restaurant.", "negative"),
-    ("The concert was amazing!", "positive"),
-    ("Such a dirty room.", "negative"),
-    ("Five stars for the coffee.", "positive"),
-    ("I want my money back.", "negative"),
-    ("The game is great fun.", "positive"),
-    ("The waiter was rude.", "negative"),
-]
-
-
-@rl.function
-def classify(s: rl.ProgramState, text: str) -> None:
-    s += "".join(f"Review: {review}\nLabel: {label}\n\n" for review, label in SHOTS)
-    s += f"Review: {text}\nLabel: " + rl.select("label", LABELS)
+from rootlace.evaluation.run import evaluate
+from rootlace.evaluation.scoring import chosen
+from rootlace.evaluation.task import read_task
 
 
 def main() -> None:
     given = arguments(__doc__).parse_args()
+    task = read_task(Path(__file__).with_name("reviews.yaml"))
     with backend(given):
-        states = classify.run_batch([{"text": text} for text, _ in TESTS], progress_bar=True)
-        right = 0
-        for state, (text, label) in zip(states, TESTS, strict=True):
-            right += state["label"] == label
-            print(f"{'ok   ' if state['label'] == label else 'WRONG'} {text} {state['label']}")
-        metas = [state.get_meta_info("label") for state in states]
-    prompt = sum(meta["prompt_tokens"] for meta in metas)
-    cached = sum(meta["cached_tokens"] for meta in metas)
-    print(f"accuracy {right / len(TESTS):.0%}, {cached / prompt:.0%} of the prompt tokens cached")
+        run = evaluate(task)
+    for record in run.records:
+        label = record.choices[chosen("acc", record.scored())]
+        right = "ok   " if record.scores["acc"] else "WRONG"
+        print(f"{right} {record.prompt.splitlines()[0]} {label}")
+    found = run.estimates()["acc"]
+    print(f"between {found.low:.0%} and {found.high:.0%} for reviews like these")
+    print(f"accuracy {found.mean:.0%}, {run.hit_rate:.0%} of the prompt tokens cached")
 
 
 if __name__ == "__main__":

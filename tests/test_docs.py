@@ -9,8 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import fields
 
 import rootlace as rl
+from rootlace.evaluation.formats import FORMATS
+from rootlace.evaluation.scoring import METRICS
+from rootlace.evaluation.task import Judge, Shots, Task
 from rootlace.testing import Scripted
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -60,20 +64,25 @@ def test_a_broken_link_is_seen(tmp_path: Path) -> None:
     assert missing(page) == ["other.md#another", "none.md", "runtime/no/such.py"]
 
 
-# ---------------------------------------------------------------- the language's page
+# ---------------------------------------------------------------- pages whose code runs
 
 LANGUAGE = ROOT / "docs" / "language.md"
+EVALUATION = ROOT / "docs" / "evaluation.md"
 # Before a block, a comment says what the backend replies, by the names of the variables.
 BLOCK = re.compile(
     r"(?:<!-- scripted: (?P<replies>.*) -->\n)?```python\n(?P<code>(?:(?!```).*\n)*)```"
 )
 
 
-def test_every_block_of_the_languages_page_runs() -> None:
-    text = LANGUAGE.read_text()
+@pytest.mark.parametrize(("page", "least"), [(LANGUAGE, 13), (EVALUATION, 4)])
+def test_every_block_of_a_page_runs(
+    page: Path, least: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = page.read_text()
     blocks = list(BLOCK.finditer(text))
-    assert len(blocks) == text.count("```python") > 12
-    names: dict[str, Any] = {"__name__": "language_page"}
+    assert len(blocks) == text.count("```python") >= least
+    names: dict[str, Any] = {"__name__": page.stem}
     try:
         for block in blocks:
             backend = Scripted(**json.loads(block["replies"] or "{}"))
@@ -81,7 +90,7 @@ def test_every_block_of_the_languages_page_runs() -> None:
             line = text[: block.start("code")].count("\n")
             # At its own line, which errors then name.
             exec(
-                compile("\n" * line + block["code"], str(LANGUAGE), "exec", dont_inherit=True),
+                compile("\n" * line + block["code"], str(page), "exec", dont_inherit=True),
                 names,
             )
             assert backend.open_branches == 0
@@ -89,6 +98,13 @@ def test_every_block_of_the_languages_page_runs() -> None:
                 assert backend.calls
     finally:
         rl.set_default_backend(None)
+
+
+def test_the_page_of_evaluation_names_every_key() -> None:
+    text = EVALUATION.read_text()
+    wanted = {field.name for kind in (Task, Shots, Judge) for field in fields(kind)}
+    wanted |= {*FORMATS, *METRICS} - {"questions"}
+    assert not [name for name in sorted(wanted) if not re.search(rf"\b{name}\b", text)]
 
 
 def test_the_languages_page_names_everything() -> None:

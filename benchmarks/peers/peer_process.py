@@ -65,13 +65,17 @@ class PeerProcess:
 
     def run(self, workload: Workload) -> tuple[Driven, ForeignLoad]:
         """What was seen, and the load that was watched meanwhile."""
+        answer, load = self.ask({key: getattr(workload, key) for key in ORDER})
+        return Driven(**answer["driven"]), load
+
+    def ask(self, order: Mapping[str, Any]) -> tuple[dict[str, Any], ForeignLoad]:
+        """The answer to an order, and the load that was watched meanwhile."""
         self.resume()
         load = ForeignLoad(self._process.pid)
-        order = {key: getattr(workload, key) for key in ORDER}
         try:
             with contextlib.suppress(OSError):  # that it has ended is found when it is read from
                 self._pipe.send_bytes(json.dumps(order).encode())
-            return Driven(**self._answer()["driven"]), load
+            return self._answer(), load
         finally:
             self.pause()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 
 import rootlace as rl
+from tests.evaluation.lm_eval_cases import KEPT, ask_lm_eval
 
 pytest.importorskip("lm_eval", reason="needs the extra `clients-all`")
 torch: Any = pytest.importorskip("torch")
@@ -77,3 +79,14 @@ def test_numbers_are_those_of_transformers(served: str, folder: Path) -> None:
     with torch.inference_mode():
         whole = model.generate(prompt, max_new_tokens=24, do_sample=False)[0, prompt.shape[1] :]
     assert text == tokenizer.decode(whole, skip_special_tokens=True).partition(".")[0]
+
+
+def test_the_numbers_that_are_kept_are_those_of_lm_eval(folder: Path, shared_dir: Path) -> None:
+    pytest.importorskip("accelerate", reason="needs the extra `clients-all`")
+    kept = json.loads(KEPT.read_text())["cases"]
+    found = ask_lm_eval(str(folder), shared_dir / "data")
+    assert found.keys() == kept.keys()
+    for name, case in found.items():
+        assert case["metrics"] == kept[name]["metrics"]
+        for row, expected in zip(case["rows"], kept[name]["rows"], strict=True):
+            assert row == (expected if isinstance(row, str) else pytest.approx(expected, abs=1e-3))
