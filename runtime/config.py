@@ -235,6 +235,11 @@ class GatewayConfig:
         flag="--keys",
         shown="none",
     )
+    program_key: str = option(
+        "",
+        "File with the secret key that encrypts programs' connections; made if there is none.",
+        shown="none: not encrypted",
+    )
     cors_origins: str = option(
         "", "Origins of web pages that may ask, separated by commas; * for any.", shown="none"
     )

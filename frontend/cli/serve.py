@@ -96,6 +96,9 @@ def serve(
     first = configs[0].gateway
     if host not in _LOOPBACK and not (first.api_key or first.keys_file):
         typer.echo(f"warning: listening on {host} without an API key", err=True)
+    if found is not None and found["host"].strip("[]") not in _LOOPBACK and not first.program_key:
+        said = "warning: programs' connections are not encrypted: see --program-key"
+        typer.echo(said, err=True)
     _serve_until_signal(configs)
 
 

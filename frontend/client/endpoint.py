@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 import urllib.error
 import urllib.request
@@ -28,13 +29,16 @@ from rootlace.wire.errors import (
 )
 from rootlace.wire.protocol import VectorKind
 
+_PUBLIC_KEY = re.compile("[0-9a-f]{64}")
+
 LOAD_SECONDS = 600.0
 """How long a model that is asked for by its name may take to be loaded."""
 
 
 class RuntimeEndpoint:
     """Connects to `url`: `tcp://host:port` or `ipc://path` of a program socket, or the `http://`
-    address of a server, which is asked for its program socket.
+    address of a server, which is asked for its program socket. A server started with
+    `--program-key` encrypts, and its public key stands behind `#` in the address.
 
     One connection, shared by all programs and threads. When it is lost, what was running on it
     fails with ServerUnavailable, and the next program makes a new one. Raises ServerUnavailable
@@ -164,6 +168,8 @@ def program_address(url: str, api_key: str) -> str:
     """Where programs connect: `url` itself, or what the HTTP server at `url` says."""
     parts = urlsplit(url)
     if parts.scheme in ("tcp", "ipc", "inproc"):
+        if parts.fragment and not _PUBLIC_KEY.fullmatch(parts.fragment):
+            raise InvalidRequest(f"what stands behind # in {url!r} is not a server's public key")
         return url
     if parts.scheme not in ("http", "https"):
         raise InvalidRequest(f"{url!r} is neither http://, https://, tcp:// nor ipc://")
@@ -173,7 +179,8 @@ def program_address(url: str, api_key: str) -> str:
     target = urlsplit(str(address))
     # A server that listens on every interface cannot know the name by which we reached it.
     if target.scheme == "tcp" and target.hostname in ("0.0.0.0", "*", "::"):
-        return f"tcp://{parts.hostname}:{target.port}"
+        key = f"#{target.fragment}" if target.fragment else ""
+        return f"tcp://{parts.hostname}:{target.port}{key}"
     return str(address)
 
 

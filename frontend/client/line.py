@@ -9,6 +9,7 @@ from typing import Self
 
 import msgspec
 import zmq
+from zmq.utils import z85
 from zmq.utils.monitor import parse_monitor_message
 
 from rootlace.client.channel import Counters
@@ -19,6 +20,9 @@ from rootlace.wire.sockets import MessageReader
 
 class Line:
     """A ZeroMQ DEALER in the running event loop; entering the block connects it to `address`.
+
+    What stands behind `#` there is the server's public key (CURVE, hexadecimal): what is said is
+    encrypted then, and nobody else can answer in the server's place.
 
     `receive` gets the events of each frame that comes, `lose` why no more of them will come.
     """
@@ -31,7 +35,7 @@ class Line:
         lose: Callable[[RootlaceError], None],
     ) -> None:
         self.last_heard = 0.0
-        self._address = address
+        self._address, _, key = address.partition("#")
         self._counters = counters
         self._receive = receive
         self._lose = lose
@@ -42,7 +46,15 @@ class Line:
         socket.setsockopt(zmq.IPV6, "[" in address)
         # A gateway forgets a peer's branches when the peer goes: there is nothing to reconnect to.
         socket.setsockopt(zmq.RECONNECT_IVL, -1)
-        monitor = socket.get_monitor_socket(zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED)
+        if key:
+            socket.curve_publickey, socket.curve_secretkey = zmq.curve_keypair()
+            socket.curve_serverkey = z85.encode(bytes.fromhex(key))
+        monitor = socket.get_monitor_socket(
+            zmq.EVENT_DISCONNECTED
+            | zmq.EVENT_CLOSED
+            | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+            | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+        )
         self._reader = MessageReader(socket, self._take)
         self._watcher = MessageReader(monitor, self._cut)
 
@@ -79,8 +91,13 @@ class Line:
         self._receive(events)
 
     def _cut(self, frames: list[bytes]) -> None:
-        parse_monitor_message(frames)
-        if self.last_heard:
+        event = parse_monitor_message(frames)["event"]
+        if event not in (zmq.EVENT_DISCONNECTED, zmq.EVENT_CLOSED):
+            reason = (
+                f"what answers at {self._address} is not a runtime's socket for programs, or does"
+                " not encrypt with the same key: the server names its address with its key behind #"
+            )
+        elif self.last_heard:
             reason = f"the runtime at {self._address} is gone"
         else:
             reason = f"cannot connect to {self._address}: nobody answers there"

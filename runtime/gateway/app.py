@@ -15,6 +15,7 @@ import msgspec
 from rootlace.runtime import logs
 from rootlace.runtime.config import RuntimeConfig
 from rootlace.runtime.gateway.keys.key_file import read_keys
+from rootlace.runtime.gateway.keys.program_key import read_program_key
 from rootlace.runtime.gateway.room import close_room, open_room
 from rootlace.wire.errors import ServerUnavailable
 
@@ -50,6 +51,8 @@ async def serve(
     config = models[0].gateway
     if config.keys_file:
         read_keys(config.keys_file)  # raises before anything is started
+    if config.program_key:
+        read_program_key(config.program_key)
     stop, drain = stop or asyncio.Event(), drain or asyncio.Event()
     gone: list[str] = []
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import zmq
 
+from rootlace.runtime.gateway.keys.program_key import public_part
 from rootlace.wire.errors import InvalidRequest
 from rootlace.wire.sockets import MessageReader
 
@@ -22,12 +23,16 @@ class ProgramSocket:
         self._socket: zmq.Socket[bytes] | None = None
         self._reader: MessageReader | None = None
 
-    def bind(self, address: str, max_message_bytes: int) -> str:
+    def bind(self, address: str, max_message_bytes: int, secret: bytes | None = None) -> str:
         """Returns the address that clients connect to (port 0 becomes a real one).
 
-        Raises InvalidRequest where the address cannot be bound.
+        With a `secret` key of CURVE (Z85), connections are encrypted, and the public key stands
+        behind `#` in the address. Raises InvalidRequest where the address cannot be bound.
         """
         socket = self._context.socket(zmq.ROUTER)
+        if secret is not None:
+            socket.curve_server = True
+            socket.curve_secretkey = secret
         socket.setsockopt(zmq.LINGER, 0)
         socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         socket.setsockopt(zmq.SNDHWM, SEND_HWM)
@@ -43,7 +48,8 @@ class ProgramSocket:
         endpoint = socket.get(zmq.LAST_ENDPOINT)
         assert isinstance(endpoint, bytes)
         self._reader = MessageReader(socket, self._on_message)
-        return endpoint.rstrip(b"\0").decode()
+        bound = endpoint.rstrip(b"\0").decode()
+        return bound if secret is None else f"{bound}#{public_part(secret)}"
 
     def send(self, identity: bytes, frame: bytes) -> zmq.ZMQError | None:
         """Send without waiting. Returns what went wrong: a full queue, or a peer that is gone."""

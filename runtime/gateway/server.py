@@ -16,6 +16,7 @@ import msgspec
 from rootlace.runtime.gateway.branches.gateway import Gateway
 from rootlace.runtime.gateway.branches.session import Session
 from rootlace.runtime.gateway.keys.account import Account
+from rootlace.runtime.gateway.keys.program_key import read_program_key
 from rootlace.runtime.gateway.program_socket import ProgramSocket
 from rootlace.runtime.gateway.rooms import Rooms
 from rootlace.wire.errors import (
@@ -107,10 +108,11 @@ class ProgramServer:
     def start(self) -> str:
         """Bind; returns the address that clients connect to (port 0 becomes a real one).
 
-        Raises InvalidRequest where the address cannot be bound.
+        Raises InvalidRequest where the address cannot be bound, or for a wrong `program_key`.
         """
         config = self._config
-        self.address = self._socket.bind(config.program_address, config.max_message_bytes)
+        secret = read_program_key(config.program_key) if config.program_key else None
+        self.address = self._socket.bind(config.program_address, config.max_message_bytes, secret)
         self._tasks = [
             asyncio.create_task(self._watch()),
             asyncio.create_task(self._retry()),

@@ -271,3 +271,31 @@ def test_the_last_message_can_be_continued(source: str | None, last: str) -> Non
 
 def _written(parts: Any) -> str:
     return "".join(part.text for part in parts)
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+        "{{ raise_exception.__globals__['os'].environ }}",
+        "{{ (messages.append).__self__.__class__ }}",
+        "{{ messages|attr('__class__') }}",
+        "{{ messages.append(1) }}",
+        "{{ ['a', 'b']|map(attribute='__class__')|list }}{{ [].__class__ }}",
+        "{{ '{0.__class__.__mro__}'.format(messages) }}{{ ''.mro() }}",
+        "{% include '/etc/passwd' %}",
+        "{% import 'os' as os %}{{ os.environ }}",
+        "{{ range(1000000000)|length }}",
+        "{{ cycler.__init__.__globals__.os.popen('id').read() }}",
+    ],
+)
+def test_a_template_reaches_nothing_of_the_process(template: str) -> None:
+    try:
+        found = ChatTemplate(template, [], TOKENS).render([{"role": "user", "content": "x"}])
+    except InvalidRequest as error:
+        assert "chat template" in str(error)
+    else:  # what may not be read is empty
+        assert "".join(part.text for part in found if isinstance(part, Text)) in (
+            "",
+            "[Undefined, Undefined]",
+        )

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from rootlace.runtime.gateway.http.app import make_runner
 from rootlace.runtime.gateway.tokens.tokenizer import Tokenizer
 from rootlace.wire.protocol import Append, Done, Failed, Generate, Generated, Open, Ping, Text
+from tests.conftest import ROOT
 from tests.gateway.conftest import make_gateway
 from tests.gateway.test_server import Peer, World, world
 
@@ -129,6 +130,7 @@ def test_bodies(stories: Tokenizer) -> None:
         async with http.post(path, data=body) as reply:
             said = await reply.read()
             assert reply.status < 500, said
+            assert b"Traceback" not in said and str(ROOT).encode() not in said
             if reply.content_type == "application/json":
                 assert reply.status == 200 or msgspec.json.decode(said)["error"]
         good = {"prompt": "a", "max_tokens": 2}
