@@ -76,8 +76,8 @@ async def measure(
                 await ask(http, sent, "victim")
                 times[kind].append(await ask(http, sent if kind else unsent, attacker))
     z, p = rank_test(times[True][2:], times[False][2:])
-    medians = [float(np.median(times[kind])) for kind in (True, False)]
-    return Finding(attacker, pairs, *medians, z, p)
+    sent_ms, unsent_ms = (float(np.median(times[kind])) for kind in (True, False))
+    return Finding(attacker, pairs, sent_ms, unsent_ms, z, p)
 
 
 def main() -> None:
