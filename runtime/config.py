@@ -71,7 +71,7 @@ class SchedulerConfig:
         10.0, "Seconds of waiting that a request's priority is worth, for each step of it."
     )
     stream_rate: Annotated[float, Meta(gt=0)] = option(
-        5000.0, "Pieces of all streams together in a second; more streams get longer ones."
+        3000.0, "Pieces of all streams together in a second; more streams get longer ones."
     )
     """As far as `GatewayConfig.stream_interval` is not 0. A piece costs the gateway about as much,
     however many tokens it has."""
