@@ -14,10 +14,12 @@ from rootlace.runtime.gateway.branches.gateway import Gateway
 from rootlace.runtime.gateway.branches.house import House
 from rootlace.runtime.gateway.branches.model_name import name_of, not_found
 from rootlace.runtime.gateway.room import close_room, open_room
-from rootlace.wire.errors import ServerUnavailable
+from rootlace.wire.errors import RootlaceError, ServerUnavailable
 
 log = logging.getLogger(__name__)
 
+FIRST_RETRY_SECONDS, LAST_RETRY_SECONDS = 1.0, 60.0
+"""How long a model that could not be loaded is not tried again: twice as long with each failure."""
 LOOK_SECONDS = 1.0
 """How often a model that nobody uses is looked for."""
 
@@ -32,11 +34,28 @@ class Room:
         self.loading: asyncio.Task[Gateway] | None = None
         self.users = 0
         self.used = time.monotonic()
+        self.failure: RootlaceError | None = None
+        """Why it could not be loaded, until it is."""
+        self._failures = 0
+        self._retry_at = 0.0
 
     @property
     def idle(self) -> bool:
         """Whether nobody would notice if it were gone. A program that is connected would."""
         return self.gateway is None or not (self.users or self.gateway.session_count)
+
+    def check_retry(self) -> None:
+        """Raises the last failure again while it is too early to try."""
+        wait = self._retry_at - time.monotonic()
+        if self.failure is not None and wait > 0:
+            raise type(self.failure)(f"{self.failure} (it is tried again in {wait:.0f} s)")
+
+    def note_loaded(self, failure: RootlaceError | None) -> None:
+        """It was loaded, or it could not be."""
+        self.failure = failure
+        self._failures = 0 if failure is None else self._failures + 1
+        wait = FIRST_RETRY_SECONDS * 2 ** min(self._failures - 1, 20)
+        self._retry_at = time.monotonic() + min(wait, LAST_RETRY_SECONDS)
 
 
 class Rooms:
@@ -79,7 +98,7 @@ class Rooms:
         return room.gateway
 
     async def load(self, asked: str) -> Gateway:
-        """The model's gateway, loaded if it was not. Raises what `open_room` does.
+        """The model's gateway, loaded if it was not. Raises what `open_room` does, or did lately.
 
         Whoever stops waiting for it leaves it loading: others may wait, too.
         """
@@ -88,6 +107,7 @@ class Rooms:
         if gateway is None:
             if room.loading is None:
                 self.drain.check()
+                room.check_retry()
                 room.loading = asyncio.create_task(self._load(room))
                 room.loading.add_done_callback(_note_failure)
             gateway = await asyncio.shield(room.loading)
@@ -114,7 +134,11 @@ class Rooms:
                 await close_room(gateway)
                 raise ServerUnavailable(gone[0])
             room.gateway = gateway
+            room.note_loaded(None)
             return gateway
+        except RootlaceError as error:
+            room.note_loaded(error)
+            raise
         finally:
             room.loading = None
 

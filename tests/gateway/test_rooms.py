@@ -189,7 +189,10 @@ async def test_who_only_looks_neither_loads_a_model_nor_keeps_it(make: Make) -> 
     assert place.loaded == ["b"]
 
 
-async def test_a_model_that_crashes_disturbs_no_other(make: Make) -> None:
+async def test_a_model_that_crashes_disturbs_no_other(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "FIRST_RETRY_SECONDS", 50.0)
     place = await make()
     place.engines["b"].paused = True
     slow = asyncio.create_task(place.ask("/v1/completions", {"prompt": "hi", "model": "b"}))
@@ -206,7 +209,11 @@ async def test_a_model_that_crashes_disturbs_no_other(make: Make) -> None:
     place.broken.add("a")
     status, error = await place.ask("/v1/completions", {"prompt": "hi", "model": "a"})
     assert status == 400 and "it is gone" in error["error"]["message"]
+    # It is not tried with every request.
+    status, error = await place.ask("/v1/completions", {"prompt": "hi", "model": "a"})
+    assert status == 400 and "it is gone (it is tried again in" in error["error"]["message"]
     place.broken.clear()
+    place.rooms.room("a")._retry_at = 0.0
     assert (await place.ask("/v1/completions", {"prompt": "hi", "model": "a"}))[0] == 200
     while not slow.done():
         place.engines["b"].step()
