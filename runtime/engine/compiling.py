@@ -42,6 +42,9 @@ class CompilingRequests:
         self._by_rid: dict[int, Waiting] = {}
         self._done: SimpleQueue[Waiting] = SimpleQueue()
         self._ready: list[Waiting] = []
+        self.compiled = 0
+        """Requests that have waited for their constraint, and for how many seconds in all."""
+        self.seconds = 0.0
 
     def __len__(self) -> int:
         return len(self._by_rid)
@@ -75,4 +78,6 @@ class CompilingRequests:
         for waiting in ready:
             if self._by_rid.get(waiting.request.rid) is waiting:
                 del self._by_rid[waiting.request.rid]
+                self.compiled += 1
+                self.seconds += waiting.waited
                 yield waiting

@@ -210,6 +210,8 @@ class EngineLoop:
             **counters,
             "waiting": counters["waiting"] + len(self._compiling),
             "compiling": len(self._compiling),
+            "compiled": self._compiling.compiled,
+            "compile_seconds": self._compiling.seconds,
             "engine_busy_seconds": self._steps.busy,
             "engine_model_seconds": self._steps.waited,
             **self._executor_stats(),

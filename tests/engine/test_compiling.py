@@ -191,6 +191,8 @@ def test_abort_duplicates_bounds_and_stats_while_compiling() -> None:
     assert (before["compiling"], before["waiting"]) == (2, 2)
     assert (after["compiling"], after["waiting"]) == (0, 0)
     assert after["requests_added"] == 1
+    # The aborted one does not count.
+    assert (before["compiled"], after["compiled"]) == (0, 1) and after["compile_seconds"] > 0
 
 
 def test_an_id_is_free_again_after_its_abort() -> None:
