@@ -28,12 +28,12 @@ from rootlace.kernels.weights import Dense
 
 LEAST_NUMBERS = 1 << 18
 """Products with smaller weights take too little time to matter."""
-MOST_NUMBERS = 1 << 23
+MOST_NUMBERS = 1 << 21
 """Of a larger weight, so many are measured."""
 ROWS = (256, 16, 1)
 """Rows of the products that are measured. All go the path that is chosen."""
 TURNS = 3
-"""How often each path is tried with each number of rows; its fastest try counts."""
+"""How often each path is tried with each number of rows, in turns; its fastest try counts."""
 MARGIN, AT_MOST = 0.85, 1.05
 """The other path is taken if its time is `MARGIN` of the best instructions' in the mean of all
 `ROWS`, and with none more than `AT_MOST` of it, `CONFIRMED` times in a row: what another program
@@ -145,9 +145,7 @@ class _Measurement:
 
     def __call__(self, outputs: int, inputs: int, gated: bool) -> Iterator[float]:
         outputs = min(outputs, MOST_NUMBERS // inputs // 2 * 2 or 2)
-        some = torch.randn(1 << 12)  # products of zeros take less time
-        matrix = some.repeat(-(-outputs * inputs // len(some)))[: outputs * inputs]
-        weight = Dense(matrix.view(outputs, inputs).to(self._dtype))
+        weight = Dense(self._numbers(outputs, inputs))
         packed = {
             path: PackedLinear(
                 self._library, self._team, weight, self._dtype, gated=gated, path=path
@@ -156,8 +154,7 @@ class _Measurement:
         }
         epilogue = Epilogue.SILU_MUL if gated else Epilogue.STORE
         for rows in ROWS:
-            x = some.repeat(-(-rows * inputs // len(some)))[: rows * inputs]
-            x = x.view(rows, inputs).to(self._dtype)
+            x = self._numbers(rows, inputs)
             out = torch.empty(rows, outputs // (2 if gated else 1), dtype=self._dtype)
             least = dict.fromkeys(ProductPath, float("inf"))
             for _ in range(TURNS):
@@ -165,4 +162,12 @@ class _Measurement:
                     start = time.perf_counter()
                     linear.multiply(epilogue, x, out)
                     least[path] = min(least[path], time.perf_counter() - start)
-            yield least[ProductPath.VECTORS] / least[ProductPath.BEST]
+                ratio = least[ProductPath.VECTORS] / least[ProductPath.BEST]
+                if ratio > AT_MOST:  # the other path is not taken: no need to be sure
+                    break
+            yield ratio
+
+    def _numbers(self, rows: int, columns: int) -> torch.Tensor:
+        """Products of zeros would take less time."""
+        some = torch.randn(1 << 12, generator=torch.Generator().manual_seed(0)).to(self._dtype)
+        return some.repeat(rows * columns // len(some) + 1)[: rows * columns].view(rows, columns)
