@@ -186,6 +186,21 @@ class RopeAndWrite(Protocol):
     ) -> torch.Tensor: ...
 
 
+class WriteKV(Protocol):
+    """Write keys and values k, v [T, Nk, D], as they are stored, to one layer's caches
+    [B, S, Nk, D]: `slots` and `tokens` as in `RopeAndWrite`."""
+
+    def __call__(
+        self,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        slots: torch.Tensor,
+        tokens: torch.Tensor | None = None,
+    ) -> None: ...
+
+
 class CopySlots(Protocol):
     """Copy slots `source` of cache [L, B, S, Nk, D] to slots `target` (int64 [M] each), in place.
 
@@ -350,6 +365,7 @@ class KernelSet:
     add_rms_norm: AddRmsNorm
     layer_norm: LayerNorm
     rope_and_write: RopeAndWrite
+    write_kv: WriteKV
     copy_slots: CopySlots
     plan_attention: PlanAttention
     paged_attention: PagedAttention

@@ -16,6 +16,7 @@ from rootlace.kernels.native.linear import DTYPES
 from rootlace.kernels.reference.kv_codes import slot_bytes
 
 MAX_DIM = 1024
+"""Numbers of a head, at most."""
 LANES = 16
 """Numbers in a vector of `src/isa/vector.h`, whatever the processor."""
 
@@ -60,6 +61,32 @@ def _codes_laid_out(rows: Tensor, codes: KVCodes, dim: int, keys: bool) -> Tenso
     return laid
 
 
+def rows_of(
+    batch: AttentionBatch, runs: Sequence[tuple[int, int, int, int]] | None
+) -> tuple[Rows, object]:
+    """A step's rows as the library reads them, and the memory that they point to. `runs` None: they
+    are looked for."""
+    row_start, context_len, tables, found = (
+        np.ascontiguousarray(array, np.int32)
+        for array in (
+            batch.row_start,
+            batch.context_len,
+            batch.block_tables,
+            np.array(runs or ()).reshape(-1, 4),
+        )
+    )
+    rows = Rows(
+        rows=len(context_len),
+        width=tables.shape[1],
+        row_start=row_start.ctypes.data,
+        context_len=context_len.ctypes.data,
+        block_tables=tables.ctypes.data,
+        num_runs=-1 if runs is None else len(found),
+        runs=found.ctypes.data,
+    )
+    return rows, (row_start, context_len, tables, found)
+
+
 def attend(
     library: ctypes.CDLL,
     team: int,
@@ -73,8 +100,6 @@ def attend(
     scale: float | None = None,
     soft_cap: float = 0.0,
     codes: KVCodes | None = None,
-    value_dim: int | None = None,
-    plain: bool = False,
     out: Tensor | None = None,
     lse: Tensor | None = None,
 ) -> Tensor:
@@ -82,24 +107,20 @@ def attend(
 
     q [T, Nq, D], its tokens any distance apart; caches [B, S, Nk, D] as `laid_out` makes them,
     contiguous, or L of them a fixed distance apart [L, B, S, Nk, D]; with `codes`, rows of integers
-    [B, S, 1, W] as `codes_laid_out` makes them, or L; if `plain`, just as they are, also in blocks
-    that would be laid out. `runs` are (begin, end, low, high): rows begin : end have the blocks
-    low : high of their tables in common (`RlRows` of api.h). `lse` float32 [T, Nq] receives the
-    log-sum-exps. Of values the first `value_dim` numbers count (None: all of them). Returns `out`
-    [T, Nq, value_dim] (of the last layer), allocated if not given. Raises ValueError.
+    [B, S, 1, W] as `codes_laid_out` makes them, or L; `runs` are (begin, end, low,
+    high): rows begin : end have the blocks low : high of their tables in common (`RlRows` of
+    api.h). `lse` float32 [T, Nq] receives the log-sum-exps. Returns `out` [T, Nq, D] (of the last
+    layer), allocated if not given. Raises ValueError.
     """
     tokens, heads, dim = q.shape
     stored = q.dtype if codes is None else torch.uint8
     if q.dtype not in DTYPES or k_cache.dtype != stored or v_cache.dtype != stored:
         raise ValueError(f"queries {q.dtype}, keys {k_cache.dtype}, values {v_cache.dtype}")
-    value_dim = dim if value_dim is None else value_dim
-    fits = 0 < dim <= MAX_DIM and 0 < value_dim <= dim and (plain or value_dim == dim)
-    if dim % 2 or not fits or heads % batch.num_kv_heads:
+    if dim % 2 or not 0 < dim <= MAX_DIM or heads % batch.num_kv_heads:
         raise ValueError(f"{heads} heads of {dim} over {batch.num_kv_heads} key heads")
     if scale is not None and not scale > 0:
         raise ValueError(f"scores times {scale}: must be positive")
-    out_shape = (tokens, heads, value_dim)
-    out = torch.empty(out_shape, dtype=q.dtype) if out is None else out
+    out = torch.empty(q.shape, dtype=q.dtype) if out is None else out
     if k_cache.dim() == 4:
         k_cache, v_cache = k_cache.unsqueeze(0), v_cache.unsqueeze(0)
     cache_shape = (batch.block_size, batch.num_kv_heads, dim)
@@ -113,7 +134,7 @@ def attend(
         or k_cache.shape[2:] != cache_shape
         or k_cache.stride() != v_cache.stride()
         or not (k_cache[0].is_contiguous() and v_cache[0].is_contiguous())
-        or out.shape != out_shape
+        or out.shape != q.shape
         or out.dtype != q.dtype
         or not out.is_contiguous()
         or int(batch.row_start[-1]) != tokens
@@ -124,34 +145,15 @@ def attend(
     )
     if wrong:
         raise ValueError("shapes, strides or dtypes of queries, caches and outputs do not fit")
-    arrays = [
-        np.ascontiguousarray(array, np.int32)
-        for array in (
-            batch.row_start,
-            batch.context_len,
-            batch.block_tables,
-            np.array(runs).reshape(-1, 4),
-        )
-    ]
-    rows = Rows(
-        rows=len(batch.context_len),
-        width=batch.block_tables.shape[1],
-        row_start=arrays[0].ctypes.data,
-        context_len=arrays[1].ctypes.data,
-        block_tables=arrays[2].ctypes.data,
-        num_runs=len(arrays[3]),
-        runs=arrays[3].ctypes.data,
-    )
+    rows, _kept = rows_of(batch, runs)
     library.rl_attention(
         team,
         DTYPES[q.dtype],
         heads,
         batch.num_kv_heads,
         dim,
-        value_dim,
         batch.block_size,
         0 if codes is None else codes.bits,
-        plain,
         ctypes.byref(rows),
         q.data_ptr(),
         q.stride(0),

@@ -278,9 +278,23 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "rl_attention": (
         Status,
         [
-            *(c_void_p, c_int32, c_int32, c_int32, c_int32, c_int32, c_int32, c_int32, c_int32),
-            *(c_void_p, c_void_p, c_int64, c_void_p, c_void_p, c_int32, c_int64, c_int32),
+            *(c_void_p, c_int32, c_int32, c_int32, c_int32, c_int32, c_int32, c_void_p, c_void_p),
+            *(c_int64, c_void_p, c_void_p, c_int32, c_int64, c_int32),
             *(c_float, c_float, c_void_p, c_void_p),
+        ],
+    ),
+    "rl_write_kv": (
+        Status,
+        [
+            *(c_void_p, c_int32, c_int32, c_int32, c_int32, c_int32, c_void_p, c_void_p),
+            *(c_void_p, c_int64, c_void_p, c_int64, c_void_p, c_void_p),
+        ],
+    ),
+    "rl_copy_kv": (
+        Status,
+        [
+            *(c_void_p, c_int32, c_int32, c_int32, c_int32, c_int32, c_void_p, c_void_p),
+            *(c_int32, c_int64, c_void_p),
         ],
     ),
 }

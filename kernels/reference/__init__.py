@@ -8,7 +8,7 @@ from rootlace.kernels.reference.automaton import step_automata
 from rootlace.kernels.reference.embedding import embedding
 from rootlace.kernels.reference.feed_tokens import feed_tokens
 from rootlace.kernels.reference.gated import clamped_mul, gelu_mul, silu_mul
-from rootlace.kernels.reference.kv_cache import copy_slots
+from rootlace.kernels.reference.kv_cache import copy_slots, write_kv
 from rootlace.kernels.reference.layer_norm import layer_norm
 from rootlace.kernels.reference.linear import WEIGHTS, linear
 from rootlace.kernels.reference.logits import edit_logits
@@ -28,6 +28,7 @@ REFERENCE = KernelSet(
     add_rms_norm=add_rms_norm,
     layer_norm=layer_norm,
     rope_and_write=rope_and_write,
+    write_kv=write_kv,
     copy_slots=copy_slots,
     plan_attention=plan_attention,
     paged_attention=paged_attention,

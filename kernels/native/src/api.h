@@ -171,7 +171,7 @@ struct RlRows {
   const int32_t* block_tables;  // [R, width]
   // Runs of rows with leading blocks in common: rows begin : end share the blocks low : high of
   // their tables. Depth first, outer before inner; every row keeps at least its own new tokens'
-  // positions outside its runs. With num_runs < 0, `rl_forward` finds the runs.
+  // positions outside its runs. With num_runs < 0, they are looked for.
   int32_t num_runs;
   const int32_t* runs;  // [num_runs, 4]: begin, end, low, high
 };

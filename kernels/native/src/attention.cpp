@@ -9,6 +9,7 @@
 #include "guard.h"
 #include "kv_codes.h"
 #include "kv_layout.h"
+#include "runs.h"
 
 namespace rootlace {
 namespace {
@@ -396,17 +397,18 @@ void run(rootlace::Team& team, rootlace::AttentionPlan& plan, rootlace::Attentio
 }  // namespace
 
 extern "C" int32_t rl_attention(void* team, int32_t dtype, int32_t heads, int32_t kv_heads,
-                                int32_t head_dim, int32_t value_dim, int32_t block_size,
-                                int32_t kv_bits, int32_t plain, const RlRows* rows, const void* q, int64_t q_stride,
+                                int32_t head_dim, int32_t block_size, int32_t kv_bits,
+                                const RlRows* rows, const void* q, int64_t q_stride,
                                 const void* k_cache, const void* v_cache, int32_t layers,
                                 int64_t layer_stride, int32_t window, float scale, float cap,
                                 void* out, float* lse) {
   rootlace::Team& threads = *static_cast<rootlace::Team*>(team);
-  const size_t width = (size_t)heads * value_dim;
+  const size_t width = (size_t)heads * head_dim;
   auto call = [&](auto one) {
     using T = decltype(one);
+    rootlace::SharedRuns runs;
     rootlace::AttentionPlan plan;
-    plan.make({heads, kv_heads, head_dim, block_size, value_dim, plain != 0}, *rows,
+    plan.make({heads, kv_heads, head_dim, block_size, head_dim}, runs.added_to(*rows, block_size),
               threads.size());
     run<T>(threads, plan,
            {static_cast<const T*>(q), (size_t)q_stride, k_cache, v_cache, kv_bits, window, scale,

@@ -44,12 +44,25 @@ void attention(Crew& crew, AttentionPlan& plan, const AttentionCall<T>& call);
 extern "C" {
 
 // One region of attention in `layers` layers that differ in their caches only, `layer_stride`
-// bytes apart; `kv_bits` as in RlModel, `plain` as in KvLayout. q [tokens, heads, head_dim] with
-// tokens q_stride apart, out [tokens, heads, value_dim].
+// bytes apart; `kv_bits` as in RlModel. q [tokens, heads, head_dim] with tokens q_stride apart, out
+// [tokens, heads, head_dim].
 RL_API int32_t rl_attention(void* team, int32_t dtype, int32_t heads, int32_t kv_heads,
-                            int32_t head_dim, int32_t value_dim, int32_t block_size,
-                            int32_t kv_bits, int32_t plain, const RlRows* rows, const void* q,
+                            int32_t head_dim, int32_t block_size, int32_t kv_bits,
+                            const RlRows* rows, const void* q,
                             int64_t q_stride, const void* k_cache, const void* v_cache,
                             int32_t layers, int64_t layer_stride, int32_t window, float scale,
                             float cap, void* out, float* lse);
+
+// Writes keys and values [tokens, kv_heads, head_dim] to one layer's caches in KvLayout: number i, of
+// token `tokens[i]` (null: i), to slots[i]. Tokens lie k_stride and v_stride numbers apart.
+RL_API int32_t rl_write_kv(void* team, int32_t dtype, int32_t kv_heads, int32_t head_dim,
+                           int32_t block_size, int32_t count, const int64_t* slots,
+                           const int64_t* tokens, const void* k, int64_t k_stride, const void* v,
+                           int64_t v_stride, void* k_cache, void* v_cache);
+
+// Copies slots to others in `parts` caches one behind the other, keys and values in turns, each of
+// `part_bytes`.
+RL_API int32_t rl_copy_kv(void* team, int32_t dtype, int32_t kv_heads, int32_t head_dim,
+                          int32_t block_size, int32_t count, const int64_t* from,
+                          const int64_t* to, int32_t parts, int64_t part_bytes, void* cache);
 }

@@ -24,14 +24,6 @@
 #include "runs.h"
 #include "team.h"
 
-namespace rootlace {
-namespace {
-
-constexpr int LEAST_SAVED = 256;  // slots that sharing must save a run to be worth its tasks
-
-}  // namespace
-}  // namespace rootlace
-
 // What is kept between steps; one per model.
 struct RlWorkspace {
   rootlace::Buffer memory;
@@ -121,7 +113,7 @@ class Forward {
   bool few_wanted() const { return step_.wanted_tokens && 4 * step_.wanted <= step_.tokens; }
 
   void plan(int threads) {
-    space_.plan.make(shape(), with_runs(step_.rows, space_.runs), threads);
+    space_.plan.make(shape(), space_.runs.added_to(step_.rows, model_.block_size), threads);
     if (!few_wanted() || !step_.wanted) return;
     // Every wanted token is a row with one new token.
     const RlRows& rows = step_.rows;
@@ -146,16 +138,7 @@ class Forward {
     last.context_len = space_.context_len.data();
     last.block_tables = space_.block_tables.data();
     last.num_runs = -1;
-    space_.last_plan.make(shape(), with_runs(last, space_.last_runs), threads);
-  }
-
-  RlRows with_runs(RlRows rows, SharedRuns& found) const {
-    if (rows.num_runs < 0) {
-      found.find(rows, model_.block_size, LEAST_SAVED);
-      rows.num_runs = found.size();
-      rows.runs = found.data();
-    }
-    return rows;
+    space_.last_plan.make(shape(), space_.last_runs.added_to(last, model_.block_size), threads);
   }
 
   KvCodes codes() const {

@@ -50,6 +50,28 @@ struct KvLayout {
     for (int d = 0; d < head_dim; d++) to[d * STEP<T> + half] = value[d];
   }
 
+  // Copies one slot to another.
+  void copy_slot(T* cache, int64_t from, int64_t to, bool keys) const {
+    const int together = keys ? LANES : STEP<T>;
+    for (int head = 0; head < kv_heads; head++) {
+      if (!panels()) {
+        put_row(cache, to, head, cache + (from * kv_heads + head) * head_dim);
+        continue;
+      }
+      const auto place = [&](int64_t slot) {
+        const int64_t first = slot / together * together;
+        return cache + panel(first, head) + (slot - first) * (keys ? STEP<T> : 1);
+      };
+      const T* source = place(from);
+      T* target = place(to);
+      if (keys)
+        for (int d = 0; d < head_dim; d += STEP<T>)
+          std::memcpy(target + d * LANES, source + d * LANES, 4);
+      else
+        for (int d = 0; d < head_dim; d++) target[d * STEP<T>] = source[d * STEP<T>];
+    }
+  }
+
   // Copies the first `slots` slots of a block; of words that they share with others, their half.
   void copy(const T* from, T* to, int slots, bool keys) const {
     if (!panels()) {

@@ -12,11 +12,13 @@ import torch
 
 from rootlace.kernels import KernelSet
 from rootlace.kernels.native import library as native
+from rootlace.kernels.native.attention import MAX_DIM
 from rootlace.kernels.native.build import NativeUnavailable
 from rootlace.kernels.native.cores import usable_cores
 from rootlace.kernels.native.handles import Team
 from rootlace.kernels.native.linear import Packer
 from rootlace.kernels.native.measured_paths import MeasuredPaths
+from rootlace.kernels.native.paged_attention import attending_kernels
 from rootlace.kernels.native.pick_tokens import native_kernels
 from rootlace.kernels.reference import REFERENCE
 from rootlace.runtime.config import CacheConfig, ExecutorConfig
@@ -114,12 +116,15 @@ def on_cpu(
 
     if executor.threads is not None:
         torch.set_num_threads(executor.threads)
+    kernels = REFERENCE
+    if config.spec.foreign is not None:
+        kernels = _beside_torch(config, kv_dtype, executor, progress)
     decoder = load_decoder(
-        config, dtype, CPU, rotary, REFERENCE, kv_dtype, weights_of, progress, adapters
+        config, dtype, CPU, rotary, kernels, kv_dtype, weights_of, progress, adapters
     )
-    inputs = StepInputBuilder(config.spec, REFERENCE, rotary, cache.block_size, dtype, CPU)
+    inputs = StepInputBuilder(config.spec, kernels, rotary, cache.block_size, dtype, CPU)
     memory = pool()
-    return CpuModel(ReferenceForward(decoder, REFERENCE, inputs, memory), memory, REFERENCE)
+    return CpuModel(ReferenceForward(decoder, kernels, inputs, memory), memory, kernels)
 
 
 def why_not_native(config: ModelConfig, kv_dtype: torch.dtype, block_size: int) -> str | None:
@@ -131,6 +136,21 @@ def why_not_native(config: ModelConfig, kv_dtype: torch.dtype, block_size: int) 
     if unknown:
         return f"they have no products of {unknown} weights"
     return native_decoder.why_not(config.spec, kv_dtype, block_size)
+
+
+def _beside_torch(
+    config: ModelConfig, kv_dtype: torch.dtype, executor: ExecutorConfig, progress: Progress | None
+) -> KernelSet:
+    """Kernels for a model whose products are torch's: attention is native where it can be."""
+    stored = kv_dtype in (torch.float32, torch.bfloat16)
+    if executor.kernels == "reference" or not stored or config.spec.attention.head_dim > MAX_DIM:
+        return REFERENCE
+    try:
+        library = native.load(lambda what: _report(what, progress))
+    except NativeUnavailable as error:
+        log.warning("attention is the reference's, which is slower than native: %s", error)
+        return REFERENCE
+    return attending_kernels(library, Team(library, executor.threads or usable_cores()))
 
 
 def _library(
@@ -150,6 +170,8 @@ def _library(
         except NativeUnavailable as error:
             reason = str(error)
     check_without_native(asked, reason)
+    if config.spec.foreign is not None:
+        return None
     log.warning("the reference kernels run, which are slower than native ones: %s", reason)
     return None
 

@@ -9,6 +9,7 @@ from transformers import PreTrainedModel
 
 from rootlace.kernels import KernelSet
 from rootlace.kernels.interface import KVCodes
+from rootlace.kernels.reference.kv_codes import quantise
 from rootlace.runtime.model.decoder.interface import StepInput
 from rootlace.runtime.model.decoder.torch_decoder import with_sinks
 from rootlace.runtime.model.families.spec import Foreign, ModelSpec
@@ -67,34 +68,27 @@ class _CachedAttention:
         self._step = step
         self._cache = cache
         self._layer = 0
-        # Layers have rotated queries and keys already.
-        cos = torch.ones(
-            (len(step.token_ids), decoder.spec.attention.head_dim // 2),
-            dtype=decoder.dtype,
-            device=cache.device,
-        )
-        self._still = (cos, torch.zeros_like(cos))
 
     def __call__(self, call: Call) -> torch.Tensor:
         index, self._layer = self._layer, self._layer + 1
         attention, foreign = self._decoder.spec.attention, self._decoder.foreign
         kernels, step, codes = self._decoder.kernels, self._step, self._decoder.codes
         # What is shorter than the cache's heads has zeros behind it, which add nothing.
-        qkv = torch.cat(
-            [
-                torch.nn.functional.pad(part, (0, attention.head_dim - part.shape[2]))
-                for part in (call.queries, call.keys, call.values)
-            ],
-            dim=1,
+        q, k, v = (
+            torch.nn.functional.pad(part, (0, attention.head_dim - part.shape[2]))
+            if part.shape[2] < attention.head_dim
+            else part
+            for part in (call.queries, call.keys, call.values)
         )
-        keys, values = self._cache[index]
-        q = kernels.rope_and_write(
-            qkv, *self._still, keys, values, step.write_slots, step.write_tokens, scales=codes
-        )
+        k_cache, v_cache = self._cache[index]
+        if codes is not None:
+            k, v = (quantise(part, codes.bits).unsqueeze(1) for part in (k, v))
+        # Layers have rotated queries and keys already.
+        kernels.write_kv(k_cache, v_cache, k, v, step.write_slots, step.write_tokens)
         out, lse = kernels.paged_attention(
             q,
-            keys,
-            values,
+            k_cache,
+            v_cache,
             step.attention[attention.windows[index]],
             scale=foreign.key_size**-0.5 if call.scale is None else call.scale,
             soft_cap=call.soft_cap,
