@@ -76,10 +76,13 @@ class DirectEvents:
 
     def write(self, payloads: Sequence[Any]) -> None:
         """Send payloads together. Only while this is open."""
-        assert self._writer is not None and self._writer.transport is not None
+        writer = self._writer
+        assert writer is not None and writer.transport is not None
         data = b"".join(map(self._encode, payloads))
         if data:
-            self._writer.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+            chunk = b"%x\r\n%b\r\n" % (len(data), data)
+            writer.output_size += len(chunk)  # the access log tells it
+            writer.transport.write(chunk)
 
 
 async def stream_events(

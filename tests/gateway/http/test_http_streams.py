@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from rootlace.runtime.gateway.http import app
 from rootlace.runtime.gateway.http.openai import chat
 from rootlace.runtime.gateway.http.sse import DirectEvents
 from tests.gateway.http.conftest import Served
@@ -64,7 +65,11 @@ def _texts(events: list[dict[str, Any]]) -> dict[int, str]:
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("version", ["1.0", "1.1"])
 async def test_both_ways_say_the_same(
-    served: Served, monkeypatch: pytest.MonkeyPatch, path: str, version: str
+    served: Served,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    path: str,
+    version: str,
 ) -> None:
     """Pieces take the short way where there are chunks; the events are those of the long one."""
     told = {0: 'he said "\u00fc\\ \u2028"', 1: "and more"}
@@ -78,9 +83,15 @@ async def test_both_ways_say_the_same(
         write(self, payloads)
 
     monkeypatch.setattr(DirectEvents, "write", counted)
+    caplog.set_level("INFO", logger=app.__name__)
     reader, writer = await _ask(served, path, version, n=2, max_tokens=64)
     events = await _events(reader)
     writer.close()
+    (logged,) = [record for record in caplog.records if record.name == app.__name__]
+    sent = sum(
+        len(json.dumps(event, separators=(",", ":"), ensure_ascii=False)) for event in events
+    )
+    assert vars(logged)["fields"]["bytes"] > sent
     assert _texts(events) == told
     assert (direct > 0) == (version == "1.1")
     monkeypatch.setattr(DirectEvents, "is_open", lambda self: False)
