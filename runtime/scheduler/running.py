@@ -175,17 +175,8 @@ class RunningSet:
     def _rank(self, sequence: Sequence) -> tuple[bool, int, int, int]:
         """Of victims, the lowest first. Retracting one helps that holds blocks of its own or wants
         one."""
-        priority, loss = sequence.request.handling.priority, self._loss(sequence)
+        priority, loss = sequence.request.handling.priority, _loss(sequence)
         return not (loss > 0 or sequence.decoding), priority, loss, -sequence.order
-
-    def _loss(self, sequence: Sequence) -> int:
-        """Computed tokens that no other running sequence shares."""
-        node = sequence.node
-        if node is None:
-            return sequence.computed
-        while node.locks == 1 and node.parent is not None:
-            node = node.parent
-        return sequence.computed - node.end
 
     # ------------------------------------------------------------ headroom
 
@@ -212,3 +203,13 @@ class RunningSet:
             return True
         needed = self._kv.cost(sequence, self._ahead(sequence)) + promises
         return needed <= self._kv.pool.available
+
+
+def _loss(sequence: Sequence) -> int:
+    """Computed tokens that no other running sequence shares."""
+    node = sequence.node
+    if node is None:
+        return sequence.computed
+    while node.locks == 1 and node.parent is not None:
+        node = node.parent
+    return sequence.computed - node.end
