@@ -49,13 +49,11 @@ class Branch:
     def fork(self, size: int, adapter: str | None = None) -> list[Branch]:
         """`size` branches that start where this one stands, with its adapter or another one."""
         self.remote.check_open()
-        return [self._fork(adapter) for _ in range(size)]
-
-    def _fork(self, adapter: str | None) -> Branch:
-        fork = Branch(self.run, self, adapter)
-        # A fork that the program lets go of is given back, whatever it still does.
-        weakref.finalize(fork, fork.remote.drop).atexit = False
-        return fork
+        forks = [Branch(self.run, self, adapter) for _ in range(size)]
+        for fork in forks:
+            # A fork that the program lets go of is given back, whatever it still does.
+            weakref.finalize(fork, fork.remote.drop).atexit = False
+        return forks
 
     def mark(self) -> Branch:
         if self.run.stream:

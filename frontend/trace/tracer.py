@@ -11,7 +11,7 @@ import contextvars
 import inspect
 import re
 import traceback
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
 from rootlace.language.async_state import AsyncProgramState
@@ -44,6 +44,15 @@ _MARK = re.compile(f"{_OPEN}([0-9]+){_CLOSE}")
 
 class StopTracing(BaseException):
     """The rest of the program cannot be known. Not an Exception: programs must not catch it."""
+
+
+def _stops(reason: str) -> Callable[..., NoReturn]:
+    """A method that stops the trace at the line that calls it."""
+
+    def stop(*_: object) -> NoReturn:
+        raise StopTracing(f"{call_site()} {reason}")
+
+    return stop
 
 
 @refuses_use
@@ -192,32 +201,18 @@ class TracedBranch:
     def set_variable(self, name: str, value: Any) -> None:
         self.variables[name] = Constant(value)
 
-    def take_offer(self) -> NoReturn:
-        raise StopTracing(f"{call_site()} calls tools")
-
-    def called(self, call: object) -> NoReturn:
-        raise StopTracing(f"{call_site()} called a tool")
-
-    def timeline(self) -> NoReturn:
-        raise StopTracing(f"{call_site()} asks when it did what")
+    take_offer = _stops("calls tools")
+    called = _stops("called a tool")
+    timeline = _stops("asks when it did what")
+    go_back = become = _stops("goes on as another branch")
+    saved = _stops("saves the state")
+    restore = _stops("goes on from a state that has ended")
 
     def mark(self) -> TracedBranch:
         return TracedBranch(self.tracer, self)
 
-    def go_back(self, mark: object) -> NoReturn:
-        self.become(mark)
-
-    def become(self, other: object) -> NoReturn:
-        raise StopTracing(f"{call_site()} goes on as another branch")
-
     def drop(self) -> None:
         pass
-
-    def saved(self) -> NoReturn:
-        raise StopTracing(f"{call_site()} saves the state")
-
-    def restore(self, saved: object) -> NoReturn:
-        raise StopTracing(f"{call_site()} goes on from a state that has ended")
 
     def position(self) -> int:
         return len(self.graph.nodes)

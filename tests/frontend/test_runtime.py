@@ -106,7 +106,7 @@ def test_every_keyword_has_its_place() -> None:
         "cors_origins": "gateway.cors_origins", "allowed_hosts": "gateway.allowed_hosts",
         "api_key": "gateway.api_key", "keys_file": "gateway.keys_file",
         "cache_reports": "gateway.cache_reports",
-        "program_address": "gateway.program_address",
+        "program_address": "gateway.program_address", "program_key": "gateway.program_key",
         "max_connections": "gateway.max_connections", "max_branches": "gateway.max_branches",
         "stream_interval": "gateway.stream_interval", "client_timeout": "gateway.client_timeout",
         "dtype": "engine.executor.dtype", "quantize": "engine.executor.quantize",
@@ -144,6 +144,7 @@ def test_every_keyword_has_its_place() -> None:
         "jump_forward": "engine.constraints.jump_forward", "overlap": "engine.overlap",
             "files": "gateway.files", "drain_seconds": "gateway.drain_seconds",
             "log_level": "engine.logs.log_level", "log_format": "engine.logs.log_format",
+        "otlp": "gateway.otlp", "hold_seconds": "gateway.hold_seconds",
     }  # fmt: skip
     for keyword, place in places.items():
         found: Any = runtime_module.runtime_config("m", "ipc://x", {keyword: True})
