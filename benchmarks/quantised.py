@@ -8,24 +8,27 @@ of one row reads little else.
 
 With `--gguf FILE ... --llama-batched-bench PATH` the same steps of GGUF files, and llama.cpp's of
 the very files (`benchmarks/llama_cpp.py`); `benchmarks/peers/drivers/to_gguf.py` writes the file
-that `llama-quantize` takes.
+that `llama-quantize` takes. With `--checkpoints w8a8 awq --vllm-python PATH` those of checkpoints
+in these formats, and vLLM's of the very checkpoints (`benchmarks/vllm_steps.py`).
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Literal, get_args
 
 import torch
 from rich.console import Console
 
+from benchmarks import llama_cpp, vllm_steps
 from benchmarks.ceilings import measure_apart
 from benchmarks.common import Report, console_of, new_parser, new_table
 from benchmarks.cpu_steps import BLOCK_SIZE, Case, Subject
-from benchmarks.llama_cpp import milliseconds
+from benchmarks.quantised_checkpoints import SCHEMES, make_quantised
 from benchmarks.random_models import MODELS, make_model
 from benchmarks.step_plans import random_tables, random_tokens, step_plan
 from rootlace.kernels.native.cores import usable_cores
@@ -44,14 +47,14 @@ class Result:
     model: str
     case: str
     weights: str
-    """A kind of weights, or a GGUF file's name."""
+    """A kind of weights, or a file's or checkpoint's name."""
     milliseconds: float
     least: float
     """Milliseconds that reading the weights takes at the measured bandwidth."""
     gigabytes: float
     """Of weights, which a step reads."""
     peer: float | None = None
-    """Milliseconds that llama.cpp takes."""
+    """Milliseconds that llama.cpp takes with a GGUF file, or vLLM with a checkpoint."""
 
 
 @dataclass(frozen=True)
@@ -71,15 +74,11 @@ class Source:
 
 @dataclass(frozen=True)
 class Peer:
-    """llama.cpp, with the files that it runs, too."""
+    """Another engine. `files`: what it runs, too, by the names of results; `milliseconds`: how long
+    steps take there."""
 
-    program: Path
-    files: Sequence[Path]
-    threads: int
-    options: Sequence[str] = ()
-
-    def milliseconds(self, file: Path, case: Case) -> float:
-        return milliseconds(self.program, file, case, self.threads, self.options)
+    files: Mapping[str, Path]
+    milliseconds: Callable[[Path, Sequence[Case]], Sequence[float]]
 
 
 def sources_of(folder: Path, kinds: Sequence[Kind], files: Sequence[Path]) -> list[Source]:
@@ -129,20 +128,28 @@ def measure(
 
 
 def beside(results: list[Result], cases: Sequence[Case], peer: Peer) -> list[Result]:
-    """The same results, those of GGUF files with llama.cpp's times."""
-    files = {file.stem: file for file in peer.files}
-    known = {case.name: case for case in cases}
-    return [
-        replace(one, peer=peer.milliseconds(files[one.weights], known[one.case]))
-        if one.weights in files
-        else one
-        for one in results
-    ]
+    """The same results, those of the peer's files with its times."""
+    known = {
+        (weights, case.name): time
+        for weights, file in peer.files.items()
+        for case, time in zip(cases, peer.milliseconds(file, cases), strict=True)
+    }
+    return [replace(one, peer=known.get((one.weights, one.case), one.peer)) for one in results]
+
+
+def _llama_cpp(
+    program: Path, threads: int, options: Sequence[str], file: Path, cases: Sequence[Case]
+) -> list[float]:
+    return [llama_cpp.milliseconds(program, file, case, threads, options) for case in cases]
+
+
+def _vllm(python: Path, threads: int, folder: Path, cases: Sequence[Case]) -> list[float]:
+    return vllm_steps.milliseconds(python, folder, cases, threads)
 
 
 def show(results: list[Result], console: Console) -> None:
     columns = ("model, case", "weights", "GB", "step, ms", "GB/s", "least, ms", "x dense")
-    table = new_table("Steps with quantised weights", *columns, "x llama.cpp")
+    table = new_table("Steps with quantised weights", *columns, "x peer")
     dense = {(one.model, one.case): one.milliseconds for one in results if one.weights == "dense"}
 
     def times(other: float | None, own: float) -> str:
@@ -171,6 +178,8 @@ def main() -> None:
     option("--gguf", type=Path, nargs="+", default=[], metavar="FILE", help="of the one size")
     option("--llama-batched-bench", type=Path, metavar="PATH", help="llama.cpp's own benchmark")
     option("--llama-options", default="", help='its options besides, as "--no-repack --no-host"')
+    option("--checkpoints", nargs="*", choices=SCHEMES, default=[], help="that vLLM reads, too")
+    option("--vllm-python", type=Path, metavar="PATH", help="of an environment with vLLM")
     option("--rows", type=int, nargs="+", default=[1, 8], help="of the decode steps")
     option("--context", type=int, default=300, help="tokens of each of these rows")
     option("--prefill", type=int, nargs="+", default=[1024], help="tokens of the prompts")
@@ -187,13 +196,26 @@ def main() -> None:
     ceilings = measure_apart(args.threads, "bfloat16", args.seconds)
     results: list[Result] = []
     for size in args.sizes:
-        sources = sources_of(make_model(size, args.models / size), args.kinds, args.gguf)
-        results += measure(
+        folder = make_model(size, args.models / size)
+        made = {
+            name: make_quantised(name, folder, args.models / f"{size}-{name}")
+            for name in args.checkpoints
+        }
+        sources = [
+            *sources_of(folder, args.kinds, args.gguf),
+            *(Source(name, path, load_weights) for name, path in made.items()),
+        ]
+        found = measure(
             *(size, sources, cases, args.threads, args.seconds, ceilings["read_bandwidth"])
         )
+        if args.vllm_python:
+            found = beside(found, cases, Peer(made, partial(_vllm, args.vllm_python, args.threads)))
+        results += found
     if args.llama_batched_bench:
         program, options = args.llama_batched_bench, args.llama_options.split()
-        results = beside(results, cases, Peer(program, args.gguf, args.threads, options))
+        files = {file.stem: file for file in args.gguf}
+        run = partial(_llama_cpp, program, args.threads, options)
+        results = beside(results, cases, Peer(files, run))
     show(results, console)
     report.add("ceilings", ceilings)
     report.add("results", results)

@@ -43,18 +43,22 @@ class KnownPeer:
     scale: dict[str, float] = field(default_factory=dict)
 
 
-def _vllm(python: Path, model: Path, setting: Setting) -> Launch:
+def vllm_environment(python: Path, threads: int, kv_gib: int) -> dict[str, str]:
     """Left alone, vLLM on a CPU binds one core of two; its OpenMP runtime wants preloading."""
     environment = {
-        "VLLM_CPU_OMP_THREADS_BIND": f"0-{setting.threads - 1}",
-        "VLLM_CPU_KVCACHE_SPACE": str(setting.kv_gib),
+        "VLLM_CPU_OMP_THREADS_BIND": f"0-{threads - 1}",
+        "VLLM_CPU_KVCACHE_SPACE": str(kv_gib),
         "VLLM_LOGGING_LEVEL": "ERROR",
     }
     # Beside the interpreter as it was named: the environment's, not what its link points to.
     library = python.absolute().parent.parent / "lib" / "libiomp5.so"
     if library.exists():
         environment["LD_PRELOAD"] = str(library)
-    return model, [], environment
+    return environment
+
+
+def _vllm(python: Path, model: Path, setting: Setting) -> Launch:
+    return model, [], vllm_environment(python, setting.threads, setting.kv_gib)
 
 
 def _transformers(python: Path, model: Path, setting: Setting) -> Launch:

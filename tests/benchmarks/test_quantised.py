@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+import torch
 from rich.console import Console
 
+from benchmarks import llama_cpp
 from benchmarks.cpu_steps import Case
 from benchmarks.quantised import KINDS, Peer, Result, beside, measure, show, sources_of
+from benchmarks.quantised_checkpoints import SCHEMES, make_quantised
+from rootlace.kernels.reference.linear import dense
+from rootlace.kernels.weights import tensors
+from rootlace.runtime.model.checkpoint.config import ModelConfig
+from rootlace.runtime.model.checkpoint.loader import load_weights
 from tests.model.checkpoints import configs, save
 from tests.native import native_library
 
@@ -38,5 +46,29 @@ def test_times_of_llama_cpp_stand_beside_its_files(tmp_path: Path) -> None:
         for case in cases
         for kind in ("dense", "file")
     ]
-    found = beside(results, cases, Peer(program, [tmp_path / "file.gguf"], 1))
+
+    def milliseconds(file: Path, cases: Sequence[Case]) -> list[float]:
+        return [llama_cpp.milliseconds(program, file, case, 1, ()) for case in cases]
+
+    found = beside(results, cases, Peer({"file": tmp_path / "file.gguf"}, milliseconds))
     assert [one.peer for one in found] == [None, pytest.approx(5.0), None, pytest.approx(100.0)]
+
+
+@pytest.mark.parametrize("name", SCHEMES)
+def test_quantised_checkpoints_stand_for_the_weights(tmp_path: Path, name: str) -> None:
+    """Within half a step, as the loader reads them."""
+    cpu, config = torch.device("cpu"), configs()["llama"]
+    config.update({"hidden_size": 128, "intermediate_size": 256, "head_dim": 32})
+    save(config, tmp_path / "dense", dtype=torch.bfloat16)
+    made = make_quantised(name, tmp_path / "dense", tmp_path / name)
+    exact, found = (
+        list(weights.products())
+        for folder in (tmp_path / "dense", made)
+        for weights in (load_weights(ModelConfig.read(folder), torch.bfloat16, cpu, None),)
+    )
+    most = {"w8a8": 0.5 / 127, "awq": 1.0 / 15}[name]
+    for weight, stored in zip(exact, found, strict=True):
+        whole, rounded = dense(weight, torch.float32).matrix, dense(stored, torch.float32).matrix
+        assert (whole - rounded).abs().max() <= 1.1 * most * whole.abs().max()
+    sizes = [sum(one.nbytes for weight in of for one in tensors(weight)) for of in (exact, found)]
+    assert sizes[1] < sizes[0]
