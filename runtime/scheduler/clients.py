@@ -22,7 +22,9 @@ class ClientQueues:
     Among clients this is start-time fair queueing (Goyal, Vin and Cheng, 1996). Each client has a
     clock, which goes on by the work of every request of his that is admitted, and at its end by
     that of its output. The client whose clock is furthest behind comes next. One who asked for
-    nothing meanwhile starts at the clock of whoever was admitted last: he is owed nothing.
+    nothing meanwhile is owed nothing: he starts at the clock of whoever was admitted last, or where
+    an equal share of what was admitted since would have brought him (as in WF2Q+). Without that
+    share, clients who are always new would start at the same place for ever, before all others.
 
     So between two clients who both wait, what is admitted for one exceeds what is admitted for the
     other by one request of each at most (and by their outputs), and a client with a single request
@@ -39,13 +41,14 @@ class ClientQueues:
         self._clocks: dict[str, int] = {}
         """Of all who wait, and of those who did since the queue was empty."""
         self._now = 0
-        """Where the clock was of the client who was admitted last, before it went on."""
+        """Where the clock of a client starts."""
+        self._waiting = 0
         self._order: list[tuple[int, int, str]] = []
         """A heap: clock, number of a request that waited then, client. Entries whose clock is not
         the client's are out of date."""
 
     def __len__(self) -> int:
-        return sum(map(len, self._queues.values()))
+        return self._waiting
 
     def __iter__(self) -> Iterator[Sequence]:
         for queue in self._queues.values():
@@ -71,6 +74,7 @@ class ClientQueues:
 
     def add(self, sequence: Sequence) -> None:
         client = sequence.request.client
+        self._waiting += 1
         if client in self._queues:
             self._queues[client].add(sequence)
             return
@@ -98,20 +102,23 @@ class ClientQueues:
         """`sequence` is admitted."""
         client = sequence.request.client
         self._queues[client].take(sequence)
-        self._now = self._clocks[client]
-        self._go_on(client, work_of(sequence.length, self._estimate(sequence)))
-        self._drop_empty(client)
+        work = work_of(sequence.length, self._estimate(sequence))
+        self._now = max(self._now + work // len(self._queues), self._clocks[client])
+        self._set_clock(client, self._clocks[client] + work)
+        self._left(client)
 
     def remove(self, sequence: Sequence) -> None:
         """`sequence` leaves the queue, not admitted."""
         client = sequence.request.client
         self._queues[client].remove(sequence)
-        self._drop_empty(client)
+        self._left(client)
 
     def ended(self, sequence: Sequence) -> None:
         """An admitted `sequence` has got all of its output."""
-        if sequence.outputs:
-            self._go_on(sequence.request.client, COMPUTED * sequence.outputs)
+        if self._queues and sequence.outputs:
+            client = sequence.request.client
+            clock = max(self._clocks.get(client, 0), self._now)
+            self._set_clock(client, clock + COMPUTED * sequence.outputs)
 
     # ------------------------------------------------------------ clocks
 
@@ -125,9 +132,6 @@ class ClientQueues:
             heapq.heappop(order)
         return None
 
-    def _go_on(self, client: str, work: int) -> None:
-        self._set_clock(client, max(self._clocks.get(client, 0), self._now) + work)
-
     def _set_clock(self, client: str, clock: int) -> None:
         self._clocks[client] = clock
         queue = self._queues.get(client)
@@ -136,7 +140,9 @@ class ClientQueues:
         if len(self._clocks) > len(self._queues) + _REMEMBERED:
             self._clocks = {name: self._clocks[name] for name in self._queues}
 
-    def _drop_empty(self, client: str) -> None:
+    def _left(self, client: str) -> None:
+        """A request of the client waits no longer."""
+        self._waiting -= 1
         if len(self._queues[client]):
             return
         del self._queues[client]

@@ -45,7 +45,7 @@ class Suspects:
     def accuse(self, flight: Flight) -> list[Sequence]:
         """A step failed: suspect its requests. Returns those that must end."""
         rows = [sequence for sequence in flight.rows if not sequence.finished]
-        if len(rows) == 1:
+        if len(flight.rows) == 1:  # those who were aborted meanwhile were company, too
             for sequence in self._accused:
                 sequence.accusations = 0
             return rows

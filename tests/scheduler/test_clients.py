@@ -105,6 +105,28 @@ def test_output_counts() -> None:
     assert talkative.request.client == "a" and order == ["b", "b", "b", "a", "a"]
 
 
+def test_output_that_ends_while_nobody_waits_is_not_charged() -> None:
+    queues = _queues("fcfs")
+    queues.add(_sequence(0, "a"))
+    early = _take(queues)
+    early.outputs = 1000
+    queues.ended(early)
+    for number in range(1, 9):
+        queues.add(_sequence(number, "b" if number < 8 else "a"))
+    assert "a" in [_take(queues).request.client for _ in range(3)]
+
+
+def test_clients_who_are_always_new_do_not_come_before_everybody() -> None:
+    queues = _queues("fcfs")
+    for number in range(6):
+        queues.add(_sequence(number, "abc"[number % 3]))
+    taken = []
+    for number in range(6, 40):
+        taken.append(_take(queues).request.client)
+        queues.add(_sequence(number, f"new {number}"))
+    assert [taken.count(client) for client in "abc"] == [2, 2, 2]
+
+
 def test_the_last_places_of_the_queue_are_for_those_who_hold_few() -> None:
     waiting = PriorityQueues(10.0, lambda: _queues("fcfs"))
     number = 0

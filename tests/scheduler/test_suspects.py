@@ -94,6 +94,16 @@ def test_what_only_fails_together_ends_too() -> None:
     world.expect_empty()
 
 
+def test_whoever_vanishes_from_a_failing_step_leaves_nobody_guilty() -> None:
+    world = World(overlap=True)
+    rids = [world.submit(ids(5, i), 4) for i in range(2)]
+    world.launch()
+    world.abort(rids[0])
+    world.fail(InternalError("injected"))
+    world.drain()
+    world.expect_cold(world.jobs[rids[1]])
+
+
 def test_strangers_wait_while_suspects_are_computed() -> None:
     world = World(max_step_tokens=64)
     rids = [world.submit(ids(9, i), 6) for i in range(3)]
