@@ -46,9 +46,7 @@ class _Batch:
         self._connection = endpoint.connect()
         model = self._connection.model.name
         self._journal = (
-            None
-            if checkpoint is None
-            else Journal(checkpoint, function.name, model, options, batch)
+            None if checkpoint is None else Journal(checkpoint, function, model, options, batch)
         )
         self._program = self._connection.next_program()
         self._running: set[ProgramRun] = set()

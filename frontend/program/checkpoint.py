@@ -12,6 +12,7 @@ from typing import IO, Any, Literal
 import msgspec
 
 from rootlace.language import sampling
+from rootlace.language.definition import Definition
 from rootlace.language.failures import warn
 from rootlace.language.saved import Saved
 from rootlace.language.state import ProgramState, State, restored
@@ -47,24 +48,25 @@ class _Line(msgspec.Struct):
 
 
 class Journal:
-    """The open file of a checkpoint. A row is known by its number, its arguments, the program, the
-    model and the options of the batch: if any of these has changed, or if the row failed or cannot
-    be read, it is run again."""
+    """The open file of a checkpoint. A row is known by its number, its arguments and those that the
+    program is bound to, the program, the model and the options of the batch: if any of these has
+    changed, or if the row failed or cannot be read, it is run again."""
 
     def __init__(
         self,
         checkpoint: Checkpoint | str | Path,
-        program: str,
+        program: Definition,
         model: str,
         options: Mapping[str, Any],
         batch: Sequence[Any],
     ) -> None:
-        """`program` and `model` are names; `options` are those of `run_batch`, under canonical
-        names. Raises InvalidRequest for arguments that JSON cannot hold."""
+        """`model` is a name; `options` are those of `run_batch`, under canonical names. Raises
+        InvalidRequest for arguments that JSON cannot hold."""
         if not isinstance(checkpoint, Checkpoint):
             checkpoint = Checkpoint(checkpoint)
-        about = (program, model, _what_matters(options))
-        self._keys = [_key(about, index, row) for index, row in enumerate(batch)]
+        about = (program.name, model, _what_matters(options))
+        bound = (program.bind_arguments,) if program.bind_arguments else ()
+        self._keys = [_key((*about, *bound, row), index) for index, row in enumerate(batch)]
         self._lock = threading.Lock()
         self._model = model
         self._keep = checkpoint.keep
@@ -139,9 +141,9 @@ def _what_matters(options: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in found.items() if value is not None}
 
 
-def _key(about: tuple[Any, ...], index: int, arguments: Any) -> str:
+def _key(about: tuple[Any, ...], index: int) -> str:
     try:
-        written = msgspec.json.encode((*about, arguments), order="sorted")
+        written = msgspec.json.encode(about, order="sorted")
     except (msgspec.MsgspecError, TypeError, ValueError, RecursionError) as error:
         raise InvalidRequest(
             f"batch[{index}]: a checkpoint needs arguments that JSON can hold: {error}"

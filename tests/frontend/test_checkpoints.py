@@ -128,6 +128,9 @@ def test_other_options_are_other_rows(
         plain.run_batch(ROWS[:1], checkpoint=path, **options)
         plain.run_batch(ROWS[:1], checkpoint=path, timeout=60, **options)  # no other text by that
         assert asked(gateway) == count
+    for word in ("one", "other"):
+        plain.bind(question=word).run_batch([{}], checkpoint=path)
+    assert asked(gateway) == len(given) + 2
 
 
 def look_up(word: str) -> str:
