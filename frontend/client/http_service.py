@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import urllib.error
 import urllib.request
@@ -28,6 +29,11 @@ _KINDS: dict[int, type[RootlaceError]] = {
     429: Overloaded,
     529: Overloaded,
 }
+# What reading another form of reply raises, or one that was cut off.
+_BROKEN = (
+    *(OSError, http.client.HTTPException),
+    *(ValueError, LookupError, TypeError, AttributeError),
+)
 
 
 class HttpService:
@@ -59,7 +65,7 @@ class HttpService:
             yield
         except TimeoutError:
             raise self._too_late(timeout) from None
-        except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        except _BROKEN as error:
             raise ServerUnavailable(f"{self.url} answered something else: {error!r}") from error
 
     def _open(self, path: str, body: Mapping[str, Any] | None, timeout: float) -> Any:
@@ -70,7 +76,7 @@ class HttpService:
         except urllib.error.HTTPError as error:
             kind = _KINDS.get(error.code, ServerUnavailable)
             raise kind(f"{self.url} answered {error.code}: {_reason(error)}") from None
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, http.client.HTTPException) as error:
             if isinstance(getattr(error, "reason", error), TimeoutError):
                 raise self._too_late(timeout) from None
             raise ServerUnavailable(f"{self.url} does not answer: {error}") from None

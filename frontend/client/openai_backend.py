@@ -127,7 +127,8 @@ def take_openai(event: Mapping[str, Any], reply: Reply, tell: Tell) -> None:
         message = choice.get("delta") or choice.get("message") or choice
         text = str(message.get("content") or message.get("text") or "")
         sample.text += text
-        sample.came = True
+        # The connection of a stream that was cut off ends like that of a whole one.
+        sample.came |= "message" in choice or bool(choice.get("finish_reason"))
         if choice.get("finish_reason"):
             sample.finish = "length" if choice["finish_reason"] == "length" else "stop"
         tell(choice.get("index", 0), text)

@@ -192,13 +192,15 @@ class ServiceBackend(RuntimeEndpoint):
     def _select(self, request: ChatRequest, op: protocol.Select) -> protocol.Selected:
         listed = "\n".join(op.choices)
         hint = f"Answer with one of these lines, exactly as it is, and with nothing else:\n{listed}"
-        plain = {_plain(choice): index for index, choice in reversed([*enumerate(op.choices)])}
+        backwards = [*enumerate(op.choices)][::-1]  # of choices that are the same, the first
+        exact = {choice.strip(): index for index, choice in backwards}
+        plain = {_plain(choice): index for index, choice in backwards}
         began = time.perf_counter()
         usage = protocol.Usage()
         for _ in range(ATTEMPTS):
             said, used = self._asking(request, hint)
             usage = _sum([usage, used])
-            index = plain.get(_plain(said))
+            index = exact.get(said, plain.get(_plain(said)))
             if index is not None:
                 choice, timing = op.choices[index], _timing(began)
                 return protocol.Selected(op.op, choice, index, (), usage, (), timing)

@@ -32,6 +32,8 @@ class Server:
     def __init__(self) -> None:
         self.asked: list[tuple[str, dict[str, Any]]] = []
         self.reply: Callable[[dict[str, Any]], Any] = lambda body: " Hi."
+        self.missing = 0
+        """How many bytes of its replies it does not send."""
         server = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -54,7 +56,7 @@ class Server:
             def say(self, status: int, body: Any) -> None:
                 data = json.dumps(body).encode()
                 self.send_response(status)
-                self.send_header("Content-Length", str(len(data)))
+                self.send_header("Content-Length", str(len(data) + server.missing))
                 self.end_headers()
                 self.wfile.write(data)
 
@@ -274,6 +276,13 @@ def test_errors_of_the_server(
     with pytest.raises(rl.ProgramError, match=r"who\?|something else") as caught:
         chat.run("Hello")
     assert isinstance(caught.value.__cause__, error)
+
+
+def test_answers_that_are_cut_off(server: Server, backend: rl.OpenAIBackend) -> None:
+    server.missing = 1
+    with pytest.raises(rl.ProgramError, match="IncompleteRead") as caught:
+        chat.run("Hello")
+    assert isinstance(caught.value.__cause__, ServerUnavailable)
 
 
 def test_samples_that_do_not_come_and_answers_that_come_too_late(

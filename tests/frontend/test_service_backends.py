@@ -181,6 +181,7 @@ class LiteLLM:
     def __init__(self) -> None:
         self.asked: list[dict[str, Any]] = []
         self.said: Any = "Hi."
+        self.ends = True
 
     def completion(self, **asked: Any) -> Any:
         self.asked.append(asked)
@@ -195,7 +196,8 @@ class LiteLLM:
 
         if not asked["stream"]:
             return reply("message", self.said, "stop")
-        return (reply("delta", letter, None) for letter in self.said)
+        end = [reply("delta", "", "stop")] if self.ends else []
+        return iter([*(reply("delta", letter, None) for letter in self.said), *end])
 
 
 @pytest.fixture
@@ -221,6 +223,9 @@ def test_litellm(litellm: LiteLLM) -> None:
     assert (asked["model"], asked["api_key"], asked["seed"]) == ("gemini/x", "k", 3)
     assert asked["messages"] == [{"role": "user", "content": "Who?"}]
     assert asked["response_format"]["json_schema"]["schema"]["$ref"]
+    litellm.ends = False  # as where a connection is lost
+    with pytest.raises(rl.ProgramError, match="0 samples of 1"):
+        _ = ask.run(backend=backend, stream=True)["x"]
     litellm.said = LiteLLM.RateLimitError("slowly")
     with pytest.raises(rl.ProgramError, match="RateLimitError: slowly") as caught:
         ask.run(backend=backend)
@@ -263,7 +268,7 @@ def test_what_cannot_be_asked_fails_at_its_line(
 def test_what_is_emulated(service: Anthropic) -> None:
     @rl.function
     def program(s):
-        s += rl.user("Is it?") + rl.assistant(rl.select("x", ["Yes", "No"]))
+        s += rl.user("Is it?") + rl.assistant(rl.select("x", ["Yes", "No", "NO", " no"]))
         s += rl.user("Since?") + rl.assistant(rl.gen("year", regex="[0-9]{4}", n=2))
         return s["x"], s["year"]
 
@@ -273,10 +278,12 @@ def test_what_is_emulated(service: Anthropic) -> None:
     state = program.run(backend=backend)
     assert state.ret_value == ("No", ["1999", "2000"])
     # The question is asked as it stands with a hint, which the conversation does not keep.
-    assert service.asked[0]["messages"][-1]["content"].endswith("nothing else:\nYes\nNo")
+    assert service.asked[0]["messages"][-1]["content"].endswith("nothing else:\nYes\nNo\nNO\n no")
     assert "[0-9]{4}" in service.asked[-1]["messages"][-1]["content"]
     assert [each["content"] for each in state.messages()] == ["Is it?", "No", "Since?", "1999"]
     assert state.get_meta_info("x")["prompt_tokens"] == 20  # both attempts count
+    replies = iter(["NO", "1999", "2000"])
+    assert program.run(backend=backend)["x"] == "NO"  # before what only looks like it
     service.reply = lambda body: "Perhaps."
     with pytest.raises(rl.ProgramError, match="is none of") as caught:
         program.run(backend=backend)
