@@ -139,8 +139,11 @@ def _progress(name: str) -> Iterator[Told]:
     """A bar with the accuracy and the hit rate so far."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    with Progress(*columns, TextColumn("{task.fields[now]}"), TimeElapsedColumn()) as progress:
+    named, now_so = (
+        TextColumn(f"{{task.{text}}}", markup=False) for text in ("description", "fields[now]")
+    )
+    columns = (named, BarColumn(), MofNCompleteColumn(), now_so, TimeElapsedColumn())
+    with Progress(*columns) as progress:
         bar = progress.add_task(name, total=None, now="")
         sums: Counter[str] = Counter()
         rows: Counter[str] = Counter()

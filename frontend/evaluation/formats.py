@@ -85,7 +85,10 @@ def _arc(row: Row) -> dict[str, Any]:
 
 def _boolq(row: Row) -> dict[str, Any]:
     key = "label" if "label" in row else "answer"
-    return {**row, "answer": int(bool(look_up(row, key)))}
+    answer = look_up(row, key)
+    if answer not in (0, 1):
+        raise InvalidRequest(f"{key}: true or false, 1 or 0, not {answer!r:.60}")
+    return {**row, "answer": int(answer)}
 
 
 def _piqa(row: Row) -> dict[str, Any]:

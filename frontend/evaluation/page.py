@@ -56,7 +56,7 @@ def _estimates(groups: dict[str, dict[str, Estimate]]) -> str:
     rows = [
         (
             escape(group),
-            metric,
+            escape(metric),
             f"{one.mean:.4f}",
             f"{one.error:.4f}",
             _interval(one),
@@ -82,14 +82,15 @@ def _interval(one: Estimate) -> str:
 def _differences(found: Sequence[Difference]) -> str:
     rows = [
         (
-            *(one.metric, f"{one.first:.4f}", f"{one.second:.4f}", f"{one.difference.mean:+.4f}"),
+            escape(one.metric),
+            *(f"{one.first:.4f}", f"{one.second:.4f}", f"{one.difference.mean:+.4f}"),
             f"{one.difference.low:+.3f} to {one.difference.high:+.3f}",
-            *(str(one.better), str(one.worse), f"{one.chance:.3g}"),
+            *(f"{one.difference.rows:,}", str(one.better), str(one.worse), f"{one.chance:.3g}"),
         )
         for one in found
     ]
-    head = ("", "this", "the other", "difference", "95 % interval", "better", "worse", "p")
-    return _table(head, rows)
+    head = ("", "this", "the other", "difference", "95 % interval")
+    return _table((*head, "rows", "better", "worse", "p"), rows)
 
 
 def _rows(records: Sequence[Record]) -> str:

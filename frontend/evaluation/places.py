@@ -15,7 +15,7 @@ from rootlace.wire.errors import InvalidRequest
 Struct = TypeVar("Struct", bound=msgspec.Struct)
 Keys = tuple[str, ...]
 
-_PLACE = re.compile(r"^(?P<reason>.*?)(?: - at `(?:key in )?\$(?P<keys>.*)`)?$", re.DOTALL)
+_PLACE = re.compile(r"^(?P<reason>.*?)(?: - at (?P<key>`key` in )?`\$(?P<keys>.*)`)?$", re.DOTALL)
 _FIELD = re.compile(r"(?P<kind>unknown|missing required) field `(?P<name>.*)`")
 
 
@@ -35,7 +35,7 @@ class Document:
         except yaml.MarkedYAMLError as error:
             line = error.problem_mark.line + 1 if error.problem_mark else 1
             raise InvalidRequest(f"{path}:{line}: {error.problem}") from None
-        except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
             raise InvalidRequest(f"{path}: {error}") from None
         if not isinstance(content, dict):
             raise InvalidRequest(f"{path}:1: a task is a mapping of keys to values")
@@ -76,7 +76,7 @@ def convert(given: Mapping[str, Any], kind: type[Struct]) -> tuple[Struct | None
         found = _PLACE.match(str(error))
         assert found is not None
         keys = tuple(re.findall(r"[^.\[\]]+", found["keys"] or ""))
-        reason = found["reason"]
+        reason = f"a key: {found['reason']}" if found["key"] else found["reason"]
         field = _FIELD.search(reason)
         if field:
             keys = (*keys, field["name"])

@@ -10,7 +10,7 @@ import msgspec
 
 from rootlace.evaluation.questions import Question
 from rootlace.evaluation.record import Record
-from rootlace.evaluation.scoring import by_extract, chosen, matches
+from rootlace.evaluation.scoring import by_extract, chosen, matches, plain
 from rootlace.evaluation.task import Judge, Task
 from rootlace.evaluation.template import fill
 from rootlace.language.control import majority
@@ -107,7 +107,8 @@ def _writing(task: Task, backend: Any) -> Function:
             s += asked
 
     def vote(response: str) -> str | None:
-        return next(iter(by_extract(response, task.extract).values()))
+        text = next(iter(by_extract(response, task.extract).values()))
+        return None if text is None else plain(text, task.match)
 
     @function
     def write(s: ProgramState, before: str, question: Question) -> Any:

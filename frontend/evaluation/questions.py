@@ -63,7 +63,7 @@ def read_questions(task: Task) -> list[Question]:
         asked = [row for row in asked if row not in examples]
     if not asked:
         raise InvalidRequest(f"{task.name}: there are no questions in {', '.join(task.data)}")
-    fixed = Path(shots.text).read_text("utf-8") if shots.text else ""
+    fixed = _fixed(shots.text) if shots.text else ""
     before: dict[Any, str] = {}
     questions = []
     for row in asked[: task.limit]:
@@ -81,7 +81,8 @@ def _rows(task: Task, files: Files) -> list[_Row]:
     read = FORMATS[task.format].read
     found = []
     for pattern in files:
-        paths = sorted(glob(pattern))  # noqa: PTH207 (the pattern may be absolute)
+        # Names of files may have brackets, and patterns may be absolute.
+        paths = [pattern] if Path(pattern).is_file() else sorted(glob(pattern))  # noqa: PTH207
         if not paths:
             raise InvalidRequest(f"there is no file {pattern}")
         for path in map(Path, paths):
@@ -89,6 +90,13 @@ def _rows(task: Task, files: Files) -> list[_Row]:
                 place = f"{path}:{number}"
                 found.append(_Row(place, _named(place, read, row)))
     return found
+
+
+def _fixed(path: str) -> str:
+    try:
+        return Path(path).read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidRequest(f"shots.text: {path}: {error}") from None
 
 
 def _named(place: str, make: Any, *arguments: Any) -> Any:
@@ -153,8 +161,10 @@ def _choices(task: Task, fields: dict[str, Any]) -> list[str]:
 def _number(answer: Any, choices: Sequence[str], key: str) -> int:
     """Which choice is right: its number, its text, or its letter."""
     number = -1
+    if isinstance(answer, bool):
+        raise InvalidRequest(f"{key}: {answer} does not say which of the choices is right")
     if isinstance(answer, int):
-        number = int(answer)
+        number = answer
     elif answer in choices:
         number = choices.index(answer)
     elif isinstance(answer, str) and answer.isdecimal():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -87,15 +87,24 @@ class _Kept(msgspec.Struct):
     value: Record
 
 
+def _kept(lines: bytes) -> Iterator[tuple[int, Record]]:
+    """(number, record) for each line; one that was cut off was asked again, and is another line."""
+    for line in lines.splitlines():
+        try:
+            kept = msgspec.json.decode(line, type=_Kept)
+        except msgspec.DecodeError:
+            continue
+        yield kept.row, kept.value
+
+
 def read_results(folder: Path) -> Results:
     """Those of a run's folder. Raises InvalidRequest where it is none."""
     try:
         about = msgspec.json.decode((folder / ABOUT).read_bytes())
         summary = about["results"]
-        lines = (folder / ROWS).read_bytes().splitlines()
-        kept = {
-            one.row: one.value for one in (msgspec.json.decode(line, type=_Kept) for line in lines)
-        }
+        kept = dict(_kept((folder / ROWS).read_bytes()))
+        if len(kept) < summary["rows"]:
+            raise InvalidRequest(f"{folder} holds {len(kept)} of {summary['rows']} rows")
         return Results(
             summary["task"],
             summary["model"],

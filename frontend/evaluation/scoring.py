@@ -50,10 +50,11 @@ def extracted(response: str, extract: Extract | None) -> str | None:
 
 def matches(text: str | None, expected: str, match: Match) -> bool:
     """Whether a text is the expected one."""
-    return text is not None and _plain(text, match) == _plain(expected, match)
+    return text is not None and plain(text, match) == plain(expected, match)
 
 
-def _plain(text: str, match: Match) -> str:
+def plain(text: str, match: Match) -> str:
+    """What of a text is compared."""
     for pattern in match.ignore:
         text = re.sub(pattern, "", text)
     return (text.lower() if match.ignore_case else text).strip()

@@ -19,17 +19,17 @@ def table(runs: Sequence[Results]) -> Group:
     shown = _table("task", "model", "metric", "value", "± error", "95 % interval", "rows")
     for run in runs:
         for metric, found in run.estimates().items():
-            shown.add_row(Text(run.task), Text(run.model), metric, *_cells(found))
+            shown.add_row(Text(run.task), Text(run.model), Text(metric), *_cells(found))
         for group, estimates in run.by_group().items():
             for metric, found in estimates.items():
-                shown.add_row(Text(f"  {group}"), "", metric, *_cells(found))
+                shown.add_row(Text(f"  {group}"), "", Text(metric), *_cells(found))
     return Group(shown, *[Text(line) for run in runs for line in costs(run)])
 
 
 def _table(*columns: str) -> Table:
     made = Table(box=SIMPLE_HEAD, pad_edge=False)
     for place, column in enumerate(columns):
-        made.add_column(column, justify="left" if place < 3 else "right")
+        made.add_column(Text(column), justify="left" if place < 3 else "right")
     return made
 
 
@@ -53,11 +53,14 @@ def costs(run: Results) -> list[str]:
 
 def comparison_table(first: str, second: str, found: Sequence[Difference]) -> Table:
     """Two runs, whose names are given."""
-    shown = _table("metric", first, second, "difference", "95 % interval", "better", "worse", "p")
+    names = ("difference", "95 % interval", "rows", "better", "worse", "p")
+    shown = _table("metric", first, second, *names)
     for one in found:
         interval = f"{one.difference.low:+.3f} to {one.difference.high:+.3f}"
         shown.add_row(
-            *(one.metric, f"{one.first:.4f}", f"{one.second:.4f}", f"{one.difference.mean:+.4f}"),
-            *(interval, str(one.better), str(one.worse), f"{one.chance:.3g}"),
+            Text(one.metric),
+            *(f"{one.first:.4f}", f"{one.second:.4f}", f"{one.difference.mean:+.4f}"),
+            *(interval, f"{one.difference.rows:,}"),
+            *(str(one.better), str(one.worse), f"{one.chance:.3g}"),
         )
     return shown

@@ -89,7 +89,9 @@ class Task(_Part, frozen=True):
     group: str = ""
     limit: Some | None = None
     shots: Shots = Shots()
-    metrics: list[LikelihoodMetric] = msgspec.field(default_factory=lambda: ["acc"])
+    metrics: Annotated[list[LikelihoodMetric], msgspec.Meta(min_length=1)] = msgspec.field(
+        default_factory=lambda: ["acc"]
+    )
     generate: dict[str, Any] = {}
     votes: Some = 1
     extract: dict[str, Extract] = {}
@@ -121,7 +123,7 @@ def ready_task(name: str, changes: Mapping[str, Any]) -> Task:
 
 def _made(given: dict[str, Any], changes: Mapping[str, Any], folder: Path, wrong: Any) -> Task:
     name = given.get("format", "questions")
-    if name not in FORMATS:
+    if not isinstance(name, str) or name not in FORMATS:
         raise wrong(("format",), f"one of {', '.join(FORMATS)}, not {name!r}")
     given = _merged(FORMATS[name].task, given)
     for key, value in changes.items():
@@ -173,6 +175,8 @@ def _check(task: Task, wrong: Any) -> None:
         sampling.normalise(task.generate, "generate")
     except (TypeError, InvalidRequest) as error:
         raise wrong(("generate",), str(error).removeprefix("generate: ")) from None
+    if task.generate.get("n", 1) != 1:
+        raise wrong(("generate", "n"), "a row has one response; votes asks for several")
     for keys, pattern in _patterns(task):
         try:
             re.compile(pattern)

@@ -65,12 +65,16 @@ def test_a_run_goes_on_where_it_was(tmp_path: Path) -> None:
     count = len(backend.calls)
     second = evaluate(asked, backend, folder)
     assert second.asked == 4 == len(backend.calls) - count + 1 and len(second.records) == 5
+    assert read_results(folder) == second
     with pytest.raises(InvalidRequest, match="a run that differs in its task and questions: give"):
         evaluate(task(tmp_path, "limit: 3"), backend, folder)
     with pytest.raises(InvalidRequest, match="differs in its questions"):
         evaluate(task(tmp_path, rows=SUMS[:2]), backend, folder)
     with pytest.raises(InvalidRequest, match="differs in its model"):
         evaluate(asked, Scripted(default=rightly), folder)
+    path.write_bytes(b"".join(path.read_bytes().splitlines(True)[:-1]))
+    with pytest.raises(InvalidRequest, match="holds 4 of 5 rows"):
+        read_results(folder)
     (folder / "run.json").unlink()
     with pytest.raises(InvalidRequest, match=r"rows without run\.json"):
         evaluate(asked, backend, folder)
@@ -100,10 +104,11 @@ def test_what_is_written_is_extracted_and_matched(tmp_path: Path) -> None:
 
 
 def test_most_votes_and_messages(tmp_path: Path) -> None:
-    more = "score: generate\nchat: true\nvotes: 3\ndescription: 'Be brief. '"
-    backend = Scripted(response=["3", "2", "2"])
-    run = evaluate(task(tmp_path, more, [{"question": "1+1", "answer": 2}]), backend)
-    assert run.records[0].response == "2" and run.estimates()["exact_match"].mean == 1
+    more = "score: generate\nchat: true\nvotes: 3\ndescription: 'Be brief. '\n"
+    more += "match: {ignore: ['\\.$'], ignore_case: true}"  # the same of votes
+    backend = Scripted(response=["Three", "two", "Two."])
+    run = evaluate(task(tmp_path, more, [{"question": "1+1", "answer": "two"}]), backend)
+    assert run.records[0].response == "two" and run.estimates()["exact_match"].mean == 1
     assert backend.calls[0].prompt == "<|user|>Be brief. Q: 1+1<|end|><|assistant|>"
 
 
@@ -165,7 +170,7 @@ def test_intervals_and_chances() -> None:
 def results(scores: list[float], name: str = "m") -> Results:
     records = [
         Record(
-            id=str(i), group="ab"[i % 2], prompt=f"<q{i}>", expected="<e>", scores={"acc": score}
+            id=str(i), group="ab"[i % 2], prompt=f"<q{i}>", expected="<e>", scores={"<acc>": score}
         )
         for i, score in enumerate(scores)
     ]
@@ -187,6 +192,6 @@ def test_a_page_needs_nothing_else() -> None:
     first, second = results([1, 0, 1]), results([0, 0, 1], "<other>")
     text = page(first, second, compare(first, second))
     assert "&lt;q1&gt;" in text and "it &lt;failed&gt;" in text and "&lt;other&gt;" in text
-    assert "<q1>" not in text and "http" not in text and "src=" not in text
+    assert "<q1>" not in text and "<acc>" not in text and "http" not in text and "src=" not in text
     assert text.count('class="bad"') == 1 and text.count('class="good"') == 2
     assert first.by_group().keys() == {"a", "b"}

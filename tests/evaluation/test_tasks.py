@@ -45,6 +45,12 @@ def write(folder: Path, task: str, rows: list[Any] | None = None) -> Path:
         ("data: rows.jsonl\nprompt: '{choices[2]}'\n", r"rows.jsonl:1: .* there is no '2'"),
         ("data: rows.jsonl\nanswer: question\n", "rows.jsonl:1: question: '0\\?' is none of the 2"),
         ("data: rows.jsonl\nchoices: answer\n", "rows.jsonl:1: answer: not a list of choices"),
+        ("data: rows.jsonl\nformat: [arc]\n", ":2: format: one of questions, mmlu"),
+        ("data: rows.jsonl\nextract: {yes: {pattern: a}}\n", ":2: extract: a key: Expected `str`"),
+        ("data: rows.jsonl\nname: 2020-13-45\n", "task.yaml: month must be"),
+        ("data: rows.jsonl\nmetrics: []\n", ":2: metrics: Expected `array` of length >= 1"),
+        ("data: rows.jsonl\nscore: generate\ngenerate:\n  n: 3\n", ":4: generate.n: a row has one"),
+        ("data: rows.jsonl\nshots: {text: none}\n", "shots.text: .*none: .*No such file"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_is_told_with_its_place(task: str, said: str, tmp_path: Path) -> None:
@@ -62,6 +68,8 @@ def test_what_is_wrong_is_told_with_its_place(task: str, said: str, tmp_path: Pa
         ("winogrande", {"sentence": "no blank", "option1": "a", "option2": "b"}, "no _ in it"),
         ("winogrande", {"sentence": "a _", "option1": "a", "option2": "b"}, "answer: '1' or '2'"),
         ("piqa", {"goal": "g", "sol1": 5}, "sol1: not a text, but 5"),
+        ("boolq", {"question": "q", "label": "0"}, "label: true or false, 1 or 0, not '0'"),
+        ("boolq", {"question": "q", "label": -1}, "label: true or false, 1 or 0, not -1"),
     ],
 )  # fmt: skip
 def test_rows_of_formats_that_do_not_fit(
@@ -108,8 +116,10 @@ def test_examples_of_the_same_kind(tmp_path: Path) -> None:
 
 
 def test_right_answers_by_number_text_and_letter(tmp_path: Path) -> None:
-    rows = [{**ROWS[0], "answer": answer} for answer in (1, True, "1", "y", "B", "b")]
-    assert [question.answer for question in asked(tmp_path, "{}", rows)] == [1] * 6
+    rows = [{**ROWS[0], "answer": answer} for answer in (1, "1", "y", "B", "b")]
+    assert [question.answer for question in asked(tmp_path, "{}", rows)] == [1] * 5
+    with pytest.raises(InvalidRequest, match="True does not say which"):  # of "yes" and "no", say
+        asked(tmp_path, "{}", [{**ROWS[0], "answer": True}])
     for wrong in (2, -1, "C", "z", None):
         with pytest.raises(InvalidRequest, match="is none of the 2 choices"):
             asked(tmp_path, "{}", [{**ROWS[0], "answer": wrong}])
