@@ -46,7 +46,8 @@ def quantise(values: torch.Tensor, bits: int) -> torch.Tensor:
     count, heads, dim = values.shape
     wide, most = values.float(), float(2**bits - 1)
     offset = _rounded_down(wide.amin(2))
-    scale = _rounded_up((wide.amax(2) - offset) / most)
+    # By a tensor: on a GPU torch would multiply by the inverse of a number, which rounds otherwise.
+    scale = _rounded_up((wide.amax(2) - offset) / wide.new_full((), most))
     scale = torch.where(scale < LEAST_SCALE, 0.0, scale)
     inverse = torch.where(scale > 0.0, 1.0 / scale, 0.0)
     found = ((wide - offset.unsqueeze(2)) * inverse.unsqueeze(2)).round_().clamp_(0.0, most)

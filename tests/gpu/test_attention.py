@@ -15,6 +15,7 @@ import torch
 from rootlace.kernels import KernelSet
 from tests.kernels.cases import (
     FP8,
+    INTEGERS,
     AttentionCase,
     AttentionTensors,
     exact_attention,
@@ -24,6 +25,7 @@ from tests.kernels.cases import (
 )
 
 BF16 = torch.bfloat16
+INT8, INT4 = INTEGERS
 TOLERANCE = {torch.float32: 1e-5, BF16: 1e-2}
 LSE_TOLERANCE = {torch.float32: 1e-4, BF16: 3e-2}
 
@@ -67,6 +69,10 @@ FEATURES: dict[str, dict[str, Any]] = {
     "scale": {"scale": 0.04},
     "blocks of 64": {"block_size": 64},
     "fp8, window, cap": {"kv_dtype": FP8, "window": 700, "soft_cap": 20.0, "head_dim": 64},
+    "8B int8": {"kv_dtype": INT8},
+    "8B int4": {"kv_dtype": INT4},
+    "int4 float32": {"kv_dtype": INT4, "dtype": torch.float32, "heads": (16, 4), "head_dim": 80},
+    "int4, window, cap": {"kv_dtype": INT4, "window": 700, "soft_cap": 20.0, "head_dim": 64},
 }
 SMALL = {"heads": (4, 2), "head_dim": 16}
 
@@ -133,7 +139,10 @@ def test_a_tree_is_shared(kernels: KernelSet, device: torch.device, real: bool) 
         assert plan.decode.shares
 
 
-@pytest.mark.parametrize("feature", ["8B", "8B float32", "8B fp8", "1B", "window", "odd size"])
+@pytest.mark.parametrize(
+    "feature",
+    ["8B", "8B float32", "8B fp8", "1B", "window", "8B int4", "8B int8", "odd size"],
+)
 def test_a_decode_row_does_not_depend_on_its_company(
     kernels: KernelSet, device: torch.device, real: bool, feature: str
 ) -> None:
@@ -167,7 +176,7 @@ def same(one: torch.Tensor, other: torch.Tensor, exactly: bool) -> None:
         torch.testing.assert_close(one, other, atol=2e-2, rtol=2e-2)
 
 
-@pytest.mark.parametrize("feature", ["8B", "8B fp8", "1B", "window"])
+@pytest.mark.parametrize("feature", ["8B", "8B fp8", "8B int8", "8B int4", "1B", "window"])
 def test_a_captured_graph_serves_any_contexts(
     kernels: KernelSet, device: torch.device, real: bool, feature: str
 ) -> None:

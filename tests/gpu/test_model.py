@@ -12,6 +12,8 @@ import pytest
 import torch
 from transformers import AutoTokenizer, LlamaConfig, PreTrainedConfig, PreTrainedModel, Qwen3Config
 
+from rootlace.kernels import Scheme
+from rootlace.kernels.reference.linear import dequantise, quantise
 from rootlace.runtime.config import CacheConfig, ExecutorConfig
 from rootlace.runtime.model.executor.runner import ModelRunner
 from rootlace.wire.protocol import SamplingParams
@@ -136,7 +138,44 @@ def outcomes(harness: Harness) -> list[tuple[list[int], str | None]]:
     return [(o.token_ids, o.finish) for o in harness.outcomes.values()]
 
 
+SCHEDULES: dict[str, dict[str, Any]] = {
+    "batched": {},
+    "overlapped": {"overlap": True},
+    "chunked": {"max_step_tokens": 11},
+    "starved": {"num_blocks": 20},
+    "uncached": {"enabled": False},
+}
+
+
 def test_greedy_tokens_are_transformers_own(model: Model, real: bool) -> None:
+    check_greedy(model, real, SCHEDULES)
+
+
+@pytest.mark.parametrize("codes", ["int8", "int4"])
+def test_greedy_tokens_are_those_of_the_rounded_weights(
+    codes: str, device: torch.device, real: bool, tmp_path: Path
+) -> None:
+    hf = exact_model(sized(real), tmp_path, device)
+    for name, module in hf.named_modules():
+        if isinstance(module, torch.nn.Linear):
+            scheme, scales = Scheme("int8"), torch.float32
+            if codes == "int4" and name != "lm_head":
+                scheme, scales = Scheme("int4", 128), torch.bfloat16
+            numbers = dequantise(quantise(module.weight.data, scheme, scales=scales))
+            module.weight = torch.nn.Parameter(numbers, requires_grad=False)
+    schedules = {name: SCHEDULES[name] for name in ("overlapped", "chunked")}
+    check_greedy(Model("rounded", tmp_path, hf, device), real, schedules, quantize=codes)
+
+
+def sized(real: bool) -> LlamaConfig:
+    """The wide configuration, on a CPU a narrow one of whole groups of 128 inputs."""
+    small = {**SHAPE, "hidden_size": 128, "intermediate_size": 128, "num_hidden_layers": 2}
+    return LlamaConfig(**(WIDE if real else small))
+
+
+def check_greedy(
+    model: Model, real: bool, schedules: dict[str, dict[str, Any]], **options: Any
+) -> None:
     """float32: exactly, cold and warm, whatever the schedule; log-probabilities to 5e-4."""
     new = 24 if real else 6
     prompts = model.prompts()
@@ -144,15 +183,8 @@ def test_greedy_tokens_are_transformers_own(model: Model, real: bool) -> None:
     # Where two tokens are all but equal, neither is wrong.
     kept = [i for i, (_, _, margin) in enumerate(expected) if margin > 1e-3]
     assert len(kept) >= len(prompts) - 3
-    runner = model.runner()
-    settings: dict[str, dict[str, Any]] = {
-        "batched": {},
-        "overlapped": {"overlap": True},
-        "chunked": {"max_step_tokens": 11},
-        "starved": {"num_blocks": 20},
-        "uncached": {"enabled": False},
-    }
-    for name, setting in settings.items():
+    runner = model.runner(**options)
+    for name, setting in schedules.items():
         harness = serve(
             runner, prompts, lambda _: greedy(new, logprobs=True, ignore_eos=True), **setting
         )
@@ -262,6 +294,43 @@ def test_an_fp8_cache_is_near(demo_model: Path, device: torch.device) -> None:
         prompts = [ids[:40], ids[:60]]
         harness = serve(runner, prompts, lambda _: greedy(8, ignore_eos=True), overlap=True)
         assert all(len(o.token_ids) == 8 for o in harness.outcomes.values())
+
+
+@pytest.mark.parametrize("codes", ["int8", "int4"])
+def test_a_cache_of_integers_is_the_references(
+    codes: str, device: torch.device, real: bool, tmp_path: Path
+) -> None:
+    """With weights of integers, too. Few numbers get another code where they lie between two, so
+    what kernels differ in is a small part of what the cache costs; then come graphs and overlap."""
+    hf = exact_model(sized(real), tmp_path, device)
+    model = Model("integers", tmp_path, hf, device)
+    both = {"quantize": codes, "kv_dtype": codes}
+    ours, theirs = model.runner(**both), model.runner(**both, kernels="reference")
+    assert ours.kernels != theirs.kernels == "reference"
+    assert ours.kv_cache.dtype == torch.uint8
+    ids = np.random.default_rng(0).integers(3, model.vocab, 180).tolist()
+    expected = prompt_logprobs(theirs, ids)
+    cost = np.abs(prompt_logprobs(model.runner(quantize=codes), ids) - expected)
+    error = np.abs(prompt_logprobs(ours, ids) - expected)
+    assert error.mean() < 0.05 * cost.mean() and error.max() < 0.5 * cost.max()
+
+    def params(_: int) -> SamplingParams:
+        return greedy(24 if real else 6, ignore_eos=True, logprobs=True, top_logprobs=2)
+
+    found, wanted = (serve(one, model.prompts(), params, overlap=True) for one in (ours, theirs))
+    margin = max(1e-3, 5 * float(error.max()))
+    total = compared = 0
+    for one, other in zip(found.outcomes.values(), wanted.outcomes.values(), strict=True):
+        # Up to where two tokens are all but equal: there either may come.
+        close = [first - second < margin for _, (first, second, *_) in other.top]
+        sure = close.index(True) if True in close else len(close)
+        assert one.token_ids[:sure] == other.token_ids[:sure]
+        assert one.logprobs[:sure] == pytest.approx(other.logprobs[:sure], abs=margin)
+        compared, total = compared + sure, total + len(close)
+    assert compared > total / 2
+    if real:
+        counted = ours.stats()
+        assert counted["graph_replays"] > 0 and counted["graphs_failed"] == 0
 
 
 def test_slots_that_nobody_wrote_are_never_read(wide: Model) -> None:

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from rootlace.kernels import KernelSet
+from rootlace.kernels.reference.kv_codes import slot_bytes
 from tests.kernels.cases import poisoned_memory
 from tests.kernels.pointwise_cases import (
     RopeCase,
@@ -67,11 +68,14 @@ def test_embedding(kernels: KernelSet, device: torch.device, real: bool, tokens:
         check_embedding(kernels, device, shape, tokens_of(real, tokens))
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.uint8])
 def test_copy_slots(
     kernels: KernelSet, device: torch.device, real: bool, dtype: torch.dtype
 ) -> None:
-    shape = (32, 200, 16, 8, 128) if real else (3, 8, 16, 2, 16)
+    row = (8, 128) if real else (2, 16)
+    if dtype == torch.uint8:
+        row = (1, slot_bytes(8, *row))
+    shape = (32, 200, 16, *row) if real else (3, 8, 16, *row)
     check_copy_slots(kernels, device, shape, 1000 if real else 20, dtype)
 
 
@@ -93,6 +97,11 @@ LLAMA = RopeCase(tokens=500, heads=(32, 8), head_dim=128)
         replace(LLAMA, heads=(8, 1), head_dim=256),
         replace(LLAMA, heads=(16, 4), head_dim=80),
         replace(LLAMA, block_size=64),
+        replace(LLAMA, bits=8),
+        replace(LLAMA, bits=8, norm=True, head_dim=64, duplicates=100),
+        replace(LLAMA, bits=4),
+        replace(LLAMA, bits=4, norm=True, dtype=torch.float32),
+        replace(LLAMA, bits=4, heads=(16, 4), head_dim=80, duplicates=40),
     ],
     ids=str,
 )

@@ -13,12 +13,12 @@ pytest.importorskip("zmq", reason="the runtime's processes speak ZeroMQ")
 pytest.importorskip("jinja2", reason="chat templates need Jinja2")
 
 
-@pytest.mark.parametrize("kv_dtype", ["auto", "fp8_e4m3"])
+@pytest.mark.parametrize("kv_dtype", ["auto", "fp8_e4m3", "int8", "int4"])
 def test_a_program(
     demo_model: Path, device: torch.device, real: bool, kv_dtype: str, tmp_path: Path
 ) -> None:
-    if not real and kv_dtype == "auto":
-        pytest.skip("tests/e2e does this on the CPU")
+    if not real and kv_dtype != "fp8_e4m3":
+        pytest.skip("tests/e2e does this on the CPU, and once with a cache of few bits suffices")
 
     @rl.function
     def card(s, name):  # type: ignore[no-untyped-def]

@@ -123,7 +123,8 @@ def check_copy_slots(
 ) -> None:
     """Cache [L, B, S, N, D]: the copies arrive, everything else stays, NaN included."""
     slots = shape[1] * shape[2]
-    cache = normal(*shape, dtype=torch.float32, device=device).to(dtype)
+    # Not negative, so that they are bytes, too.
+    cache = (normal(*shape, dtype=torch.float32, device=device).abs() * 40).to(dtype)
     generator = torch.Generator().manual_seed(1)
     chosen = torch.randperm(slots, generator=generator)[: 2 * copies].to(device)
     source, target = chosen[:copies], chosen[copies:]

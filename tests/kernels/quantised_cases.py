@@ -81,6 +81,22 @@ def make(
     return Quantised(scheme, values, **parts)
 
 
+ROUNDED = {FLOAT32: (0.0, 1e-5), BFLOAT16: (2**-8, 2e-4)}
+"""How far a product may be off: of its own size, and of what it is a sum of."""
+
+
+def check_product(
+    x: torch.Tensor, found: torch.Tensor, matrix: torch.Tensor, bias: torch.Tensor
+) -> None:
+    """x W^T + bias against float64; W is rounded to the activations' type, and not they to its."""
+    wide, weight = x.double(), matrix.to(x.dtype).double()
+    exact = wide @ weight.t() + bias.double()
+    size = wide.abs() @ weight.abs().t() + bias.double().abs()
+    own, of_size = ROUNDED[x.dtype]
+    assert found.dtype == x.dtype
+    assert ((found.double() - exact).abs() <= own * exact.abs() + of_size * size).all()
+
+
 def integers_are_multiplied(instructions: str, weight: Quantised, dtype: torch.dtype) -> bool:
     """Whether native kernels multiply activations of `dtype` by a weight's codes as they are."""
     return (

@@ -12,16 +12,9 @@ from rootlace.kernels.triton import TRITON, quantised_linear
 from rootlace.kernels.weights import Dense, Stacked
 from tests.kernels.cases import poisoned_memory
 from tests.kernels.quantised_cases import FORMS, make
+from tests.kernels.quantised_cases import check_product as check
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
-
-
-def check(x: torch.Tensor, found: torch.Tensor, matrix: torch.Tensor, bias: torch.Tensor) -> None:
-    exact = x.double() @ matrix.to(x.dtype).double().t() + bias.double()
-    assert found.dtype == x.dtype
-    size = x.double().abs() @ matrix.double().abs().t() + bias.double().abs()
-    assert ((found.double() - exact).abs() <= TOLERANCE[x.dtype] * size).all()
 
 
 @pytest.mark.parametrize("number", range(len(FORMS)))
