@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Sequence
 from contextlib import asynccontextmanager
 
 from rootlace.runtime.config import RuntimeConfig
@@ -14,7 +14,7 @@ from rootlace.runtime.gateway.branches.gateway import Gateway
 from rootlace.runtime.gateway.branches.house import House
 from rootlace.runtime.gateway.branches.model_name import name_of, not_found
 from rootlace.runtime.gateway.room import close_room, open_room
-from rootlace.wire.errors import RootlaceError, ServerUnavailable
+from rootlace.wire.errors import DeadlineExceeded, RootlaceError, ServerUnavailable
 
 log = logging.getLogger(__name__)
 
@@ -143,12 +143,13 @@ class Rooms:
             room.loading = None
 
     @asynccontextmanager
-    async def use(self, asked: str | None) -> AsyncIterator[Gateway]:
-        """The model's gateway, which stays loaded while the block runs."""
+    async def use(self, asked: str | None, timeout: float | None = None) -> AsyncIterator[Gateway]:
+        """The model's gateway, which stays loaded while the block runs. Raises DeadlineExceeded
+        where it is not loaded within the `timeout`."""
         room = self.room(asked)
         room.users += 1
         try:
-            yield room.gateway or await self.load(room.name)
+            yield room.gateway or await _within(timeout, self.load(room.name))
         finally:
             room.users -= 1
             room.used = time.monotonic()
@@ -207,6 +208,16 @@ class Rooms:
                 with contextlib.suppress(ServerUnavailable):
                     found[room.name] = await room.gateway.status()
         return found
+
+
+async def _within(timeout: float | None, loading: Awaitable[Gateway]) -> Gateway:
+    try:
+        async with asyncio.timeout(timeout) as limit:
+            return await loading
+    except TimeoutError:
+        if timeout is None or not limit.expired():
+            raise
+        raise DeadlineExceeded.after(timeout) from None
 
 
 def _note_failure(loading: asyncio.Task[Gateway]) -> None:

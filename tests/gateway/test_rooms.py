@@ -241,6 +241,22 @@ async def test_who_stops_waiting_for_a_model_leaves_it_loading(make: Make) -> No
         await dying
 
 
+async def test_a_timeout_includes_the_time_of_a_load(make: Make) -> None:
+    place = await make(load="on-demand")
+    place.gate.clear()
+    body = {"prompt": "hi", "model": "b", "max_tokens": 1}
+    status, error = await place.ask("/v1/completions", {**body, "timeout": 0.01})
+    assert status == 408 and "0.01 s" in error["error"]["message"]
+    assert place.loaded == ["b"] and not place.rooms.room("b").users
+    slow = asyncio.create_task(place.ask("/v1/completions", {**body, "timeout": 50}))
+    await until(lambda: place.rooms.room("b").users == 1)
+    await asyncio.sleep(0.02)
+    place.gate.set()
+    assert (await slow)[0] == 200
+    left = place.engines["b"].submitted[-1].handling.timeout
+    assert left is not None and left < 50 - 0.01
+
+
 async def test_programs_choose_when_they_connect(make: Make) -> None:
     place = await make(load="on-demand", idle_unload=0.05)
 

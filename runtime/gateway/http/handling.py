@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Protocol
 
 import msgspec
@@ -9,6 +12,8 @@ import msgspec
 from rootlace.runtime.gateway.http.body import Body
 from rootlace.runtime.gateway.http.errors import InvalidParameter
 from rootlace.wire.handling import Cache, Handling, Priority, Seconds
+
+_WAITED: ContextVar[float] = ContextVar("waited", default=0.0)
 
 
 class HandlingBody(Body, kw_only=True):
@@ -27,9 +32,20 @@ class Handled(Protocol):
     cache: Cache | None
 
 
+@contextmanager
+def waited(seconds: float) -> Iterator[None]:
+    """What is read in this block has waited so long already, which its timeout includes."""
+    token = _WAITED.set(seconds)
+    try:
+        yield
+    finally:
+        _WAITED.reset(token)
+
+
 def handling_of(body: Handled) -> Handling:
     """What the body asks for; what it leaves out is the default."""
-    return Handling(body.priority or 0, body.timeout, body.cache or Cache())
+    handling = Handling(body.priority or 0, body.timeout, body.cache or Cache())
+    return remaining(handling, _WAITED.get())
 
 
 def handling_without_pin(body: Handled) -> Handling:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, cast
@@ -20,6 +20,7 @@ from rootlace.runtime.gateway.http.body import raw_body
 from rootlace.runtime.gateway.http.endpoint import Endpoint
 from rootlace.runtime.gateway.http.endpoints import ANSWERED, Shared, answers_of, endpoints
 from rootlace.runtime.gateway.http.errors import Handler
+from rootlace.runtime.gateway.http.handling import waited
 from rootlace.runtime.gateway.http.info import Info, ModelCard, model_list
 from rootlace.runtime.gateway.http.ollama.models import Entries, Entry, entry_of
 from rootlace.runtime.gateway.http.reference_page import Reference
@@ -27,6 +28,7 @@ from rootlace.runtime.gateway.http.replies import json_response
 from rootlace.runtime.gateway.metrics import CONTENT_TYPE, Model, text_of_all
 from rootlace.runtime.gateway.rooms import Room, Rooms
 from rootlace.wire.errors import RootlaceError, ServerUnavailable
+from rootlace.wire.handling import Seconds
 
 # Endpoints that are not about one model, and that need none to be loaded.
 _OF_THE_SERVER = (
@@ -51,10 +53,12 @@ _WATCHING = (
 
 
 class _Named(msgspec.Struct):
-    """What says which model a body is for; `name` is Ollama's older word."""
+    """What says which model a body is for, and how long it may be waited for; `name` is Ollama's
+    older word."""
 
     model: Any = None
     name: Any = None
+    timeout: Any = None
 
 
 _named = msgspec.json.Decoder(_Named)
@@ -106,24 +110,33 @@ class RoomEndpoints:
 
     def _dispatch(self, method: str, path: str) -> Handler:
         async def handle(request: web.Request) -> web.StreamResponse:
-            async with self._rooms.use(await _asked(request)) as gateway:
-                return await self._of(gateway).handlers[method, path](request)
+            async with self._use(*await _asked(request)) as model:
+                return await model.handlers[method, path](request)
 
         return handle
 
     def _watch(self, method: str, path: str) -> Handler:
         async def handle(request: web.Request) -> web.StreamResponse:
-            gateway = _loaded(self._rooms.room(await _asked(request)))
+            asked, _ = await _asked(request)
+            gateway = _loaded(self._rooms.room(asked))
             return await self._of(gateway).handlers[method, path](request)
 
         return handle
 
     def _answer(self, path: str) -> Answerer:
         async def answer(body: Any) -> Mapping[str, Any]:
-            async with self._rooms.use(body.model) as gateway:
-                return await self._of(gateway).answers[path](body)
+            async with self._use(body.model, getattr(body, "timeout", None)) as model:
+                return await model.answers[path](body)
 
         return answer
+
+    @asynccontextmanager
+    async def _use(self, asked: str | None, timeout: float | None) -> AsyncIterator[_Model]:
+        """The model, once it is loaded; the time that this takes is part of the `timeout`."""
+        begun = time.monotonic()
+        async with self._rooms.use(asked, timeout) as gateway:
+            with waited(time.monotonic() - begun):
+                yield self._of(gateway)
 
     def _of(self, gateway: Gateway) -> _Model:
         found = gateway.answering
@@ -203,7 +216,8 @@ class RoomEndpoints:
 
     async def flush_cache(self, request: web.Request) -> web.StreamResponse:
         """A model that is not loaded has nothing to forget."""
-        room = self._rooms.room(await _asked(request))
+        asked, _ = await _asked(request)
+        room = self._rooms.room(asked)
         if room.gateway is None:
             return web.Response(text=f"The model {room.name} is not loaded.\n")
         return await self._of(room.gateway).info.flush_cache(request)
@@ -236,16 +250,20 @@ def _written(started: int) -> str:
     return datetime.fromtimestamp(started, UTC).isoformat()
 
 
-async def _asked(request: web.Request) -> str | None:
-    """The model that a request names; None if it names none, or cannot be read."""
+async def _asked(request: web.Request) -> tuple[str | None, float | None]:
+    """The model that a request names, and its timeout; None for what it does not say, or what
+    cannot be read."""
     asked: Any = request.query.get("model")
+    timeout = None
     if asked is None and request.method == "POST":
         try:
             body = _named.decode(await raw_body(request))
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            return None
+            return None, None
         asked = body.model or body.name
-    return asked.removesuffix(":latest") if isinstance(asked, str) else None
+        with suppress(msgspec.ValidationError):  # its endpoint says what is wrong
+            timeout = msgspec.convert(body.timeout, Seconds | None)
+    return asked.removesuffix(":latest") if isinstance(asked, str) else None, timeout
 
 
 def make_rooms_runner(rooms: Rooms) -> web.AppRunner:
