@@ -54,13 +54,14 @@ def read_questions(task: Task) -> list[Question]:
     asked = _rows(task, task.data)
     shots = task.shots
     source = _rows(task, shots.data) if shots.data else asked
+    if not source and (shots.count or shots.rows):
+        raise InvalidRequest(f"shots: there are no rows in {', '.join(shots.data or task.data)}")
     pools: dict[Any, list[_Row]] = {}
     for row in source:
         pools.setdefault(_same(row, shots), []).append(row)
     chosen = {value: _chosen(pool, shots) for value, pool in pools.items()}
-    if not shots.data:
-        examples = {row for rows in chosen.values() for row in rows}
-        asked = [row for row in asked if row not in examples]
+    examples = {row for rows in chosen.values() for row in rows}
+    asked = [row for row in asked if row not in examples]  # they may be from the same file
     if not asked:
         raise InvalidRequest(f"{task.name}: there are no questions in {', '.join(task.data)}")
     fixed = _fixed(shots.text) if shots.text else ""
@@ -117,7 +118,7 @@ def _chosen(pool: Sequence[_Row], shots: Shots) -> list[_Row]:
             raise InvalidRequest(f"shots.rows: {max(shots.rows)} of {len(pool)} rows")
         return [pool[number] for number in shots.rows]
     if shots.count > len(pool):
-        raise InvalidRequest(f"shots.count: {shots.count} of {len(pool)} rows")
+        raise InvalidRequest(f"shots.count: {shots.count} of {len(pool)} rows at {pool[0].place}")
     if shots.seed is None:
         return list(pool[: shots.count])
     return random.Random(shots.seed).sample(pool, shots.count)

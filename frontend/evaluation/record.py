@@ -12,7 +12,8 @@ from rootlace.evaluation.scoring import Scored
 
 class Record(msgspec.Struct, kw_only=True, omit_defaults=True):
     """What came of a question: a line of the run's file. `scores` has 1 or 0 (or what lies between)
-    by metric; the tokens are those of all prompts that the row asked."""
+    by metric; the tokens are those of all prompts that the row asked, but of votes only those of
+    the response that won."""
 
     id: str
     group: str = ""

@@ -27,8 +27,8 @@ class _Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 class Shots(_Part, frozen=True):
     """The examples before each question: the first `count` of `data`, those that `seed` draws, or
     the `rows` of these numbers (from 0); all questions have the same ones, or, with `same`, those
-    that have the same value of this field. Without `data` they are taken from the questions, which
-    are then not asked. `text`: a file that stands before each question as it is."""
+    that have the same value of this field. Without `data` they are taken from the questions. What
+    is an example is not asked. `text`: a file that stands before each question as it is."""
 
     count: Count = 0
     data: Files = ""

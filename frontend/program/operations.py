@@ -223,7 +223,7 @@ class Generation(Operation):
 class Selection(Operation):
     """The value of a `select`."""
 
-    __slots__ = ("asked", "choices", "name", "result", "streamed")
+    __slots__ = ("asked", "choices", "name", "result")
 
     def __init__(
         self, owner: Owner, site: Site, what: str, name: str | None, choices: tuple[str, ...]

@@ -101,8 +101,12 @@ def test_examples_stand_before_the_questions_and_are_not_asked(tmp_path: Path) -
     assert [question.id for question in first] == [f"rows.jsonl:{i}" for i in range(3, 7)]
     drawn, again, other = (asked(tmp_path, f"{{count: 3, seed: {seed}}}") for seed in (1, 1, 2))
     assert drawn == again and drawn[0].before != other[0].before and len(drawn) == 3
+    assert asked(tmp_path, "{count: 2, separator: '|', data: rows.jsonl}") == first
     fixed = asked(tmp_path, "{rows: [5, 0]}")
     assert fixed[0].before == "Go.Q: 5? y\n\nQ: 0? x\n\n" and len(fixed) == 4
+    (tmp_path / "empty.jsonl").touch()
+    with pytest.raises(InvalidRequest, match=r"no rows in .*empty\.jsonl"):
+        asked(tmp_path, "{count: 1, data: empty.jsonl}")
     (tmp_path / "before.txt").write_text("Before. ")
     assert asked(tmp_path, "{text: before.txt}")[5].before == "Go.Before. "
 
