@@ -58,8 +58,9 @@ class Request(msgspec.Struct, frozen=True, omit_defaults=True, eq=False, tag="su
     With a `pooling` it is over when its prompt is computed (`max_tokens` is 0), and its last update
     has the `vector`.
 
-    One that is `suspected` was in a step in which another engine died: it is computed alone at
-    first.
+    One that is `suspected` was in a step in which another engine died: it is computed alone until
+    what is given is, and its first `suspected` tokens are. One that is `resumed` was another
+    engine's: it was admitted there, and is not refused because many wait.
 
     `handling` is as the client gave it, but for `cache.share`, which the `namespace` says.
 
@@ -80,6 +81,7 @@ class Request(msgspec.Struct, frozen=True, omit_defaults=True, eq=False, tag="su
     pooling: Pooling = "none"
     report: Scope | Literal[""] = ""
     handling: Handling = PLAIN
-    suspected: bool = False
+    suspected: int = 0
+    resumed: bool = False
     client: str = ""
     max_pins: int | None = None

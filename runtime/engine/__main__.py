@@ -124,6 +124,7 @@ def serve(config: EngineProcessConfig) -> None:
         labels=runner.config.spec.labels,
         adapters=runner.adapters,
     )
+    record = StepRecord(Path(config.record), engine.scheduler.max_running)
     send([ready])
     # Only here: it is imported while the gateway opens its ports.
     from rootlace.runtime.engine.constraints import compile_service
@@ -142,7 +143,7 @@ def serve(config: EngineProcessConfig) -> None:
         send,
         jump_forward,
         overlap,
-        record=StepRecord(Path(config.record), engine.scheduler.max_running),
+        record=record,
         prepare=runner.prepare,
         executor_stats=runner.stats,
     )

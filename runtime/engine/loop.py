@@ -177,7 +177,7 @@ class EngineLoop:
         grammar = self._compiler.cached(constraint)
         if grammar is not None:
             self._add(request, lambda: grammar)
-        elif len(self._compiling) >= self._scheduler.config.max_waiting:
+        elif len(self._compiling) >= self._scheduler.config.max_waiting and not request.resumed:
             count = len(self._compiling)
             self._refuse(request.rid, Overloaded(f"{count} constraints are being compiled"))
         else:

@@ -91,6 +91,8 @@ class Steps:
             if not healthy:  # the scheduler dropped what was planned behind
                 if launched is not None:
                     self._discard(launched)
+                elif plan is not None:
+                    self._over(plan)
                 return updates
         if plan is None:
             return updates
@@ -112,11 +114,15 @@ class Steps:
 
     def _begin(self, plan: StepPlan) -> None:
         if self._record is not None:
-            self._record.begin(plan.step, plan.rids)
+            self._record.begin(plan.step, plan.rids, plan.context_len)
 
     def _end(self, plan: StepPlan) -> None:
         """A step was computed, or failed."""
         self.count += 1
+        self._over(plan)
+
+    def _over(self, plan: StepPlan) -> None:
+        """A step is not under way any more."""
         if self._record is not None:
             self._record.end(plan.step)
 
@@ -165,8 +171,7 @@ class Steps:
             raise
         except Exception:
             log.exception("step %d, which was given up, failed", launched.plan.step)
-        if self._record is not None:
-            self._record.end(launched.plan.step)
+        self._over(launched.plan)
 
     def _failed(self, plan: StepPlan, error: Exception) -> list[Update]:
         if isinstance(error, ExecutorLost):

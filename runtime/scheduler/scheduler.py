@@ -147,7 +147,9 @@ class Scheduler:
             self.kv.retention.expire()
             limits = self._limits.beside(self.kv.retention.pins.blocks * self.kv.block_size)
             limits.check(request, constrained=matcher is not None)
-            if self._waiting.crowds_out(request.client, self.config.max_waiting):
+            if not request.resumed and self._waiting.crowds_out(
+                request.client, self.config.max_waiting
+            ):
                 raise Overloaded(f"{len(self._waiting)} requests are waiting already")
             sequence = Sequence(
                 request,
@@ -173,7 +175,7 @@ class Scheduler:
         self._streams += request.emit_seconds > 0
         self._waiting.add(sequence)
         if request.suspected:
-            self._suspects.add(sequence, sequence.length)
+            self._suspects.add(sequence, max(request.suspected, sequence.length))
 
     def abort(self, rid: int) -> Update | None:
         """End a request now; None if there is none of this id. What it computed stays cached."""

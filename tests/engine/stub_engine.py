@@ -63,7 +63,7 @@ def main(folder: Path) -> None:
                 last = [*message.token_ids.tolist(), *message.output_ids.tolist()][-1]
                 if last == DEADLY:
                     company = () if message.suspected else running
-                    record.begin(0, np.array([message.rid, *company]))
+                    record.begin(0, np.array([message.rid, *company]), np.ones(1))
                     os._exit(9)
                 running.add(message.rid)
                 finish = None if last >= ENDLESS else "length"

@@ -145,27 +145,30 @@ def test_what_is_in_the_steps_of_three_dead_engines_is_given_up() -> None:
     for rid in range(3):
         request = Request(rid, np.array([1], np.int32), SamplingParams(max_tokens=1))
         in_flight.add(request, heard.append, sent=True)
-    for _ in range(2):
-        resumed = {request.rid: request.suspected for request in in_flight.resume({0, 1})}
-        assert resumed == {0: True, 1: True, 2: False}
-    assert [request.rid for request in in_flight.resume({0, 1})] == [2]
+    died = {0: 7, 1: 9}
+    for suspected in ([1, 1, 0], [7, 9, 0]):  # what was not told is only known from the record
+        resumed = list(in_flight.resume(died))
+        assert [request.suspected for request in resumed] == suspected
+        assert all(request.resumed for request in resumed)
+    assert [request.rid for request in in_flight.resume(died)] == [2]
     assert [(update.rid, update.finish) for update in heard] == [(0, "error"), (1, "error")]
 
 
 def test_a_record_of_steps(tmp_path: Path) -> None:
     path = tmp_path / "steps"
-    assert read_step_record(path) == set()
+    assert read_step_record(path) == {}
     record = StepRecord(path, 4)
-    assert read_step_record(path) == set()
+    assert read_step_record(path) == {}
+    assert path.stat().st_blocks, "its place on the disk is not taken"
     rows = np.array([7, 9])
-    record.begin(4, rows)
-    record.begin(5, np.array([9, 1, 2, 3]))
-    assert read_step_record(path) == {7, 9, 1, 2, 3}
+    record.begin(4, rows, np.array([30, 40]))
+    record.begin(5, np.array([9, 1, 2, 3]), np.array([41, 5, 6, 8]))
+    assert read_step_record(path) == {7: 30, 9: 41, 1: 5, 2: 6, 3: 8}
     record.end(5)
-    assert read_step_record(path) == {7, 9}
+    assert read_step_record(path) == {7: 30, 9: 40}
     record.end(4)
-    record.begin(6, rows)
-    assert read_step_record(path) == {7, 9}
+    record.begin(6, rows, np.array([31, 41]))
+    assert read_step_record(path) == {7: 31, 9: 41}
 
 
 async def test_a_hung_engine_is_unhealthy_and_questions_do_not_wait_for_it(

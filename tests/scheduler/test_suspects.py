@@ -104,6 +104,22 @@ def test_whoever_vanishes_from_a_failing_step_leaves_nobody_guilty() -> None:
     world.expect_cold(world.jobs[rids[1]])
 
 
+@pytest.mark.parametrize("overlap", [False, True])
+def test_who_was_in_a_dead_engines_step_is_alone_until_there(overlap: bool) -> None:
+    world = World(overlap=overlap, max_waiting=1)
+    rids = [world.submit(ids(5, 0), 12), world.submit(ids(5, 1), 12, suspected=9)]  # none refused
+    lengths = {rid: list[tuple[int, int]]() for rid in rids}
+    for _ in range(60):
+        plan = world.step()
+        for rid, length in zip(plan.rids, plan.context_len, strict=True) if plan else ():
+            assert plan is not None
+            lengths[int(rid)].append((int(length), plan.num_rows))
+    assert [rows for length, rows in lengths[rids[1]]][:5] == [1] * 5
+    assert lengths[rids[1]][4] == (9, 1) and lengths[rids[0]][0] == (5, 2)
+    for rid in rids:
+        world.expect_cold(world.jobs[rid])
+
+
 def test_strangers_wait_while_suspects_are_computed() -> None:
     world = World(max_step_tokens=64)
     rids = [world.submit(ids(9, i), 6) for i in range(3)]

@@ -170,6 +170,7 @@ class World:
         handling: Handling = PLAIN,
         client: str = "",
         max_pins: int | None = None,
+        suspected: int = 0,
         **params: Any,
     ) -> int:
         rid = len(self.jobs)
@@ -192,6 +193,8 @@ class World:
             handling=handling,
             client=client,
             max_pins=max_pins,
+            suspected=suspected,
+            resumed=suspected > 0,
         )
         self.scheduler.add(request, matcher, jump_forward=jump)
         pinned = self.scheduler.kv.retention.pins.blocks * self.scheduler.kv.block_size

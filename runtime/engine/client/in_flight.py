@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import msgspec
@@ -26,12 +26,14 @@ class _Submitted:
     """How many engines died in a step with it."""
     aborted: bool = False
 
-    def resumed(self, suspected: bool) -> Request:
+    def resumed(self, suspected: int) -> Request:
         """The request as the next engine is sent it."""
         request = self.request
         generated = np.array(self.output_ids, np.int32)
         output_ids = np.concatenate((request.output_ids, generated))
-        return msgspec.structs.replace(request, output_ids=output_ids, suspected=suspected)
+        return msgspec.structs.replace(
+            request, output_ids=output_ids, suspected=suspected, resumed=self.engines > 0
+        )
 
 
 class InFlight:
@@ -61,11 +63,16 @@ class InFlight:
             del self._submitted[update.rid]
         submitted.on_update(update)
 
-    def resume(self, in_step: set[int]) -> Iterator[Request]:
+    def resume(self, in_step: Mapping[int, int]) -> Iterator[Request]:
         """What the next engine is to be sent; ends what is aborted, and what kills engines.
 
-        That is what is alone in the step in which a second engine dies, or in the steps of three.
-        Where an engine died in no step (`in_step` is empty), it is what two engines were given.
+        `in_step`: who was in the steps in which the engine died, and how long they were to become.
+        They are computed alone as far as is known here, and where a second engine dies with them,
+        as far as they were then: tokens that were not told yet have to be generated alone for that.
+
+        What kills engines is what is alone in the step in which a second engine dies, or in the
+        steps of three. Where an engine died in no step (`in_step` is empty), it is what two engines
+        were given.
         """
         for rid, submitted in list(self._submitted.items()):
             if submitted.aborted:
@@ -73,12 +80,14 @@ class InFlight:
                 submitted.on_update(Update(rid, finish="abort"))
                 continue
             submitted.deaths += rid in in_step
-            most = 1 if in_step == {rid} else 2
+            most = 1 if in_step.keys() == {rid} else 2
             if submitted.deaths > most or (not in_step and submitted.engines > 1):
                 self._fail(rid, InternalError("the engine died twice while running this request"))
                 continue
+            suspected = in_step.get(rid, 0) if submitted.deaths > 1 else int(rid in in_step)
+            request = submitted.resumed(suspected)
             submitted.engines += 1
-            yield submitted.resumed(suspected=rid in in_step)
+            yield request
 
     def fail(self, error: ServerUnavailable) -> None:
         """End every request with `error`."""
