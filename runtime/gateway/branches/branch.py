@@ -109,6 +109,8 @@ class Branch:
         self.account = account
         self.source = source
         """Where its requests come from, if no account says whose they are."""
+        self.paid = 0
+        """So many of its tokens were charged for prefills, and are not for what comes next."""
         self.private = False
         """Whether its namespace is its own, and that of its descendants."""
         self.state = BranchState()

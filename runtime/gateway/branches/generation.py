@@ -90,7 +90,8 @@ class Generation:
         params = self._engine_params(len(state.ids))
         # The other samples of one prompt find what the first one computes.
         report = core.report_scope() if op.cache_report else ""
-        requests = Requests(core.engine, branch.account, branch.source)
+        requests = Requests(core.engine, branch.account, branch.source, branch.paid)
+        branch.paid = 0
         emit_every = 1 if op.stream or op.params.stop else QUIET_TOKENS
         # Where a stop string may come, each token counts: the engine is to stop at once.
         emit_seconds = core.config.stream_interval if op.stream and not op.params.stop else 0.0

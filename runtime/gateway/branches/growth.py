@@ -95,7 +95,7 @@ async def prefill(core: Core, branch: Branch, op: Prefill) -> Event:
         nonlocal cached
         cached = update.cached_tokens if update.cached_tokens is not None else cached
 
-    requests = Requests(core.engine, branch.account, branch.source)
+    requests = Requests(core.engine, branch.account, branch.source, branch.paid)
     params = SamplingParams(max_tokens=0, temperature=0.0, seed=0)
     requests.add(
         lambda rid: Request(
@@ -109,6 +109,7 @@ async def prefill(core: Core, branch: Branch, op: Prefill) -> Event:
         ),
         note,
     )
+    branch.paid = len(ids)
     await requests.finish(branch.wait)
     return Done(op.op, Usage(prompt_tokens=len(ids), cached_tokens=cached))
 

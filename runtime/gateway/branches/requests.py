@@ -19,12 +19,16 @@ class Requests:
     """Submits requests, passes on their updates, and waits for all. If one fails, all end.
 
     Their tokens are charged to the `account`, also those of requests that do not end well. Without
-    one, they take their turns as those of `source`.
+    one, they take their turns as those of `source`. `paid`: so many tokens of the first prompt were
+    charged before.
     """
 
-    def __init__(self, engine: Engine, account: Account | None = None, source: str = "") -> None:
+    def __init__(
+        self, engine: Engine, account: Account | None = None, source: str = "", paid: int = 0
+    ) -> None:
         self._engine = engine
         self._account = account
+        self._paid = paid
         # No address and no number of a session looks like this.
         self._client = source if account is None else f"key {account.name}"
         self._running: set[int] = set()
@@ -38,7 +42,8 @@ class Requests:
         most = None if account is None else account.entry.max_pins
         request = msgspec.structs.replace(make(rid), client=self._client, max_pins=most)
         if self._account is not None:
-            self._account.used("prompt", len(request.token_ids))
+            self._account.used("prompt", len(request.token_ids) - self._paid)
+            self._paid = 0
         self._engine.submit(request, partial(self._pass_on, on_update))
         return rid
 

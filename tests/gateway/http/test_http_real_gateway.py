@@ -583,6 +583,30 @@ async def test_each_key_has_a_namespace_and_pays_for_its_tokens(
     assert 'rootlace_key_usage_total{key="c",kind="refused"} 1.0' in text
 
 
+async def test_marks_of_the_cache_do_not_count_the_prompt_again(
+    folder: str, serve: Serve, reference: FastTokenizer, tmp_path: Path
+) -> None:
+    path = str(tmp_path / "keys.json")
+    key, entry = new_key("a")
+    write_keys(path, [entry])
+    served = await _serve(folder, serve, reference, keys_file=path, api_key="operator")
+    mark = {"cache_control": {"type": "ephemeral"}}
+    text = [{"type": "text", "text": text, **mark} for text in ("one and", " two and")]
+    body = {
+        "model": "tiny",
+        "max_tokens": 3,
+        "messages": [{"role": "user", "content": [*text, {"type": "text", "text": " three"}]}],
+    }
+    headers = {"x-api-key": key}
+    async with served.http.post("/v1/messages", json=body, headers=headers) as reply:
+        assert reply.status == 200, await reply.text()
+    asked = [len(request.token_ids) for request in _engine(served).submitted]
+    assert len(asked) == 3
+    async with served.http.get("/metrics", headers={"x-api-key": "operator"}) as reply:
+        counted = await reply.text()
+    assert f'rootlace_key_usage_total{{key="a",kind="prompt_tokens"}} {asked[-1]}.0' in counted
+
+
 async def test_a_key_sees_its_own_part_of_the_tree(
     folder: str, serve: Serve, reference: FastTokenizer, tmp_path: Path
 ) -> None:
