@@ -28,6 +28,15 @@ class Limits:
         """A sequence of this many tokens ends; the last needs no KV, as nothing attends to it."""
         return min(self.context_length, self.capacity + 1)
 
+    def longest(self, request: Request, block_size: int) -> int:
+        """At this length a sequence of `request`, which was checked, ends. Who pins a prompt that
+        ends within a block leaves room for a copy of that block: the pin holds the one that is in
+        the tree."""
+        prompt = len(request.token_ids)
+        if not request.handling.cache.pin or not prompt % block_size:
+            return self.max_length
+        return max(self.beside(block_size).max_length, prompt + len(request.output_ids) + 1)
+
     def check(self, request: Request, *, constrained: bool) -> None:
         """Raises InvalidRequest, or ContextLengthExceeded if not even one token fits."""
         params = request.params

@@ -39,10 +39,10 @@ class Prefill:
         clock: Callable[[], float],
         pace: PromptPace,
         complete: Callable[[Sequence], None],
-        longest: Callable[[], int],
+        longest: Callable[[Sequence], int],
     ) -> None:
         """`flights` are the steps under way. `complete` is told of an admitted sequence that ends
-        without computing anything. `longest`: see `KVStore.check_pin`."""
+        without computing anything. `longest`: see `Retention.check_pin`."""
         self._kv = kv
         self._running = running
         self._waiting = waiting
@@ -137,7 +137,7 @@ class Prefill:
         if sequence.pinned or sequence.computed + count < sequence.prompt_len:
             return True
         try:
-            self._kv.retention.check_pin(sequence, self._longest())
+            self._kv.retention.check_pin(sequence, self._longest(sequence))
         except PinRefused as error:
             sequence.ending = Ending("error", code=error.code, error=str(error))
             self._complete(sequence)

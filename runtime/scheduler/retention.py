@@ -26,8 +26,9 @@ class Retention:
         """Raises PinRefused if a prompt that is to be pinned cannot be, as things are now; if it is
         only to be tried, it is not pinned then.
 
-        `longest`: the most tokens that any sequence may come to. It must fit beside all pins (the
-        last token needs no KV).
+        `longest`: the most tokens that any other sequence may come to. It must fit beside all pins
+        (the last token needs no KV). So must `sequence`, but for the full blocks of its prompt,
+        which the pin holds.
         """
         if sequence.pinned:
             return
@@ -38,7 +39,9 @@ class Retention:
         optional = request.handling.cache.pin == "try"
         if not self._enabled and not optional:
             raise InvalidRequest("nothing can be pinned: the cache is switched off")
-        most = min(self.pins.most, self._num_blocks - -(-(longest - 1) // self._block_size))
+        own_rest = self._blocks(sequence.full) - sequence.prompt_len // self._block_size
+        beside = max(self._blocks(longest), own_rest)
+        most = min(self.pins.most, self._num_blocks - beside)
         needed = self.pins.needed(sequence.namespace, prompt)
         full = (needed and self.pins.blocks + needed > most) or len(self.pins) >= MAX_PINS
         own = request.max_pins
@@ -53,6 +56,10 @@ class Retention:
                 f"{max(most, 0)} of {self._num_blocks} may be now (max_pinned, and room for "
                 "the longest request that is here)"
             )
+
+    def _blocks(self, length: int) -> int:
+        """What a sequence of so many tokens holds."""
+        return -(-(length - 1) // self._block_size)
 
     def pin(self, sequence: Sequence) -> None:
         """Hold the sequence's prompt, which is in the tree; `check_pin` was asked before."""

@@ -157,11 +157,11 @@ class Scheduler:
                 self._arrivals,
                 jumps=jump_forward,
                 arrived=self._clock() - waited,
-                max_length=limits.max_length,
+                max_length=limits.longest(request, self.kv.block_size),
                 adapter=limits.adapter(request),
             )
             if not sequence.pinned:
-                self.kv.retention.check_pin(sequence, max(sequence.full, self._longest()))
+                self.kv.retention.check_pin(sequence, self._longest())
             check_deadline(sequence, self._waiting, self._running, self.kv.estimate, self.view.pace)
             self._intake.begin(sequence)
         except RootlaceError:
@@ -423,7 +423,7 @@ class Scheduler:
     def _pin_late(self, sequence: Sequence) -> None:
         """Pin the prompt of a sequence that had no part in the tree before it ended."""
         try:
-            self.kv.retention.check_pin(sequence, self._longest())
+            self.kv.retention.check_pin(sequence, self._longest(sequence))
             if not sequence.pinned:
                 self.kv.retention.pin(sequence)
         except PinRefused as error:
@@ -441,9 +441,9 @@ class Scheduler:
         self._count.by_finish[update.finish] += 1
         return update
 
-    def _longest(self) -> int:
-        """The most tokens that a sequence that is here may come to."""
-        return max((sequence.full for sequence in self._by_rid.values()), default=0)
+    def _longest(self, but: Sequence | None = None) -> int:
+        """The most tokens that a sequence that is here may come to, but for one."""
+        return max((one.full for one in self._by_rid.values() if one is not but), default=0)
 
     def _check_if_asked(self) -> None:
         if self.config.check_invariants:

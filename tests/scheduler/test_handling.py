@@ -93,6 +93,22 @@ def test_pins_leave_room_for_the_requests_that_are_there() -> None:
     assert len(world.jobs[long].output) == 40
 
 
+@pytest.mark.parametrize("prompt", [16, 18])
+def test_a_pinned_prompt_is_part_of_what_its_request_may_come_to(prompt: int) -> None:
+    world = World(num_blocks=16, context_length=1000, max_pinned=0.5)
+    rid = world.submit([1] * prompt, 1000, handling=Handling(-1, cache=Cache(pin=True)))
+    world.step()
+    assert world.stats["pins"] == 1
+    world.submit([2] * 8, 1000, handling=Handling(1))
+    while not world.scheduler._running.retracted:
+        world.step()
+    world.drain()
+    run = world.jobs[rid]
+    # Of a prompt that ends within a block, the pin and the request have that block each.
+    assert len(run.output) == 16 * 4 + 1 - prompt - (4 if prompt % 4 else 0)
+    assert run.finish == "length" and world.stats["pins"] == 1
+
+
 def test_a_pin_that_became_impossible_ends_its_request_with_the_reason() -> None:
     world = World(num_blocks=16, max_pinned=0.5)
     pinned = Handling(cache=Cache(pin=True))

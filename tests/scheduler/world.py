@@ -197,7 +197,8 @@ class World:
             resumed=suspected > 0,
         )
         self.scheduler.add(request, matcher, jump_forward=jump)
-        pinned = self.scheduler.kv.retention.pins.blocks * self.scheduler.kv.block_size
+        block_size = self.scheduler.kv.block_size
+        pinned = self.scheduler.kv.retention.pins.blocks * block_size
         self.jobs[rid] = Job(
             list(prompt),
             wanted,
@@ -205,7 +206,7 @@ class World:
             constrain,
             jump,
             self.scheduler._limits.adapter(request),
-            self.scheduler._limits.beside(pinned).max_length,
+            self.scheduler._limits.beside(pinned).longest(request, block_size),
         )
         return rid
 
