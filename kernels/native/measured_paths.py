@@ -11,6 +11,7 @@ import fcntl
 import hashlib
 import json
 import logging
+import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -127,6 +128,8 @@ def _write(file: Path, known: dict[str, Name]) -> None:
     with tempfile.NamedTemporaryFile(dir=file.parent, prefix="new-", delete=False) as new:
         try:
             new.write(json.dumps(known).encode())
+            new.flush()
+            os.fsync(new.fileno())  # the name must not outlive the content
             Path(new.name).rename(file)
         except BaseException:
             Path(new.name).unlink(missing_ok=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +18,13 @@ from transformers import (
     Qwen3VLConfig,
     SmolVLMConfig,
 )
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import AutoModelForImageTextToText
 
 from rootlace.runtime.config import CacheConfig, ExecutorConfig
 from rootlace.runtime.model.checkpoint.config import ModelConfig
 from rootlace.runtime.model.executor.runner import ModelRunner
+from rootlace.runtime.model.families.text_part import WHOLES
 from rootlace.wire.errors import UnsupportedModel
 from rootlace.wire.protocol import SamplingParams
 from tests.model.checkpoints import SHAPE, reference_logprobs, save
@@ -82,6 +85,62 @@ def _changed(folder: Path, **keys: Any) -> Path:
     file = folder / "config.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), **keys}))
     return folder
+
+
+def _read(folder: Path, **config: Any) -> ModelConfig:
+    (folder / "config.json").write_text(json.dumps(config))
+    return ModelConfig.read(folder)
+
+
+@pytest.mark.parametrize("kind", sorted({kind for texts in WHOLES.values() for kind in texts}))
+def test_what_a_file_does_not_say_is_as_in_transformers(kind: str, tmp_path: Path) -> None:
+    name = next(name for name, texts in WHOLES.items() if kind in texts)
+    flat = kind in ("qwen2_vl", "qwen2_5_vl")
+    text = CONFIG_MAPPING[f"{kind}_text" if flat else kind]().to_dict()
+    written = _read(tmp_path, architectures=[name], text_config=text)
+    own = {"model_type": kind}
+    silent = _read(tmp_path, architectures=[name], **(own if flat else {"text_config": own}))
+    assert silent.spec.rope is not None
+    parameters = {**silent.spec.rope.parameters, "rope_type": "default"}
+    spec = replace(silent.spec, rope=replace(silent.spec.rope, parameters=parameters))
+    assert spec == written.spec
+    assert silent.bos_token_id == written.bos_token_id
+    assert silent.eos_token_ids == written.eos_token_ids
+
+
+OLD_LLAVA = {
+    "text_config": {
+        "_name_or_path": "lmsys/vicuna-7b-v1.5",
+        "architectures": ["LlamaForCausalLM"],
+        "max_position_embeddings": 4096,
+        "model_type": "llama",
+        "rms_norm_eps": 1e-05,
+        "vocab_size": 32064,
+    },
+    "vocab_size": 32064,
+}
+OLD_SMOLVLM = {
+    "text_config": {
+        "model_type": "llama",
+        "perceiver_config": {"model_type": "vllama3"},
+        "pixel_shuffle_factor": 4,
+        "qk_layer_norms": False,
+        "use_resampler": False,
+    },
+    "use_reentrant_checkpointing": False,
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "config"),
+    [
+        ("LlavaForConditionalGeneration", OLD_LLAVA),
+        ("Idefics3ForConditionalGeneration", OLD_SMOLVLM),
+    ],
+)
+def test_files_as_they_were_published(name: str, config: dict[str, Any], tmp_path: Path) -> None:
+    spec = _read(tmp_path, architectures=[name], **config).spec
+    assert (spec.num_layers, spec.hidden_size) == (32, 4096)
 
 
 def test_refusals(tmp_path: Path) -> None:

@@ -31,7 +31,8 @@ IGNORED = names(
     "activation_dropout dropout layerdrop init_std "
     "attention_probs_dropout_prob hidden_dropout_prob "
     "output_router_logits router_aux_loss_coef router_jitter_noise "
-    "neftune_noise_alpha gradient_checkpointing use_cache pretraining_tp pad_token_id "
+    "neftune_noise_alpha gradient_checkpointing use_reentrant_checkpointing use_cache "
+    "pretraining_tp pad_token_id "
     "chunk_size_feed_forward output_attentions output_hidden_states return_dict torchscript "
     "use_bfloat16 tf_legacy_loss attn_implementation _attn_implementation "
     "_attn_implementation_autoset _flash_attn_2_enabled output_past custom_pipelines "
@@ -71,9 +72,11 @@ ONLY: dict[str, Any] = {
     "lm_head_bias": False,
     "mlp_bias": False,
     "pruned_heads": {},
+    "qk_layer_norms": False,
     "rope_interleaved": False,
     "tie_encoder_decoder": False,
     "use_mrope": False,
+    "use_resampler": False,
     "use_sliding_window": False,
 }
 """Keys of which one value is supported, where a family does not read them."""

@@ -7,7 +7,7 @@ makes images readable is passed over: without images it changes nothing.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,40 +17,67 @@ from rootlace.wire.errors import UnsupportedModel
 
 
 @dataclass(frozen=True)
-class Whole:
-    """A model that sees. `text`: by the `model_type` of its `text_config`, or by its own where keys
-    of texts and of images are not apart, a family's architecture and `model_type`. `defaults`: what
-    its text model has where the file does not say."""
+class Text:
+    """A text model: a family's architecture and `model_type`, and what it has where the file does
+    not say, as published files do not where a size is transformers' default."""
 
-    text: Mapping[str, tuple[str, str]]
-    defaults: Mapping[str, Any] = field(default_factory=dict)
+    architecture: str
+    model_type: str
+    defaults: Mapping[str, Any]
 
 
-_LLAMA, _MISTRAL = ("LlamaForCausalLM", "llama"), ("MistralForCausalLM", "mistral")
-_QWEN2, _QWEN3 = ("Qwen2ForCausalLM", "qwen2"), ("Qwen3ForCausalLM", "qwen3")
-_GEMMA3 = ("Gemma3ForCausalLM", "gemma3_text")
-_LLAVA = Whole({"llama": _LLAMA, "mistral": _MISTRAL, "qwen2": _QWEN2})
-_IDEFICS = Whole({"llama": _LLAMA})
-WHOLES: dict[str, Whole] = {
-    "Gemma3ForConditionalGeneration": Whole(
-        {"gemma3_text": _GEMMA3},
-        {
-            "vocab_size": 262208,
-            "num_attention_heads": 8,
-            "max_position_embeddings": 131072,
-        },
+def _sizes(
+    vocab: int, hidden: int, inner: int, layers: int, heads: int, context: int, **further: Any
+) -> dict[str, Any]:
+    return {
+        "vocab_size": vocab,
+        "hidden_size": hidden,
+        "intermediate_size": inner,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "max_position_embeddings": context,
+        **further,
+    }
+
+
+_LLAMA = Text("LlamaForCausalLM", "llama", _sizes(32000, 4096, 11008, 32, 32, 2048))
+_MISTRAL = Text("MistralForCausalLM", "mistral", _sizes(32000, 4096, 14336, 32, 32, 131072))
+_QWEN2 = Text("Qwen2ForCausalLM", "qwen2", _sizes(151936, 4096, 22016, 32, 32, 32768))
+_QWEN2_VL = Text(
+    "Qwen2ForCausalLM",
+    "qwen2",
+    _sizes(
+        *(152064, 8192, 29568, 80, 64, 32768),
+        num_key_value_heads=8,
+        rms_norm_eps=1e-5,
+        rope_theta=1e6,
+        max_window_layers=80,
+        bos_token_id=151643,
+        eos_token_id=151645,
     ),
+)
+_QWEN3_VL = Text(
+    "Qwen3ForCausalLM",
+    "qwen3",
+    _sizes(151936, 4096, 22016, 32, 32, 128000, rope_theta=5e5),
+)
+_GEMMA3 = Text("Gemma3ForCausalLM", "gemma3_text", _sizes(262208, 2304, 9216, 26, 8, 131072))
+_LLAVA = {"llama": _LLAMA, "mistral": _MISTRAL, "qwen2": _QWEN2}
+_IDEFICS = {"llama": _LLAMA}
+WHOLES: dict[str, Mapping[str, Text]] = {
+    "Gemma3ForConditionalGeneration": {"gemma3_text": _GEMMA3},
     "Idefics3ForConditionalGeneration": _IDEFICS,
     "LlavaForConditionalGeneration": _LLAVA,
     "LlavaNextForConditionalGeneration": _LLAVA,
     "LlavaOnevisionForConditionalGeneration": _LLAVA,
-    "Mistral3ForConditionalGeneration": Whole({"mistral": _MISTRAL}),
-    "Qwen2VLForConditionalGeneration": Whole({"qwen2_vl_text": _QWEN2, "qwen2_vl": _QWEN2}),
-    "Qwen2_5_VLForConditionalGeneration": Whole({"qwen2_5_vl_text": _QWEN2, "qwen2_5_vl": _QWEN2}),
-    "Qwen3VLForConditionalGeneration": Whole({"qwen3_vl_text": _QWEN3}),
+    "Mistral3ForConditionalGeneration": {"mistral": _MISTRAL},
+    "Qwen2VLForConditionalGeneration": {"qwen2_vl_text": _QWEN2_VL, "qwen2_vl": _QWEN2_VL},
+    "Qwen2_5_VLForConditionalGeneration": {"qwen2_5_vl_text": _QWEN2_VL, "qwen2_5_vl": _QWEN2_VL},
+    "Qwen3VLForConditionalGeneration": {"qwen3_vl_text": _QWEN3_VL},
     "SmolVLMForConditionalGeneration": _IDEFICS,
 }
-"""By their architectures."""
+"""Models that see, by their architectures: their text models, by the `model_type` of their
+`text_config`, or by their own where keys of texts and of images are not apart."""
 
 OF_ALL = names(
     "architectures model_type bos_token_id eos_token_id dtype torch_dtype quantization_config "
@@ -62,9 +89,10 @@ OF_IMAGES = names(
     "vision_start_token_id vision_end_token_id vision_token_id boi_token_index eoi_token_index "
     "mm_tokens_per_image multimodal_projector_bias projector_hidden_act spatial_merge_size "
     "vision_feature_layer vision_feature_select_strategy vision_aspect_ratio image_seq_length "
-    "image_grid_pinpoints use_image_newline_parameter scale_factor ignore_index _pad_token_id"
+    "image_grid_pinpoints use_image_newline_parameter scale_factor ignore_index _pad_token_id "
+    "perceiver_config pixel_shuffle_factor"
 )
-"""Keys of the whole that say nothing about texts."""
+"""Keys, of the whole or beside those of texts, that say nothing about texts."""
 PARTS = tuple(
     f"{start}{module}"
     for start in ("", "model.")
@@ -86,28 +114,32 @@ def text_part(file: Path, raw: Mapping[str, Any]) -> dict[str, Any] | None:
     """The `config.json` of the text model in a model that sees; None: it is no such model. Raises
     `UnsupportedModel` for a text model of no known family, and for keys that nobody knows."""
     given = Given(file, raw)
-    found = given("architectures", TEXTS.or_none(), None) or []
-    name = next((one for one in found if one in WHOLES), None)
+    architectures = given("architectures", TEXTS.or_none(), None) or []
+    name = next((one for one in architectures if one in WHOLES), None)
     if name is None:
         return None
-    whole = WHOLES[name]
-    if "text_config" in raw:
-        text = dict(given("text_config", TABLE))
-        given.finish(IGNORED | OF_ALL | OF_IMAGES)
-    else:
-        text = {key: value for key, value in raw.items() if key not in OF_IMAGES}
+    apart = "text_config" in raw
+    text = dict(given("text_config", TABLE)) if apart else dict(raw)
+    if apart:
+        # Some files say what texts have once more for the whole.
+        again = {key for key, value in text.items() if value is None or raw.get(key) == value}
+        given.finish(IGNORED | OF_ALL | OF_IMAGES | again)
     kind = str(text.get("model_type"))
-    if kind not in whole.text:
+    if kind not in WHOLES[name]:
         raise UnsupportedModel(
             f"{file}: text_config.model_type {kind!r} of {name} is not supported (supported: "
-            f"{', '.join(whole.text)})"
+            f"{', '.join(WHOLES[name])})"
         )
-    architecture, model_type = whole.text[kind]
-    text = {**whole.defaults, **text, **{key: raw[key] for key in OF_ALL if key in raw}}
-    for key in ("rope_scaling", "rope_parameters"):
-        if isinstance(text.get(key), dict):
-            text[key] = _of_texts(text[key])
-    return text | {"architectures": [architecture], "model_type": model_type}
+    found = WHOLES[name][kind]
+    text = {key: value for key, value in text.items() if key not in OF_IMAGES}
+    text |= {key: raw[key] for key in OF_ALL if key in raw}
+    rotations = [key for key in ("rope_scaling", "rope_parameters") if type(text.get(key)) is dict]
+    for key in rotations:
+        text[key] = _of_texts(text[key])
+    inside_of_them = {key for one in rotations for key in text[one]}
+    missing = {k: v for k, v in found.defaults.items() if k not in inside_of_them}
+    own = {"architectures": [found.architecture], "model_type": found.model_type}
+    return missing | text | own
 
 
 def inside(names: WeightNames) -> WeightNames:
