@@ -26,7 +26,7 @@ def read_options(context: typer.Context, path: Path | None) -> Path | None:
             fail(f"{path}: {MODELS} must name several models, such as {{a: FOLDER, b: FOLDER}}")
         context.meta[MODELS] = [f"{name}={model}" for name, model in models.items()]
     known = {
-        option.removeprefix("--"): parameter.name
+        option.removeprefix("--"): parameter
         for parameter in context.command.params
         for option in (*parameter.opts, *parameter.secondary_opts)
         if option.startswith("--")
@@ -38,8 +38,9 @@ def read_options(context: typer.Context, path: Path | None) -> Path | None:
             close = difflib.get_close_matches(name, [*known, MODELS], 1)
             hint = f"; did you mean {close[0]}?" if close else ""
             fail(f"{path}: there is no option {key!r}{hint}")
-        if value is not None and known[name] is not None:
-            defaults[str(known[name])] = value
+        if value is not None:
+            one_of_many = known[name].multiple and not isinstance(value, list)
+            defaults[str(known[name].name)] = [value] if one_of_many else value
     context.default_map = {**(context.default_map or {}), **defaults}
     return path
 

@@ -227,13 +227,14 @@ def test_options_of_a_file(
     path = tmp_path / "serve.yaml"
     path.write_text(
         f"model: {tiny_model}\nport: 0\nkv_memory: 1.5M\npolicy: dfs\nno-cache: true\n"
-        "stream-interval: 0.5\nthreads: 3\napi-key: 1234\nadapter: null\n"
+        "stream-interval: 0.5\nthreads: 3\napi-key: 1234\nadapter: x=/y\neviction: null\n"
     )
     gateway, engine = _configured(monkeypatch, "--config", str(path), "--threads", "2")
     assert (gateway.http_port, gateway.stream_interval, gateway.api_key) == (0, 0.5, "1234")
     assert gateway.model == str(tiny_model.resolve())
     assert engine.executor.kv_memory_bytes == 3 << 19 and engine.executor.threads == 2
     assert engine.scheduler.policy == "dfs" and not engine.cache.enabled
+    assert engine.executor.adapters == ("x=/y",)
     path.write_text(f"models: {{a: {tiny_model}, b: {tiny_model}}}\nport: 0\n")
     gateway, _ = _configured(monkeypatch, "--config", str(path))
     assert gateway.served_name == "a"
