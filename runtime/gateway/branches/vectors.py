@@ -62,6 +62,8 @@ async def find_vectors(
         size = core.engine.info.hidden_size
         raise InvalidRequest(f"dimensions must be from 1 to {size}, not {dimensions}")
     core.check_adapter(adapter)
+    if account is not None:
+        account.check_priority(handling.priority)
     chosen = _own_pooling(core) if pooling is None else pooling
     if not handling.cache.share:
         namespace = private(namespace)

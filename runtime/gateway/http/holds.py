@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from contextlib import ExitStack
 
 from rootlace.runtime.gateway.branches.gateway import Gateway
 from rootlace.runtime.gateway.branches.session import Session
@@ -23,23 +25,25 @@ class Holds:
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
-        self._held: dict[Session, tuple[int, asyncio.TimerHandle]] = {}
+        self._held: dict[ExitStack, int] = {}
+        """What lets each go, and its tokens."""
         self._tokens = 0
 
-    def add(self, session: Session, tokens: int) -> None:
-        """Hold a session that has so many `tokens` for itself."""
+    def add(self, session: Session, tokens: int) -> Callable[[], None]:
+        """Hold a session that has so many `tokens` for itself. What this returns closes it, and
+        keeps nothing in memory once it is closed: neither the session nor its model."""
+        held = ExitStack()
         seconds = self._gateway.config.hold_seconds
-        timer = asyncio.get_running_loop().call_later(seconds, self.let_go, session)
-        self._held[session] = tokens, timer
+        timer = asyncio.get_running_loop().call_later(seconds, held.close)
+        for let_go in (session.close, timer.cancel):
+            held.callback(let_go)
+        held.callback(self._forget, held)
+        self._held[held] = tokens
         self._tokens += tokens
         most = self._gateway.model_info.capacity_tokens // _PART_OF_CACHE
         while self._held and (len(self._held) > MAX_HELD or self._tokens > most):
-            self.let_go(next(iter(self._held)))
+            next(iter(self._held)).close()
+        return held.close
 
-    def let_go(self, session: Session | None) -> None:
-        """Close the session, if it is held."""
-        if session is not None and session in self._held:
-            tokens, timer = self._held.pop(session)
-            timer.cancel()
-            self._tokens -= tokens
-            session.close()
+    def _forget(self, held: ExitStack) -> None:
+        self._tokens -= self._held.pop(held)

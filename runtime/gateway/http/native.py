@@ -266,11 +266,13 @@ class Generate:
         """The prompts, under way; while the block runs, clients may end them."""
         jobs = [one.job for one in asked]
         with ExitStack() as stack:
+            if turn is not None:
+                stack.enter_context(self._sessions.running(turn))
             shots = one_shot.OneShots(self._gateway, jobs, stream=bool(body.stream))
             stack.enter_context(shots)
             stack.enter_context(self._aborts.running(_named(body, asked, shots)))
             if turn is not None:
-                stack.enter_context(self._sessions.running(turn, partial(shots.abort, 0)))
+                turn.abort = partial(shots.abort, 0)
             yield shots
 
     def _end(self, turn: Turn | None, result: Generated, shots: one_shot.OneShots) -> None:

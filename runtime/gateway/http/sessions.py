@@ -8,9 +8,9 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Annotated
 
+import msgspec
 from aiohttp import web
 
 from rootlace.runtime.gateway.branches.gateway import Gateway
@@ -28,6 +28,8 @@ from rootlace.runtime.gateway.tokens.pieces import Piece
 MAX_SESSIONS = 1024
 MAX_TOKENS = 16 * 2**20
 """Of the turns of all sessions, four bytes each."""
+_TURN_TOKENS = 256
+"""A turn counts as so many more: what takes its memory is not only its tokens."""
 
 
 class OpenSessionBody(Body):
@@ -36,7 +38,7 @@ class OpenSessionBody(Body):
     capacity_of_str_len: Annotated[
         int | None, ignored("a sequence may be as long as the model's context")
     ] = None
-    session_id: str | None = None
+    session_id: Annotated[str, msgspec.Meta(max_length=256)] | None = None
     model: str | None = None
 
 
@@ -66,6 +68,10 @@ _Key = tuple[str, str]
 """A session's: the name of the API key, and the id."""
 
 
+def _nothing() -> None:
+    """Nothing runs, or is held."""
+
+
 @dataclass(eq=False)
 class Turn:
     """A request of a session: the tokens of its prompt and, as far as they came, of its output."""
@@ -77,21 +83,19 @@ class Turn:
     output: array[int] = field(default_factory=lambda: array("i"))
     done: bool = False
     counted: int = 0
-    """How many of its tokens count for `MAX_TOKENS`."""
-    abort: Callable[[], None] = lambda: None
-    let_go: Callable[[], None] = lambda: None
+    """As how many it was counted for `MAX_TOKENS`."""
+    abort: Callable[[], None] = _nothing
+    let_go: Callable[[], None] = _nothing
     """Have the cache treat it like any other."""
 
     @property
     def size(self) -> int:
         return len(self.prompt) + len(self.output)
 
-    def behind(self, other: Turn) -> bool:
-        """Whether it went on from `other`."""
-        link = self.parent
-        while link is not None and link is not other:
-            link = link.parent
-        return link is other
+    @property
+    def cost(self) -> int:
+        """How many tokens it counts as."""
+        return self.size + len(self.rid) + _TURN_TOKENS
 
 
 class Sessions:
@@ -152,8 +156,10 @@ class Sessions:
         if params.replace:
             if before is not None and not before.done:
                 before.abort()
-            for turn in list(turns.values()):
-                if before is None or turn.behind(before):
+            gone: set[Turn] = set()
+            for turn in list(turns.values()):  # each comes after the one that it went on from
+                if before is None or turn.parent is before or turn.parent in gone:
+                    gone.add(turn)
                     self._forget(turns.pop(turn.rid))
         if before is not None:
             known = before.prompt if params.drop_previous_output else before.prompt + before.output
@@ -166,23 +172,23 @@ class Sessions:
         """The turn's request ended. Its branch is held, of which the turn before is the beginning,
         unless the turn was replaced or the session closed."""
         turn.output, turn.done = array("i", output), True
-        if not self._has(turn) or not shots.keeps:
+        if not self._has(turn):
             return
         self._count(turn)
-        branches = shots.keep()
-        self._holds.add(branches, turn.size)
-        turn.let_go = partial(self._holds.let_go, branches)
+        if not shots.keeps:
+            return
+        turn.let_go = self._holds.add(shots.keep(), turn.size)
         if turn.parent is not None:
             turn.parent.let_go()
 
     @contextmanager
-    def running(self, turn: Turn, abort: Callable[[], None]) -> Iterator[None]:
-        """While the block runs, `abort` ends the turn's request. A turn that has not ended with the
-        block is forgotten."""
-        turn.abort = abort
+    def running(self, turn: Turn) -> Iterator[None]:
+        """While the block runs, `turn.abort` may end its request. A turn that has not ended with
+        the block is forgotten."""
         try:
             yield
         finally:
+            turn.abort = _nothing  # and not what keeps the whole request in memory
             if not turn.done and self._has(turn):
                 self._forget(self._turns[turn.key].pop(turn.rid))
 
@@ -202,8 +208,8 @@ class Sessions:
 
     def _count(self, turn: Turn) -> None:
         """The turn is new, or has grown."""
-        self._tokens += turn.size - turn.counted
-        turn.counted = turn.size
+        self._tokens += turn.cost - turn.counted
+        turn.counted = turn.cost
         self._bound()
 
     def _bound(self) -> None:

@@ -297,6 +297,10 @@ async def test_a_response_outlives_pressure_on_the_cache(real: Served, kept: boo
     assert cached == (first.usage.total_tokens - 1 if kept else 0)
 
 
+def _refuse(*given: Any, **more: Any) -> Any:
+    raise Overloaded("of the test")
+
+
 async def test_a_session_goes_on_from_its_requests(real: Served) -> None:
     engine, gateway = _engine(real), real.gateway
     engine.script = lambda message: [7, 8, 9]
@@ -344,6 +348,12 @@ async def test_a_session_goes_on_from_its_requests(real: Served) -> None:
     engine.pause(False)
     await replaced
     assert len(engine.aborted) == 1
+    # Nothing stays of a request that could not be started.
+    body = {"input_ids": [6], "rid": "r", "session_params": {"id": name}}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gateway, "open_session", _refuse)
+        await post("/generate", 429, **body)
+    await post("/generate", **body)
     await post("/close_session", session_id=name)
     assert await post("/close_session", 400, session_id=name) == "session_id"
     assert await ask([1], 400) == "session_params.id"
@@ -560,14 +570,14 @@ async def test_each_key_has_a_namespace_and_pays_for_its_tokens(
     assert used == ["@a/", "@a/@a/", "@b/", "@b/@a/", "", "", "@a/"]
     # Whose turn it is among those who wait.
     assert [request.max_pins for request in engine.submitted[1:3]] == [None, 2]
-    for priority, expected in ((3, 200), (4, 400)):
-        body = {"prompt": "hi", "max_tokens": 3, "priority": priority}
-        status, reply = await ask(b, "POST", "/v1/completions", body)
-        assert status == expected
-    assert "3 at most (max_priority)" in reply["error"]["message"]
-    del engine.submitted[-1]
     turns = [request.client for request in engine.submitted]
     assert turns == [*("key a",) * 2, *("key b",) * 2, "key c", *("127.0.0.1",) * 2]
+    for kind, asked in (("completions", {"prompt": "hi"}), ("embeddings", {"input": "hi"})):
+        for priority, expected in ((3, 200), (4, 400)):
+            body = {**asked, "priority": priority}
+            status, reply = await ask(b, "POST", f"/v1/{kind}", body)
+            assert status == expected
+        assert "3 at most (max_priority)" in reply["error"]["message"]
     status, _ = await ask(a, "POST", "/cache/explain", {"prompt": "hi"})
     assert status == 200 and [(one[1], one[2]) for one in engine.explained] == [("@a/", "own")]
     await ask(b, "POST", "/v1/embeddings", {"input": "hi", "cache_salt": "s"})

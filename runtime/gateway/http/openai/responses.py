@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, Literal, TypedDict
 
 from aiohttp import web
@@ -243,14 +242,19 @@ class Responses:
         self, asked: _Request, ended: Ended, response: ResponseReply, answer: dict[str, Any]
     ) -> None:
         """Store the response, and hold its branch, of which the one before is the beginning."""
+        let_go: Callable[[], None] = _nothing
         if ended.session is not None:
             usage = ended.generated.usage
-            self._holds.add(ended.session, usage.prompt_tokens + usage.completion_tokens)
+            tokens = usage.prompt_tokens + usage.completion_tokens
+            let_go = self._holds.add(ended.session, tokens)
             if asked.previous is not None:
                 asked.previous.let_go()
-        let_go = partial(self._holds.let_go, ended.session)
         new = [*asked.new, answer]
         self._store.put(response, asked.before, new, owner(), asked.salt, ended.held, let_go)
+
+
+def _nothing() -> None:
+    """There is no branch to let go."""
 
 
 def _head(body: ResponsesBody, model: str) -> ResponseHead:
