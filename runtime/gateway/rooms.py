@@ -14,7 +14,12 @@ from rootlace.runtime.gateway.branches.gateway import Gateway
 from rootlace.runtime.gateway.branches.house import House
 from rootlace.runtime.gateway.branches.model_name import name_of, not_found
 from rootlace.runtime.gateway.room import close_room, open_room
-from rootlace.wire.errors import DeadlineExceeded, RootlaceError, ServerUnavailable
+from rootlace.wire.errors import (
+    DeadlineExceeded,
+    InternalError,
+    RootlaceError,
+    ServerUnavailable,
+)
 
 log = logging.getLogger(__name__)
 
@@ -136,8 +141,9 @@ class Rooms:
             room.gateway = gateway
             room.note_loaded(None)
             return gateway
-        except RootlaceError as error:
-            room.note_loaded(error)
+        except Exception as error:
+            other = InternalError(f"{type(error).__name__}: {error}")
+            room.note_loaded(error if isinstance(error, RootlaceError) else other)
             raise
         finally:
             room.loading = None

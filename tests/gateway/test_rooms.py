@@ -150,7 +150,7 @@ async def test_the_field_model_chooses(make: Make) -> None:
 
 
 async def test_models_are_loaded_when_asked_for_and_unloaded_when_idle(make: Make) -> None:
-    place = await make(load="on-demand", idle_unload=0.05)
+    place = await make(load="on-demand", idle_unload=0.05, hold_seconds=0.05)
     assert not place.loaded
     _, models = await place.ask("/v1/models")
     assert [one["id"] for one in models["data"]] == ["a", "b"]
@@ -163,11 +163,31 @@ async def test_models_are_loaded_when_asked_for_and_unloaded_when_idle(make: Mak
     assert place.loaded == ["b"]
     room = place.rooms.room("b")
     gateway = weakref.ref(room.gateway)
+    said = await place.ask("/v1/responses", {"input": "hi", "model": "b", "max_output_tokens": 2})
     await until(lambda: room.gateway is None and not place.rooms._closing)
     gc.collect()
     assert gateway() is None
+    assert (await place.ask(f"/v1/responses/{said[1]['id']}"))[1] == said[
+        1
+    ]  # it outlives its model
     assert (await place.ask("/generate", body))[0] == 200
     assert place.loaded == ["b", "b"]
+
+
+async def test_a_load_that_fails_unexpectedly_is_not_tried_with_every_request(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place, tries = await make(load="on-demand"), []
+
+    async def open_room(*given: object) -> Gateway:
+        tries.append(given)
+        raise KeyError("vocab")
+
+    monkeypatch.setattr(module, "open_room", open_room)
+    monkeypatch.setattr(module, "FIRST_RETRY_SECONDS", 50.0)
+    for _ in range(2):
+        assert (await place.ask("/v1/completions", {"prompt": "hi"}))[0] == 500
+    assert len(tries) == 1
 
 
 async def test_who_only_looks_neither_loads_a_model_nor_keeps_it(make: Make) -> None:

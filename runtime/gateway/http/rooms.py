@@ -52,13 +52,17 @@ _WATCHING = (
 )
 
 
+_Scalar = str | int | float | bool | None
+"""What an endpoint may find wrong, without taking time and memory here."""
+
+
 class _Named(msgspec.Struct):
     """What says which model a body is for, and how long it may be waited for; `name` is Ollama's
     older word."""
 
-    model: Any = None
-    name: Any = None
-    timeout: Any = None
+    model: _Scalar = None
+    name: _Scalar = None
+    timeout: _Scalar = None
 
 
 _named = msgspec.json.Decoder(_Named)
@@ -253,7 +257,7 @@ def _written(started: int) -> str:
 async def _asked(request: web.Request) -> tuple[str | None, float | None]:
     """The model that a request names, and its timeout; None for what it does not say, or what
     cannot be read."""
-    asked: Any = request.query.get("model")
+    asked: _Scalar = request.query.get("model")
     timeout = None
     if asked is None and request.method == "POST":
         try:
