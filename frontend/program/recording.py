@@ -21,6 +21,8 @@ MOST = 20_000
 """How many entries, and how many branches, are kept of a run."""
 SHOWN = 4_000
 """How many characters of a text a timeline tells; of a longer one its beginning and its end."""
+LONGEST = 40
+"""How many characters the name of a branch has at most."""
 
 
 @dataclass(frozen=True)
@@ -179,18 +181,18 @@ class Recording:
         index = 0
         # A search tree may be as deep as it likes: a stack, no recursion.
         stack: list[tuple[int, str, int | None]] = [
-            (number, f"{at}", None) for at, number in _last_first(below.get(None, ()))
+            (number, "", None) for _, number in _last_first(below.get(None, ()))
         ]
         while stack:
             number, path, parent = stack.pop()
             track = tracks[number]
             children = _last_first(below.get(number, ()))
-            stack += [(child, f"{path}.{at}", index) for at, child in children]
+            stack += [(child, _below(path, at), index) for at, child in children]
             index += 1
             ends = [span.end for span in track.spans]
             opened = track.opened - self._began
             yield Lane(
-                name=path.partition(".")[2] or "main",
+                name=path or "main",
                 parent=parent,
                 start=opened,
                 end=max([opened, *ends]),
@@ -201,6 +203,13 @@ class Recording:
 
 def _last_first(numbers: Sequence[int]) -> list[tuple[int, int]]:
     return list(enumerate(numbers))[::-1]
+
+
+def _below(path: str, at: int) -> str:
+    """The name of a fork: its number behind its parent's name, of which only the end is told where
+    the tree is deep (names of all its length would take the square of its depth)."""
+    name = f"{path}.{at}" if path else f"{at}"
+    return name if len(name) <= LONGEST else f"…{name[1 - LONGEST :]}"
 
 
 def _parent_shown(track: _Track, tracks: dict[int, _Track]) -> int | None:

@@ -221,6 +221,19 @@ def test_long_texts_and_long_runs_are_cut(monkeypatch: pytest.MonkeyPatch) -> No
     assert len(whole) < 4100 and whole.startswith("d") and "5000 characters" in whole
 
 
+def test_names_of_deep_branches_are_cut() -> None:
+    @rl.function
+    def program(s):
+        for _ in range(30):
+            (s,) = s.fork(1)
+            s += rl.gen("x")
+        s.sync()
+
+    lanes = program.run(backend=Scripted(default="a")).trace().lanes
+    assert [lane.name for lane in lanes[:3]] == ["main", "0", "0.0"]
+    assert lanes[-1].name.startswith("…") and max(len(lane.name) for lane in lanes) == 40
+
+
 def test_a_saved_state_has_no_times() -> None:
     state = tips.run("x", backend=Scripted(default="good", check=False))
     with pytest.raises(InvalidRequest, match="when it did what"):
