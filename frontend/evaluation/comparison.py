@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 
 from rootlace.evaluation.results import Results
@@ -24,14 +25,10 @@ class Difference:
 
 
 def compare(first: Results, second: Results) -> list[Difference]:
-    """For each metric that both have. Rows are paired by id and prompt; raises InvalidRequest where
-    they have none in common."""
-    others = {(record.id, record.prompt): record for record in second.records}
-    pairs = [
-        (record.scores, others[record.id, record.prompt].scores)
-        for record in first.records
-        if (record.id, record.prompt) in others
-    ]
+    """For each metric that both have. Rows are paired by id and prompt, those that share both in
+    their order; raises InvalidRequest where they have none in common."""
+    scores, others = _by_row(first), _by_row(second)
+    pairs = [(one, others[row]) for row, one in scores.items() if row in others]
     if not pairs:
         raise InvalidRequest(
             f"{first.task} with {first.model} and {second.task} with {second.model} "
@@ -42,6 +39,17 @@ def compare(first: Results, second: Results) -> list[Difference]:
         both = [(one[metric], two[metric]) for one, two in pairs if metric in one and metric in two]
         if both:
             found.append(_difference(metric, both))
+    return found
+
+
+def _by_row(run: Results) -> dict[tuple[str, str, int], dict[str, float]]:
+    """The scores by id, prompt, and how many rows before had the same of both."""
+    before: Counter[tuple[str, str]] = Counter()
+    found = {}
+    for record in run.records:
+        row = record.id, record.prompt
+        found[*row, before[row]] = record.scores
+        before[row] += 1
     return found
 
 

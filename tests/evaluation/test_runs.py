@@ -183,6 +183,10 @@ def test_runs_are_compared_row_by_row() -> None:
     assert (found.better, found.worse, found.first, found.second) == (2, 1, 0.8, 0.6)
     assert found.difference.mean == pytest.approx(0.2) and found.chance == 1.0
     assert found.difference.low < 0 < found.difference.high
+    for run in (first, second):
+        for record in run.records:
+            record.id = record.prompt = ""  # not told apart: paired in their order
+    assert compare(first, second) == [found]
     second.records = [Record(id="x", prompt="", scores={"acc": 1})]
     with pytest.raises(InvalidRequest, match="no rows in common"):
         compare(first, second)
