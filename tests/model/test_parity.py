@@ -193,7 +193,7 @@ def test_queries_beyond_one_chunk(
 ) -> None:
     """Long prompts are attended in chunks of queries, and scored in parts."""
     monkeypatch.setattr("rootlace.kernels.reference.attention_plan.QUERY_CHUNK", 16)
-    monkeypatch.setattr("rootlace.runtime.model.sampling.scores.LOGITS_BYTES", 4 * VOCAB * 10)
+    monkeypatch.setattr("rootlace.runtime.model.sampling.scores.LOGITS_BYTES", VOCAB * 10)
     skip_without(kernels)
     model = Model(tmp_path, save(configs()[name], tmp_path), kernels)
     runner = model.runner()

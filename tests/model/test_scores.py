@@ -29,7 +29,7 @@ def test_scores_are_log_softmax(score: ScoreTokens, monkeypatch: pytest.MonkeyPa
     torch.testing.assert_close(top_logprobs.double(), best.values, atol=1e-5, rtol=0)
     assert torch.equal(top_ids, best.indices.int())
     assert logprobs.dtype == top_logprobs.dtype == torch.float32
-    monkeypatch.setattr(scores, "LOGITS_BYTES", 4 * 301 * 4)
+    monkeypatch.setattr(scores, "LOGITS_BYTES", 301 * 4)
     parts = score_in_parts(score, logits.__getitem__, tokens, 7, 301)
     for one, other in zip(parts, found, strict=True):
         assert torch.equal(one, other)

@@ -12,6 +12,10 @@ from rootlace.runtime.contracts.plan import PromptScoreRow, SampleRow, TokenScor
 
 LOGITS_BYTES = 64 << 20
 """Logits of scored tokens held at once; more tokens are scored in parts of this size."""
+PART_TOKENS = 256
+"""With a large vocabulary, parts have as many tokens as this, unless their logits take more than four
+times `LOGITS_BYTES`: each part reads the whole output head again, which counts where tokens are
+few."""
 
 
 def score_in_parts(
@@ -23,7 +27,8 @@ def score_in_parts(
 ) -> Scores:
     """`score` of N > 0 tokens, of whose logits it asks for a part at a time, so that memory does
     not grow with N."""
-    size = max(LOGITS_BYTES // (4 * vocab_size), 1)
+    row = 4 * vocab_size
+    size = max(LOGITS_BYTES // row, min(PART_TOKENS, 4 * LOGITS_BYTES // row), 1)
     count = len(tokens)
     parts = [slice(start, min(start + size, count)) for start in range(0, count, size)]
     found = [score(logits(part), tokens[part], top) for part in parts]
