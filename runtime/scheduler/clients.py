@@ -10,7 +10,7 @@ from rootlace.runtime.scheduler.patience import COMPUTED, work_of
 from rootlace.runtime.scheduler.sequence import Sequence
 from rootlace.runtime.scheduler.waiting import WaitingQueue
 
-_TOLD = 64
+_TOLD = 16
 """The queues of so many clients learn of a computed prompt at once, others at their turn."""
 _REMEMBERED = 4096
 """So many clients who do not wait keep their clocks, until nobody waits."""
@@ -91,7 +91,8 @@ class ClientQueues:
     def computed(self, sequence: Sequence) -> None:
         """All tokens of an admitted `sequence` are in the tree, or will be with this step."""
         for queue in islice(self._queues.values(), _TOLD):
-            queue.computed(sequence)
+            if len(queue) > 1:  # else there is no order to change
+                queue.computed(sequence)
 
     def peek(self) -> Sequence | None:
         """The sequence to admit next."""
