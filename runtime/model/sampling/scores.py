@@ -13,9 +13,9 @@ from rootlace.runtime.contracts.plan import PromptScoreRow, SampleRow, TokenScor
 LOGITS_BYTES = 64 << 20
 """Logits of scored tokens held at once; more tokens are scored in parts of this size."""
 PART_TOKENS = 256
-"""With a large vocabulary, parts have as many tokens as this, unless their logits take more than four
-times `LOGITS_BYTES`: each part reads the whole output head again, which counts where tokens are
-few."""
+"""With a large vocabulary, parts have as many tokens as this, unless their logits take more than
+four times `LOGITS_BYTES`: each part reads the whole output head again, which counts where tokens
+are few."""
 
 
 def score_in_parts(
