@@ -176,6 +176,10 @@ class Generation:
         if not given.ignore_eos:
             stops |= self._core.eos_ids
         first = given.prompt_logprobs_from
+        if first is not None and first > prompt:
+            raise InvalidRequest(
+                f"log-probabilities are wanted from token {first} on of a prompt of {prompt} tokens"
+            )
         return msgspec.structs.replace(
             given,
             n=1,

@@ -89,6 +89,9 @@ class GenerateBody(HandlingBody):
     model: str | None = None
     lora_path: str | list[str | None] | None = None
 
+    stream_options: Annotated[
+        dict[str, Any] | None, ignored("every event has the counts in meta_info")
+    ] = None
     log_metrics: Annotated[bool | None, ignored("counters count every request")] = None
     no_logs: Annotated[bool | None, ignored("texts are never logged")] = None
     background: Annotated[bool | None, ignored("every request is waited for")] = None
