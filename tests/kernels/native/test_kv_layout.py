@@ -13,6 +13,7 @@ from rootlace.kernels.native import library as native
 from rootlace.kernels.native.attention import laid_out
 from rootlace.kernels.native.handles import Team, Workspace
 from rootlace.kernels.native.linear import DTYPES
+from rootlace.kernels.native.paged_attention import NativeAttention
 from tests.native import native_library
 
 LAYERS, BLOCKS, KV_HEADS = 2, 5, 3
@@ -84,3 +85,19 @@ def test_where_keys_and_values_lie() -> None:
             assert torch.equal(keys[:, :, panel, :, lane].flatten(-2), plain[:, slot])
             pair, half = divmod(slot, step)
             assert torch.equal(values[:, :, pair, :, half], plain[:, slot])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("block_size", [4, 16])  # plain rows, panels
+def test_a_copied_slot_is_as_one_that_was_written(
+    team: Team, block_size: int, dtype: torch.dtype
+) -> None:
+    kernels = NativeAttention(native_library(), team)
+    k, v = torch.randn(2, 9, 3, 32, generator=torch.Generator().manual_seed(0)).to(dtype)
+    wanted, found = torch.zeros(2, 2, 64 // block_size, block_size, 3, 32, dtype=dtype)
+    for cache in (wanted, found):
+        kernels.write(cache[0], cache[1], k, v, torch.arange(9))
+    source, target = torch.tensor([3, 8]), torch.tensor([21, 34])
+    kernels.write(wanted[0], wanted[1], k, v, target, source)
+    kernels.copy(found, source, target)
+    assert torch.equal(found, wanted)
