@@ -1,0 +1,73 @@
+"""Embeddings over the real gateway."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from tokenizers import Tokenizer as FastTokenizer
+
+from rootlace.wire.handling import Cache, Handling
+from tests.gateway.fake_engine import made_up_vector
+from tests.gateway.http.conftest import Served
+from tests.gateway.http.real.served import engine_of
+
+
+@pytest.mark.parametrize("path", ["/v1/embeddings", "/api/embed"])
+async def test_how_embeddings_are_served(real: Served, path: str) -> None:
+    engine, body = engine_of(real), {"model": "tiny", "input": "a"}
+
+    async def ask(**more: Any) -> tuple[int, str]:
+        async with real.http.post(path, json={**body, **more}) as reply:
+            return reply.status, await reply.text()
+
+    assert (await ask(priority=3, cache={"ttl": 9}))[0] == 200
+    assert engine.submitted[-1].handling == Handling(3, cache=Cache(ttl=9))
+    assert (await ask(cache={"share": False}))[0] == 200
+    assert engine.forgotten == [engine.submitted[-1].namespace]
+    status, said = await ask(cache={"pin": True})
+    assert status == 400 and "cache.pin" in said
+    engine.paused = True
+    status, said = await ask(timeout=0.01)
+    assert status == 408 and "0.01 s" in said and not engine.running
+
+
+async def test_embeddings(real: Served, reference: FastTokenizer) -> None:
+    client = real.openai()
+    texts = ["héllo", "good <|end|>"]
+    ids = [tuple(reference.encode(text).ids) for text in texts]
+    wanted = [made_up_vector(one, "last") for one in ids]
+    # The client asks for base64, and decodes it.
+    reply = await client.embeddings.create(model="tiny", input=texts)
+    for item, vector in zip(reply.data, wanted, strict=True):
+        assert np.allclose(item.embedding, vector / np.linalg.norm(vector))
+    assert reply.usage.prompt_tokens == reply.usage.total_tokens == sum(map(len, ids))
+    of_ids = {"input": list(ids[0]), "pooling": "mean", "normalize": False, "dimensions": 2}
+    async with real.http.post("/v1/embeddings", json=of_ids) as response:
+        (item,) = (await response.json())["data"]
+    assert np.allclose(item["embedding"], made_up_vector(ids[0], "mean")[:2])
+    real.gateway.own_pooling = "mean"  # type: ignore[attr-defined]
+    (item,) = (await client.embeddings.create(model="tiny", input=[*ids[:1]])).data
+    wanted[0] = made_up_vector(ids[0], "mean")
+    assert np.allclose(item.embedding, wanted[0] / np.linalg.norm(wanted[0]))
+    real.gateway.own_pooling = "cls_token"  # type: ignore[attr-defined]
+    async with real.http.post("/v1/embeddings", json={"input": "a"}) as response:
+        assert (
+            response.status == 400 and "(cls_token)" in (await response.json())["error"]["message"]
+        )
+    real.gateway.own_pooling = "last"  # type: ignore[attr-defined]
+    for wrong, param in (({"dimensions": 4}, "dimensions"), ({"input": []}, "input")):
+        async with real.http.post("/v1/embeddings", json={"input": "a"} | wrong) as response:
+            assert response.status == 400
+            assert (await response.json())["error"]["param"] == param
+    for given, words, param in (
+        ([4] * 600, "context", "input"),
+        ("", "empty", "input"),
+        (["a", "b " * 600], "input[1]: the prompt of", "input[1]"),
+        (["a", ""], "input[1]: it is empty", "input[1]"),
+    ):
+        async with real.http.post("/v1/embeddings", json={"input": given}) as response:
+            assert response.status == 400
+            error = (await response.json())["error"]
+            assert words in error["message"] and error["param"] == param
