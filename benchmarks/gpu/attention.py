@@ -10,7 +10,17 @@ from unittest.mock import patch
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from benchmarks.gpu.paged import BF16, FP8, HeadShape, Paged, attend, bound_plan, make_paged
+from benchmarks.gpu.paged import (
+    BF16,
+    FP8,
+    INT4,
+    INT8,
+    HeadShape,
+    Paged,
+    attend,
+    bound_plan,
+    make_paged,
+)
 from benchmarks.gpu.setting import Findings, Setting
 from benchmarks.gpu.timing import OURS, Call, time_in_turns, time_rates
 from benchmarks.random_models import CONFIGS
@@ -24,7 +34,7 @@ MANY_ROWS = 16
 SHAPES = {
     name: HeadShape(shape["num_attention_heads"], shape["num_key_value_heads"], shape["head_dim"])
     for name, shape in CONFIGS.items()
-    if "num_key_value_heads" in shape
+    if {"num_key_value_heads", "head_dim"} <= shape.keys()
 }
 
 # Of shape, rows, context, cache:
@@ -34,6 +44,8 @@ DECODE_CASES = [
     ("8B", 16, 32768, BF16),
     ("1B", 64, 8192, BF16),
     ("8B", 64, 8192, FP8),
+    ("8B", 64, 8192, INT8),
+    ("8B", 64, 8192, INT4),
     ("8B", 1, 8192, BF16),
     ("8B", 256, 1024, BF16),
 ]
@@ -59,10 +71,10 @@ NEVER = 1 << 62
 
 def measure_decode(setting: Setting, findings: Findings) -> None:
     """One new token per row. Bytes: keys and values once, queries, outputs."""
-    smoke = [("smoke", 3, 40, BF16)]
+    smoke = [("smoke", 3, 40, BF16), ("smoke", 3, 40, INT4)]
     cases = setting.choose(DECODE_CASES, DECODE_CASES[1:2], smoke)
     for name, rows, context, kv_dtype in cases:
-        cache = str(kv_dtype).removeprefix("torch.")
+        cache = {INT8: "int8", INT4: "int4"}.get(kv_dtype, str(kv_dtype).removeprefix("torch."))
         with findings.attempt(shape=name, rows=rows, context=context, cache=cache) as case:
             shape = SHAPES[name]
             # Lengths differ, as in serving; their sum is that of equal ones.
@@ -71,7 +83,7 @@ def measure_decode(setting: Setting, findings: Findings) -> None:
             makers: dict[str, Callable[[], Call]] = {OURS: partial(attend, setting.kernels, paged)}
             if kv_dtype == BF16:
                 makers["sdpa"] = partial(sdpa, rows, 1, context, shape, setting.device)
-            case["bytes"] = moved = paged.decode_bytes(shape)
+            case["bytes"] = moved = paged.decode_bytes()
             case |= time_rates(setting, makers, moved, "bytes_per_second", "copy_bandwidth")
 
 
@@ -108,7 +120,7 @@ def measure_tree(setting: Setting, findings: Findings) -> None:
             }
             found = time_in_turns(setting, calls)
             tree, per_row = found["tree"].median, found["per row"].median
-            moved = paged.decode_bytes(shape)
+            moved = paged.decode_bytes()
             case |= {
                 "own": OWN,
                 "tree_us": tree * 1e6,

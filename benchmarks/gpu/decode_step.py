@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.gpu.models import RandomModel, random_model
+from benchmarks.gpu.models import Bits, RandomModel, random_model
 from benchmarks.gpu.paged import BLOCK_SIZE
 from benchmarks.gpu.setting import Findings, Setting
 from benchmarks.step_plans import decode_plans
@@ -26,26 +26,29 @@ RUNS = 3
 
 
 def measure(setting: Setting, findings: Findings) -> None:
-    """For each shape, with captured graphs and without: seconds per step, steps following each
-    other without the host waiting for their tokens."""
+    """For each shape, with captured graphs and without, and with weights and cache of few bits:
+    seconds per step, steps following each other without the host waiting for their tokens."""
     for name in ("smoke",) if setting.smoke else ("1B", "8B"):
         with random_model(name, setting.device) as model:
-            for graphs in (True,) if setting.quick else (True, False):
-                with findings.attempt(shape=name, graphs=graphs):
-                    _measure(setting, findings, model, graphs)
+            forms: list[tuple[bool, Bits]] = [(True, "none"), (True, "int8"), (True, "int4")]
+            for graphs, bits in forms if setting.quick else [*forms, (False, "none")]:
+                with findings.attempt(shape=name, graphs=graphs, bits=bits):
+                    _measure(setting, findings, model, graphs, bits)
                 setting.release()
 
 
-def _measure(setting: Setting, findings: Findings, model: RandomModel, graphs: bool) -> None:
-    batches = setting.choose(BATCHES, (1, 64), (1, 2))
+def _measure(
+    setting: Setting, findings: Findings, model: RandomModel, graphs: bool, bits: Bits
+) -> None:
+    batches = setting.choose(BATCHES if bits == "none" else (1, 64), (1, 64), (1, 2))
     warm_up, steps = setting.choose((WARM_UP, 100), (WARM_UP, 50), (2, 3))
     context = 20 if setting.smoke else CONTEXT
     total = 1 + warm_up + RUNS * steps  # warm-ups come in pairs
-    runner = model.runner(max(batches), context + total + 1, graphs=graphs)
+    runner = model.runner(max(batches), context + total + 1, graphs=graphs, bits=bits)
     fill(runner)
     replayed_all = graphs and setting.on_gpu
     for rows in batches:
-        with findings.attempt(shape=model.name, graphs=graphs, rows=rows) as case:
+        with findings.attempt(shape=model.name, graphs=graphs, bits=bits, rows=rows) as case:
             plans = decode_plans(rows, context, total, BLOCK_SIZE, runner.vocab_size)
             steps_run = TimedSteps(setting, runner, plans)
             steps_run.warm_up(warm_up, PAUSE if replayed_all else 0.0)
@@ -55,7 +58,7 @@ def _measure(setting: Setting, findings: Findings, model: RandomModel, graphs: b
             replayed = replays(runner) - before
             if replayed_all and replayed < RUNS * steps:
                 raise RuntimeError(f"only {replayed} of {RUNS * steps} steps went through a graph")
-            moved = model.step_bytes(rows, context + warm_up + RUNS * steps // 2)
+            moved = model.step_bytes(rows, context + warm_up + RUNS * steps // 2, bits)
             case |= {"context": context, "us": seconds * 1e6, "graph_replays": replayed}
             case |= {"bytes": moved, **against_floor(setting, seconds, moved)}
 
@@ -109,6 +112,9 @@ class TimedSteps:
 
 @torch.inference_mode()
 def fill(runner: ModelRunner) -> None:
-    """Random keys and values everywhere: what was never written may be NaN."""
+    """Random keys and values everywhere, zeros of integers: what was never written may be NaN."""
     for layer in runner.kv_cache:
-        layer.normal_()
+        if layer.is_floating_point():
+            layer.normal_()
+        else:
+            layer.zero_()

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import torch
 
@@ -17,8 +18,12 @@ from benchmarks.random_weights import random_weights
 from rootlace.runtime.config import CacheConfig, ExecutorConfig
 from rootlace.runtime.doctor.work import Elements, Row, step_work
 from rootlace.runtime.model.checkpoint.config import ModelConfig
+from rootlace.runtime.model.checkpoint.sizes import rounded_bytes
 from rootlace.runtime.model.checkpoint.weights import ModelWeights
 from rootlace.runtime.model.executor.runner import ModelRunner
+from rootlace.runtime.model.kv.pool import bytes_per_number, storage_dtype
+
+Bits = Literal["none", "int8", "int4"]
 
 
 @dataclass(frozen=True)
@@ -34,8 +39,11 @@ class RandomModel:
     def dtype(self) -> torch.dtype:
         return self.weights.embedding.dtype
 
-    def runner(self, rows: int, tokens: int, *, graphs: bool = True) -> ModelRunner:
-        """A runner on these weights, with room for `rows` requests of `tokens` each."""
+    def runner(
+        self, rows: int, tokens: int, *, graphs: bool = True, bits: Bits = "none"
+    ) -> ModelRunner:
+        """A runner on these weights, with room for `rows` requests of `tokens` each; weights and
+        cache rounded to `bits`."""
         blocks = (rows + 2) * (-(-tokens // BLOCK_SIZE) + 1)
         return ModelRunner.load(
             ExecutorConfig(
@@ -43,6 +51,8 @@ class RandomModel:
                 dtype="float32" if self.dtype == torch.float32 else "bfloat16",
                 device=str(self.device),
                 cuda_graphs=graphs,
+                quantize=bits,
+                kv_dtype="auto" if bits == "none" else bits,
             ),
             CacheConfig(block_size=BLOCK_SIZE, num_blocks=blocks),
             max_step_tokens=8192,
@@ -50,12 +60,17 @@ class RandomModel:
             weights_of=lambda *_: self.weights,
         )
 
-    def step_bytes(self, rows: int, context: int) -> int:
+    def step_bytes(self, rows: int, context: int, bits: Bits = "none") -> int:
         """The fewest bytes a decode step moves: every weight once (of an untied embedding none),
         the keys and values of all contexts once, those of the new tokens."""
-        size = self.dtype.itemsize
+        spec, size = self.config.spec, self.dtype.itemsize
         step = [Row(new=1, context=context + 1)] * rows
-        return int(step_work(self.config.spec, step, Elements(size, size)).read)
+        if bits == "none":
+            return int(step_work(spec, step, Elements(size, size)).read)
+        # Of the embedding, which stays as it is beside a rounded head, a few rows are read.
+        weights = rounded_bytes(spec, size, bits) - self.weights.embedding.nbytes
+        number = bytes_per_number(spec.attention, storage_dtype(bits, self.dtype))
+        return weights + int(step_work(spec, step, Elements(0, number)).read)
 
 
 @contextmanager

@@ -10,10 +10,13 @@ import numpy as np
 import torch
 
 from rootlace.kernels import AttentionBatch, KernelSet
-from rootlace.kernels.interface import KVScales
+from rootlace.kernels.interface import KVCodes, KVScales, KVScaling
+from rootlace.kernels.reference.kv_codes import quantise
+from rootlace.runtime.model.kv.pool import BITS
 
 BLOCK_SIZE = 16
 BF16, FP8 = torch.bfloat16, torch.float8_e4m3fn
+INT8, INT4 = BITS
 
 
 @dataclass(frozen=True)
@@ -24,26 +27,23 @@ class HeadShape:
     kv_heads: int
     head_dim: int
 
-    def kv_bytes(self, kv_dtype: torch.dtype) -> int:
-        """Keys and values of one token in one layer."""
-        return 2 * self.kv_heads * self.head_dim * kv_dtype.itemsize
-
 
 @dataclass(frozen=True)
 class Paged:
-    """A batch with its tensors. `q` [T, Nq, D], caches [B, S, Nk, D]."""
+    """A batch with its tensors. `q` [T, Nq, D], caches [B, S, Nk, D], of integers [B, S, 1, W]."""
 
     batch: AttentionBatch
     q: torch.Tensor
     k_cache: torch.Tensor
     v_cache: torch.Tensor
-    scales: KVScales | None
+    scales: KVScaling | None
 
-    def decode_bytes(self, shape: HeadShape) -> int:
+    def decode_bytes(self) -> int:
         """The fewest bytes attention must move: every key and value once, queries, outputs."""
         distinct = np.unique(self.batch.block_tables[self.batch.block_tables >= 0])
         tokens = min(len(distinct) * self.batch.block_size, int(self.batch.context_len.sum()))
-        return tokens * shape.kv_bytes(self.k_cache.dtype) + 2 * self.q.nbytes
+        stored = self.k_cache[0, 0].nbytes + self.v_cache[0, 0].nbytes
+        return tokens * stored + 2 * self.q.nbytes
 
 
 def make_paged(
@@ -71,10 +71,15 @@ def make_paged(
         taken += count - shared
     generator = torch.Generator(device).manual_seed(seed)
     size = (num_blocks, BLOCK_SIZE, shape.kv_heads, shape.head_dim)
-    caches = [_random(size, kv_dtype, device, generator) for _ in range(2)]
+    bits = BITS.get(kv_dtype)
+    numbers = BF16 if bits else kv_dtype
+    caches = [_random(size, numbers, device, generator) for _ in range(2)]
+    if bits:
+        stored = [quantise(cache.flatten(0, 1), bits) for cache in caches]
+        caches = [cache.view(num_blocks, BLOCK_SIZE, 1, -1) for cache in stored]
     starts = np.cumsum([0, *(new for new, _ in rows)]).astype(np.int32)
     q = _random((int(starts[-1]), shape.heads, shape.head_dim), BF16, device, generator)
-    scales = None
+    scales: KVScaling | None = KVCodes(bits, shape.kv_heads) if bits else None
     if kv_dtype == FP8:
         scales = KVScales(*(torch.full((shape.kv_heads,), 0.02, device=device) for _ in range(2)))
     batch = AttentionBatch(

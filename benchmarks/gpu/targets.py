@@ -49,7 +49,7 @@ def _long_8b(case: Case) -> bool:
 
 
 _WIDE = _has(rows=64, prefix=8192)
-_SINGLE_ROW = _has(shape="8B", rows=1, graphs=True)
+_SINGLE_ROW = _has(shape="8B", rows=1, graphs=True, bits="none")
 _OVERLAP = _has(rows=64, overlap=True)
 TARGETS = {
     "decode_attention_share": Target("decode_attention", "share", ">=", 0.85, _big_decode),

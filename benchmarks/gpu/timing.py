@@ -79,7 +79,8 @@ def time_rates(
     ceiling: str,
 ) -> dict[str, Any]:
     """{"kernels": times of those that can be made and run here, with how much of `amount` they do
-    in a second and its share of the ceiling, the others with their error; "share": ours}."""
+    in a second and its share of the ceiling, the others with their error; "share": ours;
+    "floor_us": what `amount` takes at the ceiling}."""
     calls: dict[str, Call] = {}
     found: dict[str, dict[str, Any]] = {}
     for name, make in makers.items():
@@ -95,7 +96,9 @@ def time_rates(
     for name, timing in time_in_turns(setting, calls).items():
         rate = amount / timing.median
         found[name] = timing.as_json() | {unit: rate, "share": setting.share(rate, ceiling)}
-    return {"kernels": found, "share": found[OURS].get("share")}
+    most = setting.ceilings.get(ceiling)
+    floor = amount / most * 1e6 if most else None
+    return {"kernels": found, "share": found[OURS].get("share"), "floor_us": floor}
 
 
 def _captured(call: Call) -> Call:

@@ -26,14 +26,12 @@ from typing import Any
 import torch
 
 from benchmarks.common import package_version
-from benchmarks.gpu import pointwise
+from benchmarks.gpu import pointwise, products
 from benchmarks.gpu.paged import HeadShape, attend, make_paged
 from benchmarks.gpu.setting import Setting, describe, has_faulted
 from benchmarks.gpu.timing import Call, time_one
 from rootlace.kernels import KernelSet
-from rootlace.kernels.reference.linear import quantise
 from rootlace.kernels.triton import tuning
-from rootlace.kernels.weights import Quantised, Scheme
 
 Entry = dict[str, Any]
 Table = dict[str, list[Entry]]
@@ -237,26 +235,11 @@ def product_cases(device: torch.device, smoke: bool) -> Iterator[TuneCase]:
     whose scales are integers with units of their own."""
     outputs, inputs = (32, 256) if smoke else (4096, 4096)
     rows = torch.randn((16, inputs), device=device).to(torch.bfloat16)
-    matrix = torch.randn((outputs, inputs), device=device)
-    grouped = quantise(matrix, Scheme("int4", 128), scales=torch.bfloat16)
-    scales = torch.randint(1, 64, (2, outputs, inputs // 32), device=device).to(torch.uint8)
-    units = torch.full((outputs, inputs // 256), 0.01, device=device, dtype=torch.float16)
-    nested = Quantised(
-        Scheme("uint4", 32, offsets=True),
-        grouped.values,
-        scales[0],
-        scales[1],
-        units=units,
-        offset_units=-units,
-    )
-    for what, weight in (("int4 in groups of 128", grouped), ("uint4 with units", nested)):
-        key = {"dtype": "bf16", "units": weight.units is not None}
-        call = partial(_multiply, rows, weight)
-        yield TuneCase("quantised_linear", key, f"16 rows by {what}", partial(partial, call))
-
-
-def _multiply(rows: torch.Tensor, weight: Quantised, kernels: KernelSet) -> torch.Tensor:
-    return kernels.linear(rows, weight)
+    makers = products.weights_of(outputs, inputs, device)
+    for what, units in (("int4 in groups of 128", False), ("uint4 with units", True)):
+        make = partial(products.product, rows, makers[what]())
+        key = {"dtype": "bf16", "units": units}
+        yield TuneCase("quantised_linear", key, f"16 rows by {what}", make)
 
 
 # ---------------------------------------------------------------- the table

@@ -6,6 +6,7 @@ Whether figures are right only a GPU can say; that every line runs, a CPU can.
 from __future__ import annotations
 
 import json
+import math
 import re
 from contextlib import nullcontext
 from pathlib import Path
@@ -24,8 +25,10 @@ from benchmarks.gpu.setting import Findings, Setting
 from benchmarks.random_models import CONFIGS
 from benchmarks.random_weights import named_weights
 from benchmarks.step_plans import decode_plans
-from rootlace.kernels import KernelSet
+from rootlace.kernels import KernelSet, Quantised
+from rootlace.kernels.reference.kv_codes import slot_bytes
 from rootlace.kernels.triton import TRITON, tuning
+from rootlace.runtime.model.checkpoint.rounding import rounded as load_rounded
 from tests.interpreter import replace_once_a_kernel
 
 CPU = torch.device("cpu")
@@ -96,8 +99,9 @@ def measured() -> dict[str, Any]:
         },
         "decode_step": {
             "cases": [
-                {"shape": "8B", "rows": 1, "graphs": False, "over_floor": 3.0},
-                {"shape": "8B", "rows": 1, "graphs": True, "over_floor": 1.1},
+                {"shape": "8B", "rows": 1, "graphs": False, "bits": "none", "over_floor": 3.0},
+                {"shape": "8B", "rows": 1, "graphs": True, "bits": "none", "over_floor": 1.1},
+                {"shape": "8B", "rows": 1, "graphs": True, "bits": "int4", "over_floor": 1.9},
             ]
         },
         "idle": {"cases": [{"overlap": True, "rows": 64, "idle_share": 0.01}]},
@@ -264,9 +268,15 @@ def test_hand_made_plans_continue_a_sequence(model: RandomModel) -> None:
 def test_step_bytes_count_every_weight_once(model: RandomModel) -> None:
     spec, weights = model.config.spec, model.weights
     distinct = {t.data_ptr(): t.nbytes for t in named_weights(spec, weights).values()}
-    token = 2 * spec.num_layers * spec.attention.num_kv_heads * spec.attention.head_dim * 4
+    token_heads = (spec.attention.num_kv_heads, spec.attention.head_dim)
+    token = 2 * spec.num_layers * math.prod(token_heads) * 4
     assert sum(distinct.values()) == weights.num_bytes()
     assert model.step_bytes(2, 10) == sum(distinct.values()) + 22 * token
+    rounded = load_rounded(lambda *_: weights, "int8")(model.config, torch.float32, CPU)
+    scales = sum(w.scales.nbytes for w in rounded.products() if isinstance(w, Quantised))
+    slots = 2 * spec.num_layers * slot_bytes(8, *token_heads) * 22
+    read = rounded.num_bytes() - weights.embedding.nbytes - scales
+    assert model.step_bytes(2, 10, "int8") == read + slots
 
 
 def test_shapes_are_those_of_the_models_they_are_named_after() -> None:
