@@ -18,13 +18,17 @@ import triton.language as tl
 
 from rootlace.kernels.interface import KVCodes, KVScales, KVScaling
 from rootlace.kernels.triton.attention_plan import FIELDS
-from rootlace.kernels.triton.kv_codes import load_codes
-from rootlace.kernels.triton.kv_storage import Stored, bits_of, scale_arguments, stored_signature
+from rootlace.kernels.triton.kv_storage import (
+    Stored,
+    bits_of,
+    load_heads,
+    scale_arguments,
+    stored_signature,
+)
 from rootlace.kernels.triton.numerics import (
     TYPE_NAMES,
     as_bits,
     dot,
-    from_e4m3,
     multiprocessors,
     native_e4m3,
     padded,
@@ -105,8 +109,6 @@ def decode_kernel(
             mask=exists,
             other=0,
         )
-        k_head = k_cache + head * DIM
-        v_head = v_cache + head * DIM
         factor = score_scale
         if FP8:
             factor = score_scale * tl.load(k_scales + head)
@@ -125,24 +127,14 @@ def decode_kernel(
             seen = (position >= first) & (position < last)
             slot = slots_of(block, position, BLOCK_SIZE)
             block = blocks_of(table, start + BLOCK_N, last, BLOCK_SIZE, BLOCK_N)
-            offset = slot[:, None] * (KV_HEADS * DIM) + column[None, :]
-            stored = seen[:, None]
-            if BLOCK_D != DIM:
-                stored &= (column < DIM)[None, :]
-            # Slots that nobody has written may hold anything: neither keys nor values are read.
-            if BITS:
-                k = load_codes(
-                    k_cache, k_scales, slot, head, column, seen, query.dtype, KV_HEADS, DIM, BITS
-                )
-                v = load_codes(
-                    v_cache, v_scales, slot, head, column, seen, query.dtype, KV_HEADS, DIM, BITS
-                )
-            else:
-                k = tl.load(k_head + offset, mask=stored, other=0)
-                v = tl.load(v_head + offset, mask=stored, other=0)
-            if FP8:
-                k = from_e4m3(k, query.dtype, NATIVE)
-                v = from_e4m3(v, query.dtype, NATIVE)
+            k = load_heads(
+                k_cache, k_scales, slot, head, column, seen, query.dtype,
+                KV_HEADS, DIM, FP8, BITS, NATIVE,
+            )  # fmt: skip
+            v = load_heads(
+                v_cache, v_scales, slot, head, column, seen, query.dtype,
+                KV_HEADS, DIM, FP8, BITS, NATIVE,
+            )  # fmt: skip
             score = dot(query, tl.trans(k), tl.zeros([BLOCK_M, BLOCK_N], tl.float32))
             hidden = tl.where(seen, 0.0, float("-inf"))
             if CAPPED:

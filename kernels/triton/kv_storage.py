@@ -1,13 +1,17 @@
-"""How launchers give kernels a KV cache, whatever it is stored in, and check that it is that."""
+"""A KV cache, whatever it is stored in: how kernels are given it, check it and read it."""
 
 from __future__ import annotations
 
 from typing import Any, Literal
 
 import torch
+import triton
+import triton.language as tl
 
 from rootlace.kernels.interface import KVCodes, KVScaling
 from rootlace.kernels.reference.kv_codes import slot_bytes
+from rootlace.kernels.triton.kv_codes import load_codes
+from rootlace.kernels.triton.numerics import from_e4m3
 
 Stored = Literal["plain", "fp8", "int8", "int4"]
 """What variants of kernels are named by."""
@@ -42,6 +46,27 @@ def scale_arguments(
     if isinstance(scales, KVCodes):
         return k_cache.view(torch.int32), v_cache.view(torch.int32)
     return scales.k, scales.v
+
+
+@triton.jit
+def load_heads(
+    cache, scales, slot, head, column, seen, dtype: tl.constexpr,
+    KV_HEADS: tl.constexpr, DIM: tl.constexpr,
+    FP8: tl.constexpr, BITS: tl.constexpr, NATIVE: tl.constexpr,
+):  # fmt: skip
+    """Keys or values [N, columns] of a head at slots int64 [N], in `dtype`; 0 where not `seen`:
+    slots that nobody has written may hold anything. Those of fp8 are not scaled yet."""
+    if BITS:
+        found = load_codes(cache, scales, slot, head, column, seen, dtype, KV_HEADS, DIM, BITS)
+    else:
+        inside = seen[:, None]
+        if column.shape[0] != DIM:
+            inside &= (column < DIM)[None, :]
+        place = cache + head * DIM + (slot[:, None] * (KV_HEADS * DIM) + column[None, :])
+        found = tl.load(place, mask=inside, other=0)
+        if FP8:
+            found = from_e4m3(found, dtype, NATIVE)
+    return found
 
 
 def check_cache(

@@ -21,13 +21,17 @@ import triton.language as tl
 from rootlace.kernels.interface import KVCodes, KVScales, KVScaling
 from rootlace.kernels.triton.attention_plan import FIELDS, HEADER
 from rootlace.kernels.triton.decode_attention import decode_key, score_factors, to_half
-from rootlace.kernels.triton.kv_codes import load_codes
-from rootlace.kernels.triton.kv_storage import Stored, bits_of, scale_arguments, stored_signature
+from rootlace.kernels.triton.kv_storage import (
+    Stored,
+    bits_of,
+    load_heads,
+    scale_arguments,
+    stored_signature,
+)
 from rootlace.kernels.triton.numerics import (
     TYPE_NAMES,
     as_bits,
     dot,
-    from_e4m3,
     multiprocessors,
     native_e4m3,
     padded,
@@ -96,8 +100,6 @@ def tree_kernel(
         )
         if WINDOW:
             row_first = tl.load(numbers + STARTS + 2 * rows + 1 + row, mask=exists, other=0)
-        k_head = k_cache + head * DIM
-        v_head = v_cache + head * DIM
         factor = score_scale
         if FP8:
             factor = score_scale * tl.load(k_scales + head)
@@ -115,23 +117,14 @@ def tree_kernel(
             seen = (position >= first) & (position < last)
             slot = slots_of(block, position, BLOCK_SIZE)
             block = blocks_of(table, start + BLOCK_N, last, BLOCK_SIZE, BLOCK_N)
-            offset = slot[:, None] * (KV_HEADS * DIM) + column[None, :]
-            read = seen[:, None]
-            if BLOCK_D != DIM:
-                read &= (column < DIM)[None, :]
-            if BITS:
-                k = load_codes(
-                    k_cache, k_scales, slot, head, column, seen, query.dtype, KV_HEADS, DIM, BITS
-                )
-                v = load_codes(
-                    v_cache, v_scales, slot, head, column, seen, query.dtype, KV_HEADS, DIM, BITS
-                )
-            else:
-                k = tl.load(k_head + offset, mask=read, other=0)
-                v = tl.load(v_head + offset, mask=read, other=0)
-            if FP8:
-                k = from_e4m3(k, query.dtype, NATIVE)
-                v = from_e4m3(v, query.dtype, NATIVE)
+            k = load_heads(
+                k_cache, k_scales, slot, head, column, seen, query.dtype,
+                KV_HEADS, DIM, FP8, BITS, NATIVE,
+            )  # fmt: skip
+            v = load_heads(
+                v_cache, v_scales, slot, head, column, seen, query.dtype,
+                KV_HEADS, DIM, FP8, BITS, NATIVE,
+            )  # fmt: skip
             score = dot(query, tl.trans(k), tl.zeros([BLOCK_M, BLOCK_N], tl.float32))
             # Hiding positions by a sum costs nothing: it is fused with the product by the factor.
             hidden = tl.where(seen, 0.0, float("-inf"))
