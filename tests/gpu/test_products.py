@@ -22,7 +22,7 @@ ROWS = [1, 17, 64, 200]
 def moved(weight: Quantised, device: torch.device) -> Quantised:
     parts = {field.name: getattr(weight, field.name) for field in fields(weight)}
     found = {name: p.to(device) for name, p in parts.items() if isinstance(p, torch.Tensor)}
-    return replace(weight, **found)
+    return replace(weight, **found)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: f"{form[0].codes}-{form[0].group}")
