@@ -73,7 +73,7 @@ LEARNED_POSITIONS = ("gpt2", "opt")
 
 SHARED = {
     *("__init__", "deepseek", "given", "positions", "reading"),
-    *("spec", "support", "table", "tasks"),
+    *("spec", "support", "table", "tasks", "text_part"),
 }
 ABSENT = object()
 

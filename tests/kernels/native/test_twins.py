@@ -40,7 +40,7 @@ from tests.native import library_for, skip_where_it_cannot_run
 
 HOST, CROSS, EMULATOR = "g++", "aarch64-linux-gnu-g++", "qemu-aarch64-static"
 WITH_VECTORS = ("linear", "pack_codes", "attention", "prepare")
-WITHOUT_VECTORS = ("attention_plan", "team")
+WITHOUT_VECTORS = ("attention_plan", "runs", "team")
 """Nothing in them depends on the set: all programs of a compiler share their objects."""
 DRIVER = Path(__file__).with_name("driver.cpp")
 QUICK = ("-O1", "-fexpensive-optimizations", "-fno-tree-loop-optimize")
