@@ -1,7 +1,9 @@
 """sglang's native `POST /generate`.
 
-One difference is on purpose: sglang gives no log-probability for the first of the reported prompt
-tokens, wherever the report begins. Here only the first token of the prompt has none.
+Two differences are on purpose. sglang gives no log-probability for the first of the reported prompt
+tokens, wherever the report begins; here only the first token of the prompt has none. And where
+nothing is generated, log-probabilities without `logprob_start_len` are those of the whole prompt:
+the unconditional choice of sglang's frontend expects them.
 """
 
 from __future__ import annotations
@@ -226,11 +228,14 @@ class Generate:
             if logprobs[i]:
                 fields["logprobs"] = True
                 fields["top_logprobs"] = tops[i]
-                if starts[i] >= 0:
-                    fields["prompt_logprobs_from"] = starts[i]
-                elif starts[i] != -1:
+                start = starts[i]
+                if body.logprob_start_len is None and settings.max_new_tokens == 0:
+                    start = 0
+                if start >= 0:
+                    fields["prompt_logprobs_from"] = start
+                elif start != -1:
                     raise InvalidParameter(
-                        "logprob_start_len", f"logprob_start_len must be >= -1, not {starts[i]}"
+                        "logprob_start_len", f"logprob_start_len must be >= -1, not {start}"
                     )
             job = one_shot.Job(
                 prompt.parts(),

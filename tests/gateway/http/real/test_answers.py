@@ -112,6 +112,10 @@ async def test_native_logprobs_from_a_start(real: Served) -> None:
     assert [text for _, _, text in meta["input_token_logprobs"]] == list("cdef")
     assert all(logprob < 0 for logprob, _, _ in meta["input_token_logprobs"])
     assert (meta["prompt_tokens"], meta["completion_tokens"]) == (6, 0)
+    del body["logprob_start_len"]
+    async with real.http.post("/generate", json=body) as reply:
+        meta = (await reply.json())["meta_info"]
+    assert [text for _, _, text in meta["input_token_logprobs"]] == list("abcdef")
     beyond = {**body, "logprob_start_len": 7, "stream": True, "stream_options": {}}
     async with real.http.post("/generate", json=beyond) as reply:
         assert reply.status == 400 and "from token 7 on of a prompt of 6" in await reply.text()
