@@ -39,6 +39,9 @@ class Line:
         self._counters = counters
         self._receive = receive
         self._lose = lose
+        # Frames from before the peers have greeted each other. ZeroMQ never lets go of a socket
+        # that has some, and whose greeting was refused.
+        self._unsent: list[bytes] | None = []
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._socket = socket = self._context.socket(zmq.DEALER)
         socket.setsockopt(zmq.SNDHWM, 0)
@@ -50,13 +53,14 @@ class Line:
             socket.curve_publickey, socket.curve_secretkey = zmq.curve_keypair()
             socket.curve_serverkey = z85.encode(bytes.fromhex(key))
         monitor = socket.get_monitor_socket(
-            zmq.EVENT_DISCONNECTED
+            zmq.EVENT_HANDSHAKE_SUCCEEDED
+            | zmq.EVENT_DISCONNECTED
             | zmq.EVENT_CLOSED
             | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
             | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
         )
         self._reader = MessageReader(socket, self._take)
-        self._watcher = MessageReader(monitor, self._cut)
+        self._watcher = MessageReader(monitor, self._changed)
 
     def __enter__(self) -> Self:
         try:
@@ -74,9 +78,13 @@ class Line:
         """Send one frame."""
         self._counters.messages_sent += 1
         self._counters.ops_sent += len(ops)
-        # Without a high-water mark, only a line that is cut makes it wait, and `_cut` is told.
+        # Without a high-water mark, only a line that is cut makes it wait, and `_changed` is told.
+        frame = protocol.encode(ops)
+        if self._unsent is not None:
+            self._unsent.append(frame)
+            return
         with contextlib.suppress(zmq.Again):
-            self._socket.send(protocol.encode(ops), zmq.NOBLOCK)
+            self._socket.send(frame, zmq.NOBLOCK)
         self._reader.look()
 
     def _take(self, frames: list[bytes]) -> None:
@@ -90,8 +98,15 @@ class Line:
             return
         self._receive(events)
 
-    def _cut(self, frames: list[bytes]) -> None:
+    def _changed(self, frames: list[bytes]) -> None:
+        """The peers greeted each other, or one is gone."""
         event = parse_monitor_message(frames)["event"]
+        if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+            unsent, self._unsent = self._unsent or [], None
+            for frame in unsent:
+                self._socket.send(frame)
+            self._reader.look()
+            return
         if event not in (zmq.EVENT_DISCONNECTED, zmq.EVENT_CLOSED):
             reason = (
                 f"what answers at {self._address} is not a runtime's socket for programs, or does"

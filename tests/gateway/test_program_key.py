@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from pathlib import Path
 
 import pytest
@@ -63,6 +64,7 @@ async def test_nobody_in_between_reads_what_is_said(stories: Tokenizer, tmp_path
                 for wrong in ("", f"#{other}"):
                     with pytest.raises(ServerUnavailable, match="encrypt with the same key"):
                         await asyncio.to_thread(connect, address + wrong)
+                assert not [one for one in threading.enumerate() if address in one.name]
         finally:
             await server.stop()
             gateway.close()
