@@ -4,11 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Annotated, Any
+
+import typer
 
 from rootlace.cli.failure import check_runtime, fail
 from rootlace.cli.model import served_model
 from rootlace.wire.errors import RootlaceError
+
+ModelOption = Annotated[
+    str | None,
+    typer.Option(help="Model folder to start a runtime with.", show_default="demo model"),
+]
+UrlOption = Annotated[
+    str | None, typer.Option(help="Use a running server: http://, tcp:// or ipc://.")
+]
+KeyOption = Annotated[str, typer.Option(help="The running server's key.")]
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rootlace.cli.backend import connected
+from rootlace.cli.backend import KeyOption, ModelOption, UrlOption, connected
 from rootlace.cli.failure import fail
 from rootlace.wire.errors import RootlaceError
 
@@ -20,14 +20,9 @@ HELP = "/stats tokens per turn · /reset start anew · /quit (or Ctrl-D) · Ctrl
 
 
 def chat(
-    model: Annotated[
-        str | None,
-        typer.Option(help="Model folder to start a runtime with.", show_default="demo model"),
-    ] = None,
-    url: Annotated[
-        str | None, typer.Option(help="Use a running server: http://, tcp:// or ipc://.")
-    ] = None,
-    api_key: Annotated[str, typer.Option(help="The running server's key.")] = "",
+    model: ModelOption = None,
+    url: UrlOption = None,
+    api_key: KeyOption = "",
     system: Annotated[str, typer.Option(help="A system message to begin with.")] = "",
     temperature: Annotated[float, typer.Option(min=0.0, help="0 is greedy.")] = 0.7,
     max_tokens: Annotated[int, typer.Option(min=1, help="Longest reply.")] = 512,

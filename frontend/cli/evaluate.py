@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rootlace.cli.backend import connected
-from rootlace.cli.failure import fail
+from rootlace.cli.backend import KeyOption, ModelOption, UrlOption, connected
+from rootlace.cli.failure import INTERRUPTED, fail
 from rootlace.wire.errors import RootlaceError
 
 if TYPE_CHECKING:
@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from rootlace.evaluation.results import Results
     from rootlace.evaluation.run import Told
     from rootlace.evaluation.task import Task
-
-INTERRUPTED = 130
 
 
 def evaluate(
@@ -33,14 +31,9 @@ def evaluate(
             "with --data; or the folder of a run that has ended, which is only shown.",
         ),
     ],
-    model: Annotated[
-        str | None,
-        typer.Option(help="Model folder to start a runtime with.", show_default="demo model"),
-    ] = None,
-    url: Annotated[
-        str | None, typer.Option(help="Use a running server: http://, tcp:// or ipc://.")
-    ] = None,
-    api_key: Annotated[str, typer.Option(help="The running server's key.")] = "",
+    model: ModelOption = None,
+    url: UrlOption = None,
+    api_key: KeyOption = "",
     judge_url: Annotated[
         str | None, typer.Option(help="The server that judges.", show_default="the same model")
     ] = None,

@@ -7,6 +7,9 @@ from typing import NoReturn
 
 import typer
 
+INTERRUPTED = 130
+"""The exit code of what Ctrl-C ended."""
+
 _RUNTIME_MODULES = (
     *(
         "aiohttp",

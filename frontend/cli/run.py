@@ -11,15 +11,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rootlace.cli.backend import connected
-from rootlace.cli.failure import fail
+from rootlace.cli.backend import KeyOption, ModelOption, UrlOption, connected
+from rootlace.cli.failure import INTERRUPTED, fail
 
 if TYPE_CHECKING:
     from rootlace.language.state import ProgramState
     from rootlace.program.function import Function
     from rootlace.timeline.spans import Timeline
-
-INTERRUPTED = 130
 
 
 def run(
@@ -32,14 +30,9 @@ def run(
             "The value is JSON, or else a string. May be repeated.",
         ),
     ] = None,
-    model: Annotated[
-        str | None,
-        typer.Option(help="Model folder to start a runtime with.", show_default="demo model"),
-    ] = None,
-    url: Annotated[
-        str | None, typer.Option(help="Use a running server: http://, tcp:// or ipc://.")
-    ] = None,
-    api_key: Annotated[str, typer.Option(help="The running server's key.")] = "",
+    model: ModelOption = None,
+    url: UrlOption = None,
+    api_key: KeyOption = "",
     stream: Annotated[
         bool, typer.Option("--stream/--no-stream", help="Show the text while it is generated.")
     ] = True,

@@ -12,10 +12,8 @@ from rootlace.client.chat_request import (
     Sample,
     Tell,
     openai_messages,
-    options_of,
-    response_format,
 )
-from rootlace.client.openai_backend import take_openai
+from rootlace.client.openai_backend import openai_body, take_openai
 from rootlace.client.service_backend import ServiceBackend
 from rootlace.wire.errors import (
     DeadlineExceeded,
@@ -91,21 +89,12 @@ class _LiteLLM:
         self._given = {"model": model, **options}
 
     def generate(self, request: ChatRequest, tell: Tell) -> Reply:
-        asked: dict[str, Any] = {
+        asked = {
             **self._given,
-            **options_of(request.params, self.abilities),
+            **openai_body(request, self.abilities),
             "messages": openai_messages(request.messages),
             "timeout": request.timeout,
-            "stream": request.stream,
         }
-        if request.params.n > 1:
-            asked["n"] = request.params.n
-        if request.params.max_tokens is not None:
-            asked["max_tokens"] = request.params.max_tokens
-        if request.stream:
-            asked["stream_options"] = {"include_usage": True}
-        if request.schema is not None:
-            asked["response_format"] = response_format(request.schema)
         reply = Reply([Sample() for _ in range(request.params.n)])
         try:
             said = self._complete(**asked)

@@ -87,19 +87,7 @@ class _OpenAI:
         self._model = model
 
     def generate(self, request: ChatRequest, tell: Tell) -> Reply:
-        body: dict[str, Any] = {
-            "model": self._model,
-            **options_of(request.params, self.abilities),
-            "stream": request.stream,
-        }
-        if request.params.n > 1:
-            body["n"] = request.params.n
-        if request.params.max_tokens is not None:
-            body["max_tokens"] = request.params.max_tokens
-        if request.stream:
-            body["stream_options"] = {"include_usage": True}
-        if request.schema is not None:
-            body["response_format"] = response_format(request.schema)
+        body = {"model": self._model, **openai_body(request, self.abilities)}
         path = "/completions"
         if request.messages:
             path, body["messages"] = "/chat/completions", openai_messages(request.messages)
@@ -110,6 +98,20 @@ class _OpenAI:
         reply = Reply([Sample() for _ in range(request.params.n)])
         self._http.post(path, body, request.timeout, lambda said: take_openai(said, reply, tell))
         return reply
+
+
+def openai_body(request: ChatRequest, abilities: Abilities) -> dict[str, Any]:
+    """What OpenAI's interface is asked, but for the model and the prompt or messages."""
+    body: dict[str, Any] = {**options_of(request.params, abilities), "stream": request.stream}
+    if request.params.n > 1:
+        body["n"] = request.params.n
+    if request.params.max_tokens is not None:
+        body["max_tokens"] = request.params.max_tokens
+    if request.stream:
+        body["stream_options"] = {"include_usage": True}
+    if request.schema is not None:
+        body["response_format"] = response_format(request.schema)
+    return body
 
 
 def take_openai(event: Mapping[str, Any], reply: Reply, tell: Tell) -> None:

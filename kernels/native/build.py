@@ -22,6 +22,7 @@ from itertools import chain
 from pathlib import Path
 
 from rootlace.kernels.native.processor import kind_of_processor
+from rootlace.kernels.native.whole_file import UNFINISHED, write_whole
 
 SOURCES = Path(__file__).parent / "src"
 COMPILERS = ("g++", "clang++", "c++")
@@ -157,15 +158,7 @@ def _made(
     log.info("native kernels compiled by %s in %.1f s", compiler.path, time.monotonic() - started)
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with tempfile.NamedTemporaryFile(dir=path.parent, prefix="new-", delete=False) as new:
-            try:
-                new.write(library.read_bytes())
-                new.flush()
-                os.fsync(new.fileno())  # the name must not outlive the content
-                Path(new.name).rename(path)
-            except BaseException:
-                Path(new.name).unlink(missing_ok=True)
-                raise
+        write_whole(path, library.read_bytes())
         _remove_unused(path.parent)
     except OSError as error:
         log.warning("native kernels are compiled at every start: %s: %s", path.parent, error)
@@ -183,7 +176,8 @@ def _remove_unused(folder: Path) -> None:
     """Libraries of former versions, what was measured with them, and what a process left behind
     that was killed. Who has loaded one keeps it."""
     now = time.time()
-    for path in chain.from_iterable(_listed(folder, kind) for kind in ("*.so", "paths-*", "new-*")):
+    kinds = ("*.so", "paths-*", f"{UNFINISHED}*")
+    for path in chain.from_iterable(_listed(folder, kind) for kind in kinds):
         with suppress(OSError):  # another process was faster
             if now - path.stat().st_mtime > KEPT_SECONDS:
                 path.unlink()

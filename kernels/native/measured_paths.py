@@ -11,8 +11,6 @@ import fcntl
 import hashlib
 import json
 import logging
-import os
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -25,6 +23,7 @@ from rootlace.kernels.native.build import default_cache, note_use
 from rootlace.kernels.native.handles import Team
 from rootlace.kernels.native.linear import DTYPES, Epilogue, PackedLinear, ProductPath
 from rootlace.kernels.native.processor import kind_of_processor
+from rootlace.kernels.native.whole_file import write_whole
 from rootlace.kernels.weights import Dense
 
 LEAST_NUMBERS = 1 << 18
@@ -90,7 +89,7 @@ class MeasuredPaths:
             known = kept(file)
             if shape not in known:
                 known[shape] = self._chosen(outputs, inputs, gated)
-                _write(file, known)
+                write_whole(file, json.dumps(known).encode())
         self._known |= known
         log.info("the path of products with weights of %s: %s", shape, known[shape])
 
@@ -122,18 +121,6 @@ def kept(file: Path) -> dict[str, Name]:
     if not isinstance(found, dict):
         return {}
     return {shape: name for shape, name in found.items() if name in ("best", "vectors")}
-
-
-def _write(file: Path, known: dict[str, Name]) -> None:
-    with tempfile.NamedTemporaryFile(dir=file.parent, prefix="new-", delete=False) as new:
-        try:
-            new.write(json.dumps(known).encode())
-            new.flush()
-            os.fsync(new.fileno())  # the name must not outlive the content
-            Path(new.name).rename(file)
-        except BaseException:
-            Path(new.name).unlink(missing_ok=True)
-            raise
 
 
 @contextmanager

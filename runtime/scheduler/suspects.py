@@ -40,6 +40,7 @@ class Suspects:
                 return sequence
             sequence.suspected_until = 0
             self._queue.popleft()
+        self._accused = []  # a later fault says nothing of them
         return None
 
     def accuse(self, flight: Flight) -> list[Sequence]:
@@ -48,6 +49,7 @@ class Suspects:
         if len(flight.rows) == 1:  # those who were aborted meanwhile were company, too
             for sequence in self._accused:
                 sequence.accusations = 0
+            self._accused = []
             return rows
         self._accused, guilty = rows, []
         for sequence in rows:

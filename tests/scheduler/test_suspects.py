@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import random
 from functools import partial
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from rootlace.runtime.contracts.plan import StepPlan
-from rootlace.runtime.scheduler.suspects import MAX_ACCUSATIONS
+from rootlace.runtime.scheduler.suspects import MAX_ACCUSATIONS, Suspects
 from rootlace.wire.errors import ConstraintNotMet, InternalError
 from tests.scheduler.matchers import Script
 from tests.scheduler.planned_ahead import ids
@@ -134,3 +136,21 @@ def test_strangers_wait_while_suspects_are_computed() -> None:
     world.drain()
     for rid in (*rids, stranger):
         world.expect_cold(world.jobs[rid])
+
+
+def test_a_later_fault_clears_nobody_of_an_earlier_one() -> None:
+    def row() -> Any:
+        return SimpleNamespace(finished=False, computed=3, length=5, accusations=0)
+
+    def step(*rows: Any) -> Any:
+        return SimpleNamespace(rows=rows)
+
+    suspects, pair, other = Suspects(), (row(), row()), row()
+    assert suspects.accuse(step(*pair)) == []
+    assert suspects.first() is None, "both are as far as they were"
+    assert suspects.accuse(step(other)) == [other]
+    assert [who.accusations for who in pair] == [1, 1]
+    # While they are computed alone, whoever fails alone was the culprit, and clears the others.
+    suspects.accuse(step(*pair))
+    assert suspects.accuse(step(pair[0])) == [pair[0]]
+    assert [who.accusations for who in pair] == [0, 0]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 import zmq
@@ -38,10 +40,16 @@ def public_part(secret: bytes) -> str:
 
 
 def _make(path: str) -> None:
-    """Write a new key, which nobody else can read for a moment either."""
-    try:
-        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    except FileExistsError:
+    """Write a new key, whole, which nobody else can read for a moment either."""
+    file = Path(path)
+    if file.exists():
         return
-    with os.fdopen(file, "wb") as out:
-        out.write(zmq.curve_keypair()[1] + b"\n")
+    handle, name = tempfile.mkstemp(dir=file.parent)  # of mode 0600
+    new = Path(name)
+    try:
+        with os.fdopen(handle, "wb") as out:
+            out.write(zmq.curve_keypair()[1] + b"\n")
+        with suppress(FileExistsError):  # another process was faster
+            file.hardlink_to(new)
+    finally:
+        new.unlink()
