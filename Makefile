@@ -23,7 +23,7 @@ PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-r
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check test clients api-fuzz kernels lint mypy-tree format wheel clean
+.PHONY: help setup demo check test clients api-fuzz simulate kernels lint mypy-tree format wheel clean
 .PHONY: gpu-check gpu-test gpu-bench gpu-wheels
 
 help:
@@ -32,6 +32,7 @@ help:
 	@echo "make test    all tests"
 	@echo "make clients the tests with clients and linters whose packages are heavy, in an environment of its own"
 	@echo "make api-fuzz  all that the OpenAPI document admits, and much that it does not (a minute)"
+	@echo "make simulate SEEDS=0:100  worlds of clients, a gateway and engines with faults, on a virtual clock"
 	@echo "make kernels compile all Triton kernels for sm_80 and sm_90, without a GPU"
 	@echo "make gpu-check  on a machine with a GPU: its tests and its benchmark, without .venv"
 	@echo "                (gpu-test, gpu-bench: one of them; gpu-wheels: what to bring there)"
@@ -86,6 +87,10 @@ clients: $(CLIENTS)/.ready
 
 api-fuzz: $(CLIENTS)/.ready
 	$(CLIENTS)/bin/python scripts/api_fuzz.py
+
+SEEDS ?= 0:100
+simulate: $(READY)
+	$(BIN)/python -m tests.deterministic --seeds $(SEEDS) --jobs $(WORKERS)
 
 kernels: $(READY)
 	$(BIN)/python scripts/compile_kernels.py

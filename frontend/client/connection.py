@@ -77,10 +77,11 @@ class Connection:
         self._thread = threading.Thread(
             target=self._run_loop, name=f"rootlace-io {address}", daemon=True
         )
-        self._thread.start()
-        self._await_welcome(connect_timeout)
+        self._connect(connect_timeout)
 
-    def _await_welcome(self, timeout: float) -> None:
+    def _connect(self, timeout: float) -> None:
+        """Returns once the server has answered. Raises why it has not."""
+        self._thread.start()
         if not self._started.wait(timeout):
             self._lose(ServerUnavailable(f"{self.address} did not answer in {timeout:g} s"))
         if self._lost is not None:
@@ -144,13 +145,19 @@ class Connection:
     def _run_loop(self) -> None:
         asyncio.set_event_loop(self._loop)
         try:
-            self._loop.run_until_complete(self._talk())
+            self._loop.run_until_complete(self._live())
+        finally:
+            self._loop.close()
+            self._started.set()
+
+    async def _live(self) -> None:
+        """From the greeting to the end, whatever it is; raises nothing."""
+        try:
+            await self._talk()
         except Exception as error:  # a fault of this module must not leave programs waiting
             self._lose(ServerUnavailable(f"the connection to {self.address} broke: {error!r}"))
         finally:
             self._lose(ServerUnavailable(f"the connection to {self.address} was closed"))
-            self._loop.close()
-            self._started.set()
 
     async def _talk(self) -> None:
         hello = protocol.Hello(

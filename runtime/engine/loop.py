@@ -92,26 +92,31 @@ class EngineLoop:
 
     def run(self) -> None:
         """Until a `Stop` comes."""
-        idle_ms = int(IDLE_SECONDS * 1000)
-        while not self._stopping:
-            self.turns += 1
-            # With work to do, only look; without, sleep until something comes.
-            idle = self._paused or not self._scheduler.has_work
-            if idle and len(self._compiling):
-                self._compiling.wait(COMPILING_SECONDS)
-                idle = False
-            wait = idle and (self._paused or not self._prepare())
-            for message in self._receive(idle_ms if wait else 0):
-                self._handle(message)
-            for waiting in self._compiling.take():
-                self._add(waiting.request, waiting.grammar.result, waiting.waited)
-            # Not in one statement: `_send_now` replaces the list while the step runs.
-            updates = [] if self._paused else self._steps.step()
-            self._outgoing += updates
-            self._flush()
-        updates = self._steps.finish()
+        while self.turn():
+            pass
+
+    def turn(self) -> bool:
+        """Receive, plan, run, commit and send once; False if it was the last time."""
+        self.turns += 1
+        # With work to do, only look; without, sleep until something comes.
+        idle = self._paused or not self._scheduler.has_work
+        if idle and len(self._compiling):
+            self._compiling.wait(COMPILING_SECONDS)
+            idle = False
+        wait = idle and (self._paused or not self._prepare())
+        for message in self._receive(int(IDLE_SECONDS * 1000) if wait else 0):
+            self._handle(message)
+        for waiting in self._compiling.take():
+            self._add(waiting.request, waiting.grammar.result, waiting.waited)
+        # Not in one statement: `_send_now` replaces the list while the step runs.
+        updates = [] if self._paused else self._steps.step()
         self._outgoing += updates
         self._flush()
+        if self._stopping:
+            updates = self._steps.finish()
+            self._outgoing += updates
+            self._flush()
+        return not self._stopping
 
     # ------------------------------------------------------------ sending
 

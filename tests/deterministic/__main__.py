@@ -1,0 +1,7 @@
+"""Worlds by their seeds: `python -m tests.deterministic --seeds 0:100`."""
+
+import sys
+
+from tests.deterministic.cli import main
+
+sys.exit(main())

@@ -1,0 +1,67 @@
+"""The product's connection without its thread: it lives in the loop that everything lives in."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from dataclasses import dataclass, field
+from unittest.mock import patch
+
+from rootlace.client.connection import Connection
+from rootlace.wire.errors import RootlaceError, ServerUnavailable
+from rootlace.wire.protocol import Event, Failed, Op
+
+
+@dataclass(eq=False)
+class Sent:
+    """An operation, and all that was heard of it. `life`: of which connection of its client."""
+
+    op: Op
+    at: float
+    life: int = 0
+    events: list[Event] = field(default_factory=list)
+    ended: float | None = None
+
+    @property
+    def end(self) -> Event | None:
+        """The terminal event."""
+        return self.events[-1] if self.ended is not None else None
+
+    @property
+    def failure(self) -> Failed | None:
+        end = self.end
+        return end if isinstance(end, Failed) else None
+
+
+class SimulatedConnection(Connection):
+    """`begin` connects; `task` is done when the connection has ended."""
+
+    task: asyncio.Task[None]
+
+    @classmethod
+    def begin(cls, address: str, loop: asyncio.AbstractEventLoop) -> SimulatedConnection:
+        with patch("asyncio.SelectorEventLoop", lambda: loop):
+            return cls(address)
+
+    def _connect(self, timeout: float) -> None:
+        self._thread = threading.current_thread()
+        self.task = self._loop.create_task(self._live())
+        self._deadline = self._loop.call_later(timeout, self._give_up, timeout)
+
+    def _give_up(self, timeout: float) -> None:
+        if not self._started.is_set():
+            self._lose(ServerUnavailable(f"{self.address} did not answer in {timeout:g} s"))
+
+    @property
+    def lost(self) -> RootlaceError | None:
+        return self._lost
+
+    def vanish(self) -> None:
+        """The client's process is gone: nothing of it runs any more."""
+        self.task.cancel()
+
+    async def settled(self) -> None:
+        """Until it is welcome, or lost."""
+        while self._lost is None and not self._started.is_set():
+            await asyncio.sleep(0.001)
+        self._deadline.cancel()

@@ -1,0 +1,367 @@
+"""An engine process that is an object: the product's loop, scheduler and cache on an executor
+without a model. It can die at any of its steps' seams, hang, and be slow."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import random
+from collections.abc import Callable
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import zmq
+
+from rootlace.runtime import processes
+from rootlace.runtime.constrained import GrammarCompiler
+from rootlace.runtime.contracts.matcher import Grammar
+from rootlace.runtime.contracts.messages import (
+    FromEngine,
+    Heartbeat,
+    Ready,
+    ToEngine,
+    decode_to_engine,
+    encode,
+)
+from rootlace.runtime.contracts.plan import SampleRow, StepPlan, StepResult
+from rootlace.runtime.contracts.step_record import StepRecord
+from rootlace.runtime.engine.client import EngineProcessConfig
+from rootlace.runtime.engine.loop import EngineLoop
+from rootlace.runtime.scheduler.masks import StepMasks
+from rootlace.runtime.scheduler.scheduler import Scheduler
+from rootlace.wire.errors import InvalidConstraint
+from rootlace.wire.protocol import Constraint
+from tests.deterministic import tokens
+from tests.deterministic.network import Network, Socket
+from tests.simulated_executor import CostModel, SimulatedExecutor, SimulatedStep
+
+CONTEXT_LENGTH = 120
+TURN_SECONDS = 1e-4
+INJECTED = "injected fault"
+POISON = "\u00f7\u00f7"
+"""Text that kills the engine that computes it."""
+THORN = "\u00d7\u00d7"
+"""Text whose computation raises."""
+
+
+class EngineDied(BaseException):
+    """The process is gone, in the middle of what it did."""
+
+
+class Executor(SimulatedExecutor):
+    """The tokens are those of `tokens.next_token`; every step can be the last."""
+
+    def __init__(self, process: EngineProcess, num_blocks: int, block_size: int) -> None:
+        vocab_size = tokens.vocabulary().size
+        super().__init__(
+            num_blocks,
+            block_size,
+            CONTEXT_LENGTH,
+            vocab_size,
+            CostModel(step=2e-3, token=2e-5),
+            verify=True,
+        )
+        self._process = process
+        self._poison = tokens.tokenizer().encode(POISON, False)[-1]
+        self._thorn = tokens.tokenizer().encode(THORN, False)[-1]
+
+    def launch(self, plan: StepPlan) -> SimulatedStep:
+        self._process.seam("launch")
+        if (plan.token_ids == self._poison).any():
+            self._process.poisoned += 1
+            raise EngineDied("poison")
+        return super().launch(plan)
+
+    def collect(self, launched: SimulatedStep) -> StepResult:
+        self._process.seam("collect")
+        result = super().collect(launched)
+        if (launched.plan.token_ids == self._thorn).any():
+            raise RuntimeError("a thorn")
+        self._process.fault()
+        self._process.seam("commit")
+        return result
+
+    def next_token(self, history: int, sample: SampleRow, before: int | None = None) -> int:
+        params = sample.params
+        masked = sample.mask is not None or sample.automaton is not None
+        allowed = self._allowed(sample, before) if masked else None
+        seed = params.seed or 0
+        return tokens.next_token(history, seed, params.temperature, allowed, sample.banned)
+
+
+class Compiler:
+    """Compiles for one engine, as `CompileService` does, in virtual time."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, real: GrammarCompiler) -> None:
+        self._loop = loop
+        self._real = real
+        self._done: set[str] = set()
+
+    def cached(self, constraint: Constraint) -> Grammar | None:
+        return self._real.compile(constraint) if constraint.source in self._done else None
+
+    def submit(self, constraint: Constraint) -> Future[Grammar]:
+        future: Future[Grammar] = Future()
+        explodes = constraint == tokens.CONSTRAINTS["explodes"]
+        seconds = 10.0 if explodes else 3.0 if constraint == tokens.CONSTRAINTS["slow"] else 5e-3
+
+        def settle() -> None:
+            if explodes:
+                error = InvalidConstraint("compiling it takes more than 10 seconds")
+                future.set_exception(error)
+            else:
+                self._done.add(constraint.source)
+                future.set_result(self._real.compile(constraint))
+
+        self._loop.call_later(seconds, settle)
+        return future
+
+
+class EngineProcess:
+    """From its configuration on standard input to its end. `tell` hears how it ended."""
+
+    def __init__(
+        self,
+        network: Network,
+        dice: random.Random,
+        compiler: GrammarCompiler,
+        pid: int,
+        tell: Callable[[int], None],
+    ) -> None:
+        self.pid = pid
+        self.code: int | None = None
+        self.error: BaseException | None = None
+        """What a turn of the loop raised that it should not."""
+        self.poisoned = 0
+        self.seams_left: int | None = None
+        """It dies at so many seams from now."""
+        self.failing = 0
+        """So many of the next steps raise."""
+        self.slow = 1.0
+        """How many times as long its steps take."""
+        self.suspended = self.stuck = False
+        self.loop: EngineLoop | None = None
+        self.scheduler: Scheduler
+        self._network = network
+        self._clock = network.loop
+        self._dice = dice
+        self._compiler = compiler
+        self._tell = tell
+        self._context: Any = network.context()()
+        self._sockets: list[Socket] = []
+        self._waits = 0
+        self._next: asyncio.TimerHandle | None = None
+        self._began = 0.0
+
+    # ------------------------------------------------------------ life
+
+    def read(self, data: bytes) -> None:
+        """What is written to its standard input: the configuration."""
+        config = processes.read_config(io.BytesIO(data), EngineProcessConfig)  # type: ignore[arg-type]
+        self._clock.call_later(self._dice.uniform(0.2, 2.0), self._start, config)
+
+    def kill(self) -> None:
+        self.end(-9)
+
+    def end(self, code: int) -> None:
+        """Frames that it sent lately arrive or are lost."""
+        if self.code is not None:
+            return
+        self.code = code
+        if self._next is not None:
+            self._next.cancel()
+        lost = self._dice.random() < 0.5
+        for socket in self._sockets:
+            lines = list(socket.lines.values())
+            socket.close()
+            for line in lines if lost else ():
+                line.cut()
+        self._clock.call_later(self._dice.uniform(1e-4, 0.05), self._tell, code)
+
+    def seam(self, _: str) -> None:
+        """Where it may die: between what a step does."""
+        if self.seams_left is not None and self.loop is not None:
+            self.seams_left -= 1
+            if self.seams_left <= 0:
+                raise EngineDied("killed")
+
+    def fault(self) -> None:
+        if self.failing:
+            self.failing -= 1
+            raise RuntimeError(INJECTED)
+
+    def resume(self) -> None:
+        """Go on after it was suspended or stuck."""
+        if (self.suspended or self.stuck) and self.code is None and self.loop is not None:
+            if self.suspended:
+                self._clock.call_later(1.0, self._beat)  # the last one may still be to come
+            self.suspended = self.stuck = False
+            self._turn_soon(0.0)
+
+    # ------------------------------------------------------------ the loop
+
+    def _start(self, config: EngineProcessConfig) -> None:
+        if self.code is not None:
+            return
+        engine = config.engine
+        blocks, size = engine.cache.num_blocks, engine.cache.block_size
+        assert blocks is not None
+        self.executor = Executor(self, blocks, size)
+        vocab_size = self.executor.vocab_size
+        self.scheduler = Scheduler(
+            engine.scheduler,
+            engine.cache,
+            CONTEXT_LENGTH,
+            self._clock.time,
+            vocab_size=vocab_size,
+            masks=StepMasks(vocab_size),
+        )
+        self._inbox, self._outbox, self._beats = (
+            self._connect(kind, address)
+            for kind, address in (
+                (zmq.PULL, config.inbox),
+                (zmq.PUSH, config.outbox),
+                (zmq.PUSH, config.outbox),
+            )
+        )
+        self._inbox.on_message = self._wake
+        capacity = min(CONTEXT_LENGTH, blocks * size)
+        ready = Ready(
+            self.pid, blocks, size, CONTEXT_LENGTH, capacity, vocab_size, "none", "float32"
+        )
+        self._send([ready])
+        self.loop = EngineLoop(
+            self.scheduler,
+            self.executor,
+            Compiler(self._clock, self._compiler),
+            self._receive,
+            self._send,
+            overlap=bool(engine.overlap),
+            record=StepRecord(Path(config.record), engine.scheduler.max_running),
+        )
+        self._beat()
+        self._turn_soon(0.0)
+
+    def _connect(self, kind: int, address: str) -> Socket:
+        socket: Socket = self._context.socket(kind)
+        socket.connect(address)
+        self._sockets.append(socket)
+        return socket
+
+    def _receive(self, timeout_ms: int) -> list[ToEngine]:
+        self.seam("receive")
+        self._waits = timeout_ms
+        received: list[ToEngine] = []
+        while self._inbox.get(zmq.EVENTS):
+            received += decode_to_engine(self._inbox.recv_multipart()[0])
+            self._waits = 0
+        return received
+
+    def _send(self, said: list[FromEngine]) -> None:
+        self.seam("send")
+        self._outbox.later = self._worked
+        self._outbox.send(encode(said))
+
+    @property
+    def _worked(self) -> float:
+        """Seconds since the turn began."""
+        return (self.executor.clock() - self._began) * self.slow
+
+    def _turn(self) -> None:
+        if self.code is not None or self.suspended or self.stuck:
+            return
+        assert self.loop is not None
+        self._next, self._waits = None, 0
+        self._began = self.executor.clock()
+        try:
+            goes_on = self.loop.turn()
+        except EngineDied:
+            self.end(-9)
+            return
+        except BaseException as error:
+            self.error = error
+            self.end(1)
+            return
+        if not goes_on:
+            self.end(0)
+            return
+        idle = self._waits / 1000 if self._waits else 0.0 if self.scheduler.has_work else 5e-3
+        self._turn_soon(max(self._worked, idle, TURN_SECONDS))
+
+    def _turn_soon(self, seconds: float) -> None:
+        if self._next is not None:
+            self._next.cancel()
+        self._next = self._clock.call_later(seconds, self._turn)
+
+    def _wake(self) -> None:
+        """Something came: an idle loop takes its turn."""
+        if self._waits:
+            self._waits = 0
+            self._turn_soon(0.0)
+
+    def _beat(self) -> None:
+        if self.code is None and not self.suspended and self.loop is not None:
+            self._beats.send(encode([Heartbeat(self.loop.turns)]))
+            self._clock.call_later(1.0, self._beat)
+
+
+class Transport(asyncio.SubprocessTransport):
+    """What asyncio sees of a process."""
+
+    def __init__(self, protocol: Any, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__()
+        self.process: EngineProcess
+        self._protocol = protocol
+        self._loop = loop
+        self._code: int | None = None
+        self._ended: asyncio.Future[int] = loop.create_future()
+
+    def get_pid(self) -> int:
+        return self.process.pid
+
+    def get_returncode(self) -> int | None:
+        return self._code
+
+    def get_pipe_transport(self, fd: int) -> Any:
+        return _Pipe(self) if fd in (0, 1) else None
+
+    def kill(self) -> None:
+        if self._code is not None:
+            raise ProcessLookupError
+        self.process.kill()
+
+    async def _wait(self) -> int:
+        return await asyncio.shield(self._ended)
+
+    def close(self) -> None:
+        return
+
+    def ended(self, code: int) -> None:
+        self._code = code
+        self._ended.set_result(code)
+        self._protocol.pipe_connection_lost(1, None)
+        self._protocol.process_exited()
+
+
+class _Pipe(asyncio.WriteTransport):
+    """Standard input; closed, it ends the process."""
+
+    def __init__(self, owner: Transport) -> None:
+        super().__init__()
+        self._owner = owner
+        self._closed = False
+
+    def write(self, data: Any) -> None:
+        self._owner.process.read(bytes(data))
+
+    def is_closing(self) -> bool:
+        return self._closed
+
+    def close(self) -> None:
+        if not self._closed:
+            self._closed = True
+            # It reads `Stop` first, if it reads at all.
+            process = self._owner.process
+            if not process.suspended:
+                self._owner._loop.call_later(1.0, process.end, 0)

@@ -1,0 +1,112 @@
+"""What can go wrong in a world. Each method is a kind of `scenario.Fault`; `value` is in [0, 1)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tests.deterministic.engine import EngineProcess
+
+if TYPE_CHECKING:
+    from tests.deterministic.world import World
+
+
+class Faults:
+    """Does the faults of a scenario, and remembers those that excuse failures."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+
+    def do(self, kind: str, value: float) -> None:
+        getattr(self, kind)(value)
+
+    def _engine(self) -> EngineProcess | None:
+        process = self._world.process
+        return process if process is not None and process.code is None else None
+
+    # ------------------------------------------------------------ the engine
+
+    def kill(self, _: float) -> None:
+        """kill -9, now: between two turns."""
+        if (process := self._engine()) is not None:
+            process.kill()
+
+    def die(self, value: float) -> None:
+        """It dies in the middle of a step, some seams from now."""
+        if (process := self._engine()) is not None:
+            process.seams_left = 1 + int(value * 40)
+
+    def suspend(self, value: float) -> None:
+        """It stands still as a whole, for a while or until it is killed for it."""
+        if (process := self._engine()) is not None:
+            process.suspended = True
+            self._later(1.0 + 40.0 * value, process.resume)
+
+    def stick(self, value: float) -> None:
+        """Its loop stands still, and its heart beats."""
+        if (process := self._engine()) is not None:
+            process.stuck = True
+            self._later(1.0 + 700.0 * value**3, process.resume)
+
+    def slow(self, value: float) -> None:
+        """Its steps take longer for some seconds."""
+        if (process := self._engine()) is not None:
+            process.slow = 1.0 + 200.0 * value**2
+
+            def recover() -> None:
+                process.slow = 1.0
+
+            self._later(5.0 * value, recover)
+
+    def fail(self, value: float) -> None:
+        """The executor raises in some of the next steps: memory ran out, say."""
+        if (process := self._engine()) is not None:
+            process.failing = 1 + int(3 * value)
+
+    # ------------------------------------------------------------ lines and clients
+
+    def cut(self, value: float) -> None:
+        """A line breaks."""
+        if line := self._world.line(value):
+            line.cut()
+
+    def darken(self, value: float) -> None:
+        """A line goes dark: nobody hears of it."""
+        if line := self._world.line(value):
+            line.dark = True
+
+    def lag(self, value: float) -> None:
+        """What goes over a line takes longer for a while."""
+        if line := self._world.line(value):
+            before, line.delay = line.delay, (1e-3, 0.5)
+
+            def recover() -> None:
+                line.delay = before
+
+            self._later(3.0, recover)
+
+    def block(self, value: float) -> None:
+        """A client reads nothing for a while; its queue is full."""
+        if line := self._world.line(value):
+            line.ends[0].blocked = True
+
+            def recover() -> None:
+                line.ends[0].blocked = False
+
+            self._later(4.0 * value, recover)
+
+    def vanish(self, value: float) -> None:
+        """A client's process is killed."""
+        self._world.vanish(value)
+
+    # ------------------------------------------------------------ the gateway, the clock
+
+    def gateway(self, _: float) -> None:
+        """The gateway's process is killed, and started again."""
+        self._world.kill_gateway()
+
+    def jump(self, value: float) -> None:
+        """Time passes, and nobody ran: the machine was suspended, or the clock was set."""
+        self._world.jump(60.0 * value)
+
+    def _later(self, seconds: float, call: object) -> None:
+        self._world.loop.call_later(seconds, call)  # type: ignore[arg-type]

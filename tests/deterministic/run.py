@@ -1,0 +1,50 @@
+"""Runs the world of a scenario."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass
+
+from tests.deterministic.clock import Stuck, virtual
+from tests.deterministic.scenario import Scenario
+from tests.deterministic.world import Violation, World
+
+
+@dataclass(frozen=True)
+class Result:
+    """`failure`: what did not hold; empty if all did. `digest`: of all that clients were sent.
+    `deaths`: how many engines ended."""
+
+    operations: int
+    virtual_seconds: float
+    failure: str
+    digest: str
+    deaths: int
+
+
+def run(scenario: Scenario) -> Result:
+    logging.disable(logging.CRITICAL)
+    world = World(scenario)
+    failure = "it did not end"
+    try:
+        with virtual(world.loop, world.network.context(), scenario.seed):
+            world.loop.run_until_complete(world.live())
+            failure = ""
+    except (Violation, Stuck) as error:
+        failure = f"{type(error).__name__}: {error}"
+    finally:
+        _discard(world.loop)
+        logging.disable(logging.NOTSET)
+    operations = sum(len(actor.sent) for actor in world.actors)
+    return Result(operations, world.loop.now, failure, world.digest.hexdigest(), len(world.deaths))
+
+
+def _discard(loop: asyncio.AbstractEventLoop) -> None:
+    """End what a world that failed has left running."""
+    tasks = asyncio.all_tasks(loop)
+    for task in tasks:
+        task.cancel()
+    if tasks:
+        loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
+    loop.close()

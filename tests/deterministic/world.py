@@ -1,0 +1,264 @@
+"""One world: a runtime and its clients in one event loop on a virtual clock."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import random
+from collections import Counter
+from collections.abc import Coroutine
+from typing import Any
+
+import zmq
+
+from rootlace.runtime.config import (
+    CacheConfig,
+    EngineConfig,
+    GatewayConfig,
+    SchedulerConfig,
+)
+from rootlace.runtime.engine.client import EngineClient
+from rootlace.runtime.gateway.branches.gateway import Gateway
+from rootlace.runtime.gateway.server import ProgramServer
+from rootlace.runtime.gateway.tokens.chat import ChatTemplate
+from rootlace.wire import protocol
+from rootlace.wire.errors import ServerUnavailable
+from rootlace.wire.protocol import Chunk, Welcome
+from tests.deterministic import tokens
+from tests.deterministic.actor import Actor
+from tests.deterministic.clock import VirtualLoop
+from tests.deterministic.engine import EngineProcess, Transport
+from tests.deterministic.faults import Faults
+from tests.deterministic.network import Line, Network
+from tests.deterministic.scenario import Scenario
+
+ADDRESS = "tcp://gateway:1"
+PATIENCE = 2000.0
+"""Virtual seconds behind the last program or fault until everything must be over."""
+
+
+class Violation(AssertionError):
+    """Something that was promised did not hold."""
+
+
+class World:
+    def __init__(self, scenario: Scenario) -> None:
+        self.scenario = scenario
+        self.dice = random.Random(f"world {scenario.seed}")
+        self.loop = VirtualLoop(self._start_process)
+        self.network = Network(self.loop, self.dice, scenario.shape.split)
+        self.network.tap = self._tap
+        self.compiler = tokens.grammar_compiler()
+        self.processes: list[EngineProcess] = []
+        self.gateway: Gateway | None = None
+        self.deaths: list[float] = []
+        """When engines died."""
+        self.losses: list[float] = []
+        """When all KV was lost: an engine's death, a step that failed."""
+        self.killed = 0
+        """How many engines a fault has killed."""
+        self.pins = any(
+            action[0] == "generate" and action[2].get("pin")
+            for program in scenario.programs
+            for action in program.actions
+        )
+        self.lives: list[float] = []
+        """When gateways ended."""
+        self.told: Counter[tuple[int, int]] = Counter()
+        """How many terminal events were sent, by socket and operation."""
+        self.digest = hashlib.blake2b(digest_size=8)
+        """Of all frames that programs were sent."""
+        self._server: ProgramServer | None = None
+        self._background: list[asyncio.Task[None]] = []
+        self._closing = False
+        self.actors = [Actor(self, number) for number in range(scenario.shape.clients)]
+
+    def _tap(self, socket: Any, frame: bytes) -> None:
+        self.digest.update(frame)
+        self.told.update(
+            (socket.get(zmq.FD), event.op)
+            for event in protocol.decode_events(frame)
+            if not isinstance(event, Chunk | Welcome) and event.op
+        )
+
+    @property
+    def process(self) -> EngineProcess | None:
+        return self.processes[-1] if self.processes else None
+
+    # ------------------------------------------------------------ the runtime
+
+    def _start_process(self, protocol: Any, _: tuple[str, ...]) -> Transport:
+        transport = Transport(protocol, self.loop)
+
+        def ended(code: int) -> None:
+            self.deaths.append(self.loop.now)
+            self.killed += not process.poisoned
+            transport.ended(code)
+
+        process = EngineProcess(
+            self.network, self.dice, self.compiler, 1000 + len(self.processes), ended
+        )
+        transport.process = process
+        self.processes.append(process)
+        protocol.connection_made(transport)
+        return transport
+
+    async def _start_runtime(self) -> None:
+        shape = self.scenario.shape
+        engine = EngineConfig(
+            cache=CacheConfig(
+                block_size=shape.block_size,
+                num_blocks=shape.blocks,
+                eviction=shape.eviction,  # type: ignore[arg-type]
+            ),
+            scheduler=SchedulerConfig(
+                max_step_tokens=shape.step_tokens,
+                max_running=shape.running,
+                policy=shape.policy,  # type: ignore[arg-type]
+                check_invariants=True,
+            ),
+            overlap=shape.overlap,
+        )
+        config = GatewayConfig(model="none", program_address=ADDRESS, cache_reports="all")
+        client = await self._start_engine(engine)
+        self.gateway = Gateway(
+            config, client, tokens.tokenizer(), ChatTemplate(None), (tokens.eos(),)
+        )
+        self._server = ProgramServer(self.gateway)
+        self._server.start()
+
+    async def _start_engine(self, config: EngineConfig) -> EngineClient:
+        """One that dies while it starts is tried again, as an operator would."""
+        while True:
+            try:
+                return await EngineClient.start(config, self._gone)
+            except ServerUnavailable:
+                await asyncio.sleep(1.0)
+
+    async def _stop_runtime(self) -> None:
+        gateway, server = self.gateway, self._server
+        self.gateway = self._server = None
+        self.lives.append(self.loop.now)
+        if server is not None:
+            await server.stop()
+        if gateway is not None:
+            gateway.close()
+            await gateway.engine.stop()
+
+    def _gone(self, reason: str) -> None:
+        """The engine is gone for good: the runtime ends, and its operator starts it again."""
+        self.background(self._restart())
+
+    def kill_gateway(self) -> None:
+        """kill -9: its lines break, and nothing more of it is heard; the engine ends, too."""
+        if self._server is not None:
+            for line in self.lines():
+                line.cut()
+            self.background(self._restart())
+
+    async def _restart(self) -> None:
+        if self.gateway is None:
+            return
+        await self._stop_runtime()
+        if not self._closing:
+            await asyncio.sleep(0.5)
+            await self._start_runtime()
+
+    # ------------------------------------------------------------ what faults need
+
+    def lines(self) -> list[Line]:
+        router = self.network.bound.get(ADDRESS)
+        return [] if router is None else list(router.lines.values())
+
+    def line(self, value: float) -> Line | None:
+        lines = self.lines()
+        return lines[int(value * len(lines))] if lines else None
+
+    def vanish(self, value: float) -> None:
+        self.actors[int(value * len(self.actors))].vanish()
+
+    def jump(self, seconds: float) -> None:
+        self.loop.now += seconds
+
+    def background(self, work: Coroutine[Any, Any, None]) -> None:
+        self._background.append(self.loop.create_task(work))
+
+    # ------------------------------------------------------------ all of it
+
+    async def live(self) -> None:
+        """From the start of the runtime until everything is over. Raises Violation."""
+        await self._start_runtime()
+        began = self.loop.now
+        faults = Faults(self)
+        for fault in self.scenario.faults:
+            self.loop.call_at(began + fault.at, faults.do, fault.kind, fault.value)
+        work = [
+            self.loop.create_task(self.actors[program.client].run(number, program, began))
+            for number, program in enumerate(self.scenario.programs)
+        ]
+        last = max((one.start for one in self.scenario.programs), default=0.0)
+        last = max([last, *(fault.at for fault in self.scenario.faults)])
+        if work:
+            done, pending = await asyncio.wait(work, timeout=last + PATIENCE)
+            if pending:
+                raise Violation(f"{len(pending)} programs have not ended: {self._open()}")
+            for task in done:
+                task.result()
+        await asyncio.sleep(max(0.0, began + last + 1.0 - self.loop.now))
+        for actor in self.actors:
+            await actor.leave()
+        await self._settle()
+        await self._check_nothing_left()
+        self._closing = True
+        await asyncio.gather(*self._background)
+        await self._stop_runtime()
+        self.check()
+
+    def _open(self) -> list[str]:
+        return [
+            f"client {actor.number} op {sent.op}"
+            for actor in self.actors
+            for sent in actor.sent
+            if sent.ended is None
+        ][:5]
+
+    async def _settle(self) -> None:
+        """Until the gateway has noticed that everybody left."""
+        for _ in range(1200):
+            if self._rests():
+                return
+            await asyncio.sleep(1.0)
+        raise Violation("the runtime does not come to rest")
+
+    def _rests(self) -> bool:
+        gateway, process = self.gateway, self.process
+        if gateway is None or gateway.session_count or not gateway.healthy or process is None:
+            return False
+        return process.code is None and process.loop is not None and not process.scheduler.has_work
+
+    async def _check_nothing_left(self) -> None:
+        gateway, process = self.gateway, self.process
+        assert gateway is not None and process is not None
+        if gateway.branch_count:
+            raise Violation(f"{gateway.branch_count} branches are left")
+        if left := list(gateway.engine._in_flight._submitted):  # type: ignore[attr-defined]
+            raise Violation(f"requests {left} are left in flight")
+        scheduler = process.scheduler
+        for pin in scheduler.kv.retention.pins.all():
+            scheduler.cache.unpin(pin.id)
+        await gateway.flush()
+        stats = scheduler.stats()
+        if stats["blocks_free"] != stats["blocks_total"] or stats["nodes"]:
+            raise Violation(f"memory is left: {stats}")
+
+    def check(self) -> None:
+        """What only shows at the end. Raises Violation."""
+        for process in self.processes:
+            if process.error is not None:
+                raise Violation(f"an engine's loop raised {process.error!r}") from process.error
+        if self.loop.complaints:
+            raise Violation(f"asyncio complains: {self.loop.complaints[0]}")
+        if twice := [key for key, count in self.told.items() if count > 1]:
+            raise Violation(f"terminal events were sent twice: (socket, operation) {twice[0]}")
+        for actor in self.actors:
+            actor.check()
