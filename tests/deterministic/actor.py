@@ -67,7 +67,7 @@ class Actor:
 
     def send(self, connection: SimulatedConnection, life: int, op: protocol.Op) -> Sent:
         loop = self.world.loop
-        sent = Sent(op, loop.now, life)
+        sent = Sent(op, loop.now, life, connection.descriptor)
         self.sent.append(sent)
 
         def sink(event: protocol.Event) -> None:

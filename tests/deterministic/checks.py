@@ -12,12 +12,15 @@ from tests.deterministic.client import Sent
 from tests.deterministic.clock import SEED_OF_THE_GATEWAY
 from tests.deterministic.engine import CONTEXT_LENGTH, INJECTED, POISON, THORN
 from tests.deterministic.reference import Content
+from tests.deterministic.violation import Pinned, Violation
 
 if TYPE_CHECKING:
     from tests.deterministic.actor import Actor
     from tests.deterministic.world import World
 
 DIED = "the engine died twice"
+LEEWAY = 2.0
+"""Seconds that an operation may take to the gateway, where its time begins."""
 
 
 class Branch:
@@ -64,8 +67,6 @@ class Ledger:
             self._check(sent)
 
     def _wrong(self, sent: Sent, what: str) -> None:
-        from tests.deterministic.world import Violation
-
         raise Violation(
             f"client {self._actor.number}, connection {self._life}, sent at {sent.at:.4f}: "
             f"{sent.op}: {what}; it ended at {sent.ended} with {sent.end}"
@@ -111,8 +112,9 @@ class Ledger:
             branch.broken = True
 
     def _lost(self, failure: Failed) -> bool:
-        """Whether the connection was lost, or the engine is gone for good."""
-        return failure.code == "unavailable"
+        """Whether the connection was lost, or the engine is gone for good, and that is possible."""
+        possible = self._world.shaken or self._world.gone
+        return failure.code == "unavailable" and bool(possible)
 
     def _quotes_broken(self, op: protocol.Op) -> bool:
         if not isinstance(op, protocol.Append):
@@ -146,9 +148,18 @@ class Ledger:
         failure = sent.failure
         if failure is None or self._lost(failure):
             return
+        if failure.code == "unavailable" and self._disturbed():
+            return
         if isinstance(sent.op, protocol.Unpin) and failure.code == "invalid_request":
             return
         self._wrong(sent, "it cannot fail")
+
+    def _disturbed(self) -> bool:
+        """Whether a question to the engine may stay without an answer: it died, or stood still."""
+        kinds = {fault.kind for fault in self._world.scenario.faults}
+        return bool(self._world.killed or kinds & {"suspend", "stick"}) or any(
+            process.poisoned for process in self._world.processes
+        )
 
     # ------------------------------------------------------------ by kind
 
@@ -190,7 +201,8 @@ class Ledger:
         length = len(branch.content.whole())
         end = sent.end
         if isinstance(end, Failed):
-            if length or end.code != "invalid_request":
+            asked = end.code == "unavailable" and self._disturbed()
+            if not asked and (length or end.code != "invalid_request"):
                 self._wrong(sent, "it cannot fail")
         elif not isinstance(end, protocol.Explained) or end.report.limit != length - 1:
             self._wrong(sent, f"it has {length} tokens")
@@ -228,6 +240,7 @@ class Ledger:
             return
         if not isinstance(end, Generated):
             self._wrong(sent, "not a result")
+        self._check_deadline(sent, op)
         for output, wanted in zip(end.outputs, expected, strict=True):
             if wanted.code:
                 self._wrong(sent, f"it must fail with {wanted.code}")
@@ -240,6 +253,11 @@ class Ledger:
                 found = [one.logprob for one in output.logprobs]
                 if found != reference.logprobs(prompt, list(output.token_ids)):
                     self._wrong(sent, "other log-probabilities")
+        if end.pin and branch.share:
+            assert sent.ended is not None
+            self._world.pinned.append(Pinned(end.pin, sent.at, sent.ended))
+        elif op.handling.cache.pin is True:
+            self._wrong(sent, "it was to be pinned")
         usage = end.usage
         # What a constraint forces is computed with the prompt; its last token may be cached, then.
         most = len(prompt) - (op.constraint is None)
@@ -252,6 +270,12 @@ class Ledger:
         content.pending = [Piece(first.rest)] if first.rest else []
         if first.text:
             content.gained.append(Piece(first.text))
+
+    def _check_deadline(self, sent: Sent, op: protocol.Generate) -> None:
+        timeout = op.handling.timeout
+        told = self._world.told.get((sent.socket, op.op))
+        if timeout is not None and told and told[0] - sent.at > timeout + LEEWAY:
+            self._wrong(sent, f"its time was over before {told[0]}")
 
     def _expected(self, prompt: list[int], op: protocol.Generate, index: int) -> reference.Expected:
         return self._sample(prompt, op, index, min(self._most(op), self._capacity - len(prompt)))

@@ -1,6 +1,6 @@
 """Worlds by their seeds: those that fail are shrunk and printed.
 
-    python -m tests.deterministic --seeds 0:1000 [--jobs 2] [--programs 60] [--no-shrink]
+    python -m tests.deterministic --seeds 0:1000 [--jobs 2] [--programs 60] [--no-shrink] [--first]
     python -m tests.deterministic --replay FILE
 
 A world is a runtime and its clients on a virtual clock (docs/simulation.md). `--replay` runs a
@@ -32,6 +32,7 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=1, help="processes")
     parser.add_argument("--programs", type=int, default=60, help="programs of a world")
     parser.add_argument("--no-shrink", action="store_true")
+    parser.add_argument("--first", action="store_true", help="end with the first that fails")
     parser.add_argument("--replay", type=Path, metavar="FILE")
     options = parser.parse_args()
     if options.replay:
@@ -40,8 +41,9 @@ def main() -> int:
         return 1 if result.failure else 0
     first, last = map(int, options.seeds.split(":"))
     jobs = [(seed, options.programs) for seed in range(first, last)]
-    began, operations, virtual, failed = time.perf_counter(), 0, 0.0, 0
+    began, worlds, operations, virtual, failed = time.perf_counter(), 0, 0, 0.0, 0
     for seed, result in _results(jobs, options.jobs):
+        worlds += 1
         operations += result.operations
         virtual += result.virtual_seconds
         if result.failure:
@@ -49,9 +51,11 @@ def main() -> int:
             print(f"seed {seed}: {short(result.failure)}", flush=True)
             if failed <= MAX_SHRUNK and not options.no_shrink:
                 _shrink_and_print(draw(seed, options.programs), result)
+            if options.first:
+                break
     seconds = time.perf_counter() - began
     print(
-        f"{last - first} worlds, {operations:,} operations, {virtual:,.0f} virtual seconds in "
+        f"{worlds} worlds, {operations:,} operations, {virtual:,.0f} virtual seconds in "
         f"{seconds:.0f} s ({operations / seconds:.0f} operations a second): {failed} failed"
     )
     return 1 if failed else 0

@@ -5,20 +5,26 @@ from __future__ import annotations
 import asyncio
 import threading
 from dataclasses import dataclass, field
+from typing import Any
 from unittest.mock import patch
 
+import zmq
+
 from rootlace.client.connection import Connection
+from rootlace.client.line import Line
 from rootlace.wire.errors import RootlaceError, ServerUnavailable
 from rootlace.wire.protocol import Event, Failed, Op
 
 
 @dataclass(eq=False)
 class Sent:
-    """An operation, and all that was heard of it. `life`: of which connection of its client."""
+    """An operation, and all that was heard of it. `life`: of which connection of its client;
+    `socket`: that connection's descriptor."""
 
     op: Op
     at: float
-    life: int = 0
+    life: int
+    socket: int
     events: list[Event] = field(default_factory=list)
     ended: float | None = None
 
@@ -37,6 +43,8 @@ class SimulatedConnection(Connection):
     """`begin` connects; `task` is done when the connection has ended."""
 
     task: asyncio.Task[None]
+    descriptor: Any = -1
+    """Of its socket."""
 
     @classmethod
     def begin(cls, address: str, loop: asyncio.AbstractEventLoop) -> SimulatedConnection:
@@ -47,6 +55,10 @@ class SimulatedConnection(Connection):
         self._thread = threading.current_thread()
         self.task = self._loop.create_task(self._live())
         self._deadline = self._loop.call_later(timeout, self._give_up, timeout)
+
+    async def _write_when_welcome(self, line: Line) -> None:
+        self.descriptor = line._socket.get(zmq.FD)
+        await super()._write_when_welcome(line)
 
     def _give_up(self, timeout: float) -> None:
         if not self._started.is_set():

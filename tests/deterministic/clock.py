@@ -17,6 +17,8 @@ from rootlace.runtime.gateway.branches import select
 
 START = 1000.0
 """Virtual seconds at the start."""
+LOOK, DESCHEDULED = 1e-6, 0.01
+"""Seconds that pass where the product looks at the clock."""
 
 
 class Stuck(AssertionError):
@@ -118,6 +120,9 @@ def virtual(loop: VirtualLoop, context: type, seed: int) -> Iterator[None]:
     dice = random.Random(f"product {seed}")
 
     def clock() -> float:
+        """Who looks at the clock finds that it goes on, and now and then that others had their
+        turn in between."""
+        loop.now += DESCHEDULED if dice.random() < 0.002 else LOOK
         return loop.now
 
     with contextlib.ExitStack() as stack:

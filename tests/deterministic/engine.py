@@ -77,6 +77,7 @@ class Executor(SimulatedExecutor):
         self._process.seam("collect")
         result = super().collect(launched)
         if (launched.plan.token_ids == self._thorn).any():
+            self._process.losses.append(self._process.loop_time())
             raise RuntimeError("a thorn")
         self._process.fault()
         self._process.seam("commit")
@@ -134,6 +135,8 @@ class EngineProcess:
         self.error: BaseException | None = None
         """What a turn of the loop raised that it should not."""
         self.poisoned = 0
+        self.losses: list[float] = []
+        """When all KV was lost, because a step failed."""
         self.seams_left: int | None = None
         """It dies at so many seams from now."""
         self.failing = 0
@@ -189,7 +192,11 @@ class EngineProcess:
     def fault(self) -> None:
         if self.failing:
             self.failing -= 1
+            self.losses.append(self.loop_time())
             raise RuntimeError(INJECTED)
+
+    def loop_time(self) -> float:
+        return self._clock.now
 
     def resume(self) -> None:
         """Go on after it was suspended or stuck."""

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 from tests.deterministic.clock import Stuck, virtual
 from tests.deterministic.scenario import Scenario
-from tests.deterministic.world import Violation, World
+from tests.deterministic.violation import Violation
+from tests.deterministic.world import World
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import random
-from collections import Counter
 from collections.abc import Coroutine
 from typing import Any
 
@@ -18,6 +17,7 @@ from rootlace.runtime.config import (
     SchedulerConfig,
 )
 from rootlace.runtime.engine.client import EngineClient
+from rootlace.runtime.engine.client.engine_client import MAX_RESTARTS
 from rootlace.runtime.gateway.branches.gateway import Gateway
 from rootlace.runtime.gateway.server import ProgramServer
 from rootlace.runtime.gateway.tokens.chat import ChatTemplate
@@ -31,14 +31,14 @@ from tests.deterministic.engine import EngineProcess, Transport
 from tests.deterministic.faults import Faults
 from tests.deterministic.network import Line, Network
 from tests.deterministic.scenario import Scenario
+from tests.deterministic.violation import Pinned, Violation
 
 ADDRESS = "tcp://gateway:1"
 PATIENCE = 2000.0
 """Virtual seconds behind the last program or fault until everything must be over."""
 
 
-class Violation(AssertionError):
-    """Something that was promised did not hold."""
+SHAKING = {"cut", "darken", "vanish", "block", "gateway", "jump"}
 
 
 class World:
@@ -53,8 +53,15 @@ class World:
         self.gateway: Gateway | None = None
         self.deaths: list[float] = []
         """When engines died."""
-        self.losses: list[float] = []
-        """When all KV was lost: an engine's death, a step that failed."""
+        self.complaint = ""
+        self.settled = 0.0
+        self.began = 0.0
+        self.pins_left: set[str] | None = None
+        self.gone = 0
+        """How often an engine was gone for good."""
+        self.pinned: list[Pinned] = []
+        self.shaken = bool({fault.kind for fault in scenario.faults} & SHAKING)
+        """Whether something happens that may cost a client its connection."""
         self.killed = 0
         """How many engines a fault has killed."""
         self.pins = any(
@@ -64,8 +71,8 @@ class World:
         )
         self.lives: list[float] = []
         """When gateways ended."""
-        self.told: Counter[tuple[int, int]] = Counter()
-        """How many terminal events were sent, by socket and operation."""
+        self.told: dict[tuple[int, int], list[float]] = {}
+        """When terminal events were sent, by socket and operation."""
         self.digest = hashlib.blake2b(digest_size=8)
         """Of all frames that programs were sent."""
         self._server: ProgramServer | None = None
@@ -75,11 +82,9 @@ class World:
 
     def _tap(self, socket: Any, frame: bytes) -> None:
         self.digest.update(frame)
-        self.told.update(
-            (socket.get(zmq.FD), event.op)
-            for event in protocol.decode_events(frame)
-            if not isinstance(event, Chunk | Welcome) and event.op
-        )
+        for event in protocol.decode_events(frame):
+            if not isinstance(event, Chunk | Welcome) and event.op:
+                self.told.setdefault((socket.get(zmq.FD), event.op), []).append(self.loop.now)
 
     @property
     def process(self) -> EngineProcess | None:
@@ -147,6 +152,19 @@ class World:
 
     def _gone(self, reason: str) -> None:
         """The engine is gone for good: the runtime ends, and its operator starts it again."""
+        self.gone += 1
+        deadly = sum(
+            part[0] == "poison"
+            for program in self.scenario.programs
+            for action in program.actions
+            if action[0] == "append"
+            for part in action[2]
+        )
+        process = self.process
+        assert process is not None
+        started = process.loop is not None
+        if started and self.killed + 3 * deadly <= MAX_RESTARTS:
+            self.complaint = f"the runtime gave up after {self.killed} deaths: {reason}"
         self.background(self._restart())
 
     def kill_gateway(self) -> None:
@@ -188,7 +206,7 @@ class World:
     async def live(self) -> None:
         """From the start of the runtime until everything is over. Raises Violation."""
         await self._start_runtime()
-        began = self.loop.now
+        began = self.began = self.loop.now
         faults = Faults(self)
         for fault in self.scenario.faults:
             self.loop.call_at(began + fault.at, faults.do, fault.kind, fault.value)
@@ -244,7 +262,12 @@ class World:
         if left := list(gateway.engine._in_flight._submitted):  # type: ignore[attr-defined]
             raise Violation(f"requests {left} are left in flight")
         scheduler = process.scheduler
-        for pin in scheduler.kv.retention.pins.all():
+        self.settled = self.loop.now
+        pins = scheduler.kv.retention.pins.all()
+        # They live for five minutes.
+        if self.settled - self.began < 290:
+            self.pins_left = {pin.id for pin in pins}
+        for pin in pins:
             scheduler.cache.unpin(pin.id)
         await gateway.flush()
         stats = scheduler.stats()
@@ -256,9 +279,24 @@ class World:
         for process in self.processes:
             if process.error is not None:
                 raise Violation(f"an engine's loop raised {process.error!r}") from process.error
+        if self.complaint:
+            raise Violation(self.complaint)
         if self.loop.complaints:
             raise Violation(f"asyncio complains: {self.loop.complaints[0]}")
-        if twice := [key for key, count in self.told.items() if count > 1]:
+        if twice := [key for key, times in self.told.items() if len(times) > 1]:
             raise Violation(f"terminal events were sent twice: (socket, operation) {twice[0]}")
         for actor in self.actors:
             actor.check()
+        if self.pins_left is not None:
+            self._check_pins(self.pins_left)
+
+    def losses(self) -> list[float]:
+        """When all KV was lost: an engine ended, a step failed."""
+        return [*self.deaths, *(at for process in self.processes for at in process.losses)]
+
+    def _check_pins(self, left: set[str]) -> None:
+        """What was pinned is, unless its engine is gone."""
+        last = max((at for at in self.losses() if at < self.settled), default=0.0)
+        for pinned in self.pinned:
+            if last < pinned.sent and pinned.told < self.settled and pinned.id not in left:
+                raise Violation(f"the pin {pinned.id} of {pinned.sent} is gone")

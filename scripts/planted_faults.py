@@ -1,0 +1,290 @@
+"""Whether the simulation finds faults: faults are put into the product, one at a time.
+
+    python scripts/planted_faults.py [--seeds 400] [--only NAME] [--json FILE]
+
+Each is a change of a few words, by the exact text, in a copy of the checkout; the run ends if that
+text is no longer there. Worlds are then run from seed 0 on until one fails, at most `--seeds`.
+Without a fault none may fail: that is looked at first. Exit status 1 if more than one fault is
+missed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from mutants import copy_of_the_checkout
+
+SOUND_SEEDS = 20
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What is wrong, in which file, and how: `old` becomes `new`."""
+
+    name: str
+    file: str
+    old: str
+    new: str
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """`seed`: of the first world that failed; -1 where none did. `said`: what failed there."""
+
+    name: str
+    seed: int
+    operations: int
+    seconds: float
+    said: str
+
+
+IN_FLIGHT = "runtime/engine/client/in_flight.py"
+ENGINE_CLIENT = "runtime/engine/client/engine_client.py"
+PULSE = "runtime/engine/client/pulse.py"
+SESSION = "runtime/gateway/branches/session.py"
+BRANCH = "runtime/gateway/branches/branch.py"
+SAMPLE = "runtime/gateway/branches/sample.py"
+SERVER = "runtime/gateway/server.py"
+SCHEDULER = "runtime/scheduler/scheduler.py"
+
+FAULTS = (
+    Fault(
+        "replay begins anew, and its tokens are told twice",
+        IN_FLIGHT,
+        "request, output_ids=output_ids, suspected",
+        "request, suspected",
+    ),
+    Fault(
+        "replay leaves out the last token",
+        IN_FLIGHT,
+        "np.array(self.output_ids, np.int32)",
+        "np.array(self.output_ids[:-1], np.int32)",
+    ),
+    Fault(
+        "replay has another seed",
+        IN_FLIGHT,
+        "resumed=self.engines > 0\n        )",
+        "resumed=self.engines > 0,\n            params=msgspec.structs.replace("
+        "request.params, seed=(request.params.seed or 0) + 1),\n        )",
+    ),
+    Fault(
+        "a constraint misses the last token before the replay",
+        "runtime/engine/loop.py",
+        "for token in request.output_ids.tolist():",
+        "for token in request.output_ids.tolist()[:-1]:",
+    ),
+    Fault(
+        "the next engine is sent nothing",
+        ENGINE_CLIENT,
+        "for request in self._in_flight.resume(in_step):\n            self._send(request)",
+        "for _ in self._in_flight.resume(in_step):\n            pass",
+    ),
+    Fault(
+        "what comes while no engine is there is forgotten",
+        ENGINE_CLIENT,
+        "        self._in_flight.add(request, on_update, sent=self._up)\n",
+        "        if self._up:\n            self._in_flight.add(request, on_update, sent=True)\n",
+    ),
+    Fault(
+        "a silent engine is never given up",
+        PULSE,
+        "if silent >= SILENCE_SECONDS:",
+        "if silent >= 1e9:",
+    ),
+    Fault(
+        "a heart that beats counts as a loop that turns",
+        PULSE,
+        "if message.turns == self._turns:",
+        "if message.turns == -1:",
+    ),
+    Fault(
+        "a request that kills engines is tried for ever",
+        IN_FLIGHT,
+        "most = 1 if in_step.keys() == {rid} else 2",
+        "most = 99",
+    ),
+    Fault(
+        "who was in a failing step is not computed alone",
+        "runtime/scheduler/suspects.py",
+        "            self.add(sequence, min(sequence.computed, sequence.length))\n",
+        "",
+    ),
+    Fault(
+        "an aborted request keeps its blocks",
+        SCHEDULER,
+        "            self._running.remove(sequence)\n        update = self._end",
+        "            self._running.forget(sequence)\n        update = self._end",
+    ),
+    Fault(
+        "a branch that is let go is still counted",
+        SESSION,
+        "        self._core.branch_count -= 1\n        branch.state = BranchState()",
+        "        branch.state = BranchState()",
+    ),
+    Fault(
+        "a terminal event is sent twice where an operation fails",
+        BRANCH,
+        "            if event is not None:\n                self._emit(event)",
+        "            if event is not None:\n                self._emit(event)\n"
+        "                if isinstance(event, Failed):\n                    self._emit(event)",
+    ),
+    Fault(
+        "a terminal event is lost when another came in the same turn",
+        SESSION,
+        "        self._events.append(event)\n\n    def _deliver",
+        "        if len(self._events) < 4:\n            self._events.append(event)\n\n"
+        "    def _deliver",
+    ),
+    Fault(
+        "a cancelled branch goes on",
+        BRANCH,
+        "        self._break(error)\n        if self._waiting is not None",
+        "        if self._waiting is not None",
+    ),
+    Fault(
+        "a fork shares its parent's tokens",
+        BRANCH,
+        "BranchState(self.ids[:], self.pending",
+        "BranchState(self.ids, self.pending",
+    ),
+    Fault(
+        "a stop token stays in the branch",
+        SAMPLE,
+        '            return self.token_ids[:-1], ""',
+        '            return self.token_ids, ""',
+    ),
+    Fault(
+        "a stop string's cut is one character late",
+        SAMPLE,
+        '"".join(self._texts)[whole:cut]',
+        '"".join(self._texts)[whole : cut + 1]',
+    ),
+    Fault(
+        "a pin is let go of when its prompt is complete",
+        "runtime/cache/pins.py",
+        "        self._pins[name] = Pin(name, namespace, node.end, node, until, holder)\n",
+        "        self._pins[name] = Pin(name, namespace, node.end, node, until - seconds, holder)\n"
+        "        until -= seconds\n",
+    ),
+    Fault(
+        "a copy of a block lacks its last row",
+        "runtime/scheduler/kv.py",
+        "builder.share_rows(int(node.blocks[-1]), int(blocks[0]), inside)",
+        "builder.share_rows(int(node.blocks[-1]), int(blocks[0]), inside - 1)",
+    ),
+    Fault(
+        "frames overtake those that wait for a slow client",
+        SERVER,
+        "if not connection.backlog and self._try(connection, frame):",
+        "if self._try(connection, frame):",
+    ),
+    Fault(
+        "the session of a client that is gone stays open",
+        SERVER,
+        "        connection.waiting.clear()\n        connection.session.close()",
+        "        connection.waiting.clear()",
+    ),
+    Fault(
+        "a lost connection does not fail what waits for it",
+        "frontend/client/connection.py",
+        "        for op in list(self._sinks):\n            self._fail_op(op, self._lost)\n",
+        "",
+    ),
+    Fault(
+        "messages are dropped while an engine connects",
+        "runtime/engine/client/pipes.py",
+        "asyncio.get_running_loop().call_later(RETRY_SECONDS, self._flush)\n            return",
+        "asyncio.get_running_loop().call_later(RETRY_SECONDS, self._flush)",
+    ),
+    Fault(
+        "what is left of a frame after a time slice is dropped",
+        SERVER,
+        "                asyncio.get_running_loop().call_soon(self._work, connection)\n",
+        "                waiting.clear()\n",
+    ),
+    Fault(
+        "a timeout counts, and nobody looks at it",
+        BRANCH,
+        "        if self._waiting is not None and not self._waiting.done():\n"
+        "            self._waiting.set_exception(self._overdue)",
+        "        pass",
+    ),
+)
+
+
+def put(fault: Fault, root: Path) -> str:
+    """Put the fault into the checkout `root`; returns the file's text without it. Raises SystemExit
+    where its place is not there exactly once."""
+    path = root / fault.file
+    text = path.read_text()
+    if text.count(fault.old) != 1:
+        raise SystemExit(f"{fault.name}: {text.count(fault.old)} places in {fault.file}, not 1")
+    path.write_text(text.replace(fault.old, fault.new))
+    return text
+
+
+def worlds(root: Path, seeds: int, jobs: int) -> tuple[int, str]:
+    """Runs worlds from seed 0 on; the first that fails and what it said, -1 where none does."""
+    environment = {**os.environ, "PYTHONPATH": str(root / "build" / "tree"), "PYTHONHASHSEED": "0"}
+    command = [sys.executable, "-m", "tests.deterministic", "--first", "--no-shrink"]
+    command += ["--seeds", f"0:{seeds}", "--jobs", str(jobs)]
+    done = subprocess.run(command, cwd=root, env=environment, text=True, capture_output=True)
+    if done.returncode == 0:
+        return -1, done.stdout.splitlines()[-1]
+    found = re.search(r"^seed (\d+): (.*)", done.stdout, re.MULTILINE)
+    if found is None:
+        raise SystemExit(f"the simulation itself failed:\n{done.stdout}{done.stderr}")
+    return int(found[1]), f"{found[2]}\n{done.stdout.splitlines()[-1]}"
+
+
+def judge(fault: Fault, root: Path, seeds: int, jobs: int) -> Outcome:
+    before = put(fault, root)
+    try:
+        seed, said = worlds(root, seeds, jobs)
+    finally:
+        (root / fault.file).write_text(before)
+    figures = re.search(r"([\d,]+) operations, .* in ([\d.]+) s", said)
+    operations, seconds = (figures[1], figures[2]) if figures else ("0", "0")
+    return Outcome(fault.name, seed, int(operations.replace(",", "")), float(seconds), said[:300])
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
+    parser.add_argument("--seeds", type=int, default=400)
+    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--only", help="faults whose name contains this")
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    options = parser.parse_args()
+    wanted = [fault for fault in FAULTS if not options.only or options.only in fault.name]
+    outcomes = []
+    with tempfile.TemporaryDirectory(prefix="rootlace-faults-") as folder:
+        root = Path(folder) / "checkout"
+        copy_of_the_checkout(root)
+        seed, said = worlds(root, SOUND_SEEDS, options.jobs)
+        if seed >= 0:
+            print(f"a world fails without any fault: {said}", file=sys.stderr)
+            return 1
+        for fault in wanted:
+            outcome = judge(fault, root, options.seeds, options.jobs)
+            outcomes.append(outcome)
+            where = "NOT FOUND" if outcome.seed < 0 else f"seed {outcome.seed}"
+            print(f"{where:10} {outcome.operations:>9,} operations  {fault.name}", flush=True)
+            if options.json:
+                options.json.write_text(json.dumps([asdict(one) for one in outcomes], indent=1))
+    found = sum(outcome.seed >= 0 for outcome in outcomes)
+    print(f"{found} of {len(outcomes)} faults found")
+    return 0 if found >= len(outcomes) - 1 else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
