@@ -12,7 +12,6 @@ from rootlace.wire.protocol import Chunk, SamplingParams
 from tests.deterministic import tokens
 from tests.deterministic.checks import Ledger
 from tests.deterministic.client import Sent, SimulatedConnection
-from tests.deterministic.engine import POISON, THORN
 from tests.deterministic.scenario import Action, Program
 
 if TYPE_CHECKING:
@@ -161,7 +160,8 @@ class Run:
                 if rest[0] in self._branches:
                     made.append(protocol.Quote(self._branches[rest[0]]))
             else:
-                made.append(protocol.Text(POISON if kind == "poison" else THORN))
+                text = tokens.POISON if kind == "poison" else tokens.THORN
+                made.append(protocol.Text(text, special=True))
         return protocol.Append(self._connection.next_op(), branch, tuple(made))
 
     def _generate(self, branch: int, given: dict[str, Any]) -> protocol.Op:

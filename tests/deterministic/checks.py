@@ -10,7 +10,7 @@ from rootlace.wire.protocol import Chunk, Failed, Generated, SamplingParams
 from tests.deterministic import reference, tokens
 from tests.deterministic.client import Sent
 from tests.deterministic.clock import SEED_OF_THE_GATEWAY
-from tests.deterministic.engine import CONTEXT_LENGTH, INJECTED, POISON, THORN
+from tests.deterministic.engine import CONTEXT_LENGTH, INJECTED
 from tests.deterministic.reference import Content
 from tests.deterministic.violation import Pinned, Violation
 
@@ -167,8 +167,8 @@ class Ledger:
         content, failure = branch.content, sent.failure
         for part in op.parts:
             if isinstance(part, protocol.Text):
-                branch.deadly |= POISON in part.text or THORN in part.text
-                content.add(Piece(part.text))
+                branch.deadly |= part.special
+                content.add(Piece(part.text, part.special))
             elif isinstance(part, protocol.Tokens):
                 content.add_ids(part.ids)
             elif isinstance(part, protocol.Quote):
@@ -259,9 +259,7 @@ class Ledger:
         elif op.handling.cache.pin is True:
             self._wrong(sent, "it was to be pinned")
         usage = end.usage
-        # What a constraint forces is computed with the prompt; its last token may be cached, then.
-        most = len(prompt) - (op.constraint is None)
-        if usage.prompt_tokens != len(prompt) or not 0 <= usage.cached_tokens <= most:
+        if usage.prompt_tokens != len(prompt) or not 0 <= usage.cached_tokens <= len(prompt):
             self._wrong(sent, f"a prompt of {len(prompt)} tokens, and {usage}")
         if op.stream:
             self._check_chunks(sent, end)

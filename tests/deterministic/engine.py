@@ -39,10 +39,6 @@ from tests.simulated_executor import CostModel, SimulatedExecutor, SimulatedStep
 CONTEXT_LENGTH = 120
 TURN_SECONDS = 1e-4
 INJECTED = "injected fault"
-POISON = "\u00f7\u00f7"
-"""Text that kills the engine that computes it."""
-THORN = "\u00d7\u00d7"
-"""Text whose computation raises."""
 
 
 class EngineDied(BaseException):
@@ -63,8 +59,8 @@ class Executor(SimulatedExecutor):
             verify=True,
         )
         self._process = process
-        self._poison = tokens.tokenizer().encode(POISON, False)[-1]
-        self._thorn = tokens.tokenizer().encode(THORN, False)[-1]
+        self._poison = tokens.fast_tokenizer().token_to_id(tokens.POISON)
+        self._thorn = tokens.fast_tokenizer().token_to_id(tokens.THORN)
 
     def launch(self, plan: StepPlan) -> SimulatedStep:
         self._process.seam("launch")

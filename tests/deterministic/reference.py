@@ -43,7 +43,7 @@ class Content:
 
     def add(self, piece: Piece) -> None:
         if self.begin is None:
-            self.begin = True
+            self.begin = not piece.special
         if piece.text:
             self.pending.append(piece)
             self.gained.append(piece)

@@ -16,6 +16,10 @@ from rootlace.runtime.constrained.tokens.vocabulary import Vocabulary
 from rootlace.runtime.gateway.tokens.tokenizer import Tokenizer
 from rootlace.wire.protocol import Constraint
 
+POISON = "<poison>"
+"""A special token that kills the engine that computes it."""
+THORN = "<thorn>"
+"""One that makes the step raise that computes it."""
 _MERGES = (
     *("t h", "th e", "Ġ the", "Ġ a", "i n", "e r", "o n", "Ġ t", "a n", "an d", "Ġ and", "r e"),
     *("Ã ©", "Ġ {", '" :', '{ "', "n a", "m e", "na me", "a g", "ag e", "y e", "ye s", "2 3"),
@@ -35,7 +39,8 @@ def fast_tokenizer() -> FastTokenizer:
     fast = FastTokenizer(models.BPE({piece: at for at, piece in enumerate(pieces)}, merges))
     fast.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     fast.decoder = decoders.ByteLevel()
-    fast.add_special_tokens([AddedToken("<s>", special=True), AddedToken("</s>", special=True)])
+    special = ("<s>", "</s>", POISON, THORN)
+    fast.add_special_tokens([AddedToken(content, special=True) for content in special])
     bos = fast.token_to_id("<s>")
     fast.post_processor = processors.TemplateProcessing(
         single="<s> $A", special_tokens=[("<s>", bos)]

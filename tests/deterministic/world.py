@@ -246,21 +246,28 @@ class World:
             if self._rests():
                 return
             await asyncio.sleep(1.0)
-        raise Violation("the runtime does not come to rest")
+        sessions = None if self.gateway is None else self.gateway.session_count
+        left = self._in_flight()
+        raise Violation(f"it does not come to rest: sessions {sessions}, in flight {left}")
 
     def _rests(self) -> bool:
         gateway, process = self.gateway, self.process
         if gateway is None or gateway.session_count or not gateway.healthy or process is None:
             return False
-        return process.code is None and process.loop is not None and not process.scheduler.has_work
+        if process.code is not None or process.loop is None or process.scheduler.has_work:
+            return False
+        return not self._in_flight()
+
+    def _in_flight(self) -> list[int]:
+        """The requests that the gateway believes an engine has."""
+        gateway = self.gateway
+        return [] if gateway is None else list(gateway.engine._in_flight._submitted)  # type: ignore[attr-defined]
 
     async def _check_nothing_left(self) -> None:
         gateway, process = self.gateway, self.process
         assert gateway is not None and process is not None
         if gateway.branch_count:
             raise Violation(f"{gateway.branch_count} branches are left")
-        if left := list(gateway.engine._in_flight._submitted):  # type: ignore[attr-defined]
-            raise Violation(f"requests {left} are left in flight")
         scheduler = process.scheduler
         self.settled = self.loop.now
         pins = scheduler.kv.retention.pins.all()
