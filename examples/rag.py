@@ -38,10 +38,10 @@ class Index:
         self._database.executemany("INSERT INTO documents VALUES (?, ?)", documents.items())
 
     def find(self, question: str, most: int = 3) -> dict[str, str]:
-        """The best documents, best first."""
+        """The best documents, best first; none where no document has a word of the question."""
         words = " OR ".join(f'"{word}"' for word in re.findall(r"\w+", question))
         query = "SELECT * FROM documents WHERE documents MATCH ? ORDER BY rank LIMIT ?"
-        return dict(self._database.execute(query, (words, most)).fetchall())
+        return dict(self._database.execute(query, (words, most)).fetchall() if words else ())
 
 
 @rl.function
@@ -62,6 +62,10 @@ def main() -> None:
     index = Index(DOCUMENTS)
     with backend(given):
         batch = [{"question": asked, "found": index.find(asked)} for asked in given.questions]
+        for item in batch:
+            if not item["found"]:
+                print(f"{item['question']} -> no document has a word of it")
+        batch = [item for item in batch if item["found"]]
         for item, state in zip(batch, answer.run_batch(batch), strict=True):
             cached = state.get_meta_info("answer")["cached_tokens"]
             print(f"{item['question']} -> {state['answer']} [{state.ret_value}]", end="")

@@ -134,6 +134,10 @@ def test_rag(runtime: rl.Runtime) -> None:
         ("pilot", "Ida Lund"),
     ]
     assert max(int(found) for *_, found in answers) > 1  # there was something to choose from
+    unknown, known = "Wozu?", "How old is Karl Brandt?"
+    lines = run("rag", "--url", runtime.program_address, unknown, known, "?").splitlines()
+    assert lines[:2] == [f"{asked} -> no document has a word of it" for asked in (unknown, "?")]
+    assert lines[2].startswith(f"{known} -> 31 [Karl Brandt]")
 
 
 def test_json_extraction(runtime: rl.Runtime) -> None:
