@@ -130,7 +130,8 @@ def _writing(task: Task, backend: Any) -> Function:
             response=s["response"],
             scores={},
         )
-        record.count([s.get_meta_info("response")])
+        # Of all votes, also those that did not win.
+        record.count([msgspec.structs.asdict(span) for span in s.trace().spans])
         if task.judge is not None and task.score == "judge":
             _judge(task.judge, task.chat, question, record, backend)
         else:

@@ -12,8 +12,8 @@ from rootlace.evaluation.scoring import Scored
 
 class Record(msgspec.Struct, kw_only=True, omit_defaults=True):
     """What came of a question: a line of the run's file. `scores` has 1 or 0 (or what lies between)
-    by metric; the tokens are those of all prompts that the row asked, but of votes only those of
-    the response that won."""
+    by metric; the tokens are those of all that the row asked, without those of votes that were
+    cancelled because others had won."""
 
     id: str
     group: str = ""

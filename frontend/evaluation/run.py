@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -12,14 +11,14 @@ from typing import Any
 import msgspec
 
 from rootlace.client.default import endpoint_of
+from rootlace.evaluation.folder import digest, open_run, write_about
 from rootlace.evaluation.programs import program_of
-from rootlace.evaluation.questions import Question, read_questions
+from rootlace.evaluation.questions import read_questions
 from rootlace.evaluation.record import Record
-from rootlace.evaluation.results import ABOUT, ROWS, Results
+from rootlace.evaluation.results import ROWS, Results
 from rootlace.evaluation.task import Task
 from rootlace.language.failures import ProgramError
 from rootlace.program.checkpoint import Checkpoint
-from rootlace.wire.errors import InvalidRequest
 
 Told = Callable[[Record | None, int], object]
 """Is told what came of a row (None: it failed), and how many rows there are."""
@@ -38,10 +37,12 @@ def evaluate(
     and have responses judged by that of `judge` (the same).
 
     With a `folder`, each row is written there as soon as it is done; called again, a run that was
-    interrupted goes on where it was. A row that fails is among the results' failures, and is asked
-    again the next time. `told` is called after each row, in their order.
+    interrupted goes on where it was, also with another `limit`, `concurrency` or place of its data.
+    A row that fails is among the results' failures, and is asked again the next time. `told` is
+    called after each row, in their order.
 
-    Raises InvalidRequest for data that cannot be read, and for a folder with another run in it.
+    Raises InvalidRequest for data that cannot be read, and for a folder with another run in it: the
+    error says what differs.
     """
     questions = read_questions(task)
     model = endpoint_of(backend).model_info
@@ -50,11 +51,14 @@ def evaluate(
     about = {
         "model": {"name": model.name, "path": model.path},
         "task": msgspec.to_builtins(task),
-        "questions": _digest(questions),
+        "questions": digest(questions),
     }
+    if task.score == "judge":
+        judging = endpoint_of(judge or backend).model_info
+        about["judge"] = {"name": judging.name, "path": judging.path}
     if folder is not None:
         folder = Path(folder)
-        _open(folder, about)
+        open_run(folder, about, task)
         checkpoint = Checkpoint(folder / ROWS, keep="value")
     start = time.perf_counter()
     states = program_of(task, backend, judge or backend).run_batch(
@@ -78,7 +82,7 @@ def evaluate(
             results.seconds = time.perf_counter() - start
             told(record, len(questions))
     if folder is not None:
-        _write(folder, {**about, "results": results.summary()})
+        write_about(folder, {**about, "results": results.summary()})
     return results
 
 
@@ -87,35 +91,3 @@ def _reason(error: BaseException) -> str:
     if isinstance(error, ProgramError):
         return f"{error.what}: {error.reason}"
     return str(error) or type(error).__name__
-
-
-def _digest(questions: Sequence[Question]) -> str:
-    return hashlib.sha256(msgspec.json.encode(questions)).hexdigest()[:32]
-
-
-def _open(folder: Path, about: dict[str, Any]) -> None:
-    """Make the folder, or go on with the run that it holds. Raises InvalidRequest for another."""
-    if not (folder / ABOUT).exists():
-        if (folder / ROWS).exists():
-            raise InvalidRequest(f"{folder} holds rows without {ABOUT}: give another folder")
-        folder.mkdir(parents=True, exist_ok=True)
-        _write(folder, about)
-        return
-    try:
-        before = msgspec.json.decode((folder / ABOUT).read_bytes(), type=dict[str, Any])
-    except (OSError, msgspec.DecodeError) as error:
-        raise InvalidRequest(f"{folder / ABOUT}: {error}") from None
-    as_json = msgspec.json.decode(msgspec.json.encode(about))
-    other = [name for name, value in as_json.items() if before.get(name) != value]
-    if other:
-        raise InvalidRequest(
-            f"{folder} holds a run that differs in its {' and '.join(other)}: "
-            "give another folder, or remove this one"
-        )
-
-
-def _write(folder: Path, about: dict[str, Any]) -> None:
-    """Whole or not at all."""
-    new = folder / f"{ABOUT}.new"
-    new.write_bytes(msgspec.json.format(msgspec.json.encode(about), indent=1) + b"\n")
-    new.replace(folder / ABOUT)

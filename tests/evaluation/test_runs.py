@@ -66,11 +66,10 @@ def test_a_run_goes_on_where_it_was(tmp_path: Path) -> None:
     second = evaluate(asked, backend, folder)
     assert second.asked == 4 == len(backend.calls) - count + 1 and len(second.records) == 5
     assert read_results(folder) == second
-    with pytest.raises(InvalidRequest, match="a run that differs in its task and questions: give"):
-        evaluate(task(tmp_path, "limit: 3"), backend, folder)
-    with pytest.raises(InvalidRequest, match="differs in its questions"):
+    with pytest.raises(InvalidRequest, match="differs in the rows of its data, which have changed"):
         evaluate(task(tmp_path, rows=SUMS[:2]), backend, folder)
-    with pytest.raises(InvalidRequest, match="differs in its model"):
+    task(tmp_path)  # the rows as they were
+    with pytest.raises(InvalidRequest, match=r"differs in model\.path \(.+ there, .+ now\): give"):
         evaluate(asked, Scripted(default=rightly), folder)
     path.write_bytes(b"".join(path.read_bytes().splitlines(True)[:-1]))
     with pytest.raises(InvalidRequest, match="holds 4 of 5 rows"):
@@ -78,6 +77,56 @@ def test_a_run_goes_on_where_it_was(tmp_path: Path) -> None:
     (folder / "run.json").unlink()
     with pytest.raises(InvalidRequest, match=r"rows without run\.json"):
         evaluate(asked, backend, folder)
+
+
+@pytest.mark.parametrize("limits", [(2, 4), (4, 2), (None, 2), (2, None)])
+def test_a_run_goes_on_with_another_limit(
+    limits: tuple[int | None, int | None], tmp_path: Path
+) -> None:
+    backend, folder = Scripted(default=rightly), tmp_path / "run"
+    before, after = (task(tmp_path, f"limit: {n}" if n else "") for n in limits)
+    first, second = evaluate(before, backend, folder), evaluate(after, backend, folder)
+    assert len(second.records) == (limits[1] or 6)
+    assert second.asked == max(0, len(second.records) - len(first.records))
+    assert len(backend.calls) == max(len(first.records), len(second.records))
+    assert read_results(folder) == second
+
+
+def test_a_run_goes_on_where_its_files_were_moved(tmp_path: Path) -> None:
+    backend = Scripted(default=rightly)
+    (tmp_path / "a").mkdir(), (tmp_path / "b").mkdir()
+    for name in ("a", "b"):
+        run = evaluate(task(tmp_path / name), backend, tmp_path / "run")
+    assert run.asked == 0 and len(run.records) == 6 == len(backend.calls)
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ("shots: {count: 2}", r"differs in shots\.count \(1 there, 2 now\): give another"),
+        ("shots: {count: 1, seed: 5}", r"in shots\.seed \(null there, 5 now\): "),
+        (
+            "metrics: [acc_norm]",
+            r'in metrics \(\["acc"\] there, \["acc_norm"\] now\), shots',
+        ),
+        ("shots: {count: 1}\ndelimiter: ''", r'in delimiter \(" " there, "" now\): '),
+        ("description: 'Add. '\nshots: {count: 1}", r'in description \("" there, "Add. " now\): '),
+    ],
+)
+def test_what_another_run_differs_in_is_named(more: str, said: str, tmp_path: Path) -> None:
+    backend, folder = Scripted(default=rightly), tmp_path / "run"
+    evaluate(task(tmp_path, "shots: {count: 1}"), backend, folder)
+    with pytest.raises(InvalidRequest, match=said):
+        evaluate(task(tmp_path, more), backend, folder)
+
+
+def test_another_judge_is_another_run(tmp_path: Path) -> None:
+    judged = task(tmp_path, "score: judge\njudge: {prompt: '{question} {response}'}")
+    backend, folder = Scripted(response="2", verdict="yes"), tmp_path / "run"
+    evaluate(judged, backend, folder)
+    assert evaluate(judged, backend, folder).asked == 0
+    with pytest.raises(InvalidRequest, match=r"differs in judge\.path"):
+        evaluate(judged, backend, folder, judge=Scripted(verdict="no"))
 
 
 WRITTEN = """
@@ -107,9 +156,18 @@ def test_most_votes_and_messages(tmp_path: Path) -> None:
     more = "score: generate\nchat: true\nvotes: 3\ndescription: 'Be brief. '\n"
     more += "match: {ignore: ['\\.$'], ignore_case: true}"  # the same of votes
     backend = Scripted(response=["Three", "two", "Two."])
-    run = evaluate(task(tmp_path, more, [{"question": "1+1", "answer": "two"}]), backend)
+    rows = [{"question": "1+1", "answer": "two"}]
+    run = evaluate(task(tmp_path, more, rows), backend)
     assert run.records[0].response == "two" and run.estimates()["exact_match"].mean == 1
     assert backend.calls[0].prompt == "<|user|>Be brief. Q: 1+1<|end|><|assistant|>"
+    # The tokens are those of all votes.
+    single = []
+    for said in ("Three", "two", "Two."):
+        once = task(tmp_path, more.replace("votes: 3", "votes: 1"), rows)
+        single.append(evaluate(once, Scripted(response=said)).records[0])
+    (all_three,) = run.records
+    assert all_three.prompt_tokens == sum(one.prompt_tokens for one in single) > 0
+    assert all_three.completion_tokens == sum(one.completion_tokens for one in single) > 0
 
 
 @pytest.mark.parametrize("chat", [False, True])
