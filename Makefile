@@ -23,7 +23,7 @@ PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-r
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check test clients api-fuzz simulate kernels lint mypy-tree format wheel clean
+.PHONY: help setup demo check test clients api-fuzz docs simulate kernels lint mypy-tree format wheel clean
 .PHONY: gpu-check gpu-test gpu-bench gpu-wheels
 
 help:
@@ -33,6 +33,7 @@ help:
 	@echo "make clients the tests with clients and linters whose packages are heavy, in an environment of its own"
 	@echo "make api-fuzz  all that the OpenAPI document admits, and much that it does not (a minute)"
 	@echo "make simulate SEEDS=0:100  worlds of clients, a gateway and engines with faults, on a virtual clock"
+	@echo "make docs    the site of docs/, in build/site; warnings are errors"
 	@echo "make kernels compile all Triton kernels for sm_80 and sm_90, without a GPU"
 	@echo "make gpu-check  on a machine with a GPU: its tests and its benchmark, without .venv"
 	@echo "                (gpu-test, gpu-bench: one of them; gpu-wheels: what to bring there)"
@@ -48,7 +49,7 @@ setup: $(READY)
 $(READY): pyproject.toml constraints.txt scripts/setup_env.py
 	@for python in $(PYTHON) python3 python3.12 python3.11 python3.13 python3.14 python; do \
 	  if "$$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then \
-	    "$$python" scripts/setup_env.py --venv $(VENV) --editable --extras runtime,test,clients \
+	    "$$python" scripts/setup_env.py --venv $(VENV) --editable --extras runtime,test,clients,docs \
 	      && touch $@; exit; \
 	  elif [ -n "$(PYTHON)" ]; then \
 	    echo "PYTHON=$(PYTHON) is not Python 3.11 or newer" >&2; exit 1; \
@@ -91,6 +92,9 @@ api-fuzz: $(CLIENTS)/.ready
 SEEDS ?= 0:100
 simulate: $(READY)
 	$(BIN)/python -m tests.deterministic --seeds $(SEEDS) --jobs $(WORKERS)
+
+docs: $(READY)
+	$(BIN)/python scripts/build_site.py build/site
 
 kernels: $(READY)
 	$(BIN)/python scripts/compile_kernels.py

@@ -9,7 +9,8 @@ import ast
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ import rootlace as rl
 ROOT = Path(__file__).resolve().parents[1]
 EXAMPLES = ROOT / "examples"
 PICTURES = ROOT / "docs" / "screens" / "gallery"
-WIDTH, HEIGHT = 1000, 900
+SIZE: ViewportSize = {"width": 1000, "height": 900}
 HEAD = """\
 # Gallery
 
@@ -73,16 +74,17 @@ def traces(folder: Path) -> None:
             run(module).trace().save(folder / f"{name}.html")
 
 
-def shoot(page: Page, folder: Path) -> None:
-    for name in RUNS:
-        page.goto(f"file://{folder / name}.html")
-        page.add_style_tag(content="main > .row, #theme { display: none }")
-        page.wait_for_timeout(200)
-        canvas = page.locator("#canvas").bounding_box()
-        assert canvas is not None
-        bottom = min(canvas["y"] + canvas["height"] + 8, HEIGHT)
-        clip: FloatRect = {"x": 0, "y": 0, "width": WIDTH, "height": bottom}
-        page.screenshot(path=PICTURES / f"{name}.png", clip=clip)
+def shoot(page: Page, trace: Path, picture: Path) -> None:
+    """A trace's page as a picture."""
+    page.set_viewport_size(SIZE)
+    page.goto(f"file://{trace}")
+    page.add_style_tag(content="main > .row, #theme { display: none }")
+    page.wait_for_timeout(200)
+    canvas = page.locator("#canvas").bounding_box()
+    assert canvas is not None
+    bottom = min(canvas["y"] + canvas["height"] + 8, SIZE["height"])
+    clip: FloatRect = {"x": 0, "y": 0, "width": SIZE["width"], "height": bottom}
+    page.screenshot(path=picture, clip=clip)
 
 
 def write() -> None:
@@ -99,16 +101,23 @@ def write() -> None:
     (ROOT / "docs" / "gallery.md").write_text("\n".join(parts))
 
 
+@contextmanager
+def chromium() -> Iterator[Page]:
+    """A page of a browser."""
+    path = shutil.which("chromium") or shutil.which("chromium-browser")
+    with sync_playwright() as started:
+        browser = started.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        yield browser.new_page(viewport=SIZE, color_scheme="light")
+        browser.close()
+
+
 def main() -> None:
     PICTURES.mkdir(parents=True, exist_ok=True)
-    chromium = shutil.which("chromium") or shutil.which("chromium-browser")
     with tempfile.TemporaryDirectory() as folder:
         traces(Path(folder))
-        with sync_playwright() as started:
-            browser = started.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
-            viewport: ViewportSize = {"width": WIDTH, "height": HEIGHT}
-            shoot(browser.new_page(viewport=viewport, color_scheme="light"), Path(folder))
-            browser.close()
+        with chromium() as page:
+            for name in RUNS:
+                shoot(page, Path(folder) / f"{name}.html", PICTURES / f"{name}.png")
     write()
 
 

@@ -1,6 +1,6 @@
 """Make a virtual environment and install Rootlace into it. Standard library only.
 
-    python scripts/setup_env.py --venv .venv --editable --extras runtime,test,clients
+    python scripts/setup_env.py --venv .venv --editable --extras runtime,test,clients,docs
 
 What pip alone would get wrong is torch: on Linux the package index serves the CUDA build, several
 gigabytes of libraries that a machine without an NVIDIA GPU cannot use. So torch is installed first,

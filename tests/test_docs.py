@@ -1,12 +1,10 @@
-"""Documents: what they link to is there, and the files they name in code exist."""
+"""Documents: what they link to and name in code is there, and references are whole."""
 
 from __future__ import annotations
 
 import inspect
-import json
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 from msgspec.structs import fields
@@ -15,9 +13,12 @@ import rootlace as rl
 from rootlace.evaluation.formats import FORMATS
 from rootlace.evaluation.scoring import METRICS
 from rootlace.evaluation.task import Judge, Shots, Task
-from rootlace.testing import Scripted
 
 ROOT = Path(__file__).resolve().parents[1]
+DOCS = ROOT / "docs"
+LANGUAGE, EVALUATION, REFERENCE = (
+    DOCS / f"{name}.md" for name in ("language", "evaluation", "reference")
+)
 DOCUMENTS = sorted(
     path
     for pattern in ("*.md", "docs/*.md", "benchmarks/**/*.md", "examples/**/*.md")
@@ -64,40 +65,7 @@ def test_a_broken_link_is_seen(tmp_path: Path) -> None:
     assert missing(page) == ["other.md#another", "none.md", "runtime/no/such.py"]
 
 
-# ---------------------------------------------------------------- pages whose code runs
-
-LANGUAGE = ROOT / "docs" / "language.md"
-EVALUATION = ROOT / "docs" / "evaluation.md"
-# Before a block, a comment says what the backend replies, by the names of the variables.
-BLOCK = re.compile(
-    r"(?:<!-- scripted: (?P<replies>.*) -->\n)?```python\n(?P<code>(?:(?!```).*\n)*)```"
-)
-
-
-@pytest.mark.parametrize(("page", "least"), [(LANGUAGE, 13), (EVALUATION, 4)])
-def test_every_block_of_a_page_runs(
-    page: Path, least: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    text = page.read_text()
-    blocks = list(BLOCK.finditer(text))
-    assert len(blocks) == text.count("```python") >= least
-    names: dict[str, Any] = {"__name__": page.stem}
-    try:
-        for block in blocks:
-            backend = Scripted(**json.loads(block["replies"] or "{}"))
-            rl.set_default_backend(backend)
-            line = text[: block.start("code")].count("\n")
-            # At its own line, which errors then name.
-            exec(
-                compile("\n" * line + block["code"], str(page), "exec", dont_inherit=True),
-                names,
-            )
-            assert backend.open_branches == 0
-            if block["replies"]:
-                assert backend.calls
-    finally:
-        rl.set_default_backend(None)
+# ---------------------------------------------------------------- what a reference has to name
 
 
 def test_the_page_of_evaluation_names_every_key() -> None:
@@ -119,3 +87,15 @@ def test_the_languages_page_names_everything() -> None:
     wanted -= {"self", "name", "s", "step", "kwargs", "options", "batch", "append", "branch"}
     wanted -= {"index", "count"}  # of every sequence
     assert not [name for name in sorted(wanted) if not re.search(rf"\b{name}\b", text)]
+
+
+def test_the_reference_has_every_public_name() -> None:
+    found = re.findall(r"^\.\. auto\w+:: rootlace\.([\w.]+)$", REFERENCE.read_text(), re.MULTILINE)
+    named = [name.rpartition(".")[2] for name in found]
+    assert sorted(named) == sorted({*rl.__all__} - {"__version__"})
+
+
+def test_the_site_has_every_page() -> None:
+    index = DOCS / "index.md"
+    linked = {target.partition("#")[0] for target in LINK.findall(index.read_text())}
+    assert {page.name for page in DOCS.glob("*.md")} - {index.name} <= linked

@@ -189,7 +189,7 @@ class State:
     def retry(
         self, attempts: int, on: type[Exception] | tuple[type[Exception], ...] = Exception
     ) -> Iterator[Attempt]:
-        """Attempts that begin where the state stands, until one succeeds:
+        """Attempts that begin where the state stands, until one succeeds::
 
             for attempt in s.retry(3):
                 with attempt:

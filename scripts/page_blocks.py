@@ -1,0 +1,60 @@
+"""The blocks of code in a page of Markdown, and how those of Python are run."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+COMMENT = re.compile(r"<!-- (\w+)(?:: (.*))? -->")
+ADDRESS = "http://127.0.0.1:30000"
+"""That of the server in pages."""
+
+
+@dataclass(frozen=True)
+class Block:
+    """`line` is that of its first line of code, from 0. `before` is the line above the block: a
+    comment says what it runs on (`embedded`: the embedded model; `scripted`: what is replied, by
+    the names of the variables), and the words "not run" that it is another project's."""
+
+    page: Path
+    language: str
+    code: str
+    line: int
+    before: str
+
+    @property
+    def embedded(self) -> bool:
+        return self.before == "<!-- embedded -->"
+
+    @property
+    def replies(self) -> dict[str, Any]:
+        found = COMMENT.fullmatch(self.before)
+        return json.loads(found[2]) if found and found[1] == "scripted" else {}
+
+    @property
+    def not_ours(self) -> bool:
+        return "not run" in self.before
+
+    def check(self) -> None:
+        """Raises SyntaxError for what is no Python."""
+        ast.parse(self.code, str(self.page))
+
+    def run(self, names: dict[str, Any], address: str = ADDRESS) -> None:
+        """Execute it, with the server of the page at `address`. Errors name the page's line."""
+        code = "\n" * self.line + self.code.replace(ADDRESS, address)
+        exec(compile(code, str(self.page), "exec", dont_inherit=True), names)
+
+
+def blocks(page: Path, language: str) -> Iterator[Block]:
+    text = page.read_text("utf-8")
+    for found in FENCE.finditer(text):
+        if found[1] == language:
+            above = text[: found.start()].rstrip()
+            line = text[: found.start(2)].count("\n")
+            yield Block(page, language, found[2], line, above.rpartition("\n")[2])
