@@ -10,6 +10,7 @@ import pytest
 from msgspec.structs import fields
 
 import rootlace as rl
+import rootlace.testing
 from rootlace.evaluation.formats import FORMATS
 from rootlace.evaluation.scoring import METRICS
 from rootlace.evaluation.task import Judge, Shots, Task
@@ -92,7 +93,9 @@ def test_the_languages_page_names_everything() -> None:
 def test_the_reference_has_every_public_name() -> None:
     found = re.findall(r"^\.\. auto\w+:: rootlace\.([\w.]+)$", REFERENCE.read_text(), re.MULTILINE)
     named = [name.rpartition(".")[2] for name in found]
-    assert sorted(named) == sorted({*rl.__all__} - {"__version__"})
+    assert sorted([*named, "RootlaceError"]) == sorted(  # which is among the errors
+        {*rl.__all__, *rootlace.testing.__all__, "errors"} - {"__version__"}
+    )
 
 
 def test_the_site_has_every_page() -> None:
