@@ -5,11 +5,13 @@ from __future__ import annotations
 
 import argparse
 import functools
+import inspect
 import json
 import re
 import runpy
 import shlex
 import sys
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -195,3 +197,19 @@ def test_bodies_of_requests_are_json() -> None:
         if words[0] == "curl" and "-d" in words
     ]
     assert bodies and all(isinstance(json.loads(body), dict) for body in bodies)
+
+
+def test_code_in_docstrings_of_the_reference_runs() -> None:
+    """There is one such block: that of `retry`."""
+    public = [getattr(rl, name) for name in rl.__all__]
+    inside = [part for kind in public if isinstance(kind, type) for part in vars(kind).values()]
+    told = {text for one in [*public, *inside] if (text := inspect.getdoc(one)) and "::\n" in text}
+    (text,) = told
+    code = textwrap.dedent(text.partition("::\n\n")[2].partition("\n\n")[0])
+
+    @rl.function
+    def program(s: Any) -> None:
+        exec(code, {"rl": rl, "s": s, "check": int})
+
+    state = program.run(backend=Scripted(sum=["twelve", "12"], check=False))
+    assert state.text() == "12"
