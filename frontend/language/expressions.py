@@ -157,6 +157,8 @@ def gen(
     see `get_meta_info`. With `return_cache_report`, `get_meta_info(name)["cache_report"]` says how
     much of the prompt was cached and why no more (`rootlace.wire.cache_report`).
 
+    `stop_regex`, patterns of Python's `re`, end the text where one of them is first found in it.
+
     `priority` (higher comes first), `timeout` (in seconds; that of `run` is the whole run's) and
     `cache`, an `rl.Cache`, say how the request is served: `rootlace.wire.handling`.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -52,10 +53,13 @@ def cut(
     text: str, params: protocol.SamplingParams, tokenize: Tokenize
 ) -> tuple[list[str], Any, str | None]:
     """The tokens up to the first stop string or the limit, and why they end."""
-    found = [(text.find(stop), stop) for stop in params.stop if stop in text]
+    found = [(at + len(stop), at, stop) for stop in params.stop if (at := text.find(stop)) >= 0]
+    for pattern in params.stop_regex:
+        searched = ((end, re.search(pattern, text[:end])) for end in range(len(text) + 1))
+        found += [(end, match.start(), pattern) for end, match in searched if match][:1]
     matched = None
     if found:
-        position, matched = min(found)
+        _, position, matched = min(found)
         text = text[:position]
     tokens = list(tokenize(text))
     if params.max_tokens is not None and len(tokens) > params.max_tokens:

@@ -8,7 +8,7 @@ bodies (`gateway/http/sampling.py`) and the sampler's arrays (`runtime/model/sam
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from operator import attrgetter
 from typing import (
     Annotated,
@@ -131,6 +131,7 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unk
         float, Parameter(acts="logits", history=True, range=Range(0.01, 100.0))
     ] = 1.0
     stop: Annotated[tuple[str, ...], Parameter(acts="text", single=str)] = ()
+    stop_regex: Annotated[tuple[str, ...], Parameter(acts="text", single=str)] = ()
     stop_token_ids: Annotated[tuple[int, ...], Parameter(acts="request")] = ()
     seed: Annotated[
         int | None,
@@ -189,6 +190,8 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unk
             )
         if len(self.stop) > 64:
             raise ValueError(f"at most 64 stop strings, not {len(self.stop)}")
+        if len(self.stop_regex) > 32:
+            raise ValueError(f"stop_regex may have at most 32 patterns, not {len(self.stop_regex)}")
         if any(not stop for stop in self.stop):
             raise ValueError("a stop string must not be empty")
 
@@ -204,6 +207,7 @@ class SamplingKeywords(TypedDict, total=False):
     presence_penalty: float | None
     repetition_penalty: float | None
     logit_bias: Mapping[int, float] | None
+    stop_regex: str | Sequence[str] | None
     seed: int | None
     ignore_eos: bool | None
     skip_special_tokens: bool | None

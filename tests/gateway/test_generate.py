@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from rootlace.runtime.gateway.tokens.tokenizer import Tokenizer
@@ -95,11 +97,14 @@ async def test_seeds_are_drawn(client: MakeClient) -> None:
 
 
 @pytest.mark.parametrize("keep", [False, True])
-async def test_stop_string_cuts_inside_a_token(client: MakeClient, keep: bool) -> None:
+@pytest.mark.parametrize("stops", [{"stop": ("wo th",)}, {"stop_regex": (r"w.\sth|X$",)}])
+async def test_stop_string_cuts_inside_a_token(
+    client: MakeClient, keep: bool, stops: dict[str, Any]
+) -> None:
     c = client(tokenizer=load("gpt2"))
     ids = load("gpt2").encode(" one two three", False)
     c.engine.script = lambda _: [*ids, *ids]
-    params = SamplingParams(stop=("wo th",), max_tokens=50, no_stop_trim=keep)
+    params = SamplingParams(**stops, max_tokens=50, no_stop_trim=keep)
     c.send(
         Open(1, 1),
         Append(2, 1, text("Count:")),
@@ -113,7 +118,8 @@ async def test_stop_string_cuts_inside_a_token(client: MakeClient, keep: bool) -
     (output,) = generated.outputs
     assert output.text == (" one two th" if keep else " one t")
     assert "".join(e.text for e in c.of(3) if isinstance(e, Chunk)) == output.text
-    assert (output.finish_reason, output.matched) == ("stop", "wo th")
+    ((matched,),) = stops.values()
+    assert (output.finish_reason, output.matched) == ("stop", matched)
     assert output.token_ids == tuple(ids)  # everything that was sampled
     assert c.engine.aborted == [1]
     kept = 2 if keep else 1

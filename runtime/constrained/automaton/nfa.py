@@ -252,7 +252,7 @@ class _Builder:
             case Either():
                 return self._either(regex, following)
             case Repeat(item, least, most):
-                item, least, most = _flat(item, least, most)
+                item, least, most = flat(item, least, most)
                 return repeats(
                     least, most, following, lambda after: self.build(item, after), nfa.fork
                 )
@@ -320,7 +320,7 @@ def _words(options: tuple[Regex, ...]) -> tuple[list[bytes], list[Regex]]:
     return sorted(text.encode() for text in texts), others
 
 
-def _flat(item: Regex, least: int, most: int | None) -> tuple[Regex, int, int | None]:
+def flat(item: Regex, least: int, most: int | None) -> tuple[Regex, int, int | None]:
     """The same language with a repeat of a repeat made one, where that is simple.
 
     `(a*)*` and `(a?){1000}` would otherwise have items that lead to all later ones.

@@ -47,6 +47,8 @@ _ANY = Chars(char_sets.ALL)
 _NEWLINE = Chars(((10, 10),))
 _NOT_NEWLINE = Chars(char_sets.complement(((10, 10),)))
 _AT_END = Look(_ANY, negative=True)
+AT_LAST_NEWLINE = Look(Concat((_NEWLINE, _AT_END)), negative=False)
+"""Where `$` matches beside the end."""
 _READING_NOTHING = (sre.AT, sre.ASSERT, sre.ASSERT_NOT)
 _UNBOUNDED = sre.MAXREPEAT
 _TEMPLATE = getattr(sre, "SRE_FLAG_TEMPLATE", 0)
@@ -62,10 +64,11 @@ _ESCAPES = {
 }
 
 
-def parse(pattern: str) -> Regex:
+def parse(pattern: str, at_begin: bool = True, at_end: bool = True) -> Regex:
     """The tree of `pattern`: matches a text exactly where `re.fullmatch(pattern, text)` does.
 
-    Surrogates match nothing. Raises InvalidConstraint for a pattern that is malformed, uses a
+    Without `at_begin`, text may stand before what the tree is to match, and without `at_end` behind
+    it. Surrogates match nothing. Raises InvalidConstraint for a pattern that is malformed, uses a
     construct that is not supported, or is nested too deeply; the message gives the place.
     """
     try:
@@ -74,7 +77,7 @@ def parse(pattern: str) -> Regex:
         if flags & _TEMPLATE:
             raise InvalidConstraint("regex: the flag 't' is not supported")
         return Translation(pattern, bool(flags & re.VERBOSE)).sequence(
-            parsed, Context(flags, at_begin=True, after_text=False, at_end=True)
+            parsed, Context(flags, at_begin, after_text=False, at_end=at_end)
         )
     except re.error as error:
         where = "" if error.pos is None else f" at position {error.pos}"
@@ -210,7 +213,7 @@ class Translation:
                 return _AT_END
             if lines:
                 return Look(_NOT_NEWLINE, negative=True)
-            return Either((_AT_END, Look(Concat((_NEWLINE, _AT_END)), negative=False)))
+            return Either((_AT_END, AT_LAST_NEWLINE))
         word = Chars(char_sets.category(r"\w", bool(context.flags & _ASCII)))
         differs = anchor is sre.AT_BOUNDARY
         place = Either(

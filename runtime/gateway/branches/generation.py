@@ -18,6 +18,7 @@ from rootlace.runtime.gateway.branches.core import Core
 from rootlace.runtime.gateway.branches.growth import check_fits, settle
 from rootlace.runtime.gateway.branches.requests import Requests
 from rootlace.runtime.gateway.branches.sample import Sample, token_logprob
+from rootlace.runtime.gateway.branches.stop_patterns import searches_of
 from rootlace.runtime.gateway.tokens.pieces import Piece
 from rootlace.wire.cache_report import CacheReport
 from rootlace.wire.errors import InvalidRequest, RootlaceError
@@ -82,6 +83,7 @@ class Generation:
     async def _generate(self) -> Generated:
         core, branch, op = self._core, self._branch, self._op
         self._check()
+        searches = await searches_of(op.params.stop_regex)
         await settle(core, branch, everything=True)
         state = branch.state
         if not state.ids:
@@ -92,11 +94,12 @@ class Generation:
         report = core.report_scope() if op.cache_report else ""
         requests = Requests(core.engine, branch.account, branch.source, branch.paid)
         branch.paid = 0
-        emit_every = 1 if op.stream or op.params.stop else QUIET_TOKENS
         # Where a stop string may come, each token counts: the engine is to stop at once.
-        emit_seconds = core.config.stream_interval if op.stream and not op.params.stop else 0.0
+        stops = bool(op.params.stop or searches)
+        emit_every = 1 if op.stream or stops else QUIET_TOKENS
+        emit_seconds = core.config.stream_interval if op.stream and not stops else 0.0
         for index in range(op.params.n):
-            sample = Sample(index, core.tokenizer, state.ids, op.params)
+            sample = Sample(index, core.tokenizer, state.ids, op.params, searches)
             self._samples.append(sample)
             own = _for_sample(params, index)
             requests.add(
@@ -186,6 +189,7 @@ class Generation:
             max_tokens=most,
             min_tokens=min(given.min_tokens, most),
             stop=(),
+            stop_regex=(),
             stop_token_ids=tuple(sorted(stops)),
             seed=secrets.randbits(63) if given.seed is None else given.seed,
             prompt_logprobs_from=first if first is not None and first < prompt else None,

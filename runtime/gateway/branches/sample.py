@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from rootlace.runtime.constrained.automaton.search import Search
 from rootlace.runtime.contracts.update import TokenScore, Update
 from rootlace.runtime.gateway.tokens.detokenizer import Detokenizer
 from rootlace.runtime.gateway.tokens.stops import StopChecker
@@ -22,8 +23,14 @@ class Sample:
     """
 
     def __init__(
-        self, index: int, tokenizer: Tokenizer, context: Sequence[int], params: SamplingParams
+        self,
+        index: int,
+        tokenizer: Tokenizer,
+        context: Sequence[int],
+        params: SamplingParams,
+        searches: Sequence[Search] = (),
     ) -> None:
+        """`searches` are those of `params.stop_regex`."""
         self.index = index
         self.token_ids: list[int] = []
         self.logprobs: list[TokenLogprob] = []
@@ -34,7 +41,9 @@ class Sample:
         self._params = params
         self._tokenizer = tokenizer
         self._detokenizer = Detokenizer(tokenizer, context, params.skip_special_tokens)
-        self._stops = StopChecker(params.stop, params.no_stop_trim) if params.stop else None
+        self._stops: StopChecker | None = None
+        if params.stop or searches:
+            self._stops = StopChecker(params.stop, params.no_stop_trim, searches)
         self._texts: list[str] = []
         self._decoded = 0
         """How many of `token_ids` have their text in `_texts`, or held back in the detokenizer."""

@@ -63,7 +63,6 @@ class SamplingParamsBody(ConstraintBody):
     ] = None
     stream_interval: Annotated[int | None, ignored("the server's --stream-interval counts")] = None
 
-    stop_regex: Annotated[Any, refused("give stop strings, or a constraint")] = None
     custom_params: Annotated[Any, refused("there are no custom logit processors")] = None
 
 

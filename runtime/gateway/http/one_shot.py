@@ -7,6 +7,7 @@ and closes: the same path that programs take.
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
@@ -19,10 +20,10 @@ from rootlace.runtime.gateway.branches.session import Session
 from rootlace.runtime.gateway.http.cache_header import note_found, note_usage
 from rootlace.runtime.gateway.http.chat.pins import Pin, cut
 from rootlace.runtime.gateway.http.constraints import Asked
-from rootlace.runtime.gateway.http.errors import RefusedConstraint
+from rootlace.runtime.gateway.http.errors import InvalidParameter, RefusedConstraint
 from rootlace.runtime.gateway.http.source import source
 from rootlace.runtime.gateway.keys.account import admitted
-from rootlace.wire.errors import InvalidConstraint, RootlaceError, from_code
+from rootlace.wire.errors import InvalidConstraint, InvalidRequest, RootlaceError, from_code
 from rootlace.wire.handling import PLAIN, Handling
 from rootlace.wire.protocol import (
     Append,
@@ -48,6 +49,7 @@ T = TypeVar("T")
 MAX_PINS = 4
 _OPS_PER_JOB = 4 + 2 * MAX_PINS
 _GENERATE = 2
+_STOP = re.compile(r"stop(_regex)?\[\d+\]")
 
 
 @dataclass(frozen=True)
@@ -226,6 +228,8 @@ class OneShots:
         asked = self._jobs[index].asked if event.op > 0 else None
         if isinstance(error, InvalidConstraint) and asked is not None:
             return RefusedConstraint(asked.param, str(error))
+        if isinstance(error, InvalidRequest) and (field := _STOP.match(event.message)):
+            return InvalidParameter(field[0], str(error))
         return error
 
 

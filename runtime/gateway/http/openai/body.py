@@ -59,7 +59,6 @@ class SamplingBody(OpenAIConstraintBody):
     keep_alive: Annotated[int | float | str | None, ignored("the model stays loaded")] = None
 
     length_penalty: Annotated[float | None, refused(_NO_BEAMS, 1.0)] = None
-    stop_regex: Annotated[Any, refused("give stop strings, or a constraint")] = None
     use_beam_search: Annotated[bool | None, refused(_NO_BEAMS)] = None
     early_stopping: Annotated[bool | None, refused(_NO_BEAMS)] = None
     truncate_prompt_tokens: Annotated[

@@ -193,6 +193,21 @@ async def test_refusals(
     assert not engine_of(real).running
 
 
+async def test_a_pattern_ends_a_stream(real: Served) -> None:
+    ask = {"model": "tiny", "messages": [{"role": "user", "content": "x"}], "stream": True}
+    stream = await real.openai().chat.completions.create(
+        **ask, extra_body={"stop_regex": r"l+o\.\s"}
+    )
+    chunks = [chunk.choices[0] async for chunk in stream]
+    assert "".join(chunk.delta.content or "" for chunk in chunks) == "hé"
+    assert chunks[-1].finish_reason == "stop"
+    assert (chunks[-1].model_extra or {})["matched_stop"] == r"l+o\.\s"
+    params = {"stop_regex": ["x", "("]}
+    async with real.http.post("/generate", json={"text": "x", "sampling_params": params}) as reply:
+        error = (await reply.json())["error"]
+    assert (reply.status, error["param"]) == (400, "stop_regex[1]")
+
+
 async def test_an_overloaded_engine(real: Served) -> None:
     engine_of(real).script = lambda message: Overloaded("the queue is full")
     async with real.http.post("/generate", json={"text": "x"}) as reply:
