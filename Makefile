@@ -83,7 +83,12 @@ $(CLIENTS)/.ready: pyproject.toml $(READY)
 	  | xargs $(CLIENTS)/bin/python -m pip install --quiet
 	@touch $@
 
-clients: $(CLIENTS)/.ready
+# Vercel's `ai`, where there is npm; else its tests are skipped.
+tests/clients/vercel/node_modules/.ready: tests/clients/vercel/package.json
+	-if command -v npm >/dev/null; then \
+	  npm install --prefix tests/clients/vercel --no-package-lock --no-audit --no-fund && touch $@; fi
+
+clients: $(CLIENTS)/.ready tests/clients/vercel/node_modules/.ready
 	$(CLIENTS)/bin/python -m pytest tests/clients tests/test_deploy.py --ignore tests/clients/test_page.py --ignore tests/clients/test_pydantic_ai.py
 
 api-fuzz: $(CLIENTS)/.ready
@@ -133,5 +138,5 @@ wheel: $(READY)
 	$(BIN)/python scripts/check_wheel.py
 
 clean:
-	rm -rf $(VENV) $(CLIENTS) build dist rootlace.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(CLIENTS) tests/clients/vercel/node_modules build dist rootlace.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
