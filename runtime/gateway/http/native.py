@@ -285,9 +285,7 @@ class Generate:
     def _end(self, turn: Turn | None, result: Generated, shots: one_shot.OneShots) -> None:
         """The session has the request from now on."""
         if turn is not None:
-            output = result.outputs[0]
-            ids = turn.output if output.finish_reason == "abort" else output.token_ids
-            self._sessions.end(turn, ids, shots)
+            self._sessions.end(turn, result.outputs[0], shots)
 
     async def _stream(
         self, body: GenerateBody, asked: list[_Asked], turn: Turn | None, begun: float

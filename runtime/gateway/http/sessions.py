@@ -5,7 +5,7 @@ from __future__ import annotations
 import uuid
 from array import array
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Annotated
@@ -24,6 +24,7 @@ from rootlace.runtime.gateway.http.prompts import Prompt
 from rootlace.runtime.gateway.http.replies import Status, check_model, json_response
 from rootlace.runtime.gateway.keys.account import owner
 from rootlace.runtime.gateway.tokens.pieces import Piece
+from rootlace.wire.protocol import Output
 
 MAX_SESSIONS = 1024
 MAX_TOKENS = 16 * 2**20
@@ -39,6 +40,10 @@ class OpenSessionBody(Body):
         int | None, ignored("a sequence may be as long as the model's context")
     ] = None
     session_id: Annotated[str, msgspec.Meta(max_length=256)] | None = None
+    streaming: bool | None = None
+    timeout: Annotated[
+        float | None, ignored("what is used least recently is closed where room is needed")
+    ] = None
     model: str | None = None
 
 
@@ -55,6 +60,9 @@ class SessionParams(Body):
 
     With `replace` all that went on from that request is forgotten (without a `rid`: all requests of
     the session), and what of it runs is ended; else the new request is one more branch.
+
+    A session that was opened with `streaming` has one line: each request goes on from the last one
+    that was not aborted, whatever `rid` says.
     """
 
     id: str
@@ -108,6 +116,8 @@ class Sessions:
         self._gateway = gateway
         self._holds = holds
         self._turns: OrderedDict[_Key, dict[str, Turn]] = OrderedDict()
+        self._lines: set[_Key] = set()
+        """The sessions of one line."""
         self._tokens = 0
 
     async def open(self, request: web.Request) -> web.Response:
@@ -118,6 +128,8 @@ class Sessions:
         if key in self._turns:
             raise InvalidParameter("session_id", f"the session {key[1]!r} is open already")
         self._turns[key] = {}
+        if body.streaming:
+            self._lines.add(key)
         self._bound()
         return json_response(key[1])
 
@@ -143,7 +155,9 @@ class Sessions:
         if rid in turns:
             raise InvalidParameter("rid", f"the session has a request {rid!r} already")
         before = None
-        if params.rid is not None:
+        if key in self._lines:
+            before = _last(params, turns)
+        elif params.rid is not None:
             before = turns.get(params.rid)
             if before is None:
                 raise InvalidParameter(
@@ -168,18 +182,28 @@ class Sessions:
         self._count(turn)
         return turn
 
-    def end(self, turn: Turn, output: Sequence[int], shots: OneShots) -> None:
+    def end(self, turn: Turn, output: Output, shots: OneShots) -> None:
         """The turn's request ended. Its branch is held, of which the turn before is the beginning,
-        unless the turn was replaced or the session closed."""
-        turn.output, turn.done = array("i", output), True
+        unless the turn was replaced or the session closed, or it was aborted in a session of one
+        line, which is then as before."""
+        aborted = output.finish_reason == "abort"
+        if aborted and turn.key in self._lines:
+            return
+        if not aborted:
+            turn.output = array("i", output.token_ids)
+        turn.done = True
         if not self._has(turn):
             return
         self._count(turn)
-        if not shots.keeps:
-            return
-        turn.let_go = self._holds.add(shots.keep(), turn.size)
-        if turn.parent is not None:
-            turn.parent.let_go()
+        before = turn.parent
+        if shots.keeps:
+            turn.let_go = self._holds.add(shots.keep(), turn.size)
+            if before is not None:
+                before.let_go()
+        if turn.key in self._lines and before is not None:
+            turn.parent = None  # nor does it keep all that came before in memory
+            if self._has(before):
+                self._forget(self._turns[turn.key].pop(before.rid))
 
     @contextmanager
     def running(self, turn: Turn) -> Iterator[None]:
@@ -217,6 +241,7 @@ class Sessions:
             self._close(next(iter(self._turns)))
 
     def _close(self, key: _Key) -> None:
+        self._lines.discard(key)
         for turn in self._turns.pop(key).values():
             self._forget(turn)
 
@@ -225,3 +250,16 @@ class Sessions:
         turn.let_go()
         if not turn.done:
             turn.abort()
+
+
+def _last(params: SessionParams, turns: Mapping[str, Turn]) -> Turn | None:
+    """What a request goes on from in a session of one line, of the turns that it has."""
+    for name in ("offset", "replace", "drop_previous_output"):
+        if getattr(params, name):
+            raise InvalidParameter(
+                f"session_params.{name}", f"a streaming session only goes on: {name} has no place"
+            )
+    for turn in turns.values():
+        if not turn.done:
+            raise InvalidParameter("session_params.id", f"its request {turn.rid!r} has not ended")
+    return next(reversed(turns.values()), None)

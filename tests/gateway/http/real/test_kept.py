@@ -151,3 +151,39 @@ async def test_a_session_goes_on_from_its_requests(real: Served) -> None:
     assert await ask([1], 400) == "session_params.id"
     assert len(engine.released) == len(engine.submitted)
     assert gateway.session_count == gateway.branch_count == 0  # type: ignore[attr-defined]
+
+
+async def test_a_session_of_one_line(real: Served) -> None:
+    """`streaming`: each request goes on from the last one that was not aborted."""
+    engine = engine_of(real)
+    engine.script = lambda message: [7, 8, 9]
+
+    async def post(path: str, **body: Any) -> Any:
+        async with real.http.post(path, json=body) as reply:
+            return await reply.json()
+
+    name = await post("/open_session", capacity_of_str_len=100, streaming=True)
+
+    async def ask(ids: list[int], **params: Any) -> Any:
+        return await post("/generate", input_ids=ids, session_params={"id": name, **params})
+
+    for ids, params, expected in (
+        ([1, 2], {}, [1, 2]),
+        ([3], {"rid": None}, [1, 2, 7, 8, 9, 3]),
+        ([4], {"rid": "any"}, [1, 2, 7, 8, 9, 3, 7, 8, 9, 4]),
+    ):
+        assert "text" in await ask(ids, **params)
+        assert ids_of(engine.submitted[-1]) == expected
+    for wrong in ({"offset": 1}, {"replace": True}, {"drop_previous_output": True}):
+        assert (await ask([5], **wrong))["error"]["param"] == f"session_params.{next(iter(wrong))}"
+    engine.paused = True
+    running = asyncio.create_task(ask([6]))
+    await until(lambda: bool(engine.running))
+    assert "has not ended" in (await ask([5]))["error"]["message"]
+    await post("/abort_request", abort_all=True)
+    assert (await running)["meta_info"]["finish_reason"]["type"] == "abort"
+    engine.pause(False)
+    await ask([5])
+    assert ids_of(engine.submitted[-1]) == [*expected, 7, 8, 9, 5]
+    programs = [request.program for request in engine.submitted]
+    assert set(programs) - set(engine.released) == {programs[-1]}
