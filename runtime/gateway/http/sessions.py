@@ -5,7 +5,7 @@ from __future__ import annotations
 import uuid
 from array import array
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Annotated
@@ -252,7 +252,7 @@ class Sessions:
             turn.abort()
 
 
-def _last(params: SessionParams, turns: Mapping[str, Turn]) -> Turn | None:
+def _last(params: SessionParams, turns: dict[str, Turn]) -> Turn | None:
     """What a request goes on from in a session of one line, of the turns that it has."""
     for name in ("offset", "replace", "drop_previous_output"):
         if getattr(params, name):
