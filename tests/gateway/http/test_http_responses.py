@@ -8,7 +8,6 @@ from typing import Any
 import openai
 import pytest
 
-from rootlace.runtime.gateway.http.errors import ResponseNotFound
 from rootlace.runtime.gateway.http.openai.response_store import ResponseStore
 from rootlace.wire.protocol import Constraint
 from tests.gateway.http.conftest import Served
@@ -208,9 +207,9 @@ def test_the_store_counts_what_it_holds() -> None:
         before = store.get(str(i)).messages
         store.delete(str(i - 1)) if i else None
         held = sum(len(m["content"]) for m in before)
-        assert held <= store._bytes <= 2000
+        assert held <= store.nbytes <= 2000
     assert 4 < i < 10  # the conversation itself became too long
-    assert (store._bytes, store._shared) == (0, {})
+    assert (store.nbytes, store._of) == (0, {})
     one = [{"role": "user", "content": "x" * 1500}]
     store.put({"id": "a"}, (), one)
     store.put({"id": "b"}, (*one,), [])
@@ -230,8 +229,27 @@ async def test_a_salt_is_kept_apart(served: Served) -> None:
                 assert (await reply.json())["error"]["param"] == "previous_response_id"
 
 
-def _has(store: ResponseStore, response_id: str) -> bool:
+def test_no_key_pushes_out_anothers_responses() -> None:
+    def message(size: int) -> list[dict[str, Any]]:
+        return [{"role": "user", "content": "x" * size}]
+
+    store = ResponseStore(max_responses=4)
+    store.put({"id": "a"}, (), message(1), owner="alice")
+    for number in range(9):
+        store.put({"id": str(number)}, (), message(1), owner="bob")
+    assert _has(store, "a", "alice") and len(store) == 4
+    assert [number for number in range(9) if _has(store, str(number), "bob")] == [6, 7, 8]
+    store = ResponseStore(max_bytes=4000)
+    store.put({"id": "a"}, (), message(1500), owner="alice")
+    for number in range(30):
+        store.put({"id": str(number)}, (), message(200), owner="bob")
+    assert _has(store, "a", "alice") and _has(store, "29", "bob") and not _has(store, "0", "bob")
+    store.put({"id": "b"}, (), message(3900), owner="carol")
+    assert _has(store, "a", "alice") and not _has(store, "b", "carol")  # it alone is too much
+
+
+def _has(store: ResponseStore, response_id: str, owner: str = "") -> bool:
     try:
-        return store._stored[response_id] is not None
-    except (KeyError, ResponseNotFound):
+        return response_id in store._of[owner].stored
+    except KeyError:
         return False
