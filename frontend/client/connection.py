@@ -15,7 +15,6 @@ import asyncio
 import itertools
 import os
 import threading
-import time
 import uuid
 from functools import partial
 
@@ -195,9 +194,13 @@ class Connection:
         def pong(_: protocol.Event) -> None:
             pass
 
+        silent = 0.0
         while True:
+            heard = line.last_heard
             await asyncio.sleep(self._ping_interval)
-            if time.monotonic() - line.last_heard > self._timeout:
+            # Counted in naps: a pause of this process is not one of the server.
+            silent = 0.0 if line.last_heard > heard else silent + self._ping_interval
+            if silent > self._timeout:
                 silence = f"{self.address} has not answered for {self._timeout:g} s"
                 self._lose(ServerUnavailable(silence))
                 return

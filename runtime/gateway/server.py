@@ -66,13 +66,15 @@ class Connection:
     """A peer that said hello.
 
     `waiting` are operations the session has not been given yet, `backlog` frames that could not be
-    sent yet. `heard` and `spoke` are when the peer last sent and was sent something.
+    sent yet. `heard`: whether the peer sent something since it was last looked for, `silent`: for
+    how many seconds it did not; `spoke`: when it was last sent something.
     """
 
     def __init__(self, identity: bytes, now: float) -> None:
         self.identity = identity
         self.session: Session
-        self.heard = now
+        self.heard = True
+        self.silent = 0.0
         self.spoke = now
         self.waiting: deque[Op | _Malformed] = deque()
         self.waiting_bytes = 0
@@ -143,7 +145,7 @@ class ProgramServer:
         identity, *body = frames
         connection = self._connections.get(identity)
         if connection is not None:
-            connection.heard = time.monotonic()
+            connection.heard = True
         try:
             if len(body) != 1:
                 raise ProtocolError(f"a message is one frame, not {len(body)}")
@@ -295,14 +297,17 @@ class ProgramServer:
         """Once a second, drop clients that are silent, and send the waiting ones an empty message.
 
         It tells the client that the server lives, and sending it fails if the client is gone.
+        Silence is counted in naps: a pause of this process, in which nobody was listened to, is not
+        taken for one of its clients.
         """
         while True:
             await asyncio.sleep(PING_SECONDS)
             now = time.monotonic()
             for connection in list(self._connections.values()):
-                silent = now - connection.heard
-                if silent > self._config.client_timeout:
-                    self._tell_and_drop(connection, f"silent for {silent:.0f} s")
+                connection.silent = 0.0 if connection.heard else connection.silent + PING_SECONDS
+                connection.heard = False
+                if connection.silent > self._config.client_timeout:
+                    self._tell_and_drop(connection, f"silent for {connection.silent:.0f} s")
                 elif connection.session.busy and now - connection.spoke >= PING_SECONDS:
                     self._send(connection, encode([]))
 

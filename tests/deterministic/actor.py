@@ -4,6 +4,7 @@ is lost."""
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from rootlace.wire import protocol
@@ -64,7 +65,13 @@ class Actor:
         await asyncio.sleep(max(0.0, began + program.start - self.world.loop.now))
         await Run(self, number, await self.connection()).go(program.actions)
 
-    def send(self, connection: SimulatedConnection, life: int, op: protocol.Op) -> Sent:
+    def send(
+        self,
+        connection: SimulatedConnection,
+        life: int,
+        op: protocol.Op,
+        on_end: Callable[[], None],
+    ) -> Sent:
         loop = self.world.loop
         sent = Sent(op, loop.now, life, connection.descriptor)
         self.sent.append(sent)
@@ -73,6 +80,7 @@ class Actor:
             sent.events.append(event)
             if not isinstance(event, Chunk):
                 sent.ended = loop.now
+                on_end()
 
         connection.send(op, sink)
         return sent
@@ -94,7 +102,8 @@ class Run:
         self._branches: dict[int, int] = {}
         self._pending: dict[int, list[Sent]] = {}
         self._all: list[Sent] = []
-        self._pin = ""
+        self._news = asyncio.Event()
+        """Something ended."""
 
     async def go(self, actions: tuple[Action, ...]) -> None:
         for verb, *rest in actions:
@@ -122,11 +131,13 @@ class Run:
 
     async def _wait(self, pending: list[Sent]) -> None:
         self._connection.flush()
-        while any(sent.ended is None for sent in pending):
-            await asyncio.sleep(0.005)
+        for sent in pending:
+            while sent.ended is None:
+                self._news.clear()
+                await self._news.wait()
 
     def _send(self, op: protocol.Op, name: int) -> None:
-        sent = self._actor.send(self._connection, self._life, op)
+        sent = self._actor.send(self._connection, self._life, op, self._news.set)
         self._pending.setdefault(name, []).append(sent)
         self._all.append(sent)
 

@@ -157,7 +157,7 @@ class Ledger:
     def _disturbed(self) -> bool:
         """Whether a question to the engine may stay without an answer: it died, or stood still."""
         kinds = {fault.kind for fault in self._world.scenario.faults}
-        return bool(self._world.killed or kinds & {"suspend", "stick"}) or any(
+        return bool(self._world.killed or kinds & {"suspend", "stick", "jump"}) or any(
             process.poisoned for process in self._world.processes
         )
 

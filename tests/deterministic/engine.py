@@ -150,6 +150,8 @@ class EngineProcess:
         self._context: Any = network.context()()
         self._sockets: list[Socket] = []
         self._waits = 0
+        self._changed = False
+        """Whether there was anything to do in the last turn."""
         self._next: asyncio.TimerHandle | None = None
         self._began = 0.0
 
@@ -256,6 +258,7 @@ class EngineProcess:
         self.seam("receive")
         self._waits = timeout_ms
         received: list[ToEngine] = []
+        self._changed = bool(self._inbox.get(zmq.EVENTS)) or self.scheduler.has_work
         while self._inbox.get(zmq.EVENTS):
             received += decode_to_engine(self._inbox.recv_multipart()[0])
             self._waits = 0
@@ -279,6 +282,8 @@ class EngineProcess:
         self._began = self.executor.clock()
         try:
             goes_on = self.loop.turn()
+            if self._changed:
+                self.scheduler.check()
         except EngineDied:
             self.end(-9)
             return

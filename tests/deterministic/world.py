@@ -38,7 +38,7 @@ PATIENCE = 2000.0
 """Virtual seconds behind the last program or fault until everything must be over."""
 
 
-SHAKING = {"cut", "darken", "vanish", "block", "gateway", "jump"}
+SHAKING = {"cut", "darken", "vanish", "block", "gateway"}
 
 
 class World:
@@ -120,7 +120,6 @@ class World:
                 max_step_tokens=shape.step_tokens,
                 max_running=shape.running,
                 policy=shape.policy,  # type: ignore[arg-type]
-                check_invariants=True,
             ),
             overlap=shape.overlap,
         )
