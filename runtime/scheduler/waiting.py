@@ -126,7 +126,8 @@ class WaitingQueue:
         if self._policy == "dfs":
             self._prompts.go_to(number)
             self._patience.renew(number, work_of(sequence.length, self._estimate(sequence)))
-        if number != next(iter(self._all)):
+        # In order of arrival nobody is overtaken, but by a request that is computed alone.
+        if self._policy != "fcfs" and number != next(iter(self._all)):
             self._patience.overtakes(number)
         self.remove(sequence)
 

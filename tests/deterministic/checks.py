@@ -241,11 +241,11 @@ class Ledger:
         if not isinstance(end, Generated):
             self._wrong(sent, "not a result")
         self._check_deadline(sent, op)
-        for output, wanted in zip(end.outputs, expected, strict=True):
+        for index, (output, wanted) in enumerate(zip(end.outputs, expected, strict=True)):
             if wanted.code:
                 self._wrong(sent, f"it must fail with {wanted.code}")
             if self._cut_by_pins(prompt, output, wanted):
-                wanted = self._shortened(prompt, op, output)
+                wanted = self._sample(prompt, op, index, len(output.token_ids))
             got = (list(output.token_ids), output.finish_reason, output.matched, output.text)
             if got != (wanted.ids, wanted.finish, wanted.matched, wanted.text):
                 self._wrong(sent, f"behind {prompt} it was to be {wanted}")
@@ -314,11 +314,6 @@ class Ledger:
         room = shape.blocks * shape.block_size - self._pinned - shape.block_size
         early = output.finish_reason == "length" and len(output.token_ids) < len(wanted.ids)
         return early and self._world.pins and length >= room
-
-    def _shortened(
-        self, prompt: list[int], op: protocol.Generate, output: protocol.Output
-    ) -> reference.Expected:
-        return self._sample(prompt, op, 0, len(output.token_ids))
 
     def _kept(self, prompt: list[int], op: protocol.Generate, end: Generated) -> reference.Expected:
         return self._sample(prompt, op, 0, min(self._most(op), len(end.outputs[0].token_ids)))

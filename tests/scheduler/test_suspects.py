@@ -154,3 +154,12 @@ def test_a_later_fault_clears_nobody_of_an_earlier_one() -> None:
     suspects.accuse(step(*pair))
     assert suspects.accuse(step(pair[0])) == [pair[0]]
     assert [who.accusations for who in pair] == [0, 0]
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "lpm", "dfs"])
+def test_who_is_computed_alone_overtakes_those_who_came_before(policy: str) -> None:
+    world = World(policy=policy, vocab_size=VOCAB)
+    first = world.submit([1, 2, 3])
+    suspect = world.submit([4, 5, 6], suspected=1)
+    world.drain()
+    assert [world.jobs[rid].finish for rid in (first, suspect)] == ["length", "length"]
