@@ -81,6 +81,7 @@ $(CLIENTS)/.ready: pyproject.toml $(READY)
 	$(BIN)/python -c "import tomllib; \
 	  print(*tomllib.load(open('pyproject.toml', 'rb'))['project']['optional-dependencies']['clients-all'])" \
 	  | xargs $(CLIENTS)/bin/python -m pip install --quiet
+	-$(CLIENTS)/bin/python -m pip install --quiet --no-deps sglang==0.5.23  # its server would need a GPU's packages
 	@touch $@
 
 # Vercel's `ai`, where there is npm; else its tests are skipped.
