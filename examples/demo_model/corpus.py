@@ -11,7 +11,7 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from . import labels, pools
+from . import asks, labels, pools
 from .passages import Passage, ask, fields_of, make_passage
 from .pools import Source
 
@@ -193,6 +193,7 @@ def question_layout(source: Source) -> str:
     return composed_layout(source, "q") if source.vary() else layout
 
 
+KEPT_EXTRACTION = EXTRACT_ASKS[-pools.held_out_phrasings(EXTRACT_ASKS) :]
 FOLLOW_UPS = ("{q}", "{q}", "Question: {q}", "And: {q}", "{q}")
 
 
@@ -214,6 +215,9 @@ def extract_request(source: Source, rows: Sequence[tuple[str, object]]) -> tuple
     chosen = source.rng.sample(list(rows), wanted)
     if source.chance(0.5):
         chosen.sort(key=list(rows).index)
+    if source.widen():
+        keys = [key for key, _value in chosen]
+        return asks.extraction_request(source, keys, KEPT_EXTRACTION), compact_json(chosen)
     form = source.phrase(EXTRACT_ASKS)
     if source.vary():
         tail = source.pick(ASK_TAILS) + source.pick((".", ".", "", ":"))
@@ -287,7 +291,7 @@ def two_subjects(source: Source, facts: int) -> list[Passage]:
 
 def question(source: Source, facts: int) -> list[Message]:
     """One question on a passage about one or two subjects."""
-    if facts <= 4 and source.chance(0.25):
+    if facts <= 4 and source.chance(0.4 if source.wide else 0.25):
         passages = two_subjects(source, max(1, facts - 1))
     else:
         passages = [make_passage(source, facts)]
@@ -311,6 +315,7 @@ VALUE_JUDGE = (
     "Is {v} named in the passage?",
     "Does the passage mention {v}?",
 )
+KEPT_JUDGE = (JUDGE_ASKS[-1], VALUE_JUDGE[-1])
 CHOICE_ASKS = (
     "{q} Choose one: {o}.",
     "{q} Options: {o}",
@@ -359,6 +364,25 @@ def judge(source: Source, facts: int) -> list[Message]:
     passage = make_passage(source, facts)
     asked, answer = judge_request(source, passage)
     return [user(question_layout(source).format(p=passage.text, q=asked)), assistant(answer)]
+
+
+def judge_session(source: Source, facts: int) -> list[Message]:
+    """Several yes/no questions on a passage: contrasts, many answers for its tokens."""
+    passages = (
+        two_subjects(source, max(1, facts - 1))
+        if source.chance(0.25)
+        else [make_passage(source, facts)]
+    )
+    text = source.pick((" ", "\n")).join(passage.text for passage in passages)
+    messages: list[Message] = []
+    for turn in range(source.pick((1, 2, 4, 6, 8))):
+        if source.chance(0.3) and len(passages) == 1:
+            asked, answer = judge_request(source, passages[0])
+        else:
+            asked, answer = asks.yes_no(source, passages, KEPT_JUDGE)
+        layout = question_layout(source) if turn == 0 else source.pick(FOLLOW_UPS)
+        messages += [user(layout.format(p=text, q=asked)), assistant(answer)]
+    return messages
 
 
 def choice(source: Source, facts: int) -> list[Message]:
@@ -700,6 +724,7 @@ class Stage:
     request_first: float = 0.5
     any_tag: float = 0.0
     any_verb: float = 0.0
+    wide: float = 0.0
 
 
 EARLY = Stage(facts=(1, 2, 2, 3), shots=(4, 6, 8), records=0.25, chained=0.0, long=0.0)
@@ -743,6 +768,22 @@ LAST = replace(
     any_verb=0.35,
 )
 
+# Training further: sentences and requests by grammar, and yes/no contrasts in large weight.
+FURTHER = replace(
+    LAST,
+    facts=(1, 2, 3, 3, 4, 4, 5, 5, 6, 7),
+    shares=(0.22, 0.24, 0.17, 0.20, 0.03, 0.03, 0.03, 0.05, 0.03, 0.02),
+    few_shot_text=0.07,
+    tips_text=0.03,
+    records=0.03,
+    chained=0.05,
+    long=0.015,
+    varied=0.7,
+    odd=0.35,
+    any_verb=0.3,
+    wide=0.65,
+)
+
 # In the order of ``Stage.shares``.
 CHAT_SKILLS: tuple[Callable[[Source, int], list[Message]], ...] = (
     passage_session,
@@ -762,6 +803,8 @@ def chat_messages(source: Source, stage: Stage) -> list[Message]:
     if source.chance(stage.records):
         return record_extraction(source, source.pick((2, 3, 4, 5)))
     maker = source.rng.choices(CHAT_SKILLS, stage.shares)[0]
+    if maker is judge and stage.wide:
+        maker = judge_session
     size = stage.shots if maker is few_shot_chat else stage.facts
     return maker(source, source.pick(size))
 
@@ -770,7 +813,7 @@ def document(source: Source, stage: Stage) -> Document:
     """One training document of the mixture."""
     source.varied, source.odd = stage.varied, stage.odd
     source.request_first, source.any_tag = stage.request_first, stage.any_tag
-    source.any_verb = stage.any_verb
+    source.any_verb, source.wide = stage.any_verb, stage.wide
     if source.chance(stage.long):
         return long_document(source, stage)
     roll = source.rng.random()

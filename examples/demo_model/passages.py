@@ -7,10 +7,11 @@ phrasings are kept for evaluation (see ``pools.held_out_phrasings``).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from . import pools
+from . import pools, wordings
 from .pools import Source
 
 Value = str | int
@@ -1141,6 +1142,56 @@ def _capital(text: str) -> str:
     return text[0].upper() + text[1:]
 
 
+def _kept(options: Sequence[str]) -> Sequence[str]:
+    return options[len(options) - pools.held_out_phrasings(options) :]
+
+
+@functools.cache
+def _tells_kind(domain: Domain, position: int) -> bool:
+    """Whether a value's kind alone tells the fact: no other of the domain has such values."""
+    make = domain.attributes[position].make
+    if sum(attribute.make is make for attribute in domain.attributes) > 1:
+        return False
+    return not isinstance(make(Source(0)), int)
+
+
+def _odd(source: Source, text: str) -> str:
+    """Put a word that does not exist into every slot ``{x}``."""
+    while "{x}" in text:
+        text = text.replace("{x}", source.value(source.odd_word).lower(), 1)
+    return text
+
+
+def _say(source: Source, domain: Domain, position: int) -> str:
+    """A sentence pattern for a fact: one of the list, or in training often one by grammar."""
+    attribute = domain.attributes[position]
+    if not source.widen():
+        return source.phrase(attribute.says, unseen=0.5)
+    own = wordings.WORDINGS[domain.kind][attribute.keys[0]][0]
+    kept = _kept(attribute.says)
+    while True:
+        roll = source.rng.random()
+        if roll < 0.12:
+            pattern = source.pick(wordings.GENERIC_SAYS)
+        elif roll < 0.24 and _tells_kind(domain, position):
+            pattern = source.pick(wordings.UNKNOWN_SAYS)
+        else:
+            pattern = source.pick(own)
+        pattern = wordings.expand(source, pattern)
+        if not wordings.too_close(pattern, kept, attribute.keys):
+            key = source.pick(attribute.keys).replace("_", " ")
+            return _odd(source, pattern.replace("{k}", key))
+
+
+def say_fact(source: Source, passage: Passage, position: int, value: Value) -> str:
+    """The sentence that a fact of the passage has the given value, its subject named."""
+    while True:
+        say = _say(source, passage.domain, position)
+        if "{s}" in say or "{n}" in say:
+            text = say.format(s=passage.subject, n=passage.subject, v=value)
+            return pools.articles(_capital(text))
+
+
 def make_passage(source: Source, facts: int, domain: Domain | None = None) -> Passage:
     """A passage about one subject that states about ``facts`` facts besides its name."""
     domain = domain or source.pick(DOMAINS)
@@ -1167,7 +1218,7 @@ def make_passage(source: Source, facts: int, domain: Domain | None = None) -> Pa
         # The name must appear: an attribute sentence whose mention is the full name.
         while True:
             position = source.pick(order)
-            say = source.phrase(domain.attributes[position].says, unseen=0.5)
+            say = _say(source, domain, position)
             if "{s}" in say or "{n}" in say:
                 break
         full = subject
@@ -1183,10 +1234,14 @@ def make_passage(source: Source, facts: int, domain: Domain | None = None) -> Pa
             break
         if position in values:
             continue
-        say = source.phrase(domain.attributes[position].says, unseen=0.5)
+        say = _say(source, domain, position)
         mention = _mention(source, domain, subject, pronoun)
         if not say.startswith("{s}") and mention in ("She", "He", "It"):
             mention = mention.lower()
+            if source.wide and mention != "it" and not say.startswith(("At ", "In ", "After ")):
+                mention = subject.split()[0]
+        elif source.wide and not say.startswith("{s}") and mention[:5] in ("The o", "This "):
+            mention = mention[0].lower() + mention[1:]
         name = subject.split()[0] if domain.kind == "person" else subject
         sentences.append(_capital(say.format(s=mention, v=value(position), n=name)))
         if source.chance(0.12):
@@ -1204,7 +1259,9 @@ def ask(source: Source, passage: Passage) -> tuple[str, str, Value]:
     if passage.domain.kind == "person" and source.chance(0.4):
         name = name.split()[0]
     form = source.phrase(attribute.asks)
-    if source.vary():
+    if source.widen():
+        form = _wide_question(source, passage, position, form)
+    elif source.vary():
         form = _composed_question(source, attribute, form, named=bool(passage.others))
     question = form.format(n=name)
     return question, str(passage.facts[position]), attribute.keys[0]
@@ -1260,6 +1317,28 @@ def _composed_question(source: Source, attribute: Attribute, form: str, named: b
     if (kept and composed in attribute.asks[-kept:]) or (named and "{n}" not in composed):
         return form
     return composed
+
+
+def _wide_question(source: Source, passage: Passage, position: int, form: str) -> str:
+    """A question worded by grammar, half of the time in a wrapping besides."""
+    domain, attribute = passage.domain, passage.domain.attributes[position]
+    kept = _kept(attribute.asks)
+    roll = source.rng.random()
+    if roll < 0.75:
+        while True:
+            own = wordings.WORDINGS[domain.kind][attribute.keys[0]][1]
+            pattern = source.pick(wordings.COMPOSED_ASKS if roll < 0.2 else own)
+            form = wordings.expand(source, pattern)
+            if not wordings.too_close(form, kept, attribute.keys):
+                break
+        form = form.replace("{k}", source.pick(attribute.keys).replace("_", " "))
+        form = _capital(form) if form[0] != "{" else form
+    if source.chance(0.35):
+        lower = form if form[0] == "{" else form[0].lower() + form[1:]
+        wrapped = wordings.expand(source, source.pick(wordings.WRAPPED_ASKS))
+        wrapped = _odd(source, wrapped).replace("{q}", form).replace("{l}", lower)
+        form = _capital(wrapped) if wrapped[0] != "{" else wrapped
+    return form
 
 
 def fields_of(source: Source, passage: Passage) -> list[tuple[str, Value]]:

@@ -174,6 +174,8 @@ class Source:
         self.any_tag = 0.0
         # How often a request worded from parts starts with a made-up word.
         self.any_verb = 0.0
+        # How often a sentence or request is worded by grammar (``wordings.py``, ``asks.py``).
+        self.wide = 0.0
 
     def value(self, make: Callable[[], T]) -> T:
         """Draw until the value lies on this side of the split."""
@@ -192,6 +194,10 @@ class Source:
     def vary(self) -> bool:
         """Whether to word this request from parts.  Draws nothing while the share is zero."""
         return self.varied > 0 and self.chance(self.varied)
+
+    def widen(self) -> bool:
+        """Whether to word this by grammar.  Never in evaluation, where it draws nothing."""
+        return self.wide > 0 and not self.held_out and self.chance(self.wide)
 
     def phrase(self, options: Sequence[str], unseen: float = 1.0) -> str:
         """A phrasing; evaluation takes an unseen one with probability ``unseen``."""

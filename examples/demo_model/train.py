@@ -29,6 +29,7 @@ if not __package__:  # run as a script: make the repository root importable
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from examples.demo_model import corpus
+from examples.demo_model.evaluate import Generator, make_cases
 from examples.demo_model.pools import Source
 
 SPECIAL_TOKENS = [corpus.END_OF_TEXT, corpus.IM_START, corpus.IM_END]
@@ -254,19 +255,21 @@ STAGES = (
 )
 
 
-def stage_at(progress: float) -> corpus.Stage:
-    """Short and simple passages first, everything later."""
+def stage_at(progress: float, further: bool = False) -> corpus.Stage:
+    """Short and simple passages first, everything later; one stage for training further."""
+    if further:
+        return corpus.FURTHER
     for end, stage in STAGES:
         if progress < end:
             return stage
     return corpus.LAST
 
 
-def learning_rate_factor(progress: float, step: int) -> float:
-    """Warm up, hold, and go down linearly from 35 % of the run."""
+def learning_rate_factor(progress: float, step: int, hold: float = 0.35) -> float:
+    """Warm up, hold for a share of the run, and go down linearly."""
     if step < 100:
         return (step + 1) / 100
-    return min(1.0, max(0.01, (1.0 - progress) / 0.65))
+    return min(1.0, max(0.01, (1.0 - progress) / (1.0 - hold)))
 
 
 def build_optimizers(
@@ -322,12 +325,28 @@ def batches_of_run(
     while True:
         source = Source(args.seed * 1_000_003 + state["pool"] + 1)
         for batch in pool_batches(
-            tokenizer, source, stage_at(progress.fraction), args.batch_tokens, args.pool_tokens
+            tokenizer,
+            source,
+            stage_at(progress.fraction, args.start_from is not None),
+            args.batch_tokens,
+            args.pool_tokens,
         ):
             if progress.fraction >= 1:
                 return
             yield batch
         state["pool"] += 1
+
+
+def print_accuracy(folder: Path, progress: Progress, n: int = 60) -> None:
+    """Accuracy of the checkpoint on a few held-out cases, to see whether the run goes well."""
+    generator = Generator(folder, batch_size=30)
+    figures = []
+    for skill in ("extraction", "passage question", "judge", "few-shot chat"):
+        cases = make_cases(skill, n, seed=4242, known_phrasings=False)
+        answers = generator.answers(cases)
+        right = sum(answer == case.answer for answer, case in zip(answers, cases, strict=True))
+        figures.append(f"{skill} {right / n:.0%}")
+    print(f"\n{progress.fraction:.0%} of the run: {', '.join(figures)} (n={n})", flush=True)
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -347,6 +366,13 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--muon-lr", type=float, default=4e-3)
     parser.add_argument("--lr", type=float, default=3e-3)
     parser.add_argument("--checkpoint-minutes", type=float, default=10)
+    parser.add_argument("--hold", type=float, default=0.35, help="share of the run at full rate")
+    parser.add_argument(
+        "--start-from", type=Path, help="train this model further, with its tokenizer"
+    )
+    parser.add_argument(
+        "--evaluate-minutes", type=float, default=0, help="0: no evaluation while training"
+    )
     parser.add_argument("--resume", action="store_true", help="go on from OUT.state.pt")
     return parser.parse_args()
 
@@ -359,9 +385,14 @@ def main() -> None:
     state_path = args.out.with_name(args.out.name + ".state.pt")
     if args.resume:
         tokenizer = Tokenizer.from_file(str(args.out / "tokenizer.json"))
+    elif args.start_from:
+        tokenizer = Tokenizer.from_file(str(args.start_from / "tokenizer.json"))
     else:
         tokenizer = build_tokenizer(args.seed, args.vocabulary)
     model = build_model(args, args.vocabulary)
+    if args.start_from and not args.resume:
+        start = LlamaForCausalLM.from_pretrained(args.start_from, dtype=torch.float32)
+        model.load_state_dict(start.state_dict())
     optimizers = build_optimizers(model, args)
     progress = Progress(args)
     state = {"pool": 0, "step": 0}
@@ -389,13 +420,13 @@ def main() -> None:
     parameters = sum(parameter.numel() for parameter in model.parameters())
     print(f"{parameters} parameters, vocabulary {tokenizer.get_vocab_size()}", flush=True)
     base_rates = [args.muon_lr, args.lr]
-    saved_at = progress.seconds
+    saved_at = evaluated_at = progress.seconds
     smooth = None
     bar = tqdm(
         total=int(args.tokens), initial=progress.tokens, unit="tok", unit_scale=True, mininterval=10
     )
     for batch in batches_of_run(tokenizer, args, progress, state):
-        factor = learning_rate_factor(progress.fraction, state["step"])
+        factor = learning_rate_factor(progress.fraction, state["step"], args.hold)
         for optimizer, rate in zip(optimizers, base_rates, strict=True):
             optimizer.param_groups[0]["lr"] = rate * factor
             optimizer.zero_grad(set_to_none=True)
@@ -412,6 +443,10 @@ def main() -> None:
         if progress.seconds - saved_at > args.checkpoint_minutes * 60:
             checkpoint()
             saved_at = progress.seconds
+        if args.evaluate_minutes and progress.seconds - evaluated_at > args.evaluate_minutes * 60:
+            checkpoint()
+            evaluated_at = saved_at = progress.seconds
+            print_accuracy(args.out, progress)
     bar.close()
     checkpoint()
     print(
