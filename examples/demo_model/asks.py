@@ -121,7 +121,7 @@ CLAIM_ASKS = (
     "[Does the text|Do the lines|Does the story] [support|back|confirm|agree with] this: {c}",
 )
 FIELD_ASKS = (
-    "[Does|Do] [the text|the lines|the story|it] [give|state|tell|contain|reveal] the {k}[| of {n}]?",
+    "[Does|Do] [the text|the lines|the story|it] [give|state|tell|reveal] the {k}[| of {n}]?",
     "[Is|Was] the {k} [|of {n} ][known|stated|given|told][| here| in the text]?",
     "[Do|Can] [we|you] [learn|read|find out|see] the {k}[| of {n}]?",
 )
@@ -142,7 +142,9 @@ def near_miss(source: Source, value: Value, fresh: Callable[[], Value]) -> str:
     return other
 
 
-def _wrong_value(source: Source, passages: Sequence[Passage], passage: Passage, at: int) -> str:
+def absent_value(
+    source: Source, passages: Sequence[Passage], passage: Passage, at: int, plain: bool
+) -> str:
     """A value of the right kind that no passage states, or that the other passage states."""
     make = passage.domain.attributes[at].make
     others = [str(p.facts[at]) for p in passages if p is not passage and at in p.facts]
@@ -150,37 +152,53 @@ def _wrong_value(source: Source, passages: Sequence[Passage], passage: Passage, 
         return others[0]
     text = " ".join(each.text for each in passages)
     while True:
-        wrong = near_miss(source, passage.facts[at], lambda: make(source))
-        if wrong not in text and not pools.is_held_out(wrong):
+        wrong = (
+            str(make(source))
+            if plain
+            else near_miss(source, passage.facts[at], lambda: make(source))
+        )
+        if wrong not in text and (plain or not pools.is_held_out(wrong)):
             return wrong
 
 
-def yes_no(source: Source, passages: Sequence[Passage], kept: Sequence[str]) -> tuple[str, str]:
-    """A question with the answer yes or no, each half of the time, and that answer."""
+def kind_named(source: Source, passage: Passage, right: bool) -> str:
+    """The kind of the passage's subject, or another one."""
+    kind = "flight" if passage.domain.kind == "trip" else passage.domain.kind
+    return kind if right else source.pick([other for other in KINDS if other != kind])
+
+
+def yes_no(
+    source: Source, passages: Sequence[Passage], kept: Sequence[str], plain: bool = False
+) -> tuple[str, str]:
+    """A question with the answer yes or no, each half of the time, and that answer.
+
+    ``plain``: no claims, and no wrong value that is the right one but for a part.
+    """
     passage = source.pick(passages)
     yes = source.chance(0.5)
     answer = "yes" if yes else "no"
-    roll = source.rng.random()
+    roll = source.rng.random() * (0.68 if plain else 1.0)
     at = source.pick(sorted(passage.facts))
     attribute = passage.domain.attributes[at]
     key = source.pick(attribute.keys).replace("_", " ")
     slots: dict[str, object] = {"n": passage.subject}
     if roll < 0.36:
-        kind = "flight" if passage.domain.kind == "trip" else passage.domain.kind
-        slots["t"] = kind if yes else source.pick([k for k in KINDS if k != kind])
+        slots["t"] = kind_named(source, passage, yes)
         forms = KIND_ASKS
     elif roll < 0.68:
-        slots["v"] = passage.facts[at] if yes else _wrong_value(source, passages, passage, at)
+        slots["v"] = (
+            passage.facts[at] if yes else absent_value(source, passages, passage, at, plain)
+        )
         if source.chance(0.15):
             slots["v"] = passage.subject
             if not yes:
                 name = passage.domain.name
                 slots["v"] = near_miss(source, passage.subject, lambda: name(source))
         if not yes and str(slots["v"]) in " ".join(each.text for each in passages):
-            return yes_no(source, passages, kept)
+            return yes_no(source, passages, kept, plain)
         forms = VALUE_ASKS
     elif roll < 0.92:
-        value = passage.facts[at] if yes else _wrong_value(source, passages, passage, at)
+        value = passage.facts[at] if yes else absent_value(source, passages, passage, at, plain)
         claim = say_fact(source, passage, at, value)
         slots |= {"c": claim, "l": claim[0].lower() + claim[1:-1]}
         forms = CLAIM_ASKS
@@ -191,12 +209,10 @@ def yes_no(source: Source, passages: Sequence[Passage], kept: Sequence[str]) -> 
             if place not in passage.facts
         ]
         if not yes and not missing:
-            return yes_no(source, passages, kept)
+            return yes_no(source, passages, kept, plain)
         slots["k"] = key if yes else source.pick(missing).replace("_", " ")
         forms = FIELD_ASKS
     while True:
         form = expand(source, source.pick(forms))
         if not too_close(form, kept):
             return pools.articles(form.format(**slots)), answer
-
-

@@ -368,21 +368,39 @@ def judge(source: Source, facts: int) -> list[Message]:
 
 def judge_session(source: Source, facts: int) -> list[Message]:
     """Several yes/no questions on a passage: contrasts, many answers for its tokens."""
+    plain = source.chance(source.plain_judging)
     passages = (
         two_subjects(source, max(1, facts - 1))
-        if source.chance(0.25)
+        if not plain and source.chance(0.25)
         else [make_passage(source, facts)]
     )
     text = source.pick((" ", "\n")).join(passage.text for passage in passages)
     messages: list[Message] = []
-    for turn in range(source.pick((1, 2, 4, 6, 8))):
-        if source.chance(0.3) and len(passages) == 1:
+    for turn in range(source.pick((1, 4, 6, 8, 10) if plain else (1, 2, 4, 6, 8))):
+        if len(passages) == 1 and source.chance(0.6 if plain else 0.3):
             asked, answer = judge_request(source, passages[0])
         else:
-            asked, answer = asks.yes_no(source, passages, KEPT_JUDGE)
+            asked, answer = asks.yes_no(source, passages, KEPT_JUDGE, plain)
         layout = question_layout(source) if turn == 0 else source.pick(FOLLOW_UPS)
         messages += [user(layout.format(p=text, q=asked)), assistant(answer)]
     return messages
+
+
+def judge_drill(source: Source, facts: int) -> Document:
+    """A passage, then values and kinds line by line, each with yes or no: dense in answers."""
+    passage = make_passage(source, facts)
+    plain = source.chance(source.plain_judging)
+    asked: list[tuple[str, str]] = []
+    for position, value in passage.facts.items():
+        wrong = asks.absent_value(source, [passage], passage, position, plain)
+        asked += [(str(value), "yes"), (wrong, "no")]
+    for yes in (True, False):
+        asked.append((f"a {asks.kind_named(source, passage, yes)}", "yes" if yes else "no"))
+    source.rng.shuffle(asked)
+    document: Document = [(f"{passage.text}\n", 0.0)]
+    for named, answer in asked:
+        document += [(f"{pools.articles(named)}?\n", 0.0), (answer, 1.5), ("\n", 0.0)]
+    return document
 
 
 def choice(source: Source, facts: int) -> list[Message]:
@@ -725,6 +743,8 @@ class Stage:
     any_tag: float = 0.0
     any_verb: float = 0.0
     wide: float = 0.0
+    plain_judging: float = 0.0
+    drills: float = 0.0
 
 
 EARLY = Stage(facts=(1, 2, 2, 3), shots=(4, 6, 8), records=0.25, chained=0.0, long=0.0)
@@ -782,6 +802,20 @@ FURTHER = replace(
     odd=0.35,
     any_verb=0.3,
     wide=0.65,
+    plain_judging=0.6,
+    drills=0.10,
+)
+
+# Telling yes from no is learnt only where most answers ask for it, in plain questions.
+JUDGING = replace(
+    FURTHER,
+    facts=(1, 2, 2, 3, 4),
+    shares=(0.08, 0.06, 0.05, 0.70, 0.02, 0.02, 0.02, 0.03, 0.01, 0.01),
+    few_shot_text=0.04,
+    tips_text=0.01,
+    wide=0.5,
+    plain_judging=1.0,
+    drills=0.75,
 )
 
 # In the order of ``Stage.shares``.
@@ -814,6 +848,9 @@ def document(source: Source, stage: Stage) -> Document:
     source.varied, source.odd = stage.varied, stage.odd
     source.request_first, source.any_tag = stage.request_first, stage.any_tag
     source.any_verb, source.wide = stage.any_verb, stage.wide
+    source.plain_judging = stage.plain_judging
+    if stage.drills and source.chance(stage.drills):
+        return judge_drill(source, source.pick((1, 2, 3, 4, 5)))
     if source.chance(stage.long):
         return long_document(source, stage)
     roll = source.rng.random()

@@ -1,14 +1,16 @@
 """Accuracy of the demo model per skill, on names, numbers and phrasings it was not trained on.
 
-Greedy decoding in batches with plain transformers, so the figures do not depend on Rootlace::
+Greedy decoding in batches with plain transformers, so the figures do not depend on Rootlace.  Each
+figure comes with its 95 % confidence interval::
 
-    python -m examples.demo_model.evaluate --model runtime/assets/demo --n 200
+    python -m examples.demo_model.evaluate --model runtime/assets/demo --n 400
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -176,6 +178,14 @@ class Generator:
         return found
 
 
+def interval(right: int, n: int, z: float = 1.96) -> tuple[float, float]:
+    """Wilson's confidence interval of a share, 95 % by default."""
+    share = right / n
+    center = (share + z * z / (2 * n)) / (1 + z * z / n)
+    half = z / (1 + z * z / n) * math.sqrt(share * (1 - share) / n + z * z / (4 * n * n))
+    return center - half, center + half
+
+
 def make_cases(skill: str, n: int, seed: int, known_phrasings: bool) -> list[Case]:
     source = Source(seed, held_out=True, known_phrasings=known_phrasings)
     return [SKILLS[skill](source) for _ in range(n)]
@@ -184,7 +194,7 @@ def make_cases(skill: str, n: int, seed: int, known_phrasings: bool) -> list[Cas
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--model", type=Path, default=DEFAULT_MODEL)
-    parser.add_argument("--n", type=int, default=200, help="cases per skill and column")
+    parser.add_argument("--n", type=int, default=400, help="cases per skill and column")
     parser.add_argument("--seed", type=int, default=2024)
     parser.add_argument("--batch-size", type=int, default=50)
     parser.add_argument("--threads", type=int, default=0, help="0: as torch chooses")
@@ -196,7 +206,7 @@ def main() -> None:
         torch.set_num_threads(args.threads)
     started = time.monotonic()
     generator = Generator(args.model, args.batch_size)
-    figures: dict[str, dict[str, float]] = {}
+    figures: dict[str, dict[str, list[float]]] = {}
     errors: list[str] = []
     with tqdm(total=2 * args.n * len(args.skills), unit="case", disable=None) as progress:
         for skill in args.skills:
@@ -209,16 +219,18 @@ def main() -> None:
                     for case, answer in zip(cases, answers, strict=True)
                     if answer != case.answer
                 ]
-                figures[skill][column] = 1 - len(wrong) / args.n
+                right = args.n - len(wrong)
+                figures[skill][column] = [right / args.n, *interval(right, args.n)]
                 errors += [
                     f"--- {skill}: wanted {case.answer!r}, got {answer!r}\n"
                     f"{generator.render(case.prompt)[-900:]}"
                     for case, answer in wrong[: args.show_errors]
                 ]
     print("\n".join(errors))
-    print(f"{'skill':22}{'new values and phrasings':>26}{'new values only':>18}   (n={args.n})")
+    print(f"{'skill':22}{'new values and phrasings':>26}{'new values only':>24}   (n={args.n})")
     for skill, row in figures.items():
-        print(f"{skill:22}{row['new values and phrasings']:26.1%}{row['new values']:18.1%}")
+        shown = [f"{share:.1%} ({low:.1%}-{high:.1%})" for share, low, high in row.values()]
+        print(f"{skill:22}{shown[0]:>26}{shown[1]:>24}")
     print(f"{time.monotonic() - started:.0f} s")
     if args.json:
         args.json.write_text(

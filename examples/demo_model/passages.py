@@ -1142,7 +1142,7 @@ def _capital(text: str) -> str:
     return text[0].upper() + text[1:]
 
 
-def _kept(options: Sequence[str]) -> Sequence[str]:
+def kept_of(options: Sequence[str]) -> Sequence[str]:
     return options[len(options) - pools.held_out_phrasings(options) :]
 
 
@@ -1168,7 +1168,7 @@ def _say(source: Source, domain: Domain, position: int) -> str:
     if not source.widen():
         return source.phrase(attribute.says, unseen=0.5)
     own = wordings.WORDINGS[domain.kind][attribute.keys[0]][0]
-    kept = _kept(attribute.says)
+    kept = kept_of(attribute.says)
     while True:
         roll = source.rng.random()
         if roll < 0.12:
@@ -1177,19 +1177,19 @@ def _say(source: Source, domain: Domain, position: int) -> str:
             pattern = source.pick(wordings.UNKNOWN_SAYS)
         else:
             pattern = source.pick(own)
-        pattern = wordings.expand(source, pattern)
+        key = source.pick(attribute.keys).replace("_", " ")
+        pattern = wordings.expand(source, pattern).replace("{k}", key)
         if not wordings.too_close(pattern, kept, attribute.keys):
-            key = source.pick(attribute.keys).replace("_", " ")
-            return _odd(source, pattern.replace("{k}", key))
+            return _odd(source, pattern)
 
 
 def say_fact(source: Source, passage: Passage, position: int, value: Value) -> str:
-    """The sentence that a fact of the passage has the given value, its subject named."""
-    while True:
+    """The sentence that a fact of the passage has the given value, its subject named if it can."""
+    for _attempt in range(8):  # some facts have no sentence in their list that names the subject
         say = _say(source, passage.domain, position)
         if "{s}" in say or "{n}" in say:
-            text = say.format(s=passage.subject, n=passage.subject, v=value)
-            return pools.articles(_capital(text))
+            break
+    return pools.articles(_capital(say.format(s=passage.subject, n=passage.subject, v=value)))
 
 
 def make_passage(source: Source, facts: int, domain: Domain | None = None) -> Passage:
@@ -1322,16 +1322,16 @@ def _composed_question(source: Source, attribute: Attribute, form: str, named: b
 def _wide_question(source: Source, passage: Passage, position: int, form: str) -> str:
     """A question worded by grammar, half of the time in a wrapping besides."""
     domain, attribute = passage.domain, passage.domain.attributes[position]
-    kept = _kept(attribute.asks)
+    kept = kept_of(attribute.asks)
     roll = source.rng.random()
     if roll < 0.75:
         while True:
             own = wordings.WORDINGS[domain.kind][attribute.keys[0]][1]
             pattern = source.pick(wordings.COMPOSED_ASKS if roll < 0.2 else own)
-            form = wordings.expand(source, pattern)
+            key = source.pick(attribute.keys).replace("_", " ")
+            form = wordings.expand(source, pattern).replace("{k}", key)
             if not wordings.too_close(form, kept, attribute.keys):
                 break
-        form = form.replace("{k}", source.pick(attribute.keys).replace("_", " "))
         form = _capital(form) if form[0] != "{" else form
     if source.chance(0.35):
         lower = form if form[0] == "{" else form[0].lower() + form[1:]

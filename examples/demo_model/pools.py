@@ -176,6 +176,8 @@ class Source:
         self.any_verb = 0.0
         # How often a sentence or request is worded by grammar (``wordings.py``, ``asks.py``).
         self.wide = 0.0
+        # The share of passages whose yes/no questions are of the plainest forms only.
+        self.plain_judging = 0.0
 
     def value(self, make: Callable[[], T]) -> T:
         """Draw until the value lies on this side of the split."""

@@ -1,9 +1,10 @@
 """Train the embedded demo model: tokenizer, model and loop, on one CPU core.
 
 The corpus is generated while training (``corpus.py``); nothing is downloaded.  See README.md for
-the recipe.  Example::
+the recipe.  Examples, from nothing and further from a trained model::
 
     python -m examples.demo_model.train --out OUT --minutes 94 --threads 1
+    python -m examples.demo_model.train --out OUT --start-from runtime/assets/demo --minutes 180
 """
 
 from __future__ import annotations
@@ -256,9 +257,9 @@ STAGES = (
 
 
 def stage_at(progress: float, further: bool = False) -> corpus.Stage:
-    """Short and simple passages first, everything later; one stage for training further."""
+    """Short and simple passages first, everything later; two stages for training further."""
     if further:
-        return corpus.FURTHER
+        return corpus.JUDGING if progress < 0.25 else corpus.FURTHER
     for end, stage in STAGES:
         if progress < end:
             return stage
@@ -373,7 +374,9 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument(
         "--evaluate-minutes", type=float, default=0, help="0: no evaluation while training"
     )
-    parser.add_argument("--resume", action="store_true", help="go on from OUT.state.pt")
+    parser.add_argument(
+        "--resume", action="store_true", help="go on from OUT.state.pt, other options as before"
+    )
     return parser.parse_args()
 
 

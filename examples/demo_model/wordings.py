@@ -5,6 +5,8 @@ Evaluation never draws from here.  No wording is used that contains all content 
 first five letters) of a wording kept for evaluation of the same fact: see :func:`too_close`.
 """
 
+# ruff: noqa: SIM905 - word lists are far easier to read as one split string.
+
 from __future__ import annotations
 
 import re
@@ -20,8 +22,8 @@ Grammar = dict[str, dict[str, tuple[tuple[str, ...], tuple[str, ...]]]]
 _CHOICE = re.compile(r"\[([^\[\]]*)\]")
 _STOP = frozenset(
     "a an the is are was were be been has have had do does did of in on at to for by from with "
-    "and it its this that who whom what which when where how many much will there s order "
-    "flight".split()
+    "and it its this that who whom what which when where how many much will there s"
+    " order flight".split()
 )
 
 

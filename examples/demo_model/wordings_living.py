@@ -285,7 +285,7 @@ LIVING = {
         ),
         "employees": (
             (
-                "{s} [gives work to|pays|keeps|relies on|counts] {v} [people|workers|men and women].",
+                "{s} [gives work to|pays|keeps|relies on|counts] {v} [people|workers].",
                 "[A team of|A crew of|Some] {v} [works|is busy|people work] [there|for it].",
                 "{v} [people|workers] [earn a living|have a job|are busy] there.",
             ),

@@ -26,7 +26,7 @@ THINGS = {
                 "A {v} [was ordered|is on the list|was packed|is what was bought].",
             ),
             (
-                "[What|Which thing|Which article] is [inside|part of|listed in|packed for] order {n}?",
+                "[What|Which thing|Which article] is [inside|part of|packed for] order {n}?",
                 "What [did the buyer get|was bought|was packed] [in|with] order {n}?",
                 "[What|Which item] does order {n} [list|hold|name|bring]?",
             ),
@@ -40,14 +40,14 @@ THINGS = {
             ),
             (
                 "How many [items|units|pieces|things] [does order {n} list|were bought in {n}]?",
-                "[What|Which] [number|amount] of [pieces|items|units] [does order {n} have|is in {n}]?",
+                "[What|Which] [number|amount] of [pieces|items] [does order {n} have|is in {n}]?",
                 "How [large|big] is order {n}[| in pieces]?",
             ),
         ),
         "price": (
             (
                 "{s} [is worth|sold for|comes at|was billed at|amounts to] {v} [euros|dollars].",
-                "[The sum|The cost|The amount due|The invoice] [is|says|shows] {v} [euros|dollars].",
+                "[The sum|The cost|The amount due|The bill] [is|says] {v} [euros|dollars].",
                 "{v} [euros|dollars] [were paid|are due|must be paid|were charged].",
                 "[For this|For all that] one pays {v} [euros|dollars].",
             ),
@@ -186,7 +186,7 @@ THINGS = {
                 "{v} [euros|dollars] [buy a ticket|are asked at the door|is the fee].",
             ),
             (
-                "How [much|many euros or dollars] does [admission to|a seat at|a place at] the {n} cost?",
+                "How [much|many euros or dollars] does [admission to|a seat at] the {n} cost?",
                 "What [does one pay|do guests pay|is the fee] [for|at] the {n}?",
                 "How [expensive|dear] is [a ticket for|a seat at] the {n}?",
             ),
@@ -287,7 +287,7 @@ THINGS = {
                 "{s} [carries|takes|brings|is booked for|has room for] {v}.",
             ),
             (
-                "[Who|Which person|Which traveler] [flies with|has a ticket for|checked in for] {n}?",
+                "[Who|Which person|Which traveler] [flies with|has a ticket for] {n}?",
                 "[Whom|Which person] does flight {n} [carry|take|bring]?",
                 "For whom [is|was] flight {n} [booked|paid]?",
             ),
@@ -413,11 +413,11 @@ THINGS = {
         "visitors": (
             (
                 "{s} [draws|attracts|counts|sees|receives] {v} [people|guests] [each|every] year.",
-                "[In a year|Every year|Per year] {v} [guests|visitors|people] [walk in|are counted].",
+                "[In a year|Every year|Per year] {v} [guests|visitors] [walk in|are counted].",
                 "{v} [guests|visitors|tickets] a year [are counted|is the figure].",
             ),
             (
-                "How many [people|guests|visitors] [does {n} draw|walk into {n}|are counted at {n}]?",
+                "How many [people|guests|visitors] [does {n} draw|walk into {n}]?",
                 "[What|Which] number of [people|guests|visitors] does {n} [draw|see|receive]?",
             ),
         ),
