@@ -13,7 +13,7 @@ pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 from examples.demo_model import asks, corpus, labels, passages, pools
-from examples.demo_model.evaluate import Case, Generator, make_cases
+from examples.demo_model.evaluate import Case, Generator, interval, make_cases
 from examples.demo_model.pools import Source, is_held_out
 
 DIGEST = 1182182945  # of the cases that the figures of the first model were measured on
@@ -194,6 +194,12 @@ def test_yes_and_no_are_as_frequent_and_values_told_apart() -> None:
             value = named.group(1) or named.group(2)
             assert (value in passage.text) == (answer == "yes")
     assert 0.45 < answers.count("yes") / len(answers) < 0.55
+
+
+def test_interval_is_wilsons() -> None:
+    """Against the figures in Newcombe 1998, table I, method 3."""
+    assert interval(81, 263) == pytest.approx((0.2553, 0.3662), abs=1e-4)
+    assert interval(0, 20) == pytest.approx((0.0, 0.1611), abs=1e-4)
 
 
 FIXED = [

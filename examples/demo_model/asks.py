@@ -182,6 +182,7 @@ def yes_no(
     attribute = passage.domain.attributes[at]
     key = source.pick(attribute.keys).replace("_", " ")
     slots: dict[str, object] = {"n": passage.subject}
+    forms: Sequence[str]
     if roll < 0.36:
         slots["t"] = kind_named(source, passage, yes)
         forms = KIND_ASKS

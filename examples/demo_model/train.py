@@ -424,7 +424,7 @@ def main() -> None:
     print(f"{parameters} parameters, vocabulary {tokenizer.get_vocab_size()}", flush=True)
     base_rates = [args.muon_lr, args.lr]
     saved_at = evaluated_at = progress.seconds
-    smooth = None
+    smooth = math.nan
     bar = tqdm(
         total=int(args.tokens), initial=progress.tokens, unit="tok", unit_scale=True, mininterval=10
     )
@@ -440,7 +440,7 @@ def main() -> None:
             optimizer.step()
         state["step"] += 1
         progress.tokens += batch.count
-        smooth = loss.item() if smooth is None else 0.98 * smooth + 0.02 * loss.item()
+        smooth = loss.item() if math.isnan(smooth) else 0.98 * smooth + 0.02 * loss.item()
         bar.update(batch.count)
         bar.set_postfix(loss=f"{smooth:.4f}", step=state["step"], refresh=False)
         if progress.seconds - saved_at > args.checkpoint_minutes * 60:

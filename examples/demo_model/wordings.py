@@ -13,11 +13,8 @@ import re
 from collections.abc import Sequence
 
 from .pools import Source
-from .wordings_living import LIVING
+from .wordings_living import LIVING, Grammar
 from .wordings_things import THINGS
-
-# Kind of subject -> first field name of a fact -> sentences, questions.
-Grammar = dict[str, dict[str, tuple[tuple[str, ...], tuple[str, ...]]]]
 
 _CHOICE = re.compile(r"\[([^\[\]]*)\]")
 _STOP = frozenset(

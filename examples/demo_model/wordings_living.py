@@ -3,7 +3,10 @@
 The notation is that of ``wordings.py``.
 """
 
-LIVING = {
+# Kind of subject -> first field name of a fact -> sentences, questions.
+Grammar = dict[str, dict[str, tuple[tuple[str, ...], tuple[str, ...]]]]
+
+LIVING: Grammar = {
     "person": {
         "age": (
             (

@@ -3,7 +3,9 @@
 The notation is that of ``wordings.py``.
 """
 
-THINGS = {
+from .wordings_living import Grammar
+
+THINGS: Grammar = {
     "order": {
         "customer": (
             (
