@@ -99,27 +99,61 @@ def check_product(
 
 def integers_are_multiplied(instructions: str, weight: Quantised, dtype: torch.dtype) -> bool:
     """Whether native kernels multiply activations of `dtype` by a weight's codes as they are."""
-    return (
-        dtype == BFLOAT16
-        and weight.kind == "int8"
-        and weight.group == weight.shape[1]
-        and weight.offsets is None
-        and instructions.removesuffix("-twin") not in ("generic", "neon")
+    set_of_instructions = instructions.removesuffix("-twin")
+    if dtype != BFLOAT16 or weight.kind == "fp8_e4m3":
+        return False
+    return set_of_instructions == "avx512-bf16" or (
+        one_scale(weight) and set_of_instructions not in ("generic", "neon")
     )
 
 
-def integer_product(x: torch.Tensor, weight: Quantised) -> torch.Tensor:
-    """That product, float32, as src/byte_rows.h has it: sums are exact, and what is rounded is
-    rounded in its order."""
+def one_scale(weight: Quantised) -> bool:
+    """Whether they are integers of eight bits with one scale for an output."""
+    whole = weight.group == weight.shape[1] and weight.offsets is None
+    return weight.kind == "int8" and whole
+
+
+def integer_product(
+    x: torch.Tensor, weight: Quantised, grouped: bool | None = None
+) -> torch.Tensor:
+    """That product, float32, as src/byte_rows.h or, if `grouped` (None: unless there is `one_scale`),
+    src/group_products.h has it: sums are exact, and what is rounded is rounded in its order."""
     most = torch.tensor(127.0 * 256 + 127)
     largest = x.float().abs().amax(1, keepdim=True)
     steps = torch.where(largest > 0, most / largest, 0)
     numbers = torch.round(x.float() * steps).double()
     high = ((numbers + 128) / 256).floor()
-    codes = weight.values.double().T
-    sums = [(part @ codes).float() for part in (high, numbers - 256 * high)]
-    scales = weight.scales.float() if weight.units is None else weight.scales * weight.units.float()
-    return (sums[0] * 256 + sums[1]) * (largest / most) * scales.T
+    codes = numbers_of(weight).double().T
+    scales = of_groups(weight.scales, weight.units)
+    if grouped is None:
+        grouped = not one_scale(weight)
+    if not grouped:
+        sums = [(part @ codes).float() for part in (high, numbers - 256 * high)]
+        return (sums[0] * 256 + sums[1]) * (largest / most) * scales.T
+    y = torch.zeros(len(x), len(weight.values))
+    for group, inputs in enumerate(torch.arange(x.shape[1]).split(weight.group)):
+        for some in inputs.split(512):
+            y += (numbers[:, some] @ codes[some]).float() * scales[:, group]
+        if weight.offsets is not None:
+            offsets = of_groups(weight.offsets, weight.offset_units)
+            y += numbers[:, inputs].sum(1, keepdim=True).float() * offsets[:, group]
+    return y * (largest / most)
+
+
+def of_groups(scales: torch.Tensor, units: torch.Tensor | None) -> torch.Tensor:
+    """float32 [outputs, groups]."""
+    if units is None:
+        return scales.float()
+    return scales * units.float().repeat_interleave(scales.shape[1] // units.shape[1], 1)
+
+
+def numbers_of(weight: Quantised) -> torch.Tensor:
+    """What codes stand for, without their scales, float32 [outputs, inputs]."""
+    stored = weight.values.view(torch.uint8)
+    if stored.shape != weight.shape:
+        stored = torch.stack((stored & 15, stored >> 4), -1).flatten(1)
+    table = [number(weight.kind, code) for code in range(int(stored.max()) + 1)]
+    return torch.tensor(table)[stored.long()]
 
 
 def number(codes: str, code: int) -> float:

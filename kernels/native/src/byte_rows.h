@@ -22,6 +22,39 @@
 
 namespace rootlace {
 
+// What a row's numbers are multiplied by to become integers, and what these stand for.
+struct RowScale {
+  float steps, scale;
+
+  static RowScale of(const bf16* x, int inputs) {
+    constexpr float LARGEST = 127 * 256 + 127;
+    constexpr uint32_t LEAST = 0x0d80, INFINITE = 0x7f80;  // 2^-100
+    const uint32_t most = largest_of(x, inputs);
+    const float largest = to_float(bf16{static_cast<uint16_t>(most)});
+    // Rows that are next to nothing are zero; all sums of one that is not finite are no numbers.
+    const bool usual = most >= LEAST && most < INFINITE;
+    return {usual ? LARGEST / largest : 0.0f,
+            usual ? largest / LARGEST : most < LEAST ? 0.0f : NAN};
+  }
+
+ private:
+  // The largest magnitude, as bits: those of larger numbers are larger, too.
+  static uint32_t largest_of(const bf16* x, int inputs) {
+    typedef uint16_t Many __attribute__((vector_size(64)));
+    constexpr int COUNT = 2 * LANES;
+    Many all = {};
+    int i = 0;
+    for (; i + COUNT <= inputs; i += COUNT) {
+      const Many some = load_as<Many>(x + i) & 0x7fff;
+      all = some > all ? some : all;
+    }
+    uint16_t most = 0;
+    for (int lane = 0; lane < COUNT; lane++) most = std::max(most, all[lane]);
+    for (; i < inputs; i++) most = std::max<uint16_t>(most, x[i].bits & 0x7fff);
+    return most;
+  }
+};
+
 // Row i's high numbers are at at + 2 i stride, its low ones `stride` bytes behind them. Behind the
 // last input both are zero, up to whole tiles.
 class ByteRows {
@@ -56,16 +89,11 @@ class ByteRows {
 
   // `shift`: how much more than itself each weight is taken for in products (Isa::BYTE_SHIFT).
   void put(int row, const bf16* x, int inputs, int shift) const {
-    constexpr float LARGEST = 127 * 256 + 127;
-    constexpr uint32_t LEAST = 0x0d80, INFINITE = 0x7f80;  // 2^-100
-    const uint32_t most = largest_of(x, inputs);
-    const float largest = to_float(bf16{static_cast<uint16_t>(most)});
-    // Rows that are next to nothing are zero; all sums of one that is not finite are no numbers.
-    const bool usual = most >= LEAST && most < INFINITE;
-    const float steps = usual ? LARGEST / largest : 0.0f;
+    const RowScale scale = RowScale::of(x, inputs);
+    const float steps = scale.steps;
     int8_t* high = at + 2 * stride * row;
     int8_t* low = high + stride;
-    heads_[row] = {usual ? largest / LARGEST : most < LEAST ? 0.0f : NAN, 0, 0};
+    heads_[row] = {scale.scale, 0, 0};
     int i = 0;
     for (; i + BYTE_DEPTH <= inputs; i += BYTE_DEPTH)
       Isa::split_bytes(x + i, steps, high + i, low + i);
@@ -86,22 +114,6 @@ class ByteRows {
     float scale;
     int32_t high, low;
   };
-
-  // The largest magnitude, as bits: those of larger numbers are larger, too.
-  static uint32_t largest_of(const bf16* x, int inputs) {
-    typedef uint16_t Many __attribute__((vector_size(64)));
-    constexpr int COUNT = 2 * LANES;
-    Many all = {};
-    int i = 0;
-    for (; i + COUNT <= inputs; i += COUNT) {
-      const Many some = load_as<Many>(x + i) & 0x7fff;
-      all = some > all ? some : all;
-    }
-    uint16_t most = 0;
-    for (int lane = 0; lane < COUNT; lane++) most = std::max(most, all[lane]);
-    for (; i < inputs; i++) most = std::max<uint16_t>(most, x[i].bits & 0x7fff);
-    return most;
-  }
 
   Head* heads_ = nullptr;
 };

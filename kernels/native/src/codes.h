@@ -14,9 +14,14 @@
 // Integers of eight bits with a scale for each output are multiplied as they are (`as_bytes`), by
 // activations that are such integers, too: see byte_rows.h. Four inputs of a column are a 32-bit word,
 // and words lie as a panel's words of numbers do.
+//
+// Where a set of instructions is fast at it, all codes that stand for integers, but for those, are
+// multiplied by integers of 16 bits, group by group (`grouped`): see group_products.h. Then codes of four
+// bits are digits of words of 16 bits: digit n of those of the i-th vector is of row 4 i + n.
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <cstring>
 
@@ -30,6 +35,7 @@ namespace rootlace {
 constexpr int CHUNK = 16;
 constexpr int BYTE_DEPTH = 64;  // inputs of a tile of bytes; products are with whole ones
 constexpr int MOST_BYTE_INPUTS = 32768;
+constexpr bool CODE_GROUPS = Isa::GROUPS && !HAS_TILES;  // whether codes may be `grouped`
 
 inline int size_of(int32_t numbers) {
   switch (numbers) {
@@ -48,19 +54,22 @@ struct CodeLayout {
   int vecs, chunks, group_chunks, unit_chunks;
   int together;    // chunks of a vector that lie side by side: a tile's
   bool by_column;  // the codes of these chunks' columns lie one column behind the other
-  bool as_bytes;
+  bool as_bytes, grouped;
   int rows;  // of words, of a vector of `as_bytes`, that lie one behind the other
   size_t chunk_bytes, head_bytes;
 
   CodeLayout() = default;
-  CodeLayout(const RlScheme& given, int vecs, int chunks, bool tiles, bool as_bytes)
-      : scheme(given), vecs(vecs), chunks(chunks), as_bytes(as_bytes) {
+  CodeLayout(const RlScheme& given, int vecs, int chunks, bool tiles, bool as_bytes, bool grouped)
+      : scheme(given), vecs(vecs), chunks(chunks), as_bytes(as_bytes), grouped(grouped) {
     together = tiles ? 2 : 1;
     by_column = tiles && scheme.codes == RL_FOUR_BITS;
     rows = tiles ? BYTE_DEPTH / 4 : 1;
     group_chunks = scheme.group ? scheme.group / CHUNK : chunks;
     // Tiles are within a unit. (Where there are numbers of units, they are.)
     if (group_chunks * scheme.unit_groups % together) scheme.unit_groups *= 2;
+    // Registers of codes are within a cache line.
+    const bool several = scheme.units == RL_NO_NUMBERS && chunks > group_chunks;
+    if (grouped && several && vecs * scales_at(1) % 64) scheme.unit_groups *= 2;
     unit_chunks = group_chunks * scheme.unit_groups;
     chunk_bytes = CHUNK * LANES / (scheme.codes == RL_FOUR_BITS ? 2 : 1);
     head_bytes = scales_at(scheme.unit_groups);
@@ -97,6 +106,18 @@ struct CodeLayout {
   size_t unit_bytes() const { return vecs * (head_bytes + unit_chunks * chunk_bytes); }
 };
 
+// By what codes are to be multiplied to become integers of eight bits: 0 where nothing helps.
+inline int integers_of(const RlScheme& scheme) {
+  if (scheme.codes == RL_INT8) return 1;
+  if (scheme.codes != RL_FOUR_BITS) return 0;
+  const auto whole = [&](float factor) {
+    return std::all_of(scheme.table, scheme.table + 16, [&](float x) {
+      return x * factor >= -128 && x * factor <= 127 && x * factor == std::floor(x * factor);
+    });
+  };
+  return whole(1) ? 1 : whole(2) ? 2 : 0;
+}
+
 // The layouts of a panel's parts, which lie one behind the other; none: weights are numbers.
 struct Codes {
   CodeLayout parts[2];
@@ -105,16 +126,21 @@ struct Codes {
   template <class Panels>
   Codes(const Panels& panels, const RlScheme* schemes) {
     if (!schemes) return;
-    const bool bytes = Panels::BYTES && panels.inputs <= MOST_BYTE_INPUTS &&
-                       are_bytes(schemes, panels.parts);
+    const RlScheme* end = schemes + panels.parts;
+    const bool few = panels.inputs <= MOST_BYTE_INPUTS;
+    const bool bytes = Panels::BYTES && few && std::all_of(schemes, end, is_bytes);
+    const bool grouped = Panels::GROUPS && few && !bytes &&
+                         std::all_of(schemes, end, [](auto& one) { return integers_of(one) > 0; });
     const int whole = ceil_div(panels.inputs, BYTE_DEPTH) * (BYTE_DEPTH / CHUNK);
     const int chunks = bytes ? whole : panels.chunks();
     for (; count < panels.parts; count++)
-      parts[count] = CodeLayout(schemes[count], Panels::VECS, chunks, Panels::TILES, bytes);
+      parts[count] =
+          CodeLayout(schemes[count], Panels::VECS, chunks, Panels::TILES, bytes, grouped);
   }
 
   explicit operator bool() const { return count > 0; }
   bool as_bytes() const { return count && parts[0].as_bytes; }
+  bool grouped() const { return count && parts[0].grouped; }
 
   // Of a panel, or where a part of it begins.
   size_t bytes() const { return part_at(count); }
@@ -125,10 +151,8 @@ struct Codes {
   }
 
  private:
-  static bool are_bytes(const RlScheme* schemes, int parts) {
-    return std::all_of(schemes, schemes + parts, [](const RlScheme& one) {
-      return one.codes == RL_INT8 && !one.group && one.offsets == RL_NO_NUMBERS;
-    });
+  static bool is_bytes(const RlScheme& one) {
+    return one.codes == RL_INT8 && !one.group && one.offsets == RL_NO_NUMBERS;
   }
 };
 
@@ -144,19 +168,33 @@ Vec converted(const char* p, int size, Convert&& convert) {
   return all;
 }
 
-inline Vec load_numbers(int32_t numbers, const char* p) {
+// use(load), where load(p) gets 16 of such numbers.
+template <class Use>
+auto with_numbers(int32_t numbers, Use&& use) {
   switch (numbers) {
-    case RL_NUMBERS_FLOAT32: return load(reinterpret_cast<const float*>(p));
-    case RL_NUMBERS_BFLOAT16: return load(reinterpret_cast<const bf16*>(p));
+    case RL_NUMBERS_FLOAT32:
+      return use([](const char* p) { return load(reinterpret_cast<const float*>(p)); });
+    case RL_NUMBERS_BFLOAT16:
+      return use([](const char* p) { return load(reinterpret_cast<const bf16*>(p)); });
     case RL_NUMBERS_FLOAT16:
-      return converted(p, 2, [](const char* at) { return Isa::from_half(at); });
+      return use([](const char* p) {
+        return converted(p, 2, [](const char* at) { return Isa::from_half(at); });
+      });
     case RL_NUMBERS_INT8:
-      return converted(p, 1, [](const char* at) { return Isa::from_int8(at); });
+      return use([](const char* p) {
+        return converted(p, 1, [](const char* at) { return Isa::from_int8(at); });
+      });
     default:
-      return converted(p, 1, [](const char* at) {
-        return __builtin_convertvector(Isa::from_uint8(at), Native);
+      return use([](const char* p) {
+        return converted(p, 1, [](const char* at) {
+          return __builtin_convertvector(Isa::from_uint8(at), Native);
+        });
       });
   }
+}
+
+inline Vec load_numbers(int32_t numbers, const char* p) {
+  return with_numbers(numbers, [&](auto load) { return load(p); });
 }
 
 }  // namespace detail

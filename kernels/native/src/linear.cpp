@@ -15,35 +15,72 @@ namespace {
 // makes of them.
 constexpr int64_t FEW_NUMBERS = 16384;
 
-// run(factors of x[rows, inputs], as they are multiplied by codes of this kind, `own` bytes of
-// scratch).
+// x[rows, inputs] as it is, and as it is multiplied by codes of either kind.
+template <class T>
+struct Factors {
+  PlainFactors<T> plain;
+  ByteFactors bytes;
+  ShortFactors shorts;
+
+  // use(those for such codes).
+  template <class Packing, class Use>
+  void with(const Packing&, const Codes& codes, Use&& use) const {
+    if constexpr (Packing::GROUPS)
+      if (codes.grouped()) return use(shorts);
+    if constexpr (Packing::BYTES)
+      if (codes.as_bytes()) return use(bytes);
+    use(plain);
+  }
+};
+
+// Which kinds of factors a call's products need.
+struct Kinds {
+  bool bytes = false, shorts = false;
+
+  void add(const Codes& codes) {
+    bytes = bytes || codes.as_bytes();
+    shorts = shorts || codes.grouped();
+  }
+};
+
+size_t integer_bytes(Kinds kinds, size_t rows, int inputs) {
+  return (kinds.bytes ? (ByteRows::bytes(rows, inputs) + 63) / 64 * 64 : 0) +
+         (kinds.shorts ? ShortRows::bytes(rows, inputs) : 0);
+}
+
+// run(factors of x[rows, inputs], `own` bytes of scratch).
 template <class Packing, class T, class Run>
-void with_factors(Crew& crew, const T* x, size_t ldx, int rows, int inputs, bool as_bytes, size_t own,
+void with_factors(Crew& crew, const T* x, size_t ldx, int rows, int inputs, Kinds kinds, size_t own,
                   Run&& run) {
+  Factors<T> factors{{x, ldx}, {}, {}};
+  const bool few = static_cast<int64_t>(rows) * inputs <= FEW_NUMBERS;
+  own = (own + 63) / 64 * 64;
+  char* scratch =
+      static_cast<char*>(crew.scratch(own + (few ? integer_bytes(kinds, rows, inputs) : 0)));
   if constexpr (Packing::BYTES)
-    if (as_bytes) {
-      const bool few = static_cast<int64_t>(rows) * inputs <= FEW_NUMBERS;
-      own = (own + 63) / 64 * 64;
-      char* scratch =
-          static_cast<char*>(crew.scratch(own + (few ? ByteRows::bytes(rows, inputs) : 0)));
-      const ByteFactors factors{ByteRows(few ? scratch + own : crew.shared(), rows, inputs)};
+    if (kinds.bytes || kinds.shorts) {
+      char* memory = few ? scratch + own : static_cast<char*>(crew.shared());
+      factors.bytes = {ByteRows(memory, rows, inputs)};
+      memory += integer_bytes({kinds.bytes, false}, rows, inputs);
+      factors.shorts = {ShortRows(memory, inputs)};
       const auto put = [&](int row) {
-        factors.put(row, x + row * ldx, inputs, Packing::BYTE_SHIFT);
+        const bf16* from = x + row * ldx;
+        if (kinds.bytes) factors.bytes.put(row, from, inputs, Packing::BYTE_SHIFT);
+        if (kinds.shorts) factors.shorts.put(row, from);
       };
       if (few)
         for (int row = 0; row < rows; row++) put(row);
       else
         each_row(crew, rows, put);
-      return run(factors, scratch);
     }
-  run(PlainFactors<T>{x, ldx}, static_cast<char*>(crew.scratch(own)));
+  run(factors, scratch);
 }
 
 }  // namespace
 
 template <class T>
 size_t shared_bytes(size_t rows, int inputs) {
-  return Panels<T>::BYTES ? ByteRows::bytes(rows, inputs) : 0;
+  return integer_bytes({Panels<T>::BYTES, Panels<T>::GROUPS}, rows, inputs);
 }
 
 template <class T>
@@ -64,8 +101,14 @@ void linear(Crew& crew, const T* x, size_t ldx, int rows, const RlLinear& weight
         product.run(multiplier, plan, begin, end);
       });
     };
-    const size_t own = Packing::Multiplier::bytes(codes);
-    with_factors<Packing>(crew, x, ldx, rows, weights.inputs, codes.as_bytes(), own, multiply);
+    Kinds kinds;
+    kinds.add(codes);
+    with_factors<Packing>(crew, x, ldx, rows, weights.inputs, kinds,
+                          Packing::Multiplier::bytes(codes),
+                          [&](const Factors<T>& factors, char* scratch) {
+                            factors.with(packing, codes,
+                                         [&](const auto& own) { multiply(own, scratch); });
+                          });
   });
 }
 
@@ -80,11 +123,11 @@ void multiply_grouped(Crew& crew, const Packing& packing, const T* x, size_t ldx
   };
   int count = 0;
   size_t own = 0;
-  bool bytes = false;  // in some of the groups, whose experts may be of unlike schemes
+  Kinds kinds;  // of all groups, whose experts may be of unlike schemes
   for (; groups[count].expert; count++) {
     const Codes codes = codes_of(count);
     own = std::max(own, Packing::Multiplier::bytes(codes));
-    bytes = bytes || codes.as_bytes();
+    kinds.add(codes);
   }
   own = (own + 63) / 64 * 64;
   const auto product_of = [&](int at, const auto& factors, const Codes& codes) {
@@ -92,17 +135,13 @@ void multiply_grouped(Crew& crew, const Packing& packing, const T* x, size_t ldx
         factors.from(groups[at].first), groups[at].expert->*weights, codes, epilogue,
         out + groups[at].first * ldo,   ldo,                         {}};
   };
-  const PlainFactors<T> plain{x, ldx};
   const RowGroup& last = groups[count - 1];
-  const auto multiply = [&](const auto& factors, char* scratch) {
+  const auto multiply = [&](const Factors<T>& factors, char* scratch) {
     int* ends = reinterpret_cast<int*>(scratch + own);  // of each group's tasks
     typename Packing::Multiplier multiplier(packing, scratch);
     const auto each_kind = [&](int at, auto&& use) {
       const Codes codes = codes_of(at);
-      if (codes.as_bytes())
-        use(product_of(at, factors, codes));
-      else
-        use(product_of(at, plain, codes));
+      factors.with(packing, codes, [&](const auto& own) { use(product_of(at, own, codes)); });
     };
     for (int i = 0, tasks = 0; i < count; i++)
       each_kind(i, [&](const auto& product) {
@@ -118,7 +157,7 @@ void multiply_grouped(Crew& crew, const Packing& packing, const T* x, size_t ldx
       });
     });
   };
-  with_factors<Packing>(crew, x, ldx, last.first + last.rows, packing.inputs, bytes,
+  with_factors<Packing>(crew, x, ldx, last.first + last.rows, packing.inputs, kinds,
                         own + count * sizeof(int), multiply);
 }
 
@@ -167,7 +206,8 @@ void linear_among(Crew& crew, const T* x, size_t ldx, int rows, const RlLinear& 
     const Codes codes(packing, weights.schemes);
     const size_t own = (Packing::Multiplier::bytes(codes) + 63) / 64 * 64;
     const size_t few = std::min(rows, Packing::MOST_ROWS);
-    const size_t row = std::max(weights.inputs * sizeof(T), 2 * spread<int8_t>(weights.inputs));
+    const size_t row = std::max({weights.inputs * sizeof(T), 2 * spread<int8_t>(weights.inputs),
+                                 ShortRows::bytes(1, weights.inputs)});
     const auto multiply = [&](const auto& factors, char* scratch) {
       const Product<T, Packing, std::decay_t<decltype(factors)>> product{
           factors, weights, codes, Epilogue::FLOAT32, out, ldo, {}};
@@ -180,8 +220,13 @@ void linear_among(Crew& crew, const T* x, size_t ldx, int rows, const RlLinear& 
         product.run_among(multiplier, plan, begin, end, {masks, gathered});
       });
     };
-    with_factors<Packing>(crew, x, ldx, rows, weights.inputs, codes.as_bytes(), own + few * row,
-                          multiply);
+    Kinds kinds;
+    kinds.add(codes);
+    with_factors<Packing>(crew, x, ldx, rows, weights.inputs, kinds, own + few * row,
+                          [&](const Factors<T>& factors, char* scratch) {
+                            factors.with(packing, codes,
+                                         [&](const auto& own) { multiply(own, scratch); });
+                          });
   });
 }
 

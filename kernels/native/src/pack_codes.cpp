@@ -84,6 +84,12 @@ class Packer {
         TileCodes::put(to, lane, i, code);
         continue;
       }
+      if (layout().grouped) {
+        const int row = i / 2, word = lane * 2 + i % 2;
+        char& byte = to[row / 4 * 64 + word * 2 + row % 4 / 2];
+        byte = static_cast<char>(byte | code << row % 2 * 4);
+        continue;
+      }
       const int row = i / STEP<T>, word = row / 8 * LANES + lane * STEP<T> + i % STEP<T>;
       uint32_t digits;
       std::memcpy(&digits, to + word * 4, 4);

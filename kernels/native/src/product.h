@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <type_traits>
 
 #include "activations.h"
 #include "byte_rows.h"
@@ -11,6 +12,7 @@
 #include "mask.h"
 #include "panels.h"
 #include "product_plan.h"
+#include "short_rows.h"
 
 namespace rootlace {
 
@@ -93,12 +95,20 @@ struct ByteFactors : ByteRows {
   ByteFactors from(int row) const { return {ByteRows::from(row)}; }
 };
 
+struct ShortFactors : ShortRows {
+  using Number = int16_t;
+  static constexpr int ROWS = 1;
+
+  ShortFactors from(int row) const { return {ShortRows::from(row)}; }
+};
+
 template <class T, class Packing, class X>
 struct Product {
   using Multiplier = typename Packing::Multiplier;
   using Unit = typename Plan<Packing>::Unit;
   using Number = typename X::Number;
   using Sums = float[Packing::MOST_ROWS * Packing::COLUMNS];
+  static constexpr bool PLAIN = std::is_same_v<Number, T>, BYTES = std::is_same_v<Number, int8_t>;
   using Gathered = rootlace::Gathered<Number, Packing::MOST_ROWS / X::ROWS>;
   static constexpr int PANEL = Packing::COLUMNS;
 
@@ -195,7 +205,7 @@ struct Product {
   }
 
   // Of rows of factors that were gathered.
-  size_t gathered_stride() const { return X::ROWS == 1 ? weights.inputs : x.stride; }
+  size_t gathered_stride() const { return PLAIN ? weights.inputs : x.stride; }
 
   void whole(Multiplier& multiplier, const Packing& packing, const Unit& unit,
              Sums* sums, const Low* low = nullptr) const {
@@ -205,7 +215,7 @@ struct Product {
 
   // Of a unit's outputs, where products are with integers.
   struct Scales {
-    Vec at[2][X::ROWS == 1 ? 1 : Packing::VECS];
+    Vec at[2][BYTES ? Packing::VECS : 1];
   };
 
   // What a multiplier calls with the rows of a unit that are summed up. One that has time for it
@@ -245,7 +255,7 @@ struct Product {
 
   Scales scales_of(const Packing& packing, const Unit& unit) const {
     Scales scales;
-    if constexpr (X::ROWS > 1)
+    if constexpr (BYTES)
       for (int part = 0; part < packing.parts; part++) {
         Groups groups[Packing::VECS];
         packed().vectors_of(unit.panel, part, unit.vec, unit.vecs, groups);
@@ -258,8 +268,10 @@ struct Product {
   void multiply(Multiplier& multiplier, const Unit& unit, const Number* a,
                 size_t lda, int row, Sums* sums, Finish&& finish) const {
     const Rows<Number> rows{a, lda, row, unit.rows};
-    if constexpr (X::ROWS == 1)
+    if constexpr (PLAIN)
       multiplier.multiply(rows, packed(), unit.panel, unit.vec, unit.vecs, *sums, finish);
+    else if constexpr (!BYTES)
+      multiplier.multiply_groups(rows, packed(), unit.panel, unit.vec, unit.vecs, *sums, finish);
     else
       multiplier.multiply_bytes(rows, packed(), unit.panel, unit.vec, unit.vecs, *sums, finish);
   }
@@ -275,8 +287,10 @@ struct Product {
     const bool whole = width % LANES == 0;
     const auto sum = [&](int part, int at, int done) {
       const float* own = sums[part] + X::ROWS * at * PANEL + done;
-      if constexpr (X::ROWS == 1)
+      if constexpr (PLAIN)
         return load(own);
+      else if constexpr (!BYTES)
+        return rounded(load(own) * x.scale(place(at)));
       else
         return rounded(x.joined(place(at), own, own + PANEL) * scales.at[part][done / LANES]);
     };

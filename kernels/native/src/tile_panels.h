@@ -23,7 +23,7 @@ namespace rootlace {
 template <class Tiles>
 class TilePanels {
  public:
-  static constexpr bool TILES = true, BYTES = true;
+  static constexpr bool TILES = true, BYTES = true, GROUPS = false;
   static constexpr int BYTE_SHIFT = 0;
   static constexpr int VECS = 2;
   static constexpr int COLUMNS = VECS * LANES;

@@ -8,6 +8,7 @@
 #include "api.h"
 #include "codes.h"
 #include "division.h"
+#include "group_products.h"
 #include "tile.h"
 
 namespace rootlace {
@@ -27,6 +28,7 @@ template <class T>
 class VectorPanels {
  public:
   static constexpr bool TILES = false, BYTES = Isa::BYTES && sizeof(T) == sizeof(bf16);
+  static constexpr bool GROUPS = BYTES && CODE_GROUPS;
   static constexpr int BYTE_SHIFT = Isa::BYTE_SHIFT;
   static constexpr int VECS = 3;  // of a panel: what the largest tile for AVX-512 takes at once
   static constexpr int COLUMNS = VECS * LANES;
@@ -129,6 +131,18 @@ class VectorPanels {
                   reinterpret_cast<const int8_t*>(from) + static_cast<size_t>(k) * COLUMNS,
                   std::min(most, depth - k), vecs, sums, k > 0, true);
       }
+      finish(0, x.count);
+    }
+
+    // The same of codes in groups, by rows of integers of 16 bits.
+    template <class Finish>
+    void multiply_groups(const Rows<int16_t>& x, const PackedWeights& weights, int panel, int vec,
+                         int vecs, float* sums, Finish&& finish) {
+      for (int part = 0; part < panels_.parts; part++)
+        rootlace::multiply_groups<COLUMNS>(
+            x.at, x.stride, x.count, weights.codes.parts[part], panels_.inputs,
+            weights.part(panel, part), vec, vecs, reinterpret_cast<float*>(unpacked_),
+            sums + part * MOST_ROWS * COLUMNS);
       finish(0, x.count);
     }
 

@@ -3,6 +3,7 @@ those of integers."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from rootlace.kernels import Dense, Quantised, Scheme, Weight
 from rootlace.kernels.native.codes import prepared
 from rootlace.kernels.native.linear import Epilogue, PackedLinear, Products
 from rootlace.kernels.reference.linear import dequantise
-from rootlace.kernels.weights import Stacked, stacked, tensors
+from rootlace.kernels.weights import Stacked, parts_of, stacked, tensors
 from tests.kernels.native.test_linear import Machine, multiplied, poisoned, random
 from tests.kernels.native.test_linear import machine as machine  # the fixtures
 from tests.kernels.native.test_linear import vectors as vectors
@@ -20,6 +21,7 @@ from tests.kernels.quantised_cases import (
     FORMS,
     integer_product,
     make,
+    one_scale,
 )
 
 DTYPES = (torch.float32, torch.bfloat16)
@@ -35,7 +37,7 @@ def assert_same(
     machine: Machine, weight: Weight, numbers: Dense, dtype: torch.dtype, gated: bool = False
 ) -> None:
     codes = machine.packed_weight(weight, dtype, gated)
-    if isinstance(weight, Quantised) and machine.multiplies_integers(weight, dtype):
+    if machine.multiplies_integers(weight, dtype):
         assert_integers(codes, weight, gated)
         return
     plain = machine.packed_weight(numbers, dtype, gated)
@@ -47,13 +49,17 @@ def assert_same(
             assert torch.equal(found, expected), (epilogue, rows)
 
 
-def assert_integers(packed: PackedLinear, weight: Quantised, gated: bool) -> None:
+def assert_integers(packed: PackedLinear, weight: Weight, gated: bool) -> None:
     """Whatever set of instructions multiplies: the same bits."""
+    parts = [part for part in parts_of(weight) if isinstance(part, Quantised)]
+    grouped = not all(map(one_scale, parts))
     for rows in ROWS:
         x = random(rows, weight.shape[1], dtype=torch.bfloat16, seed=rows)
-        y = integer_product(x, weight)
-        if weight.bias is not None:
-            y += weight.bias
+        products = [integer_product(x, part, grouped) for part in parts]
+        for product, part in zip(products, parts, strict=True):
+            if part.bias is not None:
+                product += part.bias
+        y = torch.cat(products, 1)
         if gated:
             gate, values = y.double().chunk(2, -1)
             found = multiplied(packed, Epilogue.SILU_MUL, x).double()
@@ -127,8 +133,7 @@ def test_columns_in_another_order(machine: Machine, dtype: torch.dtype) -> None:
     weight = make(NATIVE[4], 50, 64, ordered=True)
     assert weight.order is not None
     packed = machine.packed_weight(weight, dtype)
-    matrix = dequantise(weight)[:, weight.order.long()].to(dtype)
-    plain = machine.packed_weight(Dense(matrix), dtype)
+    plain = machine.packed_weight(replace(weight, order=None), dtype)
     for rows in ROWS:
         x = random(rows, 64, dtype=dtype, seed=rows)
         expected = multiplied(plain, Epilogue.STORE, x[:, weight.order.long()].contiguous())
@@ -167,7 +172,7 @@ def test_codes_without_sign_as_files_have_them(
     assert_same(machine, weight, dense(weight, dtype), dtype, gated=True)
 
 
-@pytest.mark.parametrize("form", [NATIVE[0], NATIVE[4]], ids=str)
+@pytest.mark.parametrize("form", [NATIVE[0], NATIVE[4], NATIVE[9]], ids=str)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_rows_have_the_same_bits_in_any_company_and_on_any_number_of_threads(
     machine: Machine, dtype: torch.dtype, form: Any
@@ -205,11 +210,12 @@ def test_integers_are_no_coarser_than_bfloat16(machine: Machine) -> None:
     assert (bound <= 2.0**-8.99 * length).all()
 
 
-def test_rows_of_integers_that_are_nothing_or_no_numbers(machine: Machine) -> None:
+@pytest.mark.parametrize("form", [NATIVE[0], NATIVE[9]], ids=str)
+def test_rows_of_integers_that_are_nothing_or_no_numbers(machine: Machine, form: Any) -> None:
     """They spoil no others. Below 2^-100 a row counts as zero."""
-    weight = make(FORMS[0], 50, 70)
+    weight = make(form, 50, 96)
     packed = machine.packed_weight(weight, torch.bfloat16)
-    x = random(7, 70, dtype=torch.bfloat16, seed=3)
+    x = random(7, 96, dtype=torch.bfloat16, seed=3)
     want = multiplied(packed, Epilogue.FLOAT32, x)
     x[1], x[3, 9], x[4, 69], x[5] = 0, torch.nan, -torch.inf, x[5] * 2.0**-120
     found = multiplied(packed, Epilogue.FLOAT32, x)

@@ -13,6 +13,7 @@ from rootlace.kernels import Dense, Quantised, Weight
 from rootlace.kernels.native.handles import Team
 from rootlace.kernels.native.library import BFLOAT16
 from rootlace.kernels.native.linear import Arena, Epilogue, PackedLinear, ProductPath, Products
+from rootlace.kernels.weights import parts_of
 from tests.kernels.quantised_cases import integers_are_multiplied
 from tests.native import TARGETS, library_for, with_tile_unit
 
@@ -49,8 +50,12 @@ class Machine:
         team = self.teams[threads]
         return PackedLinear(self.library, team, weight, dtype, gated=gated, path=self.path)
 
-    def multiplies_integers(self, weight: Quantised, dtype: torch.dtype) -> bool:
-        return integers_are_multiplied(self.library.rl_instructions().decode(), weight, dtype)
+    def multiplies_integers(self, weight: Weight, dtype: torch.dtype) -> bool:
+        instructions = self.library.rl_instructions().decode()
+        return all(
+            isinstance(part, Quantised) and integers_are_multiplied(instructions, part, dtype)
+            for part in parts_of(weight)
+        )
 
 
 @pytest.fixture(scope="module", params=TARGETS)

@@ -2,6 +2,8 @@
 // hides what it has better instructions for; see isa.h.
 #pragma once
 
+#include <array>
+
 #include "vector.h"
 
 #if defined(__clang__)
@@ -205,6 +207,38 @@ struct Plain {
           sums[i][j] = (Native)((NativeInts)sums[i][j] + panel[j] * own);
       }
     }
+  }
+
+  // Whether products of integers of 16 bits with codes in groups are faster (../group_products.h). Of those:
+  // pairs of codes of eight bits; the i-th digits of words, whose integers are in a table; and sums.
+  static constexpr bool GROUPS = false;
+  static NativeInts shorts(const void* p) {
+    const auto bytes = load_as<std::array<int8_t, WIDTH * 2>>(p);
+    return pairs([&](int i) { return bytes[i]; });
+  }
+  using ShortTable = std::array<int16_t, 16>;
+  static ShortTable short_table(const float* numbers, int factor) {
+    ShortTable table;
+    for (int i = 0; i < 16; i++) table[i] = static_cast<int16_t>(numbers[i] * factor);
+    return table;
+  }
+  static NativeInts look_up_shorts(const ShortTable& table, const void* p, int digit) {
+    const auto words = load_as<std::array<uint16_t, WIDTH * 2>>(p);
+    return pairs([&](int i) { return table[words[i] >> 4 * digit & 15]; });
+  }
+  template <int ROWS, int COLUMNS, class Word>
+  static void add_shorts(NativeInts (&sums)[ROWS][COLUMNS], const NativeInts (&panel)[COLUMNS],
+                         Word&& word) {
+    for (int i = 0; i < ROWS; i++)
+      for (int j = 0; j < COLUMNS; j++)
+        sums[i][j] += (panel[j] << 16 >> 16) * static_cast<int16_t>(word(i)) +
+                      (panel[j] >> 16) * (word(i) >> 16);
+  }
+  template <class Number>
+  static NativeInts pairs(Number&& number) {
+    std::array<int16_t, WIDTH * 2> all;
+    for (int i = 0; i < WIDTH * 2; i++) all[i] = number(i);
+    return load_as<NativeInts>(all.data());
   }
 
   // Of 64 numbers times `steps`, rounded to the nearest integers n: n = 256 high + low.

@@ -136,6 +136,7 @@ struct Avx512Twin : FusedTwin<16> {
 };
 
 struct Avx512Bf16Twin : PairsTwin<Avx512Twin, vdpbf16ps> {
+  static constexpr bool GROUPS = true;  // the set has VNNI, too
   static constexpr const char* NAME = "avx512-bf16-twin";
 
   static Halves narrow(Vec v) {

@@ -1,0 +1,77 @@
+// Activations as integers of 16 bits, for products with codes that have scales for groups of inputs.
+//
+// They are those of byte_rows.h, n = 256 high + low, in one piece, and stand for n times the row's scale:
+// what is said there of their error holds here, too.
+#pragma once
+
+#include <cstring>
+
+#include "byte_rows.h"
+#include "codes.h"
+#include "rows.h"
+#include "vec.h"
+
+namespace rootlace {
+
+// Row i is at at + i stride: its integers, zero behind the last input up to whole chunks, then the
+// sums of those before each chunk and of all, then its scale.
+class ShortRows {
+ public:
+  int16_t* at = nullptr;
+  size_t stride = 0;
+
+  ShortRows() = default;
+  ShortRows(void* memory, int inputs)
+      : at(static_cast<int16_t*>(memory)), stride(stride_of(inputs)), inputs_(inputs) {}
+
+  static size_t bytes(size_t rows, int inputs) { return rows * stride_of(inputs) * sizeof(int16_t); }
+  static size_t stride_of(int inputs) {
+    return spread<int16_t>(scale_at(inputs) + sizeof(float) / sizeof(int16_t));
+  }
+  static int sums_at(int inputs) { return ceil_div(inputs, CHUNK) * CHUNK; }
+
+  // Those from row `row` on.
+  ShortRows from(int row) const {
+    ShortRows rest = *this;
+    rest.at += row * stride;
+    return rest;
+  }
+
+  float scale(int row) const {
+    return load_as<float>(at + row * stride + scale_at(inputs_));
+  }
+
+  void put(int row, const bf16* x) const {
+    int16_t* to = at + row * stride;
+    const RowScale scale = RowScale::of(x, inputs_);
+    int32_t sum = 0;
+    char* sums = reinterpret_cast<char*>(to + sums_at(inputs_));
+    std::memcpy(sums, &sum, sizeof sum);
+    for (int i = 0; i < inputs_; i += CHUNK) {
+      Vec some;
+      if (i + CHUNK <= inputs_) {
+        some = load(x + i);
+      } else {
+        bf16 rest[CHUNK] = {};
+        std::memcpy(static_cast<void*>(rest), x + i, (inputs_ - i) * sizeof *x);
+        some = load(rest);
+      }
+      // 1.5 * 2^23 + n, whose last 16 bits are n; ties to even.
+      const Words bits = reinterpret_cast<Words>(rounded(some * scale.steps) + 12582912.0f);
+      const Halves numbers = __builtin_convertvector(bits, Halves);
+      std::memcpy(to + i, &numbers, sizeof numbers);
+      for (int k = 0; k < CHUNK; k++) sum += to[i + k];
+      std::memcpy(sums += sizeof sum, &sum, sizeof sum);
+    }
+    std::memcpy(to + scale_at(inputs_), &scale.scale, sizeof scale.scale);
+  }
+
+ private:
+  static int scale_at(int inputs) {
+    return sums_at(inputs) + (ceil_div(inputs, CHUNK) + 1) * sizeof(int32_t) / sizeof(int16_t);
+  }
+
+  int inputs_ = 0;
+};
+
+}  // namespace rootlace
