@@ -110,8 +110,10 @@ class Packer:
     one.
 
     Products of bfloat16 with int8 that has one scale for an output are of integers, where the
-    processor has such products; src/byte_rows.h bounds their error. Those with other codes have
-    the bits of products with the numbers that codes stand for.
+    processor has such products; src/byte_rows.h bounds their error. So are, with AVX-512 that has
+    bfloat16, but no tiles, those with all other codes that stand for integers
+    (src/group_products.h). The others have the bits of products with the numbers that codes stand
+    for.
 
     `path_of` chooses the path of each weight's products. Paths differ in their results' bits."""
 

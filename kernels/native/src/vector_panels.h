@@ -195,7 +195,7 @@ class VectorPanels {
  private:
   // A panel is gone through in stretches of its depth that stay in the second level of cache. Where
   // only a few tiles of rows need them, in the first: so few would wait for the second.
-  static constexpr int64_t STRETCH_BYTES = 192 << 10, SHORT_STRETCH_BYTES = 18 << 10;
+  static constexpr int64_t STRETCH_BYTES = 192 << 10, SHORT_STRETCH_BYTES = 26 << 10;
   // How far ahead of a lone tile its weights are fetched.
   static constexpr int LONE_AHEAD = 4096;
   static constexpr int LEAST_ROWS = CHUNK / STEP<T>;  // that are unpacked together
