@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from rootlace.kernels.native.attention import laid_out
-from rootlace.kernels.native.build import FLAGS, SOURCES
+from rootlace.kernels.native.build import FLAGS, SOURCES, user_cache
 from rootlace.kernels.native.codes import prepared, scheme_of
 from rootlace.kernels.native.linear import DTYPES, Epilogue
 from rootlace.kernels.native.processor import INSTRUCTION_SETS
@@ -103,12 +103,12 @@ def built(compiler: str, *flags: str, library: str = "") -> str:
 
 
 def made(*command: str) -> str:
-    """What the compiler makes of it; kept in the checkout's `build` for as long as nothing changes
-    that it is made of."""
-    made_of = [" ".join(command).encode(), compiler_version(command[0])]
+    """What the compiler makes of it; kept in the user's cache, for all checkouts that make it of the
+    same."""
+    made_of = [" ".join(command).replace(str(ROOT), "").encode(), compiler_version(command[0])]
     made_of += [path.read_bytes() for path in (DRIVER, *sorted(SOURCES.rglob("*.*")))]
     digest = hashlib.sha256(b"\0".join(made_of)).hexdigest()[:16]
-    path = ROOT / "build" / "twins" / f"{digest}{'.o' if '-c' in command else ''}"
+    path = user_cache() / "twins" / f"{digest}{'.o' if '-c' in command else ''}"
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
         unfinished = path.with_name(f"{os.getpid()}-{path.name}")
