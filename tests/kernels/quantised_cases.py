@@ -116,8 +116,9 @@ def one_scale(weight: Quantised) -> bool:
 def integer_product(
     x: torch.Tensor, weight: Quantised, grouped: bool | None = None
 ) -> torch.Tensor:
-    """That product, float32, as src/byte_rows.h or, if `grouped` (None: unless there is `one_scale`),
-    src/group_products.h has it: sums are exact, and what is rounded is rounded in its order."""
+    """That product, float32, as src/byte_rows.h has it or, if `grouped` (None: unless there is
+    `one_scale`), src/group_products.h: sums are exact, and what is rounded is rounded in its
+    order."""
     most = torch.tensor(127.0 * 256 + 127)
     largest = x.float().abs().amax(1, keepdim=True)
     steps = torch.where(largest > 0, most / largest, 0)

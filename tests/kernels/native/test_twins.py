@@ -103,8 +103,8 @@ def built(compiler: str, *flags: str, library: str = "") -> str:
 
 
 def made(*command: str) -> str:
-    """What the compiler makes of it; kept in the user's cache, for all checkouts that make it of the
-    same."""
+    """What the compiler makes of it; kept in the user's cache, for all checkouts that make it of
+    the same."""
     made_of = [" ".join(command).replace(str(ROOT), "").encode(), compiler_version(command[0])]
     made_of += [path.read_bytes() for path in (DRIVER, *sorted(SOURCES.rglob("*.*")))]
     digest = hashlib.sha256(b"\0".join(made_of)).hexdigest()[:16]
