@@ -164,10 +164,10 @@ FAULTS = (
         '            return self.token_ids, ""',
     ),
     Fault(
-        "a stop string's cut is one character late",
+        "the last token before a stop string leaves the branch",
         SAMPLE,
-        '"".join(self._texts)[whole:cut]',
-        '"".join(self._texts)[whole : cut + 1]',
+        "0 <= self._ends[count - 1] <= cut:",
+        "0 <= self._ends[count - 1] < cut:",
     ),
     Fault(
         "a pin is let go of when its prompt is complete",
@@ -199,12 +199,6 @@ FAULTS = (
         "frontend/client/connection.py",
         "        for op in list(self._sinks):\n            self._fail_op(op, self._lost)\n",
         "",
-    ),
-    Fault(
-        "messages are dropped while an engine connects",
-        "runtime/engine/client/pipes.py",
-        "asyncio.get_running_loop().call_later(RETRY_SECONDS, self._flush)\n            return",
-        "asyncio.get_running_loop().call_later(RETRY_SECONDS, self._flush)",
     ),
     Fault(
         "what is left of a frame after a time slice is dropped",

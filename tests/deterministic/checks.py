@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from tests.deterministic.world import World
 
 DIED = "the engine died twice"
+LONGEST = 240.0
+"""Seconds that no operation takes, whatever happens to engines and lines."""
 LEEWAY = 2.0
 """Seconds that an operation may take to the gateway, where its time begins."""
 
@@ -76,6 +78,11 @@ class Ledger:
         ends = [event for event in sent.events if not isinstance(event, Chunk)]
         if len(ends) != 1 or sent.events[-1] is not ends[0]:
             self._wrong(sent, f"{len(ends)} terminal events among {len(sent.events)}")
+        assert sent.ended is not None
+        # A loop that stands still may be a long step: that takes ten minutes to be noticed.
+        stuck = any(fault.kind == "stick" for fault in self._world.scenario.faults)
+        if sent.ended - sent.at > LONGEST and not stuck:
+            self._wrong(sent, f"it took more than {LONGEST:g} seconds")
 
     # ------------------------------------------------------------ one operation
 

@@ -36,16 +36,18 @@ class Faults:
             process.seams_left = 1 + int(value * 40)
 
     def suspend(self, value: float) -> None:
-        """It stands still as a whole, for a while or until it is killed for it."""
+        """It stands still as a whole, for a while or for ever."""
         if (process := self._engine()) is not None:
             process.suspended = True
-            self._later(1.0 + 40.0 * value, process.resume)
+            if value < 0.6:
+                self._later(1.0 + 40.0 * value, process.resume)
 
     def stick(self, value: float) -> None:
-        """Its loop stands still, and its heart beats."""
+        """Its loop stands still, for a while or for ever, and its heart beats."""
         if (process := self._engine()) is not None:
             process.stuck = True
-            self._later(1.0 + 700.0 * value**3, process.resume)
+            if value < 0.6:
+                self._later(1.0 + 100.0 * value, process.resume)
 
     def slow(self, value: float) -> None:
         """Its steps take longer for some seconds."""

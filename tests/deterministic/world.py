@@ -159,10 +159,9 @@ class World:
             if action[0] == "append"
             for part in action[2]
         )
-        process = self.process
-        assert process is not None
-        started = process.loop is not None
-        if started and self.killed + 3 * deadly <= MAX_RESTARTS:
+        # One that dies while it loads is not tried again.
+        loaded = "before it was ready" not in reason
+        if loaded and self.killed + 3 * deadly <= MAX_RESTARTS:
             self.complaint = f"the runtime gave up after {self.killed} deaths: {reason}"
         self.background(self._restart())
 
