@@ -22,10 +22,10 @@ class IdealCache:
         self.prompt_tokens = 0
         self.cached_tokens = 0
 
-    def submit(self, prompt: Sequence[int]) -> int:
-        """Tokens of `prompt` that need not be computed. The last one always must: its logits are
-        what the first new token is sampled from."""
-        known = min(self._add(prompt), len(prompt) - 1)
+    def submit(self, prompt: Sequence[int], wanted: int = 1) -> int:
+        """Tokens of `prompt` that need not be computed. The last one always must, as its logits are
+        what the first new token is sampled from; of others the logits of more are `wanted`."""
+        known = min(self._add(prompt), len(prompt) - wanted)
         self.prompt_tokens += len(prompt)
         self.cached_tokens += known
         return known

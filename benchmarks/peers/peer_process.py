@@ -7,14 +7,13 @@ import json
 import multiprocessing
 import os
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from benchmarks.common import ForeignLoad
 from benchmarks.peers.drive import Driven, PeerError
+from benchmarks.peers.family import Family, end
 from benchmarks.peers.workloads import Workload
 
 _TAIL_LINES = 15
@@ -42,7 +41,6 @@ class PeerProcess:
         self.name = name
         self.limit = limit
         self._log = log
-        self._paused: list[psutil.Process] = []
         self._pipe, theirs = multiprocessing.Pipe()
         with theirs, log.open("w") as output:
             self._process = subprocess.Popen(
@@ -55,6 +53,7 @@ class PeerProcess:
                 # a SIGHUP, which ends it (in a session of its own it would stay stopped for ever).
                 process_group=0,
             )
+        self._family = Family(self._process.pid)
         try:
             ready = self._answer()
         except BaseException:
@@ -98,32 +97,17 @@ class PeerProcess:
     # ------------------------------------------------------------ holding still
 
     def pause(self) -> None:
-        for process in self._family():
-            with contextlib.suppress(psutil.Error):
-                process.suspend()
-                self._paused.append(process)
+        self._family.pause()
 
     def resume(self) -> None:
-        for process in self._paused:
-            with contextlib.suppress(psutil.Error):
-                process.resume()
-        self._paused = []
-
-    def _family(self) -> Iterator[psutil.Process]:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            head = psutil.Process(self._process.pid)
-            yield head
-            yield from head.children(recursive=True)
+        self._family.resume()
 
     def stop(self, grace: float = 5.0) -> None:
         """End it and whatever it started."""
         self.resume()
-        family = list(self._family())
+        family = list(self._family)
         self._pipe.close()
-        _, alive = psutil.wait_procs(family, timeout=grace)
-        for process in alive:
-            with contextlib.suppress(psutil.Error):
-                process.kill()
+        end(family, grace)
         self._process.wait()
 
     def __enter__(self) -> PeerProcess:

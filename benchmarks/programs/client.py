@@ -1,0 +1,63 @@
+"""What programs ask of a server that knows requests only.
+
+Prompts are sent as token ids, with what the server itself generated in between. That is kinder to
+it than text: the text of a random model's answer would be cut into other tokens, of another number,
+which its cache does not know.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from tokenizers import Tokenizer
+
+Tokens = list[int]
+Prompt = Sequence[str | Tokens]
+"""Text, and what was generated."""
+
+
+class Client(Protocol):
+    async def complete(self, prompt: Prompt, tokens: int, regex: str | None = None) -> Tokens:
+        """Exactly so many tokens, greedily; with `regex`, of a text that matches it."""
+
+    async def choose(self, prompt: Prompt, choices: Sequence[str]) -> int:
+        """The number of a choice: each is one token."""
+
+    async def rank(self, prompt: Prompt, choices: Sequence[str]) -> int:
+        """The number of the choice that is likeliest as a whole."""
+
+    async def write_json(self, prompt: Prompt, schema: dict[str, Any]) -> str:
+        """A record that fits the schema."""
+
+
+class Encoder:
+    """A model's tokenizer."""
+
+    def __init__(self, model: Path) -> None:
+        self._tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
+        self.size: int = self._tokenizer.get_vocab_size()
+        self._known: dict[str, Tokens] = {}
+
+    def ids(self, prompt: Prompt) -> Tokens:
+        """Texts that follow each other are one text."""
+        ids: Tokens = []
+        text = ""
+        for part in (*prompt, []):
+            if isinstance(part, str):
+                text += part
+                continue
+            if text:
+                ids += self._encode(text)
+            ids += part
+            text = ""
+        return ids
+
+    def _encode(self, text: str) -> Tokens:
+        """What was encoded once is remembered: a user who sends text has its server do it."""
+        known = self._known.get(text)
+        if known is None:
+            known = self._tokenizer.encode(text, add_special_tokens=False).ids
+            self._known[text] = known
+        return known

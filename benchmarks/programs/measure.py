@@ -1,0 +1,110 @@
+"""What is measured of a workload: every engine in turns, a batch at once, then one by one."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+from benchmarks.common import ForeignLoad
+from benchmarks.programs.client import Encoder
+from benchmarks.programs.engines import Engine, ideal_of
+from benchmarks.programs.texts import Texts
+from benchmarks.programs.workload import Workload
+
+PATIENCE = 15.0
+"""Seconds: what took an engine more it does not repeat."""
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One workload, once, on one engine: seconds of the batch (`wall_s`), mean seconds of a program
+    that runs alone (`latency_s`), tokens of the batch, cores that other programs kept busy.
+
+    `prompt_tokens` are those of the requests that the program makes of us; `engine_prompt_tokens`
+    of those that the engine was asked. `ideal_computed_tokens`: what an unlimited cache that is
+    asked as we are would leave to compute.
+    """
+
+    engine: str
+    workload: str
+    repetition: int
+    programs: int
+    wall_s: float
+    latency_s: float
+    prompt_tokens: int
+    ideal_computed_tokens: int
+    engine_prompt_tokens: int
+    computed_tokens: int
+    output_tokens: int
+    foreign_cores: float
+
+    @property
+    def each_s(self) -> float:
+        """Seconds of the batch over its programs."""
+        return self.wall_s / self.programs
+
+
+def measure(
+    workloads: Sequence[Workload],
+    engines: Sequence[Engine],
+    texts: Texts,
+    encoder: Encoder,
+    repetitions: int,
+    scale: float,
+    alone: int,
+    seconds: float,
+) -> Iterator[Turn]:
+    """Every repetition has rows of its own, and another engine first. None but the first of a
+    workload is begun when `seconds` have passed."""
+    slow: set[tuple[str, str]] = set()
+    end = time.monotonic() + seconds
+    for repetition, workload in itertools.product(range(repetitions), workloads):
+        if repetition and time.monotonic() > end:
+            break
+        batch = max(2, round(workload.batch * scale))
+        rows = workload.draw(texts, repetition, batch + alone)
+        left = [engine for engine in engines if (engine.name, workload.name) not in slow]
+        first = repetition % len(left)
+        for engine in [*left[first:], *left[:first]]:
+            part = max(1, round(batch * engine.share))
+            with engine.awake():
+                engine.flush()
+                load = ForeignLoad()
+                done = engine.run(workload, rows[:part])
+                engine.flush()
+                lone = [engine.run(workload, [row]).seconds for row in rows[batch:]]
+                foreign = load.cores()
+            if done.seconds + sum(lone) > PATIENCE:
+                slow.add((engine.name, workload.name))
+            ideal = ideal_of(workload, rows[:part], encoder)
+            yield Turn(
+                engine=engine.name,
+                workload=workload.name,
+                repetition=repetition,
+                programs=part,
+                wall_s=done.seconds,
+                latency_s=fmean(lone),
+                prompt_tokens=ideal.prompt_tokens,
+                ideal_computed_tokens=ideal.prompt_tokens - ideal.cached_tokens,
+                engine_prompt_tokens=done.prompt,
+                computed_tokens=done.computed,
+                output_tokens=done.output,
+                foreign_cores=round(foreign, 3),
+            )
+
+
+def warm_up(
+    workloads: Sequence[Workload],
+    engines: Sequence[Engine],
+    texts: Texts,
+    progress: Callable[[str], None],
+) -> None:
+    """A program of each kind: what is compiled or allocated at the first time."""
+    for engine in engines:
+        with engine.awake():
+            for workload in workloads:
+                engine.run(workload, workload.draw(texts, "warm-up", 2)[:1])
+        progress(f"{engine.name}: warm")
