@@ -23,6 +23,7 @@ def plot_programs(found: Mapping[str, Mapping[str, Found]], path: Path) -> None:
     with figure_of(path, 2, 1, figsize=(11, 5.2)) as (_, (above, below)):
         ratio_bars(above, throughput, groups)
         above.set_ylabel("throughput, normalised")
+        above.legend(frameon=False, fontsize=8, ncols=3, loc="lower right", bbox_to_anchor=(1, 1))
         ratio_bars(below, latency, groups)
         below.set_ylabel("latency, normalised")
         below.get_legend().remove()
