@@ -1,8 +1,14 @@
-"""A trace of a made-up load in Mooncake's format, for `rootlace simulate`.
+"""Traces of made-up loads in Mooncake's format, for `rootlace simulate`.
 
-It has what a public trace lacks: prompts that many requests share, while a queue is waiting. Nine
-of ten requests share one of four long prefixes ("hot") and are cheap once it is cached; the tenth
-shares nothing ("cold").
+They have what public traces lack.
+
+*hot-and-cold*: prompts that many requests share, while a queue is waiting. Nine of ten requests
+share one of four long prefixes ("hot") and are cheap once it is cached; the tenth shares nothing
+("cold").
+
+*tree-search*: programs that search trees of thought. Each has a question behind the examples of one
+of 160 tasks, and asks for four thoughts; of each level's thoughts four are followed, each with four
+more, until the answer.
 """
 
 from __future__ import annotations
@@ -11,6 +17,8 @@ import argparse
 import itertools
 import json
 import random
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 BLOCK = 512
@@ -18,23 +26,67 @@ RATE = 10.0
 """Requests per second."""
 
 
-def write_trace(count: int, seed: int, path: Path) -> None:
-    """Write `count` requests, sorted by arrival."""
-    dice = random.Random(f"hot-and-cold/{seed}")
-    ids = itertools.count()
+TASKS = 160
+EXAMPLES = 24
+"""Blocks of a task's examples."""
+LEVELS = 4
+WIDTH = 4
+SECONDS_PER_LEVEL = 6.0
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A request: when, in seconds, the blocks of its prompt, and the tokens of its output."""
+
+    at: float
+    blocks: list[int]
+    output: int
+
+
+def hot_and_cold(dice: random.Random, ids: Iterator[int]) -> Iterator[Asked]:
     hot = [[next(ids) for _ in range(16)] for _ in range(4)]
-    arrivals = list(itertools.accumulate(dice.expovariate(RATE) for _ in range(count)))
+    at = 0.0
+    while True:
+        at += dice.expovariate(RATE)
+        if dice.random() < 0.9:
+            blocks = [*dice.choice(hot), next(ids)]
+        else:
+            blocks = [next(ids) for _ in range(dice.randint(4, 12))]
+        yield Asked(at, blocks, dice.randint(16, 200))
+
+
+def tree_search(dice: random.Random, ids: Iterator[int]) -> Iterator[Asked]:
+    """In order of arrival of programs, which overlap."""
+    tasks = [[next(ids) for _ in range(EXAMPLES)] for _ in range(TASKS)]
+    began = 0.0
+    while True:
+        began += dice.expovariate(RATE) * (1 + (LEVELS - 1) * WIDTH) * WIDTH
+        # Some tasks are wanted more often than others.
+        task = tasks[min(int(dice.expovariate(4 / TASKS)), TASKS - 1)]
+        paths = [[*task, *(next(ids) for _ in range(dice.randint(1, 2)))]]
+        for level in range(LEVELS):
+            at = began + level * SECONDS_PER_LEVEL * dice.uniform(0.8, 1.2)
+            for path in paths:
+                for _ in range(WIDTH):
+                    yield Asked(at, path, dice.randint(100, 300))
+            # Each thought that is followed is a block behind the path that it came from.
+            paths = [[*dice.choice(paths), next(ids)] for _ in range(WIDTH)]
+
+
+LOADS = {"hot-and-cold": hot_and_cold, "tree-search": tree_search}
+
+
+def write_trace(count: int, seed: int, path: Path, load: str = "hot-and-cold") -> None:
+    """Write `count` requests, sorted by arrival."""
+    dice = random.Random(f"{load}/{seed}")
+    asked = list(itertools.islice(LOADS[load](dice, itertools.count()), count))
     with path.open("w") as file:
-        for at in arrivals:
-            if dice.random() < 0.9:
-                blocks = [*dice.choice(hot), next(ids)]
-            else:
-                blocks = [next(ids) for _ in range(dice.randint(4, 12))]
+        for each in sorted(asked, key=lambda each: each.at):
             record = {
-                "timestamp": round(1000 * at),
-                "input_length": len(blocks) * BLOCK - dice.randrange(BLOCK),
-                "output_length": dice.randint(16, 200),
-                "hash_ids": blocks,
+                "timestamp": round(1000 * each.at),
+                "input_length": len(each.blocks) * BLOCK - dice.randrange(BLOCK),
+                "output_length": each.output,
+                "hash_ids": each.blocks,
             }
             file.write(json.dumps(record) + "\n")
 
@@ -42,10 +94,11 @@ def write_trace(count: int, seed: int, path: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("file", type=Path, metavar="FILE.jsonl")
+    parser.add_argument("--load", choices=sorted(LOADS), default="hot-and-cold")
     parser.add_argument("--requests", type=int, default=10_000)
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
-    write_trace(given.requests, given.seed, given.file)
+    write_trace(given.requests, given.seed, given.file, given.load)
 
 
 if __name__ == "__main__":

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from rootlace.cli.cluster import print_wide, routers_of, run_clusters, show_clusters
 from rootlace.cli.failure import fail
 
 if TYPE_CHECKING:
     from rootlace.runtime.simulation.study import Study
 
-_WIDEST = 1000
 _PICTURES = (".svg", ".png", ".pdf")
 _UNITS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9}
 
@@ -63,6 +63,18 @@ def simulate(
         ),
     ] = None,
     max_running: Annotated[int, typer.Option(min=1, help="Rows of a step.")] = 256,
+    replicas: Annotated[
+        int, typer.Option(min=1, help="Engines, each with such a cache, behind a router.")
+    ] = 1,
+    router: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME,...",
+            help="With --replicas: exact, ray-prefix, ray-prefix:10, power-of-two, sessions, turns "
+            "or all. May be repeated.",
+            show_default="all",
+        ),
+    ] = None,
     json_file: Annotated[
         Path | None, typer.Option("--json", metavar="FILE", help="Write all figures to this file.")
     ] = None,
@@ -78,9 +90,15 @@ def simulate(
     Prints hit rates beside what any cache could find, times, overtaking and evictions for each
     cache size and policy. docs/simulation.md says what is real and what is not.
     """
+    if router is not None and replicas == 1:
+        fail("--router says how requests are spread over several replicas: give --replicas")
+    if replicas > 1 and plot is not None:
+        fail("--plot draws studies of one engine: not with --replicas")
     _check_outputs(json_file, plot)
     _check_packages(plot)
-    from rootlace.runtime.simulation.cost import DEFAULT_COST, BadCost, read_cost
+    from rootlace.runtime.contracts.step_cost import BadCost
+    from rootlace.runtime.simulation.cost import DEFAULT_COST, read_cost
+    from rootlace.runtime.simulation.engine import Machine
     from rootlace.runtime.simulation.policies import BadPolicy, all_policies, parse_policy
     from rootlace.runtime.simulation.study import default_sizes
     from rootlace.runtime.simulation.trace import BadTrace, read_trace
@@ -95,6 +113,14 @@ def simulate(
         workload = Workload(read_trace(trace), load)
         sizes = _sizes(cache_tokens) if cache_tokens else default_sizes(workload)
         model = read_cost(cost or DEFAULT_COST)
+        if replicas > 1:
+            machines = [Machine(size, model, max_running) for size in sizes]
+            order = parse_policy(policy[0] if policy else "lpm")
+            names = routers_of(router or ["all"])
+            reports = run_clusters(workload, order, machines, replicas, names)
+            show_clusters(reports)
+            _write(json_file, {"runs": [report.to_json() for report in reports]})
+            return
         study = _run(workload, list(named.values()), sizes, model, max_running)
     except (BadTrace, BadPolicy, BadCost, ValueError) as error:
         fail(str(error))
@@ -103,13 +129,20 @@ def simulate(
     except MemoryError as error:
         fail(f"not enough memory for so many requests, or so large a cache: {error}")
     _show(study)
-    try:
-        if json_file is not None:
-            json_file.write_text(json.dumps(study.to_json(), indent=1) + "\n")
-        if plot is not None:
-            from rootlace.runtime.simulation.plot import plot_study
+    _write(json_file, study.to_json())
+    if plot is not None:
+        from rootlace.runtime.simulation.plot import plot_study
 
+        try:
             plot_study(study, plot)
+        except OSError as error:
+            fail(f"{error.filename}: {error.strerror}")
+
+
+def _write(file: Path | None, figures: dict[str, Any]) -> None:
+    try:
+        if file is not None:
+            file.write_text(json.dumps(figures, indent=1) + "\n")
     except OSError as error:
         fail(f"{error.filename}: {error.strerror}")
 
@@ -206,10 +239,7 @@ def _show(study: Study) -> None:
             f"{report.output_tokens_per_second:.4g}",
             f"{report.busy:.0%}",
         )
-    # In a narrow terminal, broken lines are easier to read than narrow columns.
-    options = console.options.update(width=_WIDEST)
-    console.width = max(console.width, console.measure(table, options=options).maximum)
-    console.print(table)
+    print_wide(console, table)
     console.print("TTFT, TPOT and waiting: p50 / p90 / p99")
     refused = {report.cache_tokens: report.refused for report in study.reports if report.refused}
     for tokens, count in refused.items():

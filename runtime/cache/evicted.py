@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Hashable
@@ -11,14 +10,13 @@ from typing import NamedTuple
 
 import numpy as np
 
+from rootlace.runtime.cache.digest import PrefixDigests
 from rootlace.runtime.cache.node import Node
 
 MAX_TOKENS = 1 << 20
 """Evicted tokens that are remembered, four bytes each."""
 MAX_RECORDS = 4096
 _LOOKED_AT = 64
-
-_MASK = 2**64 - 1
 
 
 class Cause(NamedTuple):
@@ -45,11 +43,8 @@ class Eviction:
 class Evicted:
     """The last evictions, found again by what stood before them.
 
-    The digest of a prefix is a sum over its tokens, each times a random number of its position, in
-    64 bits: so it does not depend on how the tree cuts the prefix into nodes, and a node that
-    remembers the sum up to its end (`Node.digest`) spares its descendants the way up. Two prefixes
-    of equal digest are taken for the same one, which can make an explanation wrong, and nothing
-    else.
+    Two prefixes of equal digest (`PrefixDigests`) are taken for the same one, which can make an
+    explanation wrong, and nothing else.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -57,21 +52,20 @@ class Evicted:
         """On whose behalf the tree evicts now."""
         self._clock = clock
         self._records: deque[Eviction] = deque()
+        self.digests = PrefixDigests()
         self._index: dict[tuple[int, int, int], list[Eviction]] = {}
         """By where they stood, the digest before, and their first token."""
         self._starts: Counter[int] = Counter()
         self._tokens = 0
-        self._random = np.random.Generator(np.random.PCG64(0))
-        self._factors = np.empty(0, np.uint64)
 
     def note(self, leaf: Node, end: int) -> None:
         """`leaf` is about to lose its tokens from the position `end` on."""
         kept = end - leaf.start
         tokens = leaf.tokens[kept:].copy()
         assert leaf.parent is not None
-        digest = self._digest(leaf.parent)
+        digest = self.digests.of_node(leaf.parent)
         if kept:
-            digest = (digest + self._sum(leaf.tokens[:kept], leaf.start)) & _MASK
+            digest = self.digests.extended(digest, leaf.tokens[:kept], leaf.start)
         record = Eviction(end, digest, tokens, self._clock(), self.cause)
         self._records.append(record)
         self._index.setdefault(_key(end, digest, tokens), []).append(record)
@@ -100,9 +94,7 @@ class Evicted:
         Costs O(tokens), and a look at the last `_LOOKED_AT` records for each place where tokens
         like the prompt's own were evicted.
         """
-        terms = (tokens.astype(np.uint64) + np.uint64(1)) * self._upto(len(tokens))
-        seed = np.array([_seed(namespace)], np.uint64)
-        digests = np.concatenate((seed, seed + np.cumsum(terms, dtype=np.uint64)))
+        digests = self.digests.of_all(namespace, tokens)
         found = []
         for start in sorted(start for start in self._starts if start < len(tokens)):
             key = start, int(digests[start]), int(tokens[start])
@@ -135,38 +127,8 @@ class Evicted:
         """Raise AssertionError unless the digest that `node` remembers is right."""
         remembered, node.digest = node.digest, None
         if remembered is not None:
-            assert self._digest(node) == remembered, f"{node} remembers a wrong digest"
-
-    def _digest(self, node: Node) -> int:
-        """The digest of the tokens up to the end of `node`."""
-        below = []
-        while node.digest is None and node.parent is not None:
-            below.append(node)
-            node = node.parent
-        digest = node.digest
-        if digest is None:
-            digest = node.digest = _seed(node.namespace)
-        for link in reversed(below):
-            digest = link.digest = (digest + self._sum(link.tokens, link.start)) & _MASK
-        return digest
-
-    def _sum(self, tokens: np.ndarray, start: int) -> int:
-        factors = self._upto(start + len(tokens))[start:]
-        return int(np.dot(tokens.astype(np.uint64) + np.uint64(1), factors))
-
-    def _upto(self, count: int) -> np.ndarray:
-        """The factors of the first `count` positions."""
-        missing = count - len(self._factors)
-        if missing > 0:
-            more = self._random.integers(2**64, size=max(missing, 1024), dtype=np.uint64)
-            self._factors = np.concatenate((self._factors, more))
-        return self._factors[:count]
+            assert self.digests.of_node(node) == remembered, f"{node} remembers a wrong digest"
 
 
 def _key(start: int, digest: int, tokens: np.ndarray) -> tuple[int, int, int]:
     return start, digest, int(tokens[0])
-
-
-def _seed(namespace: Hashable) -> int:
-    name = ascii(namespace).encode()
-    return int.from_bytes(hashlib.blake2b(name, digest_size=8).digest(), "little")

@@ -62,7 +62,7 @@ class Node:
         self.programs: tuple[int, ...] = ()
         self.shared = False
         self.digest: int | None = None
-        """Of all tokens up to `end`, once it was needed: see `Evicted`."""
+        """Of all tokens up to `end`, once it was needed: see `PrefixDigests`."""
         self.alive = True
         """False once evicted (`parent` stays) or merged (`parent` is then the node it became)."""
         self.key: tuple[float, ...] | None = None

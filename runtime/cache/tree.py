@@ -9,6 +9,7 @@ import numpy as np
 
 from rootlace.runtime.cache.evicted import Cause, Evicted
 from rootlace.runtime.cache.eviction import EvictionPolicy, EvictionQueue
+from rootlace.runtime.cache.journal import Journal
 from rootlace.runtime.cache.node import Node
 from rootlace.runtime.cache.policies import lru
 from rootlace.runtime.cache.pool import BlockPool
@@ -51,6 +52,8 @@ class RadixTree:
         self._policy = policy(self.programs)
         self._queue = EvictionQueue(self._policy)
         self.evicted = evicted or Evicted()
+        self.journal: Journal | None = None
+        """Hears of every change, where somebody wants to know what is held."""
         self.roots: dict[Hashable, Node] = {}
         self.num_nodes = 0
         self.num_tokens = 0
@@ -139,6 +142,8 @@ class RadixTree:
         if position == end:
             return node
         rest = tokens[position:end].copy()
+        if self.journal is not None:
+            self.journal.added(node, rest)
         blocks = table[position // self.block_size : -(-end // self.block_size)].copy()
         self.num_tokens += len(rest)
         fresh = Node(next(self._uids), node, position, rest, blocks)
@@ -225,6 +230,8 @@ class RadixTree:
             nodes.extend(node.children.values())
         for node in reversed(nodes):
             if node.is_evictable:
+                if self.journal is not None:
+                    self.journal.removed(node, node.start)
                 self._remove(node)
 
     def reset(self) -> None:
@@ -234,6 +241,8 @@ class RadixTree:
         self._policy.reset()
         self.programs.reset()
         self.evicted.reset()
+        if self.journal is not None:
+            self.journal.reset()
         self.roots = {}
         self.num_nodes = 0
         self.num_tokens = 0
@@ -307,6 +316,8 @@ class RadixTree:
     def _cut(self, leaf: Node, end: int) -> None:
         """Forget an unlocked leaf's tokens from position `end` on: all if it begins no sooner."""
         self.evicted.note(leaf, max(end, leaf.start))
+        if self.journal is not None:
+            self.journal.removed(leaf, end)
         if end <= leaf.start:
             self._remove(leaf)
             return

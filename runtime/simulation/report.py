@@ -69,9 +69,9 @@ def report_on(
         )
         if own_order
         else None,
-        ttft=_percentiles(outcome.first[served]),
-        tpot=_percentiles(pace),
-        waiting=_percentiles(outcome.waited[served]),
+        ttft=percentiles(outcome.first[served]),
+        tpot=percentiles(pace),
+        waiting=percentiles(outcome.waited[served]),
         longest_wait=float(outcome.waited[served].max(initial=0.0)),
         longest_overtaking=int(outcome.overtaken.max(initial=0)),
         evicted_tokens=outcome.evicted_tokens,
@@ -85,7 +85,7 @@ def report_on(
     )
 
 
-def _percentiles(values: np.ndarray) -> tuple[float, ...]:
+def percentiles(values: np.ndarray) -> tuple[float, ...]:
     if not len(values):
         return (0.0,) * len(PERCENTILES)
     return tuple(np.percentile(values, PERCENTILES).tolist())

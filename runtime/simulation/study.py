@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from rootlace.runtime.contracts.step_cost import StepCost
 from rootlace.runtime.simulation.bounds import clairvoyant_bound, infinite_bound
-from rootlace.runtime.simulation.cost import StepCost
+from rootlace.runtime.simulation.engine import Machine
 from rootlace.runtime.simulation.policies import NamedPolicy
-from rootlace.runtime.simulation.replay import Machine, Replay
+from rootlace.runtime.simulation.replay import Replay
 from rootlace.runtime.simulation.report import Report, report_on
 from rootlace.runtime.simulation.workload import Workload
 

@@ -2,19 +2,35 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
-from benchmarks.synthetic_traces import write_trace
+import pytest
+
+from benchmarks.routing import main
+from benchmarks.synthetic_traces import LOADS, write_trace
 from rootlace.runtime.simulation.bounds import infinite_bound
 from rootlace.runtime.simulation.trace import read_trace
 from rootlace.runtime.simulation.workload import Load, Workload
 
 
-def test_a_made_up_trace_is_read_and_repeats(tmp_path: Path) -> None:
+@pytest.mark.parametrize("load", sorted(LOADS))
+def test_a_made_up_trace_is_read_and_repeats(load: str, tmp_path: Path) -> None:
     paths = [tmp_path / str(which) for which in range(3)]
     for path, seed in zip(paths, (0, 0, 1), strict=True):
-        write_trace(300, seed, path)
+        write_trace(300, seed, path, load)
     assert paths[0].read_bytes() == paths[1].read_bytes() != paths[2].read_bytes()
     trace = read_trace(paths[0])
     assert len(trace) == 300 and trace.format == "mooncake"
     assert infinite_bound(Workload(trace, Load(granularity=32))) > 0.2
+
+
+def test_routers_are_compared(tmp_path: Path) -> None:
+    figures = tmp_path / "routing.json"
+    load = "--replicas 2 --requests 20 --routers exact ray-prefix --granularity 512"
+    search = "--choices 3x1000 --first-rate 100 --precision 64"
+    main([*load.split(), *search.split(), "--json", str(figures)])
+    found = json.loads(figures.read_text())
+    assert [rate["router"] for rate in found["rates"]] == ["exact", "ray-prefix"]
+    assert all(rate["requests_per_second"] > 0 for rate in found["rates"])
+    assert found["choices"][0]["route"] > 0

@@ -12,7 +12,7 @@ from rootlace.cli.app import app
 from tests.simulation.traces import write_azure, write_mooncake
 
 
-def _simulate(*arguments: str | Path) -> Result:
+def _simulate(*arguments: str | Path | int) -> Result:
     return CliRunner().invoke(app, ["simulate", *map(str, arguments)])
 
 
@@ -36,6 +36,25 @@ def test_a_study(mooncake: Path, tmp_path: Path) -> None:
     assert [run["cache_tokens"] for run in runs] == [4000] * 5 + [16000] * 5
     assert all(run["requests"] == 20 and run["refused"] == 0 for run in runs)
     assert picture.read_text().startswith("<?xml")
+
+
+def test_replicas_behind_routers(mooncake: Path, tmp_path: Path) -> None:
+    figures = tmp_path / "out.json"
+    result = _simulate(
+        mooncake, "--replicas", 2, "--router", "exact,turns",
+        "--cache-tokens", "8k", "--json", figures,
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    runs = json.loads(figures.read_text())["runs"]
+    assert [(run["router"], run["replicas"]) for run in runs] == [("exact", 2), ("turns", 2)]
+    assert all(f" {name} " in result.output for name in ("exact", "turns"))
+    for arguments, says in (
+        (["--replicas", 2, "--router", "psychic"], "there are exact, ray-prefix,"),
+        (["--router", "exact"], "give --replicas"),
+        (["--replicas", 2, "--plot", tmp_path / "x.svg"], "not with --replicas"),
+    ):
+        result = _simulate(mooncake, *arguments)
+        assert result.exit_code == 1 and says in result.output, result.output
 
 
 def test_policies_in_one_word(mooncake: Path, tmp_path: Path) -> None:

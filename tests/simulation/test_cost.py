@@ -8,10 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from rootlace.runtime.contracts.step_cost import BadCost, StepCost
 from rootlace.runtime.simulation.cost import (
     DEFAULT_COST,
-    BadCost,
-    StepCost,
     known_costs,
     read_cost,
     time_step,

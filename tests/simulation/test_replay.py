@@ -9,9 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rootlace.runtime.simulation.cost import StepCost
+from rootlace.runtime.contracts.step_cost import StepCost
+from rootlace.runtime.simulation.engine import Machine
 from rootlace.runtime.simulation.policies import parse_policy
-from rootlace.runtime.simulation.replay import Machine, Outcome, Replay, count_overtaken
+from rootlace.runtime.simulation.replay import Outcome, Replay, count_overtaken
 from rootlace.runtime.simulation.trace import read_trace
 from rootlace.runtime.simulation.workload import Load, Workload
 from tests.simulation.traces import token_trace, write_azure, write_mooncake

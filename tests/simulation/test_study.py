@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 
 from rootlace.runtime.config import Eviction, SchedulerConfig
-from rootlace.runtime.simulation.cost import StepCost
+from rootlace.runtime.contracts.step_cost import StepCost
+from rootlace.runtime.simulation.engine import Machine
 from rootlace.runtime.simulation.policies import BadPolicy, all_policies, parse_policy
-from rootlace.runtime.simulation.replay import Machine, Replay
+from rootlace.runtime.simulation.replay import Replay
 from rootlace.runtime.simulation.report import report_on
 from rootlace.runtime.simulation.study import Study, default_sizes, run_study, short
 from rootlace.runtime.simulation.workload import Load, Workload

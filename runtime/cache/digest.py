@@ -1,0 +1,69 @@
+"""Digests of prefixes: the same for the same tokens, however a tree cuts them into nodes."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Hashable
+
+import numpy as np
+
+from rootlace.runtime.cache.node import Node
+
+_MASK = 2**64 - 1
+
+
+class PrefixDigests:
+    """Sums over a prefix's tokens, each times a random number of its position, in 64 bits.
+
+    All instances use the same numbers, so two processes agree. Two prefixes of equal digest are
+    taken for the same one: whoever uses digests must bear that.
+    """
+
+    def __init__(self) -> None:
+        self._random = np.random.Generator(np.random.PCG64(0))
+        self._factors = np.empty(0, np.uint64)
+
+    def of_node(self, node: Node) -> int:
+        """The digest of the tokens up to the end of `node`, which remembers it (`Node.digest`) and
+        so spares its descendants the way up."""
+        below = []
+        while node.digest is None and node.parent is not None:
+            below.append(node)
+            node = node.parent
+        digest = node.digest
+        if digest is None:
+            digest = node.digest = _seed(node.namespace)
+        for link in reversed(below):
+            digest = link.digest = self.extended(digest, link.tokens, link.start)
+        return digest
+
+    def extended(self, digest: int, tokens: np.ndarray, start: int) -> int:
+        """The digest of a prefix of `start` tokens and `tokens` (int32) behind them."""
+        factors = self._upto(start + len(tokens))[start:]
+        return (digest + int(np.dot(tokens.astype(np.uint64) + np.uint64(1), factors))) & _MASK
+
+    def of_all(self, namespace: Hashable, tokens: np.ndarray) -> np.ndarray:
+        """uint64 [len + 1]: the digests of all prefixes of `tokens` (int32), from none on."""
+        return self.behind(_seed(namespace), tokens, 0)
+
+    def behind(self, digest: int, tokens: np.ndarray, start: int) -> np.ndarray:
+        """uint64 [len + 1]: the digests of a prefix of `start` tokens, whose own is `digest`, with
+        none, one and so on of `tokens` (int32) behind it."""
+        factors = self._upto(start + len(tokens))[start:]
+        found = np.empty(len(tokens) + 1, np.uint64)
+        found[0] = digest
+        found[1:] = (tokens.astype(np.uint64) + np.uint64(1)) * factors
+        return np.cumsum(found, out=found)
+
+    def _upto(self, count: int) -> np.ndarray:
+        """The factors of the first `count` positions."""
+        missing = count - len(self._factors)
+        if missing > 0:
+            more = self._random.integers(2**64, size=max(missing, 1024), dtype=np.uint64)
+            self._factors = np.concatenate((self._factors, more))
+        return self._factors[:count]
+
+
+def _seed(namespace: Hashable) -> int:
+    name = ascii(namespace).encode()
+    return int.from_bytes(hashlib.blake2b(name, digest_size=8).digest(), "little")

@@ -1,0 +1,98 @@
+"""What the caches of all replicas hold, as one table of digests of prefixes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from rootlace.runtime.cache.journal import Change
+
+MOST_ENTRIES = 10_000_000
+_LOOKS = 24
+
+
+class PrefixIndex:
+    """Replicas by the digest of a prefix that they hold, as bits of an integer.
+
+    A replica that holds a prefix holds all shorter ones, too. At most `most` prefixes are known: of
+    what comes beyond, nothing is, until others go. About 90 bytes each, and more where many
+    replicas hold the same.
+    """
+
+    def __init__(self, most: int = MOST_ENTRIES) -> None:
+        self._holders: dict[int, int] = {}
+        self._most = most
+        self._bits: list[int] = []
+        """One integer for each replica, which all its entries share."""
+
+    def __len__(self) -> int:
+        return len(self._holders)
+
+    def apply(self, replica: int, change: Change) -> None:
+        """Take in what a replica says of its cache."""
+        if change.fresh:
+            self.drop(replica)
+        self.add(replica, change.added.tolist())
+        self.remove(replica, change.removed.tolist())
+
+    def add(self, replica: int, digests: Iterable[int]) -> None:
+        holders, bit = self._holders, self._bit(replica)
+        room = self._most - len(holders)
+        for digest in digests:
+            known = holders.get(digest)
+            if known is not None:
+                holders[digest] = known | bit if not known & bit else known
+            elif room > 0:
+                holders[digest] = bit
+                room -= 1
+
+    def remove(self, replica: int, digests: Iterable[int]) -> None:
+        holders, bit = self._holders, self._bit(replica)
+        for digest in digests:
+            known = holders.get(digest)
+            if known == bit:
+                del holders[digest]
+            elif known is not None and known & bit:
+                holders[digest] = known & ~bit
+
+    def drop(self, replica: int) -> None:
+        """Forget all that a replica held. Costs O(everything known)."""
+        bit = self._bit(replica)
+        self.remove(replica, [digest for digest, known in self._holders.items() if known & bit])
+
+    def match(
+        self, digests: Sequence[int], beside: PrefixIndex | None = None
+    ) -> list[tuple[int, int]]:
+        """How many of a prompt's `digests` (of its prefixes, the shortest first) replicas hold,
+        here or in `beside`: pairs of a count and the replicas (bits) with that many, the fewest
+        first; replicas with none are left out. Costs O(log) looks for each different count, of
+        which there are few, and a bounded number in all: then some replicas are said to hold less
+        than they do.
+        """
+        here, there = self._holders.get, (beside or self)._holders.get
+
+        def get(digest: int) -> int:
+            return here(digest, 0) | there(digest, 0)
+
+        found: list[tuple[int, int]] = []
+        depth, looks = 0, _LOOKS
+        among = get(digests[0]) if digests else 0
+        while among:
+            # All of `among` hold depth + 1; find the last that they all hold.
+            low, high = depth + 1, len(digests) + 1
+            while high - low > 1:
+                middle = (low + high) // 2
+                if get(digests[middle - 1]) & among == among:
+                    low = middle
+                else:
+                    high = middle
+            looks -= 1
+            depth = low
+            beyond = get(digests[depth]) & among if depth < len(digests) and looks else 0
+            found.append((depth, among & ~beyond))
+            among = beyond
+        return found
+
+    def _bit(self, replica: int) -> int:
+        while len(self._bits) <= replica:
+            self._bits.append(1 << len(self._bits))
+        return self._bits[replica]

@@ -1,0 +1,169 @@
+"""Sends each request to the replica where it costs least."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+
+import numpy as np
+
+from rootlace.runtime.cache.digest import PrefixDigests
+from rootlace.runtime.cache.journal import Change
+from rootlace.runtime.contracts.step_cost import StepCost
+from rootlace.runtime.routing.index import MOST_ENTRIES, PrefixIndex
+
+
+@dataclass(frozen=True)
+class RouterConfig:
+    """`block_size`: at which bounds replicas tell what they hold. `capacity`: tokens of a replica's
+    KV pool, `cost` what its steps take. `spread`: how many times its computing a token counts that
+    another replica has: what is held twice leaves less room for other prefixes."""
+
+    replicas: int
+    block_size: int
+    capacity: int
+    cost: StepCost
+    spread: float = 8.0
+    most_entries: int = MOST_ENTRIES
+
+
+@dataclass
+class _Sent:
+    """A request under way. `seconds`: of computing its prompt, until its first token is told."""
+
+    replica: int
+    seconds: float
+    tokens: int
+    coming: list[int]
+    """Digests of what the replica did not hold."""
+    at: float
+    begun: bool = False
+
+
+class Router:
+    """Knows what replicas hold, and what was sent to them and is not done.
+
+    A replica's price for a request is the time until its first token there: the prompts before it
+    and its own tokens that are not cached, both slowed by the rows that decode; and, where the pool
+    is full, the time until enough of it is free. Prompts on their way count as cached where they
+    were sent: so requests that arrive together and share a prefix stay together, a program's
+    branches among them. A prefix that many want makes its owner busy, until another one is cheaper,
+    computes it and then holds it, too.
+    """
+
+    def __init__(self, config: RouterConfig) -> None:
+        self._config = config
+        self._digests = PrefixDigests()
+        self._held = PrefixIndex(config.most_entries)
+        self._coming = PrefixIndex(config.most_entries)
+        self._sent: dict[Hashable, _Sent] = {}
+        count = config.replicas
+        self._dead: list[int] = []
+        self._queued = np.zeros(count)
+        """Seconds of prompts that are to be computed."""
+        self._rows = np.zeros(count, np.int64)
+        self._tokens = np.zeros(count)
+        """Of requests under way."""
+        self._slow = np.ones(count)
+        """How many times as long as alone a prompt takes beside the rows that decode."""
+        self._served = np.zeros(count, np.int64)
+        """Tokens sent in all: of two that are equally good, the one with less is taken."""
+        self._duration = 1.0
+        """Seconds from sending to the end, of late."""
+
+    def heard(self, replica: int, change: Change) -> None:
+        """What a replica's cache holds has changed."""
+        self._held.apply(replica, change)
+
+    def route(
+        self, request: Hashable, namespace: Hashable, tokens: np.ndarray, output: int, now: float
+    ) -> int:
+        """The replica for a prompt (int32), of which about `output` tokens will be generated. Its
+        first token and its end must be told."""
+        size, length = self._config.block_size, len(tokens)
+        digests = self._digests.of_all(namespace, tokens)[size::size].tolist()
+        held = self._held.match(digests, self._coming)
+        seconds = np.full(self._config.replicas, self._prefill_seconds(length, 0))
+        for count, replicas in held:
+            seconds[_members(replicas, len(seconds))] = self._prefill_seconds(length, count * size)
+        price = (self._queued + seconds) * self._slow
+        price += self._config.spread * seconds
+        if self._tokens.max() + length + output > self._config.capacity:
+            price += self._waiting(length + output)
+        if self._dead:
+            price[self._dead] = np.inf
+        best = np.flatnonzero(price <= price.min() * (1 + 1e-9))
+        replica = int(best[np.argmin(self._served[best])] if len(best) > 1 else best[0])
+        known = next((count for count, replicas in held if replicas >> replica & 1), 0)
+        taken, coming = float(seconds[replica]), digests[known:]
+        self._sent[request] = _Sent(replica, taken, length + output, coming, now)
+        self._coming.add(replica, coming)
+        self._queued[replica] += taken
+        self._tokens[replica] += length + output
+        self._served[replica] += length - known * size
+        return replica
+
+    def first_token(self, request: Hashable) -> None:
+        """The prompt is computed, and what is cached of it was told before."""
+        sent = self._sent[request]
+        self._computed(sent)
+        self._rows[sent.replica] += 1
+        self._slow_down(sent.replica)
+
+    def ended(self, request: Hashable, now: float) -> None:
+        sent = self._sent.pop(request)
+        if sent.begun:
+            self._rows[sent.replica] -= 1
+        else:
+            self._computed(sent)
+        self._tokens[sent.replica] -= sent.tokens
+        self._slow_down(sent.replica)
+        self._duration += 0.05 * (now - sent.at - self._duration)
+
+    def lost(self, replica: int) -> list[Hashable]:
+        """A replica is gone: nothing is sent there any more. Returns its requests, which can be
+        routed again."""
+        self._dead.append(replica)
+        self._held.drop(replica)
+        self._coming.drop(replica)
+        gone = [request for request, sent in self._sent.items() if sent.replica == replica]
+        for request in gone:
+            del self._sent[request]
+        self._queued[replica] = self._rows[replica] = self._tokens[replica] = 0
+        self._slow_down(replica)
+        return gone
+
+    def back(self, replica: int) -> None:
+        """A replica that was lost is there again, with an empty cache."""
+        self._dead.remove(replica)
+
+    def _computed(self, sent: _Sent) -> None:
+        self._coming.remove(sent.replica, sent.coming)
+        sent.begun = True
+        self._queued[sent.replica] = max(self._queued[sent.replica] - sent.seconds, 0.0)
+
+    def _prefill_seconds(self, length: int, cached: int) -> float:
+        """Of a prompt alone; its last token is computed in any case."""
+        cost, rest = self._config.cost, max(length - cached, 1)
+        each = cost.prefill + cost.step / cost.max_step_tokens
+        return rest * (each + cost.pair * (length + cached) / 2)
+
+    def _slow_down(self, replica: int) -> None:
+        """Its rows, or their tokens, have changed: every step of prompts has them, too."""
+        cost, rows = self._config.cost, int(self._rows[replica])
+        beside = rows * cost.decode + cost.context * float(self._tokens[replica]) * (rows > 0)
+        self._slow[replica] = 1 + beside / (cost.step + cost.prefill * cost.max_step_tokens)
+
+    def _waiting(self, tokens: int) -> np.ndarray:
+        """Seconds until the pool has room for so many more tokens: as many are given back in the
+        time that a request takes as requests hold now."""
+        over = np.maximum(self._tokens + (tokens - self._config.capacity), 0)
+        return self._duration * over / np.maximum(self._tokens, 1)
+
+
+def _members(replicas: int, count: int) -> np.ndarray:
+    """The numbers of the bits that are set."""
+    if not replicas & (replicas - 1):
+        return np.array([replicas.bit_length() - 1])
+    raw = np.frombuffer(replicas.to_bytes(-(-count // 8), "little"), np.uint8)
+    return np.flatnonzero(np.unpackbits(raw, bitorder="little"))

@@ -1,0 +1,115 @@
+"""Where requests go: prices worked out by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from rootlace.runtime.cache.digest import PrefixDigests
+from rootlace.runtime.cache.journal import Change
+from rootlace.runtime.contracts.step_cost import StepCost
+from rootlace.runtime.routing.router import Router, RouterConfig
+
+BLOCK = 4
+COST = StepCost(step=0.0, prefill=1.0, decode=0.5, max_step_tokens=4)
+
+
+def router(replicas: int = 3, capacity: int = 10_000, spread: float = 1.0) -> Router:
+    return Router(RouterConfig(replicas, BLOCK, capacity, COST, spread))
+
+
+def tokens(*parts: tuple[int, int]) -> np.ndarray:
+    """So many tokens of each number."""
+    return np.concatenate([np.full(count, number, np.int32) for number, count in parts])
+
+
+def holds(prompt: np.ndarray) -> Change:
+    digests = PrefixDigests().of_all("", prompt)[BLOCK::BLOCK]
+    return Change(digests, np.empty(0, np.uint64))
+
+
+def test_what_shares_nothing_is_spread_evenly() -> None:
+    one = router()
+    went = [one.route(i, "", tokens((i, 40)), 1, 0.0) for i in range(9)]
+    assert sorted(went) == [0, 0, 0, 1, 1, 1, 2, 2, 2]
+
+
+def test_a_prompt_goes_where_it_is_cached() -> None:
+    one = router()
+    one.heard(2, holds(tokens((7, 40))))
+    assert one.route("a", "", tokens((7, 40), (1, 8)), 1, 0.0) == 2
+    one.heard(2, Change(np.empty(0, np.uint64), holds(tokens((7, 40))).added))
+    one.first_token("a")
+    one.ended("a", 1.0)
+    assert one.route("b", "", tokens((7, 40), (1, 8)), 1, 1.0) != 2, "it was evicted"
+
+
+def test_namespaces_share_nothing() -> None:
+    one = router()
+    one.heard(2, holds(tokens((7, 40))))
+    assert one.route("a", "other", tokens((7, 40)), 1, 0.0) == 0
+
+
+def test_branches_that_come_together_stay_together() -> None:
+    one = router()
+    stem = (5, 400)
+    went = {one.route(i, "", tokens(stem, (i, 4)), 1, 0.0) for i in range(10)}
+    assert len(went) == 1, "the first is not computed yet, and counts"
+
+
+def test_a_busy_owner_is_left_where_another_is_cheaper() -> None:
+    one = router(replicas=2)
+    one.heard(0, holds(tokens((7, 40))))
+    one.route("busy", "", tokens((1, 100)), 1, 0.0)  # at 1, which holds nothing
+    one.route("as busy", "", tokens((2, 100)), 1, 0.0)
+    went = [one.route(i, "", tokens((7, 40), (10 + i, 8)), 1, 0.0) for i in range(16)]
+    # The owner's price rises by 8 with each from 108 on; the other's is 100 + 48 + 40 for spread.
+    first = went.index(1)
+    assert went[:first] == [0] * first and 10 <= first <= 11
+    assert set(went[first:]) == {0, 1}, "now both hold it"
+
+
+def test_spread_says_what_it_takes_to_hold_a_prefix_twice() -> None:
+    for spread, expected in ((0.0, 1), (4.0, 0)):
+        one = router(replicas=2, spread=spread)
+        one.heard(0, holds(tokens((7, 40))))
+        one.route("busy", "", tokens((7, 40), (9, 60)), 1, 0.0)
+        # 60 + 8 seconds at the owner, 48 at the other, and `spread` times 40.
+        assert one.route("a", "", tokens((7, 40), (1, 8)), 1, 0.0) == expected
+
+
+def test_a_full_pool_makes_wait() -> None:
+    one = router(replicas=2, capacity=100)
+    one.heard(0, holds(tokens((7, 40))))
+    assert one.route("a", "", tokens((7, 40), (1, 8)), 50, 0.0) == 0
+    one.first_token("a")
+    one.ended("a", 10_000.0)  # requests take long
+    assert one.route("b", "", tokens((7, 40), (1, 8)), 50, 10_000.0) == 0
+    one.first_token("b")
+    assert one.route("c", "", tokens((7, 40), (2, 8)), 50, 10_000.0) == 1
+
+
+def test_rows_that_decode_slow_prompts_down() -> None:
+    one = router(replicas=2)
+    for i in range(4):
+        one.route(i, "", tokens((i, 8)), 1, 0.0)
+        one.first_token(i)
+    for i in (1, 3):  # both went to replica 1
+        one.ended(i, 1.0)
+    assert one.route("a", "", tokens((9, 8)), 1, 1.0) == 1
+
+
+def test_what_a_lost_replica_had_can_be_sent_again() -> None:
+    one = router(replicas=2)
+    one.heard(0, holds(tokens((7, 40))))
+    prompt = tokens((7, 40), (1, 8))
+    assert one.route("a", "", prompt, 1, 0.0) == 0
+    assert one.route("b", "", tokens((8, 40)), 1, 0.0) == 1
+    assert one.lost(0) == ["a"]
+    assert one.route("a", "", prompt, 1, 0.0) == 1
+    one.first_token("a")
+    one.ended("a", 1.0)
+    one.first_token("b")
+    one.ended("b", 1.0)
+    one.back(0)
+    went = {one.route(i, "", tokens((20 + i, 40)), 1, 2.0) for i in range(2)}
+    assert went == {0, 1}

@@ -1,0 +1,69 @@
+"""Several simulated engines behind a router."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+
+from rootlace.runtime.contracts.step_cost import StepCost
+from rootlace.runtime.simulation.cluster import Cluster, ClusterReport
+from rootlace.runtime.simulation.engine import Machine
+from rootlace.runtime.simulation.policies import parse_policy
+from rootlace.runtime.simulation.replay import Replay
+from rootlace.runtime.simulation.report import report_on
+from rootlace.runtime.simulation.routers import ROUTINGS
+from rootlace.runtime.simulation.trace import Trace
+from rootlace.runtime.simulation.workload import Load, Workload
+from tests.simulation.traces import token_trace
+
+COST = StepCost(step=0.01, prefill=1e-3, decode=1e-3, context=1e-6, max_step_tokens=64)
+
+
+def shared(count: int, seed: int, gap: float) -> Trace:
+    """Prompts behind one of eight prefixes of 48 tokens."""
+    dice = random.Random(seed)
+    prompts = [
+        [1000 + dice.randrange(8), *range(47), *(dice.randrange(1 << 20) for _ in range(4))]
+        for _ in range(count)
+    ]
+    return token_trace(prompts, outputs=4, gap=gap)
+
+
+def play(workload: Workload, router: str, replicas: int, tokens: int = 4096) -> ClusterReport:
+    return Cluster(workload, parse_policy("lpm"), Machine(tokens, COST), replicas, router).run()
+
+
+@pytest.mark.parametrize("router", sorted(ROUTINGS))
+def test_one_replica_is_what_an_engine_alone_is(router: str) -> None:
+    workload = Workload(shared(30, 1, 0.02), Load(granularity=1))
+    machine = Machine(1024, COST)
+    alone = report_on(workload, Replay(workload, parse_policy("lpm"), machine).run(), 1.0)
+    report = play(workload, router, 1, tokens=1024)
+    assert report.hit_rate == pytest.approx(alone.hit_rate)
+    assert report.ttft == pytest.approx(alone.ttft, rel=1e-3)
+    assert report.tpot == pytest.approx(alone.tpot, rel=1e-3)
+    assert report.refused == alone.refused == 0 and report.imbalance == 1.0
+
+
+def test_who_knows_the_caches_computes_least_and_answers_soonest() -> None:
+    # Four caches of 144 tokens have room for two of the eight prefixes each, beside what runs.
+    workload = Workload(shared(150, 2, 0.012), Load(granularity=1))
+    names = ("exact", "power-of-two", "turns", "sessions")
+    reports = {name: play(workload, name, 4, tokens=144) for name in names}
+    best = reports["exact"]
+    assert all(report.requests - report.refused == 150 for report in reports.values())
+    for name in ("power-of-two", "turns"):
+        assert best.hit_rate > reports[name].hit_rate + 0.1
+        assert best.ttft[2] < reports[name].ttft[2]
+    assert reports["sessions"].hit_rate > reports["turns"].hit_rate
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    trace = token_trace([list(range(40)), [1, 2, 3]], outputs=2, gap=1.0)
+    report = play(Workload(trace, Load(granularity=1)), "exact", 2, tokens=32)
+    assert report.refused == 1 and report.requests == 2
+    row = report.to_json()
+    assert row["router"] == "exact" and row["ttft"].keys() == {"p50", "p90", "p99"}
+    assert np.isfinite(list(row["ttft"].values())).all()
