@@ -21,6 +21,8 @@ from rootlace.wire.errors import (
 
 log = logging.getLogger(__name__)
 
+CLIENT_GONE = 499
+"""What nginx calls it in logs."""
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 RETRY_AFTER_SECONDS = 1
@@ -146,7 +148,8 @@ async def error_middleware(request: web.Request, handler: Handler) -> web.Stream
             raise
         return error_response(error, request.path)
     except ConnectionResetError:
-        raise  # the client is gone: nobody to answer
+        # The client is gone, and nobody reads this; raised, it would be logged as a fault of ours.
+        return web.Response(status=CLIENT_GONE)
     except Exception as error:
         log.exception("%s %s failed", request.method, request.path)
         return error_response(error, request.path)

@@ -1,0 +1,221 @@
+"""Does a server that is asked for more than it can, for hours, stay as it was?
+`python -m benchmarks.soak --hours 1 [--json FILE] [--plot FILE.svg]`, or `make soak HOURS=1`.
+
+A thousand clients, each with a connection of its own, ask a server with the embedded model for all
+kinds of things and leave some of them; programs fork; the engine is killed now and then in the
+first half. Printed are the slopes of memory and hit rate with their standard errors (by least
+squares on means of a minute, without the first part of each process's life), what was asked, and
+what went wrong: answers that differ from those of the same question before, errors, engines that
+died by themselves, invariants of tree and pool that did not hold. Ends with 1 where something did.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import re
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import msgspec
+from rich.console import Console
+
+import rootlace as rl
+from benchmarks.common import Report, console_of, new_parser, new_table
+from benchmarks.soak import watched
+from benchmarks.soak.load import Tally, running
+from benchmarks.soak.plot import plot_soak
+from benchmarks.soak.record import SERIES, Record, Watcher
+from rootlace.runtime.assets import demo_model
+from rootlace.wire.errors import RootlaceError
+
+KILLS = 6
+"""Engines that are killed, in the first half; a fourth within five minutes would not come back."""
+HOLD_SECONDS = 60.0
+REST_SECONDS = 120.0
+
+
+def main() -> None:
+    parser = new_parser("soak", __doc__)
+    parser.add_argument("--hours", type=float, default=1.0)
+    parser.add_argument("--clients", type=int, default=1000, help="connections over HTTP")
+    parser.add_argument("--programs", type=int, default=8, help="at a time")
+    parser.add_argument("--pause", type=float, default=5.0, help="seconds a client thinks, mean")
+    parser.add_argument("--kills", type=int, default=KILLS)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--plot", type=Path, metavar="FILE.svg")
+    args = parser.parse_args()
+    console, report = console_of(100), Report("soak", args, "aiohttp")
+    with tempfile.TemporaryDirectory() as folder:
+        record, tally, rest = _soak(args, Path(folder), report)
+        checks = watched.checks_file(Path(folder)).read_text()
+        faults = _faults(record, tally, rest, checks)
+        _print(console, record, tally, checks, faults, 3600 * args.hours / 12)
+        report.add("slopes", record.slopes(3600 * args.hours / 12))
+        report.add("grown", _grown(Path(folder), record))
+    report.add("asked", dict(tally.done) | {"left": tally.left, "compared": tally.repeated})
+    report.add("failed", {"count": tally.failed, "first": tally.told})
+    report.add("checks", {"done": len(checks), "failed": checks.count("!")})
+    report.add("engines", {"all": len(record.engines), "killed": len(record.killed)})
+    report.add("at_rest", rest)
+    report.add("faults", faults)
+    report.add("minutes", record.minutes())
+    console.print(report.foreign_line())
+    report.write()
+    if args.plot:
+        plot_soak(record.minutes(), args.plot)
+    sys.exit(bool(faults))
+
+
+def _soak(
+    args: argparse.Namespace, folder: Path, report: Report
+) -> tuple[Record, Tally, dict[str, Any]]:
+    with (
+        patch("rootlace.client.runtime.GATEWAY_MODULE", watched.__name__),
+        patch.dict(os.environ, {watched.FOLDER_VARIABLE: str(folder)}),
+        rl.Runtime(
+            demo_model(),
+            device="cpu",
+            http_port=0,
+            num_blocks=2048,
+            hold_seconds=HOLD_SECONDS,
+            log_file=folder / "log.txt",
+        ) as runtime,
+    ):
+        watcher = Watcher(runtime, folder, every=5.0)
+        tally = asyncio.run(_ask(args, runtime, watcher, folder))
+        rest = _rest(runtime)
+        report.add("logged", _logged((folder / "log.txt").read_text()))
+    return watcher.record, tally, rest
+
+
+async def _ask(
+    args: argparse.Namespace, runtime: rl.Runtime, watcher: Watcher, folder: Path
+) -> Tally:
+    seconds = 3600 * args.hours
+    end = time.monotonic() + seconds
+    load = (args.clients, args.programs, args.pause, args.seed)
+    async with running(str(runtime.url), runtime.endpoint, *load) as tally:
+        watching = asyncio.ensure_future(watcher.run(lambda: time.monotonic() > end))
+        telling = asyncio.ensure_future(_tell(watcher, tally))
+        for _ in range(args.kills):
+            await asyncio.sleep(seconds / 2 / args.kills)
+            watcher.kill_engine()
+        await asyncio.sleep(seconds / 10)
+        watched.ask_for_lines(folder, 1)
+        await watching
+        telling.cancel()
+        watched.ask_for_lines(folder, 2)
+        await asyncio.sleep(10)
+    return tally
+
+
+async def _tell(watcher: Watcher, tally: Tally) -> None:
+    """A line a minute, for who waits."""
+    while True:
+        await asyncio.sleep(60)
+        last = watcher.record.samples[-1]
+        print(
+            f"{last.seconds / 60:.0f} min: {sum(tally.done.values()):,} answers, {tally.failed} failed, "
+            f"gateway {last.gateway_rss_mib:.0f} MiB, engine {last.engine_rss_mib:.0f} MiB, "
+            f"{last.counters.get('waiting')} waiting",
+            flush=True,
+        )
+
+
+def _rest(runtime: rl.Runtime) -> dict[str, Any]:
+    """The counters once nobody asks and nothing is held any more."""
+    until = time.monotonic() + REST_SECONDS + HOLD_SECONDS
+    found: dict[str, Any] = {}
+    while time.monotonic() < until:
+        try:
+            found = runtime.endpoint.get_server_info()
+        except RootlaceError:
+            found = {}
+        if found and not _left(found):
+            break
+        time.sleep(1)
+    names = ("blocks_total", "blocks_free", "blocks_used", "blocks_evictable", "sessions")
+    return {name: found.get(name) for name in (*names, "branches", "running", "waiting")}
+
+
+def _left(found: dict[str, Any]) -> list[str]:
+    """What is held where nothing should be; the session is that of who asks."""
+    names = ("blocks_used", "branches", "running", "waiting")
+    held = [name for name in names if found[name]]
+    return held + (["sessions"] if found["sessions"] > 1 else [])
+
+
+def _faults(record: Record, tally: Tally, rest: dict[str, Any], checks: str) -> list[str]:
+    faults = []
+    if tally.failed:
+        faults.append(f"{tally.failed} answers were wrong or missing")
+    if "!" in checks or not checks:
+        faults.append(f"{checks.count('!')} of {len(checks)} checks of tree and pool failed")
+    died = len(record.engines) - 1 - len(record.killed)
+    if died > 0:
+        faults.append(f"{died} engines died by themselves")
+    if rest["blocks_total"] is None:
+        faults.append("the server did not answer at the end")
+    elif left := _left(rest):
+        faults.append(f"at rest there were still {', '.join(left)}")
+    return faults
+
+
+def _grown(folder: Path, record: Record) -> dict[str, dict[str, int]]:
+    """Bytes that lines of code held more at the end than after the beginning, the ten that grew
+    most, of the gateway and of the last engine."""
+    found = {}
+    for file in sorted(folder.glob("*.lines-2")):
+        pid = int(file.name.partition(".")[0])
+        before = watched.lines_file(folder, pid, 1)
+        if not before.exists():
+            continue
+        old, new = (msgspec.json.decode(one.read_bytes()) for one in (before, file))
+        more = {_short(line): size - old.get(line, 0) for line, size in new.items()}
+        most = sorted(more, key=lambda line: -more[line])[:10]
+        part = "engine" if pid in record.engines else "gateway"
+        found[part] = {line: more[line] for line in most}
+    return found
+
+
+def _logged(text: str) -> dict[str, int]:
+    """The messages that are no information, without their times, and how often each came."""
+    lines = [re.split(r" (ERROR|WARNING) ", line)[1:] for line in text.splitlines()]
+    return dict(Counter(" ".join(line)[:160] for line in lines if line).most_common(20))
+
+
+def _short(line: str) -> str:
+    """The last folders of a path alone."""
+    return "/".join(line.split("/")[-3:])
+
+
+def _print(
+    console: Console,
+    record: Record,
+    tally: Tally,
+    checks: str,
+    faults: list[str],
+    settle: float,
+) -> None:
+    table = new_table("growth per hour ± standard error", "", "per hour", "mean", "minutes")
+    for name, slope in record.slopes(settle).items():
+        cells = ("", "", "") if slope is None else (str(slope), f"{slope.mean:.4g}", slope.points)
+        table.add_row(SERIES[name], *map(str, cells))
+    console.print(table)
+    asked = ", ".join(f"{name} {count:,}" for name, count in sorted(tally.done.items()))
+    console.print(f"asked: {asked}; left {tally.left:,}; compared {tally.repeated:,}")
+    console.print(f"engines {len(record.engines)}, killed {len(record.killed)}")
+    console.print(f"checks of tree and pool {len(checks)}, failed {checks.count('!')}")
+    for line in [*faults, *tally.told]:
+        console.print(f"! {line}", markup=False)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,122 @@
+"""A gateway process, and the engine that it starts, which tell what Python objects take there.
+
+Both are the real ones. A thread in each writes once a second how much memory `tracemalloc` counts
+to a file of the process, and on demand by which lines it was taken; the engine checks every
+invariant of its tree and pool now and then, and writes what it found.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+import tracemalloc
+from pathlib import Path
+from unittest.mock import patch
+
+import msgspec
+
+from rootlace.runtime import processes
+from rootlace.runtime.scheduler.scheduler import Scheduler
+
+FOLDER_VARIABLE = "SOAK_FOLDER"
+"""The environment's variable that says where files go."""
+CHECK_SECONDS = 20.0
+ENGINE_MODULE = "rootlace.runtime.engine"
+LINES = 400
+"""So many lines of code are told that hold the most memory."""
+
+
+def traced_file(folder: Path, pid: int) -> Path:
+    return folder / f"{pid}.traced"
+
+
+def checks_file(folder: Path) -> Path:
+    """A character for each check of all engines: "." that found nothing, "!" one that did."""
+    return folder / "checks"
+
+
+def lines_file(folder: Path, pid: int, number: int) -> Path:
+    return folder / f"{pid}.lines-{number}"
+
+
+def ask_for_lines(folder: Path, number: int) -> None:
+    """Have all processes write which lines hold memory, for the `number`th time."""
+    (folder / f"lines-{number}").touch()
+
+
+class MemoryTeller(threading.Thread):
+    """The thread."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(name="memory", daemon=True)
+        self._folder = folder
+        self._told = self._asked()
+
+    def run(self) -> None:
+        file = traced_file(self._folder, os.getpid())
+        while True:
+            file.write_text(str(tracemalloc.get_traced_memory()[0]))
+            if self._asked() > self._told:
+                self._told += 1
+                self._tell_lines(lines_file(self._folder, os.getpid(), self._told))
+            time.sleep(1.0)
+
+    def _asked(self) -> int:
+        return len(list(self._folder.glob("lines-*")))
+
+    def _tell_lines(self, file: Path) -> None:
+        found = tracemalloc.take_snapshot().statistics("lineno")[:LINES]
+        sizes = {
+            f"{one.traceback[0].filename}:{one.traceback[0].lineno}": one.size for one in found
+        }
+        file.write_bytes(msgspec.json.encode(sizes))
+
+
+class Checker:
+    """What is called in place of `Scheduler._check_if_asked`, wherever nothing is half done."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        self._next = time.monotonic()
+
+    def __call__(self, scheduler: Scheduler) -> None:
+        if time.monotonic() < self._next:
+            return
+        try:
+            scheduler.check()
+        except BaseException:
+            self._write("!")
+            raise
+        self._write(".")
+        self._next = time.monotonic() + CHECK_SECONDS
+
+    def _write(self, found: str) -> None:
+        with self._file.open("a") as file:
+            file.write(found)
+
+
+def main(part: str) -> int:
+    folder = Path(os.environ[FOLDER_VARIABLE])
+    tracemalloc.start()
+    MemoryTeller(folder).start()
+    if part == "engine":
+        from rootlace.runtime.engine.__main__ import main as engine_main
+
+        checker = Checker(checks_file(folder))
+        with patch.object(Scheduler, "_check_if_asked", lambda scheduler: checker(scheduler)):
+            return engine_main()
+    from rootlace.runtime.gateway.__main__ import main as gateway_main
+
+    real = processes.child_command
+
+    def command(module: str) -> list[str]:
+        return [*real(__spec__.name), "engine"] if module == ENGINE_MODULE else real(module)
+
+    with patch.object(processes, "child_command", command):
+        return gateway_main()
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:] or ["gateway"]))

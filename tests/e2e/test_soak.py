@@ -1,0 +1,69 @@
+"""The clients of the soak, for a moment: what they ask is answered, and nothing is left behind."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+import rootlace as rl
+from benchmarks.soak.load import KINDS, Client, Tally, running
+from benchmarks.soak.record import Record, Sample
+from benchmarks.soak.slope import slope_of
+from tests.e2e.conftest import RawClient, Server
+from tests.waiting import eventually, until
+
+
+async def test_everything_the_clients_ask_is_answered(server: Server, client: RawClient) -> None:
+    """The engine of this server checks its tree and pool after every step."""
+    before = client.status()
+    async with running(server.url, rl.RuntimeEndpoint(server.address), 24, 1, 0.02, 3) as tally:
+        await until(lambda: tally.failed or len(tally.done) == len(KINDS) + 1)
+    assert tally.told == []
+    assert tally.repeated
+    names = ("running", "waiting", "branches", "sessions", "blocks_used")
+    held = [before[name] for name in names]
+    # The program's connection is kept, and so are responses that may be gone on from.
+    del held
+
+
+def test_a_server_that_forgets_is_found_out() -> None:
+    tally = Tally()
+    tally.same("question", "answer")
+    with pytest.raises(Exception, match="before 'answer'"):
+        tally.same("question", "other")
+
+
+def test_a_slope_and_its_error() -> None:
+    """Against numpy's least squares, whose residuals give the error."""
+    dice = np.random.default_rng(0)
+    times = np.arange(0, 3600, 60.0)
+    values = 100 + times / 3600 * 7 + dice.normal(size=len(times))
+    found = slope_of([(times, values)])
+    (slope, _), covariance = np.polyfit(times / 3600, values, 1, cov=True)
+    assert found is not None
+    assert found.per_hour == pytest.approx(slope)
+    assert found.error == pytest.approx(math.sqrt(covariance[0, 0]))
+    assert found.mean == pytest.approx(values.mean())
+    assert found.points == len(times)
+
+
+def test_lives_have_levels_of_their_own() -> None:
+    """Two engines, of which each keeps what it has: that the second has more is no growth."""
+    flat = [([0.0, 60.0, 120.0], [5.0, 5.0, 5.0]), ([300.0, 360.0, 420.0], [9.0, 9.0, 9.0])]
+    found = slope_of(flat)
+    assert found is not None and found.per_hour == pytest.approx(0) and found.mean == 7
+    assert slope_of([([0.0], [1.0])]) is None and slope_of([]) is None
+
+
+def test_what_is_measured_of_a_process_begins_when_it_has_settled() -> None:
+    def sample(second: float, engine: int) -> Sample:
+        memory = 50.0 if second < 300 else 60 + second / 3600
+        return Sample(second, engine, memory, memory, 9, memory, memory)
+
+    record = Record([sample(second, 1) for second in np.arange(0, 1800, 5.0)])
+    slope = record.slopes(600)["engine_rss_mib"]
+    assert slope is not None and slope.per_hour == pytest.approx(1)
+    with_start = record.slopes(0)["gateway_rss_mib"]
+    assert with_start is not None and with_start.per_hour > 10
