@@ -35,7 +35,7 @@ from benchmarks.soak.record import SERIES, Record, Watcher
 from rootlace.runtime.assets import demo_model
 from rootlace.wire.errors import RootlaceError
 
-KILLS = 6
+KILLS = 5
 """Engines that are killed, in the first half; a fourth within five minutes would not come back."""
 HOLD_SECONDS = 60.0
 REST_SECONDS = 120.0
@@ -106,7 +106,7 @@ async def _ask(
         telling = asyncio.ensure_future(_tell(watcher, tally))
         for _ in range(args.kills):
             await asyncio.sleep(seconds / 2 / args.kills)
-            watcher.kill_engine()
+            await watcher.kill_engine()
         await asyncio.sleep(seconds / 10)
         watched.ask_for_lines(folder, 1)
         await watching
@@ -122,7 +122,8 @@ async def _tell(watcher: Watcher, tally: Tally) -> None:
         await asyncio.sleep(60)
         last = watcher.record.samples[-1]
         print(
-            f"{last.seconds / 60:.0f} min: {sum(tally.done.values()):,} answers, {tally.failed} failed, "
+            f"{last.seconds / 60:.0f} min: {sum(tally.done.values()):,} answers, "
+            f"{tally.failed} failed, "
             f"gateway {last.gateway_rss_mib:.0f} MiB, engine {last.engine_rss_mib:.0f} MiB, "
             f"{last.counters.get('waiting')} waiting",
             flush=True,

@@ -105,11 +105,13 @@ class Watcher:
                     return child
         return None
 
-    def kill_engine(self) -> None:
-        engine = self.engine()
-        if engine is not None:
-            self.record.killed.append(engine.pid)
-            engine.kill()
+    async def kill_engine(self) -> None:
+        """Once it works."""
+        while not (self.record.samples and self.record.samples[-1].engine):
+            await asyncio.sleep(1)
+        engine = psutil.Process(self.record.samples[-1].engine)
+        self.record.killed.append(engine.pid)
+        engine.kill()
 
     async def run(self, until: Callable[[], bool]) -> None:
         while not until():
