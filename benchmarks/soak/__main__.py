@@ -86,6 +86,7 @@ def _soak(
             num_blocks=2048,
             hold_seconds=HOLD_SECONDS,
             log_file=folder / "log.txt",
+            launch_timeout=1200,
         ) as runtime,
     ):
         watcher = Watcher(runtime, folder, every=5.0)

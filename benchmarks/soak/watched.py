@@ -1,7 +1,7 @@
 """A gateway process, and the engine that it starts, which tell what Python objects take there.
 
 Both are the real ones. A thread in each writes once a second how much memory `tracemalloc` counts
-to a file of the process, and on demand by which lines it was taken; the engine checks every
+(in an engine: since its first request) to a file of the process, and on demand by which lines it was taken; the engine checks every
 invariant of its tree and pool now and then, and writes what it found.
 """
 
@@ -82,6 +82,8 @@ class Checker:
         self._next = time.monotonic()
 
     def __call__(self, scheduler: Scheduler) -> None:
+        if not tracemalloc.is_tracing():
+            tracemalloc.start()  # not before: importing torch would take several times as long
         if time.monotonic() < self._next:
             return
         try:
@@ -99,7 +101,6 @@ class Checker:
 
 def main(part: str) -> int:
     folder = Path(os.environ[FOLDER_VARIABLE])
-    tracemalloc.start()
     MemoryTeller(folder).start()
     if part == "engine":
         from rootlace.runtime.engine.__main__ import main as engine_main
@@ -107,6 +108,7 @@ def main(part: str) -> int:
         checker = Checker(checks_file(folder))
         with patch.object(Scheduler, "_check_if_asked", lambda scheduler: checker(scheduler)):
             return engine_main()
+    tracemalloc.start()
     from rootlace.runtime.gateway.__main__ import main as gateway_main
 
     real = processes.child_command
