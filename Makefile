@@ -7,7 +7,13 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 CLIENTS := .venv-clients
+TOOLS := .venv-tools
 MYPY_TREE := build/mypy
+
+# What `make soak` and `make fuzz` take, and which readers of tests/corpora the latter tries.
+HOURS ?= 1
+MINUTES ?= 5
+READERS ?=
 
 # The GPU's targets need no .venv: the Python that has torch with CUDA runs them.
 GPU_PYTHON ?= $(or $(PYTHON),python3)
@@ -23,7 +29,7 @@ PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-r
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check test clients api-fuzz docs simulate kernels lint mypy-tree format wheel clean
+.PHONY: help setup demo check test clients api-fuzz docs simulate fuzz soak audit sbom kernels lint mypy-tree format wheel clean
 .PHONY: gpu-check gpu-test gpu-bench gpu-wheels
 
 help:
@@ -34,6 +40,10 @@ help:
 	@echo "make api-fuzz  all that the OpenAPI document admits, and much that it does not (a minute)"
 	@echo "make simulate SEEDS=0:100  worlds of clients, a gateway and engines with faults, on a virtual clock"
 	@echo "make docs    the site of docs/, in build/site; warnings are errors"
+	@echo "make fuzz MINUTES=5  inputs that reach more of what reads strangers' bytes (tests/corpora)"
+	@echo "make soak HOURS=1    a thousand clients, killed engines: does memory stay flat?"
+	@echo "make audit   known vulnerabilities of the packages in .venv (needs a network)"
+	@echo "make sbom    what .venv consists of, as CycloneDX: build/sbom.json"
 	@echo "make kernels compile all Triton kernels for sm_80 and sm_90, without a GPU"
 	@echo "make gpu-check  on a machine with a GPU: its tests and its benchmark, without .venv"
 	@echo "                (gpu-test, gpu-bench: one of them; gpu-wheels: what to bring there)"
@@ -102,6 +112,31 @@ simulate: $(READY)
 docs: $(READY)
 	$(BIN)/python scripts/build_site.py build/site
 
+# Like CLIENTS.
+$(TOOLS)/.ready: pyproject.toml $(READY)
+	$(BIN)/python -m venv --clear --upgrade-deps $(TOOLS)
+	$(BIN)/python -c "import sysconfig; print(f'import site; site.addsitedir({sysconfig.get_path(\"purelib\")!r})')" \
+	  > $$($(TOOLS)/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/venv.pth
+	$(BIN)/python -c "import tomllib; \
+	  print(*tomllib.load(open('pyproject.toml', 'rb'))['project']['optional-dependencies']['tools'])" \
+	  | xargs $(TOOLS)/bin/python -m pip install --quiet
+	@touch $@
+
+fuzz: $(TOOLS)/.ready
+	$(TOOLS)/bin/python -m scripts.fuzz --minutes $(MINUTES) $(READERS)
+
+soak: $(READY)
+	$(BIN)/python -m benchmarks.soak --hours $(HOURS) --json build/soak.json
+
+# The audit asks a database for each package and version; what is consistent is checked without.
+audit: $(TOOLS)/.ready
+	$(BIN)/python -m pip check
+	$(TOOLS)/bin/pip-audit --path $$($(BIN)/python -c "import sysconfig; print(sysconfig.get_path('purelib'))") --progress-spinner off
+
+sbom: $(TOOLS)/.ready
+	@mkdir -p build
+	$(TOOLS)/bin/cyclonedx-py environment --pyproject pyproject.toml --mc-type library --output-reproducible --of JSON -o build/sbom.json $(BIN)/python
+
 kernels: $(READY)
 	$(BIN)/python scripts/compile_kernels.py
 
@@ -140,4 +175,6 @@ wheel: $(READY)
 
 clean:
 	rm -rf $(VENV) $(CLIENTS) tests/clients/vercel/node_modules build dist rootlace.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+
+	rm -rf $(VENV) $(CLIENTS) $(TOOLS) build dist rootlace.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable
+from itertools import chain
 from typing import Generic, Protocol, TypeVar
 
 TICK_SECONDS = 0.5
@@ -20,7 +21,9 @@ J = TypeVar("J", bound=Job)
 
 
 class Lane(Generic[J]):
-    """`threads` daemon threads that call `work(job)`, in order; started at the first job.
+    """`threads` daemon threads that call `work(job)`; started at the first job.
+
+    The jobs of one client run in order; clients take turns, job by job.
 
     A job that computes for more than `seconds` is handed to `overdue` (on another thread); the
     thread that runs it gets a successor, and ends once the job returns. Neither function may raise.
@@ -39,18 +42,19 @@ class Lane(Generic[J]):
         self._work = work
         self._overdue = overdue
         self._seconds = seconds
-        self._queue: deque[J] = deque()
+        self._queues: OrderedDict[str, deque[J]] = OrderedDict()
+        """Of clients who have some, that of whose turn it is first."""
         self._running: dict[threading.Thread, J] = {}
         self._changed = threading.Condition()
         self._started = False
         self._closed = False
 
-    def put(self, job: J) -> bool:
+    def put(self, job: J, client: str = "") -> bool:
         """False if the lane is closed."""
         with self._changed:
             if self._closed:
                 return False
-            self._queue.append(job)
+            self._queues.setdefault(client, deque()).append(job)
             if not self._started:
                 self._started = True
                 for _ in range(self._threads):
@@ -65,8 +69,8 @@ class Lane(Generic[J]):
         which are not waited for."""
         with self._changed:
             self._closed = True
-            left = [*self._queue, *self._running.values()]
-            self._queue.clear()
+            left = [*chain(*self._queues.values()), *self._running.values()]
+            self._queues.clear()
             self._changed.notify_all()
             return left
 
@@ -77,16 +81,25 @@ class Lane(Generic[J]):
         me = threading.current_thread()
         while True:
             with self._changed:
-                while not self._queue and not self._closed:
+                while not self._queues and not self._closed:
                     self._changed.wait()
                 if self._closed:
                     return
-                job = self._running[me] = self._queue.popleft()
+                job = self._running[me] = self._take()
                 self._changed.notify_all()
             self._work(job)
             with self._changed:
                 if self._running.pop(me, None) is None:
                     return  # somebody else has taken this thread's place
+
+    def _take(self) -> J:
+        client, queue = next(iter(self._queues.items()))
+        job = queue.popleft()
+        if queue:
+            self._queues.move_to_end(client)
+        else:
+            del self._queues[client]
+        return job
 
     def _watch(self) -> None:
         assert self._overdue is not None

@@ -1,8 +1,9 @@
 """A gateway process, and the engine that it starts, which tell what Python objects take there.
 
 Both are the real ones. A thread in each writes once a second how much memory `tracemalloc` counts
-(in an engine: since its first request) to a file of the process, and on demand by which lines it was taken; the engine checks every
-invariant of its tree and pool now and then, and writes what it found.
+(in an engine: since its first request) to a file of the process, and on demand by which lines it
+was taken; the engine checks every invariant of its tree and pool now and then, and writes what it
+found.
 """
 
 from __future__ import annotations

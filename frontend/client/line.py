@@ -92,7 +92,7 @@ class Line:
         self.last_heard = time.monotonic()
         try:
             events = protocol.decode_events(frames[0])
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             reason = f"{self._address} sent what cannot be decoded: {error}"
             self._lose(ProtocolError(reason))
             return

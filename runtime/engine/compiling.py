@@ -19,7 +19,7 @@ class Compiler(Protocol):
 
     def cached(self, constraint: Constraint) -> Grammar | None: ...
 
-    def submit(self, constraint: Constraint) -> Future[Grammar]: ...
+    def submit(self, constraint: Constraint, client: str = ...) -> Future[Grammar]: ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,7 +54,7 @@ class CompilingRequests:
 
     def add(self, request: Request, constraint: Constraint) -> None:
         """Have the request's `constraint` compiled, unless that is under way already."""
-        grammar = self._compiler.submit(constraint)
+        grammar = self._compiler.submit(constraint, request.client)
         waiting = self._by_rid[request.rid] = Waiting(request, grammar, time.monotonic())
         grammar.add_done_callback(lambda _: self._done.put(waiting))
 

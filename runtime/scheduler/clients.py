@@ -66,11 +66,17 @@ class ClientQueues:
         return 0 if queue is None else len(queue), len(self._queues)
 
     def ahead(self, sequence: Sequence) -> Iterator[Sequence]:
-        """Requests that are surely admitted before `sequence`, were it added now. Those of other
-        clients are not: it may be its own client's turn."""
-        queue = self._queues.get(sequence.request.client)
-        if queue is not None:
-            yield from queue.ahead(sequence)
+        """Requests that are admitted before `sequence`, were it added now: of its own client, and
+        as many of each other one's, who take turns with it."""
+        client = sequence.request.client
+        queue = self._queues.get(client)
+        turns = 1
+        for one in () if queue is None else queue.ahead(sequence):
+            turns += 1
+            yield one
+        for name, other in self._queues.items():
+            if name != client:
+                yield from islice(other, turns)
 
     def add(self, sequence: Sequence) -> None:
         client = sequence.request.client

@@ -1,7 +1,8 @@
-"""How fast prompts are computed, and when a tick of the tree was."""
+"""How fast prompts are computed, how long requests take, and when a tick of the tree was."""
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
 from collections import deque
 
@@ -10,6 +11,10 @@ _LARGE_STEP = 64
 _KEPT = 0.9
 """What an older step counts beside the next one."""
 _SAMPLES = 3600
+_ENDED = 0.95
+"""What requests that ended before count beside the next one."""
+_DEVIATIONS = 2.0
+"""By so many standard deviations a request is taken to be longer than the mean."""
 
 
 class PromptPace:
@@ -28,6 +33,41 @@ class PromptPace:
     def seconds(self, tokens: int) -> float:
         """How long so many tokens would take; 0 while nothing is known."""
         return tokens * self._seconds / self._tokens if self._tokens else 0.0
+
+
+class ServicePace:
+    """How long requests take from their admission to their end, by those that ended lately."""
+
+    def __init__(self) -> None:
+        self._count = 0.0
+        self._seconds = 0.0
+        self._rows = 0.0
+        self._outputs = 0.0
+        self._squares = 0.0
+
+    def note(self, seconds: float, rows: int, outputs: int, *, whole: bool) -> None:
+        """A request ended, one of `rows` that ran; of one that was cut off (not `whole`) it is
+        known that it would have taken longer."""
+        if not whole and self._count and seconds * self._count <= self._seconds:
+            return
+        self._count = _ENDED * self._count + 1
+        self._seconds = _ENDED * self._seconds + seconds
+        self._squares = _ENDED * self._squares + seconds * seconds
+        self._rows = _ENDED * self._rows + rows
+        self._outputs = _ENDED * self._outputs + outputs
+
+    def seconds(self, rows: int, most: int | None = None) -> float:
+        """How long nearly all take that generate `most` tokens at most, where `rows` run; 0 while
+        nothing is known. Fewer rows are taken to be faster in proportion, which is the least that
+        they can be slowed down by each other."""
+        if not self._count:
+            return 0.0
+        mean = self._seconds / self._count
+        deviation = math.sqrt(max(self._squares / self._count - mean * mean, 0.0))
+        found = (mean + _DEVIATIONS * deviation) * min(rows * self._count / self._rows, 1.0)
+        if most is not None and most * self._count < self._outputs:
+            found *= most * self._count / self._outputs
+        return found
 
 
 class TickTimes:

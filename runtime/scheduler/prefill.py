@@ -66,7 +66,11 @@ class Prefill:
         promises = running.promises()
         while budget and len(running.sequences) < self._max_rows:
             following = alone or (retracted[0] if retracted else self._waiting.peek())
-            if following is None or not running.fits(following, promises):
+            if following is None:
+                running.most = None
+                return
+            if not running.fits(following, promises):
+                running.most = len(running.sequences)
                 return
             if following.order >= 0 and self._awaits(following):
                 return

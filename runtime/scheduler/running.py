@@ -44,6 +44,8 @@ class RunningSet:
         self.retracted: list[Sequence] = []
         self.retractions = 0
         self.reserve = headroom.least
+        self.most: int | None = None
+        """How many ran when there was no room for more; None if there was for all who waited."""
         self._ordered: DepthFirst | None = None
         self._admissions = 0
 

@@ -16,7 +16,7 @@ from rootlace.runtime.scheduler.cache_control import CacheControl
 from rootlace.runtime.scheduler.cache_view import CacheView
 from rootlace.runtime.scheduler.clients import ClientQueues
 from rootlace.runtime.scheduler.counters import Counters
-from rootlace.runtime.scheduler.deadline import check_deadline
+from rootlace.runtime.scheduler.deadline import Deadlines
 from rootlace.runtime.scheduler.decode_rows import DecodeRows
 from rootlace.runtime.scheduler.flight import Flight
 from rootlace.runtime.scheduler.intake import Retreat, TokenIntake
@@ -31,7 +31,13 @@ from rootlace.runtime.scheduler.sample_rows import SampleRows, dead_row
 from rootlace.runtime.scheduler.sequence import Ending, Sequence
 from rootlace.runtime.scheduler.suspects import Suspects
 from rootlace.runtime.scheduler.waiting import WaitingQueue
-from rootlace.wire.errors import InvalidRequest, Overloaded, PinRefused, RootlaceError
+from rootlace.wire.errors import (
+    DeadlineImpossible,
+    InvalidRequest,
+    Overloaded,
+    PinRefused,
+    RootlaceError,
+)
 
 MAX_FLIGHTS = 2
 """Steps that are planned and not committed: one that runs, and the one behind it."""
@@ -95,6 +101,9 @@ class Scheduler:
         )
         self._running = RunningSet(self.kv, headroom or Headroom())
         self.view = CacheView(self.kv, self._running, clock)
+        self._deadlines = Deadlines(
+            self._waiting, self._running, self.kv.estimate, self.view.pace, self._max_rows
+        )
         self._sample_rows = SampleRows(masks or StepMasks(vocab_size), automata)
         self._decode_rows = DecodeRows(cache.block_size)
         self._intake = TokenIntake()
@@ -162,7 +171,7 @@ class Scheduler:
             )
             if not sequence.pinned:
                 self.kv.retention.check_pin(sequence, self._longest())
-            check_deadline(sequence, self._waiting, self._running, self.kv.estimate, self.view.pace)
+            self._deadlines.check(sequence, self._clock())
             self._intake.begin(sequence)
         except RootlaceError:
             self._count.requests_refused += 1
@@ -174,6 +183,7 @@ class Scheduler:
         self._by_rid[request.rid] = sequence
         self._streams += request.emit_seconds > 0
         self._waiting.add(sequence)
+        self._deadlines.add(sequence)
         if request.suspected:
             self._suspects.add(sequence, max(request.suspected, sequence.length))
 
@@ -222,6 +232,11 @@ class Scheduler:
         if len(self._flights) == MAX_FLIGHTS:
             raise RuntimeError("two plans are under way that were neither committed nor failed")
         self.kv.retention.expire()
+        for sequence in self._deadlines.late(self._clock()):
+            self._waiting.remove(sequence)
+            late = DeadlineImpossible("others come first, for longer than its timeout allows")
+            update = Update(sequence.rid, finish="error", code=late.code, error=str(late))
+            self._updates.append(self._end(sequence, update))
         if self._suspects and self._flights:
             return None
         # An attempt without rows changed something: it evicted or retracted. The bound turns a
@@ -437,6 +452,9 @@ class Scheduler:
         del self._by_rid[sequence.rid]
         self._streams -= sequence.request.emit_seconds > 0
         self._waiting.ended(sequence)
+        if sequence.queued is not None:
+            whole = update.finish in ("stop", "length")
+            self._deadlines.ended(sequence, self._clock(), whole=whole)
         self.cache.request_ended(sequence.namespace)
         self._count.by_finish[update.finish] += 1
         return update

@@ -67,7 +67,7 @@ class WaitingQueue:
         elif self._policy == "lpm":
             mine = self._estimate(sequence)
             for number, other in self._all.items():
-                if self._estimates[number] > mine:
+                if self._estimates[number] >= mine:
                     yield other
 
     def add(self, sequence: Sequence) -> None:

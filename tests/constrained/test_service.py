@@ -27,6 +27,7 @@ from rootlace.runtime.constrained.service.compilation import QUICK_SECONDS, Comp
 from rootlace.runtime.constrained.service.suspicion import is_suspicious
 from rootlace.wire.errors import InvalidConstraint, ServerUnavailable
 from rootlace.wire.protocol import Constraint
+from tests.waiting import eventually
 
 # What compiles at all takes a fortieth of it.
 CONFIG = ConstraintConfig(compile_seconds=2.0, compile_memory_bytes=256 << 20)
@@ -181,9 +182,11 @@ class ScriptedTrial:
     def __init__(self) -> None:
         self.release = threading.Event()
         self.tried: list[float] = []
+        self.sources: list[str] = []
 
     def run(self, constraint: Constraint, seconds: float) -> None:
         self.tried.append(seconds)
+        self.sources.append(constraint.source)
         if "z" in constraint.source:
             self.release.wait(100)
             raise trial_process.OutOfTime(constraint)
@@ -205,6 +208,20 @@ def test_a_quick_constraint_waits_for_no_long_one_and_time_is_no_fault_to_rememb
         assert isinstance(error, ServerUnavailable) and error.http_status == 503
         assert str(error) == "regex: compilation took too long, try again"
     assert quick.tried == [QUICK_SECONDS] * 3 and patient.tried == [100.0] * 2
+    service.close()
+
+
+def test_one_client_with_many_suspicious_constraints_does_not_delay_another() -> None:
+    service = CompileService(make_compiler, PATIENT)
+    quick, patient = ScriptedTrial(), ScriptedTrial()
+    service._trial, service._long_trial = quick, patient  # type: ignore[assignment]
+    greedy = [service.submit(long("z" * count), "greedy") for count in range(1, 9)]
+    eventually(lambda: quick.sources == [long("z").source])
+    polite = service.submit(long("a"), "polite")
+    quick.release.set()
+    assert polite.result(timeout=60).matcher().forced_text()
+    assert long("a").source in quick.sources[:3] and not any(one.done() for one in greedy)
+    patient.release.set()
     service.close()
 
 

@@ -64,6 +64,7 @@ def main(folder: Path) -> None:
                 if last == DEADLY:
                     company = () if message.suspected else running
                     record.begin(0, np.array([message.rid, *company]), np.ones(1))
+                    context.destroy(linger=1000)  # what was told before has arrived
                     os._exit(9)
                 running.add(message.rid)
                 finish = None if last >= ENDLESS else "length"

@@ -119,6 +119,19 @@ async def test_what_is_aborted_while_the_engine_is_down_does_not_run_again(
     assert await running(client) == 0
 
 
+async def test_an_engine_that_dies_as_it_starts_is_started_again(
+    client: EngineClient, tmp_path: Path
+) -> None:
+    (tmp_path / "hold").touch()
+    first = client._process
+    await kill(client)
+    await until(lambda: client._process is not first)
+    assert client._process is not None
+    client._process.kill()
+    (tmp_path / "hold").unlink()
+    assert (await Heard(client, 1).end()).token_ids == (2,)
+
+
 async def test_a_request_that_kills_engines_is_given_up(client: EngineClient) -> None:
     deadly = Heard(client, DEADLY)
     assert (await deadly.end()).finish == "error"

@@ -71,7 +71,7 @@ class FakeService:
     def cached(self, constraint: Constraint) -> Grammar | None:
         return self.done.get(constraint.source)
 
-    def submit(self, constraint: Constraint) -> Future[Grammar]:
+    def submit(self, constraint: Constraint, client: str = "") -> Future[Grammar]:
         return self.pending.setdefault(constraint.source, Future())
 
     def finish(self, source: str, error: Exception | None = None) -> None:

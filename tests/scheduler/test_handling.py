@@ -179,9 +179,9 @@ def test_a_deadline_that_the_queue_makes_impossible_is_refused_at_once() -> None
     assert pace > 0
     for n in range(4):
         world.submit([n + 2] * 1000, 1)
-    with pytest.raises(DeadlineImpossible, match="the prompts of 4 requests come first"):
-        world.submit([9] * 10, 1, handling=Handling(timeout=2000 * pace * 0.9))
-    in_time = world.submit([9] * 10, 1, handling=Handling(timeout=2000 * pace * 1.1))
+    with pytest.raises(DeadlineImpossible, match="4 requests come first; with them"):
+        world.submit([9] * 10, 1, handling=Handling(timeout=4000 * pace))
+    in_time = world.submit([9] * 10, 1, handling=Handling(timeout=4000 * pace * 2))
     first = world.submit([8] * 10, 1, handling=Handling(1, timeout=50 * pace))
     world.drain()
     assert world.jobs[in_time].finish == world.jobs[first].finish == "length"
@@ -193,7 +193,29 @@ def test_what_waiting_prompts_share_counts_once_against_a_deadline() -> None:
     pace = world.scheduler.view.pace.seconds(1)
     for n in range(8):
         world.submit([2] * 1000 + [n] * 10, 1)
-    world.submit([2] * 1000 + [9] * 10, 1, handling=Handling(timeout=600 * pace))
+    world.submit([2] * 1000 + [9] * 10, 1, handling=Handling(timeout=2200 * pace))
     with pytest.raises(DeadlineImpossible):
-        world.submit([3] * 10 + [2] * 1000, 1, handling=Handling(timeout=400 * pace))
+        world.submit([3] * 10 + [2] * 1000, 1, handling=Handling(timeout=2200 * pace))
+    world.drain()
+
+
+def test_what_waits_and_would_be_late_is_refused_before_it_is_begun() -> None:
+    """Its turn comes too late: the one before it generates more than any before."""
+    world = World(max_running=1)
+    for _ in range(8):
+        world.run([1] * 8, 4)
+    began = world.executor.clock()
+    world.run([2] * 8, 4)
+    taken = world.executor.clock() - began
+    world.submit([3] * 8, 400)
+    world.step()
+    late = world.submit([4] * 8, 4, handling=Handling(timeout=20 * taken))
+    while world.jobs[late].finish is None:
+        world.step()
+    assert world.jobs[late].finish == "error"
+    assert world.jobs[late].updates[-1].code == "deadline_impossible"
+    assert world.executor.clock() - began < 21 * taken and world.stats["running"] == 1
+    world.drain()
+    # With nobody beside it, a request is always tried.
+    world.submit([5] * 8, 4, handling=Handling(timeout=1e-6))
     world.drain()

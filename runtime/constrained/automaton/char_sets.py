@@ -1,7 +1,7 @@
 """Sets of code points as sorted ranges, and the sets that Python's `re` means by its escapes.
 
 `re` is asked what it matches instead of restating its rules: a class is searched for in the text of
-all code points, which takes some milliseconds, once.
+all code points, once; piece by piece, because a search does not let go of the interpreter.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from rootlace.runtime.constrained.automaton.utf8 import Ranges
 
 ALL: Ranges = ((0, 0xD7FF), (0xE000, LAST))
 """Every Unicode scalar value."""
+_PIECE = 4096
 
 
 def union(ranges: Iterable[tuple[int, int]]) -> Ranges:
@@ -69,10 +70,12 @@ def category(escape: str, ascii_only: bool) -> Ranges:
     """What the class escape `escape` (`\\d`, `\\W`, …) matches."""
     if escape[1].isupper():
         return complement(category(escape.lower(), ascii_only))
-    text = _every_character(128 if ascii_only else LAST + 1)
-    flags = re.ASCII if ascii_only else re.UNICODE
-    found = re.finditer(f"{escape}+", text, flags)
-    return union((match.start(), match.end() - 1) for match in found)
+    pattern = re.compile(f"{escape}+", re.ASCII if ascii_only else re.UNICODE)
+    return union(
+        (begin + match.start(), begin + match.end() - 1)
+        for begin in range(0, 128 if ascii_only else LAST + 1, _PIECE)
+        for match in pattern.finditer(_characters(begin, _PIECE))
+    )
 
 
 @lru_cache(maxsize=1024)
@@ -91,9 +94,8 @@ def ignoring_case(one: str, plain: Ranges, ascii_only: bool) -> Ranges:
 def _cased() -> tuple[Ranges, str]:
     """The characters with a case or that are the case of another, as ranges and as a text."""
     cased: set[str] = set()
-    text = _every_character(LAST + 1)
     for begin in range(0, LAST + 1, 256):
-        block = text[begin : begin + 256]
+        block = _characters(begin, 256)
         if block.lower() != block or block.upper() != block:
             for char in block:
                 others = {*char.lower(), *char.upper(), *char.lower().upper(), *char.title()}
@@ -103,6 +105,8 @@ def _cased() -> tuple[Ranges, str]:
     return ranges, "".join(sorted(cased))
 
 
-def _every_character(count: int) -> str:
-    """The code points below `count` in order, surrogates included."""
-    return np.arange(count, dtype="<u4").tobytes().decode("utf-32-le", "surrogatepass")
+def _characters(begin: int, count: int) -> str:
+    """So many code points from `begin` on, in order, surrogates included."""
+    return (
+        np.arange(begin, begin + count, dtype="<u4").tobytes().decode("utf-32-le", "surrogatepass")
+    )

@@ -36,6 +36,7 @@ STOPPING = "the runtime is stopping"
 @dataclass(eq=False)
 class _Compilation:
     constraint: Constraint
+    client: str
     future: Future[Grammar] = field(default_factory=Future)
     started: float | None = None
     takes_long: bool = False
@@ -84,13 +85,13 @@ class CompileService:
         """The grammar, if it is compiled already."""
         return self._compiler.cached(constraint) if self._compiler is not None else None
 
-    def submit(self, constraint: Constraint) -> Future[Grammar]:
-        """The grammar, soon; those who ask for the same constraint meanwhile share one future.
+    def submit(self, constraint: Constraint, client: str = "") -> Future[Grammar]:
+        """The grammar, soon; clients take turns, and those who ask for the same share one future.
 
         It fails with InvalidConstraint where the constraint cannot be enforced or is beyond its
         bounds, and cannot be cancelled. Its callbacks are called by a worker's thread.
         """
-        job = _Compilation(msgspec.structs.replace(constraint, jump_forward="canonical"))
+        job = _Compilation(msgspec.structs.replace(constraint, jump_forward="canonical"), client)
         job.future.set_running_or_notify_cancel()
         with self._lock:
             pending = self._pending.get(job.constraint)
@@ -132,7 +133,7 @@ class CompileService:
             self._finish(job, lambda: compiler.compile(job.constraint))
 
     def _put(self, lane: Lane[_Compilation], job: _Compilation) -> None:
-        if not lane.put(job):
+        if not lane.put(job, job.client):
             self._settle(job, ServerUnavailable(STOPPING))
 
     def _try(self, job: _Compilation) -> None:

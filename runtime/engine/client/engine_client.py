@@ -224,24 +224,34 @@ class EngineClient:
             return
         self._up = False
         log.error("the engine process ended with code %s", code)
-        assert self._pipes is not None
-        self._pipes.close()
         self._questions.fail(ServerUnavailable("the engine restarted"))
         in_step = read_step_record(self._record)
-        now = time.monotonic()
-        self._deaths.append(now)
-        recent = [t for t in self._deaths if now - t < RESTART_WINDOW_SECONDS]
         try:
-            if len(recent) > MAX_RESTARTS:
-                raise ServerUnavailable(f"the engine died {len(recent)} times, last code {code}")
-            await self._launch()
+            await self._launch_again(code)
         except Exception as error:
+            log.error("the engine cannot be started again: %s", error)
             self._fail_all(ServerUnavailable(str(error)))
             if self._on_exit is not None:
                 self._on_exit(str(error))
             return
         for request in self._in_flight.resume(in_step):
             self._send(request)
+
+    async def _launch_again(self, code: int | None) -> None:
+        """Start an engine for the one that ended; another one where it dies as it starts."""
+        while True:
+            assert self._pipes is not None
+            self._pipes.close()
+            now = time.monotonic()
+            self._deaths.append(now)
+            recent = [t for t in self._deaths if now - t < RESTART_WINDOW_SECONDS]
+            if len(recent) > MAX_RESTARTS:
+                raise ServerUnavailable(f"the engine died {len(recent)} times, last code {code}")
+            try:
+                return await self._launch()
+            except _DiedAtStart as error:
+                log.error("%s", error)
+                code = error.code_of_process
 
     async def _end_process(self) -> None:
         process = self._process
@@ -293,6 +303,14 @@ class EngineClient:
         self._in_flight.fail(error)
 
 
+class _DiedAtStart(ServerUnavailable):
+    """The engine's process ended without saying why, before it was ready."""
+
+    def __init__(self, code: int | None) -> None:
+        super().__init__(f"the engine ended with code {code} before it was ready")
+        self.code_of_process = code
+
+
 async def _output_of(process: Process) -> bytes:
     """All of the child's standard output; complete once the child has ended."""
     assert process.stdout is not None
@@ -307,4 +325,4 @@ def _reason(output: bytes, code: int | None) -> Exception:
         said = msgspec.json.decode(output.splitlines()[-1], type=dict[str, str])
         return from_code(said["error"], said["message"])
     except (IndexError, KeyError, msgspec.DecodeError):
-        return ServerUnavailable(f"the engine ended with code {code} before it was ready")
+        return _DiedAtStart(code)

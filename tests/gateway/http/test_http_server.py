@@ -14,12 +14,14 @@ import aiohttp
 import openai
 import pytest
 from aiohttp import web
+from aiohttp.test_utils import make_mocked_request
 from prometheus_client.parser import text_string_to_metric_families
 
 from rootlace.runtime.gateway.branches.core import INLINE_CHARACTERS
 from rootlace.runtime.gateway.drain import Drain
 from rootlace.runtime.gateway.http import health
 from rootlace.runtime.gateway.http.app import make_app, make_runner
+from rootlace.runtime.gateway.http.errors import error_middleware
 from rootlace.runtime.logs import JsonFormatter
 from rootlace.wire.errors import ServerUnavailable
 from rootlace.wire.protocol import Timing
@@ -506,3 +508,13 @@ async def test_who_sends_too_slowly_is_let_go(
     writer.close()
     async with served.http.get("/health") as reply:
         assert reply.status == 200
+
+
+async def test_a_client_that_is_gone_is_no_fault_of_the_server(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def gone(request: web.Request) -> web.StreamResponse:
+        raise ConnectionResetError("Cannot write to closing transport")
+
+    reply = await error_middleware(make_mocked_request("GET", "/v1/models"), gone)
+    assert reply.status == 499 and not caplog.records

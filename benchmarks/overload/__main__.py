@@ -1,0 +1,222 @@
+"""What is left of a server's work when more is asked than it can do:
+`python -m benchmarks.overload [--simulate] [--json FILE]`.
+
+How many requests per second a server with the embedded model answers is found by asking as fast as
+it answers. Then 0.5, 1, 2 and 3 times as many are sent, at random times, each with a timeout; what
+counts is how many are answered in time (*goodput*), how many late, and how soon the others are
+refused. At last one client sends thousands of requests at once and ten others one each.
+
+With `--simulate` the real scheduler serves the same on a simulated clock, in seconds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import random
+import sys
+import time
+from dataclasses import asdict
+from typing import Any
+
+import aiohttp
+from rich.console import Console
+
+import rootlace as rl
+from benchmarks.common import Report, aim, console_of, new_parser, table_of
+from benchmarks.overload.goodput import Fate, Goodput, arrivals, goodput_of
+from benchmarks.overload.simulated import Load, Simulation, capacity
+from rootlace.runtime.assets import demo_model
+
+FACTORS = (0.5, 1.0, 2.0, 3.0)
+AT_ONCE = 128
+"""Requests that are under way while the sustainable rate is looked for."""
+OTHERS = 10
+COLUMNS = {
+    "offered/s": "{offered:.1f}",
+    "in time/s": "{good:.2f}",
+    "late": "{late:.1%}",
+    "refused": "{refused:.1%}",
+    "failed": "{failed:.1%}",
+    "answer p50, s": "{answered_p50:.2f}",
+    "p99": "{answered_p99:.2f}",
+    "refusal p50, s": "{refused_p50:.3f}",
+    "p99 ": "{refused_p99:.3f}",
+}
+
+
+class Asker:
+    """Asks for completions of prompts that nobody has sent before."""
+
+    def __init__(self, url: str, load: Load, seed: int) -> None:
+        self._url = url
+        self._load = load
+        self._dice = random.Random(seed)
+
+    def session(self, address: str = "127.0.0.1") -> aiohttp.ClientSession:
+        """A client is known by its address."""
+        connector = aiohttp.TCPConnector(limit=0, local_addr=(address, 0))
+        timeout = aiohttp.ClientTimeout(total=None)
+        return aiohttp.ClientSession(self._url, connector=connector, timeout=timeout)
+
+    def prompt(self) -> list[int]:
+        return [self._dice.randrange(300, 4000) for _ in range(self._load.prompt)]
+
+    async def ask(self, http: aiohttp.ClientSession, timeout: float | None) -> Fate:
+        load, began = self._load, time.perf_counter()
+        body: dict[str, Any] = {
+            "prompt": self.prompt(),
+            "max_tokens": load.output,
+            "ignore_eos": True,
+            "temperature": 0,
+        }
+        if timeout is not None:
+            body["timeout"] = timeout
+        async with http.post("/v1/completions", json=body) as reply:
+            await reply.read()
+        seconds = time.perf_counter() - began
+        kinds = {200: "in time", 408: "late", 429: "refused"}
+        kind = kinds.get(reply.status, "failed")
+        # What the client's own sending and reading take is no fault of the server's.
+        if kind == "in time" and timeout is not None and seconds > 1.1 * timeout:
+            kind = "late"
+        return Fate(kind, seconds)
+
+
+async def sustainable(asker: Asker, seconds: float) -> float:
+    """Answers per second while `AT_ONCE` requests are under way all the time."""
+    done = 0
+    end = time.perf_counter() + seconds
+
+    async def one(http: aiohttp.ClientSession) -> None:
+        nonlocal done
+        while time.perf_counter() < end:
+            await asker.ask(http, None)
+            done += time.perf_counter() < end
+
+    async with asker.session() as http:
+        await asyncio.gather(*(one(http) for _ in range(AT_ONCE)))
+    return done / seconds
+
+
+async def offer(asker: Asker, load: Load, rate: float, seconds: float, seed: int) -> Goodput:
+    times = arrivals(rate, seconds, seed)
+    async with asker.session() as http:
+        began = time.perf_counter()
+        tasks = []
+        for at in times:
+            await asyncio.sleep(max(began + at - time.perf_counter(), 0))
+            tasks.append(asyncio.ensure_future(asker.ask(http, load.timeout)))
+        fates = await asyncio.gather(*tasks)
+    return goodput_of(fates, seconds)
+
+
+async def crowd(asker: Asker, load: Load, many: int) -> dict[str, float]:
+    """One client sends `many` requests at once; behind them ten others send one each. Seconds until
+    these are answered, beside those of the same ten when nobody else asks."""
+
+    async def ten() -> list[float]:
+        sessions = [asker.session(f"127.0.0.{number + 10}") for number in range(OTHERS)]
+        try:
+            fates = await asyncio.gather(*(asker.ask(one, None) for one in sessions))
+        finally:
+            for one in sessions:
+                await one.close()
+        return [one.seconds for one in fates]
+
+    alone = max(await ten())
+    sampling = {"max_new_tokens": load.output, "temperature": 0, "ignore_eos": True}
+    short = [asker.prompt()[:32] for _ in range(many)]
+    async with asker.session("127.0.0.9") as http:
+        began = time.perf_counter()
+        body = {"input_ids": short, "sampling_params": sampling}
+        greedy = asyncio.ensure_future(http.post("/generate", json=body))
+        await asyncio.sleep(2)
+        behind = max(await ten())
+        finished = greedy.done()
+        reply = await greedy
+        await reply.read()
+        status, seconds = reply.status, time.perf_counter() - began
+    return {
+        "many": many,
+        "alone_s": alone,
+        "behind_s": behind,
+        "greedy_status": status,
+        "greedy_s": seconds,
+        "greedy_done_before_others": float(finished),
+    }
+
+
+def simulated(load: Load, seconds: float, seed: int) -> tuple[float, dict[str, Goodput]]:
+    rate = capacity(load)
+    rows = {f"{f:g}": Simulation(load, f * rate, seconds, seed).run() for f in FACTORS}
+    return rate, rows
+
+
+async def live(
+    args: argparse.Namespace, load: Load, url: str
+) -> tuple[float, dict[str, Goodput], dict[str, float]]:
+    asker = Asker(url, load, args.seed)
+    await sustainable(asker, 3)  # what is slow once is over
+    rate = await sustainable(asker, args.seconds / 2)
+    rows = {}
+    for factor in args.factors:
+        rows[f"{factor:g}"] = await offer(asker, load, factor * rate, args.seconds, args.seed)
+        await asyncio.sleep(1)
+    found = await crowd(asker, load, args.crowd) if args.crowd else {}
+    return rate, rows, found
+
+
+def main() -> None:
+    parser = new_parser("overload", __doc__)
+    parser.add_argument("--simulate", action="store_true")
+    parser.add_argument("--seconds", type=float, default=120.0, help="of each load")
+    parser.add_argument("--factors", type=float, nargs="*", default=FACTORS)
+    parser.add_argument("--prompt", type=int, default=300, help="tokens of a prompt")
+    parser.add_argument("--output", type=int, default=32, help="tokens of an answer")
+    parser.add_argument("--timeout", type=float, default=10.0)
+    parser.add_argument("--crowd", type=int, default=10_000, help="requests of one client at last")
+    parser.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args()
+    console, report = console_of(110), Report("overload", args, "aiohttp")
+    load = Load(args.prompt, args.output, args.simulate, args.timeout)
+    crowded: dict[str, float] = {}
+    if args.simulate:
+        rate, rows = simulated(load, args.seconds, args.seed)
+    else:
+        with rl.Runtime(demo_model(), device="cpu", http_port=0) as runtime:
+            rate, rows, crowded = asyncio.run(live(args, load, str(runtime.url)))
+    met = _print(console, report, rate, rows, crowded)
+    console.print(report.foreign_line())
+    report.write()
+    sys.exit(not met)
+
+
+def _print(
+    console: Console,
+    report: Report,
+    rate: float,
+    rows: dict[str, Goodput],
+    crowded: dict[str, float],
+) -> bool:
+    """Whether goodput stays as it should."""
+    table = {f"{name} x": asdict(one) for name, one in rows.items()}
+    console.print(table_of(f"sustainable: {rate:.1f} requests/s", table, COLUMNS))
+    best, most = max(one.good for one in rows.values()), rows[list(rows)[-1]]
+    target = aim(most.good / best if best else None, ">=", 0.9)
+    console.print(f"goodput at the highest load over the best: {most.good / max(best, 1e-9):.2f}")
+    if crowded:
+        console.print(
+            f"ten clients with a request each: {crowded['alone_s']:.2f} s, behind one with "
+            f"{crowded['many']:,}: {crowded['behind_s']:.2f} s; all of the one's own: "
+            f"{crowded['greedy_s']:.0f} s"
+        )
+    report.add("rate", rate)
+    report.add("loads", rows)
+    report.add("crowd", crowded)
+    report.add("goodput_over_best", target)
+    return bool(target["met"])
+
+
+if __name__ == "__main__":
+    main()

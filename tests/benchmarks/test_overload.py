@@ -1,0 +1,31 @@
+"""Overload: what is offered beyond what can be done is refused, and the rest is done in time."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.overload.goodput import Fate, goodput_of
+from benchmarks.overload.simulated import Load, Simulation, capacity
+
+
+@pytest.mark.parametrize("load", [Load(1500, 16, timeout=4.0), Load(600, 16, False, 3.0, 1)])
+def test_goodput_stays_when_three_times_as_much_is_offered(load: Load) -> None:
+    """On a simulated clock, through the real scheduler. Before anything has ended, nobody knows how
+    long it takes: so there are a few late ones."""
+    sustained = capacity(load)
+    found = {factor: Simulation(load, factor * sustained, 20).run() for factor in (0.5, 1, 2, 3)}
+    best = max(one.good for one in found.values())
+    assert best > 0.75 * sustained
+    for factor in (2, 3):
+        assert found[factor].good >= 0.9 * best
+        assert found[factor].late < 0.06
+        assert found[factor].refused_p50 < load.timeout / 10
+    assert found[0.5].refused == found[0.5].late == 0
+
+
+def test_fates_are_counted() -> None:
+    fates = [Fate("in time", 1.0), Fate("in time", 3.0), Fate("late", 5.0), Fate("refused", 0.1)]
+    found = goodput_of(fates, 2.0)
+    assert (found.offered, found.good) == (2.0, 1.0)
+    assert (found.late, found.refused, found.failed) == (0.25, 0.25, 0.0)
+    assert (found.answered_p50, found.refused_p99) == (2.0, 0.1)

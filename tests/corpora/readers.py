@@ -1,0 +1,121 @@
+"""What reads bytes that strangers send, each as a function: it returns, or raises what it may.
+
+`tests/corpora/NAME/` holds the inputs that `tests/test_corpora.py` replays and from which
+`scripts/fuzz.py` (`make fuzz`) goes on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+from rootlace.runtime.config import ConstraintConfig
+from rootlace.runtime.constrained import GrammarCompiler
+from rootlace.runtime.constrained.service.build import check_size
+from rootlace.runtime.constrained.service.suspicion import is_suspicious
+from rootlace.runtime.constrained.service.trial import make_first_mask
+from rootlace.runtime.gateway.http.anthropic.body import MessagesBody
+from rootlace.runtime.gateway.http.body import decode_body
+from rootlace.runtime.gateway.http.native import GenerateBody
+from rootlace.runtime.gateway.http.openai.chat import ChatBody
+from rootlace.runtime.gateway.http.openai.completions import CompletionBody
+from rootlace.runtime.gateway.http.openai.responses_body import ResponsesBody
+from rootlace.runtime.gateway.server import _decode_each
+from rootlace.runtime.model.checkpoint.files import Checkpoint
+from rootlace.runtime.model.gguf.file import GgufFile
+from rootlace.wire import protocol
+from rootlace.wire.errors import RootlaceError
+from rootlace.wire.protocol import Constraint
+
+FOLDER = Path(__file__).parent
+BODIES = (CompletionBody, ChatBody, ResponsesBody, MessagesBody, GenerateBody)
+LIMITS = ConstraintConfig(max_source_bytes=1 << 16)
+
+
+def read_frame(data: bytes) -> None:
+    """A program's frame, as the gateway takes it, and a gateway's, as the program does."""
+    with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        protocol.decode_events(data)
+    _decode_each(data)
+
+
+def read_body(data: bytes) -> None:
+    """The body of a request over HTTP, as each of the larger endpoints takes it."""
+    for kind in BODIES:
+        try:
+            decode_body(data, kind)
+        except RootlaceError:
+            continue
+
+
+def read_constraint(kind: str, data: bytes) -> None:
+    """A constraint, up to its first mask. What looks costly is compiled in a process that is
+    bounded, and is left out here."""
+    constraint = Constraint(kind, data.decode("utf-8", "replace"))  # type: ignore[arg-type]
+    check_size(constraint, LIMITS)
+    if is_suspicious(constraint):
+        return
+    try:
+        make_first_mask(_compiler().build(constraint), constraint)
+    except RecursionError:
+        return  # the service makes an error of it
+
+
+def read_gguf(data: bytes) -> None:
+    """The beginning of a GGUF file: metadata, and where tensors are."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "model.gguf"
+        path.write_bytes(data)
+        file = GgufFile.read(path)
+        assert all(len(tensor.data) <= len(data) for tensor in file.tensors.values())
+
+
+def read_safetensors(data: bytes) -> None:
+    """A file of weights, and each tensor that it says it has."""
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "model.safetensors").write_bytes(data)
+        checkpoint = Checkpoint(Path(folder))
+        for name in checkpoint.types:
+            tensor = checkpoint.tensor(name)
+            assert tensor.numel() * tensor.itemsize <= len(data)
+
+
+READERS: dict[str, Callable[[bytes], None]] = {
+    "wire": read_frame,
+    "http": read_body,
+    "schema": functools.partial(read_constraint, "json_schema"),
+    "regex": functools.partial(read_constraint, "regex"),
+    "grammar": functools.partial(read_constraint, "ebnf"),
+    "tag": functools.partial(read_constraint, "structural_tag"),
+    "safetensors": read_safetensors,
+    "gguf": read_gguf,
+}
+
+
+def attempt(name: str, data: bytes) -> None:
+    """Read it. Any exception that is no typed error is a fault of ours."""
+    try:
+        READERS[name](data)
+    except RootlaceError as error:
+        assert str(error)
+
+
+def inputs(name: str) -> list[Path]:
+    return sorted((FOLDER / name).iterdir())
+
+
+@functools.cache
+def _compiler() -> GrammarCompiler:
+    """Every byte is a token."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {token: i for i, token in enumerate(["<eos>", *alphabet])}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return GrammarCompiler(tokenizer, eos_token_ids=[0], config=LIMITS)

@@ -1,0 +1,18 @@
+"""Each input that a reader was ever given by the fuzzers is read or refused with a typed error."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.corpora.readers import READERS, attempt, inputs
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_every_input_is_read_or_refused(name: str) -> None:
+    found = inputs(name)
+    assert len(found) > 3
+    for path in found:
+        try:
+            attempt(name, path.read_bytes())
+        except BaseException as error:  # a panic in a compiled library is no Exception
+            raise AssertionError(f"{path}: {error!r}") from error
