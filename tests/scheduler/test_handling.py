@@ -207,7 +207,7 @@ def test_what_waits_and_would_be_late_is_refused_before_it_is_begun() -> None:
     began = world.executor.clock()
     world.run([2] * 8, 4)
     taken = world.executor.clock() - began
-    world.submit([3] * 8, 400)
+    world.submit([3] * 8, 120)
     world.step()
     late = world.submit([4] * 8, 4, handling=Handling(timeout=20 * taken))
     while world.jobs[late].finish is None:

@@ -111,6 +111,8 @@ class Checkpoint:
         dtype, shape = place.stored
         memory, count = self._files[place.file], math.prod(shape)
         assert memory is not None
+        if not count:  # of which torch makes no view
+            return torch.empty(shape, dtype=dtype)
         if place.begin % dtype.itemsize:  # kernels may expect aligned numbers
             end = place.begin + count * dtype.itemsize
             found = torch.frombuffer(bytearray(memory[place.begin : end]), dtype=dtype)
