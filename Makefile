@@ -83,14 +83,18 @@ test: $(READY)
 	-@$(BIN)/python -m rootlace.kernels.native
 	$(PYTEST) --on-cpu
 
-# Looks into .venv for all that it has not got itself.
-$(CLIENTS)/.ready: pyproject.toml $(READY)
-	$(BIN)/python -m venv --clear --upgrade-deps $(CLIENTS)
+# An environment with the packages of one extra, which looks into .venv for all that it has not got.
+define beside
+	$(BIN)/python -m venv --clear --upgrade-deps $(@D)
 	$(BIN)/python -c "import sysconfig; print(f'import site; site.addsitedir({sysconfig.get_path(\"purelib\")!r})')" \
-	  > $$($(CLIENTS)/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/venv.pth
+	  > $$($(@D)/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/venv.pth
 	$(BIN)/python -c "import tomllib; \
-	  print(*tomllib.load(open('pyproject.toml', 'rb'))['project']['optional-dependencies']['clients-all'])" \
-	  | xargs $(CLIENTS)/bin/python -m pip install --quiet
+	  print(*tomllib.load(open('pyproject.toml', 'rb'))['project']['optional-dependencies']['$(1)'])" \
+	  | xargs $(@D)/bin/python -m pip install --quiet
+endef
+
+$(CLIENTS)/.ready: pyproject.toml $(READY)
+	$(call beside,clients-all)
 	-$(CLIENTS)/bin/python -m pip install --quiet --no-deps sglang==0.5.23  # its server would need a GPU's packages
 	@touch $@
 
@@ -112,14 +116,8 @@ simulate: $(READY)
 docs: $(READY)
 	$(BIN)/python scripts/build_site.py build/site
 
-# Like CLIENTS.
 $(TOOLS)/.ready: pyproject.toml $(READY)
-	$(BIN)/python -m venv --clear --upgrade-deps $(TOOLS)
-	$(BIN)/python -c "import sysconfig; print(f'import site; site.addsitedir({sysconfig.get_path(\"purelib\")!r})')" \
-	  > $$($(TOOLS)/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/venv.pth
-	$(BIN)/python -c "import tomllib; \
-	  print(*tomllib.load(open('pyproject.toml', 'rb'))['project']['optional-dependencies']['tools'])" \
-	  | xargs $(TOOLS)/bin/python -m pip install --quiet
+	$(call beside,tools)
 	@touch $@
 
 fuzz: $(TOOLS)/.ready
