@@ -105,11 +105,11 @@ async def _ask(
     async with running(str(runtime.url), runtime.endpoint, *load) as tally:
         watching = asyncio.ensure_future(watcher.run(lambda: time.monotonic() > end))
         telling = asyncio.ensure_future(_tell(watcher, tally))
+        # Before what is measured begins: making the list takes memory itself.
+        asyncio.get_running_loop().call_later(0.8 * seconds / 12, watched.ask_for_lines, folder, 1)
         for _ in range(args.kills):
             await asyncio.sleep(seconds / 2 / args.kills)
             await watcher.kill_engine()
-        await asyncio.sleep(seconds / 10)
-        watched.ask_for_lines(folder, 1)
         await watching
         telling.cancel()
         watched.ask_for_lines(folder, 2)
@@ -121,6 +121,8 @@ async def _tell(watcher: Watcher, tally: Tally) -> None:
     """A line a minute, for who waits."""
     while True:
         await asyncio.sleep(60)
+        if not watcher.record.samples:
+            continue
         last = watcher.record.samples[-1]
         print(
             f"{last.seconds / 60:.0f} min: {sum(tally.done.values()):,} answers, "
@@ -172,7 +174,7 @@ def _faults(record: Record, tally: Tally, rest: dict[str, Any], checks: str) -> 
 
 def _grown(folder: Path, record: Record) -> dict[str, dict[str, int]]:
     """Bytes that lines of code held more at the end than after the beginning, the ten that grew
-    most, of the gateway and of the last engine."""
+    most, of the processes that were there all the time."""
     found = {}
     for file in sorted(folder.glob("*.lines-2")):
         pid = int(file.name.partition(".")[0])

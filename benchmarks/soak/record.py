@@ -158,15 +158,20 @@ def _hit_rates(life: list[Sample]) -> tuple[list[float], list[float]]:
         if before is None:
             before = one
         elif one.seconds - before.seconds >= 60:
-            prompt, cached = (
-                one.counters[name] - before.counters[name]
-                for name in ("prompt_tokens", "cached_tokens")
-            )
-            if prompt:
+            rate = _hit_rate(before, one)
+            if rate is not None:
                 times.append(one.seconds)
-                rates.append(cached / prompt)
+                rates.append(rate)
             before = one
     return times, rates
+
+
+def _hit_rate(first: Sample, last: Sample) -> float | None:
+    """Of the prompts that were computed between two looks at one engine."""
+    cached, computed = (
+        last.counters[name] - first.counters[name] for name in ("cached_tokens", "computed_tokens")
+    )
+    return cached / (cached + computed) if cached + computed else None
 
 
 def _minute(number: int, part: list[Sample]) -> dict[str, Any]:
@@ -181,11 +186,10 @@ def _minute(number: int, part: list[Sample]) -> dict[str, Any]:
     known = [one for one in part if one.counters and one.engine == part[-1].engine]
     if len(known) > 1:
         first, last = known[0].counters, known[-1].counters
-        prompt = last["prompt_tokens"] - first["prompt_tokens"]
-        cached = last["cached_tokens"] - first["cached_tokens"]
-        found["hit_rate"] = round(cached / prompt, 4) if prompt else None
+        found["hit_rate"] = _hit_rate(known[0], known[-1])
         seconds = known[-1].seconds - known[0].seconds
-        tokens = prompt + last["output_tokens"] - first["output_tokens"]
+        names = ("cached_tokens", "computed_tokens", "output_tokens")
+        tokens = sum(last[name] - first[name] for name in names)
         found["tokens_per_second"] = round(tokens / seconds)
         busy = last["engine_busy_seconds"] - first["engine_busy_seconds"]
         found["busy"] = round(busy / seconds, 3)
