@@ -104,7 +104,7 @@ class Simulation:
         prompts = plan.num_tokens - rows
         self._now += COST.step + COST.prefill * prompts + COST.decode * rows
         made = np.array([len(one.token_ids) - one.prompt_len + 1 for one in plan.samples], int)
-        whole = self._outputs[[one.params.seed for one in plan.samples]]
+        whole = self._outputs[np.array([one.params.seed for one in plan.samples], int)]
         tokens = np.where(made >= whole, STOP, OTHER)
         return StepResult(tokens.astype(np.int32), [None] * len(tokens), [])
 
