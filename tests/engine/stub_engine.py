@@ -2,7 +2,8 @@
 
 Its start takes as long as the file `hold` in the folder given as the first argument exists. The
 token `DEADLY` kills it when it is submitted or sampled, in one step with all that is running unless
-the request is suspected; `ENDLESS` requests are never finished.
+the request is suspected; `SUDDEN` kills it outside of any step; `ENDLESS` requests are never
+finished.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from rootlace.runtime.contracts.update import Update
 from rootlace.runtime.engine.client import EngineProcessConfig
 
 DEADLY = 13
+SUDDEN = 14
 ENDLESS = 1000
 
 
@@ -61,6 +63,8 @@ def main(folder: Path) -> None:
                 if message.rid in running:
                     raise SystemExit(f"request id {message.rid} is in use")
                 last = [*message.token_ids.tolist(), *message.output_ids.tolist()][-1]
+                if last == SUDDEN:
+                    os._exit(9)
                 if last == DEADLY:
                     company = () if message.suspected else running
                     record.begin(0, np.array([message.rid, *company]), np.ones(1))

@@ -23,7 +23,7 @@ from rootlace.runtime.engine.client import EngineClient, pulse
 from rootlace.runtime.engine.client.in_flight import InFlight
 from rootlace.wire.errors import ServerUnavailable
 from rootlace.wire.protocol import SamplingParams
-from tests.engine.stub_engine import DEADLY, ENDLESS
+from tests.engine.stub_engine import DEADLY, ENDLESS, SUDDEN
 from tests.waiting import soon, until
 
 PARAMS = SamplingParams(max_tokens=1, seed=0)
@@ -151,6 +151,55 @@ async def test_whoever_ran_beside_a_request_that_kills_engines_goes_on(
     for other in others:
         assert not other.ended.is_set()
         assert [u.token_ids[0] - ENDLESS for u in other.updates] == [1, 2, 3]
+
+
+async def test_whoever_is_there_when_engines_die_between_steps_goes_on(
+    client: EngineClient,
+) -> None:
+    others = [Heard(client, ENDLESS) for _ in range(3)]
+    while not all(other.updates for other in others):
+        await asyncio.sleep(0.01)
+    deadly, late = Heard(client, SUDDEN), Heard(client, 1)
+    assert "died twice" in (await deadly.end()).error
+    assert (await late.end()).token_ids == (2,)
+    assert await running(client) == 3
+    for other in others:
+        assert not other.ended.is_set()
+        told = [u.token_ids[0] - ENDLESS for u in other.updates]
+        assert told == list(range(1, len(told) + 1))
+    assert (await Heard(client, 1).end()).token_ids == (2,)
+
+
+def test_who_is_aborted_or_comes_during_a_quarantine_has_his_turn() -> None:
+    in_flight, heard = InFlight(), list[Update]()
+
+    def add(rid: int, sent: bool) -> None:
+        request = Request(rid, np.array([1], np.int32), SamplingParams(max_tokens=1))
+        in_flight.add(request, heard.append, sent)
+
+    def tell(rid: int, finish: str | None = None) -> list[int]:
+        request = in_flight.hear(Update(rid, (7,), finish=finish))
+        return [] if request is None else [request.rid]
+
+    for rid in range(4):
+        add(rid, sent=True)
+    assert [request.rid for request in in_flight.resume({})] == [0, 1, 2, 3]
+    assert not in_flight.quarantined
+    assert [request.rid for request in in_flight.resume({})] == [0]
+    assert in_flight.quarantined
+    add(4, sent=False)
+    in_flight.abort([1])
+    assert tell(0) == [2]
+    assert heard[-1].rid == 1 or heard[-2].rid == 1
+    assert tell(0) == []
+    assert tell(2, finish="length") == [3]
+    # The engine dies with 3, of which it has told nothing, and with 0, of which it has.
+    assert [request.rid for request in in_flight.resume({})] == [0, 4]
+    assert [(u.rid, u.finish) for u in heard if u.finish] == [
+        (1, "abort"), (2, "length"), (3, "error"),
+    ]  # fmt: skip
+    assert tell(4) == []
+    assert not in_flight.quarantined
 
 
 def test_what_is_in_the_steps_of_three_dead_engines_is_given_up() -> None:

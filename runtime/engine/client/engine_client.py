@@ -121,8 +121,9 @@ class EngineClient:
 
     def submit(self, request: Request, on_update: Callable[[Update], None]) -> None:
         """Start a request; `on_update` hears of it until an update with `finish` set."""
-        self._in_flight.add(request, on_update, sent=self._up)
-        if self._up:  # else the next engine is given it when it is ready
+        sent = self._up and not self._in_flight.quarantined
+        self._in_flight.add(request, on_update, sent)
+        if sent:  # else the next engine is given it when it is ready
             self._send(request)
 
     def abort(self, rids: Iterable[int]) -> None:
@@ -273,7 +274,8 @@ class EngineClient:
     def _handle(self, message: FromEngine) -> None:
         if isinstance(message, Update):
             # There are thousands a second, and heartbeats tell the pulse as much.
-            self._in_flight.hear(message)
+            if (request := self._in_flight.hear(message)) is not None:
+                self._send(request)
             return
         self._pulse.hear(message)
         if isinstance(message, Stats):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
@@ -41,10 +42,22 @@ class InFlight:
 
     def __init__(self) -> None:
         self._submitted: dict[int, _Submitted] = {}
+        self._held: deque[int] = deque()
+        """In quarantine: those that the engine is given one by one."""
+        self._tried: int | None = None
+        """The one of them that it has, and has told nothing of."""
+
+    @property
+    def quarantined(self) -> bool:
+        """Whether new requests have to wait behind those in quarantine: see `resume`."""
+        return self._tried is not None
 
     def add(self, request: Request, on_update: Callable[[Update], None], sent: bool) -> None:
-        """Keep a request; one that is not `sent` yet waits for the next engine."""
+        """Keep a request; one that is not `sent` yet waits for the next engine, or for those in
+        quarantine."""
         self._submitted[request.rid] = _Submitted(request, on_update, engines=int(sent))
+        if self.quarantined:
+            self._held.append(request.rid)
 
     def abort(self, rids: Iterable[int]) -> tuple[int, ...]:
         """Do not start these again. Returns those still in flight."""
@@ -53,15 +66,17 @@ class InFlight:
             self._submitted[rid].aborted = True
         return running
 
-    def hear(self, update: Update) -> None:
-        """Hand an engine's update on."""
+    def hear(self, update: Update) -> Request | None:
+        """Hand an engine's update on. Returns what it is to be sent now, if somebody leaves the
+        quarantine by it."""
         submitted = self._submitted.get(update.rid)
         if submitted is None:
-            return
+            return None
         submitted.output_ids.extend(update.token_ids)
         if update.finish is not None:
             del self._submitted[update.rid]
         submitted.on_update(update)
+        return self._next() if update.rid == self._tried else None
 
     def resume(self, in_step: Mapping[int, int]) -> Iterator[Request]:
         """What the next engine is to be sent; ends what is aborted, and what kills engines.
@@ -71,23 +86,61 @@ class InFlight:
         as far as they were then: tokens that were not told yet have to be generated alone for that.
 
         What kills engines is what is alone in the step in which a second engine dies, or in the
-        steps of three. Where an engine died in no step (`in_step` is empty), it is what two engines
-        were given.
+        steps of three.
+
+        Where an engine died in no step (`in_step` is empty), somebody may have killed it, or the
+        request that it had just been given. If it had requests that another one died with, all are
+        put in quarantine: the next engine is given one, and the next of them when it has told
+        something of that one. With whom of these an engine dies in no step, that one kills engines.
         """
+        tried, self._tried = self._tried, None
+        waiting = set(self._held)
         for rid, submitted in list(self._submitted.items()):
             if submitted.aborted:
-                del self._submitted[rid]
-                submitted.on_update(Update(rid, finish="abort"))
+                self._end_aborted(rid)
+        given = {rid: one for rid, one in self._submitted.items() if one.engines}
+        again = not in_step and any(one.engines > 1 for one in given.values())
+        if again and tried is None and len(given) == 1:
+            (tried,) = given
+        for rid, submitted in list(self._submitted.items()):
+            if rid in waiting:
                 continue
             submitted.deaths += rid in in_step
             most = 1 if in_step.keys() == {rid} else 2
-            if submitted.deaths > most or (not in_step and submitted.engines > 1):
+            if submitted.deaths > most or (not in_step and rid == tried):
                 self._fail(rid, InternalError("the engine died twice while running this request"))
-                continue
-            suspected = in_step.get(rid, 0) if submitted.deaths > 1 else int(rid in in_step)
-            request = submitted.resumed(suspected)
-            submitted.engines += 1
+            elif rid == tried or (again and tried is None and rid in given):
+                self._held.append(rid)
+            else:
+                yield self._resumed(rid, in_step)
+        if self._held and (request := self._next()) is not None:
             yield request
+
+    def _next(self) -> Request | None:
+        """The next one of those in quarantine; none if it is over."""
+        self._tried = None
+        while self._held:
+            rid = self._held.popleft()
+            submitted = self._submitted.get(rid)
+            if submitted is None:
+                continue
+            if submitted.aborted:
+                self._end_aborted(rid)
+                continue
+            self._tried = rid
+            return self._resumed(rid, {})
+        return None
+
+    def _end_aborted(self, rid: int) -> None:
+        submitted = self._submitted.pop(rid)
+        submitted.on_update(Update(rid, finish="abort"))
+
+    def _resumed(self, rid: int, in_step: Mapping[int, int]) -> Request:
+        submitted = self._submitted[rid]
+        suspected = in_step.get(rid, 0) if submitted.deaths > 1 else int(rid in in_step)
+        request = submitted.resumed(suspected)
+        submitted.engines += 1
+        return request
 
     def fail(self, error: ServerUnavailable) -> None:
         """End every request with `error`."""
