@@ -260,6 +260,11 @@ class GatewayConfig:
     files: str = option(
         "", "Folder that keeps uploaded files and batches; without it there are none.", shown="none"
     )
+    state: str = option(
+        "",
+        "Folder that keeps programs' branches, files and batches: they survive a restart.",
+        shown="none",
+    )
     cache_reports: Literal["off", "own", "all"] = option(
         "own", "Whether clients are told why a prompt missed the cache."
     )

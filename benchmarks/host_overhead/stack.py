@@ -84,7 +84,7 @@ class Stack:
 def started(model: Path, step_seconds: float = 0.002) -> Iterator[Stack]:
     """`model`: a folder with a tokenizer."""
     with (
-        patch("rootlace.client.runtime.GATEWAY_MODULE", simulated_engine.__name__),
+        patch("rootlace.client.gateway_process.GATEWAY_MODULE", simulated_engine.__name__),
         patch.dict(os.environ, {simulated_engine.STEP_VARIABLE: str(step_seconds)}),
         rl.Runtime(model, http_port=0) as runtime,
     ):

@@ -12,10 +12,12 @@ the middle of this module, and `deque.append` and `dict.pop` are atomic.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import os
 import threading
 import uuid
+from collections.abc import Callable
 from functools import partial
 
 import msgspec
@@ -23,14 +25,19 @@ import msgspec
 from rootlace.client.channel import Counters, Sink
 from rootlace.client.completion import call_in_loop, call_together
 from rootlace.client.line import Line
-from rootlace.client.outbox import MAX_FRAME_BYTES, Outbox
+from rootlace.client.outbox import MAX_FRAME_BYTES, Outbox, Packed
+from rootlace.client.unanswered import Unanswered
 from rootlace.wire import protocol
 from rootlace.wire.errors import (
     InvalidRequest,
     RootlaceError,
     ServerUnavailable,
+    StateLost,
     from_code,
 )
+
+RECONNECT_SECONDS = 0.2
+"""How often a connection that broke is tried to be made again."""
 
 
 class Connection:
@@ -39,7 +46,11 @@ class Connection:
 
     `coalesce` (seconds) bounds how long an operation waits for company in its frame; the connection
     counts as lost when nothing was heard for `timeout` seconds although pings are sent every
-    `ping_interval`. A lost connection stays lost: make a new one.
+    `ping_interval`.
+
+    Of a server that keeps programs (`Welcome.kept`), a connection that breaks is made again, for up
+    to `patience` seconds, and what was sent and not answered is sent again: programs notice a
+    pause. Of others, or after that, it stays lost: make a new one.
     """
 
     def __init__(
@@ -52,6 +63,7 @@ class Connection:
         ping_interval: float = 5.0,
         timeout: float = 30.0,
         connect_timeout: float = 20.0,
+        patience: float = 300.0,
     ) -> None:
         self.address = address
         self.counters = Counters()
@@ -59,8 +71,9 @@ class Connection:
         self._asked = model
         self._ping_interval = ping_interval
         self._timeout = timeout
-        self._op_ids = itertools.count(1)
-        self._branch_ids = itertools.count(1)
+        self._patience = patience
+        self.next_op: Callable[[], int] = partial(next, itertools.count(1))
+        self.next_branch: Callable[[], int] = partial(next, itertools.count(1))
         self._program_ids = itertools.count(1)
         self._session = uuid.uuid4().hex
         self._sinks: dict[int, Sink] = {}
@@ -71,8 +84,14 @@ class Connection:
         # One that watches descriptors, on every system.
         self._loop = asyncio.SelectorEventLoop()
         self._outbox = Outbox(self._loop, coalesce)
+        self._unanswered = Unanswered()
+        self._kept = False
+        self._cut: RootlaceError | None = None
+        """Why the line that there was is of no use any more."""
         self._welcome = asyncio.Event()
         self._goodbye = asyncio.Event()
+        self._over = asyncio.Event()
+        """The line is cut."""
         self._thread = threading.Thread(
             target=self._run_loop, name=f"rootlace-io {address}", daemon=True
         )
@@ -102,12 +121,6 @@ class Connection:
             return ServerUnavailable(f"the connection to {self.address} is another process's")
         return self._lost
 
-    def next_op(self) -> int:
-        return next(self._op_ids)
-
-    def next_branch(self) -> int:
-        return next(self._branch_ids)
-
     def next_program(self) -> str:
         """An id for one run of a program, unlike any of this or another connection."""
         return f"{self._session}-{next(self._program_ids)}"
@@ -120,7 +133,7 @@ class Connection:
         packed = pack(op)
         self._sinks[op.op] = sink
         if self._lost is None:
-            self._outbox.put(packed)
+            self._outbox.put(op.op, packed)
         else:
             # Whoever pops the sink answers it: this thread, or the I/O thread's sweep.
             self._fail_op(op.op, self._lost)
@@ -159,36 +172,70 @@ class Connection:
             self._lose(ServerUnavailable(f"the connection to {self.address} was closed"))
 
     async def _talk(self) -> None:
+        until = 0.0
+        while True:
+            with Line(self.address, self.counters, self._receive, self._break) as line:
+                if self._lost is None and self._cut is None:
+                    await self._use(line)
+                    if self._welcome.is_set():
+                        until = 0.0
+            if self._lost is not None or self._goodbye.is_set():
+                return
+            assert self._cut is not None
+            until = until or time.monotonic() + self._patience
+            if time.monotonic() >= until:
+                self._lose(self._cut)
+                return
+            self._over.clear()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._goodbye.wait(), RECONNECT_SECONDS)
+            self._cut = None
+            self._welcome.clear()
+
+    async def _use(self, line: Line) -> None:
+        """Say hello, and carry what there is to and fro, until the line is cut or done with."""
+        again = self._unanswered if self._kept else None
         hello = protocol.Hello(
             op=0,
             version=protocol.PROTOCOL_VERSION,
             api_key=self._api_key,
             client=f"rootlace-python pid {os.getpid()}",
             model=self._asked,
+            session=self._session,
+            heard=None if again is None else again.heard,
+            chunks=() if again is None else again.chunks(),
         )
-        with Line(self.address, self.counters, self._receive, self._lose) as line:
-            if self._lost is not None:
-                return
-            line.send([pack(hello)])
-            parts = [
-                asyncio.ensure_future(part)
-                for part in (self._goodbye.wait(), self._write_when_welcome(line))
-            ]
-            done, pending = await asyncio.wait(parts, return_when=asyncio.FIRST_COMPLETED)
-            for task in pending:
-                task.cancel()
-            await asyncio.gather(*pending, return_exceptions=True)
-            if self._lost is None and self._model is not None:
-                self._outbox.put(pack(protocol.Goodbye(op=self.next_op())))
-                self._outbox.write_all(line.send)
-            for task in done:
-                task.result()
+        line.send([pack(hello)])
+        parts = [
+            asyncio.ensure_future(part)
+            for part in (self._goodbye.wait(), self._over.wait(), self._carry(line))
+        ]
+        done, pending = await asyncio.wait(parts, return_when=asyncio.FIRST_COMPLETED)
+        for task in pending:
+            task.cancel()
+        await asyncio.gather(*pending, return_exceptions=True)
+        if self._lost is None and self._cut is None and self._welcome.is_set():
+            number = self.next_op()
+            self._outbox.put(number, pack(protocol.Goodbye(op=number)))
+            self._outbox.write_all(partial(self._write, line))
+        for task in done:
+            task.result()
 
-    async def _write_when_welcome(self, line: Line) -> None:
-        await self._welcome.wait()
+    def _write(self, line: Line, ops: list[Packed]) -> None:
+        self._unanswered.sent(ops)
+        line.send([packed for _, packed in ops])
+
+    async def _carry(self, line: Line) -> None:
+        try:
+            limit = self._timeout if self._kept else None
+            await asyncio.wait_for(self._welcome.wait(), limit)
+        except TimeoutError:
+            self._break(ServerUnavailable(f"{self.address} does not welcome anybody"))
+            return
+        self._outbox.put_back(self._unanswered.take())
         # Only now: a frame must not leave while its first program is still filling it.
         self._started.set()
-        await asyncio.gather(self._outbox.write(line.send), self._ping(line))
+        await asyncio.gather(self._outbox.write(partial(self._write, line)), self._ping(line))
 
     async def _ping(self, line: Line) -> None:
         def pong(_: protocol.Event) -> None:
@@ -202,13 +249,14 @@ class Connection:
             silent = 0.0 if line.last_heard > heard else silent + self._ping_interval
             if silent > self._timeout:
                 silence = f"{self.address} has not answered for {self._timeout:g} s"
-                self._lose(ServerUnavailable(silence))
+                self._break(ServerUnavailable(silence))
                 return
-            self.send(protocol.Ping(op=self.next_op()), pong)
+            heard = self._unanswered.heard if self._kept else 0
+            self.send(protocol.Ping(op=self.next_op(), heard=heard), pong)
             self.flush()
 
     def _receive(self, events: list[protocol.Event]) -> None:
-        if self._lost is not None:
+        if self._lost is not None or self._cut is not None:
             return
         try:
             call_together(partial(self._dispatch, events))
@@ -219,15 +267,27 @@ class Connection:
         for event in events:
             if isinstance(event, protocol.Welcome):
                 self._model = event.model
+                self._kept = event.kept
                 self._welcome.set()
             elif isinstance(event, protocol.Failed) and event.op == 0:
                 # It speaks of the whole connection: which operations were lost with it is unknown.
-                self._lose(from_code(event.code, event.message))
+                self._break(from_code(event.code, event.message))
+                return
             else:
+                self._unanswered.hear(event)
                 chunk = isinstance(event, protocol.Chunk)
                 sink = self._sinks.get(event.op) if chunk else self._sinks.pop(event.op, None)
                 if sink is not None:
                     sink(event)
+
+    def _break(self, reason: RootlaceError) -> None:
+        """The line is of no use any more; another one may be."""
+        hopeless = isinstance(reason, StateLost) or not isinstance(reason, ServerUnavailable)
+        if not self._kept or hopeless:
+            self._lose(reason)
+        elif self._cut is None:
+            self._cut = reason
+            self._over.set()
 
     def _lose(self, reason: RootlaceError) -> None:
         """Mark the connection lost, answer everything that still waits, and end the I/O thread."""

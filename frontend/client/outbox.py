@@ -15,6 +15,10 @@ MAX_FRAME_BYTES = 32 * 2**20
 _MAX_FRAME_OPS = 1024
 
 
+Packed = tuple[int, msgspec.Raw]
+"""An operation as it travels, and its number."""
+
+
 class Outbox:
     """Packed operations, put in by any thread and taken out, as frames, in the loop `loop`.
 
@@ -25,17 +29,22 @@ class Outbox:
     def __init__(self, loop: asyncio.AbstractEventLoop, coalesce: float) -> None:
         self._loop = loop
         self._coalesce = coalesce
-        self._ops: deque[msgspec.Raw] = deque()
+        self._ops: deque[Packed] = deque()
         self._wake = asyncio.Event()
         self._armed = False
         self._flushing = False
 
-    def put(self, op: msgspec.Raw) -> None:
+    def put(self, number: int, op: msgspec.Raw) -> None:
         """Have `op` leave in `coalesce` seconds, with what is put in until then."""
-        self._ops.append(op)
+        self._ops.append((number, op))
         if not self._armed:
             self._armed = True
             call_in_loop(self._loop, self._arm)
+
+    def put_back(self, ops: list[Packed]) -> None:
+        """Have these leave before all others, in their order."""
+        self._ops.extendleft(reversed(ops))
+        self._wake.set()
 
     def _arm(self) -> None:
         self._loop.call_later(self._coalesce, self._wake.set)
@@ -46,7 +55,7 @@ class Outbox:
             self._flushing = True
             call_in_loop(self._loop, self._wake.set)
 
-    async def write(self, send: Callable[[list[msgspec.Raw]], None]) -> None:
+    async def write(self, send: Callable[[list[Packed]], None]) -> None:
         """Call `send` with each frame that is due, until cancelled."""
         while True:
             await self._wake.wait()
@@ -54,16 +63,16 @@ class Outbox:
             self._armed = self._flushing = False  # before taking: what comes later wakes again
             self.write_all(send)
 
-    def write_all(self, send: Callable[[list[msgspec.Raw]], None]) -> None:
+    def write_all(self, send: Callable[[list[Packed]], None]) -> None:
         while frame := self._take():
             send(frame)
 
-    def _take(self) -> list[msgspec.Raw]:
+    def _take(self) -> list[Packed]:
         """The next frame; empty if nothing is left."""
-        frame: list[msgspec.Raw] = []
+        frame: list[Packed] = []
         size = 0
         while self._ops and len(frame) < _MAX_FRAME_OPS:
-            size += len(memoryview(self._ops[0]))
+            size += len(memoryview(self._ops[0][1]))
             if frame and size > MAX_FRAME_BYTES:
                 break
             frame.append(self._ops.popleft())

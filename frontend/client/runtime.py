@@ -3,38 +3,30 @@
 from __future__ import annotations
 
 import atexit
-import contextlib
-import json
 import os
-import queue
 import shutil
-import subprocess
-import sys
 import tempfile
-import threading
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from rootlace.client import cached_text
 from rootlace.client.endpoint import RuntimeEndpoint
+from rootlace.client.gateway_process import GatewayProcess
 from rootlace.client.vectors import Content
 from rootlace.client.warm_up import first_uses, generate_once
 from rootlace.language.expressions import Expression
 from rootlace.language.signature import keyword, with_keywords
 from rootlace.runtime.config import RuntimeConfig
 from rootlace.runtime.options import settings
-from rootlace.wire.errors import InvalidRequest, ServerUnavailable, from_code
+from rootlace.wire.errors import InvalidRequest
 from rootlace.wire.protocol import Text, VectorKind
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
 R = TypeVar("R", bound="Runtime")
-
-GATEWAY_MODULE = "rootlace.runtime.gateway"
-_LOG_TAIL_LINES = 20
 
 
 def runtime_config(model: str, program_address: str, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -55,6 +47,8 @@ def runtime_config(model: str, program_address: str, options: Mapping[str, Any])
             raise TypeError(f"Runtime() got an unexpected keyword argument {name!r}{hint}")
         if value is None and setting.required:
             continue  # the default that the signature shows
+        if isinstance(value, Path):
+            value = str(value)
         if isinstance(value, Mapping):
             value = [f"{key}={one}" for key, one in value.items()]
         setting.put(config, not value if name == setting.option.opposite else value)
@@ -70,9 +64,10 @@ class Runtime:
     `adapters` are PEFT's folders, by name: {"formal": "path/to/folder"}.
 
     The options are fields of `rootlace.runtime.config`, which explains them as `rootlace serve
-    --help` does; sglang's names for them are taken too. Messages go to `log_file` (a temporary one
-    by default). The runtime ends with `shutdown`, with the `with` block, or with this process,
-    however that ends.
+    --help` does; sglang's names for them are taken too. With `state`, a folder, a gateway that dies
+    is started again, and programs go on. Messages go to `log_file` (a temporary one by default).
+    The runtime ends with `shutdown`, with the `with` block, or with this process, however that
+    ends.
 
     `warm_up`: generate once before anybody asks, so that what is made at the first use is there:
     True, or an expression whose constraints will be asked for, such as `gen(type=Person)`.
@@ -108,19 +103,20 @@ class Runtime:
         uses = first_uses(warm_up)
         self._owner = os.getpid()
         self._folder = Path(tempfile.mkdtemp(prefix="rootlace-"))
-        self._process: subprocess.Popen[str] | None = None
-        self._log_path = Path(log_file) if log_file else self._folder / "log.txt"
+        self._process: GatewayProcess | None = None
+        log = Path(log_file) if log_file else self._folder / "log.txt"
         try:
             address = f"ipc://{self._folder / 'program.sock'}"
             config = runtime_config(_local(folder, options), address, options)
-            ready = self._launch(config, launch_timeout)
-            self.pid: int = ready["pid"]
-            self.program_address: str = ready["program_address"]
-            self.url: str | None = ready.get("http_address") or None
+            on_gone = self._give_up if options.get("state") else None
+            self._started = GatewayProcess(config, log, launch_timeout, on_gone)
+            self._process = self._started
+            self.program_address: str = self._started.ready["program_address"]
             self.endpoint = RuntimeEndpoint(self.program_address, options.get("api_key"))
             generate_once(self.endpoint.connect(), uses)
         except BaseException:
-            self._stop_process(grace=1.0)
+            if self._process is not None:
+                self._process.stop(grace=1.0)
             shutil.rmtree(self._folder, ignore_errors=True)
             raise
         atexit.register(self.shutdown)
@@ -141,48 +137,15 @@ class Runtime:
             starting.add_done_callback(_stop)
             raise
 
-    def _launch(self, config: dict[str, Any], timeout: float) -> dict[str, Any]:
-        with self._log_path.open("w") as log:
-            # A session of its own: Ctrl-C in the terminal is for the program, which cancels what
-            # it runs. The runtime ends when its standard input does.
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", GATEWAY_MODULE],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                text=True,
-                start_new_session=True,
-            )
-        process = self._process
-        assert process.stdin is not None and process.stdout is not None
-        lines: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
-        threading.Thread(target=_read_ready, args=(process.stdout, lines), daemon=True).start()
-        try:
-            process.stdin.write(json.dumps(config) + "\n")
-            process.stdin.flush()
-        except BrokenPipeError:
-            pass  # it died at once: the reader finds its output ended
-        try:
-            ready = lines.get(timeout=timeout)
-        except queue.Empty:
-            raise ServerUnavailable(
-                f"the runtime was not ready after {timeout:g} s{self._log_tail()}"
-            ) from None
-        if ready is None:
-            code = process.wait(timeout=10)
-            raise ServerUnavailable(
-                f"the runtime ended with status {code} before it was ready{self._log_tail()}"
-            )
-        if "error" in ready:
-            raise from_code(str(ready["error"]), f"{ready.get('message')}{self._log_tail()}")
-        return ready
+    @property
+    def pid(self) -> int:
+        """Of the gateway's process."""
+        return int(self._started.ready["pid"])
 
-    def _log_tail(self) -> str:
-        try:
-            lines = self._log_path.read_text(errors="replace").splitlines()[-_LOG_TAIL_LINES:]
-        except OSError:
-            return ""
-        return "".join(f"\n  | {line}" for line in lines)
+    @property
+    def url(self) -> str | None:
+        """Where HTTP is answered."""
+        return self._started.ready.get("http_address") or None
 
     @property
     def model_name(self) -> str:
@@ -235,27 +198,18 @@ class Runtime:
 
         Does nothing in a fork of the process that started it.
         """
-        if self._process is None or os.getpid() != self._owner:
+        process = self._process
+        if process is None or os.getpid() != self._owner:
             return
+        self._process = None
         atexit.unregister(self.shutdown)
         self.endpoint.close()
-        self._stop_process(grace)
+        process.stop(grace)
         shutil.rmtree(self._folder, ignore_errors=True)
 
-    def _stop_process(self, grace: float) -> None:
-        process, self._process = self._process, None
-        if process is None:
-            return
-        assert process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):
-            process.stdin.close()
-        for stop in (lambda: None, process.terminate, process.kill):
-            stop()
-            try:
-                process.wait(timeout=grace)
-                return
-            except subprocess.TimeoutExpired:
-                grace = 2.0
+    def _give_up(self) -> None:
+        """The gateway died too often: what waits for it is told."""
+        self.endpoint.close()
 
     def __enter__(self) -> Self:
         return self
@@ -291,18 +245,3 @@ def _embedded_model() -> Path:
     from rootlace.runtime.assets import demo_model
 
     return demo_model()
-
-
-def _read_ready(output: IO[str], lines: queue.SimpleQueue[dict[str, Any] | None]) -> None:
-    """Pass on the first line that is a JSON object; then keep the pipe from filling up."""
-    found = False
-    for line in output:
-        if found or not line.startswith("{"):
-            continue
-        try:
-            lines.put(json.loads(line))
-            found = True
-        except ValueError:
-            continue
-    if not found:
-        lines.put(None)

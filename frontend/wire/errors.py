@@ -139,6 +139,12 @@ class ServerUnavailable(RootlaceError):
     http_status = 503
 
 
+class StateLost(ServerUnavailable):
+    """The server was restarted, and has nothing of what a program had on it."""
+
+    code = "state_lost"
+
+
 class InternalError(RootlaceError):
     """A fault of the runtime; other requests are not affected."""
 

@@ -100,12 +100,24 @@ class _Op(_Wire):
 
 class Hello(_Op, tag="hello"):
     """First message of a connection. `op` is 0. `model`: the name of that which all its branches
-    are of; the first of several, if it is left out. It is loaded where it was not."""
+    are of; the first of several, if it is left out. It is loaded where it was not.
+
+    `session` is a name of the client's own making that nobody can guess. Where the `Welcome` says
+    that it is kept, a client that lost its connection, or whose server was restarted, says hello
+    with the same name and with how many terminal events it has `heard`; then it sends again, in
+    their order, all operations that it has none for. Those that had ended get the event that they
+    got then, those that ran go on from where they were, and so do streams: `chunks` says how much
+    of them the client has, as (operation, sample, characters, tokens). The ids of operations and
+    branches of a session are never used again. `state_lost`: the server cannot go on with it.
+    """
 
     version: int
     api_key: str = ""
     client: str = ""
     model: str = ""
+    session: str = ""
+    heard: int | None = None
+    chunks: tuple[tuple[int, int, int, int], ...] = ()
 
 
 class Open(_Op, tag="open"):
@@ -231,7 +243,10 @@ class Embed(_Op, tag="embed"):
 
 
 class Ping(_Op, tag="ping"):
-    """Keeps the connection alive; answered by `Done`."""
+    """Keeps the connection alive; answered by `Done`. `heard`: so many terminal events of the
+    session the client has, and they need not be kept any longer."""
+
+    heard: int = 0
 
 
 class Goodbye(_Op, tag="goodbye"):
@@ -354,10 +369,12 @@ class _Event(_Wire):
 
 
 class Welcome(_Event, tag="welcome"):
-    """The answer to `Hello`: the gateway's protocol version, and what it serves."""
+    """The answer to `Hello`: the gateway's protocol version, what it serves, and whether the
+    `session` is kept for a client that comes back."""
 
     version: int
     model: ModelInfo
+    kept: bool = False
 
 
 class Chunk(_Event, tag="chunk"):

@@ -7,7 +7,8 @@ import contextlib
 import logging
 import os
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -22,6 +23,7 @@ from rootlace.wire.errors import ServerUnavailable
 if TYPE_CHECKING:
     from rootlace.runtime.gateway.branches.gateway import Gateway
     from rootlace.runtime.gateway.rooms import Rooms
+    from rootlace.runtime.gateway.state.journal import Journal
 
 log = logging.getLogger(__name__)
 
@@ -53,6 +55,7 @@ async def serve(
         read_keys(config.keys_file)  # raises before anything is started
     if config.program_key:
         read_program_key(config.program_key)
+    journal = _open_journal(config.state)
     stop, drain = stop or asyncio.Event(), drain or asyncio.Event()
     gone: list[str] = []
 
@@ -61,10 +64,17 @@ async def serve(
         stop.set()
 
     several = len(models) > 1 or config.load == "on-demand" or config.idle_unload is not None
-    async with _several(models) if several else _single(models[0], on_exit) as served:
+    async with AsyncExitStack() as stack:
+        if journal is not None:
+            stack.callback(journal.close)
+        served: Gateway | Rooms
+        if several:
+            served = await stack.enter_async_context(_several(models))
+        else:
+            served = await stack.enter_async_context(_single(models[0], on_exit))
         from rootlace.runtime.gateway.servers import Servers
 
-        servers = Servers(served)
+        servers = Servers(served, journal)
         try:
             program_address, http_address = await servers.start()
             if ready is not None:
@@ -76,6 +86,15 @@ async def serve(
             await servers.stop()
     if gone:
         raise ServerUnavailable(gone[0])
+
+
+def _open_journal(folder: str) -> Journal | None:
+    """The journal in a folder; locked, before anything is started. Raises InvalidRequest."""
+    if not folder:
+        return None
+    from rootlace.runtime.gateway.state.journal import Journal
+
+    return Journal(Path(folder), asyncio.get_running_loop().call_later)
 
 
 @asynccontextmanager

@@ -19,6 +19,8 @@ from rootlace.runtime.gateway.keys.account import Account
 from rootlace.runtime.gateway.keys.program_key import read_program_key
 from rootlace.runtime.gateway.program_socket import ProgramSocket
 from rootlace.runtime.gateway.rooms import Rooms
+from rootlace.runtime.gateway.state.journal import Journal
+from rootlace.runtime.gateway.state.session_log import attach
 from rootlace.wire.errors import (
     InvalidRequest,
     Overloaded,
@@ -90,9 +92,10 @@ class ProgramServer:
     `client_timeout`, or when it does not read what it is sent.
     """
 
-    def __init__(self, gateway: Gateway | Rooms) -> None:
-        """Of `Rooms`, programs choose one when they connect."""
+    def __init__(self, gateway: Gateway | Rooms, journal: Journal | None = None) -> None:
+        """Of `Rooms`, programs choose one when they connect. What they do is kept in `journal`."""
         self._gateway = gateway
+        self._journal = journal
         self._config = gateway.config
         self._greeting: dict[bytes, asyncio.Task[None]] = {}
         self._socket = ProgramSocket(self._receive)
@@ -201,14 +204,21 @@ class ProgramServer:
     def _welcome(
         self, identity: bytes, hello: Hello, account: Account | None, gateway: Gateway
     ) -> None:
+        owner = "" if account is None else account.name
+        for other in list(self._connections.values()):
+            earlier = other.session.log
+            if earlier is not None and earlier.is_of(hello.session, owner):
+                self._drop(other, "its client came back")
+        log = attach(self._journal, hello, owner)
         connection = Connection(identity, time.monotonic())
         client = hello.client if account is None else f"{account.name}:{hello.client}"
         connection.session = gateway.open_session(
-            partial(self._deliver, connection), client, account
+            partial(self._deliver, connection), client, account, log=log
         )
         connection.session.counts_requests = True
         self._connections[identity] = connection
-        self._deliver(connection, [Welcome(0, PROTOCOL_VERSION, gateway.model_info)])
+        welcome = Welcome(0, PROTOCOL_VERSION, gateway.model_info, kept=log is not None)
+        self._deliver(connection, [welcome])
 
     def _operate(self, connection: Connection, frame: bytes) -> None:
         """Take the operations of a frame. A malformed one fails alone."""
@@ -303,6 +313,8 @@ class ProgramServer:
         while True:
             await asyncio.sleep(PING_SECONDS)
             now = time.monotonic()
+            if self._journal is not None:
+                self._journal.forget_old()
             for connection in list(self._connections.values()):
                 connection.silent = 0.0 if connection.heard else connection.silent + PING_SECONDS
                 connection.heard = False

@@ -15,15 +15,17 @@ from rootlace.runtime.gateway.http.app import make_runner
 from rootlace.runtime.gateway.http.rooms import make_rooms_runner
 from rootlace.runtime.gateway.rooms import Rooms
 from rootlace.runtime.gateway.server import ProgramServer
+from rootlace.runtime.gateway.state.journal import Journal
 from rootlace.wire.errors import InvalidRequest
 
 
 class Servers:
     """Both servers, in front of one model or of several."""
 
-    def __init__(self, served: Gateway | Rooms) -> None:
+    def __init__(self, served: Gateway | Rooms, journal: Journal | None = None) -> None:
+        """What programs do is kept in `journal`."""
         self._served = served
-        self._programs = ProgramServer(served)
+        self._programs = ProgramServer(served, journal)
         self._runner: web.AppRunner | None = None
 
     async def start(self) -> tuple[str, str | None]:

@@ -18,6 +18,7 @@ import msgspec
 import pytest
 
 import rootlace as rl
+from rootlace.client import gateway_process
 from rootlace.client import runtime as runtime_module
 from rootlace.runtime.config import RuntimeConfig
 from rootlace.runtime.options import settings
@@ -30,7 +31,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.fixture(autouse=True)
 def fake_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runtime_module, "GATEWAY_MODULE", "tests.frontend.fake_process")
+    monkeypatch.setattr(gateway_process, "GATEWAY_MODULE", "tests.frontend.fake_process")
     monkeypatch.chdir(ROOT)
 
 
@@ -145,6 +146,7 @@ def test_every_keyword_has_its_place() -> None:
             "files": "gateway.files", "drain_seconds": "gateway.drain_seconds",
             "log_level": "engine.logs.log_level", "log_format": "engine.logs.log_format",
         "otlp": "gateway.otlp", "hold_seconds": "gateway.hold_seconds",
+        "state": "gateway.state",
     }  # fmt: skip
     for keyword, place in places.items():
         found: Any = runtime_module.runtime_config("m", "ipc://x", {keyword: True})
@@ -170,11 +172,11 @@ def test_without_a_model_it_is_the_embedded_one(
 ) -> None:
     asked: list[dict[str, Any]] = []
 
-    def launch(self: rl.Runtime, config: dict[str, Any], timeout: float) -> dict[str, Any]:
+    def launch(config: dict[str, Any], *rest: object) -> None:
         asked.append(config)
         raise ServerUnavailable("seen enough")
 
-    monkeypatch.setattr(rl.Runtime, "_launch", launch)
+    monkeypatch.setattr(runtime_module, "GatewayProcess", launch)
     with pytest.raises(ServerUnavailable):
         rl.Runtime()
     assert Path(asked[0]["gateway"]["model"]) == demo_model
@@ -210,7 +212,7 @@ def test_a_forked_process_connects_for_itself(tmp_path: Path) -> None:
                 os.kill(child, signal.SIGKILL)
         assert ended[-1] == 0
         assert program.run(backend=runtime)["x"] == expected
-        assert runtime._log_path.exists()
+        assert runtime._folder.exists()
 
 
 @pytest.mark.slow
@@ -225,8 +227,8 @@ def test_it_ends_with_its_parent(tmp_path: Path, how: str) -> None:
     script = (
         "import os\n"
         "import rootlace as rl\n"
-        "from rootlace.client import runtime\n"
-        "runtime.GATEWAY_MODULE = 'tests.frontend.fake_process'\n"
+        "from rootlace.client import gateway_process\n"
+        "gateway_process.GATEWAY_MODULE = 'tests.frontend.fake_process'\n"
         f"r = rl.Runtime('m', served_name={str(tmp_path / 'seen')!r})\n"
         "print(r.pid, flush=True)\n"
         f"{how}\n"

@@ -94,7 +94,7 @@ class FakeEngine:
         self.submitted.append(request)
         wanted: list[int] | Exception
         wanted = self.script(request) if self.script is not None else self._random(request)
-        running = Running(request, on_update, [])
+        running = Running(request, on_update, [], len(request.output_ids))
         if isinstance(wanted, Exception):
             running.failure = wanted
         else:

@@ -113,8 +113,11 @@ class Branch:
         """So many of its tokens were charged for prefills, and are not for what comes next."""
         self.private = False
         """Whether its namespace is its own, and that of its descendants."""
+        self.closed = False
         self.state = BranchState()
         self.error: RootlaceError | None = None
+        self.on_finished: Callable[[Branch, int, Event], None] | None = None
+        """Told of each operation's end, before its client is."""
         self._emit = emit
         self._queue: deque[Work] = deque()
         self._working = False
@@ -168,6 +171,8 @@ class Branch:
             if work.done is not None:
                 work.done()
             if event is not None:
+                if self.on_finished is not None:
+                    self.on_finished(self, work.op, event)
                 self._emit(event)
         self._working = False
         self._task = None

@@ -10,6 +10,7 @@ from rootlace.runtime.gateway.branches.house import House
 from rootlace.runtime.gateway.branches.model_name import check_name
 from rootlace.runtime.gateway.branches.session import Session
 from rootlace.runtime.gateway.keys.account import Account
+from rootlace.runtime.gateway.state.session_log import SessionLog
 from rootlace.runtime.gateway.tokens.chat import ChatTemplate
 from rootlace.runtime.gateway.tokens.tokenizer import Tokenizer
 from rootlace.wire.errors import ServerUnavailable
@@ -50,12 +51,21 @@ class Gateway(Core):
         client: str = "",
         account: Account | None = None,
         source: str = "",
+        log: SessionLog | None = None,
     ) -> Session:
         """A client's session. `on_events` gets what happened, at most once per loop turn. `source`:
-        where its requests come from, if it is not the only session of its client."""
+        where its requests come from, if it is not the only session of its client. `log`: what keeps
+        it."""
         self._next_session += 1
         session = Session(
-            self, on_events, self._next_session, client, self._sessions.discard, account, source
+            self,
+            on_events,
+            self._next_session,
+            client,
+            self._sessions.discard,
+            account,
+            source,
+            log,
         )
         self._sessions.add(session)
         return session

@@ -19,10 +19,12 @@ from rootlace.runtime.gateway.branches.growth import check_fits, settle
 from rootlace.runtime.gateway.branches.requests import Requests
 from rootlace.runtime.gateway.branches.sample import Sample, token_logprob
 from rootlace.runtime.gateway.branches.stop_patterns import searches_of
+from rootlace.runtime.gateway.state.session_log import GenerationLog
 from rootlace.runtime.gateway.tokens.pieces import Piece
 from rootlace.wire.cache_report import CacheReport
 from rootlace.wire.errors import InvalidRequest, RootlaceError
 from rootlace.wire.protocol import (
+    Chunk,
     Event,
     Generate,
     Generated,
@@ -45,8 +47,15 @@ class Generation:
     """Runs one operation. The first sample continues the branch; sample i has seed + i."""
 
     def __init__(
-        self, core: Core, branch: Branch, op: Generate, emit: Callable[[Event], None]
+        self,
+        core: Core,
+        branch: Branch,
+        op: Generate,
+        emit: Callable[[Event], None],
+        log: GenerationLog | None = None,
     ) -> None:
+        """`log` is told what the engine tells, and has what an earlier server was told."""
+        self._log = log
         self._core = core
         self._branch = branch
         self._op = op
@@ -92,22 +101,29 @@ class Generation:
         params = self._engine_params(len(state.ids))
         # The other samples of one prompt find what the first one computes.
         report = core.report_scope() if op.cache_report else ""
-        requests = Requests(core.engine, branch.account, branch.source, branch.paid)
+        self._samples = [
+            Sample(index, core.tokenizer, state.ids, op.params, searches)
+            for index in range(op.params.n)
+        ]
+        goes_on = self._log is not None and self._go_on(self._log)
+        paid = len(state.ids) if goes_on else branch.paid
+        requests = Requests(core.engine, branch.account, branch.source, paid)
         branch.paid = 0
         # Where a stop string may come, each token counts: the engine is to stop at once.
         stops = bool(op.params.stop or searches)
         emit_every = 1 if op.stream or stops else QUIET_TOKENS
         emit_seconds = core.config.stream_interval if op.stream and not stops else 0.0
-        for index in range(op.params.n):
-            sample = Sample(index, core.tokenizer, state.ids, op.params, searches)
-            self._samples.append(sample)
-            own = _for_sample(params, index)
+        for sample in self._samples:
+            if sample.finish is not None:
+                continue
+            own = _for_sample(params, sample.index)
+            before = np.array(sample.token_ids, np.int32) if sample.token_ids else NO_TOKENS
             requests.add(
-                lambda rid, own=own: Request(  # type: ignore[misc]
+                lambda rid, own=own, before=before: Request(  # type: ignore[misc]
                     rid,
                     prompt,
                     own,
-                    NO_TOKENS,
+                    before,
                     op.constraint,
                     branch.namespace,
                     branch.program,
@@ -116,6 +132,7 @@ class Generation:
                     emit_seconds=emit_seconds,
                     report=report if own is params else "",
                     handling=op.handling,
+                    resumed=goes_on,
                 ),
                 partial(self._take, sample),
             )
@@ -128,8 +145,36 @@ class Generation:
             state.gained.append(Piece(text))
         return generated
 
+    def _go_on(self, log: GenerationLog) -> bool:
+        """Take what an earlier server was told, and send what the client does not have of it.
+        False if that was nothing."""
+        before = log.before()
+        for index, update in before:
+            self._feed(self._samples[index], update)
+        if before and self._op.stream:
+            for sample in self._samples:
+                characters, tokens = log.progress.get(sample.index, (0, 0))
+                self._tells = self._tells and not tokens
+                sample.told(characters, tokens)
+                self._send(sample.take_chunk(self._op.op))
+        return bool(before)
+
     def _take(self, sample: Sample, update: Update) -> bool:
         """Take one update; True when the sample is complete."""
+        if self._log is not None:
+            self._log.told(sample.index, update)
+        self._send(self._feed(sample, update))
+        return sample.finish is not None
+
+    def _send(self, chunk: Chunk | None) -> None:
+        if chunk is None:
+            return
+        if self._tells and self._cached is not None:
+            self._tells = False
+            chunk = msgspec.structs.replace(chunk, cached_tokens=self._cached)
+        self._emit(chunk)
+
+    def _feed(self, sample: Sample, update: Update) -> Chunk | None:
         if update.token_ids:
             self._core.last_token = time.monotonic()
             if self._first_token is None:
@@ -154,12 +199,7 @@ class Generation:
             sample.feed(update)
         if update.token_ids and sample.index == 0:
             self._note_progress(len(sample.token_ids))
-        if chunk is not None:
-            if self._tells and self._cached is not None:
-                self._tells = False
-                chunk = msgspec.structs.replace(chunk, cached_tokens=self._cached)
-            self._emit(chunk)
-        return sample.finish is not None
+        return chunk
 
     def _note_progress(self, tokens: int) -> None:
         """The first sample has so many tokens now."""

@@ -127,6 +127,13 @@ class Sample:
         self._chunked_ids += len(ids)
         return Chunk(op, self.index, text, tuple(ids), tuple(logprobs))
 
+    def told(self, characters: int, tokens: int) -> None:
+        """The client has so much of what was fed; the next chunk has what is behind."""
+        text = "".join(self._texts)
+        self._texts = [text[:characters], text[characters:]]
+        self._chunked_texts = 1
+        self._chunked_ids = tokens
+
     def output(self) -> Output:
         assert self.finish is not None
         return Output(

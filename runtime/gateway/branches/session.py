@@ -10,12 +10,14 @@ from typing import Any
 
 from rootlace.runtime.contracts import messages
 from rootlace.runtime.gateway.branches import growth
+from rootlace.runtime.gateway.branches.backlog import Backlog
 from rootlace.runtime.gateway.branches.branch import Branch, BranchState, Deadline, Work
 from rootlace.runtime.gateway.branches.core import Core
 from rootlace.runtime.gateway.branches.generation import Generation
 from rootlace.runtime.gateway.branches.select import Selection
 from rootlace.runtime.gateway.branches.vectors import find_vectors
 from rootlace.runtime.gateway.keys.account import Account, namespace_of, private
+from rootlace.runtime.gateway.state.session_log import SessionLog
 from rootlace.runtime.gateway.tokens.pieces import Piece
 from rootlace.wire.errors import (
     Cancelled,
@@ -25,6 +27,7 @@ from rootlace.wire.errors import (
     ProtocolError,
     RootlaceError,
     ServerUnavailable,
+    from_code,
 )
 from rootlace.wire.protocol import (
     Append,
@@ -48,16 +51,9 @@ from rootlace.wire.protocol import (
     Quote,
     Select,
     Status,
-    Text,
-    Tokens,
     Unpin,
     Usage,
 )
-
-# How much one client may have waiting: this many messages of the largest size.
-_BACKLOG_MESSAGES = 4
-# The memory of a waiting operation beside its text.
-_OPERATION_BYTES = 1024
 
 _Snapshot = asyncio.Future[Any]
 
@@ -78,7 +74,9 @@ class Session:
         on_close: Callable[[Session], None],
         account: Account | None = None,
         source: str = "",
+        log: SessionLog | None = None,
     ) -> None:
+        """`log` is told what happens, and has what was there before."""
         self.client = client
         self.counts_requests = False
         """Whether operations count as requests: those of HTTP were counted when they came."""
@@ -101,8 +99,11 @@ class Session:
         """Branches by namespace, of those that share nothing."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._events: list[Event] = []
-        self._waiting_size = 0
+        self._backlog = Backlog(core.config.max_message_bytes)
+        self.log = log
         core.session_count += 1
+        if log is not None:
+            self._restore(log)
 
     @property
     def busy(self) -> bool:
@@ -114,6 +115,10 @@ class Session:
         for op in ops:
             if self.closed:
                 return
+            if self.log is not None and (ended := self.log.answers(op)):
+                for event in ended:  # the client lost it with a connection
+                    self._emit(event)
+                continue
             try:
                 self._dispatch(op)
             except RootlaceError as error:
@@ -139,6 +144,8 @@ class Session:
         if self.closed:
             return
         self.closed = True
+        if self.log is not None:
+            self.log.detach()
         self._events.clear()
         for task in self._tasks:
             task.cancel()
@@ -168,8 +175,12 @@ class Session:
                 raise InvalidRequest(f"branch {op.branch} is not open")
             self._on_branch(op, branch)
         elif isinstance(op, Ping):
+            if self.log is not None:
+                self.log.heard(op.heard)
             self._emit(Done(op.op))
         elif isinstance(op, Goodbye):
+            if self.log is not None:
+                self.log.end()
             self._emit(Done(op.op))
             self._deliver()
             self.close()
@@ -178,12 +189,9 @@ class Session:
         elif isinstance(op, Unpin):
             self._spawn(op.op, _unpin(self._core, op, self._account))
         elif isinstance(op, Embed):
-            size = _size(op)
-            self._check_backlog(None, size)
             self._admit()
-            self._waiting_size += size
-            work = _embed(self._core, op, self._account, self._source)
-            self._spawn(op.op, work, done=partial(self._forget, size))
+            done = self._backlog.add(op)
+            self._spawn(op.op, _embed(self._core, op, self._account, self._source), done)
         else:
             assert isinstance(op, FlushCache)
             if self._account is not None:
@@ -202,9 +210,12 @@ class Session:
             branch.interrupt(Cancelled("cancelled by the client"))
             branch.post(Work(op.op, partial(_done, op.op), always=True))
             return
-        core = self._core
-        size = _size(op)
-        self._check_backlog(branch, size)
+        core, log = self._core, self.log
+        try:
+            done = self._backlog.add(op)
+        except RootlaceError as error:
+            branch.interrupt(error)
+            raise
         if isinstance(op, Generate | Select | Prefill):
             try:
                 if branch.private and op.handling.cache.pin:
@@ -213,37 +224,26 @@ class Session:
                     self._account.check_priority(op.handling.priority)
                 self._admit(counts=not isinstance(op, Prefill))
             except RootlaceError as error:
-                branch.post(Work(op.op, partial(_raise, error)))
+                branch.post(Work(op.op, partial(_raise, error), done=done))
                 return
         if isinstance(op, Append):
-            quotes = [self._quote(part.branch) for part in op.parts if isinstance(part, Quote)]
+            quoted = [part.branch for part in op.parts if isinstance(part, Quote)]
+            quotes = [self._quote(op.op, at, other) for at, other in enumerate(quoted)]
             run = partial(growth.append, core, branch, op, quotes)
         elif isinstance(op, Prefill):
             run = partial(growth.prefill, core, branch, op)
         elif isinstance(op, Explain):
             run = partial(growth.explain, core, branch, op)
         elif isinstance(op, Generate):
-            run = Generation(core, branch, op, self._emit).run  # type: ignore[assignment]
+            kept = None if log is None else log.generation(op.op)
+            run = Generation(core, branch, op, self._emit, kept).run  # type: ignore[assignment]
         else:
             run = Selection(core, branch, op).run  # type: ignore[assignment]
         deadline = None
         if isinstance(op, Generate | Select | Prefill) and op.handling.timeout is not None:
             seconds = op.handling.timeout
             deadline = Deadline(self._loop.time() + seconds, seconds)
-        self._waiting_size += size
-        branch.post(Work(op.op, run, done=partial(self._forget, size), deadline=deadline))
-
-    def _check_backlog(self, branch: Branch | None, size: int) -> None:
-        """Raises Overloaded, and breaks the branch, when too much waits already."""
-        bound = _BACKLOG_MESSAGES * self._core.config.max_message_bytes
-        if self._waiting_size + size <= bound:
-            return
-        error = Overloaded(
-            f"operations of {self._waiting_size} bytes wait already; at most {bound} may"
-        )
-        if branch is not None:
-            branch.interrupt(error)
-        raise error
+        branch.post(Work(op.op, run, done=done, deadline=deadline))
 
     def _admit(self, counts: bool = True) -> None:
         if self._account is None or not self.counts_requests:
@@ -252,9 +252,6 @@ class Session:
             self._account.admit()
         else:
             self._account.check()
-
-    def _forget(self, size: int) -> None:
-        self._waiting_size -= size
 
     # ------------------------------------------------------------ opening, closing, quoting
 
@@ -288,20 +285,49 @@ class Session:
         branch = Branch(
             op.branch, program, namespace, self._emit, adapter, self._account, self._source
         )
-        self._branches[op.branch] = branch
-        self._alive.add(branch)
-        self._core.branch_count += 1
-        if program:
-            self._programs[program] += 1
         branch.private = not op.share if parent is None else parent.private
-        if branch.private:
-            self._private[namespace] += 1
+        self._register(branch)
+        log = self.log
+        if log is not None:
+            log.opening(branch, op)
         if refused is not None:
             branch.post(Work(op.op, partial(_raise, refused)))
         elif parent is None:
             branch.post(Work(op.op, partial(_done, op.op)))
         else:
-            branch.post(Work(op.op, partial(_adopt, branch, self._snapshot(parent, True), op.op)))
+            taken = _nothing if log is None else partial(_forked, log, branch, parent)
+            state = self._snapshot(parent, True, taken)
+            branch.post(Work(op.op, partial(_adopt, branch, state, op.op)))
+
+    def _register(self, branch: Branch) -> None:
+        self._branches[branch.id] = branch
+        self._alive.add(branch)
+        self._core.branch_count += 1
+        if branch.program:
+            self._programs[branch.program] += 1
+        if branch.private:
+            self._private[branch.namespace] += 1
+        if self.log is not None:
+            branch.on_finished = self.log.finished
+
+    def _restore(self, log: SessionLog) -> None:
+        """Open what the log has."""
+        for kept, state in log.branches():
+            opened = kept.opened
+            branch = Branch(
+                opened.branch,
+                f"{self._number}:{opened.program}" if opened.program else "",
+                opened.namespace,
+                self._emit,
+                opened.adapter,
+                self._account,
+                self._source,
+            )
+            branch.private, branch.paid, branch.state = opened.private, kept.paid, state
+            if kept.broken is not None:
+                branch.error = from_code(*kept.broken)
+            self._register(branch)
+            log.restored(branch)
 
     async def _close(self, op: Close, branch: Branch) -> Event:
         if self._closing.get(op.branch) is branch:  # the id may have been used again
@@ -314,7 +340,7 @@ class Session:
             return
         self._alive.discard(branch)
         self._core.branch_count -= 1
-        branch.state = BranchState()
+        branch.state, branch.closed = BranchState(), True
         if branch.program:
             self._programs[branch.program] -= 1
             if not self._programs[branch.program]:
@@ -326,26 +352,35 @@ class Session:
                 del self._private[branch.namespace]
                 self._core.engine.forget_namespace(branch.namespace)
 
-    def _quote(self, branch_id: int) -> _Snapshot:
+    def _quote(self, op: int, at: int, branch_id: int) -> _Snapshot:
         """The text that a branch will have gained after the operations it has been sent so far."""
-        branch = self._branches.get(branch_id)
-        if branch is None:
+        branch, log = self._branches.get(branch_id), self.log
+        known = None if log is None else log.quote(op, at)
+        if known is None and branch is None:
+            known = InvalidRequest(f"quoted branch {branch_id} is not open")
+        if known is not None:
             future = self._loop.create_future()
-            future.set_result(InvalidRequest(f"quoted branch {branch_id} is not open"))
+            future.set_result(known)
             return future
-        return self._snapshot(branch, False)
+        assert branch is not None
+        return self._snapshot(
+            branch, False, _nothing if log is None else partial(log.quoted, op, at)
+        )
 
-    def _snapshot(self, branch: Branch, fork: bool) -> _Snapshot:
+    def _snapshot(self, branch: Branch, fork: bool, taken: Callable[[Any], None]) -> _Snapshot:
         """The branch's state (for a `fork`) or gained text after what is queued now, or its error.
+        `taken` is told of it at once.
 
         An error is the future's result, not its exception: perhaps nobody awaits it, and asyncio
         complains of exceptions that are never retrieved.
         """
         future: _Snapshot = self._loop.create_future()
-        branch.post(Work(0, partial(self._answer, branch, fork, future), always=True))
+        branch.post(Work(0, partial(self._answer, branch, fork, future, taken), always=True))
         return future
 
-    async def _answer(self, branch: Branch, fork: bool, future: _Snapshot) -> None:
+    async def _answer(
+        self, branch: Branch, fork: bool, future: _Snapshot, taken: Callable[[Any], None]
+    ) -> None:
         value: BranchState | tuple[Piece, ...] | RootlaceError
         if fork and branch.error is None and not future.done():
             # Tokenize what is settled once, not once per child.
@@ -359,6 +394,7 @@ class Session:
             state = branch.state
             value = state.fork() if fork else growth.gained_text(self._core, state)
         if not future.done():
+            taken(value)
             future.set_result(value)
 
     # ------------------------------------------------------------ operations without a branch
@@ -387,6 +423,8 @@ class Session:
     def _emit(self, event: Event) -> None:
         if self.closed:
             return
+        if self.log is not None:
+            self.log.emitted(event)
         if not self._events:
             self._core.deliveries.soon(self._deliver)
         self._events.append(event)
@@ -394,21 +432,9 @@ class Session:
     def _deliver(self) -> None:
         events, self._events = self._events, []
         if events and not self.closed:
+            if self.log is not None:
+                self.log.flush()
             self._on_events(events)
-
-
-def _size(op: Append | Prefill | Generate | Select | Explain | Embed) -> int:
-    """Roughly how many bytes a waiting operation takes."""
-    size = _OPERATION_BYTES
-    if isinstance(op, Append | Embed):
-        for part in op.parts if isinstance(op, Append) else op.inputs:
-            size += len(part.text) if isinstance(part, Text) else 64
-            size += 32 * len(part.ids) if isinstance(part, Tokens) else 0
-    elif isinstance(op, Select):
-        size += sum(map(len, op.choices))
-    elif isinstance(op, Generate) and op.constraint is not None:
-        size += len(op.constraint.source)
-    return size
 
 
 async def _status(core: Core, op: int) -> Event:
@@ -448,6 +474,17 @@ async def _embed(core: Core, op: Embed, account: Account | None, source: str) ->
 
 async def _done(op: int) -> Event:
     return Done(op)
+
+
+def _nothing(value: object) -> None:
+    pass
+
+
+def _forked(
+    log: SessionLog, branch: Branch, parent: Branch, state: BranchState | RootlaceError
+) -> None:
+    if not isinstance(state, RootlaceError):
+        log.opened(branch, parent)
 
 
 async def _raise(error: RootlaceError) -> Event:

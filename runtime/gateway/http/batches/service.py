@@ -28,8 +28,10 @@ class BatchService:
 
     async def lifetime(self, app: web.Application) -> AsyncIterator[None]:
         """While the application runs, batches are worked on, those of an earlier server first."""
-        if folder := self._server.config.files:
-            storage = Storage(Path(folder), Bounds())
+        config = self._server.config
+        if config.files or config.state:
+            folder = Path(config.files) if config.files else Path(config.state) / "files"
+            storage = Storage(folder, Bounds())
             self._open = storage, Runner(self._server, storage, self.answers)
         yield
         if self._open is not None:

@@ -1,0 +1,290 @@
+"""The journal against a plain model, cut and damaged at every place, and on a full disk."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import random
+import shutil
+import stat
+from array import array
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rootlace.runtime.gateway.state import log_file
+from rootlace.runtime.gateway.state.journal import RECLAIM_SECONDS, Journal
+from rootlace.runtime.gateway.state.records import (
+    Emitted,
+    Ended,
+    Finished,
+    Grown,
+    Heard,
+    Opened,
+    Quoted,
+    Record,
+    Told,
+)
+from rootlace.runtime.gateway.tokens.pieces import Piece
+from rootlace.wire.errors import InvalidRequest
+from rootlace.wire.protocol import Done, encode
+
+View = dict[str, Any]
+
+
+def ids(*values: int) -> bytes:
+    return array("i", values).tobytes()
+
+
+def replayed(records: list[Record]) -> View:
+    """What a list of records of one session amounts to."""
+    view: View = {"branches": {}, "answers": {}, "told": {}, "quoted": set()}
+    sent, heard = [], 0
+    for one in records:
+        if isinstance(one, Opened):
+            branch = {"ids": [], "pending": (), "begin": None, "gained": [], "broken": None}
+            if one.parent is not None:
+                above = view["branches"][one.parent]
+                branch |= {"ids": list(above["ids"]), "begin": above["begin"]}
+                branch["pending"] = above["pending"]
+                view["answers"][one.op] = encode([Done(one.op)])
+            view["branches"][one.branch] = branch
+        elif isinstance(one, Grown):
+            branch = view["branches"][one.branch]
+            branch["ids"] += array("i", one.ids).tolist()
+            branch["pending"], branch["begin"] = one.pending, one.begin
+            branch["gained"] += one.gained
+        elif isinstance(one, Finished):
+            view["branches"][one.branch]["broken"] = one.broken
+            view["answers"][one.op] = one.event
+            view["told"].pop(one.op, None)
+            view["quoted"] -= {(one.op, at) for at in range(9)}
+            if one.closed:
+                del view["branches"][one.branch]
+        elif isinstance(one, Told):
+            view["told"].setdefault(one.op, []).append(one.update)
+        elif isinstance(one, Quoted):
+            view["quoted"].add((one.op, one.at))
+        elif isinstance(one, Emitted):
+            sent.append(one.op)
+        elif isinstance(one, Heard):
+            heard = one.count
+    for op in sent[:heard]:
+        view["answers"].pop(op, None)
+    return {**view, "sent": sent[heard:], "heard": heard}
+
+
+def held(journal: Journal, key: str) -> View | None:
+    """The same, as the journal has it."""
+    session = journal.find(key)
+    if session is None:
+        return None
+    branches = {
+        number: {
+            "ids": array("i", b"".join(branch.ids)).tolist(),
+            "pending": branch.pending,
+            "begin": branch.begin,
+            "gained": branch.gained,
+            "broken": branch.broken,
+        }
+        for number, branch in session.branches.items()
+    }
+    return {
+        "branches": branches,
+        "answers": session.answers,
+        "told": {op: [one.update for one in told] for op, told in session.told.items()},
+        "quoted": {(op, at) for op, quotes in session.quoted.items() for at in quotes},
+        "sent": list(session.sent),
+        "heard": session.heard,
+    }
+
+
+def random_record(rng: random.Random, number: int, before: list[Record]) -> Record:
+    """One that may come behind these."""
+    view, op = replayed(before), len(before) + 1
+    live = sorted(view["branches"])
+    kind = rng.choice(["open", "grow", "grow", "finish", "told", "quoted", "emit", "hear"])
+    if kind == "open" or (not live and kind in ("grow", "finish")):
+        return Opened(number, op, op, "p", "ns", "", False, rng.choice([None, *live]))
+    if kind == "grow":
+        gained = (Piece("x", True), ids(3)) if rng.random() < 0.5 else ()
+        new = ids(*(rng.randrange(100) for _ in range(rng.randrange(4))))
+        pending = (Piece("é" * rng.randrange(3)),)
+        return Grown(number, rng.choice(live), new, pending, rng.choice([None, True]), gained)
+    under_way = rng.choice([*view["told"], *(op for op, _ in view["quoted"]), op])
+    if kind == "finish":
+        broken = ("cancelled", "why") if rng.random() < 0.3 else None
+        event = encode([Done(under_way)])
+        closed = rng.random() < 0.3
+        return Finished(number, rng.choice(live), under_way, event, broken, closed)
+    if kind == "told":
+        return Told(number, under_way, 0, b"update %d" % op)
+    if kind == "quoted":
+        return Quoted(number, op, rng.randrange(2), (Piece("q"),))
+    if kind == "emit":
+        return Emitted(number, rng.choice([*view["answers"], op]))
+    return Heard(number, view["heard"] + rng.randrange(len(view["sent"]) + 1))
+
+
+@settings(max_examples=25, deadline=None)
+@given(seed=st.integers(0, 2**32), small=st.booleans())
+def test_what_is_read_is_what_a_plain_model_has(
+    seed: int, small: bool, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Several clients, servers that end and begin again, logs that are shortened all the time."""
+    rng = random.Random(seed)
+    folder = tmp_path_factory.mktemp("state")
+    model: dict[str, list[Record]] = {}
+    for _ in range(3):
+        journal = Journal(folder, min_log_bytes=200 if small else 10**9)
+        for key in model:
+            assert held(journal, key) == replayed(model[key])
+        for _ in range(rng.randrange(40)):
+            if not model or rng.random() < 0.1:
+                key = f"client {rng.randrange(10**6)}"
+                journal.begin(key, "owner")
+                model[key] = []
+            key = rng.choice(sorted(model))
+            session = journal.find(key)
+            assert session is not None
+            if rng.random() < 0.03:
+                journal.end(session)
+                del model[key]
+                assert held(journal, key) is None
+                continue
+            record = random_record(rng, session.begun.session, model[key])
+            model[key].append(record)
+            journal.add(record)
+            if rng.random() < 0.5:
+                journal.flush()
+        journal.close()
+        assert all(stat.S_IMODE(p.stat().st_mode) == 0o600 for p in folder.glob("programs-*"))
+
+
+def filled(folder: Path, batches: int = 4) -> tuple[list[Record], list[int]]:
+    """A journal that was never shortened: its records, and how long its log was behind each."""
+    journal = Journal(folder)
+    session = journal.begin("key", "")
+    journal.flush()
+    (log,) = folder.glob("*.log")
+    records, sizes = [], [log.stat().st_size]
+    for _ in range(batches):
+        records.append(random_record(random.Random(len(records)), session.begun.session, records))
+        journal.add(records[-1])
+        journal.flush()
+        sizes.append(log.stat().st_size)
+    # As a killed server leaves it: nothing is closed.
+    return records, sizes
+
+
+def test_a_log_that_is_cut_anywhere_is_read_up_to_its_last_whole_batch(tmp_path: Path) -> None:
+    records, sizes = filled(tmp_path / "state")
+    for cut in range(sizes[-1] + 1):
+        copy = tmp_path / f"cut-{cut}"
+        shutil.copytree(tmp_path / "state", copy)
+        (log,) = copy.glob("*.log")
+        os.truncate(log, cut)
+        journal = Journal(copy)
+        whole = sum(size <= cut for size in sizes) - 1
+        assert held(journal, "key") == (None if whole < 0 else replayed(records[:whole])), cut
+        journal.close()
+
+
+@settings(max_examples=30, deadline=None)
+@given(data=st.data())
+def test_damaged_files_are_read_as_far_as_they_can_be_or_refused(
+    data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = tmp_path_factory.mktemp("damaged") / "state"
+    records, _ = filled(folder)
+    if data.draw(st.booleans()):
+        Journal(shutil.copytree(folder, folder.with_name("again"))).close()
+        folder = folder.with_name("again")
+    path = data.draw(st.sampled_from(sorted(folder.glob("programs-*"))))
+    content = bytearray(path.read_bytes())
+    for at, byte in data.draw(
+        st.lists(st.tuples(st.integers(0, len(content)), st.binary(max_size=9)), min_size=1)
+    ):
+        content[at : at + data.draw(st.integers(0, 9))] = byte
+    path.write_bytes(content)
+    try:
+        journal = Journal(folder)
+    except InvalidRequest as error:
+        assert "version" in str(error)
+        return
+    found = held(journal, "key")
+    assert found is None or found in [replayed(records[:n]) for n in range(len(records) + 1)]
+    journal.close()
+
+
+def test_a_full_disk_is_told_once_and_what_happened_meanwhile_is_kept_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    now = [100.0]
+    journal = Journal(tmp_path, clock=lambda: now[0])
+    session = journal.begin("key", "")
+    journal.flush()
+    records: list[Record] = []
+
+    def happen() -> None:
+        records.append(random_record(random.Random(len(records)), session.begun.session, records))
+        journal.add(records[-1])
+        journal.flush()
+
+    real, room = os.write, [60]
+
+    def write(descriptor: int, content: bytes) -> int:
+        if not room[0]:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        part = real(descriptor, bytes(content)[: room[0]])
+        room[0] -= part
+        return part
+
+    monkeypatch.setattr(log_file.os, "write", write)
+    with caplog.at_level(logging.WARNING):
+        for _ in range(20):
+            happen()
+            now[0] += 2
+    assert [r.levelname for r in caplog.records] == ["ERROR"]
+    assert "No space left" in caplog.text
+    monkeypatch.setattr(log_file.os, "write", real)
+    now[0] += 10
+    happen()
+    assert "kept again" in caplog.text
+    happen()
+    journal.close()
+    again = Journal(tmp_path)
+    assert held(again, "key") == replayed(records)
+    again.close()
+
+
+def test_a_folder_has_one_server_and_one_version(tmp_path: Path) -> None:
+    first = Journal(tmp_path / "state")
+    with pytest.raises(InvalidRequest, match="another server"):
+        Journal(tmp_path / "state")
+    first.close()
+    (log,) = (tmp_path / "state").glob("*.log")
+    log.write_bytes(log.read_bytes()[:-4] + b"\x63\0\0\0")
+    with pytest.raises(InvalidRequest, match="version 99"):
+        Journal(tmp_path / "state")
+    (tmp_path / "file").touch()
+    with pytest.raises(InvalidRequest, match="cannot keep state"):
+        Journal(tmp_path / "file")
+
+
+def test_who_does_not_come_back_is_forgotten(tmp_path: Path) -> None:
+    now = [0.0]
+    journal = Journal(tmp_path, clock=lambda: now[0])
+    gone, here = journal.begin("gone", ""), journal.begin("here", "")
+    journal.detach(gone)
+    now[0] = RECLAIM_SECONDS + 1
+    journal.forget_old()
+    assert journal.find("gone") is None
+    assert journal.find("here") is here
+    journal.add(Ended(here.begun.session))
+    journal.close()
+    assert Journal(tmp_path).find("here") is None
