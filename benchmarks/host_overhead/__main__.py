@@ -11,10 +11,20 @@ cores, what the host takes is what compute loses.
 
 from __future__ import annotations
 
-from dataclasses import asdict, fields
+from contextlib import ExitStack
+from dataclasses import asdict, fields, replace
+from itertools import product
+from tempfile import TemporaryDirectory
 
 from benchmarks.common import Report, console_of, new_parser, table_of
-from benchmarks.host_overhead.stack import MODES, StackCost, measure_stack, started
+from benchmarks.host_overhead.stack import (
+    LONG,
+    MODES,
+    SHORT,
+    StackCost,
+    measure_stack,
+    started,
+)
 from rootlace.runtime.assets import demo_model
 
 COLUMNS = {
@@ -29,14 +39,24 @@ def main() -> None:
     parser.add_argument("--modes", nargs="+", choices=MODES, default=MODES)
     parser.add_argument("--rows", nargs="+", type=int, default=(1, 16, 64), help="at a time")
     parser.add_argument("--rounds", type=int, default=3, help="the best of so many counts")
+    parser.add_argument("--state", action="store_true", help="each also with --state, in turns")
     args = parser.parse_args()
     console, report = console_of(140), Report("host_overhead", args)
-    with started(demo_model()) as running:
-        costs = [
-            measure_stack(running, mode, rows, args.rounds)
-            for mode in args.modes
-            for rows in args.rows
-        ]
+    costs: list[StackCost] = []
+    with ExitStack() as stack:
+        stacks = {"": stack.enter_context(started(demo_model()))}
+        if args.state:
+            folder = stack.enter_context(TemporaryDirectory())
+            stacks[", kept"] = stack.enter_context(started(demo_model(), state=folder))
+        for mode, rows in product(args.modes, args.rows):
+            for suffix, running in stacks.items():
+                before = running.written()
+                cost = measure_stack(running, mode, rows, args.rounds)
+                costs.append(replace(cost, mode=f"{mode}{suffix}"))
+                if suffix:
+                    written = running.written() - before
+                    tokens = rows * (SHORT + args.rounds * (SHORT + LONG))
+                    console.print(f"{mode}, {rows}: {written / tokens:.1f} bytes for each token")
     rows = {f"{cost.mode}, {cost.rows} at a time": asdict(cost) for cost in costs}
     console.print(table_of("CPU us per decode step, and per request", rows, COLUMNS))
     for cost in costs:

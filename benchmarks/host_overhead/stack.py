@@ -68,6 +68,10 @@ class Stack:
         self._engine = psutil.Process(runtime.pid).children()[0].pid
         self.url, self.endpoint = runtime.url, runtime.endpoint
 
+    def written(self) -> int:
+        """Bytes that the gateway wrote to files so far."""
+        return int(psutil.Process(self.gateway).io_counters().write_chars)
+
     def cpu(self) -> dict[str, float]:
         """CPU seconds so far, of each part; the simulation's own are left out."""
         status = self.endpoint.get_server_info()
@@ -81,12 +85,12 @@ class Stack:
 
 
 @contextmanager
-def started(model: Path, step_seconds: float = 0.002) -> Iterator[Stack]:
-    """`model`: a folder with a tokenizer."""
+def started(model: Path, step_seconds: float = 0.002, **options: Any) -> Iterator[Stack]:
+    """`model`: a folder with a tokenizer. `options` are those of `rl.Runtime`."""
     with (
         patch("rootlace.client.gateway_process.GATEWAY_MODULE", simulated_engine.__name__),
         patch.dict(os.environ, {simulated_engine.STEP_VARIABLE: str(step_seconds)}),
-        rl.Runtime(model, http_port=0) as runtime,
+        rl.Runtime(model, http_port=0, **options) as runtime,
     ):
         yield Stack(runtime)
 

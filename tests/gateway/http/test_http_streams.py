@@ -13,6 +13,7 @@ import pytest
 from rootlace.runtime.gateway.http import app
 from rootlace.runtime.gateway.http.openai import chat
 from rootlace.runtime.gateway.http.sse import DirectEvents
+from rootlace.wire.protocol import Failed
 from tests.gateway.http.conftest import Served
 
 PATHS = {
@@ -142,3 +143,42 @@ async def test_a_fault_on_the_short_way_ends_the_stream_with_an_error(
     *_, last = await _events(reader)
     writer.close()
     assert last["error"]["message"] == "internal error"
+
+
+CHAT = {"model": "fake", "messages": [{"role": "user", "content": "a"}], "stream": True}
+INTERFACES = {
+    "/v1/completions": ({"prompt": "a", "stream": True}, ("error", "message")),
+    "/v1/chat/completions": (CHAT, ("error", "message")),
+    "/v1/messages": ({**CHAT, "max_tokens": 9}, ("error", "message")),
+    "/v1/responses": ({"input": "a", "stream": True}, ("response", "error", "message")),
+    "/generate": ({"text": "a", "stream": True}, ("error", "message")),
+    "/api/generate": ({"model": "fake", "prompt": "a"}, ("error",)),
+    "/api/chat": (CHAT, ("error",)),
+}
+
+
+@pytest.mark.parametrize("path", INTERFACES)
+async def test_a_stream_whose_engine_is_gone_ends_with_an_error_of_its_interface(
+    served: Served, path: str
+) -> None:
+    def script(prompt: str, index: int) -> Any:
+        yield "h"
+        served.gateway.sessions[-1]._on_events(
+            [Failed(3, "unavailable", "the engine died 4 times")]
+        )
+        yield "i"
+
+    served.gateway.script = script
+    body, place = INTERFACES[path]
+    async with served.http.post(path, json=body) as reply:
+        assert reply.status == 200
+        lines = (await reply.text()).splitlines()
+    payloads = [line.removeprefix("data: ") for line in lines if line.startswith(("data: {", "{"))]
+    assert len(payloads) > 1
+    last = json.loads(payloads[-1])
+    assert last.get("type") == {"/v1/messages": "error", "/v1/responses": "response.failed"}.get(
+        path
+    )
+    for key in place:
+        last = last[key]
+    assert last == "the engine died 4 times"
