@@ -92,8 +92,8 @@ FAULTS = (
     Fault(
         "what comes while no engine is there is forgotten",
         ENGINE_CLIENT,
-        "        self._in_flight.add(request, on_update, sent=self._up)\n",
-        "        if self._up:\n            self._in_flight.add(request, on_update, sent=True)\n",
+        "        self._in_flight.add(request, on_update, sent)\n",
+        "        if self._up:\n            self._in_flight.add(request, on_update, sent)\n",
     ),
     Fault(
         "a silent engine is never given up",
@@ -134,9 +134,10 @@ FAULTS = (
     Fault(
         "a terminal event is sent twice where an operation fails",
         BRANCH,
-        "            if event is not None:\n                self._emit(event)",
-        "            if event is not None:\n                self._emit(event)\n"
-        "                if isinstance(event, Failed):\n                    self._emit(event)",
+        "                self._emit(event)\n        self._working = False",
+        "                self._emit(event)\n"
+        "                if isinstance(event, Failed):\n                    self._emit(event)\n"
+        "        self._working = False",
     ),
     Fault(
         "a terminal event is lost when another came in the same turn",

@@ -208,7 +208,7 @@ class Connection:
         line.send([pack(hello)])
         parts = [
             asyncio.ensure_future(part)
-            for part in (self._goodbye.wait(), self._over.wait(), self._carry(line))
+            for part in (self._goodbye.wait(), self._over.wait(), self._write_when_welcome(line))
         ]
         done, pending = await asyncio.wait(parts, return_when=asyncio.FIRST_COMPLETED)
         for task in pending:
@@ -225,7 +225,7 @@ class Connection:
         self._unanswered.sent(ops)
         line.send([packed for _, packed in ops])
 
-    async def _carry(self, line: Line) -> None:
+    async def _write_when_welcome(self, line: Line) -> None:
         try:
             limit = self._timeout if self._kept else None
             await asyncio.wait_for(self._welcome.wait(), limit)

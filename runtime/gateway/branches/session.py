@@ -287,8 +287,7 @@ class Session:
         )
         branch.private = not op.share if parent is None else parent.private
         self._register(branch)
-        log = self.log
-        if log is not None:
+        if (log := self.log) is not None:
             log.opening(branch, op)
         if refused is not None:
             branch.post(Work(op.op, partial(_raise, refused)))
@@ -340,7 +339,8 @@ class Session:
             return
         self._alive.discard(branch)
         self._core.branch_count -= 1
-        branch.state, branch.closed = BranchState(), True
+        branch.state = BranchState()
+        branch.closed = True
         if branch.program:
             self._programs[branch.program] -= 1
             if not self._programs[branch.program]:
