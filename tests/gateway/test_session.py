@@ -227,4 +227,4 @@ async def test_what_may_wait_is_bounded(client: MakeClient) -> None:
     assert failed(c, 104)[0] == "overloaded" and failed(c, 5)[0] == "cancelled"
     assert "overloaded" in {failed(c, op)[0] for op in range(5, 105)}
     assert c.terminal(200) == Done(200)  # the other branch lives, and there is room again
-    assert c.session._waiting_size == 0
+    assert c.session._backlog._waiting == 0
