@@ -282,9 +282,11 @@ class Connection:
 
     def _break(self, reason: RootlaceError) -> None:
         """The line is of no use any more; another one may be."""
-        hopeless = isinstance(reason, StateLost) or not isinstance(reason, ServerUnavailable)
-        if not self._kept or hopeless:
+        if isinstance(reason, StateLost) or not isinstance(reason, ServerUnavailable):
             self._lose(reason)
+        elif not self._kept:
+            lost = "; what ran there is lost, since it keeps no programs (--state DIR)"
+            self._lose(ServerUnavailable(f"{reason}{lost}") if self._model else reason)
         elif self._cut is None:
             self._cut = reason
             self._over.set()
