@@ -30,6 +30,7 @@ from rootlace.client.unanswered import Unanswered
 from rootlace.wire import protocol
 from rootlace.wire.errors import (
     InvalidRequest,
+    Overloaded,
     RootlaceError,
     ServerUnavailable,
     StateLost,
@@ -282,11 +283,12 @@ class Connection:
 
     def _break(self, reason: RootlaceError) -> None:
         """The line is of no use any more; another one may be."""
-        if isinstance(reason, StateLost) or not isinstance(reason, ServerUnavailable):
+        passing = isinstance(reason, ServerUnavailable | Overloaded)
+        if isinstance(reason, StateLost) or not passing:
             self._lose(reason)
         elif not self._kept:
             lost = "; what ran there is lost, since it keeps no programs (--state DIR)"
-            self._lose(ServerUnavailable(f"{reason}{lost}") if self._model else reason)
+            self._lose(ServerUnavailable(f"{reason}{lost}") if self._started.is_set() else reason)
         elif self._cut is None:
             self._cut = reason
             self._over.set()

@@ -13,7 +13,7 @@ answers with `Welcome`, or with `Failed(op=0)` and forgets the peer. Nothing is 
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -115,7 +115,7 @@ class Hello(_Op, tag="hello"):
     api_key: str = ""
     client: str = ""
     model: str = ""
-    session: str = ""
+    session: Annotated[str, msgspec.Meta(max_length=64)] = ""
     heard: int | None = None
     chunks: tuple[tuple[int, int, int, int], ...] = ()
 
