@@ -172,6 +172,7 @@ _BY_CODE: dict[str, type[RootlaceError]] = {
         BudgetExceeded,
         Cancelled,
         ServerUnavailable,
+        StateLost,
         InternalError,
     )
 }
