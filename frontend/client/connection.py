@@ -16,6 +16,7 @@ import contextlib
 import itertools
 import os
 import threading
+import time
 import uuid
 from collections.abc import Callable
 from functools import partial
