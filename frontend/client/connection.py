@@ -253,8 +253,8 @@ class Connection:
                 silence = f"{self.address} has not answered for {self._timeout:g} s"
                 self._break(ServerUnavailable(silence))
                 return
-            heard = self._unanswered.heard if self._kept else 0
-            self.send(protocol.Ping(op=self.next_op(), heard=heard), pong)
+            answers = self._unanswered.heard if self._kept else 0
+            self.send(protocol.Ping(op=self.next_op(), heard=answers), pong)
             self.flush()
 
     def _receive(self, events: list[protocol.Event]) -> None:
