@@ -11,9 +11,9 @@ from benchmarks.overload.goodput import Fate, Goodput, arrivals, goodput_of
 from rootlace.runtime.config import CacheConfig, SchedulerConfig
 from rootlace.runtime.contracts.plan import StepPlan, StepResult
 from rootlace.runtime.contracts.request import Request
+from rootlace.runtime.contracts.step_cost import StepCost
 from rootlace.runtime.contracts.update import Update
 from rootlace.runtime.scheduler.scheduler import Scheduler
-from rootlace.runtime.simulation.cost import StepCost
 from rootlace.wire.errors import Overloaded
 from rootlace.wire.handling import Handling
 from rootlace.wire.protocol import SamplingParams
