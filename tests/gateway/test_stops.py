@@ -7,7 +7,7 @@ import re
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rootlace.runtime.constrained.automaton.search import Search
+from rootlace.runtime.gateway.tokens.stop_search import Search
 from rootlace.runtime.gateway.tokens.stops import StopChecker
 
 texts = st.text("abc", max_size=30)

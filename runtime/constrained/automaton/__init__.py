@@ -4,6 +4,6 @@ The way of a pattern: `parse` reads it as `re` does into a tree (`syntax`, built
 (or `lookaround`, where it looks around) makes that an automaton over UTF-8 (`utf8`), and `dfa`
 determinises the states that are visited. All of these keep the promise that a mask allows exactly
 what some complete text goes on with. `emit` writes trees for other engines, `languages` asks
-interegular how two languages go together, and `search` looks for a pattern in a text that grows.
-The rescue path is `limits.TooLarge`: whoever gets it asks another engine.
+interegular how two languages go together. The rescue path is `limits.TooLarge`: whoever gets it
+asks another engine.
 """

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rootlace.runtime.constrained.automaton.search import Search
 from rootlace.runtime.contracts.update import TokenScore, Update
 from rootlace.runtime.gateway.tokens.detokenizer import Detokenizer
+from rootlace.runtime.gateway.tokens.stop_search import Search
 from rootlace.runtime.gateway.tokens.stops import StopChecker
 from rootlace.runtime.gateway.tokens.tokenizer import Tokenizer
 from rootlace.wire.protocol import Chunk, FinishReason, Output, SamplingParams, TokenLogprob

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from functools import lru_cache
 
-from rootlace.runtime.constrained.automaton.search import MAX_POSITIONS, Search
+from rootlace.runtime.gateway.tokens.stop_search import MAX_POSITIONS, Search
 from rootlace.wire.errors import InvalidConstraint, InvalidRequest
 
 MAX_LENGTH = 1024
@@ -21,7 +21,7 @@ async def searches_of(patterns: Sequence[str]) -> tuple[Search, ...]:
             raise InvalidRequest(
                 f"stop_regex[{index}] has {len(pattern)} characters; at most {MAX_LENGTH} may"
             )
-    # A class such as \\w takes milliseconds where it is met first.
+    # A class such as \w takes milliseconds where it is met first.
     return await asyncio.to_thread(_made, patterns)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rootlace.runtime.constrained.automaton.search import Finder, Found, Search
+from rootlace.runtime.gateway.tokens.stop_search import Finder, Found, Search
 
 
 class StopChecker:
