@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from rootlace.wire import protocol
+from rootlace.wire.errors import InvalidRequest
 
 Tokenize = Callable[[str], Sequence[str]]
 """A text as its tokens, which joined are the text again."""
@@ -54,8 +55,14 @@ def cut(
 ) -> tuple[list[str], Any, str | None]:
     """The tokens up to the first stop string or the limit, and why they end."""
     found = [(at + len(stop), at, stop) for stop in params.stop if (at := text.find(stop)) >= 0]
-    for pattern in params.stop_regex:
-        searched = ((end, re.search(pattern, text[:end])) for end in range(len(text) + 1))
+    for index, pattern in enumerate(params.stop_regex):
+        try:
+            search = re.compile(pattern).search
+        except re.error as error:
+            raise InvalidRequest(f"stop_regex[{index}]: {error}") from None
+        if search(""):
+            raise InvalidRequest(f"stop_regex[{index}]: the pattern matches the empty text")
+        searched = ((end, search(text[:end])) for end in range(len(text) + 1))
         found += [(end, match.start(), pattern) for end, match in searched if match][:1]
     matched = None
     if found:

@@ -40,6 +40,21 @@ def test_replies_by_name_pattern_and_default() -> None:
     assert [call.params.stop for call in backend.calls if call.name == "why"] == [("\n",)] * 2
 
 
+def test_patterns_stop_a_reply_or_are_refused() -> None:
+    @rl.function
+    def program(s, pattern):
+        s += "x" + rl.gen("a", stop_regex=pattern)
+        return s["a"]
+
+    backend = Scripted(default="It costs 12 dollars.")
+    assert program.run("[0-9]+ ?d", backend=backend).ret_value == "It costs "
+    refused = {"(": r"stop_regex\[0\]: missing \)", "b*": "matches the empty text"}
+    for pattern, reason in refused.items():
+        with pytest.raises(rl.ProgramError, match=reason) as failure:
+            program.run(pattern, backend=Scripted(default="x"))
+        assert failure.value.code == "invalid_request"
+
+
 def test_replies_in_turn_end() -> None:
     @rl.function
     def program(s):
