@@ -172,7 +172,5 @@ wheel: $(READY)
 	$(BIN)/python scripts/check_wheel.py
 
 clean:
-	rm -rf $(VENV) $(CLIENTS) tests/clients/vercel/node_modules build dist rootlace.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
-
-	rm -rf $(VENV) $(CLIENTS) $(TOOLS) build dist rootlace.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(CLIENTS) $(TOOLS) tests/clients/vercel/node_modules build dist rootlace.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -117,7 +117,7 @@ TokenLikelihood = tuple[float | None, int, str | None]
 
 
 class Finish(TypedDict):
-    """Why a sample ended: `matched` is the stop string or token."""
+    """Why a sample ended: `matched` is the stop string, pattern or token."""
 
     type: Literal["stop", "length", "abort"]
     length: NotRequired[int]

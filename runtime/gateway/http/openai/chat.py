@@ -130,7 +130,7 @@ class ChatMessage(TypedDict):
 
 
 class ChatChoice(TypedDict):
-    """One sample, complete; `matched_stop` is the stop string or token that ended it."""
+    """One sample, complete; `matched_stop` is the stop string, pattern or token that ended it."""
 
     index: int
     message: ChatMessage

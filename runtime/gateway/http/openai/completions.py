@@ -56,7 +56,7 @@ COMPLETION_BODY = with_sampling(CompletionBody, "openai")
 
 
 class CompletionChoice(TypedDict):
-    """One sample, complete; `matched_stop` is the stop string or token that ended it."""
+    """One sample, complete; `matched_stop` is the stop string, pattern or token that ended it."""
 
     index: int
     text: str
