@@ -39,7 +39,8 @@ MAX_POSITIONS = 256
 """Bounds what a character may cost: a position is a character of the pattern, or a look at the text
 around; repeated ones count as often as they may occur."""
 
-_MAX_STEPS = 1024
+_MAX_REMEMBERED = 4096
+"""So many steps, and positions of the states that they lead to, together."""
 _ACCEPT = 0
 _NONE = -1
 
@@ -119,6 +120,7 @@ class Search:
             raise TooLarge("regex: the pattern is nested too deeply") from None
         self._states: dict[tuple[tuple[tuple[int, ...], ...], int], _State] = {}
         self._steps: dict[tuple[_State, str], _Step] = {}
+        self._remembered = 0
         if self.ended(self.beginning()) != _NONE:
             raise InvalidConstraint("regex: the pattern matches the empty text")
 
@@ -142,10 +144,13 @@ class Search:
         """From `state` over `char`."""
         known = self._steps.get((state, char))
         if known is None:
-            if len(self._steps) >= _MAX_STEPS:
+            known = self._made(state, char)
+            self._remembered += 1 + sum(map(len, known.state.groups))
+            if self._remembered > _MAX_REMEMBERED:
                 self._steps.clear()
                 self._states.clear()
-            known = self._steps[state, char] = self._made(state, char)
+                self._remembered = 0
+            self._steps[state, char] = known
         return known
 
     def _made(self, state: _State, char: str) -> _Step:
