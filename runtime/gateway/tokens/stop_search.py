@@ -35,7 +35,7 @@ from rootlace.runtime.constrained.automaton.syntax import (
 from rootlace.runtime.constrained.automaton.utf8 import Ranges
 from rootlace.wire.errors import InvalidConstraint
 
-MAX_POSITIONS = 256
+MAX_POSITIONS = 64
 """Bounds what a character may cost: a position is a character of the pattern, or a look at the text
 around; repeated ones count as often as they may occur."""
 
