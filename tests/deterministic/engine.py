@@ -98,7 +98,7 @@ class Compiler:
     def cached(self, constraint: Constraint) -> Grammar | None:
         return self._real.compile(constraint) if constraint.source in self._done else None
 
-    def submit(self, constraint: Constraint) -> Future[Grammar]:
+    def submit(self, constraint: Constraint, client: str = "") -> Future[Grammar]:
         future: Future[Grammar] = Future()
         explodes = constraint == tokens.CONSTRAINTS["explodes"]
         seconds = 10.0 if explodes else 3.0 if constraint == tokens.CONSTRAINTS["slow"] else 5e-3
