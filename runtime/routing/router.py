@@ -34,10 +34,16 @@ class _Sent:
     replica: int
     seconds: float
     tokens: int
-    coming: list[int]
-    """Digests of what the replica did not hold."""
+    digests: list[int]
+    known: int
+    """Of `digests`, how many others had computed, or were to compute."""
     at: float
     begun: bool = False
+
+    @property
+    def coming(self) -> list[int]:
+        """Digests of what the replica did not hold."""
+        return self.digests[self.known :]
 
 
 class Router:
@@ -72,8 +78,9 @@ class Router:
         """Seconds from sending to the end, of late."""
 
     def heard(self, replica: int, change: Change) -> None:
-        """What a replica's cache holds has changed."""
-        self._held.apply(replica, change)
+        """What a replica's cache holds has changed. Of a lost one nothing counts."""
+        if replica not in self._dead:
+            self._held.apply(replica, change)
 
     def route(
         self, request: Hashable, namespace: Hashable, tokens: np.ndarray, output: int, now: float
@@ -95,9 +102,10 @@ class Router:
         best = np.flatnonzero(price <= price.min() * (1 + 1e-9))
         replica = int(best[np.argmin(self._served[best])] if len(best) > 1 else best[0])
         known = next((count for count, replicas in held if replicas >> replica & 1), 0)
-        taken, coming = float(seconds[replica]), digests[known:]
-        self._sent[request] = _Sent(replica, taken, length + output, coming, now)
-        self._coming.add(replica, coming)
+        taken = float(seconds[replica])
+        sent = _Sent(replica, taken, length + output, digests, known, now)
+        self._sent[request] = sent
+        self._coming.add(replica, sent.coming)
         self._queued[replica] += taken
         self._tokens[replica] += length + output
         self._served[replica] += length - known * size
@@ -116,6 +124,7 @@ class Router:
             self._rows[sent.replica] -= 1
         else:
             self._computed(sent)
+            self._leave_to_others(sent)
         self._tokens[sent.replica] -= sent.tokens
         self._slow_down(sent.replica)
         self._duration += 0.05 * (now - sent.at - self._duration)
@@ -123,6 +132,8 @@ class Router:
     def lost(self, replica: int) -> list[Hashable]:
         """A replica is gone: nothing is sent there any more. Returns its requests, which can be
         routed again."""
+        if replica in self._dead:
+            return []
         self._dead.append(replica)
         self._held.drop(replica)
         self._coming.drop(replica)
@@ -136,6 +147,17 @@ class Router:
     def back(self, replica: int) -> None:
         """A replica that was lost is there again, with an empty cache."""
         self._dead.remove(replica)
+
+    def _leave_to_others(self, gone: _Sent) -> None:
+        """It ended before it was computed: those behind it that share its prompt compute that."""
+        if not gone.coming:
+            return
+        for other in self._sent.values():
+            if other.replica != gone.replica or other.begun or other.known <= gone.known:
+                continue
+            if other.digests[gone.known] == gone.digests[gone.known]:
+                other.known = gone.known
+                self._coming.add(other.replica, other.coming)
 
     def _computed(self, sent: _Sent) -> None:
         self._coming.remove(sent.replica, sent.coming)

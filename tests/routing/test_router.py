@@ -56,6 +56,22 @@ def test_branches_that_come_together_stay_together() -> None:
     assert len(went) == 1, "the first is not computed yet, and counts"
 
 
+def test_who_waits_behind_a_request_that_ends_computes_what_they_share() -> None:
+    one = router()
+    stem = (5, 400)
+    home = one.route("first", "", tokens(stem, (1, 4)), 1, 0.0)
+    assert one.route("second", "", tokens(stem, (2, 4)), 1, 0.0) == home
+    one.ended("first", 1.0)  # before anything of it was computed
+    assert one.route("third", "", tokens(stem, (3, 4)), 1, 1.0) == home
+    one.ended("second", 1.0)
+    assert one.route("fourth", "", tokens(stem, (4, 4)), 1, 1.0) == home
+    assert one.route("all known", "", tokens(stem), 1, 1.0) == home
+    one.ended("all known", 1.0)
+    one.ended("third", 1.0)
+    one.ended("fourth", 1.0)
+    assert not len(one._coming)
+
+
 def test_a_busy_owner_is_left_where_another_is_cheaper() -> None:
     one = router(replicas=2)
     one.heard(0, holds(tokens((7, 40))))
@@ -105,6 +121,8 @@ def test_what_a_lost_replica_had_can_be_sent_again() -> None:
     assert one.route("a", "", prompt, 1, 0.0) == 0
     assert one.route("b", "", tokens((8, 40)), 1, 0.0) == 1
     assert one.lost(0) == ["a"]
+    assert one.lost(0) == [], "it is no more lost than it was"
+    one.heard(0, holds(tokens((7, 40))))  # its last words
     assert one.route("a", "", prompt, 1, 0.0) == 1
     one.first_token("a")
     one.ended("a", 1.0)
