@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import zlib
 from dataclasses import replace
 from typing import Protocol
 
@@ -125,7 +126,9 @@ class Sessions(Blind):
         common = np.zeros(len(blocks), bool)
         common[: len(known)] = self._common[known]
         own = blocks[~common]
-        return hash((int(own[0] if len(own) else blocks[-1]), "session")) % len(self.queues)
+        # Not `hash`: that of an integer is the integer, and others differ from run to run.
+        session = int(own[0] if len(own) else blocks[-1])
+        return zlib.crc32(str(session).encode()) % len(self.queues)
 
 
 class RayPrefix(PowerOfTwo):
@@ -140,15 +143,17 @@ class RayPrefix(PowerOfTwo):
     def __init__(self, workload: Workload, machine: Machine, engines: list[SimulatedEngine]):
         super().__init__(workload, machine, engines)
         self._sent = PrefixIndex(most=1 << 60)
-        self._sizes = [0] * len(engines)
+        self._sizes = [0.0] * len(engines)
 
     def choose(self, number: int) -> int:
         blocks = self.workload.blocks(number).tolist()
         replica = self._best(blocks)
         if replica is None:
             replica = super().choose(number)
-        known = self._matched(blocks)[1] if replica in self._members(blocks) else 0
-        self._sizes[replica] += len(blocks) - known
+        held = self._sent.match(blocks)
+        known = next((count for count, replicas in held if replicas >> replica & 1), 0)
+        new = 1 - known / len(blocks)
+        self._sizes[replica] += new * int(self.workload.prompt_units[number])
         self._sent.add(replica, blocks)
         return replica
 
@@ -160,9 +165,6 @@ class RayPrefix(PowerOfTwo):
             least = min(self._sizes)
             holders = [r for r, size in enumerate(self._sizes) if size == least]
         return min(holders, key=self.queues.__getitem__)
-
-    def _members(self, blocks: list[int]) -> list[int]:
-        return self._matched(blocks)[0]
 
     def _matched(self, blocks: list[int]) -> tuple[list[int], int]:
         """Who was sent the longest prefix, and how many blocks that has."""

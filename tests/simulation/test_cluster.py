@@ -13,7 +13,7 @@ from rootlace.runtime.simulation.engine import Machine
 from rootlace.runtime.simulation.policies import parse_policy
 from rootlace.runtime.simulation.replay import Replay
 from rootlace.runtime.simulation.report import report_on
-from rootlace.runtime.simulation.routers import ROUTINGS
+from rootlace.runtime.simulation.routers import ROUTINGS, RayPrefix
 from rootlace.runtime.simulation.trace import Trace
 from rootlace.runtime.simulation.workload import Load, Workload
 from tests.simulation.traces import token_trace
@@ -58,6 +58,16 @@ def test_who_knows_the_caches_computes_least_and_answers_soonest() -> None:
         assert best.hit_rate > reports[name].hit_rate + 0.1
         assert best.ttft[2] < reports[name].ttft[2]
     assert reports["sessions"].hit_rate > reports["turns"].hit_rate
+
+
+def test_rays_router_counts_the_text_that_a_replica_was_sent_anew() -> None:
+    starts = ([0, 1], [0], [0, 1], [0, 1])
+    prompts = [[*start, *range(100 * n, 100 * n + 40)][:40] for n, start in enumerate(starts, 1)]
+    workload = Workload(token_trace(prompts), Load(granularity=1))
+    router = RayPrefix(workload, Machine(1024, COST), [None, None])  # type: ignore[list-item]
+    assert [router.route(number, 0.0) for number in range(4)] == [0, 1, 0, 1]
+    # The last one shares two tokens with what the other replica was sent, one with its own.
+    assert router._sizes == pytest.approx([40 + 38, 40 + 39])
 
 
 def test_what_does_not_fit_is_refused() -> None:
