@@ -25,8 +25,6 @@ class Actor:
         self.world = world
         self.sent: list[Sent] = []
         self.lives = 0
-        self.lost: list[float] = []
-        """When its connections were lost."""
         self._connection: SimulatedConnection | None = None
         self._connecting: asyncio.Task[SimulatedConnection] | None = None
 
@@ -79,7 +77,7 @@ class Actor:
         def sink(event: protocol.Event) -> None:
             sent.events.append(event)
             if not isinstance(event, Chunk):
-                sent.ended = loop.now
+                sent.ended, sent.lost = loop.now, connection.lost is not None
                 on_end()
 
         connection.send(op, sink)

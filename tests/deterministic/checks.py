@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 DIED = "the engine died twice"
 LONGEST = 240.0
 """Seconds that no operation takes, whatever happens to engines and lines."""
+EARLY = 1e-6
+"""Seconds: rounding of clocks."""
 LEEWAY = 2.0
 """Seconds that an operation may take to the gateway, where its time begins."""
 
@@ -97,16 +99,16 @@ class Ledger:
             return
         branch = self._branches[branch_id]
         if isinstance(op, protocol.Close | protocol.Cancel):
-            if failure is not None and not self._lost(failure):
+            if failure is not None and not self._lost(sent):
                 self._wrong(sent, "it cannot fail")
             if isinstance(op, protocol.Cancel):
                 branch.broken = True
             return
         if branch.broken:
-            if failure is None or not (failure.code == "cancelled" or self._lost(failure)):
+            if failure is None or not (failure.code == "cancelled" or self._lost(sent)):
                 self._wrong(sent, "its branch was broken")
             return
-        if failure is not None and self._lost(failure):
+        if failure is not None and self._lost(sent):
             branch.broken = True
             return
         if failure is not None and failure.code == "cancelled":
@@ -118,10 +120,10 @@ class Ledger:
         if failure is not None:
             branch.broken = True
 
-    def _lost(self, failure: Failed) -> bool:
-        """Whether the connection was lost, or the engine is gone for good, and that is possible."""
-        possible = self._world.shaken or self._world.gone
-        return failure.code == "unavailable" and bool(possible)
+    def _lost(self, sent: Sent) -> bool:
+        """Whether its connection was lost, or the engine is gone for good, and that is possible."""
+        possible = self._world.gone or (self._world.shaken and sent.lost)
+        return sent.failure is not None and sent.failure.code == "unavailable" and bool(possible)
 
     def _quotes_broken(self, op: protocol.Op) -> bool:
         if not isinstance(op, protocol.Append):
@@ -143,7 +145,7 @@ class Ledger:
                 self._wrong(sent, "its parent was broken")
             return
         branch.broken = True
-        if self._lost(failure):
+        if self._lost(sent):
             return
         excused = op.parent is not None and op.op < self._cancels.get(op.parent, 0)
         excused |= op.op < self._cancels.get(op.branch, 0)
@@ -153,7 +155,7 @@ class Ledger:
 
     def _check_free(self, sent: Sent) -> None:
         failure = sent.failure
-        if failure is None or self._lost(failure):
+        if failure is None or self._lost(sent):
             return
         if failure.code == "unavailable" and self._disturbed():
             return
@@ -342,7 +344,11 @@ class Ledger:
         failure, op = sent.failure, sent.op
         assert failure is not None and sent.ended is not None
         code, timeout = failure.code, op.handling.timeout
-        if code in ("deadline_exceeded", "deadline_impossible") and timeout is not None:
+        if code == "deadline_impossible" and timeout is not None:
+            return
+        if code == "deadline_exceeded" and timeout is not None:
+            if sent.ended - sent.at < timeout - EARLY:
+                self._wrong(sent, "its time was not over")
             return
         if code == "pin_refused" and op.handling.cache.pin is True:
             return

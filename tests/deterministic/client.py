@@ -19,7 +19,7 @@ from rootlace.wire.protocol import Event, Failed, Op
 @dataclass(eq=False)
 class Sent:
     """An operation, and all that was heard of it. `life`: of which connection of its client;
-    `socket`: that connection's descriptor."""
+    `socket`: that connection's descriptor; `lost`: whether it was lost when the operation ended."""
 
     op: Op
     at: float
@@ -27,6 +27,7 @@ class Sent:
     socket: int
     events: list[Event] = field(default_factory=list)
     ended: float | None = None
+    lost: bool = False
 
     @property
     def end(self) -> Event | None:
