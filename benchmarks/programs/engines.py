@@ -44,10 +44,7 @@ class Done:
 
 
 class Engine(Protocol):
-    """`share`: the part of a batch that it does."""
-
     name: str
-    share: float
 
     def flush(self) -> None:
         """Forget every prefix."""
@@ -62,8 +59,8 @@ class Engine(Protocol):
 class Ours:
     """Programs of the DSL on a runtime of ours."""
 
-    def __init__(self, name: str, runtime: rl.Runtime, share: float = 1.0) -> None:
-        self.name, self.share, self._runtime = name, share, runtime
+    def __init__(self, name: str, runtime: rl.Runtime) -> None:
+        self.name, self._runtime = name, runtime
 
     def flush(self) -> None:
         self._runtime.flush_cache()
@@ -87,7 +84,7 @@ class Vllm:
     """The same programs as concurrent requests to vLLM's server. It holds still (SIGSTOP) while
     others run."""
 
-    name, share = "vllm", 1.0
+    name = "vllm"
 
     def __init__(self, url: str, pid: int, encoder: Encoder) -> None:
         self._url, self._encoder, self.family = url, encoder, Family(pid)
@@ -141,8 +138,7 @@ def ours(name: str, model: Path, threads: int, cache: bool) -> Iterator[Engine]:
         "kv_memory_bytes": KV_GIB << 30,
     }
     with rl.Runtime(model, threads=threads, cache=cache, **options) as runtime:
-        # Where nothing is shared, half as many programs take half as long.
-        yield Ours(name, runtime, 1.0 if cache else 0.5)
+        yield Ours(name, runtime)
 
 
 @contextmanager

@@ -69,22 +69,21 @@ def measure(
         left = [engine for engine in engines if (engine.name, workload.name) not in slow]
         first = repetition % len(left)
         for engine in [*left[first:], *left[:first]]:
-            part = max(1, round(batch * engine.share))
             with engine.awake():
                 engine.flush()
                 load = ForeignLoad()
-                done = engine.run(workload, rows[:part])
+                done = engine.run(workload, rows[:batch])
                 engine.flush()
                 lone = [engine.run(workload, [row]).seconds for row in rows[batch:]]
                 foreign = load.cores()
             if done.seconds + sum(lone) > PATIENCE:
                 slow.add((engine.name, workload.name))
-            ideal = ideal_of(workload, rows[:part], encoder)
+            ideal = ideal_of(workload, rows[:batch], encoder)
             yield Turn(
                 engine=engine.name,
                 workload=workload.name,
                 repetition=repetition,
-                programs=part,
+                programs=batch,
                 wall_s=done.seconds,
                 latency_s=fmean(lone),
                 prompt_tokens=ideal.prompt_tokens,

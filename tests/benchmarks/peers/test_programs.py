@@ -111,7 +111,7 @@ class _Still:
     """An engine that computes nothing: a program takes it as many seconds as it is told."""
 
     def __init__(self, name: str, seconds: float) -> None:
-        self.name, self.seconds, self.share = name, seconds, 1.0
+        self.name, self.seconds = name, seconds
         self.did: list[int | str] = []
 
     def flush(self) -> None:
