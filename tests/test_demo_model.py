@@ -184,15 +184,20 @@ def test_requests_by_grammar_hold_none_that_evaluation_keeps() -> None:
 
 def test_yes_and_no_are_as_frequent_and_values_told_apart() -> None:
     source = Source(6)
-    answers = []
+    asks_for_a_value = re.compile(
+        r"(?:Can|Do|Did) you (?:read|see|find|spot|meet) (?!the |out )(.+?)"
+        r"(?: here| in the text| above| anywhere| in these lines)?\?$"
+        r"|(.+): (?:is it there|mentioned or not|yes or no|does it occur)\?$"
+    )
+    answers, values = [], 0
     for _ in range(1500):
         passage = passages.make_passage(source, 3)
         asked, answer = asks.yes_no(source, [passage], corpus.KEPT_JUDGE)
         answers.append(answer)
-        named = re.match(r"Is (.+) mentioned\?$|Can you see (.+) above\?$", asked)
-        if named:
-            value = named.group(1) or named.group(2)
-            assert (value in passage.text) == (answer == "yes")
+        if named := asks_for_a_value.match(asked):
+            values += 1
+            assert ((named[1] or named[2]) in passage.text) == (answer == "yes"), asked
+    assert values > 100
     assert 0.45 < answers.count("yes") / len(answers) < 0.55
 
 
