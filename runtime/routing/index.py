@@ -23,6 +23,8 @@ class PrefixIndex:
         self._most = most
         self._bits: list[int] = []
         """One integer for each replica, which all its entries share."""
+        self._heard = 0
+        """Replicas (bits) that may hold something."""
 
     def __len__(self) -> int:
         return len(self._holders)
@@ -37,6 +39,7 @@ class PrefixIndex:
     def add(self, replica: int, digests: Iterable[int]) -> None:
         holders, bit = self._holders, self._bit(replica)
         room = self._most - len(holders)
+        self._heard |= bit
         for digest in digests:
             known = holders.get(digest)
             if known is not None:
@@ -55,8 +58,12 @@ class PrefixIndex:
                 holders[digest] = known & ~bit
 
     def drop(self, replica: int) -> None:
-        """Forget all that a replica held. Costs O(everything known)."""
+        """Forget all that a replica held. Costs O(everything known), unless it told nothing yet:
+        what each says first is all that it holds."""
         bit = self._bit(replica)
+        if not self._heard & bit:
+            return
+        self._heard &= ~bit
         self.remove(replica, [digest for digest, known in self._holders.items() if known & bit])
 
     def match(
