@@ -78,6 +78,8 @@ class Connection:
         self.next_branch: Callable[[], int] = partial(next, itertools.count(1))
         self._program_ids = itertools.count(1)
         self._session = uuid.uuid4().hex
+        """A secret: who knows it can go on as this client. Programs' names are told to others."""
+        self._name = uuid.uuid4().hex
         self._sinks: dict[int, Sink] = {}
         self._round_trip_lock = threading.Lock()
         self._model: protocol.ModelInfo | None = None
@@ -125,7 +127,7 @@ class Connection:
 
     def next_program(self) -> str:
         """An id for one run of a program, unlike any of this or another connection."""
-        return f"{self._session}-{next(self._program_ids)}"
+        return f"{self._name}-{next(self._program_ids)}"
 
     def send(self, op: protocol.Op, sink: Sink) -> None:
         """Queue `op`; never blocks. On a lost connection the sink gets its `Failed` right here.

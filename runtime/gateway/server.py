@@ -9,6 +9,7 @@ import logging
 import time
 from collections import deque
 from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
@@ -209,7 +210,9 @@ class ProgramServer:
             earlier = other.session.log
             if earlier is not None and earlier.is_of(hello.session, owner):
                 self._drop(other, "its client came back")
-        log = attach(self._journal, hello, owner)
+        model = gateway.model_info
+        served = f"{model.name} ({Path(model.path).name}, {model.vocab_size} tokens)"
+        log = attach(self._journal, hello, owner, served)
         connection = Connection(identity, time.monotonic())
         client = hello.client if account is None else f"{account.name}:{hello.client}"
         connection.session = gateway.open_session(

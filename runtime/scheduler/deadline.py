@@ -17,6 +17,8 @@ from rootlace.wire.errors import DeadlineImpossible
 MARGIN = 1.25
 """What is expected is taken to be off by so much: times of requests that have ended are older than
 the queue. `benchmarks/overload` shows what that is worth."""
+SPARE = 64
+"""So many sequences that do not wait are remembered at least."""
 CONSIDERED = 256
 """Of only so many requests it is looked up how much of their prompts is to be computed; the others
 are taken to be like them."""
@@ -67,8 +69,13 @@ class Deadlines:
     def add(self, sequence: Sequence) -> None:
         """It was queued."""
         timeout = sequence.request.handling.timeout
-        if timeout is not None:
-            heapq.heappush(self._heap, (sequence.arrived + timeout, sequence.number, sequence))
+        if timeout is None:
+            return
+        heapq.heappush(self._heap, (sequence.arrived + timeout, sequence.number, sequence))
+        if len(self._heap) > 2 * len(self._waiting) + SPARE:
+            # Those that do not wait any more would stay until their deadlines.
+            self._heap = [entry for entry in self._heap if _waits(entry[2])]
+            heapq.heapify(self._heap)
 
     def ended(self, sequence: Sequence, now: float, *, whole: bool) -> None:
         """An admitted sequence ended; `whole`: by itself."""
@@ -82,8 +89,7 @@ class Deadlines:
         heap, running = self._heap, self._running.sequences
         while heap and running and heap[0][0] < now + self._service.seconds(self._rows(0)):
             deadline, _, sequence = heapq.heappop(heap)
-            waits = sequence.order < 0 and not sequence.finished
-            if waits and deadline < now + self._own(sequence, self._rows(0)):
+            if _waits(sequence) and deadline < now + self._own(sequence, self._rows(0)):
                 yield sequence
 
     # ------------------------------------------------------------ what is expected
@@ -94,9 +100,9 @@ class Deadlines:
         if not count and not running:
             return 0.0  # what is known is of requests that had company
         computed = sum(one.target() - one.computed for one in running)
-        before = _uncached_tokens(queued, self._cached) * count // max(len(queued), 1)
-        both = _uncached_tokens([sequence, *queued], self._cached)
-        own = max(both - _uncached_tokens(queued, self._cached), 0)
+        first = _uncached_tokens(queued, self._cached)
+        before = first * count // max(len(queued), 1)
+        own = max(_uncached_tokens([sequence, *queued], self._cached) - first, 0)
         rows = self._rows(count)
         # They are admitted as the prompts before them are computed, or as rows become free.
         excess = max(len(running) + count + 1 - self._most, 0)
@@ -118,6 +124,10 @@ class Deadlines:
     def _most(self) -> int:
         """How many rows there is room for."""
         return min(self._running.most or self._max_rows, self._max_rows)
+
+
+def _waits(sequence: Sequence) -> bool:
+    return sequence.order < 0 and not sequence.finished
 
 
 def _uncached_tokens(sequences: Iterable[Sequence], cached: Callable[[Sequence], int]) -> int:

@@ -219,3 +219,10 @@ def test_what_waits_and_would_be_late_is_refused_before_it_is_begun() -> None:
     # With nobody beside it, a request is always tried.
     world.submit([5] * 8, 4, handling=Handling(timeout=1e-6))
     world.drain()
+
+
+def test_deadlines_far_away_do_not_keep_what_has_ended() -> None:
+    world = World()
+    for n in range(300):
+        world.run([n % 7, 1, 2], 1, handling=Handling(timeout=1e6))
+    assert len(world.scheduler._deadlines._heap) < 100

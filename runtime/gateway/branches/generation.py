@@ -22,7 +22,7 @@ from rootlace.runtime.gateway.branches.stop_patterns import searches_of
 from rootlace.runtime.gateway.state.session_log import GenerationLog
 from rootlace.runtime.gateway.tokens.pieces import Piece
 from rootlace.wire.cache_report import CacheReport
-from rootlace.wire.errors import InvalidRequest, RootlaceError
+from rootlace.wire.errors import InvalidRequest, RootlaceError, StateLost
 from rootlace.wire.protocol import (
     Chunk,
     Event,
@@ -147,10 +147,14 @@ class Generation:
 
     def _go_on(self, log: GenerationLog) -> bool:
         """Take what an earlier server was told, and send what the client does not have of it.
-        False if that was nothing."""
+        False if that was nothing. Raises StateLost where the client has more."""
         before = log.before()
         for index, update in before:
             self._feed(self._samples[index], update)
+        for index, (characters, tokens) in log.progress.items():
+            known = 0 <= index < len(self._samples)
+            if not known or not self._samples[index].has(characters, tokens):
+                raise StateLost("the client has more of this stream than the server: it was lost")
         if before and self._op.stream:
             for sample in self._samples:
                 characters, tokens = log.progress.get(sample.index, (0, 0))

@@ -127,6 +127,11 @@ class Sample:
         self._chunked_ids += len(ids)
         return Chunk(op, self.index, text, tuple(ids), tuple(logprobs))
 
+    def has(self, characters: int, tokens: int) -> bool:
+        """Whether so much was fed, decoded for chunks."""
+        known = sum(map(len, self._texts))
+        return 0 <= characters <= known and 0 <= tokens <= len(self.token_ids)
+
     def told(self, characters: int, tokens: int) -> None:
         """The client has so much of what was fed; the next chunk has what is behind."""
         text = "".join(self._texts)

@@ -215,6 +215,8 @@ class Session:
             done = self._backlog.add(op)
         except RootlaceError as error:
             branch.interrupt(error)
+            if log is not None:
+                log.broke(branch)
             raise
         if isinstance(op, Generate | Select | Prefill):
             try:
@@ -323,8 +325,7 @@ class Session:
                 self._source,
             )
             branch.private, branch.paid, branch.state = opened.private, kept.paid, state
-            if kept.broken is not None:
-                branch.error = from_code(*kept.broken)
+            branch.error = None if kept.broken is None else from_code(*kept.broken)
             self._register(branch)
             log.restored(branch)
 
@@ -363,9 +364,8 @@ class Session:
             future.set_result(known)
             return future
         assert branch is not None
-        return self._snapshot(
-            branch, False, _nothing if log is None else partial(log.quoted, op, at)
-        )
+        taken = _nothing if log is None else partial(log.quoted, op, at)
+        return self._snapshot(branch, False, taken)
 
     def _snapshot(self, branch: Branch, fork: bool, taken: Callable[[Any], None]) -> _Snapshot:
         """The branch's state (for a `fork`) or gained text after what is queued now, or its error.

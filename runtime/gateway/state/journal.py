@@ -62,6 +62,8 @@ class Journal:
             self._lock = (folder / "lock").open("wb")
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             self._kept, self._number = _load(folder)
+            for cut_off in folder.glob("programs-*.new"):  # of a server that was killed meanwhile
+                cut_off.unlink()
         except BlockingIOError:
             raise InvalidRequest(f"{folder} is used by another server; give it its own") from None
         except OSError as error:
@@ -79,12 +81,12 @@ class Journal:
         """The client of this name."""
         return self._of_key.get(key)
 
-    def begin(self, key: str, owner: str) -> KeptSession:
+    def begin(self, key: str, owner: str, model: str = "") -> KeptSession:
         """A new client."""
         if (known := self.find(key)) is not None:
             self.end(known)
         self._last_session += 1
-        self.add(Begun(self._last_session, key, owner))
+        self.add(Begun(self._last_session, key, owner, model))
         session = self._of_key[key] = self._kept.sessions[self._last_session]
         return session
 
@@ -205,6 +207,9 @@ class Journal:
             for at in range(0, len(records), _BATCH_RECORDS):
                 new.append(records[at : at + _BATCH_RECORDS])
             new.sync()
+        except OSError:
+            path.with_suffix(".new").unlink(missing_ok=True)  # it takes what room there is
+            raise
         finally:
             new.close()
         path.with_suffix(".new").replace(path)

@@ -19,10 +19,11 @@ class _Record(msgspec.Struct, frozen=True, array_like=True):
 
 class Begun(_Record, frozen=True, tag=1):
     """A client connected for the first time. `key` is the name that it gave itself, `owner` whose
-    API key it has."""
+    API key it has, `model` whose token ids its branches hold."""
 
     key: str
     owner: str
+    model: str = ""
 
 
 class Ended(_Record, frozen=True, tag=2):

@@ -38,6 +38,9 @@ from rootlace.wire.protocol import (
 
 log = logging.getLogger(__name__)
 
+MAX_UNHEARD = 1 << 18
+"""So many answers are kept for a client that never says that it has them."""
+
 Progress = dict[int, tuple[int, int]]
 """Of one generation's samples: characters and tokens of the chunks that the client has."""
 
@@ -138,6 +141,12 @@ class SessionLog:
         ended = encode([event])
         self._add(Finished(self._number, branch.id, op, ended, broken, branch.closed))
 
+    def broke(self, branch: Branch) -> None:
+        """A branch is broken, by what is no operation of its own."""
+        if branch.id in self.kept.branches and branch.error is not None:
+            broken = branch.error.code, str(branch.error)
+            self._add(Finished(self._number, branch.id, 0, b"", broken))
+
     def quoted(self, op: int, at: int, found: tuple[Piece, ...] | RootlaceError) -> None:
         """The `at`th quote of an append was taken."""
         if isinstance(found, RootlaceError):
@@ -153,6 +162,11 @@ class SessionLog:
         """The client is sent an event."""
         if event.op > 0 and not isinstance(event, Chunk):
             self._add(Emitted(self._number, event.op))
+            if self._active and len(self.kept.sent) > MAX_UNHEARD:
+                log.warning(
+                    "client %d is not kept: it says of no answer that it came", self._number
+                )
+                self.end()
 
     def heard(self, count: int) -> None:
         """The client has so many answers."""
@@ -204,7 +218,7 @@ class SessionLog:
             self._journal.add(record)
         except KeyError:
             # Only who gives an id twice comes here.
-            log.warning("client %s is not kept: it uses an id twice", self.kept.begun.key)
+            log.warning("client %d is not kept: it uses an id twice", self._number)
             self.end()
 
 
@@ -228,8 +242,8 @@ class GenerationLog:
         self._session.told(self._op, index, update)
 
 
-def attach(journal: Journal | None, hello: Hello, owner: str) -> SessionLog | None:
-    """The log of a client that says hello; None where nothing is kept of it.
+def attach(journal: Journal | None, hello: Hello, owner: str, model: str = "") -> SessionLog | None:
+    """The log of a client of `model` that says hello; None where nothing is kept of it.
 
     Raises StateLost where it comes back, and what it had is not there.
     """
@@ -245,9 +259,13 @@ def attach(journal: Journal | None, hello: Hello, owner: str) -> SessionLog | No
     if hello.heard is None:
         if kept is not None and not known:
             raise StateLost("another client has this session")
-        kept = journal.begin(hello.session, owner)
+        kept = journal.begin(hello.session, owner, model)
     elif kept is None or not known:
         raise StateLost("the server has nothing of this program any more")
+    elif kept.begun.model != model:
+        raise StateLost(
+            f"what ran is of the model {kept.begun.model!r}; the server has {model!r} now"
+        )
     elif not kept.heard <= hello.heard <= kept.heard + len(kept.sent):
         raise StateLost(
             f"the server knows of {kept.heard + len(kept.sent)} answers to this program, which has"

@@ -262,6 +262,30 @@ def test_a_full_disk_is_told_once_and_what_happened_meanwhile_is_kept_later(
     again.close()
 
 
+def test_no_part_of_a_base_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "programs-00000007.new").write_bytes(b"of a server that was killed")
+    now = [0.0]
+    journal = Journal(tmp_path, clock=lambda: now[0])
+    assert not list(tmp_path.glob("*.new"))
+
+    real = os.write
+
+    def write(descriptor: int, content: bytes) -> int:
+        if bytes(content).startswith(b"rootlace"):  # of a header there is room
+            return real(descriptor, content)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    begun = journal.begin("key", "").begun
+    with monkeypatch.context() as patch:
+        patch.setattr(log_file.os, "write", write)
+        for _ in range(5):
+            journal.add(Emitted(begun.session, 1))
+            journal.flush()
+            now[0] += 10
+        assert not list(tmp_path.glob("*.new"))
+    journal.close()
+
+
 def test_a_folder_has_one_server_and_one_version(tmp_path: Path) -> None:
     first = Journal(tmp_path / "state")
     with pytest.raises(InvalidRequest, match="another server"):

@@ -123,3 +123,13 @@ async def test_what_is_not_kept_is_lost_with_an_error_that_says_so(
         assert failed.code == ("state_lost" if before else "unavailable")
         assert "--state" in failed.message
         await asyncio.to_thread(client.connection.close)
+
+
+async def test_names_of_programs_do_not_tell_the_name_of_the_session(
+    tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    """Reports of the cache show them to others; who knows the session's can go on with it."""
+    async with server(tokenizer, tmp_path, state=True):
+        client = await Client.to(tmp_path)
+        assert client.connection._session not in client.connection.next_program()
+        await asyncio.to_thread(client.connection.close)

@@ -14,15 +14,18 @@ from hypothesis import strategies as st
 
 from rootlace.client.unanswered import Unanswered
 from rootlace.runtime.gateway.branches.session import Session
+from rootlace.runtime.gateway.state import session_log
 from rootlace.runtime.gateway.state.journal import Journal
 from rootlace.runtime.gateway.state.session_log import attach
 from rootlace.runtime.gateway.tokens.tokenizer import Tokenizer
 from rootlace.runtime.model.checkpoint.source import FolderSource
 from rootlace.wire import protocol
+from rootlace.wire.errors import StateLost
 from rootlace.wire.protocol import (
     Append,
     Chunk,
     Close,
+    Done,
     Event,
     Failed,
     Generate,
@@ -40,6 +43,8 @@ from rootlace.wire.protocol import (
     pack,
 )
 from tests.gateway.conftest import make_gateway
+from tests.gateway.fake_engine import FakeEngine
+from tests.waiting import until
 
 read_tokenizer = cache(lambda folder: Tokenizer.read(FolderSource(folder)))
 HELLO = Hello(0, protocol.PROTOCOL_VERSION, session="s")
@@ -211,3 +216,87 @@ def test_whenever_gateways_die_each_operation_ends_once_as_if_none_had(
     calm = asyncio.run(run(tokenizer, tmp_path_factory.mktemp("calm"), seed, False))
     disturbed = asyncio.run(run(tokenizer, tmp_path_factory.mktemp("dying"), seed, True))
     assert disturbed == calm
+
+
+@pytest.mark.parametrize("kept_tokens", [0, 2])
+async def test_a_stream_of_which_the_client_has_more_is_lost_and_not_repeated(
+    kept_tokens: int, demo_model: Path, tmp_path: Path
+) -> None:
+    """As after a power failure, or where the disk was full."""
+    tokenizer = read_tokenizer(demo_model)
+    engine = FakeEngine(tokenizer.vocab_size, paused=True)
+    gateway, _ = make_gateway(tokenizer, engine)
+    journal = Journal(tmp_path)
+    session = gateway.open_session(lambda _: None, log=attach(journal, HELLO, ""))
+    stream = Generate(3, 1, params=SamplingParams(max_tokens=20), stream=True)
+    session.handle([Open(1, 1), Append(2, 1, (Text("Once"),)), stream])
+    await until(lambda: bool(engine.running))
+    for _ in range(kept_tokens):
+        engine.step()
+    session.close()
+    journal.close()
+
+    journal = Journal(tmp_path)
+    hello = msgspec.structs.replace(HELLO, heard=2, chunks=((3, 0, 40, 12),))
+    frames: list[list[Event]] = []
+    session = gateway.open_session(frames.append, log=attach(journal, hello, ""))
+    session.handle([stream])
+    await until(lambda: bool(frames))
+    ((failed,),) = frames
+    assert isinstance(failed, Failed) and failed.code == "state_lost"
+    session.close()
+    gateway.close()
+    journal.close()
+
+
+def test_what_is_of_another_model_is_lost(tmp_path: Path) -> None:
+    journal = Journal(tmp_path)
+    attach(journal, HELLO, "", "one")
+    journal.close()
+    journal = Journal(tmp_path)
+    again = msgspec.structs.replace(HELLO, heard=0)
+    with pytest.raises(StateLost, match="'one'"):
+        attach(journal, again, "", "two")
+    assert attach(journal, again, "", "one") is not None
+    journal.close()
+
+
+def test_a_client_that_never_says_what_it_has_is_not_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session_log, "MAX_UNHEARD", 10)
+    journal = Journal(tmp_path)
+    log = attach(journal, HELLO, "")
+    assert log is not None
+    for op in range(1, 10):
+        log.emitted(Done(op))
+    log.heard(5)
+    for op in range(10, 16):
+        log.emitted(Done(op))
+    assert journal.find("s") is not None
+    log.emitted(Done(16))
+    assert journal.find("s") is None
+    journal.close()
+
+
+async def test_a_branch_that_a_refusal_broke_stays_broken(demo_model: Path, tmp_path: Path) -> None:
+    gateway, _ = make_gateway(read_tokenizer(demo_model), max_message_bytes=4000)
+    journal = Journal(tmp_path)
+    frames: list[list[Event]] = []
+    session = gateway.open_session(frames.append, log=attach(journal, HELLO, ""))
+    session.handle([Open(1, 1), Append(2, 1, (Text("too much " * 2000),))])
+    await until(lambda: bool(frames))
+    session.close()
+    journal.close()
+
+    journal = Journal(tmp_path)
+    hello = msgspec.structs.replace(HELLO, heard=2)
+    session = gateway.open_session(frames.append, log=attach(journal, hello, ""))
+    session.handle([Append(3, 1, (Text("Once"),))])
+    await until(lambda: len(frames) == 2)
+    refused, failed = (frame[-1] for frame in frames)
+    assert isinstance(refused, Failed) and refused.code == "overloaded"
+    assert isinstance(failed, Failed) and failed.code == "cancelled"
+    session.close()
+    gateway.close()
+    journal.close()
