@@ -198,7 +198,7 @@ FAULTS = (
     Fault(
         "a lost connection does not fail what waits for it",
         "frontend/client/connection.py",
-        "        for op in list(self._sinks):\n            self._fail_op(op, self._lost)\n",
+        "        for op in list(self._sinks):\n            _fail(self._sinks, op, self._lost)\n",
         "",
     ),
     Fault(

@@ -140,7 +140,7 @@ class Connection:
             self._outbox.put(op.op, packed)
         else:
             # Whoever pops the sink answers it: this thread, or the I/O thread's sweep.
-            self._fail_op(op.op, self._lost)
+            _fail(self._sinks, op.op, self._lost)
 
     def flush(self) -> None:
         """Send now what is queued: somebody is going to wait for it."""
@@ -302,15 +302,17 @@ class Connection:
             self._lost = reason
         self._outbox.clear()
         for op in list(self._sinks):
-            self._fail_op(op, self._lost)
+            _fail(self._sinks, op, self._lost)
         call_in_loop(self._loop, self._goodbye.set)
         if self._model is None:
             self._started.set()
 
-    def _fail_op(self, op: int, reason: RootlaceError) -> None:
-        sink = self._sinks.pop(op, None)
-        if sink is not None:
-            sink(protocol.Failed(op=op, code=reason.code, message=str(reason)))
+
+def _fail(sinks: dict[int, Sink], op: int, reason: RootlaceError) -> None:
+    """Tell whoever waits for `op`, if anybody does."""
+    sink = sinks.pop(op, None)
+    if sink is not None:
+        sink(protocol.Failed(op=op, code=reason.code, message=str(reason)))
 
 
 def pack(op: protocol.Op) -> msgspec.Raw:

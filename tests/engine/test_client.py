@@ -19,7 +19,7 @@ from rootlace.runtime.contracts.messages import Heartbeat
 from rootlace.runtime.contracts.request import Request
 from rootlace.runtime.contracts.step_record import StepRecord, read_step_record
 from rootlace.runtime.contracts.update import Update
-from rootlace.runtime.engine.client import EngineClient, pulse
+from rootlace.runtime.engine.client import EngineClient, engine_client, pulse
 from rootlace.runtime.engine.client.in_flight import InFlight
 from rootlace.wire.errors import ServerUnavailable
 from rootlace.wire.protocol import SamplingParams
@@ -324,7 +324,7 @@ async def test_an_engine_that_ends_when_patience_does(
     with monkeypatch.context() as patch:
         patch.setattr(client, "_process", late)
         patch.setattr(client, "_pipes", None)
-        await client._end_process()
+        await engine_client._end(client._process, client._pipes)
     assert late.ended
 
 

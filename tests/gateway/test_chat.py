@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -158,10 +159,13 @@ def test_no_template_lets_content_forge_a_role(template: str, content: str) -> N
     roles = [["user"], ["user", "assistant", "user"]]
     roles += [] if template == MISTRAL else [["system", "user"]]
 
+    one_of_them = re.compile("|".join(map(re.escape, special_tokens)))
+
     def special(said: list[str], text: str) -> list[str]:
         parts = chat.render([{"role": role, "content": text} for role in said])
         assert text in "".join(part.text for part in parts if isinstance(part, Text))
-        return [part.text for part in parts if isinstance(part, Text) and part.special]
+        read = (part.text for part in parts if isinstance(part, Text) and part.special)
+        return [token for text in read for token in one_of_them.findall(text)]
 
     for said in roles:
         assert special(said, content) == special(said, "hi")

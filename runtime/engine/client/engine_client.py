@@ -162,7 +162,7 @@ class EngineClient:
         self._stopping = True
         if self._watcher is not None:
             self._watcher.cancel()
-        await self._end_process()
+        await _end(self._process, self._pipes)
         if self._pipes is not None:
             self._pipes.close()
         self._context.destroy(linger=0)
@@ -254,21 +254,6 @@ class EngineClient:
                 log.error("%s", error)
                 code = error.code_of_process
 
-    async def _end_process(self) -> None:
-        process = self._process
-        if process is None or process.returncode is not None:
-            return
-        if self._pipes is not None:
-            self._pipes.send_now(Stop())
-        if process.stdin is not None:
-            process.stdin.close()
-        try:
-            await asyncio.wait_for(process.wait(), STOP_GRACE_SECONDS)
-        except TimeoutError:
-            with contextlib.suppress(ProcessLookupError):  # it may end at this very moment
-                process.kill()
-            await process.wait()
-
     # ------------------------------------------------------------ messages
 
     def _handle(self, message: FromEngine) -> None:
@@ -303,6 +288,22 @@ class EngineClient:
     def _fail_all(self, error: ServerUnavailable) -> None:
         self._questions.fail(error)
         self._in_flight.fail(error)
+
+
+async def _end(process: Process | None, pipes: Pipes | None) -> None:
+    """Ask an engine's process to end, and kill one that does not."""
+    if process is None or process.returncode is not None:
+        return
+    if pipes is not None:
+        pipes.send_now(Stop())
+    if process.stdin is not None:
+        process.stdin.close()
+    try:
+        await asyncio.wait_for(process.wait(), STOP_GRACE_SECONDS)
+    except TimeoutError:
+        with contextlib.suppress(ProcessLookupError):  # it may end at this very moment
+            process.kill()
+        await process.wait()
 
 
 class _DiedAtStart(ServerUnavailable):
