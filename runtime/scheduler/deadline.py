@@ -113,7 +113,10 @@ class Deadlines:
         return wait + max(self._pace.seconds(own), self._own(sequence, rows))
 
     def _own(self, sequence: Sequence, rows: int) -> float:
-        """Seconds from its admission on, beside so many others."""
+        """Seconds from its admission on, beside so many others; 0 where others say nothing of it: a
+        constraint, a yes or no, say, may end it soon."""
+        if sequence.matcher is not None:
+            return 0.0
         return self._service.seconds(rows, sequence.max_tokens - sequence.outputs)
 
     def _rows(self, count: int) -> int:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 
 from rootlace.wire.errors import DeadlineImpossible, InvalidRequest, PinRefused
 from rootlace.wire.handling import Cache, Handling
+from tests.scheduler.matchers import Script
 from tests.scheduler.world import World
 
 
@@ -219,6 +222,22 @@ def test_what_waits_and_would_be_late_is_refused_before_it_is_begun() -> None:
     # With nobody beside it, a request is always tried.
     world.submit([5] * 8, 4, handling=Handling(timeout=1e-6))
     world.drain()
+
+
+def test_what_a_constraint_may_end_soon_is_not_taken_to_last_as_long_as_others() -> None:
+    world = World(vocab_size=32)
+    for _ in range(8):
+        world.run([1] * 8, 60)
+    world.submit([3] * 8, 60)
+    world.step()
+    began = world.executor.clock()
+    world.step()
+    soon = Handling(timeout=20 * (world.executor.clock() - began))
+    with pytest.raises(DeadlineImpossible):
+        world.submit([4] * 8, 60, handling=soon)
+    yes_or_no = world.submit([4] * 8, 60, constrain=partial(Script, 1, 3, 32), handling=soon)
+    world.drain()
+    assert world.jobs[yes_or_no].finish in ("stop", "length")
 
 
 def test_deadlines_far_away_do_not_keep_what_has_ended() -> None:
