@@ -12,7 +12,8 @@ import fcntl
 import logging
 import os
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Collection
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
@@ -31,6 +32,8 @@ MIN_LOG_BYTES = 4 << 20
 RECLAIM_SECONDS = 600.0
 """For so long what a client had is kept for its return."""
 MAX_DETACHED = 1024
+MAX_DETACHED_BYTES = 256 << 20
+"""Of what absent clients have in memory, about."""
 _BATCH_RECORDS = 1024
 
 
@@ -101,13 +104,21 @@ class Journal:
         session.detached = self._clock()
 
     def forget_old(self) -> None:
-        """Forget those who do not come back, and the first that went if they are many."""
-        since = [(s.detached, s) for s in self._of_key.values() if s.detached is not None]
-        since.sort(key=lambda one: one[0])
-        too_many = len(since) - MAX_DETACHED
-        for index, (detached, session) in enumerate(since):
-            if index < too_many or self._clock() - detached > RECLAIM_SECONDS:
+        """Forget those who do not come back; and while they are too many, or have too much, the
+        first that went of the owner who has most: so nobody pushes out others' clients."""
+        absent: dict[str, deque[tuple[int, KeptSession]]] = {}
+        gone = [(s.detached, s) for s in self._of_key.values() if s.detached is not None]
+        for since, session in sorted(gone, key=lambda one: one[0]):
+            if self._clock() - since > RECLAIM_SECONDS:
                 self.end(session)
+            else:
+                mine = absent.setdefault(session.begun.owner, deque())
+                mine.append((session.num_bytes(), session))
+        shares = {owner: _share(sessions) for owner, sessions in absent.items()}
+        while sum(shares.values()) > 1:
+            most = max(shares, key=shares.__getitem__)
+            self.end(absent[most].popleft()[1])
+            shares[most] = _share(absent[most])
         self.flush()
 
     def add(self, record: Record) -> None:
@@ -227,6 +238,12 @@ class Journal:
 
     def _path(self, kind: str) -> Path:
         return self._folder / f"programs-{self._number:08d}.{kind}"
+
+
+def _share(sessions: Collection[tuple[int, KeptSession]]) -> float:
+    """How much of what absent clients may have these have, by number or by bytes."""
+    size = sum(size for size, _ in sessions)
+    return max(len(sessions) / MAX_DETACHED, size / MAX_DETACHED_BYTES)
 
 
 def _load(folder: Path) -> tuple[Kept, int]:

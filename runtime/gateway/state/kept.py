@@ -103,6 +103,12 @@ class KeptSession:
         if record.resumed:
             self.sent.clear()
 
+    def num_bytes(self) -> int:
+        """About what it has in memory; segments that branches share count for each."""
+        ids = (one for branch in self.branches.values() for one in branch.ids)
+        told = (one.update for parts in self.told.values() for one in parts)
+        return 512 + sum(map(len, ids)) + sum(map(len, self.answers.values())) + sum(map(len, told))
+
     def dump(self, segments: dict[int, int]) -> Iterator[Record]:
         """Records that amount to it. `segments` numbers those that were given already, by `id`."""
         number = self.begun.session

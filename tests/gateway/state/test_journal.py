@@ -312,3 +312,19 @@ def test_who_does_not_come_back_is_forgotten(tmp_path: Path) -> None:
     journal.add(Ended(here.begun.session))
     journal.close()
     assert Journal(tmp_path).find("here") is None
+
+
+def test_a_key_whose_absent_clients_are_too_many_loses_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rootlace.runtime.gateway.state.journal.MAX_DETACHED", 8)
+    now = [0.0]
+    journal = Journal(tmp_path, clock=lambda: now[0])
+    names = ["quiet 0", *(f"loud {n}" for n in range(12)), "quiet 1"]
+    for name in names:
+        now[0] += 1
+        journal.detach(journal.begin(name, name.split()[0]))
+    journal.forget_old()
+    kept = [name for name in names if journal.find(name) is not None]
+    assert kept == ["quiet 0", *(f"loud {n}" for n in range(6, 12)), "quiet 1"]
+    journal.close()
