@@ -74,7 +74,7 @@ def test_the_run_as_a_whole(page: playwright.Page) -> None:
     assert "8,010 tokens, 75 % cached" in facts
     assert "2,000 tokens, 800 forced" in facts and f"tool calls {FORKS}" in facts
     page.locator("#all summary").click()
-    assert page.locator("#table tr").count() == 2 * FORKS + 2
+    until(page, f"document.querySelectorAll('#table tr').length === {2 * FORKS + 2}")
 
 
 def test_by_keyboard(page: playwright.Page) -> None:

@@ -130,29 +130,31 @@ def test_an_engine_that_dies_or_stops_while_it_compiles(start_server, demo_model
         schema = {"type": "object", "properties": properties}
         return ask(client, client.op(), Constraint("json_schema", json.dumps(schema)))
 
-    def compiling_child() -> psutil.Process:
-        eventually(lambda: len(server.engine().children()) == 1)  # others may be ending
-        (child,) = server.engine().children()
-        return child
+    def suspend_compilers() -> list[psutil.Process]:
+        """One, or two where the machine is slow: what takes long is handed on to the other."""
+        children: list[psutil.Process] = server.engine().children()
+        for child in children:
+            child.suspend()
+        return children
 
     assert isinstance(client.wait(ask_for("first")), Generated)
-    child = compiling_child()
-    child.suspend()
+    children = suspend_compilers()
     op = ask_for("killed")
     eventually(lambda: client.status().get("compiling") == 2)  # n is 2
     os.kill(server.engine().pid, signal.SIGKILL)
-    child.resume()
-    eventually(lambda: not alive(child))
+    for child in children:
+        child.resume()
+    eventually(lambda: not any(map(alive, children)))
     generated = client.wait(op)
     assert isinstance(generated, Generated), generated
 
-    child = compiling_child()
-    child.suspend()
+    children = suspend_compilers()
     ask_for("stopped")
     eventually(lambda: client.status().get("compiling") == 2)
     processes = psutil.Process(server.process.pid).children(recursive=True)
     assert server.stop() == 0
-    with contextlib.suppress(psutil.NoSuchProcess):  # the engine may have killed it
-        child.resume()
+    for child in children:
+        with contextlib.suppress(psutil.NoSuchProcess):  # the engine may have killed it
+            child.resume()
     eventually(lambda: not any(alive(process) for process in processes))
     client.close()
