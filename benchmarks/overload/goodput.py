@@ -63,3 +63,14 @@ def arrivals(rate: float, seconds: float, seed: int) -> np.ndarray:
     gaps = dice.exponential(1 / rate, int(rate * seconds * 1.5) + 50)
     times = np.cumsum(gaps)
     return times[times < seconds]
+
+
+def goodput_over_best(sustainable: float, loads: Sequence[Goodput]) -> float | None:
+    """What was answered in time at the last of `loads` over the best of those before. None where
+    nothing can be said: there is none before, or so much more than the `sustainable` rate was
+    answered that this was too low, and the last load no such overload as it was to be."""
+    *before, last = loads
+    best = max((one.good for one in before), default=0.0)
+    if not best or last.good > 1.1 * sustainable:
+        return None
+    return last.good / best

@@ -86,7 +86,9 @@ class Router:
         self, request: Hashable, namespace: Hashable, tokens: np.ndarray, output: int, now: float
     ) -> int:
         """The replica for a prompt (int32), of which about `output` tokens will be generated. Its
-        first token and its end must be told."""
+        first token and its end must be told. Raises ValueError when all replicas are lost."""
+        if len(self._dead) == self._config.replicas:
+            raise ValueError("all replicas are lost")
         size, length = self._config.block_size, len(tokens)
         digests = self._digests.of_all(namespace, tokens)[size::size].tolist()
         held = self._held.match(digests, self._coming)

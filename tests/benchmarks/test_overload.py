@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.overload.goodput import Fate, goodput_of
+from benchmarks.overload.goodput import Fate, Goodput, goodput_of, goodput_over_best
 from benchmarks.overload.simulated import Load, Simulation, capacity
 
 
@@ -29,3 +29,12 @@ def test_fates_are_counted() -> None:
     assert (found.offered, found.good) == (2.0, 1.0)
     assert (found.late, found.refused, found.failed) == (0.25, 0.25, 0.0)
     assert (found.answered_p50, found.refused_p99) == (2.0, 0.1)
+
+
+def test_the_highest_load_is_compared_with_those_before_and_only_if_it_is_an_overload() -> None:
+    def load(good: int) -> Goodput:
+        return goodput_of([Fate("in time", 1.0)] * good, 1.0)
+
+    assert goodput_over_best(40.0, [load(20), load(40), load(30)]) == 0.75
+    assert goodput_over_best(40.0, [load(20), load(40), load(74)]) is None
+    assert goodput_over_best(40.0, [load(40)]) is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from rootlace.runtime.cache.digest import PrefixDigests
 from rootlace.runtime.cache.journal import Change
@@ -131,3 +132,13 @@ def test_what_a_lost_replica_had_can_be_sent_again() -> None:
     one.back(0)
     went = {one.route(i, "", tokens((20 + i, 40)), 1, 2.0) for i in range(2)}
     assert went == {0, 1}
+
+
+def test_nothing_is_sent_where_nobody_is_left() -> None:
+    one = router(replicas=2)
+    one.lost(0)
+    one.lost(1)
+    with pytest.raises(ValueError, match="all replicas are lost"):
+        one.route("a", "", tokens((7, 40)), 1, 0.0)
+    one.back(1)
+    assert one.route("a", "", tokens((7, 40)), 1, 0.0) == 1
