@@ -6,7 +6,7 @@ kinds of things and leave some of them; programs fork; the engine is killed now 
 first half. Printed are the slopes of memory and hit rate with their standard errors (by least
 squares on means of a minute, without the first part of each process's life), what was asked, and
 what went wrong: answers that differ from those of the same question before, errors, engines that
-died by themselves, invariants of tree and pool that did not hold. Ends with 1 where something did.
+died by themselves, invariants of tree and pool that did not hold, memory that surely grew. Ends with 1 where something did.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from benchmarks.soak import watched
 from benchmarks.soak.load import Tally, running
 from benchmarks.soak.plot import plot_soak
 from benchmarks.soak.record import SERIES, Record, Watcher
+from benchmarks.soak.slope import Slope
 from rootlace.runtime.assets import demo_model
 from rootlace.wire.errors import RootlaceError
 
@@ -39,6 +40,8 @@ KILLS = 5
 """Engines that are killed, in the first half; a fourth within five minutes would not come back."""
 HOLD_SECONDS = 60.0
 REST_SECONDS = 120.0
+DRIFT = 0.02
+"""Of the mean, per hour: what counts as flat."""
 
 
 def main() -> None:
@@ -55,9 +58,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         record, tally, rest = _soak(args, Path(folder), report)
         checks = watched.checks_file(Path(folder)).read_text()
-        faults = _faults(record, tally, rest, checks)
-        _print(console, record, tally, checks, faults, 3600 * args.hours / 12)
-        report.add("slopes", record.slopes(3600 * args.hours / 12))
+        slopes = record.slopes(settle=3600 * args.hours / 12)
+        faults = _faults(record, tally, rest, checks) + drifts(slopes)
+        _print(console, record, tally, checks, faults, slopes)
+        report.add("slopes", slopes)
         report.add("grown", _grown(Path(folder), record))
     report.add("asked", dict(tally.done) | {"left": tally.left, "compared": tally.repeated})
     report.add("failed", {"count": tally.failed, "first": tally.told})
@@ -172,6 +176,20 @@ def _faults(record: Record, tally: Tally, rest: dict[str, Any], checks: str) -> 
     return faults
 
 
+def drifts(slopes: dict[str, Slope | None]) -> list[str]:
+    """What surely (by three standard errors) grew, or a hit rate that fell, by more than
+    `DRIFT` of its mean in an hour; and what there are too few minutes of to say."""
+    found = []
+    for name, slope in slopes.items():
+        if slope is None:
+            found.append(f"too short to say whether it grew: {SERIES[name]}")
+            continue
+        worse = -slope.per_hour if name == "hit_rate" else slope.per_hour
+        if worse - 3 * slope.error > DRIFT * slope.mean:
+            found.append(f"{SERIES[name]}: {slope} per hour at {slope.mean:.4g}")
+    return found
+
+
 def _grown(folder: Path, record: Record) -> dict[str, dict[str, int]]:
     """Bytes that lines of code held more at the end than after the beginning, the ten that grew
     most, of the processes that were there all the time."""
@@ -206,10 +224,10 @@ def _print(
     tally: Tally,
     checks: str,
     faults: list[str],
-    settle: float,
+    slopes: dict[str, Slope | None],
 ) -> None:
     table = new_table("growth per hour ± standard error", "", "per hour", "mean", "minutes")
-    for name, slope in record.slopes(settle).items():
+    for name, slope in slopes.items():
         cells = ("", "", "") if slope is None else (str(slope), f"{slope.mean:.4g}", slope.points)
         table.add_row(SERIES[name], *map(str, cells))
     console.print(table)

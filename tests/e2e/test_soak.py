@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 import rootlace as rl
+from benchmarks.soak.__main__ import drifts
 from benchmarks.soak.load import KINDS, Tally, running
 from benchmarks.soak.record import Record, Sample
-from benchmarks.soak.slope import slope_of
+from benchmarks.soak.slope import Slope, slope_of
 from tests.e2e.conftest import RawClient, Server
 from tests.waiting import eventually, until
 
@@ -65,3 +66,13 @@ def test_what_is_measured_of_a_process_begins_when_it_has_settled() -> None:
     assert slope is not None and slope.per_hour == pytest.approx(1)
     with_start = record.slopes(0)["gateway_rss_mib"]
     assert with_start is not None and with_start.per_hour > 10
+
+
+def test_what_surely_grows_is_a_fault() -> None:
+    def named(name: str, per_hour: float, error: float) -> bool:
+        return bool(drifts({name: Slope(per_hour, error, 100.0, 50)}))
+
+    assert named("engine_rss_mib", 5.0, 0.5) and named("hit_rate", -5.0, 0.5)
+    assert not named("engine_rss_mib", 5.0, 2.0) and not named("engine_rss_mib", 1.9, 0.0)
+    assert not named("engine_rss_mib", -5.0, 0.5) and not named("hit_rate", 5.0, 0.5)
+    assert drifts({"hit_rate": None})
