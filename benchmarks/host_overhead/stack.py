@@ -22,6 +22,7 @@ import psutil
 
 import rootlace as rl
 from benchmarks.host_overhead import simulated_engine
+from rootlace.client import gateway_process
 
 SHORT, LONG = 16, 144
 """Tokens per request of the two kinds of run."""
@@ -88,7 +89,7 @@ class Stack:
 def started(model: Path, step_seconds: float = 0.002, **options: Any) -> Iterator[Stack]:
     """`model`: a folder with a tokenizer. `options` are those of `rl.Runtime`."""
     with (
-        patch("rootlace.client.gateway_process.GATEWAY_MODULE", simulated_engine.__name__),
+        patch.object(gateway_process, "GATEWAY_MODULE", simulated_engine.__name__),
         patch.dict(os.environ, {simulated_engine.STEP_VARIABLE: str(step_seconds)}),
         rl.Runtime(model, http_port=0, **options) as runtime,
     ):

@@ -6,7 +6,8 @@ kinds of things and leave some of them; programs fork; the engine is killed now 
 first half. Printed are the slopes of memory and hit rate with their standard errors (by least
 squares on means of a minute, without the first part of each process's life), what was asked, and
 what went wrong: answers that differ from those of the same question before, errors, engines that
-died by themselves, invariants of tree and pool that did not hold, memory that surely grew. Ends with 1 where something did.
+died by themselves, invariants of tree and pool that did not hold, memory that surely grew. Ends
+with 1 where something did.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from benchmarks.soak.load import Tally, running
 from benchmarks.soak.plot import plot_soak
 from benchmarks.soak.record import SERIES, Record, Watcher
 from benchmarks.soak.slope import Slope
+from rootlace.client import gateway_process
 from rootlace.runtime.assets import demo_model
 from rootlace.wire.errors import RootlaceError
 
@@ -81,7 +83,7 @@ def _soak(
     args: argparse.Namespace, folder: Path, report: Report
 ) -> tuple[Record, Tally, dict[str, Any]]:
     with (
-        patch("rootlace.client.runtime.GATEWAY_MODULE", watched.__name__),
+        patch.object(gateway_process, "GATEWAY_MODULE", watched.__name__),
         patch.dict(os.environ, {watched.FOLDER_VARIABLE: str(folder)}),
         rl.Runtime(
             demo_model(),
