@@ -55,7 +55,9 @@ class _Batch:
         share = handling_of(self._options, "run_batch()").cache.share
         left = len(batch) - (0 if self._journal is None else len(self._journal.done))
         self._prefix = (
-            self._open_prefix(common_arguments(function, batch)) if left > 1 and share else None
+            self._open_prefix(common_arguments(function, batch))
+            if left > 1 and share and self._connection.model.caching
+            else None
         )
 
     def _open_prefix(self, common: Mapping[str, Any]) -> SharedPrefix | None:

@@ -299,7 +299,8 @@ class ModelInfo(_Wire):
     """The served model. `capacity_tokens` is the size of the KV cache, `block_size` that of its
     blocks, both in tokens; `chat` has no roles where the model has no chat template. `adapters` are
     the names of those that branches may have. `labels`: the model generates no text, but gives one
-    so many scores (0: it embeds texts only). `images`: whether it takes them."""
+    so many scores (0: it embeds texts only). `images`: whether it takes them. `caching`: whether
+    prefixes are reused."""
 
     name: str
     path: str
@@ -311,6 +312,7 @@ class ModelInfo(_Wire):
     adapters: tuple[str, ...] = ()
     labels: int | None = None
     images: bool = False
+    caching: bool = True
 
 
 class TokenLogprob(_Wire):

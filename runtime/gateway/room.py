@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from rootlace.runtime.config import EngineConfig, GatewayConfig
 from rootlace.runtime.engine.client import EngineClient
 
@@ -40,7 +42,9 @@ async def open_room(
 
     gateway = Gateway(config, engine, texts.tokenizer, texts.chat, texts.eos_ids, house)
     gateway.own_pooling = texts.source.pooling()
-    gateway.caching = engine_config.cache.enabled
+    gateway.model_info = msgspec.structs.replace(
+        gateway.model_info, caching=engine_config.cache.enabled
+    )
     return gateway
 
 

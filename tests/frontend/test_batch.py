@@ -7,6 +7,7 @@ import signal
 import threading
 from typing import Any
 
+import msgspec
 import pytest
 
 import rootlace as rl
@@ -126,6 +127,18 @@ def test_arguments_common_to_the_batch_belong_to_the_prefix(gateway: FakeGateway
     assert states[4].text().startswith(shots + "Q: 4?")
     sent = [part.text for op in gateway.sent(protocol.Append) for part in op.parts]
     assert sent[0] == shots + "Q: " and sorted(sent[1:]) == ["0?", "1?", "2?", "3?", "4?"]
+
+
+def test_no_prefix_is_computed_where_the_server_keeps_none(gateway: FakeGateway) -> None:
+    gateway.model = msgspec.structs.replace(gateway.model, caching=False)
+    backend = rl.RuntimeEndpoint(gateway.address)
+    states = classify.run_batch([{"review": "one"}, {"review": "two"}], backend=backend)
+    assert [state.text()[: len(EXAMPLES) + 3] for state in states] == [
+        EXAMPLES + "one",
+        EXAMPLES + "two",
+    ]
+    assert not gateway.sent(protocol.Prefill)
+    assert all(op.parent is None for op in gateway.sent(protocol.Open))
 
 
 @pytest.mark.parametrize("style", [False, True])

@@ -108,8 +108,6 @@ class Core:
         """When the engine last gave a token, by `time.monotonic`."""
         self.own_pooling = "last"
         """What vector of a text the model was trained for, as `ModelSource` says it."""
-        self.caching = True
-        """Whether prefixes are reused."""
         self.deliveries = Deliveries()
         self.session_count = 0
         self.branch_count = 0

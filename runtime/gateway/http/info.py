@@ -125,7 +125,7 @@ class Info:
                 context_length=info.context_length,
                 max_total_num_tokens=status.get("blocks_total", 0) * info.block_size,
                 page_size=info.block_size,
-                disable_radix_cache=not self._gateway.caching,
+                disable_radix_cache=not self._gateway.model_info.caching,
                 program_address=self._gateway.program_address,
                 healthy=self._gateway.healthy,
                 status=status,

@@ -232,7 +232,6 @@ class FakeGateway:
         self.tokenizer = FakeTokenizer()
         self.chat = FakeChat()
         self.healthy = True
-        self.caching = True
         self.metrics = Metrics()
         self.keys = Keys(self.config.api_key, self.config.keys_file, self.metrics.key_used)
         self.drain = Drain()

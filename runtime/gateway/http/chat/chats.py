@@ -220,7 +220,7 @@ class Chats:
     def _pins(
         self, request: ChatRequest, tools: tuple[Tool, ...], parts: tuple[Part, ...]
     ) -> tuple[Pin, ...]:
-        if not (self._gateway.caching and request.handling.cache.share):
+        if not (self._gateway.model_info.caching and request.handling.cache.share):
             return ()
         found = []
         for pinned in request.pinned:
