@@ -5,8 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable
-from itertools import chain
+from collections.abc import Callable, Iterable
 from typing import Generic, Protocol, TypeVar
 
 TICK_SECONDS = 0.5
@@ -23,7 +22,8 @@ J = TypeVar("J", bound=Job)
 class Lane(Generic[J]):
     """`threads` daemon threads that call `work(job)`; started at the first job.
 
-    The jobs of one client run in order; clients take turns, job by job.
+    The jobs of one client run in order; clients take turns, job by job. A job that several clients
+    want runs when it is the turn of the first of them.
 
     A job that computes for more than `seconds` is handed to `overdue` (on another thread); the
     thread that runs it gets a successor, and ends once the job returns. Neither function may raise.
@@ -44,17 +44,21 @@ class Lane(Generic[J]):
         self._seconds = seconds
         self._queues: OrderedDict[str, deque[J]] = OrderedDict()
         """Of clients who have some, that of whose turn it is first."""
+        self._clients: dict[J, list[str]] = {}
+        """Whose queues a job waits in."""
         self._running: dict[threading.Thread, J] = {}
         self._changed = threading.Condition()
         self._started = False
         self._closed = False
 
-    def put(self, job: J, client: str = "") -> bool:
-        """False if the lane is closed."""
+    def put(self, job: J, clients: Iterable[str] = ("",)) -> bool:
+        """Run it when it is the turn of one of these (at least one). False if the lane is closed."""
         with self._changed:
             if self._closed:
                 return False
-            self._queues.setdefault(client, deque()).append(job)
+            self._clients[job] = []
+            for client in clients:
+                self._queue(job, client)
             if not self._started:
                 self._started = True
                 for _ in range(self._threads):
@@ -64,13 +68,20 @@ class Lane(Generic[J]):
             self._changed.notify_all()
             return True
 
+    def want(self, job: J, client: str) -> None:
+        """Another client wants this job, too, if it still waits."""
+        with self._changed:
+            if job in self._clients:
+                self._queue(job, client)
+
     def close(self) -> list[J]:
         """Take no more jobs. Returns those that wait, which are never run, and those that run,
         which are not waited for."""
         with self._changed:
             self._closed = True
-            left = [*chain(*self._queues.values()), *self._running.values()]
+            left = [*self._clients, *self._running.values()]
             self._queues.clear()
+            self._clients.clear()
             self._changed.notify_all()
             return left
 
@@ -92,13 +103,19 @@ class Lane(Generic[J]):
                 if self._running.pop(me, None) is None:
                     return  # somebody else has taken this thread's place
 
+    def _queue(self, job: J, client: str) -> None:
+        if client not in self._clients[job]:
+            self._clients[job].append(client)
+            self._queues.setdefault(client, deque()).append(job)
+
     def _take(self) -> J:
-        client, queue = next(iter(self._queues.items()))
-        job = queue.popleft()
-        if queue:
-            self._queues.move_to_end(client)
-        else:
-            del self._queues[client]
+        first = next(iter(self._queues))
+        job = self._queues[first][0]
+        self._queues.move_to_end(first)
+        for client in self._clients.pop(job):
+            self._queues[client].remove(job)
+            if not self._queues[client]:
+                del self._queues[client]
         return job
 
     def _watch(self) -> None:

@@ -218,9 +218,14 @@ def test_one_client_with_many_suspicious_constraints_does_not_delay_another() ->
     greedy = [service.submit(long("z" * count), "greedy") for count in range(1, 9)]
     eventually(lambda: quick.sources == [long("z").source])
     polite = service.submit(long("a"), "polite")
+    shared = service.submit(long("z" * 8), "third")  # which waited behind all of the first's
+    assert shared is greedy[-1]
+    eventually(lambda: {"greedy", "polite", "third"} == service._suspicious._queues.keys())
     quick.release.set()
     assert polite.result(timeout=60).matcher().forced_text()
-    assert long("a").source in quick.sources[:3] and not any(one.done() for one in greedy)
+    eventually(lambda: len(quick.sources) == 9)
+    assert {long("a").source, long("z" * 8).source} < set(quick.sources[:5])
+    assert not any(one.done() for one in greedy)
     patient.release.set()
     service.close()
 

@@ -36,7 +36,10 @@ STOPPING = "the runtime is stopping"
 @dataclass(eq=False)
 class _Compilation:
     constraint: Constraint
-    client: str
+    clients: list[str]
+    """Who asked for it, at least one."""
+    lane: Lane[_Compilation] | None = None
+    """Where it waits, or did."""
     future: Future[Grammar] = field(default_factory=Future)
     started: float | None = None
     takes_long: bool = False
@@ -63,7 +66,7 @@ class CompileService:
         self._make = compiler
         self._making = threading.Lock()
         self._lock = threading.Lock()
-        self._pending: dict[Constraint, Future[Grammar]] = {}
+        self._pending: dict[Constraint, _Compilation] = {}
         self._failed: OrderedDict[bytes, str] = OrderedDict()
         self._trial, self._long_trial = (TrialProcess(self._setup, config) for _ in range(2))
         self._ordinary: Lane[_Compilation] = Lane(
@@ -86,18 +89,23 @@ class CompileService:
         return self._compiler.cached(constraint) if self._compiler is not None else None
 
     def submit(self, constraint: Constraint, client: str = "") -> Future[Grammar]:
-        """The grammar, soon; clients take turns, and those who ask for the same share one future.
+        """The grammar, soon; clients take turns, and those who ask for the same share one future,
+        for which nobody waits longer than if the others had not asked.
 
         It fails with InvalidConstraint where the constraint cannot be enforced or is beyond its
         bounds, and cannot be cancelled. Its callbacks are called by a worker's thread.
         """
-        job = _Compilation(msgspec.structs.replace(constraint, jump_forward="canonical"), client)
+        job = _Compilation(msgspec.structs.replace(constraint, jump_forward="canonical"), [client])
         job.future.set_running_or_notify_cancel()
         with self._lock:
             pending = self._pending.get(job.constraint)
             if pending is not None:
-                return pending
-            self._pending[job.constraint] = job.future
+                if client not in pending.clients:
+                    pending.clients.append(client)
+                    if pending.lane is not None:
+                        pending.lane.want(pending, client)
+                return pending.future
+            self._pending[job.constraint] = job
             known = self._failed.get(_digest(job.constraint)) if self._failed else None
         try:
             check_size(job.constraint, self._config)
@@ -133,7 +141,10 @@ class CompileService:
             self._finish(job, lambda: compiler.compile(job.constraint))
 
     def _put(self, lane: Lane[_Compilation], job: _Compilation) -> None:
-        if not lane.put(job, job.client):
+        with self._lock:  # between two lanes nobody may miss it
+            job.lane = lane
+            taken = lane.put(job, job.clients)
+        if not taken:
             self._settle(job, ServerUnavailable(STOPPING))
 
     def _try(self, job: _Compilation) -> None:
@@ -179,7 +190,7 @@ class CompileService:
 
     def _settle(self, job: _Compilation, result: Grammar | Exception) -> None:
         with self._lock:
-            if self._pending.get(job.constraint) is not job.future:
+            if self._pending.get(job.constraint) is not job:
                 return  # it was given up, or the service is closed
             del self._pending[job.constraint]
         if isinstance(result, Exception):
