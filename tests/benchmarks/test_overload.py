@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from benchmarks.overload.goodput import Fate, Goodput, goodput_of, goodput_over_best
 from benchmarks.overload.simulated import Load, Simulation, capacity
+from benchmarks.overload.sustainable import CLOSE, sustainable
 
 
 @pytest.mark.parametrize("load", [Load(1500, 16, timeout=4.0), Load(600, 16, False, 3.0, 1)])
@@ -38,3 +41,15 @@ def test_the_highest_load_is_compared_with_those_before_and_only_if_it_is_an_ove
     assert goodput_over_best(40.0, [load(20), load(40), load(30)]) == 0.75
     assert goodput_over_best(40.0, [load(20), load(40), load(74)]) is None
     assert goodput_over_best(40.0, [load(40)]) is None
+
+
+@pytest.mark.parametrize("first", [3.0, 32.0, 500.0])
+def test_the_sustainable_rate_is_found_from_above_and_from_below(first: float) -> None:
+    async def offer(rate: float) -> Goodput:
+        """Of a server that answers 75 a second."""
+        fates = [Fate("in time" if at < 750 else "refused", 1.0) for at in range(round(10 * rate))]
+        return goodput_of(fates, 10.0)
+
+    rate, trials = asyncio.run(sustainable(offer, first))
+    assert 75 / CLOSE < rate <= 75 / 0.98
+    assert max(one.good for one in trials) == 75 and len(trials) < 12
