@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 from pathlib import Path
 
@@ -29,10 +30,19 @@ def story(s):
 
 
 def test_programs_go_on_as_if_nothing_had_been_killed(demo_model: Path, tmp_path: Path) -> None:
-    """The gateway, and with it its engine, in the first stream; the engine alone in the last."""
-    folder = tmp_path / "state"
-    with rl.Runtime(demo_model, state=folder, dtype="float32", num_blocks=1024) as runtime:
+    """A disk that is full for a while. Then the gateway, and with it its engine, is killed in the
+    first stream, the engine alone in the last."""
+    folder, log = tmp_path / "state", tmp_path / "log"
+    options = {"state": folder, "log_file": log, "dtype": "float32", "num_blocks": 1024}
+    with rl.Runtime(demo_model, **options) as runtime:
         calm = story.run(backend=runtime)
+        room = 2000 + max(path.stat().st_size for path in (*folder.glob("*.log"), log))
+        before = resource.prlimit(runtime.pid, resource.RLIMIT_FSIZE, (room, -1))
+        full = story.run(backend=runtime)
+        assert full.text() == calm.text() and full["forks"] == calm["forks"]
+        assert "programs are not kept any more" in log.read_text()
+        resource.prlimit(runtime.pid, resource.RLIMIT_FSIZE, before)
+        eventually(lambda: "programs are kept again" in log.read_text())
         killed = [runtime.pid]
         state = story.run(backend=runtime, stream=True)
         text = ""

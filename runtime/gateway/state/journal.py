@@ -1,19 +1,21 @@
 """The folder of `--state`: a log of what programs' branches became, and its beginning in short.
 
-Records go to `programs-N.log`. When that is large, `programs-(N+1).base` is written, which amounts
-to all before it, and `programs-(N+1).log` goes on. What is read at a start is the last base and the
-logs from its number on.
+Records go to `programs-N.log`. When that is large, `programs-(N+1).log` goes on, and a thread
+writes `programs-(N+1).base`, which amounts to all before it. What is read at a start is the last
+base and the logs from its number on, up to a number that is missing: one is left out where records
+before a log were not written, for the disk was full. Such a log counts only with its base.
 """
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
+import itertools
 import logging
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
@@ -26,7 +28,7 @@ log = logging.getLogger(__name__)
 
 SYNC_SECONDS = 1.0
 """So much is lost at most when the power fails. A process that dies loses nothing it has told."""
-RETRY_SECONDS = 5.0
+RETRY_SECONDS = 2.0
 """How often writing is tried again where the disk is full."""
 MIN_LOG_BYTES = 4 << 20
 RECLAIM_SECONDS = 600.0
@@ -34,7 +36,8 @@ RECLAIM_SECONDS = 600.0
 MAX_DETACHED = 1024
 MAX_DETACHED_BYTES = 256 << 20
 """Of what absent clients have in memory, about."""
-_BATCH_RECORDS = 1024
+_BATCH_RECORDS = 64
+"""Of a base; the interpreter is held while a batch is encoded."""
 
 
 class Journal:
@@ -57,8 +60,12 @@ class Journal:
         self._pending: list[Record] = []
         self._log: LogFile | None = None
         self._retry_at = 0.0
+        """Not before that is a base written."""
+        self._gap = False
+        """Whether the files lack something that is in memory, which was told."""
         self._sync_due = False
-        self._shortening: Future[int] | None = None
+        self._base: Future[int] | None = None
+        """The base that is being written."""
         self._base_bytes = 0
         try:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -78,7 +85,11 @@ class Journal:
             session.detached = now
             self._of_key[session.begun.key] = session
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="state")
-        self._go_on()
+        if self._begin():
+            try:
+                self._base_bytes = self._write_base(self._number, self._kept.dump())
+            except OSError as error:
+                self._stop(error)
 
     def find(self, key: str) -> KeptSession | None:
         """The client of this name."""
@@ -120,6 +131,7 @@ class Journal:
             self.end(absent[most].popleft()[1])
             shares[most] = _share(absent[most])
         self.flush()
+        self._tend()
 
     def add(self, record: Record) -> None:
         """Keep it; `flush` writes it."""
@@ -133,20 +145,16 @@ class Journal:
         if not pending:
             return
         self._pending = []
-        if self._log is None:
-            if self._clock() >= self._retry_at:
-                self._go_on()  # what was kept in memory meanwhile is in the base
-            return
-        try:
-            self._log.append(pending)
-        except OSError as error:
-            self._stop(error)
-            return
-        if not self._sync_due and self._later is not None:
-            self._sync_due = True
-            self._later(SYNC_SECONDS, self._sync)
-        if self._log.size > max(self._min_log_bytes, 2 * self._base_bytes):
-            self._shorten()
+        if self._log is not None:
+            try:
+                self._log.append(pending)
+            except OSError as error:
+                self._stop(error)
+                return
+            if not self._sync_due and self._later is not None:
+                self._sync_due = True
+                self._later(SYNC_SECONDS, self._sync)
+        self._tend()
 
     def close(self) -> None:
         """Write everything, and let another server have the folder."""
@@ -161,54 +169,57 @@ class Journal:
 
     # ------------------------------------------------------------ files
 
-    def _go_on(self) -> None:
-        """Begin a new base and log, and delete the older ones."""
-        self._number += 1
+    def _tend(self) -> None:
+        """Look at the base that was being written, and have another one written if it is time."""
+        if self._base is not None:
+            if not self._base.done():
+                return
+            written, self._base = self._base, None
+            self._written(written)
+        large = max(self._min_log_bytes, 2 * self._base_bytes)
+        due = self._log is None or self._log.size > large
+        # What was kept in memory while the disk was full is in the base.
+        if due and self._clock() >= self._retry_at and self._begin():
+            self._base = self._thread.submit(self._write_base, self._number, self._kept.dump())
+
+    def _written(self, base: Future[int]) -> None:
+        error = base.exception()
+        if error is None:
+            self._base_bytes = base.result()
+            if self._gap and self._log is not None:
+                self._gap = False
+                log.warning("%s: programs are kept again", self._folder)
+        elif self._gap and isinstance(error, OSError):
+            self._stop(error)
+        else:  # the older files are still there, and the log goes on
+            log.error("%s: the log was not shortened: %s", self._folder, error)
+            self._retry_at = self._clock() + RETRY_SECONDS
+
+    def _begin(self) -> bool:
+        """Begin a new log. A number is left out where it has nothing to go on from but its base."""
+        self._number += 1 + self._gap
         try:
-            self._log = LogFile(self._path("log"))
-            self._base_bytes = self._write_base(self._number, self._kept.dump())
+            new = LogFile(self._path("log"))
         except OSError as error:
             self._stop(error)
-            return
-        if self._retry_at:
-            log.warning("%s: programs are kept again", self._folder)
-        self._retry_at = 0.0
+            return False
+        if self._log is not None:
+            self._log.close()
+        self._log = new
+        return True
 
     def _stop(self, error: OSError) -> None:
         if self._log is not None:
             self._log.close()
             self._log = None
-        if not self._retry_at:
+        if not self._gap:
+            self._gap = True
             log.error(
                 "%s: programs are not kept any more, and would not survive a restart: %s",
                 self._folder,
                 error,
             )
         self._retry_at = self._clock() + RETRY_SECONDS
-
-    def _shorten(self) -> None:
-        """Write the next base in a thread; meanwhile its log goes on."""
-        if self._shortening is not None and not self._shortening.done():
-            return
-        assert self._log is not None
-        self._number += 1
-        number, records = self._number, self._kept.dump()
-        try:
-            new = LogFile(self._path("log"))
-        except OSError as error:
-            self._stop(error)
-            return
-        self._log.close()
-        self._log = new
-        self._shortening = self._thread.submit(self._write_base, number, records)
-        self._shortening.add_done_callback(self._shortened)
-
-    def _shortened(self, written: Future[int]) -> None:
-        error = written.exception()
-        if error is None:
-            self._base_bytes = written.result()
-        else:  # the older files are still there, and the log goes on
-            log.error("%s: the log was not shortened: %s", self._folder, error)
 
     def _write_base(self, number: int, records: list[Record]) -> int:
         """Returns its size in bytes; what it replaces is gone then."""
@@ -252,10 +263,8 @@ def _load(folder: Path) -> tuple[Kept, int]:
     files = sorted(_files(folder), key=_number_of)
     last = _number_of(files[-1]) if files else 0
     bases = [file for file in files if file.suffix == ".base"]
-    first = _number_of(bases[-1]) if bases else 0
-    logs = [file for file in files if file.suffix == ".log" and _number_of(file) >= first]
     kept = Kept()
-    for path in (*bases[-1:], *logs):
+    for path in _readable(bases[-1]) if bases else ():
         try:
             for batch in read_log(path):
                 for record in batch:
@@ -271,6 +280,16 @@ def _load(folder: Path) -> tuple[Kept, int]:
         finally:
             kept.forget_segments()
     return kept, last
+
+
+def _readable(base: Path) -> Iterator[Path]:
+    """A base and the logs that go on from it, or from one another."""
+    yield base
+    for number in itertools.count(_number_of(base)):
+        path = base.with_name(f"programs-{number:08d}.log")
+        if not path.exists():
+            return
+        yield path
 
 
 def _files(folder: Path) -> list[Path]:

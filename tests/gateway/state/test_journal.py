@@ -8,6 +8,7 @@ import os
 import random
 import shutil
 import stat
+import threading
 from array import array
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,7 @@ from rootlace.runtime.gateway.state.records import (
 from rootlace.runtime.gateway.tokens.pieces import Piece
 from rootlace.wire.errors import InvalidRequest
 from rootlace.wire.protocol import Done, encode
+from tests.waiting import eventually
 
 View = dict[str, Any]
 
@@ -253,13 +255,64 @@ def test_a_full_disk_is_told_once_and_what_happened_meanwhile_is_kept_later(
     assert "No space left" in caplog.text
     monkeypatch.setattr(log_file.os, "write", real)
     now[0] += 10
-    happen()
-    assert "kept again" in caplog.text
+
+    def kept() -> bool:
+        happen()
+        return "kept again" in caplog.text
+
+    eventually(kept)
     happen()
     journal.close()
     again = Journal(tmp_path)
     assert held(again, "key") == replayed(records)
     again.close()
+
+
+def test_a_log_that_lacks_what_was_before_it_counts_only_with_its_base(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """After a full disk the base is written by a thread, and the server may die meanwhile."""
+    now, here, room = [100.0], threading.get_ident(), threading.Event()
+    journal = Journal(tmp_path / "state", clock=lambda: now[0])
+    session = journal.begin("key", "")
+    journal.flush()
+    records: list[Record] = []
+
+    def happen() -> None:
+        records.append(Grown(session.begun.session, 1, ids(len(records))))
+        journal.add(records[-1])
+        journal.flush()
+
+    records.append(Opened(session.begun.session, 1, 1))
+    journal.add(records[-1])
+    happen()
+    real, full = os.write, [True]
+
+    def write(descriptor: int, content: bytes) -> int:
+        if threading.get_ident() != here:
+            room.wait(60)
+        elif full[0]:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return real(descriptor, content)
+
+    monkeypatch.setattr(log_file.os, "write", write)
+    happen()
+    full[0] = False
+    now[0] += 10
+    for _ in range(3):
+        happen()  # the loop does not wait for the base
+    died = Journal(shutil.copytree(tmp_path / "state", tmp_path / "died"))
+    room.set()
+    assert held(died, "key") == replayed(records[:2])
+
+    def kept() -> bool:
+        journal.forget_old()
+        return "kept again" in caplog.text
+
+    eventually(kept)
+    died = Journal(shutil.copytree(tmp_path / "state", tmp_path / "died later"))
+    assert held(died, "key") == replayed(records)
+    journal.close()
 
 
 def test_no_part_of_a_base_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
