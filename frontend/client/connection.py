@@ -52,7 +52,8 @@ class Connection:
 
     Of a server that keeps programs (`Welcome.kept`), a connection that breaks is made again, for up
     to `patience` seconds, and what was sent and not answered is sent again: programs notice a
-    pause. Of others, or after that, it stays lost: make a new one.
+    pause. Of others, or after that, it stays lost: make a new one. So it does where a server
+    breaks it again and again, and answers nothing in between for so long.
     """
 
     def __init__(
@@ -92,6 +93,8 @@ class Connection:
         self._kept = False
         self._cut: RootlaceError | None = None
         """Why the line that there was is of no use any more."""
+        self._answered = False
+        """Whether it brought anything but pongs."""
         self._welcome = asyncio.Event()
         self._goodbye = asyncio.Event()
         self._over = asyncio.Event()
@@ -180,8 +183,9 @@ class Connection:
         while True:
             with Line(self.address, self.counters, self._receive, self._break) as line:
                 if self._lost is None and self._cut is None:
+                    began, self._answered = time.monotonic(), False
                     await self._use(line)
-                    if self._welcome.is_set():
+                    if self._answered or time.monotonic() - began > self._patience:
                         until = 0.0
             if self._lost is not None or self._goodbye.is_set():
                 return
@@ -242,9 +246,6 @@ class Connection:
         await asyncio.gather(self._outbox.write(partial(self._write, line)), self._ping(line))
 
     async def _ping(self, line: Line) -> None:
-        def pong(_: protocol.Event) -> None:
-            pass
-
         silent = 0.0
         while True:
             heard = line.last_heard
@@ -256,7 +257,7 @@ class Connection:
                 self._break(ServerUnavailable(silence))
                 return
             answers = self._unanswered.heard if self._kept else 0
-            self.send(protocol.Ping(op=self.next_op(), heard=answers), pong)
+            self.send(protocol.Ping(op=self.next_op(), heard=answers), _pong)
             self.flush()
 
     def _receive(self, events: list[protocol.Event]) -> None:
@@ -281,6 +282,7 @@ class Connection:
                 self._unanswered.hear(event)
                 chunk = isinstance(event, protocol.Chunk)
                 sink = self._sinks.get(event.op) if chunk else self._sinks.pop(event.op, None)
+                self._answered |= sink is not _pong
                 if sink is not None:
                     sink(event)
 
@@ -306,6 +308,10 @@ class Connection:
         call_in_loop(self._loop, self._goodbye.set)
         if self._model is None:
             self._started.set()
+
+
+def _pong(_: protocol.Event) -> None:
+    """The answer to a ping: it says no more than that the server lives."""
 
 
 def _fail(sinks: dict[int, Sink], op: int, reason: RootlaceError) -> None:

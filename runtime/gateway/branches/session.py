@@ -325,7 +325,12 @@ class Session:
                 self._source,
             )
             branch.private, branch.paid, branch.state = opened.private, kept.paid, state
-            branch.error = None if kept.broken is None else from_code(*kept.broken)
+            try:
+                self._core.check_adapter(opened.adapter)
+            except InvalidRequest as error:  # the server was started without it
+                branch.error = error
+            if kept.broken is not None:
+                branch.error = from_code(*kept.broken)
             self._register(branch)
             log.restored(branch)
 

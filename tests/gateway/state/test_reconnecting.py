@@ -60,8 +60,8 @@ class Client:
         self.events: list[Event] = []
 
     @classmethod
-    async def to(cls, folder: Path) -> Client:
-        make = partial(Connection, f"ipc://{folder}/programs")
+    async def to(cls, folder: Path, patience: float = 300.0) -> Client:
+        make = partial(Connection, f"ipc://{folder}/programs", patience=patience)
         return cls(await asyncio.to_thread(make))
 
     def send(self, *ops: Op) -> None:
@@ -106,6 +106,24 @@ async def test_a_stream_goes_on_when_its_server_is_back(
         assert "".join(chunk.text for chunk in chunks) == ended.outputs[0].text
         assert sum((chunk.token_ids for chunk in chunks), ()) == ended.outputs[0].token_ids
         await asyncio.to_thread(client.connection.close)
+
+
+async def test_patience_with_a_server_that_answers_nothing_ends(
+    tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    """Whatever was sent may be what kills it."""
+    client: Client | None = None
+    for _ in range(50):
+        async with server(tokenizer, tmp_path, state=True) as engine:
+            if client is None:
+                client = await Client.to(tmp_path, patience=0.5)
+                client.send(*PROGRAM)
+            lives = client.connection
+            await until(lambda: bool(engine.running or lives.lost))  # noqa: B023
+        if lives.lost is not None:
+            break
+    assert client is not None
+    assert isinstance(client.end(3), Failed)
 
 
 @pytest.mark.parametrize(("before", "after"), [(True, False), (False, False), (False, True)])

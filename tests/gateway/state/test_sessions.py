@@ -300,3 +300,26 @@ async def test_a_branch_that_a_refusal_broke_stays_broken(demo_model: Path, tmp_
     session.close()
     gateway.close()
     journal.close()
+
+
+async def test_a_branch_whose_adapter_is_not_there_any_more_is_broken(
+    demo_model: Path, tmp_path: Path
+) -> None:
+    tokenizer = read_tokenizer(demo_model)
+    frames: list[list[Event]] = []
+    for adapters, heard in ((("formal",), None), ((), 2)):
+        gateway, _ = make_gateway(tokenizer, FakeEngine(tokenizer.vocab_size, adapters=adapters))
+        journal = Journal(tmp_path)
+        hello = msgspec.structs.replace(HELLO, heard=heard)
+        session = gateway.open_session(frames.append, log=attach(journal, hello, ""))
+        if heard is None:
+            session.handle([Open(1, 1, adapter="formal"), Append(2, 1, (Text("Once"),))])
+        else:
+            session.handle([Generate(3, 1), Open(4, 2, parent=1)])
+        await until(lambda heard=heard: sum(map(len, frames)) == 2 + 2 * bool(heard))
+        session.close()
+        gateway.close()
+        journal.close()
+    *_, generated, forked = (event for frame in frames for event in frame)
+    for event in (generated, forked):
+        assert isinstance(event, Failed) and "formal" in event.message, event
