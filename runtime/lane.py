@@ -52,7 +52,7 @@ class Lane(Generic[J]):
         self._closed = False
 
     def put(self, job: J, clients: Iterable[str] = ("",)) -> bool:
-        """Run it when it is the turn of one of these (at least one). False if the lane is closed."""
+        """Run it when it is the turn of one of these, at least one. False if the lane is closed."""
         with self._changed:
             if self._closed:
                 return False

@@ -259,7 +259,7 @@ class EngineClient:
     def _handle(self, message: FromEngine) -> None:
         if isinstance(message, Update):
             # There are thousands a second, and heartbeats tell the pulse as much.
-            if (request := self._in_flight.hear(message)) is not None:
+            for request in self._in_flight.hear(message):
                 self._send(request)
             return
         self._pulse.hear(message)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -23,6 +23,8 @@ class _Submitted:
     output_ids: list[int] = field(default_factory=list)
     engines: int = 0
     """How many engines were given it."""
+    told: bool = False
+    """Whether the last of them told anything of it."""
     deaths: int = 0
     """How many engines died in a step with it."""
     aborted: bool = False
@@ -44,12 +46,17 @@ class InFlight:
         self._submitted: dict[int, _Submitted] = {}
         self._held: deque[int] = deque()
         """In quarantine: those that the engine is given one by one."""
+        self._late: deque[int] = deque()
+        """Those that came since, who take turns with them."""
+        self._tried_late = False
+        self._cleared: list[int] = []
+        """Those that go on when nobody is held any more."""
         self._tried: int | None = None
         """The one of them that it has, and has told nothing of."""
 
     @property
     def quarantined(self) -> bool:
-        """Whether new requests have to wait behind those in quarantine: see `resume`."""
+        """Whether new requests have to take turns with those in quarantine: see `resume`."""
         return self._tried is not None
 
     def add(self, request: Request, on_update: Callable[[Update], None], sent: bool) -> None:
@@ -57,7 +64,7 @@ class InFlight:
         quarantine."""
         self._submitted[request.rid] = _Submitted(request, on_update, engines=int(sent))
         if self.quarantined:
-            self._held.append(request.rid)
+            self._late.append(request.rid)
 
     def abort(self, rids: Iterable[int]) -> tuple[int, ...]:
         """Do not start these again. Returns those still in flight."""
@@ -66,17 +73,18 @@ class InFlight:
             self._submitted[rid].aborted = True
         return running
 
-    def hear(self, update: Update) -> Request | None:
+    def hear(self, update: Update) -> Sequence[Request]:
         """Hand an engine's update on. Returns what it is to be sent now, if somebody leaves the
         quarantine by it."""
         submitted = self._submitted.get(update.rid)
         if submitted is None:
-            return None
+            return ()
+        submitted.told = True
         submitted.output_ids.extend(update.token_ids)
         if update.finish is not None:
             del self._submitted[update.rid]
         submitted.on_update(update)
-        return self._next() if update.rid == self._tried else None
+        return self._next() if update.rid == self._tried else ()
 
     def resume(self, in_step: Mapping[int, int]) -> Iterator[Request]:
         """What the next engine is to be sent; ends what is aborted, and what kills engines.
@@ -90,11 +98,12 @@ class InFlight:
 
         Where an engine died in no step (`in_step` is empty), somebody may have killed it, or the
         request that it had just been given. If it had requests that another one died with, all are
-        put in quarantine: the next engine is given one, and the next of them when it has told
-        something of that one. With whom of these an engine dies in no step, that one kills engines.
+        put in quarantine: the next engine is given one of those of which it had told nothing, and
+        the next of these when it has told something of that one; the others when none is left. With
+        whom of these an engine dies in no step, that one kills engines.
         """
         tried, self._tried = self._tried, None
-        waiting = set(self._held)
+        waiting = {*self._held, *self._late, *self._cleared}
         for rid, submitted in list(self._submitted.items()):
             if submitted.aborted:
                 self._end_aborted(rid)
@@ -109,25 +118,35 @@ class InFlight:
             most = 1 if in_step.keys() == {rid} else 2
             if submitted.deaths > most or (not in_step and rid == tried):
                 self._fail(rid, InternalError("the engine died twice while running this request"))
-            elif rid == tried or (again and tried is None and rid in given):
+            elif rid == tried or (again and tried is None and rid in given and not submitted.told):
                 self._held.append(rid)
+            elif again and tried is None and rid in given:
+                self._cleared.append(rid)
             else:
                 yield self._resumed(rid, in_step)
-        if self._held and (request := self._next()) is not None:
-            yield request
+        yield from self._next()
 
-    def _next(self) -> Request | None:
-        """The next one of those in quarantine; none if it is over."""
+    def _next(self) -> list[Request]:
+        """The next one of those in quarantine, or, in turns, of those that came since; all that
+        wait if nobody is left there."""
         self._tried = None
         while self._held:
-            rid = self._held.popleft()
-            submitted = self._submitted.get(rid)
-            if submitted is None:
-                continue
-            if submitted.aborted:
-                self._end_aborted(rid)
-                continue
-            self._tried = rid
+            late = bool(self._late) and not self._tried_late
+            rid = (self._late if late else self._held).popleft()
+            if (request := self._leaves(rid)) is not None:
+                self._tried, self._tried_late = rid, late
+                return [request]
+        waiting = [*self._cleared, *self._late]
+        self._cleared.clear()
+        self._late.clear()
+        return [one for rid in waiting if (one := self._leaves(rid)) is not None]
+
+    def _leaves(self, rid: int) -> Request | None:
+        """What the engine is to be sent for one that waited, if anything."""
+        submitted = self._submitted.get(rid)
+        if submitted is not None and submitted.aborted:
+            self._end_aborted(rid)
+        elif submitted is not None:
             return self._resumed(rid, {})
         return None
 
@@ -140,6 +159,7 @@ class InFlight:
         suspected = in_step.get(rid, 0) if submitted.deaths > 1 else int(rid in in_step)
         request = submitted.resumed(suspected)
         submitted.engines += 1
+        submitted.told = False
         return request
 
     def fail(self, error: ServerUnavailable) -> None:
