@@ -68,7 +68,7 @@ class Asker:
         return aiohttp.ClientSession(self._url, connector=connector, timeout=timeout, headers=json)
 
     def prompt(self) -> list[int]:
-        return self._dice.integers(300, 4000, self._load.prompt).tolist()  # type: ignore[no-any-return]
+        return self._dice.integers(300, 4000, self._load.prompt).tolist()
 
     async def ask(self, http: aiohttp.ClientSession, timeout: float | None) -> Fate:
         load, began = self._load, time.perf_counter()
