@@ -286,6 +286,14 @@ class GatewayConfig:
     max_connections: int = option(1024)
     max_branches: int = option(65536)
     max_message_bytes: int = 64 * 2**20
+    """Of a program."""
+    max_body_bytes: Positive = option(
+        16 * 2**20,
+        "Bytes of a request by HTTP; files of batches have a bound of their own.",
+        flag="--max-body",
+        shown="16M",
+        size=True,
+    )
     client_timeout: float = option(30.0)
     """Seconds of silence after which a program's connection counts as dead (it pings)."""
 

@@ -61,7 +61,7 @@ def app_of(
         middlewares.append(trace_middleware)
     middlewares.append(drain_middleware(server.drain))
     middlewares.append(unknown_path_middleware(served))
-    app = web.Application(middlewares=middlewares, client_max_size=config.max_message_bytes)
+    app = web.Application(middlewares=middlewares, client_max_size=config.max_body_bytes)
     app.add_routes([web.route(one.method, one.path, checked(one)) for one in served])
 
     async def add_headers(request: web.Request, response: web.StreamResponse) -> None:

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rootlace.runtime.gateway.http import body
+from rootlace.runtime.gateway.http.json_weight import CONTAINER, weight_beyond
 from rootlace.wire.errors import InvalidRequest
 from tests.gateway.http.conftest import Served
 from tests.waiting import until
@@ -45,12 +46,15 @@ class _Anything(msgspec.Struct):
     value: Any
 
 
-def _count(value: Any) -> int:
+def _weight(value: Any) -> int:
     """By the rule that is stated, of what was decoded."""
-    if isinstance(value, dict | list):
-        parts = value.values() if isinstance(value, dict) else value
-        return max(len(value) - 1, 0) + body._CONTAINER + sum(map(_count, parts))
-    return 0
+    if isinstance(value, str):
+        return 1
+    if not isinstance(value, dict | list):
+        return 0
+    members = len(value) * (CONTAINER + 1) if isinstance(value, dict) else 0
+    parts = value.values() if isinstance(value, dict) else value
+    return max(len(value) - 1, 0) + CONTAINER + members + sum(map(_weight, parts))
 
 
 _TEXT = st.text(st.sampled_from('a,[{}]\\":'), max_size=6)
@@ -62,16 +66,25 @@ _VALUE = st.recursive(
 
 
 @settings(max_examples=60, deadline=None)
-@given(_VALUE, st.integers(0, 80))
-def test_values_are_counted_wherever_they_are(value: Any, most: int) -> None:
+@given(_VALUE, st.integers(0, 120))
+def test_values_weigh_what_they_do_wherever_they_are(value: Any, most: int) -> None:
     raw = json.dumps({"value": value}).encode()
+    weight = _weight({"value": value})
+    assert weight_beyond(raw, weight - 1) and not weight_beyond(raw, weight)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(body, "LARGE_BYTES", 0)
-        patch.setattr(body, "MAX_VALUES", most)
-        if raw.count(b'"') // 2 > most:
-            return  # so many strings are not looked into
-        if _count({"value": value}) <= most:
+        patch.setattr(body, "WEIGHED_BYTES", 0)
+        patch.setattr(body, "MAX_WEIGHT", most)
+        if weight <= most:
             assert body.decode_body(raw, _Anything).value == value
             return
         with pytest.raises(InvalidRequest, match=f"more than {most} values"):
             body.decode_body(raw, _Anything)
+
+
+async def test_a_body_of_many_small_things_is_refused_before_they_are_made(served: Served) -> None:
+    raw = b'{"prompt":[' + b",".join([b"[]"] * 100_000) + b"]}"
+    assert len(raw) < body.LARGE_BYTES
+    async with served.http.post(
+        "/v1/completions", data=raw, headers={"Content-Type": "application/json"}
+    ) as reply:
+        assert reply.status == 400 and "holds more than" in await reply.text()

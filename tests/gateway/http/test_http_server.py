@@ -61,7 +61,7 @@ async def test_api_key(serve: Serve) -> None:
 
 
 async def test_body_bound(serve: Serve) -> None:
-    served = await serve(FakeGateway(max_message_bytes=10_000))
+    served = await serve(FakeGateway(max_body_bytes=10_000))
     async with served.http.post("/generate", json={"text": "x" * 20_000}) as reply:
         assert reply.status == 413
         assert "error" in await reply.json()

@@ -229,7 +229,7 @@ class Runner:
                 return Answer(custom_id, 500, error_body(error))
 
     async def _row(self, batch: Batch, line: bytes) -> Row:
-        most = self._server.config.max_message_bytes
+        most = self._server.config.max_body_bytes
         if len(line) > most:
             raise InvalidRequest(f"the row has {len(line)} bytes, at most {most} are allowed")
         row = await decode_anywhere(line, Row)
