@@ -10,9 +10,11 @@ one that does not fit its schema.
 from __future__ import annotations
 
 import argparse
+import json
 import subprocess
 import sys
 import tempfile
+import urllib.request
 
 import rootlace as rl
 from rootlace.runtime.assets import demo_model
@@ -47,7 +49,8 @@ def main() -> int:
                 *("--request-timeout", "60", "--no-color"),
             ]
         )
-        answered = rl.RuntimeEndpoint(str(runtime.url)).get_server_info()["healthy"]
+        with urllib.request.urlopen(f"{runtime.url}/server_info", timeout=60) as reply:
+            answered = json.load(reply)["healthy"]
     return done.returncode or int(not answered)
 
 
