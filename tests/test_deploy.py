@@ -187,3 +187,16 @@ def test_linters(linter: list[str]) -> None:
         pytest.skip(f"{linter[0]} is not installed")
     result = subprocess.run([found, *linter[1:]], cwd=HERE, capture_output=True, text=True)
     assert result.returncode == 0, result.stdout + result.stderr
+
+
+def test_the_unit_of_systemd_is_one(tmp_path: Path) -> None:
+    if (systemd := shutil.which("systemd-analyze")) is None:
+        pytest.skip("systemd-analyze is not installed")
+    unit = tmp_path / "rootlace.service"
+    # It looks for the program, which is not installed here.
+    unit.write_text(_unit().replace("/opt/rootlace/bin/rootlace", sys.executable))
+    result = subprocess.run(
+        [systemd, "verify", "--man=no", str(unit)], capture_output=True, text=True
+    )
+    # Wrong keys and values are only told.
+    assert result.returncode == 0 and unit.name not in result.stderr, result.stderr
