@@ -116,6 +116,16 @@ async def test_pages_are_kept_out_by_default(served: Served) -> None:
     assert not served.gateway.sessions
 
 
+async def test_where_a_key_keeps_strangers_out_no_page_reads_a_reply_either(serve: Serve) -> None:
+    served = await serve(FakeGateway(api_key="k"))
+    async with served.http.options("/generate", headers=PREFLIGHT) as reply:
+        assert reply.status == 403 and "--cors-origins" in await reply.text()
+    headers = {"Origin": "https://page.example", "Authorization": "Bearer k"}
+    async with served.http.get("/version", headers=headers) as reply:
+        assert reply.status == 200
+        assert not [name for name in reply.headers if name.startswith("Access-Control")]
+
+
 @pytest.mark.parametrize(
     "path, headers, status",
     [
@@ -158,6 +168,7 @@ async def test_pages_that_may_ask(serve: Serve, allowed: str) -> None:
     body = {"text": "a", "stream": True}
     async with served.http.post("/generate", json=body, headers=headers) as reply:
         assert reply.headers["Access-Control-Allow-Origin"] == "https://page.example"
+        assert "X-Rootlace-Cache" in reply.headers["Access-Control-Expose-Headers"]
     async with served.http.get("/health", headers={"Origin": "https://evil.example"}) as reply:
         seen = reply.headers.get("Access-Control-Allow-Origin")
         assert seen == ("https://evil.example" if allowed == "*" else None)
