@@ -262,7 +262,7 @@ class GatewayConfig:
     )
     state: str = option(
         "",
-        "Folder that keeps programs' branches, files and batches: they survive a restart.",
+        "Folder that keeps programs' branches, responses, files and batches over a restart.",
         shown="none",
     )
     cache_reports: Literal["off", "own", "all"] = option(

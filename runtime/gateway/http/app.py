@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import AsyncIterator
+from pathlib import Path
 
 from aiohttp import web
 from aiohttp.typedefs import Middleware
@@ -10,7 +12,6 @@ from aiohttp.typedefs import Middleware
 from rootlace.runtime.gateway.branches.gateway import Gateway
 from rootlace.runtime.gateway.http.access_log import AccessLogger
 from rootlace.runtime.gateway.http.auth import api_key_middleware
-from rootlace.runtime.gateway.http.batches.service import BatchService
 from rootlace.runtime.gateway.http.browsers import Pages, allow_page, pages_middleware
 from rootlace.runtime.gateway.http.cache_header import add_cache_header, cache_header_middleware
 from rootlace.runtime.gateway.http.content_type import checked
@@ -18,6 +19,7 @@ from rootlace.runtime.gateway.http.draining import drain_middleware
 from rootlace.runtime.gateway.http.endpoint import Endpoint
 from rootlace.runtime.gateway.http.endpoints import Shared, batch_service, endpoints
 from rootlace.runtime.gateway.http.errors import Handler, error_middleware
+from rootlace.runtime.gateway.http.openai.response_disk import ResponseDisk
 from rootlace.runtime.gateway.http.request_id import echo_request_id, request_id_middleware
 from rootlace.runtime.gateway.http.source import source_middleware
 from rootlace.runtime.gateway.http.unknown_paths import unknown_path_middleware
@@ -38,13 +40,11 @@ def make_app(gateway: Gateway) -> web.Application:
     Serve it with `make_runner`: without handler cancellation, a client that has disconnected is
     noticed only when something is written to it.
     """
-    service = batch_service(gateway)
-    return app_of(gateway, endpoints(gateway, Shared(service)), service)
+    shared = Shared(batch_service(gateway))
+    return app_of(gateway, endpoints(gateway, shared), shared)
 
 
-def app_of(
-    server: Gateway | Rooms, served: list[Endpoint], service: BatchService
-) -> web.Application:
+def app_of(server: Gateway | Rooms, served: list[Endpoint], shared: Shared) -> web.Application:
     """The endpoints `served`, behind everything that all of a server's have before them."""
     config = server.config
     pages = Pages.of(config)
@@ -74,7 +74,16 @@ def app_of(
         server.metrics.replied(path, response.status)
 
     app.on_response_prepare.append(add_headers)
-    app.cleanup_ctx.append(service.lifetime)
+
+    async def keep_responses(app: web.Application) -> AsyncIterator[None]:
+        disk = ResponseDisk(Path(config.state) / "responses.sqlite") if config.state else None
+        if disk is not None:
+            shared.responses.open(disk)
+        yield
+        if disk is not None:
+            disk.close()
+
+    app.cleanup_ctx.extend((shared.service.lifetime, keep_responses))
     return app
 
 

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import json
+import tempfile
+from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from rootlace.runtime.gateway.http.openai.response_disk import ResponseDisk
 from rootlace.runtime.gateway.http.openai.response_store import ResponseStore
+from rootlace.wire.errors import InvalidRequest
 from rootlace.wire.protocol import Constraint
-from tests.gateway.http.conftest import Served
+from tests.gateway.http.conftest import Serve, Served, stop
+from tests.gateway.http.fake_gateway import FakeGateway
 
 TOOL: Any = {"type": "function", "name": "f", "parameters": {"type": "object"}, "strict": False}
 SAID = '<think>hm</think>\n\nwell<tool_call>{"name":"f","arguments":{"x":1}}</tool_call>'
@@ -246,6 +253,82 @@ def test_no_key_pushes_out_anothers_responses() -> None:
     assert _has(store, "a", "alice") and _has(store, "29", "bob") and not _has(store, "0", "bob")
     store.put({"id": "b"}, (), message(3900), owner="carol")
     assert _has(store, "a", "alice") and not _has(store, "b", "carol")  # it alone is too much
+
+
+async def test_responses_outlive_the_server(serve: Serve, tmp_path: Path) -> None:
+    config = {"state": str(tmp_path / "state")}
+    before = await serve(FakeGateway(**config))
+    client = before.openai()
+    first = await client.responses.create(model="fake", input="x")
+    streamed = await client.responses.create(
+        model="fake", input="y", previous_response_id=first.id, stream=True
+    )
+    last = [event async for event in streamed][-1]
+    forgotten = await client.responses.create(model="fake", input="z")
+    await client.responses.delete(forgotten.id)
+    await stop(before)
+    after = await serve(FakeGateway(**config))
+    client = after.openai()
+    assert await client.responses.retrieve(first.id) == first
+    with pytest.raises(openai.NotFoundError):
+        await client.responses.retrieve(forgotten.id)
+    await client.responses.create(
+        model="fake",
+        input="and",
+        previous_response_id=last.response.id,  # type: ignore[union-attr]
+    )
+    said = [message["content"] for message in after.gateway.chat.last["messages"]]
+    assert said == ["x", "hello", "y", "hello", "and"]
+
+
+_ACTIONS = st.lists(
+    st.tuples(st.sampled_from("pfdr"), st.integers(0, 9), st.sampled_from(["", "bob"])), max_size=25
+)
+
+
+@settings(max_examples=15, deadline=None)
+@given(_ACTIONS)
+def test_a_disk_has_what_the_store_has(actions: list[tuple[str, int, str]]) -> None:
+    """Put, follow, delete, and restart, within bounds that forget."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "responses.sqlite"
+        disk = ResponseDisk(path)
+        store = ResponseStore(max_responses=5, max_bytes=1500)
+        store.open(disk)
+        for number, (action, which, owner) in enumerate(actions):
+            ids = sorted(store._of[owner].stored) if owner in store._of else []
+            one = ids[which % len(ids)] if ids else None
+            if action == "r":
+                before = _all(store)
+                disk.close()
+                disk = ResponseDisk(path)
+                store = ResponseStore(max_responses=5, max_bytes=1500)
+                store.open(disk)
+                assert _all(store) == before
+            elif action == "d" and one is not None:
+                store.delete(one, owner)
+            elif action in "pf":
+                known = store.get(one, owner=owner).messages if action == "f" and one else ()
+                new = [{"role": "user", "content": "x" * (20 * which + number)}]
+                store.put({"id": f"{number:03}"}, known, new, owner=owner, salt=str(which))
+        disk.close()
+        messages, responses = ResponseDisk(path).read()
+        assert set(messages) == {number for one in responses for number in one.numbers}
+
+
+def _all(store: ResponseStore) -> dict[tuple[str, str], Any]:
+    return {
+        (owner, name): (dict(one.response), one.messages, one.salt, own.nbytes)
+        for owner, own in store._of.items()
+        for name, one in own.stored.items()
+    }
+
+
+def test_a_file_that_is_none_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "responses.sqlite"
+    path.write_bytes(b"no database, but long enough to be taken for one" * 100)
+    with pytest.raises(InvalidRequest, match=r"responses\.sqlite cannot keep responses"):
+        ResponseDisk(path)
 
 
 def _has(store: ResponseStore, response_id: str, owner: str = "") -> bool:

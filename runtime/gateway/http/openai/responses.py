@@ -131,7 +131,9 @@ class Responses:
         if body.stream:
             return await stream_events(request, self._stream(asked), NAMED_EVENTS)
         ended, (answer,) = await self._chats.run(asked.prepared)
-        return json_response(self._ended(asked, blocks_of(answer), ended))
+        response = self._ended(asked, blocks_of(answer), ended)
+        await self._store.flush()
+        return json_response(response)
 
     async def get(self, request: web.Request) -> web.Response:
         return json_response(self._store.get(request.match_info["id"], owner=owner()).response)
@@ -139,6 +141,7 @@ class Responses:
     async def delete(self, request: web.Request) -> web.Response:
         response_id = request.match_info["id"]
         self._store.delete(response_id, owner())
+        await self._store.flush()
         return json_response(Deleted(response_id, "response"))
 
     async def _parse(self, body: ResponsesBody) -> _Request:
@@ -211,6 +214,7 @@ class Responses:
                         continue
                     last = changed(blocks.finish())
                     whole = self._ended(asked, written, event)
+                    await self._store.flush()
                     for one in last:
                         yield one
                     yield numbered({"type": f"response.{whole['status']}", "response": whole})
