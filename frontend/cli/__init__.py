@@ -32,6 +32,6 @@ def _tell(error: Any) -> None:
 
     context = getattr(error, "ctx", None)
     command = context.command_path if context is not None else "rootlace"
-    said = " ".join(error.format_message().split())
+    said = " ".join(error.format_message().split()).replace(": Value error, ", ": ")
     typer.secho("error: ", fg=typer.colors.RED, bold=True, nl=False, err=True)
     typer.echo(f"{said.rstrip('.')} ({command} --help lists what there is)", err=True)

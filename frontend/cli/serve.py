@@ -57,7 +57,8 @@ def serve(
     ] = None,
     **options: Any,
 ) -> None:
-    """Serve a model to HTTP clients (OpenAI's and sglang's interfaces) and to programs.
+    """Serve a model to programs and to HTTP clients (OpenAI's, Anthropic's, Ollama's and
+    sglang's interfaces).
 
     Of several models, requests choose one by its name (`model`), the first if they name none; each
     has an engine process with these options.

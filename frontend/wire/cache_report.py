@@ -70,11 +70,13 @@ def describe(report: CacheReport) -> str:
         if report.reason == "expired":
             why = "when their time to live was over"
         elif report.reason == "evicted":
-            why = f"to make room for another {'program' if report.lost_to else 'request'}"
+            whom = f"the program {report.lost_to}" if report.lost_to else "another request"
+            why = f"to make room for {whom}"
         return f"{cached}; {report.lost:,} more had been until {ago}, and were given up {why}."
     if report.reason == "scored":
         return f"{cached}; the others were computed because the prompt's own figures were wanted."
-    at = f"Behind {report.before!r} the prompt goes on with {report.goes_on!r}"
+    at = f"Behind {report.before!r} the prompt goes on" if matched else "The prompt begins"
+    at += f" with {report.goes_on!r}"
     if report.reason == "differs":
         others = report.continuations - 1
         more = f" (and {others} other continuations)" if others else ""

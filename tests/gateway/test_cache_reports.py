@@ -199,7 +199,8 @@ def test_reports_in_words() -> None:
     assert "12 more had been until 3.5 s ago" in describe(
         CacheReport(5, 99, "evicted", lost=12, lost_seconds=3.5)
     )
-    assert "for another program" in describe(CacheReport(5, 99, "evicted", lost=1, lost_to="p"))
+    assert "for another request" in describe(CacheReport(5, 99, "evicted", lost=1))
+    assert "for the program p." in describe(CacheReport(5, 99, "evicted", lost=1, lost_to="p"))
     assert "flushed" in describe(CacheReport(5, 99, "flushed", lost=1))
     assert describe(CacheReport(5, 99, "new", saved_seconds=0.25)) == (
         "5 of 99 tokens were cached, which saved about 0.25 s; the 94 behind them are new."
@@ -210,6 +211,10 @@ def test_reports_in_words() -> None:
     assert describe(differs) == (
         "5 of 9 tokens were cached. Behind 'at ' the prompt goes on with '10:31', where the cache "
         "has '10:30' (and 2 other continuations)."
+    )
+    first = CacheReport(0, 9, "differs", goes_on="Hi", cached_instead="No", continuations=1)
+    assert describe(first) == (
+        "0 of 9 tokens were cached. The prompt begins with 'Hi', where the cache has 'No'."
     )
     assert "own figures" in describe(CacheReport(0, 9, "scored"))
     assert "another namespace" in describe(CacheReport(0, 9, "namespace", elsewhere=7))

@@ -35,6 +35,7 @@ CASES: dict[str, tuple[Callable[[Path], object], str, list[str]]] = {
     "a long name": (touch(), "x" * 5000, ["it cannot be looked up: File name too long"]),
     "empty": (touch(), ".", ["no config.json"]),
     "path like a hub name": (touch("models/a.txt"), "models/b", ["there is no such folder"]),
+    "below the root": (touch(), "/nowhere", ["(a model of the Hugging Face hub is named as in"]),
     "no gguf": (touch(), "no/model.gguf", ["no such file"]),
     "folder of gguf": (touch("model.gguf"), ".", ["no config.json", "GGUF files: model.gguf"]),
     "gguf with config": (touch("a.gguf", "config.json"), ".", ["no safetensors", "a.gguf"]),

@@ -30,7 +30,7 @@ const FIGURES = [
   },
   {
     name: "Blocks in use, %",
-    legend: "with what is cached, dashed: needed now",
+    legend: "cached or needed, dashed: needed",
     of: (a, b) => [(100 * (b.blocks_total - b.blocks_free)) / b.blocks_total, (100 * b.blocks_used) / b.blocks_total],
   },
 ];
@@ -95,7 +95,11 @@ class Chart {
     const caption = document.createElement("figcaption");
     const name = document.createElement("span");
     name.textContent = figure.name;
-    if (figure.legend) name.title = figure.legend;
+    if (figure.legend) {
+      const legend = document.createElement("small");
+      legend.textContent = ` ${figure.legend}`;
+      name.append(legend);
+    }
     this.now = document.createElement("b");
     caption.append(name, this.now);
     const make = (tag) => document.createElementNS("http://www.w3.org/2000/svg", tag);

@@ -1,6 +1,6 @@
 // The playground: a conversation or a completion, constrained where asked, token by token.
 
-import { events } from "./api.js";
+import { events, hasKey } from "./api.js";
 
 const $ = (id) => document.getElementById(id);
 
@@ -274,6 +274,7 @@ class Answer {
   finish() {
     const end = performance.now();
     const said = [this.turn.facts.textContent];
+    const explained = [];
     if (this.first) said.push(`first token ${((this.first - this.begun) / 1000).toFixed(2)} s`);
     if (this.usage) {
       const { prompt_tokens, completion_tokens, prompt_tokens_details, completion_tokens_details } = this.usage;
@@ -283,12 +284,12 @@ class Answer {
       const rate = (1000 * completion_tokens) / Math.max(end - this.begun, 1);
       said.push(`${rate.toFixed(1)} tokens/s`);
       for (const report of this.usage.cache_reports ?? []) {
-        said.push(`\n${report.says}`);
-        if (report.advice) said.push(`\n${report.advice}`);
+        explained.push(report.says);
+        if (report.advice) explained.push(report.advice);
       }
     }
     this.turn.facts.style.whiteSpace = "pre-wrap";
-    this.turn.facts.textContent = said.filter(Boolean).join(" · ");
+    this.turn.facts.textContent = [said.filter(Boolean).join(" · "), ...explained].join("\n");
   }
 }
 
@@ -330,7 +331,8 @@ function unhover() {
 
 function asCurl(url, body) {
   const data = JSON.stringify(body, null, 1).replaceAll("'", "'\\''");
-  return `curl ${url} -H 'Content-Type: application/json' -d '${data}'\n`;
+  const key = hasKey() ? ' -H "Authorization: Bearer $API_KEY"' : "";
+  return `curl ${url} -H 'Content-Type: application/json'${key} -d '${data}'\n`;
 }
 
 function asPython(url, body) {
@@ -343,8 +345,9 @@ function asPython(url, body) {
   const answer = body.messages ? "message.content" : "text";
   const base = new URL(url);
   base.pathname = base.pathname.replace(/v1\/.*$/, "v1");
+  const [first, key] = hasKey() ? ["import os\n\n", 'os.environ["API_KEY"]'] : ["", '"none"'];
   return (
-    `from openai import OpenAI\n\nclient = OpenAI(base_url=${python(base.href)}, api_key="none")\n` +
+    `${first}from openai import OpenAI\n\nclient = OpenAI(base_url=${python(base.href)}, api_key=${key})\n` +
     `reply = client.${call}.create(\n${lines.join("\n")}\n)\nprint(reply.choices[0].${answer})\n`
   );
 }

@@ -277,11 +277,11 @@ export class TreeView {
     }
     const said = [
       `tokens ${node.start.toLocaleString()} to ${node.end.toLocaleString()}`,
-      `${node.blocks ?? 0} blocks`,
-      `${node.children ?? 0} continuations`,
-      `used ${node.uses ?? 0} times, ${(node.idle_seconds ?? 0).toFixed(0)} s ago`,
+      counted(node.blocks, "block"),
+      counted(node.children, "continuation"),
+      `used ${counted(node.uses, "time")}, ${(node.idle_seconds ?? 0).toFixed(0)} s ago`,
     ];
-    if (node.requests?.length) said.push(`held by ${node.requests.length} running requests`);
+    if (node.requests?.length) said.push(`held by ${counted(node.requests.length, "running request")}`);
     if (node.programs?.length) said.push(`programs ${node.programs.join(", ")}`);
     if (node.namespace) said.push(`cache salt ${node.namespace}`);
     if (node.adapter) said.push(`adapter ${node.adapter}`);
@@ -289,6 +289,8 @@ export class TreeView {
     $("node").textContent = `${said.join(" · ")}\n\n${text}`;
   }
 }
+
+const counted = (count = 0, what) => `${count} ${what}${count === 1 ? "" : "s"}`;
 
 /** Warm for what was used just now, cold for what was not used for minutes. */
 function heat(seconds, dark) {

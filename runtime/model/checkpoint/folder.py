@@ -122,7 +122,7 @@ def _not_a_folder(given: str | Path, path: Path) -> UnsupportedModel:
         return _refusal(given, "there is no such file")
     if path.is_file():
         return _refusal(given, f"a file; name the folder it is in, {path.parent}")
-    if str(given).count("/") == 1 and path.parent.is_dir():
+    if str(given).count("/") == 1 and not path.is_absolute() and path.parent.is_dir():
         return _refusal(
             given,
             "there is no such folder; it is not looked up on the Hugging Face hub because there "
