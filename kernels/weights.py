@@ -223,6 +223,37 @@ def rows_of(weight: Dense | Quantised, rows: torch.Tensor) -> Dense | Quantised:
     return replace(weight, **chosen)  # type: ignore[arg-type]
 
 
+def columns_of(weight: Dense | Quantised, columns: range) -> Dense | Quantised:
+    """The inputs of these numbers, which are consecutive. Raises ValueError where codes have no
+    scales of their own there, or are in another order than the inputs."""
+    start, stop = columns.start, columns.stop
+    if isinstance(weight, Dense):
+        return replace(weight, matrix=weight.matrix[:, start:stop].contiguous())
+    if weight.order is not None:
+        raise ValueError("its columns are not in the order of the inputs")
+    in_byte, group = CODES[weight.scheme.codes].in_byte, weight.group
+    if weight.scheme.group is None:
+        group, groups = in_byte, slice(None)  # of the one scale of all
+    else:
+        groups = slice(start // group, stop // group)
+    if start % group or stop % group:
+        raise ValueError(f"inputs {start} to {stop} are not whole groups of {group}")
+    parts: dict[str, torch.Tensor] = {
+        "values": _bytes(weight.values)[:, start // in_byte : stop // in_byte]
+    }
+    for name, unit in (("scales", "units"), ("offsets", "offset_units")):
+        scales, units = getattr(weight, name), getattr(weight, unit)
+        if scales is not None:
+            parts[name] = scales[:, groups]
+        if units is not None:  # which become those of one group each
+            repeated = units.repeat_interleave(scales.shape[1] // units.shape[1], dim=1)
+            parts[unit] = repeated[:, groups]
+    there = {
+        name: part.contiguous().view(getattr(weight, name).dtype) for name, part in parts.items()
+    }
+    return replace(weight, **there)  # type: ignore[arg-type]
+
+
 def _joined(one: Dense | Quantised, other: Dense | Quantised) -> Dense | Quantised | None:
     """Both, as one weight of their type; None where they differ in type, scheme or order."""
     if isinstance(one, Dense) or isinstance(other, Dense):

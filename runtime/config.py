@@ -91,7 +91,12 @@ class ExecutorConfig:
         "auto", "Weights and KV cache; auto is as stored."
     )
     device: str = option("auto", "auto, cpu, cuda or cuda:N.")
-    threads: Positive | None = option(None, "CPU threads of the engine.")
+    tensor_parallel: Positive = option(
+        1,
+        "Processes that divide each layer of the model; on GPUs each has one.",
+        aliases=("tp_size",),
+    )
+    threads: Positive | None = option(None, "CPU threads of the engine, of all its ranks together.")
     context_length: Positive | None = option(
         None, "Context window; by default the model's, with longrope the original one."
     )

@@ -157,6 +157,17 @@ MAY_IMPORT: dict[str, set[str]] = {
         "rootlace.runtime.contracts",
         "rootlace.kernels",
     },
+    # The ranks of a model are processes.
+    "rootlace.runtime.model.parallel": {
+        "rootlace.wire",
+        "rootlace.runtime.config",
+        "rootlace.runtime.logs",
+        "rootlace.runtime.processes",
+        "rootlace.runtime.contracts",
+        "rootlace.runtime.model",
+        "rootlace.kernels",
+    },
+    "rootlace.runtime.model.parallel.shard": {"rootlace.runtime.model.families"},
     # A model is judged before anything heavy is imported.
     "rootlace.runtime.model.families": {"rootlace.wire"},
     "rootlace.runtime.model.checkpoint.config": {
@@ -251,6 +262,8 @@ MUST_NOT_IMPORT: dict[str, set[str]] = {
     "rootlace.runtime.simulation": HEAVY | SERVING | {"zmq"},
     "rootlace.runtime.constrained": HEAVY | {"aiohttp"},
     "rootlace.runtime.model": {"aiohttp", "transformers", "zmq"},
+    "rootlace.runtime.model.parallel": {"aiohttp", "transformers", "zmq"},
+    "rootlace.runtime.model.parallel.shard": HEAVY | SERVING | {"numpy"},
     "rootlace.runtime.model.families": HEAVY | SERVING | {"numpy"},
     "rootlace.runtime.model.foreign": {"aiohttp", "zmq"},
     "rootlace.runtime.model.foreign.installed": HEAVY | SERVING | {"numpy"},

@@ -24,6 +24,7 @@ from rootlace.runtime.model.decoder.torch_decoder import Decoder
 from rootlace.runtime.model.executor.runner import ModelRunner
 from rootlace.wire.protocol import SamplingParams
 from tests.model.checkpoints import SHAPE, configs, reference, reference_logprobs, save
+from tests.model.parallel.local_ranks import divided_logprobs
 from tests.model.plans import Blocks, Row, Work, make_plan
 from tests.native import skip_without
 
@@ -114,6 +115,13 @@ def test_prefill_then_decode(model: Model) -> None:
         row.token_ids.append(int(scored.token_ids[0]))
         scored = runner.run(make_plan([Work(row, params=ALL)]))
         model.check(row.token_ids, scored.scores[0])
+
+
+def test_divided_among_two_ranks(saved: Model) -> None:
+    """Shards that the spec says, of whose parts the sums are taken."""
+    token_ids = tokens(23)
+    found = divided_logprobs(ModelConfig.read(saved.folder), 2, token_ids, cut=9)
+    assert np.abs(found.numpy() - saved.logprobs(token_ids)).max() < TOLERANCE
 
 
 def test_ragged_batch_of_prefill_chunks_and_decode_rows(model: Model) -> None:

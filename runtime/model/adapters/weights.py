@@ -15,6 +15,7 @@ from rootlace.runtime.model.checkpoint.weights import (
     row_order,
 )
 from rootlace.runtime.model.families.spec import ModelSpec, WeightNames
+from rootlace.runtime.model.parallel.shard import Shard
 
 CHANGED = ("qkv", "q_up", "output", "gate_up", "down")
 """The products of a layer that adapters may change, by their fields of `LayerWeights`: not those of
@@ -78,6 +79,21 @@ def load_adapter(
     if not expected:
         raise config.refuse(f"target_modules {config.chosen!r} names no product of a layer")
     return Adapter(config.name, layers)
+
+
+def share_of(adapter: Adapter, shard: Shard) -> Adapter:
+    """What one of several ranks adds to its part of the products."""
+
+    def part(name: str, whole: LowRank) -> LowRank:
+        columns, rows = (
+            shard.columns(name, whole.a.shape[1]),
+            shard.rows(name, len(whole.b)),
+        )
+        a = whole.a if columns is None else whole.a[:, columns.start : columns.stop].contiguous()
+        return LowRank(a, whole.b if rows is None else whole.b[torch.tensor(rows)])
+
+    layers = [{name: part(name, one) for name, one in layer.items()} for layer in adapter.layers]
+    return Adapter(adapter.name, layers)
 
 
 def _changed(spec: ModelSpec, index: int, name: str) -> bool:

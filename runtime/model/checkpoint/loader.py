@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from rootlace.kernels import Dense, Weight
+from rootlace.kernels import Dense, Quantised
+from rootlace.kernels.weights import rows_of
 from rootlace.runtime.model.checkpoint.config import ModelConfig
 from rootlace.runtime.model.checkpoint.expected import FLOATS, Expected
 from rootlace.runtime.model.checkpoint.files import Checkpoint
@@ -25,6 +26,7 @@ from rootlace.runtime.model.checkpoint.weights import (
     layer_parts,
 )
 from rootlace.runtime.model.families.spec import ModelSpec, WeightNames
+from rootlace.runtime.model.parallel.shard import Shard
 
 Progress = Callable[[str, float], None]
 LoadWeights = Callable[[ModelConfig, torch.dtype, torch.device, Progress | None], ModelWeights]
@@ -46,8 +48,10 @@ def load_weights(
     dtype: torch.dtype,
     device: torch.device,
     progress: Progress | None = None,
+    shard: Shard | None = None,
 ) -> ModelWeights:
-    """The weights in `dtype`; layers are read whenever they are asked for (see `resident`).
+    """The weights in `dtype`; layers are read whenever they are asked for (see `resident`). With a
+    `shard`, of layers and head what this rank has.
 
     What is one tensor in the checkpoint too, of this type, and needed in main memory, is the mapped
     file itself. Quantised weights stay quantised. Strict: raises `UnsupportedModel` naming the file
@@ -59,7 +63,7 @@ def load_weights(
     embedding_module, head_module = opened.embedding, opened.head
     _log(opened)
     report = progress or _silent
-    reader = Reader(checkpoint, storage, dtype, device)
+    reader = Reader(checkpoint, storage, dtype, device, shard)
     report("embedding", 0.0)
     ends = (spec.vocab_size, spec.hidden_size)
     quantised = embedding_stored = None
@@ -79,7 +83,7 @@ def load_weights(
     positions = None
     if spec.learned_positions:
         positions = reader.read([f"{spec.names.positions}.weight"])[spec.skipped_positions :]
-    head: Weight | None
+    head: Dense | Quantised | None
     if spec.labels == 0:
         head = None
     elif head_module == embedding_module:
@@ -88,6 +92,8 @@ def load_weights(
         head = Dense(reader.mapped(f"{head_module}.weight"))
     else:
         head = reader.module(head_module, spec.head_rows, spec.hidden_size, biased=False)
+    if shard is not None and spec.labels is None and head is not None:
+        head = _own_head(head, shard.vocabulary)
 
     def release() -> None:
         # The tensors of a quantised head were let go of when they had been read.
@@ -111,6 +117,14 @@ def load_weights(
         embedding_stored=embedding_stored,
         release=release,
     )
+
+
+def _own_head(head: Dense | Quantised, rows: range) -> Dense | Quantised:
+    """The part of a head that makes the logits of these tokens; of what is tied to the embedding,
+    or mapped, a view."""
+    if isinstance(head, Dense):
+        return Dense(head.matrix[rows.start : rows.stop])
+    return rows_of(head, torch.arange(rows.start, rows.stop, device=head.values.device))
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterable, Mapping
-from dataclasses import fields, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
@@ -13,7 +13,7 @@ import torch
 from rootlace.kernels import Dense, Quantised, Weight
 from rootlace.kernels.native.memory import mapped
 from rootlace.kernels.reference.linear import AT_ONCE, dequantise
-from rootlace.kernels.weights import rows_of, stacked
+from rootlace.kernels.weights import columns_of, rows_of, stacked
 from rootlace.runtime.model.checkpoint.expected import FLOATS, Shape
 from rootlace.runtime.model.checkpoint.files import Checkpoint
 from rootlace.runtime.model.checkpoint.quantised.reading import alike, read_weight
@@ -29,8 +29,27 @@ from rootlace.runtime.model.checkpoint.weights import (
     row_order,
 )
 from rootlace.runtime.model.families.spec import ModelSpec
+from rootlace.runtime.model.parallel.shard import Shard
 
 OWN_MAPPING = 4 << 20
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What is wanted of a part: its `rows`, by their places in the file, and its `columns` (None:
+    all, as they are), and its `bias`."""
+
+    rows: Sequence[int] | None
+    columns: range | None
+    bias: bool
+
+    def of(self, start: int, count: int) -> list[int] | None:
+        """The rows of the module whose `count` rows begin at `start`, by their places in it. None:
+        all, as they are."""
+        if self.rows is None:
+            return None
+        own = range(start, start + count)
+        return [row - start for row in self.rows if row in own]
 
 
 class Reader:
@@ -42,7 +61,10 @@ class Reader:
         storage: Storage,
         dtype: torch.dtype,
         device: torch.device,
+        shard: Shard | None = None,
     ) -> None:
+        """`shard`: layers have what this rank has of them."""
+        self._shard = shard
         self._checkpoint = checkpoint
         self._storage = storage
         self._dtype = dtype
@@ -71,12 +93,15 @@ class Reader:
         *,
         transposed: bool = False,
         dtype: torch.dtype | None = None,
+        share: Wanted | None = None,
     ) -> torch.Tensor:
         """The named weights, stacked along their rows, in memory of their own; `dtype` None: that
-        of all weights."""
+        of all weights. `share`: what is wanted of them, of which alone the file is read."""
         parts = {name: self._checkpoint.tensor(name) for name in names}
         if transposed:
             parts = {name: part.t() for name, part in parts.items()}
+        if share is not None:
+            parts = _taken(parts, share)
         rows = sum(len(part) for part in parts.values())
         shape = (rows, *next(iter(parts.values())).shape[1:])
         whole = _empty(shape, dtype or self._dtype, self._device)
@@ -95,9 +120,9 @@ class Reader:
         if "k_up" in parts:
             found["kv_up"] = self._both_up(parts.pop("k_up"), parts.pop("v_up"))
         for name, part in parts.items():
-            order = row_order(spec, name)
+            wanted = self._wanted(spec, name, part)
             if part.columns is not None:
-                product = self._product(part, part.columns, order)
+                product = self._product(part, part.columns, wanted)
                 if name in DENSE and isinstance(product, Quantised):
                     product = Dense(self.dense(product), product.bias)
                 found[name] = product
@@ -105,7 +130,8 @@ class Reader:
             if name == "correction":
                 found[name] = self.read(part.weights(), dtype=torch.float32)
                 continue
-            found[name] = _ordered(self.norm(part.weights(), spec.norm.offset), order)
+            norm = self.norm(part.weights(), spec.norm.offset)
+            found[name] = _ordered(norm, wanted.rows)
             if part.bias:
                 norm_biases[name] = self.read(part.biases())
         layer = layer_of(found, norm_biases)
@@ -114,21 +140,57 @@ class Reader:
         read = functools.partial(self._expert, spec, of_experts)
         return replace(layer, experts=OnDemand(spec.experts.count, read))
 
-    def _product(self, part: Part, columns: int, order: list[int] | None) -> Weight:
+    def _wanted(self, spec: ModelSpec, name: str, part: Part) -> Wanted:
+        """Of a part of a layer, of which a rank has a share."""
+        order = row_order(spec, name)
+        if self._shard is None:
+            return Wanted(order, None, bias=True)
+        rows = self._shard.rows(name, sum(part.rows))
+        columns = None
+        if part.columns is not None:
+            columns = self._shard.columns(name, part.columns)
+        if order is not None and rows is not None:
+            order = [order[row] for row in rows]
+        return Wanted(rows if order is None else order, columns, self._shard.adds_bias(name))
+
+    def _product(self, part: Part, columns: int, wanted: Wanted) -> Weight:
         """A part's modules, joined."""
         if all(self._storage.layout(module) is None for module in part.modules):
-            bias = _ordered(self.read(part.biases()), order) if part.bias else None
-            matrix = self.read(part.weights(), transposed=part.transposed).view(-1, columns)
-            return Dense(_ordered(matrix, order), bias)
+            return self._dense_product(part, columns, wanted)
         found, start = [], 0
         for module, rows in zip(part.modules, part.rows, strict=True):
             weight = self.module(module, rows, columns, biased=part.bias)
-            if order is not None:  # which never takes a row to another module
-                own = torch.tensor(order[start : start + rows], device=self._device) - start
-                weight = rows_of(weight, own)
-            found.append(weight)
+            found.append(self._share(weight, module, wanted, start, rows))
             start += rows
         return stacked(alike(found))
+
+    def _dense_product(self, part: Part, columns: int, wanted: Wanted) -> Dense:
+        biased = part.bias and wanted.bias
+        if self._shard is None:
+            bias = _ordered(self.read(part.biases()), wanted.rows) if biased else None
+            matrix = self.read(part.weights(), transposed=part.transposed).view(-1, columns)
+            return Dense(_ordered(matrix, wanted.rows), bias)
+        matrix = self.read(part.weights(), transposed=part.transposed, share=wanted)
+        width = columns if wanted.columns is None else len(wanted.columns)
+        rows = replace(wanted, columns=None)
+        bias = self.read(part.biases(), share=rows) if biased else None
+        return Dense(matrix.view(-1, width), bias)
+
+    def _share(
+        self, weight: Dense | Quantised, module: str, wanted: Wanted, start: int, rows: int
+    ) -> Dense | Quantised:
+        """What is wanted of a module's weight, whose rows begin at `start` of its part."""
+        if wanted.rows is not None:  # none of which is in another module than its neighbours
+            own = wanted.of(start, rows)
+            weight = rows_of(weight, torch.tensor(own, device=self._device))
+        if wanted.columns is not None:
+            try:
+                weight = columns_of(weight, wanted.columns)
+            except ValueError as error:
+                raise self._storage.refusal(
+                    f"{module} cannot be divided among the ranks of tensor_parallel: {error}"
+                ) from error
+        return weight if wanted.bias else replace(weight, bias=None)
 
     def _expert(self, spec: ModelSpec, parts: Mapping[str, Part], index: int) -> ExpertWeights:
         """One expert; `parts` are those of all experts, or of stacks of them."""
@@ -136,21 +198,19 @@ class Reader:
         def product(which: str) -> Weight:
             stack, own = f"experts.{which}", f"experts.{index}.{which}"
             name = stack if stack in parts else own
-            part, order = parts[name], row_order(spec, name)
+            part, wanted = parts[name], self._wanted(spec, name, parts[name])
             assert part.columns is not None
             if part.count is None:
-                return self._product(part, part.columns, order)
-            return self._of_stack(part, part.columns, part.count, order, index)
+                return self._product(part, part.columns, wanted)
+            return self._of_stack(part, part.columns, part.count, wanted, index)
 
         return ExpertWeights(product("gate_up"), product("down"))
 
-    def _of_stack(
-        self, part: Part, columns: int, count: int, order: list[int] | None, index: int
-    ) -> Weight:
+    def _of_stack(self, part: Part, columns: int, count: int, wanted: Wanted, index: int) -> Weight:
         """The weight of one expert, of modules that have a part of each one's. Behind the last
         expert they are let go of."""
         found: list[Dense | Quantised] = []
-        biases = [*part.biases()]
+        biases, start = [*part.biases()], 0
         for at, (module, rows) in enumerate(zip(part.modules, part.rows, strict=True)):
             layout = self._storage.layout(module)
             names = {module if part.bare else f"{module}.weight": FLOATS}
@@ -165,23 +225,23 @@ class Reader:
             if layout is None:
                 (matrix,) = own.values()
                 matrix = matrix.t() if part.transposed else matrix
-                found.append(Dense(self._copied(matrix), bias))
+                weight: Dense | Quantised = Dense(self._copied(matrix), bias)
             else:
-                weight = read_weight(layout, own, rows, columns)
-                found.append(_placed(replace(weight, bias=bias), self._device))
+                read = read_weight(layout, own, rows, columns)
+                weight = _placed(replace(read, bias=bias), self._device)
+            found.append(self._share(weight, module, wanted, start, rows))
+            start += rows
             if index == count - 1:
                 for name in names:
                     self._checkpoint.release(name)
-        if order is not None:  # of one module
-            found = [rows_of(found[0], torch.tensor(order, device=self._device))]
         return stacked(alike(found))
 
     def _both_up(self, keys: Part, values: Part) -> Dense:
         """`kv_up` of latent attention, head by head of these (`WeightNames`)."""
-        found = []
-        for head in range(keys.count or 0):
+        found, whole = [], Wanted(None, None, bias=True)
+        for head in range(keys.count or 0) if self._shard is None else self._shard.heads:
             k, v = (
-                self.dense(self._of_stack(part, part.columns or 0, part.count or 0, None, head))
+                self.dense(self._of_stack(part, part.columns or 0, part.count or 0, whole, head))
                 for part in (keys, values)
             )
             found += [k.t(), v]
@@ -237,10 +297,28 @@ def _empty(shape: Shape, dtype: torch.dtype, device: torch.device) -> torch.Tens
     return mapped(size).view(dtype).view(shape)
 
 
-def _ordered(rows: torch.Tensor, order: list[int] | None) -> torch.Tensor:
+def _taken(parts: Mapping[str, torch.Tensor], wanted: Wanted) -> dict[str, torch.Tensor]:
+    """What is wanted of tensors that are stacked along their rows, one of which is copied at a time
+    where its rows are picked."""
+    found, start = {}, 0
+    for name, part in parts.items():
+        rows, count = wanted.of(start, len(part)), len(part)
+        start += count
+        if wanted.columns is not None:
+            part = part[:, wanted.columns.start : wanted.columns.stop]
+        if rows is not None:
+            consecutive = rows == [*range(rows[0], rows[0] + len(rows))] if rows else True
+            first = rows[0] if rows else 0
+            picked = part[first : first + len(rows)]
+            part = picked if consecutive else part[torch.tensor(rows)]
+        found[name] = part
+    return found
+
+
+def _ordered(rows: torch.Tensor, order: Sequence[int] | None) -> torch.Tensor:
     if order is None:
         return rows
-    ordered = _empty(tuple(rows.shape), rows.dtype, rows.device)
+    ordered = _empty((len(order), *rows.shape[1:]), rows.dtype, rows.device)
     return torch.index_select(rows, 0, torch.tensor(order, device=rows.device), out=ordered)
 
 

@@ -56,3 +56,18 @@ class StepDecoder(Protocol):
     def write_logits(self, hidden: torch.Tensor, out: torch.Tensor) -> None:
         """hidden [N, H] -> out [N, V], in the model's dtype; left as it is by a model that has no
         logits of tokens."""
+
+
+class Ranks(Protocol):
+    """The processes that a model is divided among (`parallel`). All of them call the same methods
+    in the same order, with tensors of the same shapes."""
+
+    def summed(self, part: torch.Tensor) -> torch.Tensor:
+        """The sum of all ranks' parts, of the same bits on every rank."""
+
+    def first(self, tensor: torch.Tensor) -> torch.Tensor:
+        """That of rank 0."""
+
+    @property
+    def count(self) -> int:
+        """How many there are."""

@@ -9,6 +9,7 @@ import torch
 from rootlace.kernels import KernelSet, Weight
 from rootlace.kernels.interface import GatedActivation
 from rootlace.runtime.model.checkpoint.weights import ExpertWeights, LayerWeights
+from rootlace.runtime.model.decoder.interface import Ranks
 from rootlace.runtime.model.families.spec import Experts
 
 Mlp = Callable[[torch.Tensor, Weight, Weight], torch.Tensor]
@@ -21,9 +22,17 @@ class Mixture:
     """The MLPs of a layer with experts. What a token gets depends on no other token, as far as the
     products do not."""
 
-    def __init__(self, experts: Experts, kernels: KernelSet, activate: GatedActivation) -> None:
-        """`activate` is that of MLPs whose activation is not clamped."""
+    def __init__(
+        self,
+        experts: Experts,
+        kernels: KernelSet,
+        activate: GatedActivation,
+        ranks: Ranks | None = None,
+    ) -> None:
+        """`activate` is that of MLPs whose activation is not clamped. `ranks`: where the MLPs are a
+        rank's part of them, all of these."""
         self._experts = experts
+        self._ranks = ranks
         self._linear = kernels.linear
         self._activate = activate
         if experts.clamp is not None:
@@ -31,9 +40,12 @@ class Mixture:
             self._activate = lambda gate_up: kernels.clamped_mul(gate_up, alpha, limit)
 
     def __call__(self, x: torch.Tensor, layer: LayerWeights) -> torch.Tensor:
-        """x [T, H] -> [T, H]."""
+        """x [T, H] -> [T, H], of one rank its part of the sum."""
         assert layer.router is not None
-        found = choose(self._linear(x, layer.router), self._experts, layer.correction)
+        scores = self._linear(x, layer.router)
+        if self._ranks is not None:  # a last bit may decide who is chosen, for all ranks alike
+            scores = self._ranks.first(scores)
+        found = choose(scores, self._experts, layer.correction)
         out = added_up(x, found, layer.experts, self._mlp)
         if not self._experts.shared_size:
             return out

@@ -16,7 +16,7 @@ from rootlace.kernels.interface import KVScaling
 from rootlace.kernels.weights import unknown_kind
 from rootlace.runtime.model.adapters.weights import Adapter
 from rootlace.runtime.model.checkpoint.weights import LayerWeights, ModelWeights
-from rootlace.runtime.model.decoder.interface import StepInput
+from rootlace.runtime.model.decoder.interface import Ranks, StepInput
 from rootlace.runtime.model.decoder.latent import LatentAttention
 from rootlace.runtime.model.decoder.mixture import Mixture
 from rootlace.runtime.model.families import support
@@ -111,9 +111,11 @@ class Decoder:
         kernels: KernelSet,
         scales: Sequence[KVScaling] | None = None,
         adapters: Sequence[Adapter] = (),
+        ranks: Ranks | None = None,
     ) -> None:
         """`scales`: per layer, of a cache that is stored in few bits. `adapters`: those that a
-        step's `AdaptedRows` may name.
+        step's `AdaptedRows` may name. `ranks`: where spec and weights are one rank's (`Shard.own`),
+        all of them; logits are then those of its part of the vocabulary.
 
         Raises `UnsupportedModel` for a model that is not to be computed exactly: by this decoder,
         or because the kernels do not multiply by its kind of weights.
@@ -128,6 +130,7 @@ class Decoder:
         self._weights = weights
         self._kernels = kernels
         self._adapters = adapters
+        self._ranks = ranks
         self._scales: Sequence[KVScaling | None] = scales or [None] * spec.num_layers
         if spec.mlp.gated:
             activations = {"silu": kernels.silu_mul, "gelu_tanh": kernels.gelu_mul}
@@ -139,7 +142,7 @@ class Decoder:
             self._latent = LatentAttention(spec.attention, spec.attention.latent, kernels)
         self._experts: Mixture | None = None
         if spec.experts is not None:
-            self._experts = Mixture(spec.experts, kernels, self._activate)
+            self._experts = Mixture(spec.experts, kernels, self._activate, ranks)
         multiplier = spec.embedding_multiplier
         if spec.rounded_multiplier:
             multiplier = torch.tensor(multiplier, dtype=weights.embedding.dtype).item()
@@ -180,7 +183,7 @@ class Decoder:
                 residual = residual.index_select(0, step.wanted)
                 x = x.index_select(0, step.wanted) if spec.parallel else x
                 groups = [(one.adapter, one.wanted) for one in step.adapted]
-            out = self._product(attended, layer, index, "output", groups)
+            out = self._summed(self._product(attended, layer, index, "output", groups))
             out = _scaled(out, spec.residual_multiplier)
             if spec.parallel:
                 post_norm = layer.norm("post_norm")
@@ -205,7 +208,10 @@ class Decoder:
         else:
             inner = self._activate(self._product(x, layer, index, "gate_up", groups))
             out = self._product(inner, layer, index, "down", groups)
-        return _scaled(out, self._spec.residual_multiplier)
+        return _scaled(self._summed(out), self._spec.residual_multiplier)
+
+    def _summed(self, part: torch.Tensor) -> torch.Tensor:
+        return part if self._ranks is None else self._ranks.summed(part)
 
     def _product(
         self, x: torch.Tensor, layer: LayerWeights, index: int, name: str, groups: Groups
@@ -301,8 +307,7 @@ class Decoder:
         q_norm, k_norm = layer.q_norm, layer.k_norm
         if spec.attention.joint_norm and q_norm is not None and k_norm is not None:
             q, k, v = qkv.split((len(q_norm), len(k_norm), len(k_norm)), dim=1)
-            q = self._kernels.rms_norm(q.contiguous(), q_norm, spec.norm.eps)
-            k = self._kernels.rms_norm(k.contiguous(), k_norm, spec.norm.eps)
+            q, k = self._joint_norms((q, q_norm), (k, k_norm))
             qkv, q_norm, k_norm = torch.cat((q, k, v), dim=1), None, None
         qkv = qkv.view(len(x), -1, spec.attention.head_dim)
         return self._kernels.rope_and_write(
@@ -317,6 +322,20 @@ class Decoder:
             eps=spec.norm.eps,
             scales=self._scales[index],
         )
+
+    def _joint_norms(self, *parts: tuple[torch.Tensor, torch.Tensor]) -> list[torch.Tensor]:
+        """Each x [T, n], of which ranks have a part each, after RMSNorm with its weight [n]."""
+        eps = self._spec.norm.eps
+        if self._ranks is None:
+            return [self._kernels.rms_norm(x.contiguous(), weight, eps) for x, weight in parts]
+        # A head that several ranks have counts as often as any other: the mean stays the same.
+        squares = [x.float().square().mean(dim=1) for x, _ in parts]
+        total = self._ranks.summed(torch.stack(squares, dim=1))
+        scales = torch.rsqrt(total / self._ranks.count + eps)
+        return [
+            (x.float() * scales[:, at : at + 1]).to(x.dtype).mul_(weight)
+            for at, (x, weight) in enumerate(parts)
+        ]
 
     def _attend(
         self,

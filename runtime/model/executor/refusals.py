@@ -12,6 +12,7 @@ from rootlace.runtime.model.checkpoint.config import ModelConfig
 from rootlace.runtime.model.checkpoint.sizes import weight_bytes
 from rootlace.runtime.model.decoder import torch_decoder
 from rootlace.runtime.model.kv import pool as kv_pool
+from rootlace.runtime.model.parallel.shard import why_not
 from rootlace.wire.errors import InvalidRequest, UnsupportedModel
 
 
@@ -36,6 +37,37 @@ def check_options(config: ModelConfig, executor: ExecutorConfig) -> None:
             f"{name} is not supported for {config.spec.foreign.architecture}, which transformers' "
             "modules run"
         )
+
+
+def check_parallel(
+    config: ModelConfig, executor: ExecutorConfig, cache: CacheConfig, device: torch.device
+) -> None:
+    """Raises `InvalidRequest` for what is not divided among several ranks."""
+    count = executor.tensor_parallel
+    if count == 1:
+        return
+    reason = why_not(config.spec, count)
+    if reason is None and executor.kv_dtype == "fp8_e4m3":
+        reason = "the scales of kv_dtype fp8_e4m3 are found by running a whole model"
+    if reason is None and executor.kernels == "native":
+        reason = "kernels 'native' compute whole models"
+    if reason is None and device.type == "cuda":
+        reason = _why_not_on_gpus(count, executor, cache, device)
+    if reason is not None:
+        raise InvalidRequest(f"{config.file}: tensor_parallel {count}: {reason}")
+
+
+def _why_not_on_gpus(
+    count: int, executor: ExecutorConfig, cache: CacheConfig, device: torch.device
+) -> str | None:
+    there = torch.cuda.device_count()
+    if (device.index or 0) + count > there:
+        return f"there are {there} GPUs, and each rank from {device} on needs one"
+    if not torch.distributed.is_nccl_available():
+        return "this torch build has no NCCL, which adds up what GPUs find"
+    if cache.num_blocks is None and executor.kv_memory_bytes is None:
+        return "what a step takes on several GPUs is not measured: give kv_memory or kv_blocks"
+    return None
 
 
 def check_context_length(asked: int | None, config: ModelConfig) -> None:

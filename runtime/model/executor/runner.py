@@ -27,6 +27,7 @@ from rootlace.runtime.model.executor.refusals import (
     check_kv_dtype,
     check_memory,
     check_options,
+    check_parallel,
 )
 from rootlace.runtime.model.executor.steps import Steps
 from rootlace.runtime.model.kv import pool as kv_pool
@@ -87,15 +88,29 @@ class ModelRunner:
         config = ModelConfig.read(executor.model, executor.allow_pickle)
         check_computable(config)
         check_options(config, executor)
+        check_parallel(config, executor, cache, device)
         dtype = chosen_dtype(executor.dtype, config)
         check_context_length(executor.context_length, config)
         check_kv_dtype(executor.kv_dtype, config)
         on_gpu = device.type == "cuda"
         available = free_memory(device)[0] if on_gpu else main_memory().available
         kv_dtype = kv_pool.storage_dtype(executor.kv_dtype, dtype)
-        native = not on_gpu and executor.kernels != "reference"
+        divided = executor.tensor_parallel > 1
+        native = not on_gpu and not divided and executor.kernels != "reference"
         native = native and why_not_native(config, kv_dtype, cache.block_size) is None
-        check_memory(config, dtype, executor, cache, available, head_apart=native)
+        if not (divided and on_gpu):  # whose memories are several
+            check_memory(config, dtype, executor, cache, available, head_apart=native)
+        if divided:
+            # Only here: other models should not wait for what ranks need.
+            from rootlace.runtime.model.parallel.leader import lead
+
+            if weights_of is not load_weights:
+                raise InvalidRequest("tensor_parallel: other ranks read their own weights")
+            whole = lead(config, executor, cache, dtype, device, progress)
+            return cls(
+                *(config, dtype, whole.steps, whole.pool, whole.context_length),
+                *(whole.kernels.name, whole.adapters),
+            )
         weight_cache = None
         if weights_of is load_weights:  # of others nobody knows what they follow from
             weight_cache = WeightCache.chosen(executor.weight_cache, executor.weight_cache_bytes)

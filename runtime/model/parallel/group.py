@@ -1,0 +1,112 @@
+"""What the ranks of a model tell each other, by `torch.distributed`.
+
+Numbers of a step, hidden states, logits: tensors alone, nothing is pickled. Gloo carries what lies
+in main memory, between loopback addresses; NCCL sums what lies on GPUs.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+# Its stubs lack most of what is used here: groups by themselves, and no default group of a process.
+distributed: Any = torch.distributed
+
+WAIT = timedelta(days=365)
+"""A rank waits for the next step as long as there is none. One that has died closes its
+connections, which ends the waiting of all others; one that hangs, its engine's supervisor kills."""
+GPU_WAIT = timedelta(seconds=60)
+"""A sum on GPUs waits in the middle of a step alone. NCCL ends the process behind it."""
+LOOPBACK = "127.0.0.1"
+
+
+class Group:
+    """All ranks of a model, as one of them sees them; see `decoder.interface.Ranks`. They are made
+    at the same time, with a file at `path` that only their user may read, and which is not there
+    yet."""
+
+    def __init__(self, path: Path, rank: int, count: int, device: torch.device) -> None:
+        if not distributed.is_available():
+            raise RuntimeError("this torch build has no torch.distributed")
+        store = distributed.FileStore(str(path), count)
+        options = distributed.ProcessGroupGloo._Options()
+        options._devices = [distributed.ProcessGroupGloo.create_device(hostname=LOOPBACK)]
+        options._timeout = WAIT
+        self._host = distributed.ProcessGroupGloo(store, rank, count, options)
+        self._gpus: Any = None
+        if device.type == "cuda":
+            nccl = distributed.ProcessGroupNCCL.Options()
+            nccl._timeout = GPU_WAIT
+            gpu_store = distributed.PrefixStore("gpus", store)
+            self._gpus = distributed.ProcessGroupNCCL(gpu_store, rank, count, nccl)
+        self.rank, self.count = rank, count
+
+    def summed(self, part: torch.Tensor) -> torch.Tensor:
+        """The sum of all ranks' parts. Between CPUs it is made in float32 at least, in the order of
+        the ranks, and rounded once: so an element's bits depend on no other element, and on no
+        message's size. Between GPUs NCCL's order may depend on the size."""
+        if self._gpus is not None:
+            self._gpus.allreduce([part]).wait()
+            return part
+        parts = self._all(part)
+        wide = parts[0].to(torch.promote_types(part.dtype, torch.float32))
+        for other in parts[1:]:
+            wide = wide + other
+        return wide.to(part.dtype)
+
+    def first(self, tensor: torch.Tensor) -> torch.Tensor:
+        """That of rank 0."""
+        group, tensor = self._gpus or self._host, tensor.contiguous()
+        group.broadcast([_bytes(tensor)], self._first()).wait()
+        return tensor
+
+    def least(self, number: int) -> int:
+        """The least of all ranks' numbers."""
+        return min(int(one) for one in self._all(torch.tensor([number])))
+
+    def gathered(self, part: torch.Tensor) -> list[torch.Tensor]:
+        """On rank 0 what all ranks have, in main memory, of the same shapes; elsewhere nothing."""
+        part = part.cpu().contiguous()
+        options = distributed.GatherOptions()
+        options.rootRank = 0
+        parts = [torch.empty_like(part) for _ in range(self.count)] if self.rank == 0 else []
+        into = [[_bytes(one) for one in parts]] if self.rank == 0 else []
+        self._host.gather(into, [_bytes(part)], options).wait()
+        return parts
+
+    def say(self, kind: int, numbers: np.ndarray) -> None:
+        """Rank 0: have all others `hear` uint8 [n] of some kind."""
+        head = torch.tensor([kind, len(numbers)])
+        self._host.broadcast([head], self._first()).wait()
+        if len(numbers):
+            self._host.broadcast([torch.from_numpy(numbers)], self._first()).wait()
+
+    def hear(self) -> tuple[int, np.ndarray]:
+        """Wait for what rank 0 says next: its kind, and uint8 [n]."""
+        head = torch.empty(2, dtype=torch.int64)
+        self._host.broadcast([head], self._first()).wait()
+        kind, length = head.tolist()
+        numbers = torch.empty(length, dtype=torch.uint8)
+        if length:
+            self._host.broadcast([numbers], self._first()).wait()
+        return kind, numbers.numpy()
+
+    def _all(self, part: torch.Tensor) -> list[torch.Tensor]:
+        part = part.contiguous()
+        parts = [torch.empty_like(part) for _ in range(self.count)]
+        self._host.allgather([[_bytes(one) for one in parts]], [_bytes(part)]).wait()
+        return parts
+
+    def _first(self) -> Any:
+        options = distributed.BroadcastOptions()
+        options.rootRank = 0
+        return options
+
+
+def _bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """Any type as bytes, a flat view of its memory."""
+    return tensor.view(-1).view(torch.uint8)

@@ -1,0 +1,132 @@
+"""Which part of each layer a rank has, from the model's spec (Megatron-LM, arXiv:1909.08053).
+
+Products that make heads or an MLP's inner numbers are divided by their outputs, each rank making
+its own; those behind them by their inputs, so that what ranks find has to be added up:
+
+    attention: qkv, q_up, kv_up by heads; output by the inputs that heads are
+    MLP, experts: gate_up by inner numbers; down by them as inputs
+    head: by rows of the vocabulary, if it has logits of tokens
+
+The rest is every rank's: embeddings, norms, routers, gates of shared experts, a head of labels.
+Imports no torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from rootlace.runtime.model.families.spec import ModelSpec
+
+SUMMED = ("output", "down")
+"""The parts of a layer that are divided by their inputs, by the last of their names' words."""
+
+
+@dataclass(frozen=True)
+class Shard:
+    """What rank `rank` of `count` has of a model with this `spec`. The numbers have to be divisible
+    (`why_not`)."""
+
+    spec: ModelSpec
+    rank: int
+    count: int
+
+    @property
+    def own(self) -> ModelSpec:
+        """The spec of what this rank computes: layers with its heads and its inner numbers."""
+        spec, count, experts = self.spec, self.count, self.spec.experts
+        if experts is not None:
+            experts = replace(
+                experts,
+                inner_size=experts.inner_size // count,
+                shared_size=experts.shared_size // count,
+            )
+        attention = replace(
+            spec.attention,
+            num_heads=spec.attention.num_heads // count,
+            num_kv_heads=len(self._kv_heads()),
+        )
+        mlp = replace(spec.mlp, inner_size=spec.mlp.inner_size // count)
+        return replace(spec, attention=attention, mlp=mlp, experts=experts)
+
+    @property
+    def heads(self) -> range:
+        """Its heads of queries."""
+        return self._share(self.spec.attention.num_heads)
+
+    def rows(self, name: str, total: int) -> list[int] | None:
+        """The rows that it has of a part, a name of `layer_parts` with `total` rows, by their
+        places as kernels want them (`row_order`). None: all."""
+        attention, kind = self.spec.attention, name.rpartition(".")[2]
+        if kind == "gate_up":
+            half = total // 2 if self.spec.mlp.gated else total
+            return [start + row for start in range(0, total, half) for row in self._share(half)]
+        if kind in ("q_up", "kv_up", "sinks") or (kind == "q_norm" and attention.joint_norm):
+            return [*self._share(total)]
+        if kind == "k_norm" and attention.joint_norm:
+            return [*self._keys(0)]
+        if kind != "qkv":
+            return None
+        dim = attention.head_dim
+        if attention.latent is None:
+            queries = attention.num_heads * dim
+            values = queries + attention.num_kv_heads * dim
+            return [*self._share(queries), *self._keys(queries), *self._keys(values)]
+        if attention.latent.query_rank:
+            return None
+        return [*self._share(total - dim), *range(total - dim, total)]
+
+    def columns(self, name: str, total: int) -> range | None:
+        """The inputs that it has of a part with `total` of them. None: all."""
+        return self._share(total) if name.rpartition(".")[2] in SUMMED else None
+
+    def adds_bias(self, name: str) -> bool:
+        """Whether its outputs of a part have the bias: where ranks' outputs are added up, those of
+        one rank."""
+        return self.rank == 0 or name.rpartition(".")[2] not in SUMMED
+
+    @property
+    def vocabulary(self) -> range:
+        """The tokens whose logits it finds: as many as each other rank, the last ones fewer."""
+        each = -(-self.spec.vocab_size // self.count)
+        start, end = (min(rank * each, self.spec.vocab_size) for rank in (self.rank, self.rank + 1))
+        return range(start, end)
+
+    def _share(self, total: int) -> range:
+        each = total // self.count
+        return range(self.rank * each, (self.rank + 1) * each)
+
+    def _kv_heads(self) -> range:
+        """Its heads of keys. Where there are fewer than ranks, neighbours have the same one."""
+        heads = self.spec.attention.num_kv_heads
+        if heads >= self.count:
+            return self._share(heads)
+        own = self.rank * heads // self.count
+        return range(own, own + 1)
+
+    def _keys(self, start: int) -> Iterator[int]:
+        """The rows of its heads of keys, or of values, the first of which is at `start`."""
+        dim, heads = self.spec.attention.head_dim, self._kv_heads()
+        yield from range(start + heads.start * dim, start + heads.stop * dim)
+
+
+def why_not(spec: ModelSpec, count: int) -> str | None:
+    """Why a model cannot be divided among so many ranks; None if it can."""
+    if spec.foreign is not None:
+        return f"transformers' modules run {spec.foreign.architecture}, and they are not divided"
+    if count > spec.vocab_size:
+        return f"there are {spec.vocab_size} tokens for {count} ranks"
+    attention, experts = spec.attention, spec.experts
+    numbers = {"attention.num_heads": attention.num_heads}
+    if experts is None or len(experts.layers) < spec.num_layers:
+        numbers["mlp.inner_size"] = spec.mlp.inner_size
+    if experts is not None:
+        numbers["experts.inner_size"] = experts.inner_size
+        numbers["experts.shared_size"] = experts.shared_size
+    uneven = next((name for name, value in numbers.items() if value % count), None)
+    if uneven is not None:
+        return f"{uneven} {numbers[uneven]} is not a multiple of {count}"
+    kv_heads = attention.num_kv_heads
+    if kv_heads % count and count % kv_heads:
+        return f"attention.num_kv_heads {kv_heads} is no multiple of {count}, nor divides it"
+    return None

@@ -1,0 +1,92 @@
+"""A rank behind the first: `python -m rootlace.runtime.model.parallel.worker`.
+
+`Workers` starts it. It computes what rank 0 says until its parent ends. Whatever fails ends it, and
+with it the engine.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+from pathlib import Path
+
+import msgspec
+import torch
+
+from rootlace.runtime import logs, processes
+from rootlace.runtime.config import LogConfig
+from rootlace.runtime.model.checkpoint.config import ModelConfig
+from rootlace.runtime.model.decoder.forward import ReferenceForward
+from rootlace.runtime.model.parallel.group import Group
+from rootlace.runtime.model.parallel.leader import LOGITS, RUN, share_of_logits
+from rootlace.runtime.model.parallel.loaded_shard import load_shard
+from rootlace.runtime.model.parallel.message import decode
+from rootlace.runtime.model.parallel.workers import LOADED, Said, WorkerConfig
+from rootlace.wire.errors import InternalError, RootlaceError
+
+log = logging.getLogger(__name__)
+
+
+def main() -> int:
+    """Ends with its parent, else by what fails."""
+    logs.set_up(LogConfig(log_level="warning"), "engine")
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        config = processes.read_config(sys.stdin.buffer, WorkerConfig)
+        processes.call_when_parent_ends(sys.stdin.buffer, lambda: os._exit(0))
+        work(config)
+    except RootlaceError as error:
+        _say(Said(error.code, str(error)))
+    except Exception as error:
+        log.exception("a rank of the model could not go on")
+        _say(Said(InternalError.code, f"a rank failed: {error!r}"))
+    return 1
+
+
+@torch.inference_mode()
+def work(config: WorkerConfig) -> None:
+    """Load, meet the others, compute."""
+    executor = config.executor
+    if config.cores:
+        os.sched_setaffinity(0, config.cores)
+    torch.set_num_threads(config.threads)
+    device = torch.device(executor.device)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    model = ModelConfig.read(executor.model, executor.allow_pickle)
+    dtype = getattr(torch, executor.dtype)
+    loaded = load_shard(model, executor, config.cache, config.rank, dtype, device)
+    _say(Said(LOADED))
+    group = Group(Path(config.group), config.rank, executor.tensor_parallel, device)
+    forward, _ = loaded.forward(group, group.least(loaded.blocks()))
+    while True:
+        follow(group, forward, loaded.config.spec.hidden_size, dtype, device)
+
+
+def follow(
+    group: Group,
+    forward: ReferenceForward,
+    hidden_size: int,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> None:
+    """Do what rank 0 says next."""
+    kind, numbers = group.hear()
+    if kind == RUN:
+        forward.run(decode(numbers))
+        return
+    assert kind == LOGITS
+    rows = int(numbers.view("int64")[0])
+    hidden = group.first(torch.empty(rows, hidden_size, dtype=dtype, device=device))
+    group.gathered(share_of_logits(forward, hidden, group.count))
+
+
+def _say(said: Said) -> None:
+    sys.stdout.buffer.write(msgspec.json.encode(said) + b"\n")
+    sys.stdout.buffer.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,143 @@
+"""Two processes compute what one does: the embedded model, float32."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+
+from rootlace.runtime.assets import demo_model
+from rootlace.runtime.config import CacheConfig, ExecutorConfig
+from rootlace.runtime.contracts.plan import ExecutorLost
+from rootlace.runtime.model.executor.plain_steps import PlainSteps
+from rootlace.runtime.model.executor.runner import ModelRunner
+from rootlace.runtime.model.parallel.leader import LeadingSteps
+from rootlace.wire.errors import InvalidRequest
+from rootlace.wire.protocol import SamplingParams
+from tests.engine.harness import Harness, Outcome
+from tests.scheduler.matchers import Script
+from tests.waiting import eventually
+
+TOLERANCE = 1e-4
+"""Of log-probabilities: sums are cut in two places."""
+LENGTH = 12
+SHARED = np.random.default_rng(0).integers(3, 300, 30).tolist()
+
+
+def load(tensor_parallel: int, **more: str) -> ModelRunner:
+    return ModelRunner.load(
+        ExecutorConfig(
+            model=str(demo_model()),
+            dtype="float32",
+            kernels="reference",
+            threads=tensor_parallel,
+            tensor_parallel=tensor_parallel,
+            **more,  # type: ignore[arg-type]
+        ),
+        CacheConfig(16, 96),
+        max_step_tokens=64,
+        max_running=8,
+    )
+
+
+@dataclass(frozen=True)
+class Pair:
+    """The same model in this process alone, and on two ranks."""
+
+    alone: ModelRunner
+    divided: ModelRunner
+
+    def steps(self) -> LeadingSteps:
+        steps: object = self.divided._steps
+        assert isinstance(steps, LeadingSteps)
+        return steps
+
+
+@pytest.fixture(scope="module")
+def pair() -> Iterator[Pair]:
+    threads = torch.get_num_threads()
+    pair = Pair(load(1), load(2))
+    yield pair
+    pair.steps().workers.close()
+    torch.set_num_threads(threads)
+
+
+def run(runner: ModelRunner) -> list[Outcome]:
+    """Greedy, seeded and constrained requests with log-probabilities, two of whose prompts begin
+    alike, and a prompt's scores; in chunks, twice, the second time from the cache."""
+    harness, vocab = Harness(runner, block_size=16, max_step_tokens=64), runner.vocab_size
+    rids = []
+    for _ in range(2):
+        for at, prompt in enumerate(([*SHARED, 7, 8], [*SHARED, 9], SHARED[:5] * 9)):
+            params = SamplingParams(
+                max_tokens=LENGTH,
+                temperature=0.0 if at == 0 else 0.9,
+                top_p=0.95,
+                seed=at,
+                logprobs=True,
+                top_logprobs=3,
+                ignore_eos=True,
+            )
+            matcher = Script(at, LENGTH, vocab) if at == 2 else None
+            rids.append(harness.add(prompt, params, matcher=matcher, jump=True))
+        harness.finish()
+    assert harness.outcomes[rids[3]].cached_tokens > 0
+    return [harness.outcomes[rid] for rid in rids]
+
+
+def test_the_same_tokens_and_nearly_the_same_log_probabilities(pair: Pair) -> None:
+    for one, two in zip(run(pair.alone), run(pair.divided), strict=True):
+        assert not two.error
+        assert two.token_ids == one.token_ids
+        assert np.abs(np.subtract(two.logprobs, one.logprobs)).max() < TOLERANCE
+        for (ids, values), (other_ids, others) in zip(two.top, one.top, strict=True):
+            assert ids == other_ids
+            assert np.abs(np.subtract(values, others)).max() < TOLERANCE
+
+
+def test_a_pool_has_half_of_each_slot_in_each_process(pair: Pair) -> None:
+    whole, half = pair.alone.kv_cache, pair.divided.kv_cache
+    assert pair.divided.num_blocks == pair.alone.num_blocks == 96
+    assert half.nbytes * 2 == whole.nbytes
+
+
+@pytest.mark.parametrize(
+    "more, said",
+    [
+        ({"kv_dtype": "fp8_e4m3"}, "fp8_e4m3"),
+        ({"kernels": "native"}, "native"),
+        ({"tensor_parallel": 4}, "num_heads 6 is not a multiple of 4"),
+    ],
+)
+def test_what_is_not_divided_is_refused_by_name(more: dict[str, object], said: str) -> None:
+    config = {"model": str(demo_model()), "tensor_parallel": 2} | more
+    with pytest.raises(InvalidRequest, match=said):
+        ModelRunner.load(ExecutorConfig(**config), CacheConfig(16, 8), 64, 4)  # type: ignore[arg-type]
+
+
+def test_one_rank_computes_as_if_there_were_none_other(pair: Pair) -> None:
+    assert type(pair.alone._steps) is PlainSteps
+
+
+def test_the_death_of_a_rank_is_the_executors(pair: Pair) -> None:
+    """The last test with these processes: noticed while there is nothing to do, and in a step."""
+    steps = pair.steps()
+    (worker,) = steps.workers.pids()
+    assert not pair.divided.prepare()
+    os.kill(worker, signal.SIGKILL)
+
+    def noticed() -> bool:
+        try:
+            steps.prepare()
+        except ExecutorLost:
+            return True
+        return False
+
+    eventually(noticed)
+    with pytest.raises(ExecutorLost):
+        run(pair.divided)
