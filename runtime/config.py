@@ -143,6 +143,8 @@ class ExecutorConfig:
         flag="--adapter",
         aliases=("lora_paths",),
     )
+    memory_share: Annotated[float, Meta(gt=0, le=1)] = 1.0
+    """Of the free main memory: what this engine counts with, beside others."""
     cuda_graphs: bool = option(
         True,
         "Launch decode steps kernel by kernel.",
@@ -252,6 +254,9 @@ class GatewayConfig:
         "",
         "Names of this server, beside localhost, that clients without a key may use.",
         shown="none",
+    )
+    replicas: Annotated[int, Meta(ge=1, le=64)] = option(
+        1, "Engine processes of each model, which share the cores, or have a GPU each."
     )
     load: Literal["start", "on-demand"] = option(
         "start", "Load models when the server starts, or when they are first asked for."

@@ -31,12 +31,14 @@ class JsonFormatter(logging.Formatter):
     """One JSON object per message: `time`, `level`, `process`, `logger`, `message`, in an HTTP
     request `request_id`, and the traceback as `exception`.
 
-    A message may bring more: `log.info(..., extra={"fields": {...}})`.
+    A message may bring more: `log.info(..., extra={"fields": {...}})`. One of several engines says
+    which `replica` it is.
     """
 
-    def __init__(self, process: Process) -> None:
+    def __init__(self, process: Process, replica: int | None = None) -> None:
         super().__init__()
         self._process = process
+        self._replica = replica
 
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, Any] = {
@@ -46,6 +48,8 @@ class JsonFormatter(logging.Formatter):
             "logger": record.name,
             "message": record.getMessage(),
         }
+        if self._replica is not None:
+            line["replica"] = self._replica
         if current := request_id.get():
             line["request_id"] = current
         line |= getattr(record, "fields", {})
@@ -54,10 +58,13 @@ class JsonFormatter(logging.Formatter):
         return msgspec.json.encode(line).decode()
 
 
-def set_up(config: LogConfig, process: Process) -> None:
-    """Log what `config` says from now on. Called once, as the process starts."""
+def set_up(config: LogConfig, process: Process, replica: int | None = None) -> None:
+    """Log what `config` says from now on. Called as the process starts."""
     handler = logging.StreamHandler(sys.stderr)
-    as_json = config.log_format == "json"
-    handler.setFormatter(JsonFormatter(process) if as_json else logging.Formatter(_TEXT[process]))
+    if config.log_format == "json":
+        handler.setFormatter(JsonFormatter(process, replica))
+    else:
+        whose = process if replica is None else f"{process} {replica}"
+        handler.setFormatter(logging.Formatter(_TEXT[process].replace("engine", whose)))
     level = config.log_level or _LEVELS[process]
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)

@@ -101,9 +101,19 @@ MAY_IMPORT: dict[str, set[str]] = {
         "rootlace.runtime.processes",
         "rootlace.runtime.contracts",
         "rootlace.runtime.engine.client",
+        "rootlace.runtime.replicas",
         "rootlace.runtime.constrained",
         "rootlace.runtime.model.checkpoint.config",
         "rootlace.runtime.model.checkpoint.source",
+    },
+    # Several engines in the place of one.
+    "rootlace.runtime.replicas": {
+        "rootlace.wire",
+        "rootlace.runtime.cache.journal",
+        "rootlace.runtime.config",
+        "rootlace.runtime.contracts",
+        "rootlace.runtime.engine.client",
+        "rootlace.runtime.routing",
     },
     "rootlace.runtime.engine": {
         "rootlace.wire",
@@ -258,6 +268,7 @@ MUST_NOT_IMPORT: dict[str, set[str]] = {
     "rootlace.runtime.engine.client": HEAVY | SERVING,
     "rootlace.runtime.scheduler": HEAVY | SERVING | {"zmq"},
     "rootlace.runtime.cache": HEAVY | SERVING | {"zmq", "msgspec"},
+    "rootlace.runtime.replicas": HEAVY | SERVING,
     "rootlace.runtime.routing": HEAVY | SERVING | {"zmq"},
     "rootlace.runtime.simulation": HEAVY | SERVING | {"zmq"},
     "rootlace.runtime.constrained": HEAVY | {"aiohttp"},

@@ -27,7 +27,7 @@ class Sample:
 
     when: float
     info: dict[str, Any]
-    status: dict[str, float]
+    status: dict[str, Any]
     timed: dict[str, float]
     findings: list[dict[str, Any]]
 
@@ -131,6 +131,7 @@ def _rows(last: Sample, now: Sample) -> list[tuple[str, str]]:
     whole = at("cached_tokens") / at("prompt_tokens") if at("prompt_tokens") else 0.0
     hits = f"{more('cached_tokens') / prompt:.1%}" if prompt else "-"
     blocks = max(at("blocks_total"), 1)
+    replicas = now.status.get("replicas", [])
     return [
         ("generated", f"{more('output_tokens', 'forced_tokens') / seconds:,.1f} tokens/s"),
         ("prompts", f"{prompt / seconds:,.1f} tokens/s"),
@@ -150,4 +151,17 @@ def _rows(last: Sample, now: Sample) -> list[tuple[str, str]]:
             f"{more('evicted_blocks') / seconds:,.1f} blocks/s evicted, "
             f"{more('retractions') / seconds:,.1f} requests/s retracted",
         ),
+        *((f"replica {number}", _of_replica(one)) for number, one in enumerate(replicas)),
     ]
+
+
+def _of_replica(counters: dict[str, Any]) -> str:
+    """One of several engines, since its start."""
+    if not counters["up"]:
+        return "is down"
+    hits = counters["cached_tokens"] / max(counters["prompt_tokens"], 1)
+    blocks = counters["blocks_used"] / max(counters["blocks_total"], 1)
+    return (
+        f"{counters['running']:,.0f} running, {counters['waiting']:,.0f} waiting, "
+        f"{hits:.1%} hits, {blocks:.1%} of its blocks in use"
+    )

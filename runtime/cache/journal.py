@@ -45,6 +45,11 @@ class Journal:
         if self._first_bound(start) <= leaf.end:
             self._note(leaf.parent, leaf.tokens, start, False)
 
+    @property
+    def changed(self) -> bool:
+        """Whether there is anything to take."""
+        return self._fresh or bool(self._held)
+
     def reset(self) -> None:
         """Everything was lost."""
         self._held.clear()

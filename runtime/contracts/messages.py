@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 
 from rootlace.runtime.contracts.request import Request
+from rootlace.runtime.contracts.step_cost import StepCost
 from rootlace.runtime.contracts.tree_page import PinnedPrefix, TreePage
 from rootlace.runtime.contracts.update import Update
 from rootlace.wire.cache_report import CacheReport, Scope
@@ -99,6 +100,11 @@ class Pause(_Message, tag="pause"):
     paused: bool
 
 
+class TellCache(_Message, tag="tell"):
+    """Say all that the cache holds: some of what was said of it was lost. Answered by a
+    `CacheChanged` that is `fresh`."""
+
+
 class Stop(_Message, tag="stop"):
     """Finish the step under way and exit."""
 
@@ -115,6 +121,7 @@ ToEngine = (
     | Explain
     | GetTree
     | Pause
+    | TellCache
     | Stop
 )
 
@@ -180,9 +187,39 @@ class Heartbeat(_Message, tag="heartbeat"):
     turns: int
 
 
-FromEngine = Ready | Update | Flushed | Stats | Explained | Tree | Pinned | Unpinned | Heartbeat
+class CacheChanged(_Message, tag="changed", eq=False):
+    """Digests (uint64) of prefixes that the cache holds since the last of these messages, and of
+    those that it no longer does; `fresh`: nothing that was said before counts. Their `number`s
+    follow each other. Sent before what requests are told of the steps that changed it, by an engine
+    that is one of several of a model."""
 
-_DTYPES = {"<i4": np.dtype("<i4"), "<f4": np.dtype("<f4")}
+    number: int
+    added: np.ndarray
+    removed: np.ndarray
+    fresh: bool = False
+
+
+class CostMeasured(_Message, tag="cost", eq=False):
+    """What the engine's steps took of late. Sent now and then, by one of several of a model."""
+
+    cost: StepCost
+
+
+FromEngine = (
+    Ready
+    | Update
+    | Flushed
+    | Stats
+    | Explained
+    | Tree
+    | Pinned
+    | Unpinned
+    | Heartbeat
+    | CacheChanged
+    | CostMeasured
+)
+
+_DTYPES: dict[str, np.dtype[Any]] = {name: np.dtype(name) for name in ("<i4", "<f4", "<u8")}
 
 
 def _pack(value: Any) -> Any:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 
@@ -41,3 +42,10 @@ class StepCost:
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
+
+
+def mean_cost(costs: Sequence[StepCost]) -> StepCost:
+    """Of engines that are alike, and of which each has measured its own."""
+    names = ("step", "prefill", "decode", "context", "pair")
+    means = {name: sum(getattr(one, name) for one in costs) / len(costs) for name in names}
+    return replace(costs[0], **means)

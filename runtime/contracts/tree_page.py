@@ -12,7 +12,7 @@ class TreeNode(msgspec.Struct, frozen=True, omit_defaults=True):
     `parent` is another node's id, 0 at a root. `children` counts all of its own, also those that
     the page leaves out. `requests` run through it, `uses` counts those that ever did. `programs`
     are those that used it last and still run. `pins` hold it. `idle_seconds`: since its last use.
-    The gateway adds the texts of head and tail.
+    The gateway adds the texts of head and tail, and the `replica` where there are several.
     """
 
     id: int
@@ -31,6 +31,7 @@ class TreeNode(msgspec.Struct, frozen=True, omit_defaults=True):
     programs: tuple[str, ...] = ()
     pins: tuple[str, ...] = ()
     idle_seconds: float = 0.0
+    replica: int | None = None
     head_text: str = ""
     tail_text: str = ""
 

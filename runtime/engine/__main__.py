@@ -31,6 +31,7 @@ from rootlace.runtime.contracts.step_record import StepRecord
 from rootlace.runtime.engine.client import EngineProcessConfig
 from rootlace.runtime.engine.loop import EngineLoop
 from rootlace.runtime.engine.mask_filler import MaskFiller
+from rootlace.runtime.engine.telling import Telling
 from rootlace.runtime.model.adapters.config import read_adapters
 from rootlace.runtime.model.checkpoint.config import check_config
 from rootlace.runtime.model.checkpoint.source import model_source
@@ -52,7 +53,7 @@ def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         config = processes.read_config(sys.stdin.buffer, EngineProcessConfig)
-        logs.set_up(config.engine.logs, "engine")
+        logs.set_up(config.engine.logs, "engine", config.replica if config.replicas > 1 else None)
         processes.call_when_parent_ends(sys.stdin.buffer, lambda: _abandon(config.socket_folder))
         serve(config)
     except RootlaceError as error:
@@ -70,6 +71,11 @@ def serve(config: EngineProcessConfig) -> None:
     engine = config.engine
     check_config(model_source(engine.executor.model))
     read_adapters(engine.executor.adapters)
+    if config.replicas > 1:
+        from rootlace.runtime.model.executor.share import take_share
+
+        executor = take_share(engine.executor, config.replica, config.replicas)
+        engine = dataclasses.replace(engine, executor=executor)
     # Only here: importing torch takes seconds, and a model that is refused should not wait for it.
     from rootlace.runtime.model.executor.runner import ModelRunner
 
@@ -146,6 +152,11 @@ def serve(config: EngineProcessConfig) -> None:
         record=record,
         prepare=runner.prepare,
         executor_stats=runner.stats,
+        telling=(
+            Telling(scheduler.cache, engine.scheduler.max_step_tokens)
+            if config.replicas > 1
+            else None
+        ),
     )
     try:
         with heartbeat(context, config.outbox, lambda: loop.turns):

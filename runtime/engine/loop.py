@@ -22,6 +22,7 @@ from rootlace.runtime.contracts.messages import (
     ReleaseProgram,
     Stats,
     Stop,
+    TellCache,
     ToEngine,
     Tree,
     Unpin,
@@ -33,6 +34,7 @@ from rootlace.runtime.contracts.step_record import StepRecord
 from rootlace.runtime.contracts.update import Update
 from rootlace.runtime.engine.compiling import Compiler, CompilingRequests
 from rootlace.runtime.engine.steps import Steps
+from rootlace.runtime.engine.telling import Telling
 from rootlace.runtime.scheduler.scheduler import Scheduler
 from rootlace.wire.errors import (
     InternalError,
@@ -58,7 +60,7 @@ class EngineLoop:
     requests go on meanwhile. With `jump_forward`, forced tokens are appended without sampling,
     where the constraint allows it, too. `overlap`, `record`: see `Steps`. While there is no work,
     `prepare` is called until it returns False; each call should be short. `executor_stats` adds to
-    `stats`.
+    `stats`. `telling`: what is told where the engine is one of several.
     """
 
     def __init__(
@@ -74,9 +76,12 @@ class EngineLoop:
         record: StepRecord | None = None,
         prepare: Callable[[], bool] = lambda: False,
         executor_stats: Callable[[], dict[str, int | float]] = dict,
+        telling: Telling | None = None,
     ) -> None:
         self._scheduler = scheduler
-        self._steps = Steps(scheduler, executor, overlap, self._send_now, record)
+        self._telling = telling
+        note = None if telling is None else telling.note
+        self._steps = Steps(scheduler, executor, overlap, self._send_now, record, note)
         self._compiler = compiler
         self._compiling = CompilingRequests(compiler)
         self._jump_forward = jump_forward
@@ -126,6 +131,8 @@ class EngineLoop:
         self._flush()
 
     def _flush(self) -> None:
+        if self._telling is not None:
+            self._outgoing = self._telling.take() + self._outgoing
         if self._outgoing:
             self._send(self._outgoing)
             self._outgoing = []
@@ -167,6 +174,9 @@ class EngineLoop:
         elif isinstance(message, Pause):
             self._paused = message.paused
             self._outgoing += self._steps.finish() if message.paused else []
+        elif isinstance(message, TellCache):
+            if self._telling is not None:
+                self._telling.tell_all()
         else:
             assert isinstance(message, Stop)
             self._stopping = True

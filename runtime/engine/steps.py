@@ -30,14 +30,20 @@ class Steps:
         overlap: bool,
         send: Callable[[list[Update]], None],
         record: StepRecord | None = None,
+        note: Callable[[StepPlan, float], None] | None = None,
     ) -> None:
         """`send` is called with updates that should not wait until the step is over. `record` is
-        told which step is under way."""
+        told which step is under way, `note` how many seconds each took."""
         self._scheduler = scheduler
         self._executor = executor
         self._overlap = overlap
         self._send = send
         self._record = record
+        self._note = note
+        self._begun = [0.0, 0.0]
+        """When the steps under way began, by their numbers modulo 2."""
+        self._ended = 0.0
+        """When the last step did."""
         self._running: Launched | None = None
         self.count = 0
         """Steps committed or failed."""
@@ -115,11 +121,17 @@ class Steps:
     def _begin(self, plan: StepPlan) -> None:
         if self._record is not None:
             self._record.begin(plan.step, plan.rids, plan.context_len)
+        if self._note is not None:
+            self._begun[plan.step % 2] = time.perf_counter()
 
-    def _end(self, plan: StepPlan) -> None:
+    def _end(self, plan: StepPlan, failed: bool = False) -> None:
         """A step was computed, or failed."""
         self.count += 1
         self._over(plan)
+        if self._note is not None and not failed:
+            now = time.perf_counter()
+            self._note(plan, now - max(self._begun[plan.step % 2], self._ended))
+            self._ended = now
 
     def _over(self, plan: StepPlan) -> None:
         """A step is not under way any more."""
@@ -177,6 +189,6 @@ class Steps:
         if isinstance(error, ExecutorLost):
             raise error
         log.error("step %d of %d rows failed", plan.step, plan.num_rows, exc_info=error)
-        self._end(plan)
+        self._end(plan, failed=True)
         reason = error if isinstance(error, RootlaceError) else InternalError(repr(error))
         return self._scheduler.fail(plan, reason)

@@ -19,7 +19,7 @@ _TOKEN_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0
 # What is so many now; everything else in the status is counted since the start.
 _GAUGES = (
     *("waiting", "running", "compiling", "nodes", "tree_tokens", "blocks_pinned", "pins"),
-    *("sessions", "branches"),
+    *("sessions", "branches", "prefixes_known"),
 )
 # Counters that are one with a label: its name, what it says, the label, and the counter's names.
 _LABELLED = (
@@ -124,52 +124,86 @@ class _Labelled(Collector):
 
     def collect(self) -> Iterable[Metric]:
         yield from self._house.of_requests()
-        found: dict[str, Metric] = {}
-        for model, (metrics, status) in self._models.items():
-            families = [*(metrics.of_model() if metrics else ()), *_Status(status).collect()]
-            for family in families:
-                known = found.setdefault(
-                    family.name, Metric(family.name, family.documentation, family.type)
-                )
-                for sample in family.samples:
-                    labels = {**sample.labels, "model": model}
-                    known.samples.append(sample._replace(labels=labels))
-        yield from found.values()
+        yield from _by_label(
+            "model",
+            {
+                model: [*(metrics.of_model() if metrics else ()), *_Status(status).collect()]
+                for model, (metrics, status) in self._models.items()
+            },
+        )
+
+
+def _by_label(label: str, parts: Mapping[str, Iterable[Metric]]) -> Iterable[Metric]:
+    """Families of one name as one, with a label that says whose a sample is; those of the part ""
+    have none."""
+    found: dict[str, Metric] = {}
+    for part, families in parts.items():
+        own = {label: part} if part else {}
+        for family in families:
+            known = found.setdefault(
+                family.name, Metric(family.name, family.documentation, family.type)
+            )
+            known.samples += [
+                sample._replace(labels={**sample.labels, **own}) for sample in family.samples
+            ]
+    return found.values()
 
 
 class _Status(Collector):
-    """The engine's and the gateway's counters as metrics."""
+    """The engine's and the gateway's counters as metrics. What each of several engines counts has
+    the label `replica`, and no sum."""
 
     def __init__(self, status: Mapping[str, Any] | None) -> None:
         self._status = status
 
     def collect(self) -> Iterable[Metric]:
         status = self._status
-        up = GaugeMetricFamily(
-            _PREFIX + "up", "Whether the engine answers.", value=status is not None
+        if status is None or "replicas" not in status:
+            return _families(status)
+        own: dict[str, dict[str, Any] | None] = {}
+        for number, counters in enumerate(status["replicas"]):
+            counted = {name: each for name, each in counters.items() if name != "replica"}
+            own[str(number)] = counted if counters["up"] else None
+        engines = {name for one in own.values() if one is not None for name in one}
+        shared = {name: value for name, value in status.items() if name not in engines}
+        return _by_label(
+            "replica",
+            {
+                **{replica: _families(one) for replica, one in own.items()},
+                "": _numbers(shared),
+            },
         )
-        yield up
-        if status is None:
-            return
-        told = set(_BLOCKS.values()) | {"blocks_total"}
-        for name, says, label, parts in _LABELLED:
-            family = CounterMetricFamily(_PREFIX + name, says, labels=(label,))
-            for value, counter in parts.items():
-                family.add_metric((value,), status.get(counter, 0))
-            told |= set(parts.values())
-            yield family
-        blocks = GaugeMetricFamily(_PREFIX + "blocks", "Blocks of the KV pool.", labels=("state",))
-        for state, name in _BLOCKS.items():
-            blocks.add_metric((state,), status.get(name, 0))
-        yield blocks
-        prompt = status.get("prompt_tokens", 0)
-        ratio = status.get("cached_tokens", 0) / prompt if prompt else 0.0
-        yield GaugeMetricFamily(
-            _PREFIX + "cache_hit_ratio", "Prompt tokens found, of all since the start.", value=ratio
-        )
-        for name, value in status.items():
-            if name in told or isinstance(value, bool) or not isinstance(value, int | float):
-                continue
-            says = f"`{name}` of docs/architecture.md."
-            family_type = GaugeMetricFamily if name in _GAUGES else CounterMetricFamily
-            yield family_type(_PREFIX + name, says, value=value)
+
+
+def _families(status: Mapping[str, Any] | None) -> Iterable[Metric]:
+    up = GaugeMetricFamily(_PREFIX + "up", "Whether the engine answers.", value=status is not None)
+    yield up
+    if status is None:
+        return
+    told = set(_BLOCKS.values()) | {"blocks_total"}
+    for name, says, label, parts in _LABELLED:
+        family = CounterMetricFamily(_PREFIX + name, says, labels=(label,))
+        for value, counter in parts.items():
+            family.add_metric((value,), status.get(counter, 0))
+        told |= set(parts.values())
+        yield family
+    blocks = GaugeMetricFamily(_PREFIX + "blocks", "Blocks of the KV pool.", labels=("state",))
+    for state, name in _BLOCKS.items():
+        blocks.add_metric((state,), status.get(name, 0))
+    yield blocks
+    prompt = status.get("prompt_tokens", 0)
+    ratio = status.get("cached_tokens", 0) / prompt if prompt else 0.0
+    yield GaugeMetricFamily(
+        _PREFIX + "cache_hit_ratio", "Prompt tokens found, of all since the start.", value=ratio
+    )
+    yield from _numbers({name: each for name, each in status.items() if name not in told})
+
+
+def _numbers(status: Mapping[str, Any]) -> Iterable[Metric]:
+    """Each number under its own name."""
+    for name, value in status.items():
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            continue
+        says = f"`{name}` of docs/architecture.md."
+        family_type = GaugeMetricFamily if name in _GAUGES else CounterMetricFamily
+        yield family_type(_PREFIX + name, says, value=value)

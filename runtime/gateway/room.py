@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from rootlace.runtime.gateway.branches.gateway import Gateway
     from rootlace.runtime.gateway.branches.house import House
     from rootlace.runtime.gateway.texts import ModelTexts
+    from rootlace.runtime.replicas import Replicas
 
 
 async def open_room(
@@ -30,7 +31,7 @@ async def open_room(
     left behind where it raises, or is cancelled. Close the room with `close_room`.
     """
     # The model's texts, and what reads them, while the engine loads its weights.
-    starting = asyncio.create_task(EngineClient.start(engine_config, on_exit))
+    starting = asyncio.create_task(_start(engine_config, config.replicas, on_exit))
     try:
         await asyncio.to_thread(meanwhile)
         texts = await asyncio.to_thread(_read_texts, config.model)
@@ -48,6 +49,16 @@ async def open_room(
     return gateway
 
 
+async def _start(
+    config: EngineConfig, replicas: int, on_exit: Callable[[str], None]
+) -> EngineClient | Replicas:
+    if replicas == 1:
+        return await EngineClient.start(config, on_exit)
+    from rootlace.runtime.replicas import Replicas
+
+    return await Replicas.start(config, replicas, on_exit)
+
+
 async def close_room(gateway: Gateway) -> None:
     """End all sessions and the engine."""
     gateway.close()
@@ -61,7 +72,7 @@ def _read_texts(model: str) -> ModelTexts:
     return ModelTexts.read(model)
 
 
-async def _abandon(starting: asyncio.Task[EngineClient]) -> None:
+async def _abandon(starting: asyncio.Task[EngineClient | Replicas]) -> None:
     starting.cancel()
     try:
         engine = await starting

@@ -8,6 +8,8 @@ from rootlace.runtime.cache.journal import Change
 
 MOST_ENTRIES = 10_000_000
 _LOOKS = 24
+_AT_ONCE = 20_000
+"""So many entries are looked at in a few milliseconds."""
 
 
 class PrefixIndex:
@@ -25,6 +27,12 @@ class PrefixIndex:
         """One integer for each replica, which all its entries share."""
         self._heard = 0
         """Replicas (bits) that may hold something."""
+        self._dropped = 0
+        """Replicas (bits) whose entries do not count and are being taken out."""
+        self._to_sweep: list[int] = []
+        """Digests that may be theirs."""
+        self._waiting: list[tuple[int, Change]] = []
+        """What these told since."""
 
     def __len__(self) -> int:
         return len(self._holders)
@@ -33,6 +41,9 @@ class PrefixIndex:
         """Take in what a replica says of its cache."""
         if change.fresh:
             self.drop(replica)
+        if self._dropped & self._bit(replica):
+            self._waiting.append((replica, change))
+            return
         self.add(replica, change.added.tolist())
         self.remove(replica, change.removed.tolist())
 
@@ -58,13 +69,40 @@ class PrefixIndex:
                 holders[digest] = known & ~bit
 
     def drop(self, replica: int) -> None:
-        """Forget all that a replica held. Costs O(everything known), unless it told nothing yet:
-        what each says first is all that it holds."""
+        """Forget all that a replica held: it does not count from now on. Where much is known, it
+        lies there until `sweep` was called often enough."""
         bit = self._bit(replica)
+        self._waiting = [(other, change) for other, change in self._waiting if other != replica]
         if not self._heard & bit:
             return
         self._heard &= ~bit
-        self.remove(replica, [digest for digest, known in self._holders.items() if known & bit])
+        self._dropped |= bit
+        # Again from the beginning, where others are being taken out.
+        self._to_sweep = list(self._holders)
+        if len(self._to_sweep) <= _AT_ONCE:
+            self.sweep()
+
+    def sweep(self) -> bool:
+        """Take out some of what dropped replicas held; whether there is more to do."""
+        if not self._dropped:
+            return False
+        holders, gone = self._holders, self._dropped
+        some = self._to_sweep[-_AT_ONCE:]
+        del self._to_sweep[-_AT_ONCE:]
+        for digest in some:
+            known = holders.get(digest, 0)
+            if known & gone:
+                if rest := known & ~gone:
+                    holders[digest] = rest
+                else:
+                    del holders[digest]
+        if self._to_sweep:
+            return True
+        self._dropped = 0
+        waiting, self._waiting = self._waiting, []
+        for replica, change in waiting:
+            self.apply(replica, change)
+        return bool(self._dropped)
 
     def match(
         self, digests: Sequence[int], beside: PrefixIndex | None = None
@@ -82,7 +120,7 @@ class PrefixIndex:
 
         found: list[tuple[int, int]] = []
         depth, looks = 0, _LOOKS
-        among = get(digests[0]) if digests else 0
+        among = get(digests[0]) & ~self._dropped if digests else 0
         while among:
             # All of `among` hold depth + 1; find the last that they all hold.
             low, high = depth + 1, len(digests) + 1

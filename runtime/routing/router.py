@@ -38,6 +38,8 @@ class _Sent:
     known: int
     """Of `digests`, how many others had computed, or were to compute."""
     at: float
+    due: float
+    """When its first token should be there."""
     begun: bool = False
 
     @property
@@ -50,15 +52,16 @@ class Router:
     """Knows what replicas hold, and what was sent to them and is not done.
 
     A replica's price for a request is the time until its first token there: the prompts before it
-    and its own tokens that are not cached, both slowed by the rows that decode; and, where the pool
-    is full, the time until enough of it is free. Prompts on their way count as cached where they
-    were sent: so requests that arrive together and share a prefix stay together, a program's
-    branches among them. A prefix that many want makes its owner busy, until another one is cheaper,
-    computes it and then holds it, too.
+    and its own tokens that are not cached, both slowed by the rows that decode; by how much the
+    first token that it owes is late; and, where the pool is full, the time until enough of it is
+    free. Prompts on their way count as cached where they were sent: so requests that arrive
+    together and share a prefix stay together, a program's branches among them. A prefix that many
+    want makes its owner busy, until another one is cheaper, computes it and then holds it, too.
     """
 
     def __init__(self, config: RouterConfig) -> None:
         self._config = config
+        self._cost = config.cost
         self._digests = PrefixDigests()
         self._held = PrefixIndex(config.most_entries)
         self._coming = PrefixIndex(config.most_entries)
@@ -74,6 +77,10 @@ class Router:
         """How many times as long as alone a prompt takes beside the rows that decode."""
         self._served = np.zeros(count, np.int64)
         """Tokens sent in all: of two that are equally good, the one with less is taken."""
+        self._owed: list[dict[Hashable, _Sent]] = [{} for _ in range(count)]
+        """Those without a first token, in the order in which they were sent."""
+        self._due = np.full(count, np.inf)
+        """When the first of these should have its first token."""
         self._duration = 1.0
         """Seconds from sending to the end, of late."""
 
@@ -82,11 +89,30 @@ class Router:
         if replica not in self._dead:
             self._held.apply(replica, change)
 
+    def learn(self, cost: StepCost) -> None:
+        """What the steps of replicas were measured to take."""
+        self._cost = cost
+
+    def sweep(self) -> bool:
+        """Take out some of what lost replicas held; to be called until it returns False."""
+        return self._held.sweep() | self._coming.sweep()
+
+    def __len__(self) -> int:
+        """How many prefixes are known to be held."""
+        return len(self._held)
+
     def route(
-        self, request: Hashable, namespace: Hashable, tokens: np.ndarray, output: int, now: float
+        self,
+        request: Hashable,
+        namespace: Hashable,
+        tokens: np.ndarray,
+        output: int,
+        now: float,
+        prefer: int | None = None,
     ) -> int:
         """The replica for a prompt (int32), of which about `output` tokens will be generated. Its
-        first token and its end must be told. Raises ValueError when all replicas are lost."""
+        first token and its end must be told. Of several that are equally good, the one to `prefer`
+        is taken. Raises ValueError when all replicas are lost."""
         if len(self._dead) == self._config.replicas:
             raise ValueError("all replicas are lost")
         size, length = self._config.block_size, len(tokens)
@@ -95,18 +121,23 @@ class Router:
         seconds = np.full(self._config.replicas, self._prefill_seconds(length, 0))
         for count, replicas in held:
             seconds[_members(replicas, len(seconds))] = self._prefill_seconds(length, count * size)
-        price = (self._queued + seconds) * self._slow
-        price += self._config.spread * seconds
+        wait = (self._queued + seconds) * self._slow
+        price = wait + self._config.spread * seconds
+        price += np.maximum(now - self._due, 0.0)
         if self._tokens.max() + length + output > self._config.capacity:
             price += self._waiting(length + output)
         if self._dead:
             price[self._dead] = np.inf
         best = np.flatnonzero(price <= price.min() * (1 + 1e-9))
-        replica = int(best[np.argmin(self._served[best])] if len(best) > 1 else best[0])
+        if prefer is None or prefer not in best:
+            prefer = best[np.argmin(self._served[best])] if len(best) > 1 else best[0]
+        replica = int(prefer)
         known = next((count for count, replicas in held if replicas >> replica & 1), 0)
         taken = float(seconds[replica])
-        sent = _Sent(replica, taken, length + output, digests, known, now)
+        due = now + float(wait[replica])
+        sent = _Sent(replica, taken, length + output, digests, known, now, due)
         self._sent[request] = sent
+        self._owe(request, sent)
         self._coming.add(replica, sent.coming)
         self._queued[replica] += taken
         self._tokens[replica] += length + output
@@ -116,7 +147,7 @@ class Router:
     def first_token(self, request: Hashable) -> None:
         """The prompt is computed, and what is cached of it was told before."""
         sent = self._sent[request]
-        self._computed(sent)
+        self._computed(request, sent)
         self._rows[sent.replica] += 1
         self._slow_down(sent.replica)
 
@@ -125,7 +156,7 @@ class Router:
         if sent.begun:
             self._rows[sent.replica] -= 1
         else:
-            self._computed(sent)
+            self._computed(request, sent)
             self._leave_to_others(sent)
         self._tokens[sent.replica] -= sent.tokens
         self._slow_down(sent.replica)
@@ -143,6 +174,8 @@ class Router:
         for request in gone:
             del self._sent[request]
         self._queued[replica] = self._rows[replica] = self._tokens[replica] = 0
+        self._owed[replica].clear()
+        self._due[replica] = np.inf
         self._slow_down(replica)
         return gone
 
@@ -161,20 +194,29 @@ class Router:
                 other.known = gone.known
                 self._coming.add(other.replica, other.coming)
 
-    def _computed(self, sent: _Sent) -> None:
+    def _owe(self, request: Hashable, sent: _Sent) -> None:
+        owed = self._owed[sent.replica]
+        if not owed:
+            self._due[sent.replica] = sent.due
+        owed[request] = sent
+
+    def _computed(self, request: Hashable, sent: _Sent) -> None:
+        owed = self._owed[sent.replica]
+        del owed[request]
+        self._due[sent.replica] = next(iter(owed.values())).due if owed else np.inf
         self._coming.remove(sent.replica, sent.coming)
         sent.begun = True
         self._queued[sent.replica] = max(self._queued[sent.replica] - sent.seconds, 0.0)
 
     def _prefill_seconds(self, length: int, cached: int) -> float:
         """Of a prompt alone; its last token is computed in any case."""
-        cost, rest = self._config.cost, max(length - cached, 1)
+        cost, rest = self._cost, max(length - cached, 1)
         each = cost.prefill + cost.step / cost.max_step_tokens
         return rest * (each + cost.pair * (length + cached) / 2)
 
     def _slow_down(self, replica: int) -> None:
         """Its rows, or their tokens, have changed: every step of prompts has them, too."""
-        cost, rows = self._config.cost, int(self._rows[replica])
+        cost, rows = self._cost, int(self._rows[replica])
         beside = rows * cost.decode + cost.context * float(self._tokens[replica]) * (rows > 0)
         self._slow[replica] = 1 + beside / (cost.step + cost.prefill * cost.max_step_tokens)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping
 
+from rootlace.runtime.cache.journal import Change, Journal
 from rootlace.runtime.contracts.request import adapter_and_namespace
 from rootlace.runtime.scheduler.kv import KVStore
 from rootlace.runtime.scheduler.sequence import Sequence
@@ -48,6 +49,21 @@ class CacheControl:
     def release_program(self, program: str, wanted: bool = False) -> None:
         """The program ended: prefixes that only it used may go first, unless they are `wanted`."""
         self._kv.tree.close_program(program, wanted)
+
+    def keep_journal(self) -> None:
+        """From now on `changes` says what the cache holds."""
+        tree = self._kv.tree
+        tree.journal = Journal(tree.block_size, tree.evicted.digests)
+
+    def changes(self, all_of_it: bool = False) -> Change | None:
+        """What is held and was not when this was asked last, and the reverse, or `all_of_it`; None
+        if nothing changed, or no journal is kept."""
+        tree = self._kv.tree
+        if tree.journal is None:
+            return None
+        if all_of_it:
+            return tree.journal.snapshot(tree.roots.values())
+        return tree.journal.take() if tree.journal.changed else None
 
     def request_ended(self, namespace: Hashable) -> None:
         """A request of `namespace` is over and no longer among the sequences."""

@@ -28,6 +28,7 @@ from rootlace.runtime.contracts.plan import SampleRow, StepPlan, StepResult
 from rootlace.runtime.contracts.step_record import StepRecord
 from rootlace.runtime.engine.client import EngineProcessConfig
 from rootlace.runtime.engine.loop import EngineLoop
+from rootlace.runtime.engine.telling import Telling
 from rootlace.runtime.scheduler.masks import StepMasks
 from rootlace.runtime.scheduler.scheduler import Scheduler
 from rootlace.wire.errors import InvalidConstraint
@@ -142,6 +143,7 @@ class EngineProcess:
         self.suspended = self.stuck = False
         self.loop: EngineLoop | None = None
         self.scheduler: Scheduler
+        self.replica = 0
         self._network = network
         self._clock = network.loop
         self._dice = dice
@@ -209,7 +211,7 @@ class EngineProcess:
     def _start(self, config: EngineProcessConfig) -> None:
         if self.code is not None:
             return
-        engine = config.engine
+        engine, self.replica = config.engine, config.replica
         blocks, size = engine.cache.num_blocks, engine.cache.block_size
         assert blocks is not None
         self.executor = Executor(self, blocks, size)
@@ -244,6 +246,11 @@ class EngineProcess:
             self._send,
             overlap=bool(engine.overlap),
             record=StepRecord(Path(config.record), engine.scheduler.max_running),
+            telling=(
+                Telling(self.scheduler.cache, engine.scheduler.max_step_tokens)
+                if config.replicas > 1
+                else None
+            ),
         )
         self._beat()
         self._turn_soon(0.0)

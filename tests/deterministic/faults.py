@@ -19,39 +19,40 @@ class Faults:
     def do(self, kind: str, value: float) -> None:
         getattr(self, kind)(value)
 
-    def _engine(self) -> EngineProcess | None:
-        process = self._world.process
-        return process if process is not None and process.code is None else None
+    def _engine(self, value: float) -> EngineProcess | None:
+        """One of those that live."""
+        live = self._world.live_processes
+        return live[int(value * 1000) % len(live)] if live else None
 
     # ------------------------------------------------------------ the engine
 
-    def kill(self, _: float) -> None:
+    def kill(self, value: float) -> None:
         """kill -9, now: between two turns."""
-        if (process := self._engine()) is not None:
+        if (process := self._engine(value)) is not None:
             process.kill()
 
     def die(self, value: float) -> None:
         """It dies in the middle of a step, some seams from now."""
-        if (process := self._engine()) is not None:
+        if (process := self._engine(value)) is not None:
             process.seams_left = 1 + int(value * 40)
 
     def suspend(self, value: float) -> None:
         """It stands still as a whole, for a while or for ever."""
-        if (process := self._engine()) is not None:
+        if (process := self._engine(value)) is not None:
             process.suspended = True
             if value < 0.6:
                 self._later(1.0 + 40.0 * value, process.resume)
 
     def stick(self, value: float) -> None:
         """Its loop stands still, for a while or for ever, and its heart beats."""
-        if (process := self._engine()) is not None:
+        if (process := self._engine(value)) is not None:
             process.stuck = True
             if value < 0.6:
                 self._later(1.0 + 100.0 * value, process.resume)
 
     def slow(self, value: float) -> None:
         """Its steps take longer for some seconds."""
-        if (process := self._engine()) is not None:
+        if (process := self._engine(value)) is not None:
             process.slow = 1.0 + 200.0 * value**2
 
             def recover() -> None:
@@ -61,7 +62,7 @@ class Faults:
 
     def fail(self, value: float) -> None:
         """The executor raises in some of the next steps: memory ran out, say."""
-        if (process := self._engine()) is not None:
+        if (process := self._engine(value)) is not None:
             process.failing = 1 + int(3 * value)
 
     # ------------------------------------------------------------ lines and clients

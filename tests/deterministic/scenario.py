@@ -44,6 +44,7 @@ class Shape(msgspec.Struct, frozen=True):
     eviction: str = "lru"
     policy: str = "lpm"
     split: float = 0.1
+    replicas: int = 1
 
 
 class Scenario(msgspec.Struct, frozen=True):
@@ -88,6 +89,7 @@ def draw(seed: int, programs: int = 60) -> Scenario:
         eviction=dice.choice(("lru", "lfuda")),
         policy=dice.choice(("lpm", "fcfs", "dfs")),
         split=dice.choice((0.0, 0.2, 0.7)),
+        replicas=random.Random(f"replicas {seed}").choice((1, 1, 2, 3)),
     )
     seconds = programs / dice.choice((3.0, 10.0, 30.0))
     # A restart takes a second or two: what is to happen beside it is spread out.

@@ -21,6 +21,7 @@ from rootlace.runtime.engine.client.engine_client import MAX_RESTARTS
 from rootlace.runtime.gateway.branches.gateway import Gateway
 from rootlace.runtime.gateway.server import ProgramServer
 from rootlace.runtime.gateway.tokens.chat import ChatTemplate
+from rootlace.runtime.replicas import Replicas
 from rootlace.wire import protocol
 from rootlace.wire.errors import ServerUnavailable
 from rootlace.wire.protocol import Chunk, Welcome
@@ -87,8 +88,8 @@ class World:
                 self.told.setdefault((socket.get(zmq.FD), event.op), []).append(self.loop.now)
 
     @property
-    def process(self) -> EngineProcess | None:
-        return self.processes[-1] if self.processes else None
+    def live_processes(self) -> list[EngineProcess]:
+        return [process for process in self.processes if process.code is None]
 
     # ------------------------------------------------------------ the runtime
 
@@ -131,10 +132,13 @@ class World:
         self._server = ProgramServer(self.gateway)
         self._server.start()
 
-    async def _start_engine(self, config: EngineConfig) -> EngineClient:
+    async def _start_engine(self, config: EngineConfig) -> EngineClient | Replicas:
         """One that dies while it starts is tried again, as an operator would."""
+        replicas = self.scenario.shape.replicas
         while True:
             try:
+                if replicas > 1:
+                    return await Replicas.start(config, replicas, self._gone)
                 return await EngineClient.start(config, self._gone)
             except ServerUnavailable:
                 await asyncio.sleep(1.0)
@@ -249,35 +253,63 @@ class World:
         raise Violation(f"it does not come to rest: sessions {sessions}, in flight {left}")
 
     def _rests(self) -> bool:
-        gateway, process = self.gateway, self.process
-        if gateway is None or gateway.session_count or not gateway.healthy or process is None:
+        gateway, live = self.gateway, self.live_processes
+        if gateway is None or gateway.session_count or not live:
             return False
-        if process.code is not None or process.loop is None or process.scheduler.has_work:
+        if not all(client.healthy for client in self._clients()):
+            return False
+        if any(process.loop is None or process.scheduler.has_work for process in live):
+            return False
+        journals = [process.scheduler.kv.tree.journal for process in live]
+        if any(journal is not None and journal.changed for journal in journals):
             return False
         return not self._in_flight()
 
     def _in_flight(self) -> list[int]:
-        """The requests that the gateway believes an engine has."""
-        gateway = self.gateway
-        return [] if gateway is None else list(gateway.engine._in_flight._submitted)  # type: ignore[attr-defined]
+        """The requests that the gateway believes engines have."""
+        return [rid for client in self._clients() for rid in client._in_flight._submitted]
+
+    def _clients(self) -> list[EngineClient]:
+        if self.gateway is None:
+            return []
+        engine: Any = self.gateway.engine
+        if not isinstance(engine, Replicas):
+            return [engine]
+        return [one for at, one in enumerate(engine._clients) if at not in engine._gone]
 
     async def _check_nothing_left(self) -> None:
-        gateway, process = self.gateway, self.process
-        assert gateway is not None and process is not None
+        gateway, live = self.gateway, self.live_processes
+        assert gateway is not None
         if gateway.branch_count:
             raise Violation(f"{gateway.branch_count} branches are left")
-        scheduler = process.scheduler
         self.settled = self.loop.now
-        pins = scheduler.kv.retention.pins.all()
+        pins = [(one, pin) for one in live for pin in one.scheduler.kv.retention.pins.all()]
         # They live for five minutes.
         if self.settled - self.began < 290:
-            self.pins_left = {pin.id for pin in pins}
-        for pin in pins:
-            scheduler.cache.unpin(pin.id)
+            self.pins_left = {pin.id for _, pin in pins}
+        if isinstance(gateway.engine, Replicas):
+            self._check_table(gateway.engine, live)
+        for process, pin in pins:
+            process.scheduler.cache.unpin(pin.id)
         await gateway.flush()
-        stats = scheduler.stats()
-        if stats["blocks_free"] != stats["blocks_total"] or stats["nodes"]:
-            raise Violation(f"memory is left: {stats}")
+        for process in live:
+            stats = process.scheduler.stats()
+            if stats["blocks_free"] != stats["blocks_total"] or stats["nodes"]:
+                raise Violation(f"memory is left: {stats}")
+
+    def _check_table(self, replicas: Replicas, live: list[EngineProcess]) -> None:
+        """The gateway knows what the caches hold, and nothing of requests that are over."""
+        dispatch = replicas._dispatch
+        assert dispatch is not None
+        router = dispatch._router
+        if dispatch._running or router._sent or len(router._coming):
+            raise Violation(f"requests are left in the router: {dispatch._running}")
+        wanted: dict[int, int] = {}
+        for process in live:
+            for digest in process.scheduler.cache.changes(all_of_it=True).added.tolist():  # type: ignore[union-attr]
+                wanted[digest] = wanted.get(digest, 0) | 1 << process.replica
+        if router._held._holders != wanted:
+            raise Violation("the table differs from what the caches hold")
 
     def check(self) -> None:
         """What only shows at the end. Raises Violation."""

@@ -81,3 +81,34 @@ def test_looks_are_bounded_where_every_replica_holds_another_part() -> None:
         for replica in range(100):
             if replicas >> replica & 1:
                 assert count <= replica + 1, "never more than it holds"
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_what_dropped_replicas_held_is_taken_out_in_parts(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rootlace.runtime.routing.index._AT_ONCE", 7)
+    dice = random.Random(seed)
+    index = PrefixIndex()
+    held: list[set[int]] = [set() for _ in range(REPLICAS)]
+    for _ in range(400):
+        replica = dice.randrange(REPLICAS)
+        now, fresh = {dice.randrange(1, 80) for _ in range(20)}, dice.random() < 0.1
+        before = held[replica]
+        index.apply(replica, change(now if fresh else now - before, before - now, fresh))
+        held[replica] = now
+        if dice.random() < 0.1:
+            index.drop(replica)
+            held[replica] = set()
+            assert all(not bits >> replica & 1 for d in range(80) for _, bits in index.match([d]))
+        index.sweep()
+        for digest in range(1, 80):
+            for _, replicas in index.match([digest]):
+                for number in range(REPLICAS):
+                    if replicas >> number & 1:
+                        assert digest in held[number], "never more than it holds"
+    while index.sweep():
+        pass
+    wanted = {d: {r for r in range(REPLICAS) if d in held[r]} for d in set().union(*held)}
+    found = {d: {r for r in range(REPLICAS) if bits >> r & 1} for d, bits in index._holders.items()}
+    assert found == wanted

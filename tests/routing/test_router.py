@@ -142,3 +142,37 @@ def test_nothing_is_sent_where_nobody_is_left() -> None:
         one.route("a", "", tokens((7, 40)), 1, 0.0)
     one.back(1)
     assert one.route("a", "", tokens((7, 40)), 1, 0.0) == 1
+
+
+def test_who_is_late_is_left_alone() -> None:
+    one = router(replicas=2)
+    one.heard(0, holds(tokens((7, 40))))
+    prompt = tokens((7, 40), (1, 8))
+    assert one.route("a", "", prompt, 1, 0.0) == 0
+    # Its first token was due at 8 seconds; 48 + 40 for spread is the other one's price.
+    assert one.route("b", "", tokens((7, 40), (2, 8)), 1, 60.0) == 0
+    assert one.route("c", "", tokens((7, 40), (3, 8)), 1, 120.0) == 1
+    one.first_token("a")
+    one.first_token("b")
+    assert one.route("d", "", tokens((7, 40), (4, 8)), 1, 120.0) == 0, "it owes nothing"
+
+
+def test_among_equals_the_preferred_one_is_taken() -> None:
+    one = router(replicas=3)
+    for i in range(5):
+        assert one.route(i, "", tokens((i, 3)), 1, 0.0, prefer=2) == 2
+        one.first_token(i)
+        one.ended(i, 0.0)
+    one.heard(1, holds(tokens((7, 40))))
+    assert one.route("a", "", tokens((7, 40)), 1, 0.0, prefer=2) == 1, "it is not equal"
+
+
+def test_what_steps_cost_is_learnt() -> None:
+    """Where computing costs nothing beside queues, a prefix is not worth waiting for."""
+    one = router(replicas=2)
+    one.heard(0, holds(tokens((7, 40))))
+    one.route("busy", "", tokens((7, 40), (9, 60)), 1, 0.0)
+    assert one.route("a", "", tokens((7, 40), (1, 8)), 1, 0.0) == 0
+    one.ended("a", 0.0)
+    one.learn(StepCost(step=1e-9, prefill=0.0, max_step_tokens=4))
+    assert one.route("b", "", tokens((7, 40), (1, 8)), 1, 0.0) == 1

@@ -8,7 +8,7 @@ import contextlib
 import logging
 import time
 from asyncio.subprocess import PIPE, Process
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import msgspec
@@ -18,6 +18,8 @@ from rootlace.runtime import processes
 from rootlace.runtime.config import EngineConfig
 from rootlace.runtime.contracts.messages import (
     Abort,
+    CacheChanged,
+    CostMeasured,
     Explained,
     Flush,
     Flushed,
@@ -38,10 +40,11 @@ from rootlace.runtime.contracts.messages import (
 from rootlace.runtime.contracts.request import Request
 from rootlace.runtime.contracts.step_record import read_step_record
 from rootlace.runtime.contracts.update import Update
-from rootlace.runtime.engine.client.in_flight import InFlight
+from rootlace.runtime.engine.client.in_flight import InFlight, Submitted
 from rootlace.runtime.engine.client.pipes import Pipes
 from rootlace.runtime.engine.client.pulse import STALL_SECONDS, Pulse
 from rootlace.runtime.engine.client.questions import Questions
+from rootlace.runtime.engine.client.siblings import Siblings
 from rootlace.wire.errors import ServerUnavailable, from_code
 
 log = logging.getLogger(__name__)
@@ -60,6 +63,9 @@ class EngineProcessConfig(msgspec.Struct, frozen=True):
     socket_folder: str
     record: str
     """Where it writes which requests are in its steps (`StepRecord`)."""
+    replica: int = 0
+    replicas: int = 1
+    """Its number among the engines of the model, and how many there are."""
 
 
 class EngineClient:
@@ -70,14 +76,20 @@ class EngineClient:
     What was in the step that it computed is computed alone at first, so that a request that kills
     engines is given up alone (`InFlight`); after
     `MAX_RESTARTS` deaths in `RESTART_WINDOW_SECONDS` the engine stays down and `on_exit` is called
-    with the reason.
+    with the reason. Where it has `siblings`, its requests go on there.
     """
 
     info: Ready
 
-    def __init__(self, config: EngineConfig, on_exit: Callable[[str], None] | None = None) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        on_exit: Callable[[str], None] | None = None,
+        siblings: Siblings | None = None,
+    ) -> None:
         self._config = config
         self._on_exit = on_exit
+        self._siblings = siblings
         self._folder = processes.SocketFolder()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._process: Process | None = None
@@ -95,14 +107,17 @@ class EngineClient:
 
     @classmethod
     async def start(
-        cls, config: EngineConfig, on_exit: Callable[[str], None] | None = None
+        cls,
+        config: EngineConfig,
+        on_exit: Callable[[str], None] | None = None,
+        siblings: Siblings | None = None,
     ) -> EngineClient:
         """Start the engine process and wait until its model is loaded.
 
         Raises the typed error the engine gave (a bad model folder, too little memory ...), or
         ServerUnavailable if it ended without one.
         """
-        client = cls(config, on_exit)
+        client = cls(config, on_exit, siblings)
         try:
             await client._launch()
         except BaseException:
@@ -124,23 +139,29 @@ class EngineClient:
         sent = self._up and not self._in_flight.quarantined
         self._in_flight.add(request, on_update, sent)
         if sent:  # else the next engine is given it when it is ready
-            self._send(request)
+            self.send(request)
+
+    def adopt(self, submitted: Submitted, in_step: Mapping[int, int]) -> None:
+        """Go on with a request of a sibling that died: see `Siblings.on_death`."""
+        request = self._in_flight.adopt(submitted, in_step, self._up)
+        if request is not None:
+            self.send(request)
 
     def abort(self, rids: Iterable[int]) -> None:
         """End requests; those still running get a last update with `finish="abort"`."""
         running = self._in_flight.abort(rids)
         if running and self._up:
-            self._send(Abort(running))
+            self.send(Abort(running))
 
     def release_program(self, program: str, wanted: bool = False) -> None:
-        self._send(ReleaseProgram(program, wanted))
+        self.send(ReleaseProgram(program, wanted))
 
     def forget_namespace(self, namespace: str) -> None:
-        self._send(ForgetNamespace(namespace))
+        self.send(ForgetNamespace(namespace))
 
     def pause(self, paused: bool) -> None:
         """Have the engine compute nothing, or go on. One that is started again goes on."""
-        self._send(Pause(paused))
+        self.send(Pause(paused))
 
     async def flush(self) -> None:
         """Forget what no running request uses."""
@@ -154,8 +175,13 @@ class EngineClient:
         if not self._up:
             raise ServerUnavailable("the engine is not running")
         ticket = self._questions.open()
-        self._send(kind(ticket, *fields))
+        self.send(kind(ticket, *fields))
         return await self._questions.answer_to(ticket, STALL_SECONDS)
+
+    def send(self, message: ToEngine) -> None:
+        """Send what needs no answer."""
+        if self._pipes is not None:
+            self._pipes.send(message)
 
     async def stop(self) -> None:
         """Stop the engine; whatever still runs gets `finish="abort"`."""
@@ -167,7 +193,9 @@ class EngineClient:
             self._pipes.close()
         self._context.destroy(linger=0)
         self._folder.remove()
-        self._fail_all(ServerUnavailable("the runtime is stopping"))
+        error = ServerUnavailable("the runtime is stopping")
+        self._questions.fail(error)
+        self._in_flight.fail(error)
 
     # ------------------------------------------------------------ the process
 
@@ -180,6 +208,11 @@ class EngineClient:
         config = EngineProcessConfig(
             self._config, inbox, outbox, str(self._folder.path), str(self._record)
         )
+        siblings = self._siblings
+        if siblings is not None:
+            config = msgspec.structs.replace(
+                config, replica=siblings.replica, replicas=siblings.replicas
+            )
         # A session of its own: the terminal's Ctrl-C reaches the gateway, which stops the engine.
         process = await asyncio.create_subprocess_exec(
             *processes.child_command("rootlace.runtime.engine"),
@@ -226,17 +259,24 @@ class EngineClient:
         self._up = False
         log.error("the engine process ended with code %s", code)
         self._questions.fail(ServerUnavailable("the engine restarted"))
-        in_step = read_step_record(self._record)
+        in_step, siblings = read_step_record(self._record), self._siblings
+        if siblings is not None:
+            siblings.on_death(self._in_flight.leave(in_step), in_step)
         try:
             await self._launch_again(code)
         except Exception as error:
             log.error("the engine cannot be started again: %s", error)
-            self._fail_all(ServerUnavailable(str(error)))
+            if siblings is not None:
+                siblings.on_gone(str(error))
+                siblings.on_death(self._in_flight.leave_all(), in_step)
+            self._in_flight.fail(ServerUnavailable(str(error)))
             if self._on_exit is not None:
                 self._on_exit(str(error))
             return
         for request in self._in_flight.resume(in_step):
-            self._send(request)
+            self.send(request)
+        if siblings is not None:
+            siblings.on_return()
 
     async def _launch_again(self, code: int | None) -> None:
         """Start an engine for the one that ended; another one where it dies as it starts."""
@@ -260,7 +300,7 @@ class EngineClient:
         if isinstance(message, Update):
             # There are thousands a second, and heartbeats tell the pulse as much.
             for request in self._in_flight.hear(message):
-                self._send(request)
+                self.send(request)
             return
         self._pulse.hear(message)
         if isinstance(message, Stats):
@@ -275,19 +315,14 @@ class EngineClient:
             self._questions.answer(message.ticket, message.found)
         elif isinstance(message, Flushed):
             self._questions.answer(message.ticket, None)
+        elif isinstance(message, CacheChanged | CostMeasured):
+            if self._siblings is not None:
+                self._siblings.on_told(message)
         elif isinstance(message, Ready):
             if self._ready is not None and not self._ready.done():
                 self._ready.set_result(message)
         else:
             assert isinstance(message, Heartbeat)
-
-    def _send(self, message: ToEngine) -> None:
-        if self._pipes is not None:
-            self._pipes.send(message)
-
-    def _fail_all(self, error: ServerUnavailable) -> None:
-        self._questions.fail(error)
-        self._in_flight.fail(error)
 
 
 async def _end(process: Process | None, pipes: Pipes | None) -> None:

@@ -15,7 +15,7 @@ from rootlace.wire.errors import InternalError, ServerUnavailable
 
 
 @dataclass
-class _Submitted:
+class Submitted:
     """A request, and enough to start it again in another engine."""
 
     request: Request
@@ -43,7 +43,7 @@ class InFlight:
     """Requests that were submitted and have not finished, and who hears of them."""
 
     def __init__(self) -> None:
-        self._submitted: dict[int, _Submitted] = {}
+        self._submitted: dict[int, Submitted] = {}
         self._held: deque[int] = deque()
         """In quarantine: those that the engine is given one by one."""
         self._late: deque[int] = deque()
@@ -62,7 +62,7 @@ class InFlight:
     def add(self, request: Request, on_update: Callable[[Update], None], sent: bool) -> None:
         """Keep a request; one that is not `sent` yet waits for the next engine, or for those in
         quarantine."""
-        self._submitted[request.rid] = _Submitted(request, on_update, engines=int(sent))
+        self._submitted[request.rid] = Submitted(request, on_update, engines=int(sent))
         if self.quarantined:
             self._late.append(request.rid)
 
@@ -125,6 +125,41 @@ class InFlight:
             else:
                 yield self._resumed(rid, in_step)
         yield from self._next()
+
+    def leave(self, in_step: Mapping[int, int]) -> list[Submitted]:
+        """Take out what another engine may go on with now that this one has died: all but those
+        that are aborted, those that two engines died with, and, where there is to be a quarantine,
+        those that belong there. The others are for `resume`, which is given the same `in_step`."""
+        stay = {*self._held, *self._late, *self._cleared, self._tried}
+        if not in_step and (
+            self.quarantined or any(one.engines > 1 for one in self._submitted.values())
+        ):
+            stay |= {rid for rid, one in self._submitted.items() if one.engines}
+        left: list[Submitted] = []
+        for rid, submitted in list(self._submitted.items()):
+            deaths = submitted.deaths + (rid in in_step)
+            if submitted.aborted or rid in stay or deaths > 1:
+                continue
+            submitted.deaths = deaths
+            left.append(self._submitted.pop(rid))
+        return left
+
+    def leave_all(self) -> list[Submitted]:
+        """Take out what another engine may go on with where there will be no other one here."""
+        left = [one for one in self._submitted.values() if not one.aborted]
+        for one in left:
+            del self._submitted[one.request.rid]
+        return left
+
+    def adopt(self, submitted: Submitted, in_step: Mapping[int, int], sent: bool) -> Request | None:
+        """Go on with what left another engine, which died in a step with `in_step`. Returns what
+        the engine is to be sent, if it is there and nobody has to wait for the quarantine."""
+        rid = submitted.request.rid
+        self._submitted[rid] = submitted
+        if self.quarantined:
+            self._late.append(rid)
+            return None
+        return self._resumed(rid, in_step) if sent else None
 
     def _next(self) -> list[Request]:
         """The next one of those in quarantine, or, in turns, of those that came since; all that

@@ -80,7 +80,7 @@ def on_cpu(
         """Beside so many bytes that the system believes to be free."""
         blocks = kv_pool.choose_num_blocks(
             *(config, cache, executor.kv_memory_bytes, rotary.context_length, kv_dtype),
-            available=main_memory().available - taken,
+            available=int((main_memory().available - taken) * executor.memory_share),
         )
         try:
             return kv_pool.allocate(config, blocks, cache.block_size, CPU, kv_dtype)

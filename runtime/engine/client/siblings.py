@@ -1,0 +1,27 @@
+"""What an engine's client knows of where it stands, where several engines serve one model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from rootlace.runtime.contracts.messages import CacheChanged, CostMeasured
+from rootlace.runtime.engine.client.in_flight import Submitted
+
+
+@dataclass(frozen=True)
+class Siblings:
+    """It is number `replica` of `replicas`.
+
+    `on_told` hears what the engine says of its cache and its steps; `on_death` is given the
+    requests that others may go on with, and who was in the steps in which it died
+    (`InFlight.resume`); `on_return` is called when it is there again, and `on_gone`, with the
+    reason, before its last requests leave, when it will not be.
+    """
+
+    replica: int
+    replicas: int
+    on_told: Callable[[CacheChanged | CostMeasured], None]
+    on_death: Callable[[list[Submitted], Mapping[int, int]], None]
+    on_return: Callable[[], None]
+    on_gone: Callable[[str], None]

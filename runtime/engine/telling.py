@@ -1,0 +1,44 @@
+"""What an engine says of itself to who chooses among several."""
+
+from __future__ import annotations
+
+from rootlace.runtime.contracts.messages import CacheChanged, CostMeasured, FromEngine
+from rootlace.runtime.contracts.plan import StepPlan
+from rootlace.runtime.scheduler.cache_control import CacheControl
+from rootlace.runtime.scheduler.measured_cost import MeasuredCost
+
+_STEPS = 256
+"""Costs are told after 2, 4, 8 and so on steps, and then after each so many more."""
+
+
+class Telling:
+    """What its cache holds, as it changes, and what its steps take."""
+
+    def __init__(self, cache: CacheControl, max_step_tokens: int) -> None:
+        cache.keep_journal()
+        self._cache = cache
+        self._cost = MeasuredCost(max_step_tokens)
+        self._next_cost = 2
+        self._number = 0
+        self._all_of_it = False
+
+    def tell_all(self) -> None:
+        """Say all that is held, next."""
+        self._all_of_it = True
+
+    def note(self, plan: StepPlan, seconds: float) -> None:
+        """A step took so long."""
+        self._cost.note(plan, seconds)
+
+    def take(self) -> list[FromEngine]:
+        """What is to be told now; often nothing."""
+        said: list[FromEngine] = []
+        change = self._cache.changes(self._all_of_it)
+        if change is not None:
+            self._all_of_it = False
+            self._number += 1
+            said.append(CacheChanged(self._number, change.added, change.removed, change.fresh))
+        if self._cost.steps >= self._next_cost:
+            self._next_cost = self._cost.steps + min(self._cost.steps, _STEPS)
+            said.append(CostMeasured(self._cost.cost()))
+        return said

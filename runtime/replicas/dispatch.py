@@ -1,0 +1,176 @@
+"""Which engine has which request, and which one is to have the next."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+
+from rootlace.runtime.contracts.messages import CacheChanged, CostMeasured, Ready
+from rootlace.runtime.contracts.request import Request, kv_namespace
+from rootlace.runtime.contracts.step_cost import StepCost, mean_cost
+from rootlace.runtime.contracts.update import Update
+from rootlace.runtime.replicas.hearing import Hearing
+from rootlace.runtime.routing.router import Router, RouterConfig
+
+log = logging.getLogger(__name__)
+
+_COST = StepCost(step=2e-3, prefill=1e-4, decode=2e-4)
+"""What steps are taken to cost until engines have measured theirs."""
+_OUTPUT = 64.0
+"""Tokens that a request is taken to generate, until some have ended."""
+_OUTPUT_SHARE = 0.05
+"""What the last one that ended counts."""
+_MOST_HOMES = 65536
+_SWEEP_SECONDS = 0.005
+
+
+@dataclass
+class _Running:
+    """A request, the engine that has it, and what the router was told of it."""
+
+    replica: int
+    routed: bool
+    begun: bool = False
+    tokens: int = 0
+
+
+class Dispatch:
+    """The router, fed with what engines and requests do. Belongs to one event loop."""
+
+    def __init__(self, count: int, info: Ready, ask: Callable[[int], None]) -> None:
+        """`ask` has an engine say all that its cache holds."""
+        capacity = info.num_blocks * info.block_size
+        self._router = Router(RouterConfig(count, info.block_size, capacity, _COST))
+        self._count = count
+        self._ask = ask
+        self._hearing = [self._new_hearing(at) for at in range(count)]
+        self._gaps = 0
+        """Of engines that have died since."""
+        self._costs: dict[int, StepCost] = {}
+        self._down: set[int] = set()
+        self._gone: set[int] = set()
+        """Those of them that nobody starts again."""
+        self._running: dict[int, _Running] = {}
+        self._homes: dict[str, int] = {}
+        """Where programs had their last request."""
+        self._output = _OUTPUT
+        self._moved = 0
+        self._sweeping: asyncio.TimerHandle | None = None
+
+    def place(self, request: Request) -> int:
+        """The engine for a request, which counts there from now on; one that moves counts no
+        longer where it was."""
+        rid, program = request.rid, request.program
+        if len(self._down) == self._count:  # it waits for one that is started again
+            at = min(set(range(self._count)) - self._gone, default=0)
+            self._put(rid, _Running(at, routed=False))
+            return at
+        tokens, most = request.token_ids, request.params.max_tokens
+        if len(request.output_ids):
+            tokens = np.concatenate((tokens, request.output_ids))
+        at = self._router.route(
+            rid,
+            kv_namespace(request.namespace, request.adapter),
+            tokens,
+            int(self._output if most is None else min(most, self._output)),
+            time.monotonic(),
+            self._homes.get(program),
+        )
+        self._put(rid, _Running(at, routed=True))
+        if program:
+            self._homes.pop(program, None)
+            self._homes[program] = at
+            if len(self._homes) > _MOST_HOMES:  # whoever asked nothing for the longest time
+                del self._homes[next(iter(self._homes))]
+        return at
+
+    def where(self, rid: int) -> int | None:
+        """The engine that has a request; None if it is over."""
+        running = self._running.get(rid)
+        return None if running is None else running.replica
+
+    def hear(self, update: Update) -> None:
+        """Something is new about a request."""
+        running, rid = self._running.get(update.rid), update.rid
+        if running is None:
+            return
+        running.tokens += len(update.token_ids)
+        computed = update.finish not in ("abort", "error")
+        if running.routed and not running.begun and computed:
+            running.begun = True
+            self._router.first_token(rid)
+        if update.finish is None:
+            return
+        del self._running[rid]
+        if computed:
+            self._output += _OUTPUT_SHARE * (running.tokens - self._output)
+        if running.routed:
+            self._router.ended(rid, time.monotonic())
+
+    def program_ended(self, program: str) -> None:
+        self._homes.pop(program, None)
+
+    def told(self, at: int, message: CacheChanged | CostMeasured) -> None:
+        """What an engine says of itself."""
+        if isinstance(message, CacheChanged):
+            self._hearing[at].hear(message)
+            if message.fresh:
+                self._sweep_soon()
+        else:
+            self._costs[at] = message.cost
+            self._router.learn(mean_cost(list(self._costs.values())))
+
+    def down(self, at: int, for_good: bool = False) -> None:
+        """An engine died: nothing is sent there until it is `back`, and its cache is lost."""
+        self._down.add(at)
+        if for_good:
+            self._gone.add(at)
+        self._gaps += self._hearing[at].gaps
+        self._hearing[at] = self._new_hearing(at)
+        self._router.lost(at)
+        self._sweep_soon()
+        for running in self._running.values():
+            if running.replica == at:  # what stays there is not the router's business any more
+                running.routed = False
+
+    def back(self, at: int) -> None:
+        self._down.discard(at)
+        self._router.back(at)
+
+    def counters(self) -> dict[str, int]:
+        """For `GetStatus`."""
+        return {
+            "prefixes_known": len(self._router),
+            "requests_moved": self._moved,
+            "cache_gaps": self._gaps + sum(hearing.gaps for hearing in self._hearing),
+        }
+
+    def close(self) -> None:
+        if self._sweeping is not None:
+            self._sweeping.cancel()
+
+    def _put(self, rid: int, running: _Running) -> None:
+        before = self._running.get(rid)
+        if before is not None:
+            running.tokens = before.tokens
+            self._moved += running.replica != before.replica
+        self._running[rid] = running
+
+    def _new_hearing(self, at: int) -> Hearing:
+        return Hearing(partial(self._ask, at), partial(self._router.heard, at))
+
+    def _sweep_soon(self) -> None:
+        """What lost engines held leaves the table, a little at a time."""
+        if self._sweeping is None and self._router.sweep():
+            loop = asyncio.get_running_loop()
+            self._sweeping = loop.call_later(_SWEEP_SECONDS, self._sweep)
+
+    def _sweep(self) -> None:
+        self._sweeping = None
+        self._sweep_soon()

@@ -1,0 +1,86 @@
+"""Changes of a cache that are lost on the way."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+
+from rootlace.runtime.cache.journal import Change
+from rootlace.runtime.contracts.messages import (
+    CacheChanged,
+    decode_from_engine,
+    encode,
+)
+from rootlace.runtime.engine.telling import Telling
+from rootlace.runtime.replicas.hearing import Hearing
+from rootlace.runtime.routing.index import PrefixIndex
+from rootlace.runtime.scheduler.cache_control import CacheControl
+from tests.cache.test_tree import Cache
+
+
+class _Kv:
+    def __init__(self, cache: Cache) -> None:
+        self.tree = cache.tree
+
+
+def changed(number: int, *added: int, fresh: bool = False) -> CacheChanged:
+    return CacheChanged(number, np.array(added, np.uint64), np.empty(0, np.uint64), fresh)
+
+
+def test_after_a_gap_nothing_counts_until_all_is_told() -> None:
+    asked: list[int] = []
+    heard: list[list[int]] = []
+    hearing = Hearing(lambda: asked.append(1), lambda change: heard.append(change.added.tolist()))
+    hearing.hear(changed(1, 5, fresh=True))
+    hearing.hear(changed(2, 6))
+    hearing.hear(changed(4, 8))  # the third is lost
+    hearing.hear(changed(5, 9))
+    assert heard == [[5], [6]] and len(asked) == 1 and hearing.gaps == 1
+    hearing.hear(changed(6, 5, 6, 7, 8, 9, fresh=True))
+    hearing.hear(changed(7, 10))
+    assert heard[2:] == [[5, 6, 7, 8, 9], [10]] and hearing.gaps == 1
+
+
+def test_an_engine_that_does_not_answer_is_asked_again() -> None:
+    asked: list[int] = []
+    hearing = Hearing(lambda: asked.append(1), lambda change: None)
+    for number in range(3, 200):
+        hearing.hear(changed(number))
+    assert 2 <= len(asked) <= 5 and hearing.gaps == 1
+
+
+def test_a_table_is_right_again_after_any_loss() -> None:
+    """A real tree and its journal, a line that loses every fifth message, questions included."""
+    dice = random.Random(3)
+    cache, index = Cache(block_size=4, num_blocks=60), PrefixIndex()
+    telling = Telling(CacheControl(_Kv(cache), {}, lambda: None), 64)  # type: ignore[arg-type]
+
+    def ask() -> None:
+        if dice.random() < 0.8:
+            telling.tell_all()
+
+    hearing = Hearing(ask, lambda change: index.apply(0, change))
+
+    def tell(lossy: bool) -> None:
+        for message in decode_from_engine(encode(telling.take())):
+            assert isinstance(message, CacheChanged)
+            if not lossy or dice.random() < 0.8:
+                hearing.hear(message)
+
+    known: list[list[int]] = []
+    for turn in range(300):
+        base = dice.choice(known) if known and dice.random() < 0.6 else []
+        tokens = base[: dice.randrange(min(len(base), 60) + 1)] + [
+            dice.randrange(5) for _ in range(dice.randrange(1, 20))
+        ]
+        if cache.pool.free < 24:
+            cache.tree.evict(30)
+        cache.keep(tokens)
+        known.append(tokens)
+        tell(lossy=turn < 250)
+    assert hearing.gaps > 10
+    journal = cache.tree.journal
+    assert journal is not None
+    whole: Change = journal.snapshot(cache.tree.roots.values())
+    assert index._holders == dict.fromkeys(whole.added.tolist(), 1)

@@ -1,0 +1,80 @@
+"""Several engines in one world on a virtual clock: who dies, and who goes on."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from tests.deterministic.cli import short
+from tests.deterministic.run import Result, run
+from tests.deterministic.scenario import Fault, Program, Scenario, Shape, draw
+from tests.deterministic.world import World
+
+
+def story(client: int, text: str = "the red cat", seconds: float = 0.0) -> Program:
+    return Program(
+        client,
+        seconds,
+        (
+            ("open", 1, None, {}),
+            ("append", 1, (("text", text),)),
+            ("generate", 1, {"max_tokens": 40, "temperature": 1.0, "seed": 5, "stream": True}),
+            ("wait", 1),
+        ),
+    )
+
+
+def ran(scenario: Scenario) -> Result:
+    result = run(scenario)
+    assert not result.failure, short(result.failure)
+    return result
+
+
+@pytest.mark.parametrize("seed", [1, 4, 24])
+def test_what_is_promised_holds_with_several_engines(seed: int) -> None:
+    """Seed 24 kills one engine for good while the other one is being started again."""
+    scenario = draw(seed, programs=30 if seed == 24 else 12)
+    ran(
+        msgspec.structs.replace(scenario, shape=msgspec.structs.replace(scenario.shape, replicas=2))
+    )
+
+
+@pytest.mark.parametrize(
+    "faults",
+    [
+        (Fault(0.02, "kill", 0.0), Fault(0.03, "kill", 0.001)),  # one, and then the other
+        (Fault(0.02, "die", 0.1),),
+        (Fault(0.02, "suspend", 0.99),),
+    ],
+)
+def test_streams_go_on_at_another_engine(faults: tuple[Fault, ...]) -> None:
+    shape = Shape(clients=4, replicas=2)
+    programs = tuple(story(client, f"the red cat {client}" * 3) for client in range(4))
+    calm = ran(Scenario(0, shape, programs))
+    shaken = ran(Scenario(0, shape, programs, faults))
+    assert shaken.deaths > calm.deaths
+
+
+def test_a_request_goes_on_while_its_engine_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The engine takes seconds to come back; nobody waits for it."""
+    ended: list[float] = []
+    settle = World._settle
+
+    async def note(world: World) -> None:
+        ended.extend(at for times in world.told.values() for at in times)
+        await settle(world)
+
+    monkeypatch.setattr(World, "_settle", note)
+    for replicas, most in ((1, 10.0), (2, 0.19)):
+        ended.clear()
+        ran(
+            Scenario(
+                0,
+                Shape(clients=1, replicas=replicas),
+                (story(0),),
+                (Fault(0.02, "kill", 0.0),),
+            )
+        )
+        took = max(ended) - min(ended)
+        assert took < most, replicas
+        assert replicas == 2 or took > 0.19, "an engine takes so long to start"
