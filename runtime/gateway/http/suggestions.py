@@ -41,7 +41,7 @@ def nearest(given: str, known: Iterable[str], at_most: int = 1) -> list[str]:
 
 def _question(given: str, known: list[str], synonyms: Iterable[str]) -> str:
     meant = [name for name in synonyms if name in known][:1] or nearest(given, known)
-    return f" Did you mean {meant[0]!r}?" if meant else ""
+    return f". Did you mean {meant[0]!r}?" if meant else ""
 
 
 def _structs_at(kind: type, path: str) -> Iterator[inspect.StructType]:

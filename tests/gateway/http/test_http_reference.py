@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from html.parser import HTMLParser
 from typing import Any
 
 import jsonschema
 import pytest
 
+from rootlace.runtime.gateway.http.batches.batch import Batch
+from rootlace.runtime.gateway.http.body import decode_body
+from rootlace.runtime.gateway.http.endpoints import endpoints
+from rootlace.runtime.gateway.http.ollama.models import Embedded
+from rootlace.runtime.gateway.http.openai.embeddings import EmbeddingReply
+from rootlace.runtime.gateway.http.reference import fields
 from rootlace.wire.cache_report import CacheReport
+from rootlace.wire.errors import InvalidRequest
 from scripts import api_reference
 from tests.gateway.http.conftest import Served
 
@@ -65,6 +73,65 @@ async def test_bodies_fit_the_document_exactly_if_they_are_decoded(served: Serve
                 if reply.content_type == "application/json":
                     _validator(document, said).validate(await reply.json())
             assert validator.is_valid(given) == (status == 200), (path, given)
+
+
+VALUES = {
+    "string": "x",
+    "integer": 7,
+    "number": 0.5,
+    "boolean": True,
+    "object": {"a": "b"},
+    "list of (anything)": ["x"],
+    "list of (integer)": [1],
+    "list of (string)": ["x"],
+}
+MINIMAL = {path: body for path, body, _ in reversed(BODIES)} | {
+    "/v1/batches": {"input_file_id": "x", "endpoint": "/v1/completions", "completion_window": "24h"},
+    "/v1/embeddings": {"input": "a"},
+    "/v1/score": {"query": "a", "items": ["b"], "labels": ["c"]},
+    "/v1/rerank": {"query": "a", "documents": ["b"]},
+    "/api/embed": {"model": "fake", "input": "a"},
+    "/select": {"text": "a", "choices": ["b", "c"]},
+    "/generate": {"text": "a"},
+    "/detokenize": {"tokens": [97]},
+    "/abort": {"rid": "x"},
+    "/abort_request": {"rid": "x"},
+    "/open_session": {"capacity_of_str_len": 9},
+}
+
+
+NOT_FAKED = (EmbeddingReply, Embedded, Batch)
+"""Replies that the fake gateway does not give."""
+
+
+def _decoded(given: Any, kind: Any) -> str:
+    """What is wrong with a body."""
+    try:
+        decode_body(json.dumps(given).encode(), kind)
+    except InvalidRequest as error:
+        return str(error)
+    return ""
+
+
+async def test_fields_stand_as_they_are_said_to(served: Served) -> None:
+    """Each that is accepted for nothing, and each that is refused, is asked for."""
+    asked, wrong = 0, []
+    for endpoint in endpoints(served.gateway):  # type: ignore[arg-type]
+        for field in fields(endpoint.body) if endpoint.body in endpoint.bodies else ():
+            if field.standing is None or "." in field.path or endpoint.other_body:
+                continue
+            asked += 1
+            value = VALUES.get(field.type.split(" or ")[0], "x")
+            given = MINIMAL[endpoint.path] | {field.path: value}
+            if endpoint.reply in NOT_FAKED:
+                said = _decoded(given, endpoint.body)
+            else:
+                async with served.http.post(endpoint.path, json=given) as reply:
+                    said = "" if reply.ok else await reply.text()
+            refusal = f"{field.path} is not supported" if field.standing.kind == "refused" else ""
+            if refusal not in said or bool(refusal) != bool(said):
+                wrong.append((endpoint.path, field, said))
+    assert not wrong and asked > 100
 
 
 async def test_replies_and_queries_fit_the_document(served: Served) -> None:

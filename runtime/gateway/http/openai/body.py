@@ -61,6 +61,9 @@ class SamplingBody(OpenAIConstraintBody):
     length_penalty: Annotated[float | None, refused(_NO_BEAMS, 1.0)] = None
     use_beam_search: Annotated[bool | None, refused(_NO_BEAMS)] = None
     early_stopping: Annotated[bool | None, refused(_NO_BEAMS)] = None
+    prompt_logprobs: Annotated[
+        int | None, refused("/v1/completions gives them with echo and logprobs")
+    ] = None
     truncate_prompt_tokens: Annotated[
         int | None, refused("a prompt that is too long is an error; shorten it before you send it")
     ] = None
