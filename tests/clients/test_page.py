@@ -7,6 +7,7 @@ import re
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 
@@ -99,6 +100,34 @@ def test_an_answer_in_the_form_of_a_schema(tab: Tab) -> None:
     assert set(read) == {"name", "age"} and isinstance(read["age"], int)
     assert answer.locator(".token.forced").count() > 0
     assert "forced" in answer.locator(".facts").inner_text()
+
+
+def test_tools_are_called_and_the_request_is_copied(tab: Tab) -> None:
+    page = tab.page
+    page.fill("#temperature", "0")
+    page.locator("details", has=page.locator("#tools")).locator("summary").click()
+    page.fill("#tools", json.dumps([TOOL]))
+    page.fill("#prompt", "What's the weather in Oslo?")
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    page.click("#as-python")
+    page.locator("#as-python", has_text="Copied").wait_for()
+    copied = page.evaluate("navigator.clipboard.readText()")
+    page.click("#send")
+    tab.answer(0).locator(".text", has_text="→ weather").wait_for()
+    called = tab.answer(0).inner_text()
+    given: dict[str, Any] = {}
+    exec(copied, given)
+    (call,) = given["reply"].choices[0].message.tool_calls
+    assert f"{call.function.name} {call.function.arguments}" in called
+
+
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "weather",
+        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
+    },
+}
 
 
 def test_what_is_wrong_is_told(tab: Tab) -> None:

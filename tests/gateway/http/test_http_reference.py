@@ -86,7 +86,11 @@ VALUES = {
     "list of (string)": ["x"],
 }
 MINIMAL = {path: body for path, body, _ in reversed(BODIES)} | {
-    "/v1/batches": {"input_file_id": "x", "endpoint": "/v1/completions", "completion_window": "24h"},
+    "/v1/batches": {
+        "input_file_id": "x",
+        "endpoint": "/v1/completions",
+        "completion_window": "24h",
+    },
     "/v1/embeddings": {"input": "a"},
     "/v1/score": {"query": "a", "items": ["b"], "labels": ["c"]},
     "/v1/rerank": {"query": "a", "documents": ["b"]},
