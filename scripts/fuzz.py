@@ -9,6 +9,7 @@ reader raise anything but a typed error, hang or take too much memory is left in
 from __future__ import annotations
 
 import argparse
+import shlex
 import shutil
 import subprocess
 import sys
@@ -73,7 +74,9 @@ def _fuzz(name: str, flags: list[str]) -> None:
         raise SystemExit("pip install atheris, or: make fuzz") from error
     with atheris.instrument_imports(include=["rootlace"]):
         from tests.corpora import readers
-    atheris.Setup([sys.argv[0], *flags], lambda data: readers.attempt(name, data))
+    # To merge, libFuzzer starts itself again: a shell reads the words of its first argument.
+    again = shlex.join([sys.executable, "-m", "scripts.fuzz", CHILD, name])
+    atheris.Setup([again, *flags], lambda data: readers.attempt(name, data))
     atheris.Fuzz()
 
 
