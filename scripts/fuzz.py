@@ -1,6 +1,7 @@
 """Look for bytes that a reader does not take well: `make fuzz MINUTES=5 [READERS="wire gguf"]`.
 
-Atheris changes the inputs of `tests/corpora` so that they reach more and more of the reader's code.
+Atheris changes the inputs of `tests/corpora` so that they reach more and more of the reader's code;
+JSON and MessagePack are mostly changed into such (`fuzz_mutator.py`).
 What reaches more than the corpus did is added to it, as far as it is small; an input that makes a
 reader raise anything but a typed error, hang or take too much memory is left in
 `build/fuzz/READER-…`, and this ends with 1. Mend it and move the file into the corpus.
@@ -14,6 +15,8 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+
+from scripts.fuzz_mutator import CODECS, Mutator
 
 ROOT = Path(__file__).resolve().parent.parent
 CORPORA = ROOT / "tests" / "corpora"
@@ -76,7 +79,11 @@ def _fuzz(name: str, flags: list[str]) -> None:
         from tests.corpora import readers
     # To merge, libFuzzer starts itself again: a shell reads the words of its first argument.
     again = shlex.join([sys.executable, "-m", "scripts.fuzz", CHILD, name])
-    atheris.Setup([again, *flags], lambda data: readers.attempt(name, data))
+    options = {}
+    if name in CODECS:
+        corpus = [path.read_bytes() for path in readers.inputs(name)]
+        options["custom_mutator"] = Mutator(name, corpus, atheris.Mutate)
+    atheris.Setup([again, *flags], lambda data: readers.attempt(name, data), **options)
     atheris.Fuzz()
 
 

@@ -20,21 +20,15 @@ from rootlace.runtime.constrained import GrammarCompiler
 from rootlace.runtime.constrained.service.build import check_size
 from rootlace.runtime.constrained.service.suspicion import is_suspicious
 from rootlace.runtime.constrained.service.trial import make_first_mask
-from rootlace.runtime.gateway.http.anthropic.body import MessagesBody
-from rootlace.runtime.gateway.http.body import decode_body
-from rootlace.runtime.gateway.http.native import GenerateBody
-from rootlace.runtime.gateway.http.openai.chat import ChatBody
-from rootlace.runtime.gateway.http.openai.completions import CompletionBody
-from rootlace.runtime.gateway.http.openai.responses_body import ResponsesBody
 from rootlace.runtime.gateway.server import _decode_each
 from rootlace.runtime.model.checkpoint.files import Checkpoint
 from rootlace.runtime.model.gguf.file import GgufFile
 from rootlace.wire import protocol
 from rootlace.wire.errors import RootlaceError
 from rootlace.wire.protocol import Constraint
+from tests.corpora.posted import posted
 
 FOLDER = Path(__file__).parent
-BODIES = (CompletionBody, ChatBody, ResponsesBody, MessagesBody, GenerateBody)
 LIMITS = ConstraintConfig(max_source_bytes=1 << 16)
 
 
@@ -46,12 +40,8 @@ def read_frame(data: bytes) -> None:
 
 
 def read_body(data: bytes) -> None:
-    """The body of a request over HTTP, as each of the larger endpoints takes it."""
-    for kind in BODIES:
-        try:
-            decode_body(data, kind)
-        except RootlaceError:
-            continue
+    """The body of a request over HTTP, down to the engine's requests and back."""
+    posted().post(data)
 
 
 def read_constraint(kind: str, data: bytes) -> None:

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
+import aiohttp
 import pytest
+from aiohttp import web
 
 from rootlace.runtime.config import GatewayConfig
 from rootlace.runtime.gateway.branches.gateway import Gateway
 from rootlace.runtime.gateway.branches.session import Session
+from rootlace.runtime.gateway.http.app import make_runner
 from rootlace.runtime.gateway.tokens.chat import ChatTemplate
 from rootlace.runtime.gateway.tokens.tokenizer import Tokenizer
 from rootlace.runtime.model.checkpoint.source import FolderSource
@@ -47,6 +51,20 @@ def tokenizer(request: pytest.FixtureRequest) -> Tokenizer:
 @pytest.fixture
 def stories() -> Tokenizer:
     return load("stories3M")
+
+
+@asynccontextmanager
+async def served(tokenizer: Tokenizer) -> AsyncIterator[aiohttp.ClientSession]:
+    """A client of all that is said over HTTP."""
+    gateway, _ = make_gateway(tokenizer, eos=(2,))
+    runner = make_runner(gateway)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    address = f"http://127.0.0.1:{runner.addresses[0][1]}"
+    async with aiohttp.ClientSession(address) as session:
+        yield session
+    await runner.cleanup()
+    gateway.close()
 
 
 @dataclass

@@ -7,21 +7,17 @@ from __future__ import annotations
 
 import asyncio
 import copy
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from typing import Any
 
 import aiohttp
 import msgspec
-from aiohttp import web
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rootlace.runtime.gateway.http.app import make_runner
 from rootlace.runtime.gateway.tokens.tokenizer import Tokenizer
 from rootlace.wire.protocol import Append, Done, Failed, Generate, Generated, Open, Ping, Text
 from tests.conftest import ROOT
-from tests.gateway.conftest import make_gateway
+from tests.gateway.conftest import served
 from tests.gateway.test_server import Peer, World, world
 
 EXAMPLES = settings(max_examples=12 if settings().derandomize else 400)
@@ -110,19 +106,6 @@ def requests(draw: st.DrawFn) -> tuple[str, bytes]:
 FRAMES = st.lists(st.sampled_from(OPERATIONS).flatmap(spoilt) | JUNK, max_size=5).map(
     msgspec.msgpack.encode
 ) | st.binary(max_size=12)
-
-
-@asynccontextmanager
-async def served(tokenizer: Tokenizer) -> AsyncIterator[aiohttp.ClientSession]:
-    gateway, _ = make_gateway(tokenizer, eos=(2,))
-    runner = make_runner(gateway)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    address = f"http://127.0.0.1:{runner.addresses[0][1]}"
-    async with aiohttp.ClientSession(address) as session:
-        yield session
-    await runner.cleanup()
-    gateway.close()
 
 
 def test_bodies(stories: Tokenizer) -> None:
