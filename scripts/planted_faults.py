@@ -55,6 +55,8 @@ SESSION = "runtime/gateway/branches/session.py"
 BRANCH = "runtime/gateway/branches/branch.py"
 SAMPLE = "runtime/gateway/branches/sample.py"
 SERVER = "runtime/gateway/server.py"
+SESSION_LOG = "runtime/gateway/state/session_log.py"
+KEPT = "runtime/gateway/state/kept.py"
 SCHEDULER = "runtime/scheduler/scheduler.py"
 
 FAULTS = (
@@ -213,6 +215,36 @@ FAULTS = (
         "        if self._waiting is not None and not self._waiting.done():\n"
         "            self._waiting.set_exception(self._overdue)",
         "        pass",
+    ),
+    Fault(
+        "state: clients are told what is not written yet",
+        SESSION,
+        "                self.log.flush()\n            self._on_events",
+        "                pass\n            self._on_events",
+    ),
+    Fault(
+        "state: a stream begins anew",
+        SESSION_LOG,
+        "GenerationLog(self, op, self._chunks.pop(op, {}))",
+        "GenerationLog(self, op, {})",
+    ),
+    Fault(
+        "state: what the client lacks of an operation that ended is not sent",
+        SESSION,
+        "(ended := self.log.answers(op))",
+        "(ended := self.log.answers(op)[:-1])",
+    ),
+    Fault(
+        "state: a fork has what its parent gained later",
+        KEPT,
+        "branch.ids = parent.ids[:]",
+        "branch.ids = parent.ids",
+    ),
+    Fault(
+        "state: text that is not tokenized yet is lost",
+        SESSION_LOG,
+        "yield kept, BranchState(ids, kept.pending,",
+        "yield kept, BranchState(ids, (),",
     ),
 )
 

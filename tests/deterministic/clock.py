@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import random
 import secrets
 import time
@@ -14,6 +15,7 @@ from typing import Any
 from unittest.mock import patch
 
 from rootlace.runtime.gateway.branches import select
+from rootlace.runtime.gateway.state import journal
 
 START = 1000.0
 """Virtual seconds at the start."""
@@ -114,9 +116,10 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
 
 @contextlib.contextmanager
-def virtual(loop: VirtualLoop, context: type, seed: int) -> Iterator[None]:
-    """Within the block the product's clocks are the loop's, its sockets are those of `context`, and
-    its dice are seeded. This is the one place where anything is patched."""
+def virtual(loop: VirtualLoop, context: type, thread: type, seed: int) -> Iterator[None]:
+    """Within the block the product's clocks are the loop's, its sockets are those of `context`, the
+    thread that writes state is a `thread`, and its dice are seeded. This is the one place where
+    anything is patched."""
     dice = random.Random(f"product {seed}")
 
     def clock() -> float:
@@ -135,6 +138,8 @@ def virtual(loop: VirtualLoop, context: type, seed: int) -> Iterator[None]:
             patch.object(uuid, "uuid4", lambda: uuid.UUID(int=dice.getrandbits(128), version=4))
         )
         stack.enter_context(patch.object(select, "_random", dice))
+        disk = functools.partial(thread, loop, dice)
+        stack.enter_context(patch.object(journal, "ThreadPoolExecutor", lambda *_, **__: disk()))
         # Nobody is compiling on another thread: there is nothing to wait for.
         stack.enter_context(patch("rootlace.runtime.engine.loop.COMPILING_SECONDS", 0))
         yield

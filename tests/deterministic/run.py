@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from tests.deterministic.clock import Stuck, virtual
 from tests.deterministic.scenario import Scenario
+from tests.deterministic.state import DiskThread
 from tests.deterministic.violation import Violation
 from tests.deterministic.world import World
 
@@ -29,13 +30,14 @@ def run(scenario: Scenario) -> Result:
     world = World(scenario)
     failure = "it did not end"
     try:
-        with virtual(world.loop, world.network.context(), scenario.seed):
+        with virtual(world.loop, world.network.context(), DiskThread, scenario.seed):
             world.loop.run_until_complete(world.live())
             failure = ""
     except (Violation, Stuck) as error:
         failure = f"{type(error).__name__}: {error}"
     finally:
         _discard(world.loop)
+        world.folder.cleanup()
         logging.disable(logging.NOTSET)
     operations = sum(len(actor.sent) for actor in world.actors)
     return Result(operations, world.loop.now, failure, world.digest.hexdigest(), len(world.deaths))

@@ -45,6 +45,8 @@ class Shape(msgspec.Struct, frozen=True):
     policy: str = "lpm"
     split: float = 0.1
     replicas: int = 1
+    state: bool = False
+    """Whether the gateway keeps what programs do (`--state`)."""
 
 
 class Scenario(msgspec.Struct, frozen=True):
@@ -74,11 +76,15 @@ FAULTS = (
     *("darken", "vanish", "block", "lag", "lag"),
     *("gateway", "jump"),
 )
+LOSSES = ("gateway", "gateway", "cut", "darken", "block")
+"""What happens more often where it is to be only a pause."""
 
 
 def draw(seed: int, programs: int = 60) -> Scenario:
     """The scenario of a seed."""
     dice = random.Random(seed)
+    state = random.Random(f"state {seed}")
+    keeps = state.random() < 0.4
     clients = dice.randint(2, 8)
     shape = Shape(
         clients=clients,
@@ -90,6 +96,7 @@ def draw(seed: int, programs: int = 60) -> Scenario:
         policy=dice.choice(("lpm", "fcfs", "dfs")),
         split=dice.choice((0.0, 0.2, 0.7)),
         replicas=random.Random(f"replicas {seed}").choice((1, 1, 2, 3)),
+        state=keeps,
     )
     seconds = programs / dice.choice((3.0, 10.0, 30.0))
     # A restart takes a second or two: what is to happen beside it is spread out.
@@ -102,6 +109,11 @@ def draw(seed: int, programs: int = 60) -> Scenario:
         Fault(round(dice.uniform(0, seconds), 4), dice.choice(FAULTS), round(dice.random(), 6))
         for _ in range(count)
     )
+    if keeps:
+        faults += tuple(
+            Fault(round(state.uniform(0, seconds), 4), state.choice(LOSSES), state.random())
+            for _ in range(state.randint(0, 4))
+        )
     return Scenario(seed, shape, drawn, faults)
 
 

@@ -6,6 +6,8 @@ import asyncio
 import hashlib
 import random
 from collections.abc import Coroutine
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import zmq
@@ -20,6 +22,7 @@ from rootlace.runtime.engine.client import EngineClient
 from rootlace.runtime.engine.client.engine_client import MAX_RESTARTS
 from rootlace.runtime.gateway.branches.gateway import Gateway
 from rootlace.runtime.gateway.server import ProgramServer
+from rootlace.runtime.gateway.state.journal import Journal
 from rootlace.runtime.gateway.tokens.chat import ChatTemplate
 from rootlace.runtime.replicas import Replicas
 from rootlace.wire import protocol
@@ -32,6 +35,7 @@ from tests.deterministic.engine import EngineProcess, Transport
 from tests.deterministic.faults import Faults
 from tests.deterministic.network import Line, Network
 from tests.deterministic.scenario import Scenario
+from tests.deterministic.state import kill
 from tests.deterministic.violation import Pinned, Violation
 
 ADDRESS = "tcp://gateway:1"
@@ -40,6 +44,8 @@ PATIENCE = 2000.0
 
 
 SHAKING = {"cut", "darken", "vanish", "block", "gateway"}
+SHAKING_STATE = {"vanish"}
+"""The same where connections are made again."""
 
 
 class World:
@@ -61,10 +67,11 @@ class World:
         self.gone = 0
         """How often an engine was gone for good."""
         self.pinned: list[Pinned] = []
-        self.shaken = bool({fault.kind for fault in scenario.faults} & SHAKING)
+        shaking = SHAKING_STATE if scenario.shape.state else SHAKING
+        self.shaken = bool({fault.kind for fault in scenario.faults} & shaking)
         """Whether something happens that may cost a client its connection."""
-        self.killed = 0
-        """How many engines a fault has killed."""
+        self.killed: list[float] = []
+        """When engines died that no text had killed."""
         self.pins = any(
             action[0] == "generate" and action[2].get("pin")
             for program in scenario.programs
@@ -76,6 +83,8 @@ class World:
         """When terminal events were sent, by socket and operation."""
         self.digest = hashlib.blake2b(digest_size=8)
         """Of all frames that programs were sent."""
+        self.folder = TemporaryDirectory(prefix="world-")
+        self._journal: Journal | None = None
         self._server: ProgramServer | None = None
         self._background: list[asyncio.Task[None]] = []
         self._closing = False
@@ -98,7 +107,8 @@ class World:
 
         def ended(code: int) -> None:
             self.deaths.append(self.loop.now)
-            self.killed += not process.poisoned
+            if not process.poisoned:
+                self.killed.append(self.loop.now)
             transport.ended(code)
 
         process = EngineProcess(
@@ -125,11 +135,14 @@ class World:
             overlap=shape.overlap,
         )
         config = GatewayConfig(model="none", program_address=ADDRESS, cache_reports="all")
+        if shape.state:
+            folder = Path(self.folder.name)
+            self._journal = Journal(folder, self.loop.call_later, self.loop.time, 3000)
         client = await self._start_engine(engine)
         self.gateway = Gateway(
             config, client, tokens.tokenizer(), ChatTemplate(None), (tokens.eos(),)
         )
-        self._server = ProgramServer(self.gateway)
+        self._server = ProgramServer(self.gateway, self._journal)
         self._server.start()
 
     async def _start_engine(self, config: EngineConfig) -> EngineClient | Replicas:
@@ -152,6 +165,9 @@ class World:
         if gateway is not None:
             gateway.close()
             await gateway.engine.stop()
+        if self._journal is not None:
+            self._journal.close()
+            self._journal = None
 
     def _gone(self, reason: str) -> None:
         """The engine is gone for good: the runtime ends, and its operator starts it again."""
@@ -163,10 +179,8 @@ class World:
             if action[0] == "append"
             for part in action[2]
         )
-        # One that dies while it loads is not tried again.
-        loaded = "before it was ready" not in reason
-        if loaded and self.killed + 3 * deadly <= MAX_RESTARTS:
-            self.complaint = f"the runtime gave up after {self.killed} deaths: {reason}"
+        if len(self.killed) + 3 * deadly <= MAX_RESTARTS:
+            self.complaint = f"the runtime gave up after {len(self.killed)} deaths: {reason}"
         self.background(self._restart())
 
     def kill_gateway(self) -> None:
@@ -174,6 +188,9 @@ class World:
         if self._server is not None:
             for line in self.lines():
                 line.cut()
+            if self._journal is not None:
+                kill(self._journal)
+                self._journal = None
             self.background(self._restart())
 
     async def _restart(self) -> None:

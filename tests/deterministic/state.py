@@ -1,0 +1,55 @@
+"""What `--state` needs of a simulated world: a disk's thread, and a gateway that is killed."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
+
+from rootlace.runtime.gateway.state.journal import Journal
+from tests.deterministic.clock import VirtualLoop
+
+
+class DiskThread:
+    """Stands in for a pool of one thread: what it is given is done a little later, in order."""
+
+    def __init__(self, loop: VirtualLoop, dice: random.Random) -> None:
+        self._loop = loop
+        self._dice = dice
+        self._waiting: deque[tuple[Future[Any], Callable[..., Any], tuple[Any, ...]]] = deque()
+
+    def submit(self, call: Callable[..., Any], *args: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        self._waiting.append((future, call, args))
+        self._loop.call_later(self._dice.uniform(1e-3, 0.5), self._next)
+        return future
+
+    def shutdown(self) -> None:
+        while self._waiting:
+            self._next()
+
+    def die(self) -> None:
+        self._waiting.clear()
+
+    def _next(self) -> None:
+        if not self._waiting:
+            return
+        future, call, args = self._waiting.popleft()
+        try:
+            future.set_result(call(*args))
+        except Exception as error:
+            future.set_exception(error)
+
+
+def kill(journal: Journal) -> None:
+    """Its process is gone: what it has not written is lost, and it writes nothing any more."""
+    thread: Any = journal._thread
+    thread.die()
+    if journal._log is not None:
+        journal._log.close()
+        journal._log = None
+    journal._retry_at = math.inf
+    journal._lock.close()
