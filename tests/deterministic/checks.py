@@ -126,7 +126,8 @@ class Ledger:
     def _lost(self, sent: Sent) -> bool:
         """Whether its connection was lost, or the engine is gone for good, and that is possible."""
         possible = self._world.gone or (self._world.shaken and sent.lost)
-        return sent.failure is not None and sent.failure.code == "unavailable" and bool(possible)
+        codes = ("unavailable", "state_lost") if self._world.filled else ("unavailable",)
+        return sent.failure is not None and sent.failure.code in codes and bool(possible)
 
     def _quotes_broken(self, op: protocol.Op) -> bool:
         if not isinstance(op, protocol.Append):

@@ -16,6 +16,8 @@ from unittest.mock import patch
 
 from rootlace.runtime.gateway.branches import select
 from rootlace.runtime.gateway.state import journal
+from rootlace.runtime.gateway.state.log_file import LogFile
+from tests.deterministic.state import Disk, DiskThread
 
 START = 1000.0
 """Virtual seconds at the start."""
@@ -116,10 +118,10 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
 
 @contextlib.contextmanager
-def virtual(loop: VirtualLoop, context: type, thread: type, seed: int) -> Iterator[None]:
-    """Within the block the product's clocks are the loop's, its sockets are those of `context`, the
-    thread that writes state is a `thread`, and its dice are seeded. This is the one place where
-    anything is patched."""
+def virtual(loop: VirtualLoop, context: type, disk: Disk, seed: int) -> Iterator[None]:
+    """Within the block the product's clocks are the loop's, its sockets are those of `context`, its
+    state is written to `disk`, and its dice are seeded. This is the one place where anything is
+    patched."""
     dice = random.Random(f"product {seed}")
 
     def clock() -> float:
@@ -138,11 +140,17 @@ def virtual(loop: VirtualLoop, context: type, thread: type, seed: int) -> Iterat
             patch.object(uuid, "uuid4", lambda: uuid.UUID(int=dice.getrandbits(128), version=4))
         )
         stack.enter_context(patch.object(select, "_random", dice))
-        disk = functools.partial(thread, loop, dice)
-        stack.enter_context(patch.object(journal, "ThreadPoolExecutor", lambda *_, **__: disk()))
+        thread = functools.partial(DiskThread, loop, dice)
+        stack.enter_context(patch.object(journal, "ThreadPoolExecutor", lambda *_, **__: thread()))
+        write = functools.partialmethod(_write, disk, LogFile._write)
+        stack.enter_context(patch.object(LogFile, "_write", write))
         # Nobody is compiling on another thread: there is nothing to wait for.
         stack.enter_context(patch("rootlace.runtime.engine.loop.COMPILING_SECONDS", 0))
         yield
+
+
+def _write(file: LogFile, disk: Disk, write: Callable[..., None], data: bytes) -> None:
+    disk.write(write, file, data)
 
 
 SEED_OF_THE_GATEWAY = 123456789

@@ -107,6 +107,15 @@ class Faults:
         """The gateway's process is killed, and started again."""
         self._world.kill_gateway()
 
+    def fill(self, value: float) -> None:
+        """The disk that state is written to is full for a while."""
+        self._world.disk.full = True
+
+        def free() -> None:
+            self._world.disk.full = False
+
+        self._later(20.0 * value, free)
+
     def jump(self, value: float) -> None:
         """Time passes, and nobody ran: the machine was suspended, or the clock was set."""
         self._world.jump(60.0 * value)

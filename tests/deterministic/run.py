@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 from tests.deterministic.clock import Stuck, virtual
 from tests.deterministic.scenario import Scenario
-from tests.deterministic.state import DiskThread
 from tests.deterministic.violation import Violation
 from tests.deterministic.world import World
 
@@ -30,7 +29,7 @@ def run(scenario: Scenario) -> Result:
     world = World(scenario)
     failure = "it did not end"
     try:
-        with virtual(world.loop, world.network.context(), DiskThread, scenario.seed):
+        with virtual(world.loop, world.network.context(), world.disk, scenario.seed):
             world.loop.run_until_complete(world.live())
             failure = ""
     except (Violation, Stuck) as error:

@@ -76,7 +76,7 @@ FAULTS = (
     *("darken", "vanish", "block", "lag", "lag"),
     *("gateway", "jump"),
 )
-LOSSES = ("gateway", "gateway", "cut", "darken", "block")
+LOSSES = ("gateway", "gateway", "cut", "darken", "block", "fill")
 """What happens more often where it is to be only a pause."""
 
 

@@ -2,15 +2,30 @@
 
 from __future__ import annotations
 
+import errno
 import math
 import random
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rootlace.runtime.gateway.state.journal import Journal
-from tests.deterministic.clock import VirtualLoop
+from rootlace.runtime.gateway.state.log_file import LogFile
+
+if TYPE_CHECKING:
+    from tests.deterministic.clock import VirtualLoop
+
+
+class Disk:
+    """Where state is written."""
+
+    full = False
+
+    def write(self, write: Callable[[LogFile, bytes], None], file: LogFile, data: bytes) -> None:
+        if self.full:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write(file, data)
 
 
 class DiskThread:

@@ -35,7 +35,7 @@ from tests.deterministic.engine import EngineProcess, Transport
 from tests.deterministic.faults import Faults
 from tests.deterministic.network import Line, Network
 from tests.deterministic.scenario import Scenario
-from tests.deterministic.state import kill
+from tests.deterministic.state import Disk, kill
 from tests.deterministic.violation import Pinned, Violation
 
 ADDRESS = "tcp://gateway:1"
@@ -44,7 +44,7 @@ PATIENCE = 2000.0
 
 
 SHAKING = {"cut", "darken", "vanish", "block", "gateway"}
-SHAKING_STATE = {"vanish"}
+SHAKING_STATE = {"vanish", "fill"}
 """The same where connections are made again."""
 
 
@@ -70,6 +70,8 @@ class World:
         shaking = SHAKING_STATE if scenario.shape.state else SHAKING
         self.shaken = bool({fault.kind for fault in scenario.faults} & shaking)
         """Whether something happens that may cost a client its connection."""
+        self.filled = any(fault.kind == "fill" for fault in scenario.faults)
+        """Whether a disk was full: what was told meanwhile may be lost."""
         self.killed: list[float] = []
         """When engines died that no text had killed."""
         self.pins = any(
@@ -84,6 +86,7 @@ class World:
         self.digest = hashlib.blake2b(digest_size=8)
         """Of all frames that programs were sent."""
         self.folder = TemporaryDirectory(prefix="world-")
+        self.disk = Disk()
         self._journal: Journal | None = None
         self._server: ProgramServer | None = None
         self._background: list[asyncio.Task[None]] = []
