@@ -16,7 +16,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from scripts.fuzz_mutator import CODECS, Mutator
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from fuzz_mutator import CODECS, Mutator
 
 ROOT = Path(__file__).resolve().parent.parent
 CORPORA = ROOT / "tests" / "corpora"
