@@ -16,6 +16,8 @@ from rootlace.runtime.options import option
 Positive = Annotated[int, Meta(ge=1)]
 NotNegative = Annotated[int, Meta(ge=0)]
 Seconds = Annotated[float, Meta(ge=0)]
+Gigabytes = Annotated[float, Meta(gt=0)]
+"""Of 10^9 bytes."""
 Port = Annotated[int, Meta(ge=0, le=65535)]
 
 Policy = Literal["lpm", "fcfs", "dfs"]
@@ -43,6 +45,19 @@ class CacheConfig:
     eviction: Eviction = option("lru", "Order in which cached prefixes are given up.")
     max_pinned: Annotated[float, Meta(ge=0, le=1)] = option(
         0.5, "Share of the KV pool that clients may pin."
+    )
+    disk: str = option(
+        "",
+        "Folder that keeps what the KV pool has no room for, and what the next start finds.",
+        keyword="cache_disk",
+        shown="none",
+    )
+    disk_gb: Gigabytes = option(16.0, "What they take there at most.", keyword="cache_disk_gb")
+    disk_hourly_gb: Gigabytes | None = option(
+        None,
+        "What is written there in an hour at most.",
+        keyword="cache_disk_hourly_gb",
+        shown="as much as --cache-disk-gb",
     )
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from rootlace.runtime.contracts.block_store import LOAD, SAVE
 from rootlace.runtime.contracts.plan import (
     MaskRow,
     SampleRow,
@@ -15,6 +16,7 @@ from rootlace.runtime.contracts.plan import (
     StepResult,
     TokenScores,
 )
+from tests.simulated_store import SimulatedStore
 
 _BASE = 0x9E3779B97F4A7C15 | 1
 
@@ -59,6 +61,8 @@ class SimulatedStep:
     tokens: list[int] = field(default_factory=list)
     histories: list[int] = field(default_factory=list)
     """Per sample the hash of the sequence up to the sampled token."""
+    moves: list[list[int]] = field(default_factory=list)
+    """What is moved before it."""
 
 
 class BadPlan(AssertionError):
@@ -110,6 +114,9 @@ class SimulatedExecutor:
         self._launched: deque[SimulatedStep] = deque()
         self._before: SimulatedStep | None = None
         """The step computed last."""
+        self._moves: list[list[int]] = []
+        self.stores: list[SimulatedStore] = []
+        """What is below the pool."""
         slots = num_blocks * block_size
         self._hashes = np.full(slots, 0xDEAD, np.uint64)
         self._tokens = np.full(slots if verify else 0, -1, np.int32)
@@ -159,6 +166,7 @@ class SimulatedExecutor:
         self._busy += seconds
         self._device = max(self._device, self._host) + seconds
         step = SimulatedStep(plan, self._device, None if plan.late else plan.samples)
+        step.moves, self._moves = self._moves, []
         self._launched.append(step)
         if not self._overlaps:
             self._host = self._device
@@ -183,6 +191,7 @@ class SimulatedExecutor:
         if not self._launched or launched is not self._launched[0]:
             raise BadPlan("steps are collected out of order")
         self._launched.popleft()
+        self._move(launched.moves)
         if launched.samples is None:
             raise BadPlan("a late step is collected before it is sampled")
         self._host = max(self._host, launched.done)
@@ -297,6 +306,28 @@ class SimulatedExecutor:
         )
 
     # ------------------------------------------------------------ memory
+
+    def move(self, moves: np.ndarray) -> None:
+        """Behind the steps under way, and before the next one."""
+        self._moves += moves.tolist()
+        if not self._launched:
+            self._move(self._moves)
+            self._moves = []
+
+    def _move(self, moves: list[list[int]]) -> None:
+        for kind, at, slot, other in moves:
+            store = self.stores[at]
+            if kind == LOAD:
+                store.load(slot, self._block(other))
+            elif kind == SAVE:
+                store.save(slot, self._block(other))
+            else:
+                self.stores[at + 1].save(other, list(store.content[slot]))
+
+    def _block(self, block: int) -> list[np.ndarray]:
+        """Views of what the memory has of a block."""
+        rows = slice(block * self._block_size, (block + 1) * self._block_size)
+        return [memory[rows] for memory in (self._hashes, self._tokens, self._positions)]
 
     def _copy(self, plan: StepPlan) -> None:
         size = self._block_size

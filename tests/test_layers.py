@@ -124,7 +124,10 @@ MAY_IMPORT: dict[str, set[str]] = {
         "rootlace.runtime.scheduler",
         "rootlace.runtime.model",
         "rootlace.runtime.constrained",
+        "rootlace.runtime.cache",
+        "rootlace.runtime.tiers",
     },
+    "rootlace.runtime.tiers": {"rootlace.runtime.contracts"},
     "rootlace.runtime.engine.client": {
         "rootlace.wire",
         "rootlace.runtime.config",
@@ -269,6 +272,7 @@ MUST_NOT_IMPORT: dict[str, set[str]] = {
     "rootlace.runtime.scheduler": HEAVY | SERVING | {"zmq"},
     "rootlace.runtime.cache": HEAVY | SERVING | {"zmq", "msgspec"},
     "rootlace.runtime.replicas": HEAVY | SERVING,
+    "rootlace.runtime.tiers": HEAVY | SERVING | {"zmq"},
     "rootlace.runtime.routing": HEAVY | SERVING | {"zmq"},
     "rootlace.runtime.simulation": HEAVY | SERVING | {"zmq"},
     "rootlace.runtime.constrained": HEAVY | {"aiohttp"},

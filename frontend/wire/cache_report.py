@@ -34,6 +34,8 @@ class CacheReport(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknow
 
     Other fields are set wherever they apply. Texts, if the server gives them: what stands `before`
     the end of the match, what the prompt `goes_on` with, and what is `cached_instead`.
+    `from_disk` of the tokens that were cached had been given up and were read back, from a disk or
+    from main memory beside a GPU; `on_disk` tokens behind them lie there.
     `saved_seconds`: about how long it would have taken to compute what was cached. `advice`: what
     to change, where this and earlier prompts would share much but for an early difference.
     """
@@ -47,6 +49,8 @@ class CacheReport(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknow
     lost_seconds: float = 0.0
     lost_to: str = ""
     elsewhere: int = 0
+    from_disk: int = 0
+    on_disk: int = 0
     before: str = ""
     goes_on: str = ""
     cached_instead: str = ""
@@ -58,6 +62,10 @@ def describe(report: CacheReport) -> str:
     """The report as a sentence or two for people."""
     matched, rest = report.matched, report.limit - report.matched
     cached = f"{matched:,} of {report.limit:,} tokens were cached"
+    if report.from_disk:
+        cached += f" ({report.from_disk:,} of them read from disk)"
+    if report.on_disk:
+        cached += f", {report.on_disk:,} more are on disk"
     if report.saved_seconds >= 0.001:
         cached += f", which saved about {report.saved_seconds:.3g} s"
     if report.reason == "whole":

@@ -21,6 +21,33 @@ class Change:
     fresh: bool = False
 
 
+class Ledger:
+    """Changes of what is held, by digest, until they are taken."""
+
+    def __init__(self) -> None:
+        self._held: dict[int, bool] = {}
+        """What changed, the last word on each."""
+        self._fresh = True
+
+    def note(self, digest: int, held: bool) -> None:
+        self._held[digest] = held
+
+    def reset(self) -> None:
+        """Everything was lost, or is told anew."""
+        self._held.clear()
+        self._fresh = True
+
+    def take(self) -> Change:
+        """What changed since this was asked last."""
+        held, fresh = self._held, self._fresh
+        self._held, self._fresh = {}, False
+        return Change(
+            _array(digest for digest, is_held in held.items() if is_held),
+            _array(digest for digest, is_held in held.items() if not is_held and not fresh),
+            fresh,
+        )
+
+
 class Journal:
     """Collects changes of a tree until they are taken.
 
@@ -30,9 +57,7 @@ class Journal:
     def __init__(self, block_size: int, digests: PrefixDigests) -> None:
         self._block_size = block_size
         self._digests = digests
-        self._held: dict[int, bool] = {}
-        """What changed, the last word on each."""
-        self._fresh = True
+        self._ledger = Ledger()
 
     def added(self, parent: Node, tokens: np.ndarray) -> None:
         """`tokens` were put in behind the end of `parent`."""
@@ -52,18 +77,11 @@ class Journal:
 
     def reset(self) -> None:
         """Everything was lost."""
-        self._held.clear()
-        self._fresh = True
+        self._ledger.reset()
 
     def take(self) -> Change:
         """What changed since this was asked last."""
-        held, fresh = self._held, self._fresh
-        self._held, self._fresh = {}, False
-        return Change(
-            _array(digest for digest, is_held in held.items() if is_held),
-            _array(digest for digest, is_held in held.items() if not is_held and not fresh),
-            fresh,
-        )
+        return self._ledger.take()
 
     def snapshot(self, roots: Iterable[Node]) -> Change:
         """All that is held: for who missed a change."""
@@ -73,13 +91,12 @@ class Journal:
             nodes.extend(node.children.values())
             if node.parent is not None:
                 found.append(self._bounds(node.parent, node.tokens, node.start))
-        self._held.clear()
-        self._fresh = False
+        self._ledger.take()
         return Change(np.concatenate(found), np.empty(0, np.uint64), fresh=True)
 
     def _note(self, parent: Node, tokens: np.ndarray, start: int, held: bool) -> None:
         for digest in self._bounds(parent, tokens, start).tolist():
-            self._held[digest] = held
+            self._ledger.note(digest, held)
 
     def _bounds(self, parent: Node, tokens: np.ndarray, start: int) -> np.ndarray:
         """Digests at the bounds behind position `start`, of `tokens` behind `parent`."""

@@ -54,6 +54,10 @@ class RadixTree:
         self.evicted = evicted or Evicted()
         self.journal: Journal | None = None
         """Hears of every change, where somebody wants to know what is held."""
+        self.losing: Callable[[Node, int], None] | None = None
+        """Told before a leaf loses its tokens from a position on, to make room."""
+        self.forgetting: Callable[[Hashable, np.ndarray, int], None] | None = None
+        """Told of tokens that had their time, and of the position from which on they had it."""
         self.roots: dict[Hashable, Node] = {}
         self.num_nodes = 0
         self.num_tokens = 0
@@ -200,14 +204,21 @@ class RadixTree:
                 break
             self._policy.evicted(leaf)
             kept = max(len(leaf.blocks) - (count - freed), 0)
-            self._cut(leaf, (leaf.start // self.block_size + kept) * self.block_size)
+            end = (leaf.start // self.block_size + kept) * self.block_size
+            if self.losing is not None:
+                self.losing(leaf, end)
+            self._cut(leaf, end)
         self.evicted_blocks += freed
         return freed
 
     def flush(self) -> int:
         """Forget everything that no handle holds; returns how many blocks were freed."""
         self.evicted.cause = Cause(flush=True)
-        return self.evict(self.pool.num_blocks + 1)
+        losing, self.losing = self.losing, None
+        try:
+            return self.evict(self.pool.num_blocks + 1)
+        finally:
+            self.losing = losing
 
     def forget(self, namespace: Hashable, tokens: np.ndarray, start: int, tick: int) -> bool:
         """Forget `tokens` (int32) from position `start` on, unless somebody holds them, continued
@@ -220,6 +231,8 @@ class RadixTree:
                 return False
             self._cut(node, start)
             known = node.start
+        if self.forgetting is not None:
+            self.forgetting(namespace, tokens, start)
         return True
 
     def forget_namespace(self, namespace: Hashable) -> None:

@@ -10,8 +10,9 @@ class TreeNode(msgspec.Struct, frozen=True, omit_defaults=True):
 
     `head` and `tail` are its first and last tokens (the tail only where the head is not all).
     `parent` is another node's id, 0 at a root. `children` counts all of its own, also those that
-    the page leaves out. `requests` run through it, `uses` counts those that ever did. `programs`
-    are those that used it last and still run. `pins` hold it. `idle_seconds`: since its last use.
+    the page leaves out. `from_disk`: so many of its blocks had been given up, and were read back.
+    `requests` run through it, `uses` counts those that ever did. `programs` are those that used it
+    last and still run. `pins` hold it. `idle_seconds`: since its last use.
     The gateway adds the texts of head and tail, and the `replica` where there are several.
     """
 
@@ -24,6 +25,7 @@ class TreeNode(msgspec.Struct, frozen=True, omit_defaults=True):
     head: tuple[int, ...]
     tail: tuple[int, ...] = ()
     blocks: int = 0
+    from_disk: int = 0
     children: int = 0
     requests: tuple[int, ...] = ()
     locked: bool = False

@@ -77,6 +77,7 @@ def serve(config: EngineProcessConfig) -> None:
         executor = take_share(engine.executor, config.replica, config.replicas)
         engine = dataclasses.replace(engine, executor=executor)
     # Only here: importing torch takes seconds, and a model that is refused should not wait for it.
+    from rootlace.runtime.engine.tiers import open_tiers
     from rootlace.runtime.model.executor.runner import ModelRunner
 
     sys.setswitchinterval(SWITCH_SECONDS)
@@ -89,6 +90,7 @@ def serve(config: EngineProcessConfig) -> None:
     overlap = runner.overlaps if engine.overlap is None else engine.overlap
     cache = dataclasses.replace(engine.cache, num_blocks=runner.num_blocks)
     filler = MaskFiller(engine.constraints.mask_threads)
+    below = open_tiers(engine, runner, config.replicas)
     scheduler = Scheduler(
         engine.scheduler,
         cache,
@@ -99,7 +101,10 @@ def serve(config: EngineProcessConfig) -> None:
         automata=overlap or runner.overlaps,
         labels=runner.config.spec.labels,
         adapters=runner.adapters,
+        tiers=None if below is None else below.tiers,
     )
+    if below is not None:
+        below.begin(scheduler, runner, cache.block_size)
     context = zmq.Context()
     inbox = _connect(context, zmq.PULL, config.inbox)
     outbox = _connect(context, zmq.PUSH, config.outbox)
@@ -157,10 +162,13 @@ def serve(config: EngineProcessConfig) -> None:
             if config.replicas > 1
             else None
         ),
+        move=None if below is None else below.move,
     )
     try:
         with heartbeat(context, config.outbox, lambda: loop.turns):
             loop.run()
+            if below is not None:
+                below.close(scheduler)
     finally:
         service.close()
         filler.close()

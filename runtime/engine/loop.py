@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
+import numpy as np
+
 from rootlace.runtime.contracts.matcher import Grammar, Matcher
 from rootlace.runtime.contracts.messages import (
     Abort,
@@ -50,6 +52,8 @@ IDLE_SECONDS = 1.0
 """How long an idle loop sleeps before it takes its next turn."""
 COMPILING_SECONDS = 0.005
 """How long a message may lie unread while the loop only waits for a compilation."""
+FETCHING_SECONDS = 0.001
+"""How long the loop sleeps where it only waits for blocks that are being read."""
 
 
 class EngineLoop:
@@ -58,9 +62,9 @@ class EngineLoop:
     `receive(timeout_ms)` returns the messages that have come, waiting at most that long for a first
     one; `send` sends messages. `compiler` compiles constraints on threads of its own; other
     requests go on meanwhile. With `jump_forward`, forced tokens are appended without sampling,
-    where the constraint allows it, too. `overlap`, `record`: see `Steps`. While there is no work,
-    `prepare` is called until it returns False; each call should be short. `executor_stats` adds to
-    `stats`. `telling`: what is told where the engine is one of several.
+    where the constraint allows it, too. `overlap`, `record`, `move`: see `Steps`. While there is no
+    work, `prepare` is called until it returns False; each call should be short. `executor_stats`
+    adds to `stats`. `telling`: what is told where the engine is one of several.
     """
 
     def __init__(
@@ -77,11 +81,12 @@ class EngineLoop:
         prepare: Callable[[], bool] = lambda: False,
         executor_stats: Callable[[], dict[str, int | float]] = dict,
         telling: Telling | None = None,
+        move: Callable[[np.ndarray], None] | None = None,
     ) -> None:
         self._scheduler = scheduler
         self._telling = telling
         note = None if telling is None else telling.note
-        self._steps = Steps(scheduler, executor, overlap, self._send_now, record, note)
+        self._steps = Steps(scheduler, executor, overlap, self._send_now, record, note, move)
         self._compiler = compiler
         self._compiling = CompilingRequests(compiler)
         self._jump_forward = jump_forward
@@ -109,7 +114,8 @@ class EngineLoop:
             self._compiling.wait(COMPILING_SECONDS)
             idle = False
         wait = idle and (self._paused or not self._prepare())
-        for message in self._receive(int(IDLE_SECONDS * 1000) if wait else 0):
+        nap = FETCHING_SECONDS if self._only_fetching else 0.0
+        for message in self._receive(int(1000 * (IDLE_SECONDS if wait else nap))):
             self._handle(message)
         for waiting in self._compiling.take():
             self._add(waiting.request, waiting.grammar.result, waiting.waited)
@@ -122,6 +128,11 @@ class EngineLoop:
             self._outgoing += updates
             self._flush()
         return not self._stopping
+
+    @property
+    def _only_fetching(self) -> bool:
+        """Whether there is nothing to compute until blocks were read."""
+        return not self._steps.planned and self._scheduler.kv.tiering.fetching.waiting
 
     # ------------------------------------------------------------ sending
 

@@ -6,6 +6,8 @@ import logging
 import time
 from collections.abc import Callable
 
+import numpy as np
+
 from rootlace.runtime.contracts.plan import Executor, ExecutorLost, Launched, StepPlan
 from rootlace.runtime.contracts.step_record import StepRecord
 from rootlace.runtime.contracts.update import Update
@@ -31,9 +33,11 @@ class Steps:
         send: Callable[[list[Update]], None],
         record: StepRecord | None = None,
         note: Callable[[StepPlan, float], None] | None = None,
+        move: Callable[[np.ndarray], None] | None = None,
     ) -> None:
         """`send` is called with updates that should not wait until the step is over. `record` is
-        told which step is under way, `note` how many seconds each took."""
+        told which step is under way, `note` how many seconds each took. `move` moves blocks between
+        the pool and what is below it."""
         self._scheduler = scheduler
         self._executor = executor
         self._overlap = overlap
@@ -44,6 +48,7 @@ class Steps:
         """When the steps under way began, by their numbers modulo 2."""
         self._ended = 0.0
         """When the last step did."""
+        self._move = move
         self._running: Launched | None = None
         self.count = 0
         """Steps committed or failed."""
@@ -51,6 +56,8 @@ class Steps:
         """Seconds in `step`."""
         self.waited = 0.0
         """Those of them spent in the executor: launching, or waiting for results."""
+        self.planned = False
+        """Whether there was a step the last time."""
 
     def step(self) -> list[Update]:
         """Plan, run and commit what can be; returns the updates. Does nothing if there is no work.
@@ -72,7 +79,7 @@ class Steps:
     # ------------------------------------------------------------ the two ways
 
     def _plain(self) -> list[Update]:
-        plan = self._scheduler.plan()
+        plan = self._plan()
         if plan is None:
             return self._scheduler.take_updates()
         self._before_waiting(plan)
@@ -87,7 +94,7 @@ class Steps:
         return self._scheduler.commit(plan, result)
 
     def _overlapped(self) -> list[Update]:
-        plan = self._scheduler.plan()
+        plan = self._plan()
         updates = self._scheduler.take_updates()
         running, self._running = self._running, None
         launched, fault = self._launch(plan)
@@ -112,6 +119,19 @@ class Steps:
         return updates
 
     # ------------------------------------------------------------ parts of a step
+
+    def _plan(self) -> StepPlan | None:
+        """The next step, once all is moved that is to be moved before it."""
+        plan = self._scheduler.plan()
+        self.planned = plan is not None
+        moves = self._scheduler.kv.tiering.take_moves()
+        if len(moves):
+            assert self._move is not None
+            try:
+                self._move(moves)
+            except Exception as error:  # nobody knows what the pool holds then
+                raise ExecutorLost(f"blocks could not be moved: {error!r}") from error
+        return plan
 
     def _before_waiting(self, plan: StepPlan) -> None:
         """Send what is held back: a step that computes prompts may take long."""

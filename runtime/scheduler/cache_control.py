@@ -26,6 +26,7 @@ class CacheControl:
     def flush(self) -> None:
         """Forget every prefix that no running request uses."""
         self._kv.tree.flush()
+        self._kv.tiering.flush()
         self._changed()
 
     def forget_namespace(self, namespace: str) -> None:
@@ -34,6 +35,7 @@ class CacheControl:
         for kv in known:
             if adapter_and_namespace(kv)[1] == namespace:
                 self._forget(kv)
+        self._kv.tiering.forget_namespace(namespace)
         self._changed()
 
     def unpin(self, pin: str, namespace: str | None = None) -> bool:
@@ -72,6 +74,7 @@ class CacheControl:
 
     def _forget(self, kv: Hashable) -> None:
         self._kv.tree.forget_namespace(kv)
+        self._kv.tiering.forget_namespace(adapter_and_namespace(kv)[1])
         if any(sequence.namespace == kv for sequence in self._sequences.values()):
             self._forgotten.add(kv)
         else:

@@ -21,8 +21,10 @@ from rootlace.wire.cache_report import CacheReport, Scope
 class CacheView:
     """Looks at the cache and changes nothing."""
 
-    def __init__(self, kv: KVStore, running: RunningSet, clock: Callable[[], float]) -> None:
-        self.pace = PromptPace()
+    def __init__(
+        self, kv: KVStore, running: RunningSet, clock: Callable[[], float], pace: PromptPace
+    ) -> None:
+        self.pace = pace
         self._kv = kv
         self._running = running
         self._clock = clock
@@ -50,6 +52,7 @@ class CacheView:
             self._running.sequences,
             self._kv.retention.pins.all(),
             lambda node: self._ticks.seconds_since(node.last_use, now),
+            self._kv.tiering.fetching.restored,
             namespace=namespace,
             under=under,
             limit=limit,

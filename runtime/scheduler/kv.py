@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 
+import msgspec
 import numpy as np
 
 from rootlace.runtime.cache import (
@@ -19,6 +20,8 @@ from rootlace.runtime.scheduler.explain import explain
 from rootlace.runtime.scheduler.plan_builder import PlanBuilder
 from rootlace.runtime.scheduler.retention import Retention
 from rootlace.runtime.scheduler.sequence import Sequence
+from rootlace.runtime.scheduler.tiers.levels import Tiers
+from rootlace.runtime.scheduler.tiers.tiering import Tiering
 from rootlace.wire.cache_report import CacheReport, Scope
 
 
@@ -28,13 +31,17 @@ class KVStore:
     With `CacheConfig.enabled` false every sequence is detached and nothing enters the tree.
     """
 
-    def __init__(self, config: CacheConfig, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, config: CacheConfig, clock: Callable[[], float], tiers: Tiers | None = None
+    ) -> None:
         if config.num_blocks is None:
             raise ValueError("CacheConfig.num_blocks must be resolved before the scheduler is made")
         self.enabled = config.enabled
         self.pool = BlockPool(config.num_blocks, config.block_size)
         self.tree = RadixTree(self.pool, policy_named(config.eviction), Evicted(clock))
         self.retention = Retention(self.tree, config, clock)
+        below = tiers if tiers is not None and config.enabled else Tiers()
+        self.tiering = Tiering(self.tree, below, self.make_room)
         self.block_size = config.block_size
         self._evict_at_least = min(config.num_blocks // 1024, 64)
         """Evict in batches of this size, so that not every step has to."""
@@ -52,6 +59,8 @@ class KVStore:
     def make_room(self, blocks: int, sequence: Sequence) -> bool:
         """Have `blocks` blocks free for `sequence` (or for several, it being one of them), evicting
         if needed; False (and nothing lost) if impossible."""
+        if self.pool.available < blocks:
+            self.tiering.fetching.give_up()  # which may hold some
         if self.pool.available < blocks:
             return False
         if self.pool.free < blocks:
@@ -90,10 +99,13 @@ class KVStore:
         """Why `tokens[:limit]` are cached as far as they are."""
         if not self.enabled:
             return CacheReport(0, limit, "disabled")
-        return explain(self.tree, namespace, tokens, limit, scope)
+        report = explain(self.tree, namespace, tokens, limit, scope)
+        below = self.tiering.fetching.reach(namespace, tokens, report.matched, limit)
+        return msgspec.structs.replace(report, on_disk=below) if below else report
 
     def reset(self) -> None:
         """All KV is lost."""
+        self.tiering.reset()
         self.tree.reset()
         self.retention.reset()
 
@@ -152,6 +164,7 @@ class KVStore:
         self.version += 1
         self.make_room(needed, sequence)
         blocks = self.pool.allocate(needed)
+        self.tiering.fetching.restored[blocks] = False
         sequence.extend_table(blocks)
         if partial:
             assert node is not None
@@ -189,8 +202,9 @@ class KVStore:
 
     def extend(self, sequences: list[Sequence]) -> None:
         """One more block for each; `make_room` was asked before."""
-        blocks = self.pool.allocate(len(sequences)).tolist()
-        for sequence, block in zip(sequences, blocks, strict=True):
+        blocks = self.pool.allocate(len(sequences))
+        self.tiering.fetching.restored[blocks] = False
+        for sequence, block in zip(sequences, blocks.tolist(), strict=True):
             sequence.add_block(block)
 
     def rewind(self, sequence: Sequence, computed: int) -> None:
@@ -259,7 +273,8 @@ class KVStore:
         """Raise AssertionError unless tree, pool and `sequences` (all with KV) fit together."""
         handles = [sequence.node for sequence in sequences if sequence.node is not None]
         pins = self.retention.pins
-        handles += pins.nodes()
+        handles += pins.nodes() + self.tiering.fetching.nodes()
+        self.tiering.check()
         assert pins.blocks <= pins.most, "too much is pinned"
         check_cache(self.tree, handles, [self._held(sequence) for sequence in sequences])
         for sequence in sequences:

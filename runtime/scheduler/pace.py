@@ -24,6 +24,10 @@ class PromptPace:
         self._tokens = 0.0
         self._seconds = 0.0
 
+    def begin(self, tokens: int, seconds: float) -> None:
+        """So much was measured before the first step."""
+        self._tokens, self._seconds = float(tokens), seconds
+
     def note(self, tokens: int, rows: int, seconds: float) -> None:
         """A step computed so many tokens for so many rows."""
         if tokens - rows >= _LARGE_STEP:

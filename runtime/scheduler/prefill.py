@@ -74,11 +74,14 @@ class Prefill:
                 return
             if following.order >= 0 and self._awaits(following):
                 return
+            if alone is None and self._kv.tiering.fetching.holds_back(following):
+                return
             if following.order < 0:
                 self._waiting.take(following)
                 following.queued = self._clock() - following.arrived
             running.admit(following)
             budget -= self._chunk(following, budget, builder)
+            self._kv.tiering.fetching.let_go(following)
             if alone is not None:
                 return
             if not following.finished:
@@ -157,7 +160,8 @@ class Prefill:
         if report.reason == "whole" and limit < last:
             report = CacheReport(report.matched, last, "scored")
         saved = self._pace.seconds(report.matched)
-        sequence.report = msgspec.structs.replace(report, saved_seconds=saved)
+        restored = min(sequence.restored, report.matched)
+        sequence.report = msgspec.structs.replace(report, saved_seconds=saved, from_disk=restored)
 
     def _awaits(self, sequence: Sequence) -> bool:
         """Whether steps under way find something for `sequence`."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter, deque
 from collections.abc import Callable
+from dataclasses import replace
 
 from rootlace.runtime.config import CacheConfig, SchedulerConfig
 from rootlace.runtime.contracts.matcher import Matcher
@@ -23,6 +24,7 @@ from rootlace.runtime.scheduler.intake import Retreat, TokenIntake
 from rootlace.runtime.scheduler.kv import KVStore
 from rootlace.runtime.scheduler.limits import Limits
 from rootlace.runtime.scheduler.masks import StepMasks
+from rootlace.runtime.scheduler.pace import PromptPace
 from rootlace.runtime.scheduler.plan_builder import PlanBuilder
 from rootlace.runtime.scheduler.prefill import Prefill
 from rootlace.runtime.scheduler.priorities import PriorityQueues
@@ -30,6 +32,7 @@ from rootlace.runtime.scheduler.running import Headroom, RunningSet, by_order
 from rootlace.runtime.scheduler.sample_rows import SampleRows, dead_row
 from rootlace.runtime.scheduler.sequence import Ending, Sequence
 from rootlace.runtime.scheduler.suspects import Suspects
+from rootlace.runtime.scheduler.tiers.levels import Tiers
 from rootlace.runtime.scheduler.waiting import WaitingQueue
 from rootlace.wire.errors import (
     DeadlineImpossible,
@@ -73,19 +76,23 @@ class Scheduler:
         headroom: Headroom | None = None,
         labels: int | None = None,
         adapters: tuple[str, ...] = (),
+        tiers: Tiers | None = None,
     ) -> None:
         """`vocab_size` bounds token ids (0: any) and is needed for constrained requests.
 
         `masks` makes their masks; without it they are filled while a step is planned. With
         `automata`, a row carries its automaton's state instead, where there is one. `headroom`
         is for callers that count in other units than tokens. `labels` and
-        `adapters` are those of `Ready`.
+        `adapters` are those of `Ready`. `tiers`: what is below the KV pool.
         """
         for name in ("max_step_tokens", "max_running"):
             if getattr(config, name) < 1:
                 raise ValueError(f"{name} must be at least 1, not {getattr(config, name)}")
         self.config = config
-        self.kv = KVStore(cache, clock)
+        pace = PromptPace()
+        if tiers is not None:
+            tiers = replace(tiers, prefill_seconds=pace.seconds)
+        self.kv = KVStore(cache, clock, tiers)
         self._clock = clock
         self._limits = Limits(context_length, self.kv.capacity, vocab_size, labels, adapters)
         # Every running sequence can have one token in every step.
@@ -100,7 +107,7 @@ class Scheduler:
             ),
         )
         self._running = RunningSet(self.kv, headroom or Headroom())
-        self.view = CacheView(self.kv, self._running, clock)
+        self.view = CacheView(self.kv, self._running, clock, pace)
         self._deadlines = Deadlines(
             self._waiting, self._running, self.kv.estimate, self.view.pace, self._max_rows
         )
@@ -184,6 +191,7 @@ class Scheduler:
         self._streams += request.emit_seconds > 0
         self._waiting.add(sequence)
         self._deadlines.add(sequence)
+        self.kv.tiering.fetching.arrived(sequence)
         if request.suspected:
             self._suspects.add(sequence, max(request.suspected, sequence.length))
 
@@ -232,6 +240,7 @@ class Scheduler:
         if len(self._flights) == MAX_FLIGHTS:
             raise RuntimeError("two plans are under way that were neither committed nor failed")
         self.kv.retention.expire()
+        self.kv.tiering.poll()
         for sequence in self._deadlines.late(self._clock()):
             self._waiting.remove(sequence)
             late = DeadlineImpossible("others come first, for longer than its timeout allows")
@@ -278,6 +287,7 @@ class Scheduler:
     def commit(self, plan: StepPlan, result: StepResult) -> list[Update]:
         """Take in what the step found."""
         flight = self._land(plan)
+        self.kv.tiering.saving.committed()
         for (sequence, _, stop), scores in zip(flight.scored, result.prompt_scores, strict=True):
             sequence.take_scores(scores, stop)
         for (sequence, _), states in zip(flight.pooled, result.pooled, strict=True):
@@ -385,6 +395,7 @@ class Scheduler:
             "tree_tokens": tree.num_tokens,
             "waiting": len(self._waiting) + len(self._running.retracted),
             "running": len(self._running.sequences),
+            **self.kv.tiering.stats(),
         }
 
     def check(self) -> None:
@@ -413,6 +424,7 @@ class Scheduler:
             order, self._sample_rows, lambda ready: self._decode_rows.lay_out(ready, order, version)
         )
         flight.begun = self._clock()
+        self.kv.tiering.saving.launched()
         self._flights.append(flight)
         self._running.relax()
         self._count.steps += 1
@@ -449,6 +461,7 @@ class Scheduler:
         assert update.finish is not None
         outcome.add_prompt_figures(sequence, update)
         sequence.finished = True
+        self.kv.tiering.fetching.let_go(sequence)
         del self._by_rid[sequence.rid]
         self._streams -= sequence.request.emit_seconds > 0
         self._waiting.ended(sequence)

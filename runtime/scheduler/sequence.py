@@ -85,12 +85,14 @@ class Sequence:
         "queued",
         "report",
         "request",
+        "restored",
         "rid",
         "sampled_at",
         "score_from",
         "score_next",
         "score_stop",
         "simple",
+        "sought",
         "stepped",
         "stops",
         "suspected_until",
@@ -167,6 +169,8 @@ class Sequence:
         self.covered = 0
         """Prompt tokens counted so far, as cached or as computed: each counts once."""
         self.cached_tokens = 0
+        self.restored = 0
+        """Tokens that were read back for it from below the pool."""
         self.found = 0
         """Prompt tokens that were cached when it was first admitted."""
         self.report: CacheReport | None = None
@@ -208,6 +212,8 @@ class Sequence:
         self.computed = 0
         self.table_len = 0
         self.detached = False
+        self.sought = False
+        """Whether it was looked for below the pool what is missing of it."""
         self.decoding = False
         self.jumped = False
         """Whether it computes a few forced tokens that stay out of the tree until it ends, as

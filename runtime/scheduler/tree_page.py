@@ -6,6 +6,8 @@ import heapq
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 
+import numpy as np
+
 from rootlace.runtime.cache import Node, Pin, RadixTree
 from rootlace.runtime.contracts.request import adapter_and_namespace
 from rootlace.runtime.contracts.tree_page import TreeNode, TreePage
@@ -22,13 +24,15 @@ def tree_page(
     sequences: list[Sequence],
     pins: list[Pin],
     idle_seconds: Callable[[Node], float],
+    restored: np.ndarray,
     *,
     namespace: str | None,
     under: int,
     limit: int,
 ) -> TreePage:
     """At most `limit` nodes: those of one namespace (None: of all), or those below node `under`
-    (0: from the roots). `sequences` are those running. Empty if `under` is gone.
+    (0: from the roots). `sequences` are those running; `restored` (bool [blocks]): what was read
+    back from below the pool. Empty if `under` is gone.
 
     Costs O(limit log limit), a look at each child of the nodes shown, and one at every node to
     find `under`. About 5 us for each node shown.
@@ -65,6 +69,7 @@ def tree_page(
                 head=tuple(shown[0]),
                 tail=tuple(shown[1]),
                 blocks=len(node.blocks),
+                from_disk=int(np.count_nonzero(restored[node.blocks])),
                 children=len(node.children),
                 requests=tuple(requests.get(node, ())),
                 locked=node.locks > 0,

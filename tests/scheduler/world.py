@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from rootlace.runtime.cache.wear import HourlyBytes
 from rootlace.runtime.config import CacheConfig, Eviction, SchedulerConfig
 from rootlace.runtime.contracts.matcher import Matcher
 from rootlace.runtime.contracts.plan import SampleRow, StepPlan
@@ -18,6 +19,7 @@ from rootlace.runtime.scheduler.masks import MaskFiller, StepMasks
 from rootlace.runtime.scheduler.running import Headroom
 from rootlace.runtime.scheduler.scheduler import Scheduler
 from rootlace.runtime.scheduler.sequence import Sequence
+from rootlace.runtime.scheduler.tiers.levels import Level, Tiers
 from rootlace.wire.errors import RootlaceError
 from rootlace.wire.handling import PLAIN, Handling
 from rootlace.wire.protocol import SamplingParams
@@ -27,6 +29,7 @@ from tests.simulated_executor import (
     history_hash,
     made_up_logprobs,
 )
+from tests.simulated_store import SimulatedStore
 
 
 @dataclass
@@ -114,14 +117,20 @@ class World:
         overlap: bool = False,
         automata: bool = False,
         headroom: Headroom | None = None,
+        stores: tuple[SimulatedStore, ...] = (),
+        hourly_bytes: int | None = None,
         **config: Any,
     ) -> None:
+        """`stores` are below the pool, blocks of one byte in them."""
         self.overlap = overlap
         self.flights: deque[SimulatedStep] = deque()
         self.late_rows = 0
         self.executor = SimulatedExecutor(
             num_blocks, block_size, context_length, vocab_size, verify=True
         )
+        self.executor.stores = list(stores)
+        clock = self.executor.clock
+        levels = [Level(s.name, s.tier, s, HourlyBytes(hourly_bytes, clock), 1) for s in stores]
         self.scheduler = Scheduler(
             SchedulerConfig(check_invariants=True, **config),
             CacheConfig(
@@ -138,7 +147,10 @@ class World:
             automata=automata,
             headroom=headroom,
             adapters=("one", "two"),
+            tiers=Tiers(tuple(levels)) if levels else None,
         )
+        if levels:
+            self.scheduler.view.pace.begin(1, 1.0)  # reading is faster than that
         self.max_length = min(context_length, num_blocks * block_size + 1)
         self.jobs: dict[int, Job] = {}
         self.released: list[tuple[Hashable, list[int]]] = []
@@ -216,15 +228,23 @@ class World:
             if plan is None or len(self.flights) == 2:
                 self.land()
             return plan
-        plan = self.scheduler.plan()
+        plan = self.plan()
         self.take(self.scheduler.take_updates())
         if plan is not None:
             self.take(self.scheduler.held_back(plan))
             self.take(self.scheduler.commit(plan, self.executor.run(plan)))
         return plan
 
-    def launch(self) -> StepPlan | None:
+    def plan(self) -> StepPlan | None:
         plan = self.scheduler.plan()
+        self.executor.move(self.scheduler.kv.tiering.take_moves())
+        if plan is None:  # it may wait for them
+            for store in self.executor.stores:
+                store.go_on()
+        return plan
+
+    def launch(self) -> StepPlan | None:
+        plan = self.plan()
         self.take(self.scheduler.take_updates())
         if plan is not None:
             self.flights.append(self.executor.launch(plan))
@@ -264,7 +284,7 @@ class World:
             while self.flights:
                 self.executor.collect(self.flights.popleft())
             return step.plan
-        plan = self.scheduler.plan()
+        plan = self.plan()
         self.take(self.scheduler.take_updates())
         if plan is not None:
             self.take(self.scheduler.fail(plan, error))

@@ -50,6 +50,8 @@ from rootlace.wire.errors import ServerUnavailable, from_code
 log = logging.getLogger(__name__)
 
 STOP_GRACE_SECONDS = 5.0
+SPILL_SECONDS = 20.0
+"""How long an engine has, when it is to end, to write what it has cached to the disk."""
 MAX_RESTARTS = 3
 RESTART_WINDOW_SECONDS = 300.0
 
@@ -188,7 +190,9 @@ class EngineClient:
         self._stopping = True
         if self._watcher is not None:
             self._watcher.cancel()
-        await _end(self._process, self._pipes)
+        # It reads its standard input's end as its parent's, and ends at once.
+        spilling = SPILL_SECONDS if self._up and self._config.cache.disk else 0.0
+        await _end(self._process, self._pipes, spilling)
         if self._pipes is not None:
             self._pipes.close()
         self._context.destroy(linger=0)
@@ -325,12 +329,15 @@ class EngineClient:
             assert isinstance(message, Heartbeat)
 
 
-async def _end(process: Process | None, pipes: Pipes | None) -> None:
-    """Ask an engine's process to end, and kill one that does not."""
+async def _end(process: Process | None, pipes: Pipes | None, patience: float = 0.0) -> None:
+    """Ask an engine's process to end, give it `patience`, and kill one that does not."""
     if process is None or process.returncode is not None:
         return
     if pipes is not None:
         pipes.send_now(Stop())
+    if patience:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(process.wait(), patience + STOP_GRACE_SECONDS)
     if process.stdin is not None:
         process.stdin.close()
     try:

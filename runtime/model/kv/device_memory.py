@@ -67,12 +67,15 @@ def trial_steps(
     prompts = _cut(max_tokens, context_length)
     first = min(19, max_tokens, context_length)
     plans = [
-        _plan(rng, vocab_size, prompts[:max_rows], block_size, cut, scored=True),
-        _plan(rng, vocab_size, _spread(max_tokens, rows, context_length), block_size, cut),
-        _plan(rng, vocab_size, [1] * rows, block_size, cut),
-        *(_plan(rng, vocab_size, [1] * few, block_size, _RANDOM) for few in _powers_below(rows)),
-        _plan(rng, vocab_size, [first], block_size, _RANDOM),
-        _plan(rng, vocab_size, [1], block_size, _GREEDY),
+        made_up_plan(rng, vocab_size, prompts[:max_rows], block_size, cut, scored=True),
+        made_up_plan(rng, vocab_size, _spread(max_tokens, rows, context_length), block_size, cut),
+        made_up_plan(rng, vocab_size, [1] * rows, block_size, cut),
+        *(
+            made_up_plan(rng, vocab_size, [1] * few, block_size, _RANDOM)
+            for few in _powers_below(rows)
+        ),
+        made_up_plan(rng, vocab_size, [first], block_size, _RANDOM),
+        made_up_plan(rng, vocab_size, [1], block_size, _GREEDY),
     ]
     return plans, max(int(plan.block_tables.max()) + 1 for plan in plans)
 
@@ -93,7 +96,7 @@ def _spread(tokens: int, rows: int, length: int) -> list[int]:
     return [min(each + (row < more), length) for row in range(rows)]
 
 
-def _plan(
+def made_up_plan(
     rng: np.random.Generator,
     vocab_size: int,
     lengths: list[int],

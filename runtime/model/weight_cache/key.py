@@ -25,15 +25,15 @@ BEGINNING = 1 << 20
 def cache_key(
     config: ModelConfig,
     files: Iterable[Path],
-    library: ctypes.CDLL,
+    library: ctypes.CDLL | None,
     dtype: torch.dtype,
     *asked: str,
 ) -> str:
     """A digest of everything that the bytes of packed weights follow from: the configuration; of
     each of the weights' `files` its name, size, times of change, beginning and samples; the native
-    library and its instruction set; this package's code that reads, rounds and packs, and the
-    version of torch that it does so with; `dtype` and the options that were `asked` for. Raises
-    OSError for a file that cannot be read.
+    library and its instruction set, if it is used; this package's code that reads, rounds and
+    packs, and the version of torch that it does so with; `dtype` and the options that were `asked`
+    for. Raises OSError for a file that cannot be read.
 
     The times are those of the bytes, which programs can set, and of the file (`st_ctime`), which
     they cannot: weights that are changed in place have another key. So have weights that are only
@@ -47,7 +47,8 @@ def cache_key(
             digest.update(len(data).to_bytes(8, "little") + data)
 
     add(json.dumps(config.source.config(), sort_keys=True), dtype, *asked, torch.__version__)
-    add(library.rl_instructions(), Path(library._name).read_bytes())
+    if library is not None:
+        add(library.rl_instructions(), Path(library._name).read_bytes())
     for package in (rootlace.kernels, rootlace.runtime.model):
         for source in sorted(Path(package.__path__[0]).rglob("*.py")):
             add(source.name, source.read_bytes())

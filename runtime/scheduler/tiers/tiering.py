@@ -1,0 +1,113 @@
+"""All that is below the pool, as the scheduler sees it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator
+
+import numpy as np
+
+from rootlace.runtime.cache import RadixTree
+from rootlace.runtime.cache.prefix_keys import prefix_keys
+from rootlace.runtime.scheduler.sequence import Sequence
+from rootlace.runtime.scheduler.tiers.fetching import Fetching
+from rootlace.runtime.scheduler.tiers.levels import Moves, Tiers, owner_of
+from rootlace.runtime.scheduler.tiers.saving import Saving
+
+
+class Tiering:
+    """Saves blocks that the tree gives up (`saving`), and brings them back for prompts that match
+    them (`fetching`).
+
+    Blocks move by an ordered list of *moves*, which are made before the next step is launched, so
+    each sees the pool as it was when it was planned. Without tiers nothing of this does anything.
+    """
+
+    def __init__(
+        self, tree: RadixTree, tiers: Tiers, make_room: Callable[[int, Sequence], bool]
+    ) -> None:
+        self._tree = tree
+        self._tiers = tiers
+        self._moves = Moves()
+        self.saving = Saving(tree, tiers, self._moves)
+        self.fetching = Fetching(tree, tiers, self._moves, make_room)
+        if tiers.levels:
+            tree.losing = self.saving.losing
+            tree.forgetting = self.forget
+
+    def poll(self) -> None:
+        """Take in what the stores have done; before a step is planned."""
+        if not self._tiers.levels:
+            return
+        for at, level in enumerate(self._tiers.levels):
+            for done in level.store.poll():
+                if done.read:
+                    self.fetching.was_read(at, done.slot, done.ok)
+                else:
+                    self.saving.written(at, done.slot, done.ok)
+        self.saving.prove()
+        self.fetching.land_all()
+
+    def take_moves(self) -> np.ndarray:
+        """int32 [M, 4]: what is to be moved before the next step; see `contracts.block_store`."""
+        return self._moves.take()
+
+    def spill(self) -> Iterator[np.ndarray]:
+        """Before a stop, with no step under way: moves that save what is worth it to the last
+        level. The caller makes each batch and waits until it is written before it asks for more."""
+        for _ in self.saving.spill():
+            yield self.take_moves()
+            self.poll()
+
+    def reset(self) -> None:
+        """A step failed, and all KV is lost."""
+        self.fetching.reset()
+        self.saving.reset()
+        self._moves.rows.clear()
+        self._moves.loads.clear()
+
+    def forget(self, namespace: Hashable, tokens: np.ndarray, start: int) -> None:
+        """Forget the blocks of `tokens` (int32) from position `start` on."""
+        size = self._tree.block_size
+        keys = prefix_keys(self._tiers.space_of(namespace), tokens, size, start // size)
+        for level in self._tiers.levels:
+            entries = [level.tier.get(key) for key in keys]
+            level.discard([entry for entry in entries if entry is not None])
+
+    def forget_namespace(self, namespace: str) -> None:
+        """Forget all of a namespace, with any adapter."""
+        owner = owner_of(namespace)
+        for level in self._tiers.levels:
+            level.discard([one for one in level.tier.entries() if one.label.owner == owner])
+
+    def flush(self) -> None:
+        """Forget everything."""
+        self.fetching.give_up()
+        for level in self._tiers.levels:
+            level.discard(list(level.tier.entries()))
+            level.tier.forget_unwanted()
+
+    def wanted_slots(self) -> dict[int, bool]:
+        """Of the last level: the slots that can be read, the one to drop next first, and whether
+        anybody wanted what is there."""
+        entries = [one for level in self._tiers.levels[-1:] for one in level.tier.entries()]
+        return {entry.slot: entry.wanted for entry in entries if entry.whole}
+
+    def stats(self) -> dict[str, int | float]:
+        """Of what is below the pool; nothing if there is nothing."""
+        found: dict[str, int | float] = {}
+        for level in self._tiers.levels:
+            found |= {
+                "restored_tokens": self.fetching.restored_tokens,
+                f"{level.name}_blocks": len(level.tier),
+                f"{level.name}_dropped_blocks": level.tier.dropped,
+            }
+            found |= {f"{level.name}_{name}": n for name, n in level.store.stats().items()}
+        return found
+
+    def check(self) -> None:
+        """Raise AssertionError at the first broken invariant."""
+        readers = self.fetching.readers()
+        for at, level in enumerate(self._tiers.levels):
+            level.tier.check()
+            for entry in level.tier.entries():
+                assert (entry.readers > 0) == ((at, entry.slot) in readers), f"readers of {entry}"

@@ -1,0 +1,198 @@
+"""Blocks in the slots of a file, and an index of what they are, with checksums of both.
+
+The index begins with a header that says what the blocks are of; then comes a record for each slot.
+A record is written after its block and erased before the next one, so what a process that was
+killed leaves is either whole or not in the index. After a loss of power a record may be there
+without its block: then the checksum of the block, which covers its key, is wrong.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+import zlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+INDEX, BLOCKS = "index", "blocks"
+HEADER_BYTES = 64
+MOST_SLOTS = 1 << 19
+"""What is known of a block takes about 400 bytes of memory."""
+MAGIC = b"rootlace blocks1"
+RECORD = np.dtype(
+    [
+        ("key", "V16"),
+        ("owner", "V16"),
+        ("digest", "<u8"),
+        ("used", "<f8"),
+        ("crc", "<u4"),
+        ("wanted", "<u4"),
+        ("filled", "<u4"),
+        ("check", "<u4"),
+    ]
+)
+"""`used`: seconds since 1970. `crc`: of key and block. `check`: CRC-32 of the fields before it."""
+_CHECKED = RECORD.itemsize - 4
+
+log = logging.getLogger(__name__)
+
+
+class DamagedBlock(Exception):
+    """A slot does not hold what was written there."""
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A block that an earlier process wrote."""
+
+    slot: int
+    key: bytes
+    owner: bytes
+    digest: int
+    wanted: bool
+
+
+class SlotFile:
+    """`num_slots` blocks of `block_bytes`. `read` and `write` may be called from different
+    threads, though not for the same slot at a time."""
+
+    def __init__(self, folder: Path, identity: bytes, block_bytes: int, num_slots: int) -> None:
+        """Open or make the files in `folder`, which is this process's alone. What is there of
+        another identity (32 bytes) or size is dropped. Raises OSError."""
+        self.block_bytes = block_bytes
+        self.num_slots = num_slots
+        self.path = folder / BLOCKS
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+        self._index = os.open(folder / INDEX, flags, 0o600)
+        self._blocks = os.open(self.path, flags, 0o600)
+        self._records = np.zeros(num_slots, RECORD)
+        header = (MAGIC + identity + block_bytes.to_bytes(8, "little")).ljust(HEADER_BYTES, b"\0")
+        found = os.pread(self._index, HEADER_BYTES, 0)
+        if found != header:
+            if found:
+                log.warning("%s: blocks of something else are dropped", folder)
+            os.ftruncate(self._blocks, 0)
+            os.ftruncate(self._index, 0)
+            _write(self._index, header, 0)
+        self._read_index(folder)
+
+    @staticmethod
+    def slots_in(most_bytes: int, block_bytes: int) -> int:
+        """How many slots both files may have together in so many bytes. At most `MOST_SLOTS`."""
+        return min(max(most_bytes - HEADER_BYTES, 0) // (block_bytes + RECORD.itemsize), MOST_SLOTS)
+
+    def _read_index(self, folder: Path) -> None:
+        size = os.fstat(self._blocks).st_size
+        data = os.pread(self._index, self.num_slots * RECORD.itemsize, HEADER_BYTES)
+        given = np.frombuffer(data[: len(data) // RECORD.itemsize * RECORD.itemsize], RECORD)
+        damaged = 0
+        for slot in np.flatnonzero(given["filled"]).tolist():
+            record = given[slot : slot + 1]
+            if record["check"][0] != _check(record) or (slot + 1) * self.block_bytes > size:
+                damaged += 1
+                continue
+            self._records[slot] = record[0]
+        if damaged:
+            log.warning("%s: %d records are damaged, and ignored", folder, damaged)
+        # Another start may have had more room.
+        os.ftruncate(self._index, HEADER_BYTES + len(given) * RECORD.itemsize)
+        os.ftruncate(self._blocks, min(size, self.num_slots * self.block_bytes))
+
+    def kept(self) -> list[Kept]:
+        """What is there, that which was used longest ago first."""
+        slots = np.flatnonzero(self._records["filled"])
+        slots = slots[np.argsort(self._records["used"][slots], kind="stable")]
+        return [
+            Kept(
+                slot,
+                self._records["key"][slot].tobytes(),
+                self._records["owner"][slot].tobytes(),
+                int(self._records["digest"][slot]),
+                bool(self._records["wanted"][slot]),
+            )
+            for slot in slots.tolist()
+        ]
+
+    def write(self, slot: int, block: np.ndarray) -> None:
+        """Write a block (uint8), which is in no index before `publish`. Raises OSError."""
+        if self._records["filled"][slot]:
+            self.erase([slot])
+        _write(self._blocks, block.data, slot * self.block_bytes)
+
+    def publish(self, slot: int, crc: int, key: bytes, owner: bytes, digest: int) -> None:
+        """Put a slot that was written into the index. `crc`: `checksum` of key and block. Raises
+        OSError."""
+        record = np.zeros(1, RECORD)
+        record["key"], record["owner"] = np.void(key), np.void(owner)
+        record["digest"], record["used"], record["filled"] = digest, time.time(), 1
+        record["crc"] = crc
+        record["check"] = _check(record)
+        self._records[slot] = record[0]
+        self._put(slot)
+
+    def erase(self, slots: Iterable[int]) -> None:
+        """Take slots out of the index. Raises OSError."""
+        for slot in slots:
+            self._records[slot] = np.zeros(1, RECORD)[0]
+            self._put(slot)
+
+    def read(self, slot: int, key: bytes, into: np.ndarray) -> None:
+        """Read a block (uint8). Raises `DamagedBlock`, or OSError."""
+        view, at = into.data, slot * self.block_bytes
+        done = 0
+        while done < self.block_bytes:
+            count = os.preadv(self._blocks, [view[done:]], at + done)
+            if not count:
+                break
+            done += count
+        if done < self.block_bytes or checksum(key, into) != int(self._records["crc"][slot]):
+            raise DamagedBlock(f"{self.path}: slot {slot} does not hold what was written")
+
+    def holds(self, slot: int) -> bool:
+        """Whether the index has the slot."""
+        return bool(self._records["filled"][slot])
+
+    def forget_pages(self) -> None:
+        """Have the next reads come from the disk."""
+        os.fdatasync(self._blocks)
+        os.posix_fadvise(self._blocks, 0, 0, os.POSIX_FADV_DONTNEED)
+
+    def close(self, wanted: dict[int, bool] | None = None) -> None:
+        """Close the files. `wanted`: all slots that hold something, that which is to be dropped
+        next first, and whether it was wanted: so the next start goes on in this order."""
+        if wanted is not None:
+            now = time.time()
+            for place, (slot, was_wanted) in enumerate(wanted.items()):
+                record = self._records[slot : slot + 1]
+                if record["filled"][0]:
+                    record["used"] = now + 1e-6 * place
+                    record["wanted"] = was_wanted
+                    record["check"] = _check(record)
+            data = self._records.tobytes()
+            _write(self._index, data, HEADER_BYTES)
+        os.close(self._index)
+        os.close(self._blocks)
+
+    def _put(self, slot: int) -> None:
+        data = self._records[slot : slot + 1].tobytes()
+        _write(self._index, data, HEADER_BYTES + slot * RECORD.itemsize)
+
+
+def checksum(key: bytes, block: np.ndarray) -> int:
+    """CRC-32 of both."""
+    return zlib.crc32(block.data, zlib.crc32(key))
+
+
+def _check(record: np.ndarray) -> int:
+    return zlib.crc32(record.tobytes()[:_CHECKED])
+
+
+def _write(file: int, data: bytes | memoryview, at: int) -> None:
+    view = memoryview(data)
+    while view:
+        count = os.pwrite(file, view, at)
+        view, at = view[count:], at + count

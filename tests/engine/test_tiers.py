@@ -1,0 +1,231 @@
+"""An engine whose pool is too small, with a disk below it: the tokens are those without one."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from pathlib import Path
+from typing import ClassVar, Literal
+
+import numpy as np
+import pytest
+
+from rootlace.runtime.config import CacheConfig, EngineConfig, ExecutorConfig, SchedulerConfig
+from rootlace.runtime.contracts.request import Request
+from rootlace.runtime.engine.steps import Steps
+from rootlace.runtime.engine.tiers import open_tiers
+from rootlace.runtime.model.executor.runner import ModelRunner
+from rootlace.runtime.scheduler.scheduler import Scheduler
+from rootlace.runtime.tiers.slot_file import BLOCKS
+from rootlace.wire.errors import InvalidRequest
+from tests.engine.harness import Outcome, greedy
+from tests.tiny_model import make_tiny_model
+from tests.waiting import eventually
+
+Kernels = Literal["native", "reference"]
+PROMPTS = [[random.Random(seed).randrange(256) for _ in range(40)] for seed in range(4)]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def without(model: Path) -> list[list[int]]:
+    """The tokens of each prompt, nothing being cached."""
+    engine = Engine(config(model, None, enabled=False))
+    return [engine.ask(prompt).token_ids for prompt in PROMPTS]
+
+
+def config(
+    model: Path, disk: Path | None, kernels: Kernels = "reference", **cache: object
+) -> EngineConfig:
+    """With room for little more than one of the prompts."""
+    given: dict[str, object] = {"block_size": 16, "num_blocks": 4, "disk": str(disk or "")}
+    given["disk_gb"] = 0.001
+    return EngineConfig(
+        executor=ExecutorConfig(
+            model=str(model), dtype="float32", device="cpu", threads=1, kernels=kernels
+        ),
+        cache=CacheConfig(**{**given, **cache}),  # type: ignore[arg-type]
+        scheduler=SchedulerConfig(check_invariants=True),
+    )
+
+
+class Engine:
+    """As `engine.__main__` puts it together. Reading always pays: the model is too small."""
+
+    runners: ClassVar[dict[tuple[object, ...], ModelRunner]] = {}
+    """What is left in the pool of another engine must not matter."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        cache = config.cache
+        known = config.executor, cache.block_size, cache.num_blocks
+        if known not in self.runners:
+            self.runners[known] = ModelRunner.load(config.executor, cache, 512, 16)
+        self.runner = self.runners[known]
+        self.below = open_tiers(config, self.runner)
+        self.scheduler = Scheduler(
+            config.scheduler,
+            dataclasses.replace(config.cache, num_blocks=self.runner.num_blocks),
+            self.runner.context_length,
+            vocab_size=self.runner.vocab_size,
+            tiers=self.below and self.below.tiers,
+        )
+        if self.below is not None:
+            self.below.begin(self.scheduler, self.runner, config.cache.block_size)
+            self.scheduler.view.pace.begin(1, 1e9)
+        self.outcomes: dict[int, Outcome] = {}
+        move = self.below and self.below.move
+        self.steps = Steps(self.scheduler, self.runner, False, self.take, move=move)
+
+    @property
+    def tiering(self):
+        return self.scheduler.kv.tiering
+
+    def take(self, updates) -> None:
+        for update in updates:
+            self.outcomes[update.rid].add(update)
+
+    def ask(self, prompt: list[int], namespace: str = "") -> Outcome:
+        rid = len(self.outcomes)
+        self.outcomes[rid] = Outcome()
+        tokens = np.array(prompt, np.int32)
+        self.scheduler.add(Request(rid, tokens, greedy(4), namespace=namespace))
+
+        def turn() -> bool:
+            for _ in range(20):
+                self.take(self.steps.step())
+            return self.outcomes[rid].finish is not None
+
+        eventually(turn)
+        if self.below is not None:  # so that it does not depend on the disk what is there
+            assert self.below.disk.wait(60)
+            self.tiering.poll()
+        return self.outcomes[rid]
+
+    def close(self) -> None:
+        assert self.below is not None
+        self.below.close(self.scheduler)
+
+
+def test_tokens_are_the_same_and_the_next_start_is_warm(
+    model: Path, without: list[list[int]], tmp_path: Path
+) -> None:
+    engine = Engine(config(model, tmp_path, "native"))
+    for _ in range(3):
+        found = [engine.ask(prompt) for prompt in PROMPTS]
+        assert [one.token_ids for one in found] == without
+    assert [one.cached_tokens for one in found] == [32] * len(PROMPTS)
+    engine.close()
+    again = Engine(config(model, tmp_path, "native"))
+    found = [again.ask(prompt) for prompt in PROMPTS]
+    assert [one.token_ids for one in found] == without
+    assert [one.cached_tokens for one in found] == [32] * len(PROMPTS)
+    again.close()
+
+
+def test_nobody_finds_what_another_namespace_left(
+    model: Path, without: list[list[int]], tmp_path: Path
+) -> None:
+    engine = Engine(config(model, tmp_path))
+    for prompt in PROMPTS[:3]:
+        engine.ask(prompt, "one")
+    assert engine.ask(PROMPTS[0], "one").cached_tokens == 32
+    for namespace in ("two", "", "one/", "on"):
+        found = engine.ask(PROMPTS[0], namespace)
+        assert (found.cached_tokens, found.token_ids) == (0, without[0])
+    engine.close()
+    again = Engine(config(model, tmp_path))
+    again.scheduler.cache.forget_namespace("two")
+    assert again.ask(PROMPTS[0], "two").cached_tokens == 0
+    assert again.ask(PROMPTS[1], "one").cached_tokens == 32
+    again.scheduler.cache.flush()
+    assert again.ask(PROMPTS[2], "one").cached_tokens == 0
+    again.close()
+
+
+def test_damaged_blocks_are_computed_again(
+    model: Path, without: list[list[int]], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = Engine(config(model, tmp_path))
+    for prompt in PROMPTS:
+        engine.ask(prompt)
+    engine.close()
+    (blocks,) = tmp_path.glob(f"*/{BLOCKS}")
+    data = bytearray(blocks.read_bytes())
+    for at in range(0, len(data), 5000):  # some of the blocks
+        data[at] ^= 1
+    blocks.write_bytes(data)
+    again = Engine(config(model, tmp_path))
+    found = [again.ask(prompt) for prompt in PROMPTS]
+    assert [one.token_ids for one in found] == without
+    assert again.scheduler.stats()["disk_damaged_blocks"] > 0
+    assert "a damaged block is ignored" in caplog.text
+    again.close()
+
+
+@pytest.mark.parametrize("change", ["weights", "block size", "type of the cache"])
+def test_another_model_begins_cold(change: str, model: Path, tmp_path: Path) -> None:
+    engine = Engine(config(model, tmp_path / "cache"))
+    engine.ask(PROMPTS[0])
+    engine.close()
+    other = config(model, tmp_path / "cache")
+    if change == "weights":
+        path = make_tiny_model(tmp_path / "other", seed=1)
+        other = config(path, tmp_path / "cache")
+    elif change == "block size":
+        other = config(model, tmp_path / "cache", block_size=8, num_blocks=8)
+    else:
+        executor = dataclasses.replace(other.executor, kv_dtype="int8")
+        other = dataclasses.replace(other, executor=executor)
+    again = Engine(other)
+    assert again.ask(PROMPTS[0]).cached_tokens == 0
+    again.close()
+    same = Engine(config(model, tmp_path / "cache"))
+    assert same.ask(PROMPTS[0]).cached_tokens == 32
+    same.close()
+
+
+def test_the_folder_never_takes_more_than_it_may(
+    model: Path, without: list[list[int]], tmp_path: Path
+) -> None:
+    quota = 0.00003
+    for _ in range(2):
+        engine = Engine(config(model, tmp_path, disk_gb=quota, disk_hourly_gb=1.0))
+        for _ in range(2):
+            assert [engine.ask(prompt).token_ids for prompt in PROMPTS] == without
+        engine.close()
+        files = [file.stat().st_size for file in tmp_path.rglob("*") if file.is_file()]
+        assert 0.5 * quota * 1e9 < sum(files) <= quota * 1e9
+
+
+def test_no_more_is_written_in_an_hour_than_may_be(
+    model: Path, without: list[list[int]], tmp_path: Path
+) -> None:
+    engine = Engine(config(model, tmp_path, disk_hourly_gb=0.00002))
+    for _ in range(2):
+        assert [engine.ask(prompt).token_ids for prompt in PROMPTS] == without
+    written = engine.scheduler.stats()["disk_written_bytes"]
+    engine.close()
+    assert 0 < written <= 20_000
+
+
+def test_a_small_model_computes_faster_than_it_reads(
+    model: Path, without: list[list[int]], tmp_path: Path
+) -> None:
+    engine = Engine(config(model, tmp_path))
+    engine.below.disk._block_seconds = 1e12
+    for _ in range(2):
+        assert [engine.ask(prompt).token_ids for prompt in PROMPTS[:1]] == without[:1]
+    engine.close()
+    assert not next(tmp_path.glob(f"*/{BLOCKS}")).stat().st_size
+
+
+def test_what_cannot_be_a_folder_is_refused(model: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InvalidRequest, match=r"--cache-disk .*file"):
+        Engine(config(model, tmp_path / "file"))
+    with pytest.raises(InvalidRequest, match="a block takes 4096 bytes"):
+        Engine(config(model, tmp_path, disk_gb=1e-6))
