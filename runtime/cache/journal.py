@@ -29,6 +29,11 @@ class Ledger:
         """What changed, the last word on each."""
         self._fresh = True
 
+    @property
+    def changed(self) -> bool:
+        """Whether there is anything to take."""
+        return self._fresh or bool(self._held)
+
     def note(self, digest: int, held: bool) -> None:
         self._held[digest] = held
 
@@ -73,7 +78,7 @@ class Journal:
     @property
     def changed(self) -> bool:
         """Whether there is anything to take."""
-        return self._fresh or bool(self._held)
+        return self._ledger.changed
 
     def reset(self) -> None:
         """Everything was lost."""

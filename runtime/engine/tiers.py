@@ -76,7 +76,8 @@ class OpenTiers:
 
 def open_tiers(config: EngineConfig, runner: ModelRunner, engines: int = 1) -> OpenTiers | None:
     """What the configuration asks for, a part of it for each of so many engines; None where that is
-    nothing, or the disk does not work, which is logged. Raises `InvalidRequest` for a folder that cannot be one."""
+    nothing, or the disk does not work, which is logged. Raises `InvalidRequest` for a folder that
+    cannot be one."""
     cache = config.cache
     if not cache.disk or not cache.enabled:
         return None
