@@ -15,12 +15,14 @@ _MASK = 2**64 - 1
 class PrefixDigests:
     """Sums over a prefix's tokens, each times a random number of its position, in 64 bits.
 
-    All instances use the same numbers, so two processes agree. Two prefixes of equal digest are
-    taken for the same one: whoever uses digests must bear that.
+    All instances of a `key` use the same numbers, so two processes agree. Two prefixes of equal
+    digest are taken for the same one: whoever uses digests must bear that. Who knows the key can
+    make such prefixes, so it is secret where prompts come from strangers.
     """
 
-    def __init__(self) -> None:
-        self._random = np.random.Generator(np.random.PCG64(0))
+    def __init__(self, key: bytes = b"") -> None:
+        self._key = key
+        self._random = np.random.Generator(np.random.PCG64(_hash(b"factors", key)))
         self._factors = np.empty(0, np.uint64)
 
     def of_node(self, node: Node) -> int:
@@ -32,7 +34,7 @@ class PrefixDigests:
             node = node.parent
         digest = node.digest
         if digest is None:
-            digest = node.digest = _seed(node.namespace)
+            digest = node.digest = self._seed(node.namespace)
         for link in reversed(below):
             digest = link.digest = self.extended(digest, link.tokens, link.start)
         return digest
@@ -44,7 +46,7 @@ class PrefixDigests:
 
     def of_all(self, namespace: Hashable, tokens: np.ndarray) -> np.ndarray:
         """uint64 [len + 1]: the digests of all prefixes of `tokens` (int32), from none on."""
-        return self.behind(_seed(namespace), tokens, 0)
+        return self.behind(self._seed(namespace), tokens, 0)
 
     def behind(self, digest: int, tokens: np.ndarray, start: int) -> np.ndarray:
         """uint64 [len + 1]: the digests of a prefix of `start` tokens, whose own is `digest`, with
@@ -55,6 +57,9 @@ class PrefixDigests:
         found[1:] = (tokens.astype(np.uint64) + np.uint64(1)) * factors
         return np.cumsum(found, out=found)
 
+    def _seed(self, namespace: Hashable) -> int:
+        return _hash(ascii(namespace).encode(), self._key)
+
     def _upto(self, count: int) -> np.ndarray:
         """The factors of the first `count` positions."""
         missing = count - len(self._factors)
@@ -64,6 +69,5 @@ class PrefixDigests:
         return self._factors[:count]
 
 
-def _seed(namespace: Hashable) -> int:
-    name = ascii(namespace).encode()
-    return int.from_bytes(hashlib.blake2b(name, digest_size=8).digest(), "little")
+def _hash(name: bytes, key: bytes) -> int:
+    return int.from_bytes(hashlib.blake2b(name, digest_size=8, key=key).digest(), "little")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Hashable
@@ -52,7 +53,7 @@ class Evicted:
         """On whose behalf the tree evicts now."""
         self._clock = clock
         self._records: deque[Eviction] = deque()
-        self.digests = PrefixDigests()
+        self.digests = PrefixDigests(secrets.token_bytes(16))
         self._index: dict[tuple[int, int, int], list[Eviction]] = {}
         """By where they stood, the digest before, and their first token."""
         self._starts: Counter[int] = Counter()

@@ -158,7 +158,9 @@ def serve(config: EngineProcessConfig) -> None:
         prepare=runner.prepare,
         executor_stats=runner.stats,
         telling=(
-            Telling(scheduler.cache, engine.scheduler.max_step_tokens)
+            Telling(
+                scheduler.cache, engine.scheduler.max_step_tokens, bytes.fromhex(config.digest_key)
+            )
             if config.replicas > 1
             else None
         ),

@@ -14,8 +14,8 @@ _STEPS = 256
 class Telling:
     """What its cache holds, as it changes, and what its steps take."""
 
-    def __init__(self, cache: CacheControl, max_step_tokens: int) -> None:
-        cache.keep_journal()
+    def __init__(self, cache: CacheControl, max_step_tokens: int, digest_key: bytes = b"") -> None:
+        cache.keep_journal(digest_key)
         self._cache = cache
         self._cost = MeasuredCost(max_step_tokens)
         self._next_cost = 2

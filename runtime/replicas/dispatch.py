@@ -43,10 +43,14 @@ class _Running:
 class Dispatch:
     """The router, fed with what engines and requests do. Belongs to one event loop."""
 
-    def __init__(self, count: int, info: Ready, ask: Callable[[int], None]) -> None:
-        """`ask` has an engine say all that its cache holds."""
+    def __init__(
+        self, count: int, info: Ready, ask: Callable[[int], None], digest_key: bytes = b""
+    ) -> None:
+        """`ask` has an engine say all that its cache holds, in digests of this key."""
         capacity = info.num_blocks * info.block_size
-        self._router = Router(RouterConfig(count, info.block_size, capacity, _COST))
+        self._router = Router(
+            RouterConfig(count, info.block_size, capacity, _COST, digest_key=digest_key)
+        )
         self._count = count
         self._ask = ask
         self._hearing = [self._new_hearing(at) for at in range(count)]

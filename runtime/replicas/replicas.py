@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -58,6 +59,7 @@ class Replicas:
         """What it is to be told then."""
         self._gone: set[int] = set()
         """Those that are not started again."""
+        self._digest_key = secrets.token_bytes(16)
         self._ids = NodeIds(count)
         self._next_rid = 0
 
@@ -77,7 +79,10 @@ class Replicas:
             raise
         replicas.info = one_ready([client.info for client in replicas._clients])
         replicas._dispatch = Dispatch(
-            count, replicas.info, lambda at: replicas._clients[at].send(TellCache())
+            count,
+            replicas.info,
+            lambda at: replicas._clients[at].send(TellCache()),
+            replicas._digest_key,
         )
         for tell in replicas._early:
             tell(replicas._dispatch)
@@ -87,6 +92,7 @@ class Replicas:
         siblings = Siblings(
             at,
             self._count,
+            self._digest_key,
             lambda message: self._tell(partial(Dispatch.told, at=at, message=message)),
             partial(self._died, at),
             lambda: self._tell(partial(Dispatch.back, at=at)),

@@ -25,6 +25,7 @@ class RouterConfig:
     cost: StepCost
     spread: float = 8.0
     most_entries: int = MOST_ENTRIES
+    digest_key: bytes = b""
 
 
 @dataclass
@@ -62,7 +63,7 @@ class Router:
     def __init__(self, config: RouterConfig) -> None:
         self._config = config
         self._cost = config.cost
-        self._digests = PrefixDigests()
+        self._digests = PrefixDigests(config.digest_key)
         self._held = PrefixIndex(config.most_entries)
         self._coming = PrefixIndex(config.most_entries)
         self._sent: dict[Hashable, _Sent] = {}

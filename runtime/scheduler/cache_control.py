@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping
 
+from rootlace.runtime.cache.digest import PrefixDigests
 from rootlace.runtime.cache.journal import Change, Journal
 from rootlace.runtime.contracts.request import adapter_and_namespace
 from rootlace.runtime.scheduler.kv import KVStore
@@ -52,9 +53,10 @@ class CacheControl:
         """The program ended: prefixes that only it used may go first, unless they are `wanted`."""
         self._kv.tree.close_program(program, wanted)
 
-    def keep_journal(self) -> None:
-        """From now on `changes` says what the cache holds."""
+    def keep_journal(self, key: bytes = b"") -> None:
+        """From now on `changes` says what the cache, which is empty, holds: digests by `key`."""
         tree = self._kv.tree
+        tree.evicted.digests = PrefixDigests(key)
         tree.journal = Journal(tree.block_size, tree.evicted.digests)
 
     def changes(self, all_of_it: bool = False) -> Change | None:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from rootlace.runtime.cache.digest import PrefixDigests
+from rootlace.runtime.cache.evicted import Evicted
 from rootlace.runtime.cache.journal import Change, Journal
 from tests.cache.test_tree import Cache
 
@@ -73,3 +74,6 @@ def test_a_digest_depends_on_the_namespace_and_on_every_token() -> None:
         same = digests.of_all("a", other) == found
         assert same.tolist() == [number <= at for number in range(101)]
     assert (PrefixDigests().of_all("a", tokens) == found).all(), "two processes agree"
+    secret = PrefixDigests(b"secret")
+    assert not (secret.of_all("a", tokens) == found).any(), "the key does not matter"
+    assert Evicted().digests.of_all("a", tokens)[-1] != Evicted().digests.of_all("a", tokens)[-1]

@@ -247,7 +247,11 @@ class EngineProcess:
             overlap=bool(engine.overlap),
             record=StepRecord(Path(config.record), engine.scheduler.max_running),
             telling=(
-                Telling(self.scheduler.cache, engine.scheduler.max_step_tokens)
+                Telling(
+                    self.scheduler.cache,
+                    engine.scheduler.max_step_tokens,
+                    bytes.fromhex(config.digest_key),
+                )
                 if config.replicas > 1
                 else None
             ),

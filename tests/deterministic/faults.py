@@ -108,13 +108,16 @@ class Faults:
         self._world.kill_gateway()
 
     def fill(self, value: float) -> None:
-        """The disk that state is written to is full for a while."""
+        """The disk that state is written to is full for a while; some make room, and start the
+        gateway anew at once."""
         self._world.disk.full = True
 
         def free() -> None:
             self._world.disk.full = False
 
         self._later(20.0 * value, free)
+        if value > 0.5:
+            self._later(20.0 * value + 100.0 * value % 4.0, self._world.kill_gateway)
 
     def jump(self, value: float) -> None:
         """Time passes, and nobody ran: the machine was suspended, or the clock was set."""

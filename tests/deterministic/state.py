@@ -39,7 +39,7 @@ class DiskThread:
     def submit(self, call: Callable[..., Any], *args: Any) -> Future[Any]:
         future: Future[Any] = Future()
         self._waiting.append((future, call, args))
-        self._loop.call_later(self._dice.uniform(1e-3, 0.5), self._next)
+        self._loop.call_later(self._dice.uniform(1e-3, 2.0), self._next)
         return future
 
     def shutdown(self) -> None:

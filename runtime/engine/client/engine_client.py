@@ -68,6 +68,8 @@ class EngineProcessConfig(msgspec.Struct, frozen=True):
     replica: int = 0
     replicas: int = 1
     """Its number among the engines of the model, and how many there are."""
+    digest_key: str = ""
+    """Of the digests that it tells, hexadecimal."""
 
 
 class EngineClient:
@@ -215,7 +217,10 @@ class EngineClient:
         siblings = self._siblings
         if siblings is not None:
             config = msgspec.structs.replace(
-                config, replica=siblings.replica, replicas=siblings.replicas
+                config,
+                replica=siblings.replica,
+                replicas=siblings.replicas,
+                digest_key=siblings.digest_key.hex(),
             )
         # A session of its own: the terminal's Ctrl-C reaches the gateway, which stops the engine.
         process = await asyncio.create_subprocess_exec(

@@ -11,7 +11,7 @@ from rootlace.runtime.engine.client.in_flight import Submitted
 
 @dataclass(frozen=True)
 class Siblings:
-    """It is number `replica` of `replicas`.
+    """It is number `replica` of `replicas`, which tell what they hold by digests of one key.
 
     `on_told` hears what the engine says of its cache and its steps; `on_death` is given the
     requests that others may go on with, and who was in the steps in which it died
@@ -21,6 +21,7 @@ class Siblings:
 
     replica: int
     replicas: int
+    digest_key: bytes
     on_told: Callable[[CacheChanged | CostMeasured], None]
     on_death: Callable[[list[Submitted], Mapping[int, int]], None]
     on_return: Callable[[], None]
