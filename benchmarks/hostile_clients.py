@@ -95,8 +95,9 @@ async def large(server: Server) -> None:
             ("/tokenize", {"messages": many * 2**14}),
             ("/detokenize", {"tokens": [300] * 2**20}),
             ("/v1/chat/completions", {"messages": many * 100_000}),
-            ("/v1/completions", {"prompt": [300] * 2**22}),
-            ("/v1/completions", {"prompt": "word " * 2**22}),
+            ("/v1/completions", {"prompt": [300] * 10**6}),
+            ("/v1/completions", {"prompt": "word " * 3 * 2**20}),
+            ("/v1/completions", {"prompt": "\n" * 7 * 2**20}),
             ("/v1/completions", {"prompt": "word " * 2**24}),
         ):
             async with session.post(path, data=msgspec.json.encode(body)) as reply:
@@ -125,13 +126,15 @@ async def measure(server: Server, load: Callable[[Server], Awaitable[None]]) -> 
 
 def main() -> None:
     parser = new_parser("hostile_clients", __doc__)
+    known = {load.__name__: load for load in (nothing, vanish, slow, large)}
+    parser.add_argument("--loads", nargs="+", choices=known, default=list(known))
     args = parser.parse_args()
     console, report = console_of(100), Report("hostile_clients", args)
     with rl.Runtime(
         demo_model(), dtype="float32", device="cpu", http_port=0, check_invariants=True
     ) as runtime:
         server = Server(str(runtime.url))
-        found = [asyncio.run(measure(server, load)) for load in (nothing, vanish, slow, large)]
+        found = [asyncio.run(measure(server, load)) for load in map(known.__getitem__, args.loads)]
         for _ in range(100):
             status = runtime.endpoint.get_server_info()
             if not status["running"] and not status["sessions"] - 1:

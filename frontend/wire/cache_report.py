@@ -87,7 +87,7 @@ def describe(report: CacheReport) -> str:
     at += f" with {report.goes_on!r}"
     if report.reason == "differs":
         others = report.continuations - 1
-        more = f" (and {others} other continuations)" if others else ""
+        more = f" (and {others} other continuation{'s' if others > 1 else ''})" if others else ""
         return f"{cached}. {at}, where the cache has {report.cached_instead!r}{more}."
     if report.reason == "namespace":
         return f"{cached}; {report.elsewhere:,} are cached, but in another namespace."

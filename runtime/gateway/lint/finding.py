@@ -69,12 +69,16 @@ def describe(finding: Finding) -> str:
     where = f"at token {finding.position:,}, behind {finding.before!r}"
     if finding.kind == "order":
         return (
-            f"{finding.times:,} prompts have {what} from token {finding.position:,} on: with the "
-            f"parts that they share first, and always in one order, each would find about "
+            f"{_prompts(finding, 'has', 'have')} {what} from token {finding.position:,} on: with "
+            f"the parts that they share first, and always in one order, each would find about "
             f"{finding.tokens:,} tokens more in the cache."
         )
     return (
-        f"{finding.times:,} prompts differ by {what} {where} ({finding.ours!r}, {finding.theirs!r})"
-        f" and go on alike: with it behind what they share, each would find about "
-        f"{finding.tokens:,} tokens more in the cache."
+        f"{_prompts(finding, 'differs', 'differ')} by {what} {where} ({finding.ours!r}, "
+        f"{finding.theirs!r}) from others that go on alike: with it behind what is shared, each "
+        f"would find about {finding.tokens:,} tokens more in the cache."
     )
+
+
+def _prompts(finding: Finding, does: str, do: str) -> str:
+    return f"1 prompt {does}" if finding.times == 1 else f"{finding.times:,} prompts {do}"
