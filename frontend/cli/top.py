@@ -129,7 +129,9 @@ def _rows(last: Sample, now: Sample) -> list[tuple[str, str]]:
 
     prompt = more("prompt_tokens")
     whole = at("cached_tokens") / at("prompt_tokens") if at("prompt_tokens") else 0.0
-    hits = f"{more('cached_tokens') / prompt:.1%}" if prompt else "-"
+    # Prompts count when they come, and what is found of them when they begin.
+    begun = more("cached_tokens", "computed_tokens")
+    hits = f"{more('cached_tokens') / begun:.1%}" if begun else "-"
     blocks = max(at("blocks_total"), 1)
     replicas = now.status.get("replicas", [])
     return [

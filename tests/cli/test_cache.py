@@ -51,6 +51,7 @@ class Canned(BaseHTTPRequestHandler):
         elif path == "/get_server_info":
             looks = sum(asked == path for asked, _ in self.asked)
             values = {"prompt_tokens": 100 * looks, "cached_tokens": 75 * looks, "running": 3}
+            values |= {"computed_tokens": 25 * looks}
             values |= {"output_tokens": 1000 * looks, "blocks_total": 8, "blocks_used": 2}
             answer = json.dumps({"served_model_name": "tiny[b]", "status": values})
             status = 200

@@ -16,8 +16,9 @@ const FIGURES = [
   {
     name: "Hit rate, %",
     of: (a, b) => {
-      const all = b.prompt_tokens - a.prompt_tokens;
-      return [all ? (100 * (b.cached_tokens - a.cached_tokens)) / all : null];
+      const cached = b.cached_tokens - a.cached_tokens;
+      const all = cached + b.computed_tokens - a.computed_tokens;
+      return [all ? (100 * cached) / all : null];
     },
   },
   { name: "Requests", legend: "running, dashed: waiting", of: (a, b) => [b.running, b.waiting] },
@@ -95,11 +96,9 @@ class Chart {
     const caption = document.createElement("figcaption");
     const name = document.createElement("span");
     name.textContent = figure.name;
-    if (figure.legend) {
-      const legend = document.createElement("small");
-      legend.textContent = ` ${figure.legend}`;
-      name.append(legend);
-    }
+    const legend = document.createElement("small");
+    legend.textContent = figure.legend ?? "";
+    name.append(legend);
     this.now = document.createElement("b");
     caption.append(name, this.now);
     const make = (tag) => document.createElementNS("http://www.w3.org/2000/svg", tag);
