@@ -49,16 +49,6 @@ def usable_cores() -> int:
     return read_cores().usable
 
 
-def divided(cores: Cores, parts: int) -> list[tuple[Core, ...]]:
-    """As many cores for each of so many processes, neighbours of one NUMA node as far as there are;
-    all of them for each where there are fewer than processes."""
-    each = len(cores.all) // parts
-    if not each:
-        return [cores.all] * parts
-    by_node = sorted(cores.all, key=lambda core: core.node)
-    return [tuple(by_node[part * each : (part + 1) * each]) for part in range(parts)]
-
-
 def read_cores(root: Path = ROOT, allowed: Iterable[int] | None = None) -> Cores:
     """Read /sys and /proc below `root`. `allowed`: the hardware threads that this process may run
     on; None: ask the system. What the system does not tell is taken as the simplest: every hardware

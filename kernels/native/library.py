@@ -124,6 +124,10 @@ class LowRank(ctypes.Structure):
     _fields_ = [("a", Linear), ("b", Linear * 3)]
 
 
+Sum = ctypes.CFUNCTYPE(c_int32, c_void_p, c_int64)
+"""Where float32 numbers lie, and how many, whose sum over processes is wanted -> 0, or a fault."""
+
+
 class Model(ctypes.Structure):
     _fields_ = [
         ("dtype", c_int32),
@@ -159,6 +163,7 @@ class Model(ctypes.Structure):
         ("kv_bits", c_int32),
         ("adapters", POINTER(LowRank)),
         ("adapter_rank", c_int32),
+        ("sum", Sum),
     ]
 
 

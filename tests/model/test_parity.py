@@ -117,11 +117,13 @@ def test_prefill_then_decode(model: Model) -> None:
         model.check(row.token_ids, scored.scores[0])
 
 
-def test_divided_among_two_ranks(saved: Model) -> None:
+def test_divided_among_two_ranks(model: Model) -> None:
     """Shards that the spec says, of whose parts the sums are taken."""
-    token_ids = tokens(23)
-    found = divided_logprobs(ModelConfig.read(saved.folder), 2, token_ids, cut=9)
-    assert np.abs(found.numpy() - saved.logprobs(token_ids)).max() < TOLERANCE
+    token_ids, config = tokens(23), ModelConfig.read(model.folder)
+    if model.kernels == "native" and config.spec.attention.joint_norm:
+        pytest.skip("norms of all heads together are divided by the reference alone")
+    found = divided_logprobs(config, 2, token_ids, 9, model.kernels)
+    assert np.abs(found.numpy() - model.logprobs(token_ids)).max() < TOLERANCE
 
 
 def test_ragged_batch_of_prefill_chunks_and_decode_rows(model: Model) -> None:

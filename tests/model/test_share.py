@@ -44,12 +44,18 @@ def test_fewer_cores_than_engines_are_shared(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize(
-    ("asked", "gpus", "expected"),
-    [("auto", 0, "auto"), ("cuda", 2, "cuda:1"), ("cuda:0", 2, "cuda:0")],
+    ("asked", "ranks", "gpus", "expected"),
+    [
+        ("auto", 1, 0, "auto"),
+        ("cuda", 1, 2, "cuda:1"),
+        ("cuda:0", 1, 2, "cuda:0"),
+        ("cuda", 3, 6, "cuda:3"),
+    ],
 )
-def test_each_has_a_gpu_of_its_own(
-    asked: str, gpus: int, expected: str, monkeypatch: pytest.MonkeyPatch
+def test_each_has_gpus_of_its_own(
+    asked: str, ranks: int, gpus: int, expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """As many as it has ranks."""
     monkeypatch.setattr("torch.cuda.is_available", lambda: gpus > 0)
     monkeypatch.setattr("torch.cuda.device_count", lambda: gpus)
-    assert share._device(asked, 1, 2) == expected
+    assert share._device(ExecutorConfig(device=asked, tensor_parallel=ranks), 1, 2) == expected

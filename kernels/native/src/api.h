@@ -159,6 +159,9 @@ struct RlModel {
   // [adapters, num_layers, 5]; null: there are none.
   const RlLowRank* adapters;
   int32_t adapter_rank;  // the largest
+  // Where several processes have a part of each layer: puts the sum of all their numbers in the place
+  // of these, and returns 0, else the step fails. Null: this process has all.
+  int32_t (*sum)(float* numbers, int64_t count);
 };
 
 // Attention's rows: row r owns the flat tokens row_start[r] : row_start[r + 1], the last ones of

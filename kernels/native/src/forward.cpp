@@ -5,6 +5,7 @@
 // layers run in one region of the team.
 #include <algorithm>
 #include <memory>
+#include <stdexcept>
 #include <vector>
 
 #include "adapters.h"
@@ -55,11 +56,11 @@ class Forward {
     wanted_stride_ = std::max(narrow_stride_, latent_ ? latent_.query_stride() : 0);
     size_t wanted = step.wanted_tokens ? step.wanted : 0;
     ordered_stride_ = has_orders() ? std::max(narrow_stride_, wide_stride_) : 0;
-    size_t besides = model.parallel ? most : 0, normed = has_out_norms() ? most : 0;
+    size_t besides = model.parallel ? most : 0, apart = has_branches() ? most : 0;
     size_t sizes[] = {tokens * hidden * sizeof(float),      most * narrow_stride_ * sizeof(T),
                       most * wide_stride_ * sizeof(T),      wanted * hidden * sizeof(float),
                       wanted * wanted_stride_ * sizeof(T),  most * ordered_stride_ * sizeof(T),
-                      besides * narrow_stride_ * sizeof(T), normed * hidden * sizeof(float),
+                      besides * narrow_stride_ * sizeof(T), apart * hidden * sizeof(float),
                       mixture_.bytes(),                     latent_.bytes(),
                       adapter_bytes()};
     size_t total = 0;
@@ -228,12 +229,14 @@ class Forward {
           added(AdaptedPart::OUTPUT, attended, attended_stride));
       clock.mark(RL_LINEAR);
       if (!model_.parallel) {
+        sum(crew, tokens);
         each_row(crew, tokens, [&](int t) {
           join(t, layer.attention_out_norm, residual, layer.post_norm, x, narrow_stride_);
         });
         clock.mark(RL_ELEMENTWISE);
       }
       mlp(crew, layer, index, x, tokens, residual, *groups);
+      sum(crew, tokens);
       clock.mark(RL_LINEAR);
       const RlNorm& next = index == last ? model_.final_norm : model_.layers[index + 1].input_norm;
       T* out = index == last ? static_cast<T*>(step_.hidden) : narrow_;
@@ -247,7 +250,9 @@ class Forward {
   // The MLP that all tokens have, if there is one, and experts, if there are any.
   void mlp(Crew& crew, const RlLayer& layer, int index, const T* x, int tokens, float* residual,
            const AdapterGroups& groups) const {
-    const bool normed = layer.mlp_out_norm.weight, whole = layer.gate_up.packed;
+    const bool apart = this->apart(layer.mlp_out_norm), whole = layer.gate_up.packed;
+    // What attention added beside the MLP is summed with it.
+    const bool more = model_.sum && model_.parallel;
     if (whole) {
       multiply(crew, x, narrow_stride_, tokens, layer.gate_up,
                static_cast<Epilogue>(model_.activation), wide_, wide_stride_,
@@ -255,11 +260,11 @@ class Forward {
       if (layer.shared_gate.packed)
         mixture_.weigh(crew, layer, x, narrow_stride_, tokens, wide_, wide_stride_);
       add(crew, wide_, wide_stride_, tokens, layer.down, layer.mlp_out_norm, residual,
-          adapted(crew, groups, index, AdaptedPart::DOWN, wide_, wide_stride_));
+          adapted(crew, groups, index, AdaptedPart::DOWN, wide_, wide_stride_), more);
     }
     if (layer.experts)
-      mixture_.run(crew, layer, index, x, narrow_stride_, tokens, normed ? branch_ : residual,
-                   whole || !normed);
+      mixture_.run(crew, layer, index, x, narrow_stride_, tokens, apart ? branch_ : residual,
+                   whole || !apart || more);
   }
 
   void embed(int t, float* residual) const {
@@ -283,9 +288,22 @@ class Forward {
     return std::max(step_.tokens, step_.wanted_tokens ? step_.wanted : 0);
   }
 
-  bool has_out_norms() const {
-    return step_.tokens && (model_.layers[0].attention_out_norm.weight ||
-                            model_.layers[0].mlp_out_norm.weight);
+  bool has_branches() const {
+    return step_.tokens && (apart(model_.layers[0].attention_out_norm) ||
+                            apart(model_.layers[0].mlp_out_norm));
+  }
+
+  // Whether what a branch computes, with this norm behind it, is not added to the residual stream at
+  // once: it is normed first, or summed over processes.
+  bool apart(const RlNorm& own) const { return own.weight || model_.sum; }
+
+  // Of what a branch computed for the first tokens, over all processes.
+  void sum(Crew& crew, int tokens) const {
+    if (!model_.sum) return;
+    crew.each(1, [&](int) {
+      if (model_.sum(branch_, static_cast<int64_t>(tokens) * model_.hidden))
+        throw std::runtime_error("the sum over processes failed");
+    });
   }
 
   // A step that only copies reads no weights: there may be none.
@@ -306,12 +324,13 @@ class Forward {
     linear(crew, x, stride, rows, weights, epilogue, out, out_stride, added);
   }
 
-  // Adds the product to the residual stream; where it is normed first, leaves it to `join`.
+  // Adds the product to the residual stream; where it is kept apart, leaves that to `join`: then it is
+  // what the branch computed, or, with `more`, added to that.
   void add(Crew& crew, const T* x, size_t stride, int rows, const RlLinear& weights,
-           const RlNorm& own, float* residual, const Added<T>& added) const {
-    const bool normed = own.weight != nullptr;
-    multiply(crew, x, stride, rows, weights, normed ? Epilogue::FLOAT32 : Epilogue::ADD,
-             normed ? branch_ : residual, model_.hidden, added);
+           const RlNorm& own, float* residual, const Added<T>& added, bool more = false) const {
+    const bool apart = this->apart(own);
+    multiply(crew, x, stride, rows, weights, apart && !more ? Epilogue::FLOAT32 : Epilogue::ADD,
+             apart ? branch_ : residual, model_.hidden, added);
   }
 
   // The memory that adapters need in this step, whose groups it finds.
@@ -340,9 +359,9 @@ class Forward {
   // Adds what a branch computed, after its `own` norm if it has one; then the norm of what follows.
   void join(int row, const RlNorm& own, float* residual, const RlNorm& following, T* out,
             size_t stride) const {
-    if (own.weight) {
+    if (apart(own)) {
       float* branch = branch_ + static_cast<size_t>(row) * model_.hidden;
-      norm(branch, own, branch);
+      if (own.weight) norm(branch, own, branch);
       rootlace::add(branch, 1, model_.hidden, residual + static_cast<size_t>(row) * model_.hidden);
     }
     norm(row, residual, following, out, stride);
@@ -499,7 +518,7 @@ class Forward {
   size_t ordered_stride_;
   T* ordered_;              // [M, q, hidden or inner]: activations in the order of weights' columns
   T* beside_;               // [M, hidden]: what the MLP reads beside attention
-  float* branch_;           // [M, hidden]: what is normed before it is added
+  float* branch_;           // [M, hidden]: what is normed, or summed, before it is added
   Mixture<T> mixture_;
   Latent<T> latent_;
   AdapterMemory<T> lines_{};

@@ -56,10 +56,6 @@ class ReferenceForward:
     def vocab_size(self) -> int:
         return self._decoder.vocab_size
 
-    @property
-    def device(self) -> torch.device:
-        return self._cache.device
-
     def run(self, plan: StepPlan) -> torch.Tensor:
         if len(plan.copies):
             source, target = self._inputs.copies(plan)

@@ -71,3 +71,10 @@ class Ranks(Protocol):
     @property
     def count(self) -> int:
         """How many there are."""
+
+
+class MeetingRanks(Ranks, Protocol):
+    """Ranks that wait for each other once each has its weights."""
+
+    def agree(self, blocks: int) -> int:
+        """Meet the others; the least number of KV blocks that any of them has room for."""

@@ -11,10 +11,12 @@ import torch
 from rootlace.kernels.interface import KVCodes
 from rootlace.kernels.native import library as native
 from rootlace.kernels.native.attention import LANES
+from rootlace.kernels.native.errors import NativeError
 from rootlace.kernels.native.handles import Team, Workspace
 from rootlace.runtime.contracts.plan import StepPlan
 from rootlace.runtime.model.adapters.rows import adapter_of_tokens
 from rootlace.runtime.model.decoder import torch_decoder
+from rootlace.runtime.model.decoder.interface import Ranks
 from rootlace.runtime.model.decoder.native_weights import GATED, PLAIN, NativeWeights
 from rootlace.runtime.model.decoder.rope import RotaryEmbedding
 from rootlace.runtime.model.decoder.step_input import wanted_tokens
@@ -41,6 +43,7 @@ SLOTS, DIMS = LANES, 2 * LANES
 TABLE_BYTES = 128 << 20
 """Memory for the rotations of all positions; beyond, those of each step are computed."""
 FIND_RUNS = -1
+FLOAT32 = torch.float32
 
 PARTS = ("plan", "elementwise", "linear", "attention")
 """What `RlStep.nanos` counts."""
@@ -87,9 +90,11 @@ SUPPORT: Support = {
 """What `src/forward.cpp` computes, with the weights and rotations that it is given."""
 
 
-def why_not(spec: ModelSpec, kv_dtype: torch.dtype, block_size: int) -> str | None:
-    """Why the native decoder cannot run a model with a KV cache of `kv_dtype`, in such blocks; None
-    if it can."""
+def why_not(spec: ModelSpec, kv_dtype: torch.dtype, block_size: int, ranks: int = 1) -> str | None:
+    """Why the native decoder cannot run a model with a KV cache of `kv_dtype`, in such blocks, or
+    divided among so many ranks; None if it can."""
+    if ranks > 1 and spec.attention.joint_norm:
+        return "a norm of all heads together is not divided among ranks"
     dim, latent = spec.attention.head_dim, spec.attention.latent
     integers = kv_pool.codes(spec.attention, kv_dtype) is not None
     if integers and (block_size % SLOTS or dim % DIMS):
@@ -118,9 +123,11 @@ class NativeDecoder:
         rotary: RotaryEmbedding,
         cache: torch.Tensor,
         codes: KVCodes | None = None,
+        ranks: Ranks | None = None,
     ) -> None:
         """cache [layers, 2, num_blocks, block_size, kv_heads, head_dim] (1 in place of 2 of latent
-        attention), of the weights' dtype, or rows of integers of `codes`.
+        attention), of the weights' dtype, or rows of integers of `codes`. `ranks`: where spec and
+        weights are one rank's, all of them; logits are then those of its part of the vocabulary.
 
         What stands where inside a block is the kernels' own affair (`src/kv_layout.h`).
         """
@@ -133,9 +140,13 @@ class NativeDecoder:
         self.dtype = weights.dtype
         self._rotary = rotary
         self._tables = rotary.tables(TABLE_BYTES)
-        self._logits = np.empty((0, spec.head_rows), np.float32)
-        self._logits_at = self._logits.ctypes.data
         self._model = weights.model
+        self._logits = np.empty((0, self._model.vocab), np.float32)
+        self._logits_at = self._logits.ctypes.data
+        self._ranks = ranks
+        self._fault: BaseException | None = None
+        if ranks is not None:
+            self._model.sum = native.Sum(self._sum)
         self._model.cache = cache.data_ptr()
         self._model.kv_bits = 0 if codes is None else codes.bits
         self._model.num_blocks, self._model.block_size = cache.shape[2:4]
@@ -202,10 +213,24 @@ class NativeDecoder:
             hidden.data_ptr(),
             None if self.nanos is None else self.nanos.ctypes.data,
         )
-        self._library.rl_forward(
-            self._team.handle, self._workspace.handle, self._address, ctypes.addressof(step)
-        )
+        try:
+            self._library.rl_forward(
+                self._team.handle, self._workspace.handle, self._address, ctypes.addressof(step)
+            )
+        except NativeError as error:
+            raise self._fault or error from error
         return hidden
+
+    def _sum(self, address: int, count: int) -> int:
+        """`RlModel.sum`, called by a thread of the team."""
+        assert self._ranks is not None
+        try:
+            part = torch.frombuffer((ctypes.c_float * count).from_address(address), dtype=FLOAT32)
+            part.copy_(self._ranks.summed(part))
+        except BaseException as fault:
+            self._fault = fault
+            return 1
+        return 0
 
     def logits(self, hidden: torch.Tensor, masks: Sequence[Mask] = ()) -> torch.Tensor:
         """hidden [N, H] -> float32 [N, V], good until the next call; see `forward.Forward`."""
@@ -222,7 +247,7 @@ class NativeDecoder:
         count = len(hidden)
         if len(self._logits) < count:
             # Kept from step to step: fresh memory of this size costs more than writing to it.
-            self._logits = np.empty((count, self._spec.head_rows), np.float32)
+            self._logits = np.empty((count, self._model.vocab), np.float32)
             self._logits_at = self._logits.ctypes.data
         hidden = hidden.contiguous()
         addresses, _kept = addresses_of(masks, self._spec.vocab_size)

@@ -59,7 +59,7 @@ class NativeWeights:
             head_dim=attention.head_dim,
             inner=max(spec.mlp.inner_size, spec.experts.shared_size if spec.experts else 0),
             num_layers=count,
-            vocab=spec.head_rows,
+            vocab=self._logits(),
             activation=activations[spec.mlp.activation],
             layer_norms=spec.norm.kind == "layer",
             joint_norm=attention.joint_norm,
@@ -112,6 +112,11 @@ class NativeWeights:
         parts = padded.split([packed.outputs for packed in beside])
         for at, (b, packed) in enumerate(zip(parts, beside, strict=True)):
             to.b[at] = self._own(b, gated=gated, path=packed.path)
+
+    def _logits(self) -> int:
+        """How many logits the head makes: one of several ranks has a part of them."""
+        head = self._weights.linears.get("head")
+        return self._spec.head_rows if head is None else head[0].outputs
 
     def _embedding_factor(self) -> float:
         factor = self._spec.embedding_multiplier

@@ -28,6 +28,7 @@ from rootlace.runtime.model.checkpoint.loader import LoadWeights, Progress
 from rootlace.runtime.model.checkpoint.weights import ModelWeights
 from rootlace.runtime.model.decoder import native_decoder
 from rootlace.runtime.model.decoder.forward import Forward, ReferenceForward
+from rootlace.runtime.model.decoder.interface import MeetingRanks
 from rootlace.runtime.model.decoder.native_weights import KINDS, NativeWeights
 from rootlace.runtime.model.decoder.rope import RotaryEmbedding
 from rootlace.runtime.model.decoder.step_input import StepInputBuilder
@@ -66,15 +67,16 @@ def on_cpu(
     progress: Progress | None,
     adapters: Sequence[Adapter] = (),
     weight_cache: WeightCache | None = None,
+    ranks: MeetingRanks | None = None,
 ) -> CpuModel:
     """Load the weights, packed ones from the `weight_cache` where it has them, and allocate the KV
-    pool.
+    pool. `ranks`: where `config` and weights are one rank's, all of them.
 
     Raises `InvalidRequest` where native kernels are asked for and cannot be had, or the pool
     asked for does not fit into memory.
     """
     kv_dtype = kv_pool.storage_dtype(executor.kv_dtype, dtype)
-    library = _library(config, kv_dtype, cache.block_size, executor.kernels, progress)
+    library = _library(config, kv_dtype, cache.block_size, executor, progress)
 
     def pool(taken: int = 0) -> torch.Tensor:
         """Beside so many bytes that the system believes to be free."""
@@ -82,6 +84,8 @@ def on_cpu(
             *(config, cache, executor.kv_memory_bytes, rotary.context_length, kv_dtype),
             available=int((main_memory().available - taken) * executor.memory_share),
         )
+        if ranks is not None:
+            blocks = ranks.agree(blocks)
         try:
             return kv_pool.allocate(config, blocks, cache.block_size, CPU, kv_dtype)
         except (OSError, OverflowError) as error:
@@ -110,7 +114,7 @@ def on_cpu(
         memory = pool(packed.mapped)
         codes = kv_pool.codes(config.spec.attention, kv_dtype)
         forward = native_decoder.NativeDecoder(
-            library, team, config.spec, weights, rotary, memory, codes
+            library, team, config.spec, weights, rotary, memory, codes, ranks
         )
         return CpuModel(forward, memory, native_kernels(library, team), packed.damage)
 
@@ -120,22 +124,24 @@ def on_cpu(
     if config.spec.foreign is not None:
         kernels = _beside_torch(config, kv_dtype, executor, progress)
     decoder = load_decoder(
-        config, dtype, CPU, rotary, kernels, kv_dtype, weights_of, progress, adapters
+        *(config, dtype, CPU, rotary, kernels, kv_dtype, weights_of, progress, adapters, ranks)
     )
     inputs = StepInputBuilder(config.spec, kernels, rotary, cache.block_size, dtype, CPU)
     memory = pool()
     return CpuModel(ReferenceForward(decoder, kernels, inputs, memory), memory, kernels)
 
 
-def why_not_native(config: ModelConfig, kv_dtype: torch.dtype, block_size: int) -> str | None:
-    """Why the native kernels cannot run a model; None if they can."""
+def why_not_native(
+    config: ModelConfig, kv_dtype: torch.dtype, block_size: int, ranks: int = 1
+) -> str | None:
+    """Why the native kernels cannot run a model, on so many ranks; None if they can."""
     if config.spec.foreign is not None:
         return "transformers' modules compute with torch"
     codes = config.quantisation.codes if config.quantisation is not None else frozenset()
     unknown = " or ".join(sorted(codes - KINDS))
     if unknown:
         return f"they have no products of {unknown} weights"
-    return native_decoder.why_not(config.spec, kv_dtype, block_size)
+    return native_decoder.why_not(config.spec, kv_dtype, block_size, ranks)
 
 
 def _beside_torch(
@@ -157,13 +163,14 @@ def _library(
     config: ModelConfig,
     kv_dtype: torch.dtype,
     block_size: int,
-    asked: str,
+    executor: ExecutorConfig,
     progress: Progress | None,
 ) -> ctypes.CDLL | None:
     """The native kernels, None where the reference is to run."""
+    asked = executor.kernels
     if asked == "reference":
         return None
-    reason = why_not_native(config, kv_dtype, block_size)
+    reason = why_not_native(config, kv_dtype, block_size, executor.tensor_parallel)
     if reason is None:
         try:
             return native.load(lambda what: _report(what, progress))

@@ -10,7 +10,7 @@ from rootlace.kernels import KernelSet
 from rootlace.runtime.model.adapters.weights import Adapter
 from rootlace.runtime.model.checkpoint.config import ModelConfig
 from rootlace.runtime.model.checkpoint.loader import LoadWeights, Progress
-from rootlace.runtime.model.decoder.interface import StepDecoder
+from rootlace.runtime.model.decoder.interface import Ranks, StepDecoder
 from rootlace.runtime.model.decoder.rope import RotaryEmbedding
 from rootlace.runtime.model.decoder.torch_decoder import Decoder
 from rootlace.runtime.model.kv.scales import kv_scaling
@@ -26,8 +26,9 @@ def load_decoder(
     weights_of: LoadWeights,
     progress: Progress | None,
     adapters: Sequence[Adapter] = (),
+    ranks: Ranks | None = None,
 ) -> StepDecoder:
-    """Read the weights of a model and put them on `device`."""
+    """Read the weights of a model and put them on `device`. `ranks`: see `Decoder`."""
     if config.spec.foreign is not None:
         # Only here: no other model should wait for transformers to be imported.
         from rootlace.runtime.model.foreign.loading import load_foreign
@@ -37,4 +38,4 @@ def load_decoder(
         )
     weights = weights_of(config, dtype, device, progress).resident()
     scales = kv_scaling(config, weights, rotary, dtype, device, kv_dtype)
-    return Decoder(config.spec, weights, kernels, scales, adapters)
+    return Decoder(config.spec, weights, kernels, scales, adapters, ranks)

@@ -14,7 +14,7 @@ from rootlace.runtime.config import CacheConfig, ExecutorConfig
 from rootlace.runtime.model.adapters.weights import Adapter
 from rootlace.runtime.model.checkpoint.config import ModelConfig
 from rootlace.runtime.model.checkpoint.loader import LoadWeights, Progress
-from rootlace.runtime.model.decoder.interface import StepDecoder
+from rootlace.runtime.model.decoder.interface import Ranks, StepDecoder
 from rootlace.runtime.model.decoder.rope import RotaryEmbedding
 from rootlace.runtime.model.decoder.step_input import StepInputBuilder
 from rootlace.runtime.model.executor.decoders import load_decoder
@@ -64,9 +64,10 @@ def load(
     weights_of: LoadWeights,
     progress: Progress | None,
     adapters: Sequence[Adapter] = (),
+    ranks: Ranks | None = None,
 ) -> LoadedModel:
-    """Put the weights on `device`. Raises `InvalidRequest` where kernels are asked for that are not
-    a GPU's."""
+    """Put the weights on `device`. `ranks`: see `Decoder`. Raises `InvalidRequest` where kernels
+    are asked for that are not a GPU's."""
     check_gpu_kernels(executor.kernels, device)
     if executor.threads is not None:
         torch.set_num_threads(executor.threads)
@@ -79,7 +80,7 @@ def load(
         kernels = REFERENCE
     kv_dtype = kv_pool.storage_dtype(executor.kv_dtype, dtype)
     decoder = load_decoder(
-        config, dtype, device, rotary, kernels, kv_dtype, weights_of, progress, adapters
+        *(config, dtype, device, rotary, kernels, kv_dtype, weights_of, progress, adapters, ranks)
     )
     inputs = StepInputBuilder(config.spec, kernels, rotary, cache.block_size, dtype, device)
     rotary.tabulate()

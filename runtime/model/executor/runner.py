@@ -96,8 +96,10 @@ class ModelRunner:
         available = free_memory(device)[0] if on_gpu else main_memory().available
         kv_dtype = kv_pool.storage_dtype(executor.kv_dtype, dtype)
         divided = executor.tensor_parallel > 1
-        native = not on_gpu and not divided and executor.kernels != "reference"
-        native = native and why_not_native(config, kv_dtype, cache.block_size) is None
+        native = not on_gpu and executor.kernels != "reference"
+        native = native and (
+            why_not_native(config, kv_dtype, cache.block_size, executor.tensor_parallel) is None
+        )
         if not (divided and on_gpu):  # whose memories are several
             check_memory(config, dtype, executor, cache, available, head_apart=native)
         if divided:
@@ -106,10 +108,10 @@ class ModelRunner:
 
             if weights_of is not load_weights:
                 raise InvalidRequest("tensor_parallel: other ranks read their own weights")
-            whole = lead(config, executor, cache, dtype, device, progress)
+            leading, own = lead(config, executor, cache, dtype, device, progress)
             return cls(
-                *(config, dtype, whole.steps, whole.pool, whole.context_length),
-                *(whole.kernels.name, whole.adapters),
+                *(config, dtype, leading, own.pool, own.context_length, own.kernels.name),
+                own.adapters,
             )
         weight_cache = None
         if weights_of is load_weights:  # of others nobody knows what they follow from

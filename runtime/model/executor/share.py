@@ -32,7 +32,7 @@ def take_share(executor: ExecutorConfig, replica: int, replicas: int) -> Executo
         executor,
         threads=executor.threads or share,
         memory_share=1 / replicas,
-        device=_device(executor.device, replica, replicas),
+        device=_device(executor, replica, replicas),
     )
 
 
@@ -49,7 +49,8 @@ def cores_of(cores: Sequence[Core], replica: int, replicas: int) -> list[Core]:
     return sorted_by_node[first:end]
 
 
-def _device(asked: str, replica: int, replicas: int) -> str:
+def _device(executor: ExecutorConfig, replica: int, replicas: int) -> str:
+    asked, each = executor.device, executor.tensor_parallel
     if asked not in ("auto", "cuda"):
         return asked
     import torch
@@ -57,6 +58,7 @@ def _device(asked: str, replica: int, replicas: int) -> str:
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if not count:
         return asked
-    if count < replicas:
-        raise InvalidRequest(f"{replicas} replicas need as many GPUs; there are {count}")
-    return f"cuda:{replica}"
+    if count < replicas * each:
+        ranks = f" of {each} ranks" if each > 1 else ""
+        raise InvalidRequest(f"{replicas} replicas{ranks} need as many GPUs; there are {count}")
+    return f"cuda:{replica * each}"

@@ -6,6 +6,7 @@ in main memory, between loopback addresses; NCCL sums what lies on GPUs.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -25,31 +26,48 @@ LOOPBACK = "127.0.0.1"
 
 
 class Group:
-    """All ranks of a model, as one of them sees them; see `decoder.interface.Ranks`. They are made
-    at the same time, with a file at `path` that only their user may read, and which is not there
-    yet."""
+    """All ranks of a model, as one of them sees them; see `decoder.interface.MeetingRanks`. They
+    meet by a file at `path` that only their user may read, and which is not there yet."""
 
-    def __init__(self, path: Path, rank: int, count: int, device: torch.device) -> None:
-        if not distributed.is_available():
-            raise RuntimeError("this torch build has no torch.distributed")
-        store = distributed.FileStore(str(path), count)
+    def __init__(
+        self,
+        path: Path,
+        rank: int,
+        count: int,
+        device: torch.device,
+        loaded: Callable[[], None],
+    ) -> None:
+        """`loaded` is called before others are waited for."""
+        self.rank, self.count = rank, count
+        self._path, self._device, self._loaded = path, device, loaded
+        self._host: Any = None
+        self._gpus: Any = None
+
+    def agree(self, blocks: int) -> int:
+        """Meet all others; the least number of blocks that any of them has room for."""
+        self._loaded()
+        self._meet()
+        return min(int(one) for one in self._all(torch.tensor([blocks])))
+
+    def _meet(self) -> None:
+        rank, count = self.rank, self.count
+        store = distributed.FileStore(str(self._path), count)
         options = distributed.ProcessGroupGloo._Options()
         options._devices = [distributed.ProcessGroupGloo.create_device(hostname=LOOPBACK)]
         options._timeout = WAIT
         self._host = distributed.ProcessGroupGloo(store, rank, count, options)
-        self._gpus: Any = None
-        if device.type == "cuda":
+        if self._device.type == "cuda":
             nccl = distributed.ProcessGroupNCCL.Options()
             nccl._timeout = GPU_WAIT
             gpu_store = distributed.PrefixStore("gpus", store)
             self._gpus = distributed.ProcessGroupNCCL(gpu_store, rank, count, nccl)
-        self.rank, self.count = rank, count
 
     def summed(self, part: torch.Tensor) -> torch.Tensor:
         """The sum of all ranks' parts. Between CPUs it is made in float32 at least, in the order of
         the ranks, and rounded once: so an element's bits depend on no other element, and on no
         message's size. Between GPUs NCCL's order may depend on the size."""
         if self._gpus is not None:
+            part = part.contiguous()
             self._gpus.allreduce([part]).wait()
             return part
         parts = self._all(part)
@@ -63,10 +81,6 @@ class Group:
         group, tensor = self._gpus or self._host, tensor.contiguous()
         group.broadcast([_bytes(tensor)], self._first()).wait()
         return tensor
-
-    def least(self, number: int) -> int:
-        """The least of all ranks' numbers."""
-        return min(int(one) for one in self._all(torch.tensor([number])))
 
     def gathered(self, part: torch.Tensor) -> list[torch.Tensor]:
         """On rank 0 what all ranks have, in main memory, of the same shapes; elsewhere nothing."""

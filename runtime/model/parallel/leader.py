@@ -2,32 +2,36 @@
 
 from __future__ import annotations
 
+import logging
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import torch
 
 from rootlace.kernels import KernelSet
-from rootlace.kernels.native.cores import divided, read_cores
-from rootlace.kernels.reference import REFERENCE
+from rootlace.kernels.native.cores import read_cores, usable_cores
 from rootlace.runtime.config import CacheConfig, ExecutorConfig
 from rootlace.runtime.contracts.plan import ExecutorLost, StepPlan
 from rootlace.runtime.model.checkpoint.config import ModelConfig
 from rootlace.runtime.model.checkpoint.loader import Progress
-from rootlace.runtime.model.decoder.forward import ReferenceForward
+from rootlace.runtime.model.decoder.forward import Forward
 from rootlace.runtime.model.executor.plain_steps import PlainSteps
+from rootlace.runtime.model.executor.share import cores_of
 from rootlace.runtime.model.parallel.group import Group
-from rootlace.runtime.model.parallel.loaded_shard import load_shard
 from rootlace.runtime.model.parallel.message import encode
+from rootlace.runtime.model.parallel.rank_model import RankModel, load_rank
+from rootlace.runtime.model.parallel.shard import Shard
 from rootlace.runtime.model.parallel.workers import WorkerConfig, Workers
 from rootlace.runtime.model.sampling.host_masks import Mask
 
 RUN, LOGITS = 1, 2
 """What rank 0 has the others do: run a plan; find the logits of hidden states, so many rows of
 which follow."""
+
+log = logging.getLogger(__name__)
 
 
 class LeadingForward:
@@ -38,12 +42,15 @@ class LeadingForward:
     def __init__(
         self,
         group: Group,
-        own: ReferenceForward,
+        own: Forward,
         workers: Workers,
         block_size: int,
         labels: int | None,
+        device: torch.device,
     ) -> None:
-        """`labels`: the head's, if it has such; every rank then has that head."""
+        """`own` computes on `device`. `labels`: the head's, if it has such; every rank then has
+        that head."""
+        self._device = device
         self._labels = labels
         self._group = group
         self._own = own
@@ -64,7 +71,7 @@ class LeadingForward:
 
     def logits(self, hidden: torch.Tensor, masks: Sequence[Mask] = ()) -> torch.Tensor:
         own = self._own
-        hidden = hidden.to(own.device)
+        hidden = hidden.to(self._device)
         if self._labels is not None:
             return own.logits(hidden).cpu()
         try:
@@ -83,7 +90,7 @@ class LeadingForward:
         return ExecutorLost(f"a step of several ranks failed: {error!r}")
 
 
-def share_of_logits(forward: ReferenceForward, hidden: torch.Tensor, count: int) -> torch.Tensor:
+def share_of_logits(forward: Forward, hidden: torch.Tensor, count: int) -> torch.Tensor:
     """A rank's logits, with nothing in the places that its last tokens lack: float32 [N, V / count]
     rounded up."""
     found = forward.logits(hidden)
@@ -103,17 +110,6 @@ class LeadingSteps(PlainSteps):
         return False
 
 
-@dataclass(frozen=True)
-class LedModel:
-    """A model on all of its ranks."""
-
-    steps: LeadingSteps
-    pool: torch.Tensor
-    kernels: KernelSet
-    context_length: int
-    adapters: tuple[str, ...]
-
-
 def lead(
     config: ModelConfig,
     executor: ExecutorConfig,
@@ -121,42 +117,57 @@ def lead(
     dtype: torch.dtype,
     device: torch.device,
     progress: Progress | None = None,
-) -> LedModel:
-    """Load a model on `executor.tensor_parallel` ranks, of which this process is the first. They
-    divide the cores, or have a GPU each, from `device` on. Raises as `load_shard` does on any of
-    them."""
-    count, cores = executor.tensor_parallel, read_cores()
-    executor = replace(executor, dtype="bfloat16" if dtype == torch.bfloat16 else "float32")
-    threads = max((executor.threads or cores.usable) // count, 1)
-    bound: list[tuple[int, ...]] = [()] * count
-    if executor.threads is None and cores.quota is None:
-        bound = [tuple(core.threads[0] for core in own) for own in divided(cores, count)]
-    torch.set_num_threads(threads)
+) -> tuple[LeadingSteps, RankModel]:
+    """Load a model on `executor.tensor_parallel` ranks, of which this process is the first -> the
+    steps of all, and this rank's part. They divide the cores, or have a GPU each, from `device` on.
+    Raises as `load_rank` does on any of them."""
+    count = executor.tensor_parallel
+    executor = _share_of(executor, dtype)
+    log.info("%d ranks, of %d threads each", count, executor.threads)
+    if device.type == "cuda":
+        log.warning("several ranks have not been tried on GPUs yet")
     with tempfile.TemporaryDirectory(prefix="rootlace-ranks-") as folder:
-        file = Path(folder) / "group"
+        file = str(Path(folder) / "group")
         workers = Workers(
             [
                 WorkerConfig(
                     replace(executor, device=_device_of(device, rank)),
-                    *(cache, rank, str(file), threads, bound[rank]),
+                    *(cache, rank, file, _cores_of(rank, count)),
                 )
                 for rank in range(1, count)
             ]
         )
+        group = Group(Path(file), 0, count, device, workers.wait_until_loaded)
         try:
-            loaded = load_shard(config, executor, cache, 0, dtype, device, progress)
-            workers.wait_until_loaded()
-            group = Group(file, 0, count, device)
-            own, pool = loaded.forward(group, group.least(loaded.blocks()))
+            shard = Shard(config.spec, 0, count)
+            loaded = load_rank(config, executor, cache, shard, dtype, device, group, progress)
         except BaseException:
             workers.close()
             raise
-    forward = LeadingForward(group, own, workers, cache.block_size, config.spec.labels)
-    # Logits are in main memory, whatever made them.
-    steps = LeadingSteps(forward, REFERENCE, workers)
-    names = tuple(one.name for one in loaded.adapters)
-    return LedModel(steps, pool, loaded.kernels, loaded.rotary.context_length, names)
+    forward = LeadingForward(
+        group, loaded.forward, workers, cache.block_size, config.spec.labels, device
+    )
+    return LeadingSteps(forward, loaded.kernels, workers), loaded
 
 
 def _device_of(first: torch.device, rank: int) -> str:
     return "cpu" if first.type == "cpu" else f"cuda:{(first.index or 0) + rank}"
+
+
+def _share_of(executor: ExecutorConfig, dtype: torch.dtype) -> ExecutorConfig:
+    """A rank's configuration: its part of what all have together."""
+    count, memory = executor.tensor_parallel, executor.kv_memory_bytes
+    return replace(
+        executor,
+        dtype="bfloat16" if dtype == torch.bfloat16 else "float32",
+        threads=max((executor.threads or usable_cores()) // count, 1),
+        kv_memory_bytes=None if memory is None else max(memory // count, 1),
+        memory_share=executor.memory_share / count,
+    )
+
+
+def _cores_of(rank: int, count: int) -> tuple[int, ...]:
+    """The hardware threads that a rank is bound to; none where a quota is not of cores."""
+    cores = read_cores()
+    found = cores_of(cores.all, rank, count) if cores.quota is None else []
+    return tuple(thread for core in found for thread in core.threads)

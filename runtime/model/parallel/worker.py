@@ -18,11 +18,12 @@ import torch
 from rootlace.runtime import logs, processes
 from rootlace.runtime.config import LogConfig
 from rootlace.runtime.model.checkpoint.config import ModelConfig
-from rootlace.runtime.model.decoder.forward import ReferenceForward
+from rootlace.runtime.model.decoder.forward import Forward
 from rootlace.runtime.model.parallel.group import Group
 from rootlace.runtime.model.parallel.leader import LOGITS, RUN, share_of_logits
-from rootlace.runtime.model.parallel.loaded_shard import load_shard
 from rootlace.runtime.model.parallel.message import decode
+from rootlace.runtime.model.parallel.rank_model import load_rank
+from rootlace.runtime.model.parallel.shard import Shard
 from rootlace.runtime.model.parallel.workers import LOADED, Said, WorkerConfig
 from rootlace.wire.errors import InternalError, RootlaceError
 
@@ -51,35 +52,28 @@ def work(config: WorkerConfig) -> None:
     executor = config.executor
     if config.cores:
         os.sched_setaffinity(0, config.cores)
-    torch.set_num_threads(config.threads)
     device = torch.device(executor.device)
     if device.type == "cuda":
         torch.cuda.set_device(device)
     model = ModelConfig.read(executor.model, executor.allow_pickle)
     dtype = getattr(torch, executor.dtype)
-    loaded = load_shard(model, executor, config.cache, config.rank, dtype, device)
-    _say(Said(LOADED))
-    group = Group(Path(config.group), config.rank, executor.tensor_parallel, device)
-    forward, _ = loaded.forward(group, group.least(loaded.blocks()))
+    shard = Shard(model.spec, config.rank, executor.tensor_parallel)
+    group = Group(Path(config.group), config.rank, shard.count, device, lambda: _say(Said(LOADED)))
+    loaded = load_rank(model, executor, config.cache, shard, dtype, device, group)
+    none = torch.empty(0, model.spec.hidden_size, dtype=dtype, device=device)
     while True:
-        follow(group, forward, loaded.config.spec.hidden_size, dtype, device)
+        follow(group, loaded.forward, none)
 
 
-def follow(
-    group: Group,
-    forward: ReferenceForward,
-    hidden_size: int,
-    dtype: torch.dtype,
-    device: torch.device,
-) -> None:
-    """Do what rank 0 says next."""
+def follow(group: Group, forward: Forward, none: torch.Tensor) -> None:
+    """Do what rank 0 says next. `none`: hidden states of no tokens [0, H]."""
     kind, numbers = group.hear()
     if kind == RUN:
         forward.run(decode(numbers))
         return
     assert kind == LOGITS
     rows = int(numbers.view("int64")[0])
-    hidden = group.first(torch.empty(rows, hidden_size, dtype=dtype, device=device))
+    hidden = group.first(none.new_empty(rows, none.shape[1]))
     group.gathered(share_of_logits(forward, hidden, group.count))
 
 

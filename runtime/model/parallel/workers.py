@@ -16,15 +16,14 @@ LOADED = "loaded"
 
 
 class WorkerConfig(msgspec.Struct, frozen=True):
-    """What a worker reads from its standard input. Type and device of `executor` are not "auto";
-    `group`: the file by which ranks find each other; `cores`: the hardware threads that it is bound
-    to, none: it is not."""
+    """What a worker reads from its standard input. Type and device of `executor` are not "auto",
+    its threads are the worker's; `group`: the file by which ranks find each other; `cores`: the
+    hardware threads that it is bound to, none: it is not."""
 
     executor: ExecutorConfig
     cache: CacheConfig
     rank: int
     group: str
-    threads: int
     cores: tuple[int, ...]
 
 

@@ -44,6 +44,7 @@ from tests.model.checkpoints import (
 )
 from tests.model.gguf.converting import convert, gguf
 from tests.model.gguf.writing import Entry, write
+from tests.model.parallel.local_ranks import divided_logprobs
 from tests.model.plans import Blocks, Row, Work, make_plan
 
 TOP = SHAPE["vocab_size"] % 128
@@ -165,7 +166,20 @@ def check(path: Path, expected: torch.Tensor, adapter: int | None = None, **exec
 def test_parity_with_transformers(name: str, tmp_path: Path) -> None:
     model = save(stated_by_gguf()[name], tmp_path / "hf")
     path = convert(tmp_path / "hf", tmp_path / "m.gguf")
-    check(path, reference_logprobs(model, TOKENS)[-1])
+    expected = reference_logprobs(model, TOKENS)
+    check(path, expected[-1])
+    if name in DIVIDED:
+        check_divided(path, expected)
+
+
+DIVIDED = ("llama", "falcon-grouped", "mixtral", "gpt_oss", "deepseek_v3")
+"""Rows in another order, joined by groups, and stacks of experts and of heads."""
+
+
+def check_divided(path: Path, expected: torch.Tensor) -> None:
+    """Two ranks, each of which reads its part of the file."""
+    found = divided_logprobs(ModelConfig.read(path), 2, TOKENS, 9)
+    assert (found - expected).abs().max() < 1e-4
 
 
 @pytest.mark.parametrize("name", ["llama", "phi3", "deepseek_v2"])
@@ -243,7 +257,9 @@ def test_weights_of_any_codes(kind: str, tmp_path: Path) -> None:
     save_file(tensors, tmp_path / "hf" / "model.safetensors", metadata={"format": "pt"})
     path = convert(tmp_path / "hf", tmp_path / "m.gguf", kind, blocks=blocks)
     model = reference(tmp_path / "hf", torch.float32)
-    check(path, reference_logprobs(model, TOKENS)[-1])
+    expected = reference_logprobs(model, TOKENS)
+    check(path, expected[-1])
+    check_divided(path, expected)  # between the groups of a block
 
 
 def test_parts_of_unlike_types(tmp_path: Path) -> None:

@@ -6,17 +6,15 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import TypeVar
+from typing import Literal, TypeVar
 
+import numpy as np
 import torch
 
-from rootlace.kernels.reference import REFERENCE
+from rootlace.runtime.config import CacheConfig, ExecutorConfig
+from rootlace.runtime.contracts.plan import PooledRow
 from rootlace.runtime.model.checkpoint.config import ModelConfig
-from rootlace.runtime.model.checkpoint.loader import load_weights
-from rootlace.runtime.model.decoder.rope import RotaryEmbedding
-from rootlace.runtime.model.decoder.step_input import StepInputBuilder
-from rootlace.runtime.model.decoder.torch_decoder import Decoder
-from rootlace.runtime.model.kv import pool as kv_pool
+from rootlace.runtime.model.parallel.rank_model import load_rank
 from rootlace.runtime.model.parallel.shard import Shard
 from tests.model.plans import Blocks, Row, Work, make_plan
 
@@ -27,7 +25,7 @@ SECONDS = 60.0
 
 
 class LocalRank:
-    """See `decoder.interface.Ranks`."""
+    """See `decoder.interface.MeetingRanks`."""
 
     def __init__(self, rank: int, slots: list[torch.Tensor | None], all_here: threading.Barrier):
         self._rank = rank
@@ -44,6 +42,9 @@ class LocalRank:
 
     def summed(self, part: torch.Tensor) -> torch.Tensor:
         return torch.stack(self._parts(part)).sum(dim=0)
+
+    def agree(self, blocks: int) -> int:
+        return blocks
 
     def first(self, tensor: torch.Tensor) -> torch.Tensor:
         return self._parts(tensor)[0]
@@ -67,25 +68,38 @@ def on_ranks(count: int, run: Callable[[int, LocalRank], T]) -> list[T]:
 
 
 def divided_logprobs(
-    config: ModelConfig, count: int, token_ids: list[int], cut: int
+    config: ModelConfig,
+    count: int,
+    token_ids: list[int],
+    cut: int,
+    kernels: Literal["native", "reference"] = "reference",
+    adapters: tuple[str, ...] = (),
 ) -> torch.Tensor:
     """float64 [tokens, V] after each token, by `count` ranks in two steps, the first of which has
-    `cut` tokens. Slots that are not written are NaN."""
+    `cut` tokens; all with the first of the adapters (NAME=PATH), if there are any. Slots that are
+    not written are NaN."""
+    blocks = -(-len(token_ids) // BLOCK_SIZE)
+    executor = ExecutorConfig(threads=1, kernels=kernels, tensor_parallel=count, adapters=adapters)
 
     def run(rank: int, ranks: LocalRank) -> torch.Tensor:
         shard = Shard(config.spec, rank, count)
-        own = replace(config, spec=shard.own)
-        weights = load_weights(config, torch.float32, CPU, shard=shard).resident()
-        decoder = Decoder(own.spec, weights, REFERENCE, ranks=ranks)
-        rotary = RotaryEmbedding(own, None, CPU, torch.float32)
-        inputs = StepInputBuilder(own.spec, REFERENCE, rotary, BLOCK_SIZE, torch.float32, CPU)
-        blocks = -(-len(token_ids) // BLOCK_SIZE)
-        cache = kv_pool.allocate(own, blocks, BLOCK_SIZE, CPU, torch.float32).fill_(torch.nan)
+        cache = CacheConfig(BLOCK_SIZE, blocks)
+        model = load_rank(config, executor, cache, shard, torch.float32, CPU, ranks)
+        model.pool.fill_(torch.nan)
         row, found = Row(Blocks(blocks, BLOCK_SIZE), token_ids), []
-        for tokens in (cut, None):
-            step = replace(inputs.build(make_plan([Work(row, tokens)])), wanted=None)
-            found.append(decoder.logits(decoder.forward(step, cache)))
+        for tokens in (cut, len(token_ids) - cut):
+            plan = replace(
+                make_plan([Work(row, tokens)]),
+                samples=[],
+                pooled=[PooledRow(0, tokens)],
+                adapters=np.zeros(len(adapters), np.int32),
+            )
+            found.append(model.forward.logits(model.forward.run(plan)).clone())
         return torch.cat(found)
 
-    logits = torch.cat(on_ranks(count, run), dim=1)
+    threads = torch.get_num_threads()
+    try:
+        logits = torch.cat(on_ranks(count, run), dim=1)
+    finally:
+        torch.set_num_threads(threads)
     return torch.log_softmax(logits.double(), dim=-1)

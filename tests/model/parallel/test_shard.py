@@ -19,6 +19,7 @@ from rootlace.runtime.model.checkpoint.loader import load_weights
 from rootlace.runtime.model.families.spec import ModelSpec
 from rootlace.runtime.model.parallel.shard import Shard, why_not
 from rootlace.wire.errors import UnsupportedModel
+from tests.model import lora
 from tests.model.checkpoints import SHAPE, configs, reference_logprobs, save
 from tests.model.parallel.local_ranks import CPU, divided_logprobs
 from tests.model.quantised_checkpoints import quantised
@@ -42,7 +43,7 @@ def spec_of(name: str, folder: Path, **changes: int) -> ModelSpec:
 def test_a_head_of_keys_of_several_ranks(name: str, tmp_path: Path) -> None:
     """Four ranks, of which two or four have the same; where heads are normed together, too."""
     expected = reference_logprobs(save(configs()[name], tmp_path), TOKENS)
-    found = divided_logprobs(ModelConfig.read(tmp_path), 4, TOKENS, cut=5)
+    found = divided_logprobs(ModelConfig.read(tmp_path), 4, TOKENS, 5)
     assert (found - expected).abs().max() < 1e-4
 
 
@@ -99,6 +100,16 @@ def test_columns_of_codes(codes: Codes) -> None:
         assert torch.equal(dequantise(part), whole[:, columns.start : columns.stop])
     with pytest.raises(ValueError, match="inputs 8 to 24 are not whole groups of 16"):
         columns_of(weight, range(8, 24))
+
+
+def test_adapters_are_divided_as_the_weights_that_they_change(tmp_path: Path) -> None:
+    """Beside what PEFT's definition gives: all products of a layer."""
+    model = save(configs()["llama"], tmp_path)
+    merged = lora.write(tmp_path / "adapter", model, r"model\.layers\.\d\.\w+\.\w+_proj")
+    expected = reference_logprobs(merged, TOKENS)
+    adapters = (f"one={tmp_path / 'adapter'}",)
+    found = divided_logprobs(ModelConfig.read(tmp_path), 2, TOKENS, 5, adapters=adapters)
+    assert (found - expected).abs().max() < 1e-4
 
 
 def two_shards(folder: Path) -> list[tuple[torch.Tensor, ...]]:
