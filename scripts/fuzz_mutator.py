@@ -13,11 +13,25 @@ import msgspec
 
 LEAVES: tuple[Any, ...] = (
     *(None, True, False, 0, 1, -1, 2**31, 2**63, 0.5, -0.0, 1e308),
+    *("F32", "BF16", "I4", [1, 2], [0, 64], {"dtype": "U8", "shape": [2], "data_offsets": [0, 2]}),
     *("", "a", "\x00", "\ud7ff", "\U0001f600", "*" * 300, "[a-z]{1,99}", "#/$defs/a", "self"),
     *([], {}, [[]], [{}]),
 )
+
+
+def _header(file: bytes) -> Any:
+    """Of a file of safetensors."""
+    return msgspec.json.decode(file[8 : 8 + int.from_bytes(file[:8], "little")])
+
+
+def _file(header: Any) -> bytes:
+    text = msgspec.json.encode(header)
+    return len(text).to_bytes(8, "little") + text + bytes(64)
+
+
 CODECS: dict[str, tuple[Callable[[bytes], Any], Callable[[Any], bytes]]] = {
     **dict.fromkeys(("http", "schema", "tag"), (msgspec.json.decode, msgspec.json.encode)),
+    "safetensors": (_header, _file),
     "wire": (msgspec.msgpack.decode, msgspec.msgpack.encode),
 }
 """Of the readers whose inputs are such."""

@@ -103,9 +103,11 @@ class Faults:
 
     # ------------------------------------------------------------ the gateway, the clock
 
-    def gateway(self, _: float) -> None:
-        """The gateway's process is killed, and started again."""
+    def gateway(self, value: float) -> None:
+        """The gateway's process is killed, and started again; some are killed again meanwhile."""
         self._world.kill_gateway()
+        if value > 0.7:
+            self._later(0.5 + 10.0 * value % 2.0, self._world.kill_gateway)
 
     def fill(self, value: float) -> None:
         """The disk that state is written to is full for a while; some make room, and start the

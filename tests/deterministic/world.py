@@ -89,6 +89,8 @@ class World:
         self.disk = Disk()
         self._journal: Journal | None = None
         self._server: ProgramServer | None = None
+        self._starting: asyncio.Task[None] | None = None
+        """The gateway that comes after one that ended, until it is there."""
         self._background: list[asyncio.Task[None]] = []
         self._closing = False
         self.actors = [Actor(self, number) for number in range(scenario.shape.clients)]
@@ -188,21 +190,30 @@ class World:
 
     def kill_gateway(self) -> None:
         """kill -9: its lines break, and nothing more of it is heard; the engine ends, too."""
-        if self._server is not None:
-            for line in self.lines():
-                line.cut()
-            if self._journal is not None:
-                kill(self._journal)
-                self._journal = None
+        if self._server is None and self._starting is None:
+            return
+        for line in self.lines():
+            line.cut()
+        if self._journal is not None:
+            kill(self._journal)
+            self._journal = None
+        if self._starting is not None:
+            self._starting.cancel()
+        else:
             self.background(self._restart())
 
     async def _restart(self) -> None:
         if self.gateway is None:
             return
         await self._stop_runtime()
-        if not self._closing:
+        while not self._closing:
             await asyncio.sleep(0.5)
-            await self._start_runtime()
+            self._starting = self.loop.create_task(self._start_runtime())
+            await asyncio.wait([self._starting])
+            started, self._starting = self._starting, None
+            if not started.cancelled():  # else it was killed while it loaded
+                started.result()
+                return
 
     # ------------------------------------------------------------ what faults need
 
