@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import groupby
 
 from rootlace.runtime.gateway.state.records import (
     Begun,
@@ -109,6 +110,16 @@ class KeptSession:
         told = (one.update for parts in self.told.values() for one in parts)
         return 512 + sum(map(len, ids)) + sum(map(len, self.answers.values())) + sum(map(len, told))
 
+    def join_segments(self) -> None:
+        """Make one of those that stand side by side in one branch and in no other."""
+        branches = self.branches.values()
+        holders = Counter(id(one) for branch in branches for one in branch.ids)
+        for branch in branches:
+            if len(branch.ids) < 2:
+                continue
+            runs = groupby(branch.ids, lambda one: holders[id(one)] == 1)
+            branch.ids = [one for own, run in runs for one in ([b"".join(run)] if own else run)]
+
     def dump(self, segments: dict[int, int]) -> Iterator[Record]:
         """Records that amount to it. `segments` numbers those that were given already, by `id`."""
         number = self.begun.session
@@ -173,4 +184,6 @@ class Kept:
     def dump(self) -> list[Record]:
         """Records that amount to all of it."""
         segments: dict[int, int] = {}
+        for session in self.sessions.values():
+            session.join_segments()
         return [record for session in self.sessions.values() for record in session.dump(segments)]
