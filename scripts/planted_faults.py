@@ -89,7 +89,7 @@ FAULTS = (
     Fault(
         "the next engine is sent nothing",
         ENGINE_CLIENT,
-        "for request in self._in_flight.resume(in_step):\n            self._send(request)",
+        "for request in self._in_flight.resume(in_step):\n            self.send(request)",
         "for _ in self._in_flight.resume(in_step):\n            pass",
     ),
     Fault(
