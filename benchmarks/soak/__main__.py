@@ -3,7 +3,7 @@
 
 A thousand clients, each with a connection of its own, ask a server with the embedded model for all
 kinds of things and leave some of them; programs fork; the engine is killed now and then in the
-first half. Printed are the slopes of memory and hit rate with their standard errors (by least
+first third. Printed are the slopes of memory and hit rate with their standard errors (by least
 squares on means of a minute, without the first part of each process's life), what was asked, and
 what went wrong: answers that differ from those of the same question before, errors, engines that
 died by themselves, invariants of tree and pool that did not hold, memory that surely grew. Ends
@@ -39,7 +39,7 @@ from rootlace.runtime.assets import demo_model
 from rootlace.wire.errors import RootlaceError
 
 KILLS = 5
-"""Engines that are killed, in the first half; a fourth within five minutes would not come back."""
+"""Engines that are killed, in the first third; a fourth within five minutes would not come back."""
 HOLD_SECONDS = 60.0
 REST_SECONDS = 120.0
 DRIFT = 0.02
@@ -65,7 +65,10 @@ def main() -> None:
         _print(console, record, tally, checks, faults, slopes)
         report.add("slopes", slopes)
         report.add("grown", _grown(Path(folder), record))
-    report.add("asked", dict(tally.done) | {"left": tally.left, "compared": tally.repeated})
+    report.add(
+        "asked",
+        dict(tally.done) | {"left": tally.left, "compared": tally.repeated, "blamed": tally.blamed},
+    )
     report.add("failed", {"count": tally.failed, "first": tally.told})
     report.add("checks", {"done": len(checks), "failed": checks.count("!")})
     report.add("engines", {"all": len(record.engines), "killed": len(record.killed)})
@@ -114,7 +117,7 @@ async def _ask(
         # Before what is measured begins: making the list takes memory itself.
         asyncio.get_running_loop().call_later(0.8 * seconds / 12, watched.ask_for_lines, folder, 1)
         for _ in range(args.kills):
-            await asyncio.sleep(seconds / 2 / args.kills)
+            await asyncio.sleep(seconds / 3 / args.kills)
             await watcher.kill_engine()
         await watching
         telling.cancel()
@@ -166,6 +169,8 @@ def _faults(record: Record, tally: Tally, rest: dict[str, Any], checks: str) -> 
     faults = []
     if tally.failed:
         faults.append(f"{tally.failed} answers were wrong or missing")
+    if tally.blamed > len(record.killed):
+        faults.append(f"{tally.blamed} requests were taken for killers of the engine")
     if "!" in checks or not checks:
         faults.append(f"{checks.count('!')} of {len(checks)} checks of tree and pool failed")
     died = len(record.engines) - 1 - len(record.killed)
@@ -234,7 +239,9 @@ def _print(
         table.add_row(SERIES[name], *map(str, cells))
     console.print(table)
     asked = ", ".join(f"{name} {count:,}" for name, count in sorted(tally.done.items()))
-    console.print(f"asked: {asked}; left {tally.left:,}; compared {tally.repeated:,}")
+    console.print(
+        f"asked: {asked}; left {tally.left:,}; compared {tally.repeated:,}; blamed {tally.blamed}"
+    )
     console.print(f"engines {len(record.engines)}, killed {len(record.killed)}")
     console.print(f"checks of tree and pool {len(checks)}, failed {checks.count('!')}")
     for line in [*faults, *tally.told]:

@@ -30,8 +30,15 @@ WORDS = ("red", "tea", "sun", "map", "old", "cat", "box", "sky", "pen", "war", "
 MAX_TOLD = 20
 
 
+KILLED_TWICE = "the engine died twice while running this request"
+
+
 class Wrong(Exception):
     """An answer that should not have been given."""
+
+
+class Blamed(Exception):
+    """The request ran alone, to see whether it kills engines, when its engine was killed."""
 
 
 @dataclass
@@ -41,6 +48,8 @@ class Tally:
     done: Counter[str] = field(default_factory=Counter)
     left: int = 0
     """Streams that their clients left."""
+    blamed: int = 0
+    """Requests that were taken for what had killed the engine: at most one for each kill."""
     failed: int = 0
     told: list[str] = field(default_factory=list)
     """The first of the failures."""
@@ -83,6 +92,8 @@ class Client:
     async def ask(self, kind: Callable[[Client], Awaitable[None]]) -> None:
         try:
             await kind(self)
+        except Blamed:
+            self._tally.blamed += 1
         except Exception as error:
             self._tally.fail(kind.__name__, error)
         else:
@@ -149,11 +160,15 @@ class Client:
         await self._post("/v1/completions", body)
 
     async def kept(self) -> None:
-        """A conversation that the server keeps, and its second turn."""
+        """A conversation that the server keeps, its second turn, and its end."""
         first = {"input": _question(3), "max_output_tokens": 12}
         answer = await self._post("/v1/responses", first)
         second = {**first, "input": "Why?", "previous_response_id": answer["id"]}
-        await self._post("/v1/responses", second)
+        after = await self._post("/v1/responses", second)
+        for one in (after, answer):
+            async with self._http.delete(f"/v1/responses/{one['id']}") as reply:
+                if reply.status != 200:
+                    raise await _failure("DELETE", reply)
 
     async def wrong(self) -> None:
         """What is refused."""
@@ -171,7 +186,7 @@ class Client:
     async def _post(self, path: str, body: dict[str, Any]) -> Any:
         async with self._http.post(path, json=body) as reply:
             if reply.status != 200:
-                raise Wrong(f"{path} answered {reply.status}: {await reply.text()}")
+                raise await _failure(path, reply)
             return await reply.json()
 
     async def _stream(self, question: str, tokens: int, events: int | None) -> tuple[str, bool]:
@@ -180,7 +195,7 @@ class Client:
         body = {**_chat(question, tokens), "stream": True}
         async with self._http.post("/v1/chat/completions", json=body) as reply:
             if reply.status != 200:
-                raise Wrong(f"a stream was answered {reply.status}: {await reply.text()}")
+                raise await _failure("a stream", reply)
             async for line in reply.content:
                 if events is not None and events <= 0:
                     reply.close()
@@ -188,7 +203,8 @@ class Client:
                 if line.startswith(b"data: {"):
                     event = json.loads(line[6:])
                     if "error" in event:
-                        raise Wrong(f"a stream said {event}")
+                        blamed = event["error"].get("message") == KILLED_TWICE
+                        raise Blamed if blamed else Wrong(f"a stream said {event}")
                     (choice,) = event["choices"] or [{"delta": {}, "finish_reason": None}]
                     text.append(choice["delta"].get("content") or "")
                     ended = ended or choice["finish_reason"] is not None
@@ -235,7 +251,10 @@ async def run_programs(backend: rl.RuntimeEndpoint, tally: Tally, dice: random.R
             state = await debate.run_async(number, backend=backend)
             tally.same(f"program {number}", state.ret_value)
         except Exception as error:
-            tally.fail("program", error)
+            if KILLED_TWICE in str(error):
+                tally.blamed += 1
+            else:
+                tally.fail("program", error)
             await asyncio.sleep(1)
         else:
             tally.done["program"] += 1
@@ -257,6 +276,11 @@ async def running(
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _failure(asked: str, reply: aiohttp.ClientResponse) -> Exception:
+    said = await reply.text()
+    return Blamed() if KILLED_TWICE in said else Wrong(f"{asked} answered {reply.status}: {said}")
 
 
 def _chat(question: str, tokens: int) -> dict[str, Any]:
