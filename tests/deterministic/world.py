@@ -291,6 +291,8 @@ class World:
             return False
         if any(process.loop is None or process.scheduler.has_work for process in live):
             return False
+        if any(process.suspended or process.stuck for process in live):
+            return False
         journals = [process.scheduler.kv.tree.journal for process in live]
         if any(journal is not None and journal.changed for journal in journals):
             return False
