@@ -13,6 +13,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from rootlace.cli.app import app
+from rootlace.cli.top import Sample, _rows
 from rootlace.wire.errors import ServerUnavailable
 
 NODES = [
@@ -138,6 +139,15 @@ def test_top_shows_rates(server: HTTPServer, monkeypatch: pytest.MonkeyPatch) ->
     assert {"hit rate 75.0% (since the start 75.0%)", "requests 3 running, 0 waiting"} <= rows
     assert "in the queue -" in rows and "12,345 tokens prompts differ" in rows
     assert any(row.startswith("blocks 25.0% in use") for row in rows)
+
+
+def test_top_has_a_line_for_each_of_several_engines() -> None:
+    own = {"up": True, "running": 1, "waiting": 2, "prompt_tokens": 8, "cached_tokens": 2}
+    own |= {"blocks_used": 3, "blocks_total": 4}
+    sample = Sample(0.0, {}, {"replicas": [own, {"up": False}]}, {}, [])
+    rows = dict(_rows(sample, sample))
+    assert rows["replica 0"] == "1 running, 2 waiting, 25.0% hits, 75.0% of its blocks in use"
+    assert rows["replica 1"] == "is down"
 
 
 def test_top_waits_for_a_model_that_is_not_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
