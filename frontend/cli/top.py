@@ -153,7 +153,7 @@ def _rows(last: Sample, now: Sample) -> list[tuple[str, str]]:
             f"{more('evicted_blocks') / seconds:,.1f} blocks/s evicted, "
             f"{more('retractions') / seconds:,.1f} requests/s retracted",
         ),
-        *((f"replica {number}", _of_replica(one)) for number, one in enumerate(replicas)),
+        *((f"replica {one['replica']}", _of_replica(one)) for one in replicas),
     ]
 
 

@@ -161,9 +161,9 @@ class _Status(Collector):
         if status is None or "replicas" not in status:
             return _families(status)
         own: dict[str, dict[str, Any] | None] = {}
-        for number, counters in enumerate(status["replicas"]):
+        for counters in status["replicas"]:
             counted = {name: each for name, each in counters.items() if name != "replica"}
-            own[str(number)] = counted if counters["up"] else None
+            own[str(counters["replica"])] = counted if counters["up"] else None
         engines = {name for one in own.values() if one is not None for name in one}
         shared = {name: value for name, value in status.items() if name not in engines}
         return _by_label(

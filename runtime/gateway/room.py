@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Coroutine
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -12,10 +13,10 @@ from rootlace.runtime.config import EngineConfig, GatewayConfig
 from rootlace.runtime.engine.client import EngineClient
 
 if TYPE_CHECKING:
+    from rootlace.runtime.gateway.branches.core import Engine
     from rootlace.runtime.gateway.branches.gateway import Gateway
     from rootlace.runtime.gateway.branches.house import House
     from rootlace.runtime.gateway.texts import ModelTexts
-    from rootlace.runtime.replicas import Replicas
 
 
 async def open_room(
@@ -24,14 +25,17 @@ async def open_room(
     on_exit: Callable[[str], None],
     house: House | None = None,
     meanwhile: Callable[[], object] = lambda: None,
+    start: Callable[[], Coroutine[Any, Any, Engine]] | None = None,
 ) -> Gateway:
     """Start the engine and read what the gateway needs of the model. `on_exit`: of `EngineClient`.
 
     `meanwhile` is called in another thread while the engine starts, which takes longer. Nothing is
-    left behind where it raises, or is cancelled. Close the room with `close_room`.
+    left behind where it raises, or is cancelled. Close the room with `close_room`. `start` gives
+    engines that are somewhere else.
     """
     # The model's texts, and what reads them, while the engine loads its weights.
-    starting = asyncio.create_task(_start(engine_config, config.replicas, on_exit))
+    begin = start or partial(_start, engine_config, config.replicas, on_exit)
+    starting: asyncio.Task[Engine] = asyncio.create_task(begin())
     try:
         await asyncio.to_thread(meanwhile)
         texts = await asyncio.to_thread(_read_texts, config.model)
@@ -49,9 +53,7 @@ async def open_room(
     return gateway
 
 
-async def _start(
-    config: EngineConfig, replicas: int, on_exit: Callable[[str], None]
-) -> EngineClient | Replicas:
+async def _start(config: EngineConfig, replicas: int, on_exit: Callable[[str], None]) -> Engine:
     if replicas == 1:
         return await EngineClient.start(config, on_exit)
     from rootlace.runtime.replicas import Replicas
@@ -72,7 +74,7 @@ def _read_texts(model: str) -> ModelTexts:
     return ModelTexts.read(model)
 
 
-async def _abandon(starting: asyncio.Task[EngineClient | Replicas]) -> None:
+async def _abandon(starting: asyncio.Task[Engine]) -> None:
     starting.cancel()
     try:
         engine = await starting

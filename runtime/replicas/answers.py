@@ -4,15 +4,93 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
-from rootlace.runtime.contracts.messages import Ready
+from rootlace.runtime.contracts.messages import (
+    Explain,
+    Flush,
+    GetPins,
+    GetTree,
+    Ready,
+    ToEngine,
+    Unpin,
+)
 from rootlace.runtime.contracts.tree_page import PinnedPrefix, TreeNode, TreePage
-from rootlace.runtime.engine.client import EngineClient
-from rootlace.wire.cache_report import CacheReport
 from rootlace.wire.errors import ServerUnavailable
+
+
+class Asked(Protocol):
+    """What answers questions: an engine's client."""
+
+    async def ask(self, kind: Callable[..., ToEngine], *fields: Any) -> Any: ...
+
+    async def stats(self) -> dict[str, Any]: ...
+
+
+class Asking:
+    """Asks several engines, given by their numbers (less than `most`), as if they were one. Each
+    method raises ServerUnavailable if none answers."""
+
+    def __init__(self, most: int) -> None:
+        self._ids = NodeIds(most)
+
+    async def flush(self, engines: Mapping[int, Asked]) -> None:
+        await all_answers(engines, lambda engine: engine.ask(Flush))
+
+    async def stats(self, engines: Mapping[int, Asked]) -> dict[str, Any]:
+        """The sums of all counters, and each engine's own as `replicas`."""
+        found = await all_answers(engines, lambda engine: engine.stats())
+        own = [{"replica": at, "up": at in found, **found.get(at, {})} for at in engines]
+        return {**sum_of(found), "replicas": own}
+
+    async def ask(
+        self, engines: Mapping[int, Asked], kind: Callable[..., ToEngine], *fields: Any
+    ) -> Any:
+        """The answer is of all engines, or of the one it is about."""
+        if kind is GetTree:
+            return await self._tree(engines, *fields)
+        found = await all_answers(engines, lambda engine: engine.ask(kind, *fields))
+        if kind is Explain:
+            return max(found.values(), key=lambda report: report.matched)
+        if kind is GetPins:
+            return self._ids.pins(found)
+        assert kind is Unpin
+        return any(found.values())
+
+    async def _tree(
+        self, engines: Mapping[int, Asked], namespace: str | None, under: int, limit: int
+    ) -> TreePage:
+        if under:
+            at, node = self._ids.whose(under)
+            own = {at: engines[at]} if at in engines else {}
+            found = await all_answers(
+                own, lambda engine: engine.ask(GetTree, namespace, node, limit)
+            )
+            return self._ids.page(found, whole=False)
+        each = max(limit // max(len(engines), 1), 1)
+        found = await all_answers(engines, lambda engine: engine.ask(GetTree, namespace, 0, each))
+        return self._ids.page(found, whole=True)
+
+
+async def all_answers(
+    engines: Mapping[int, Asked], ask: Callable[[Asked], Awaitable[Any]]
+) -> dict[int, Any]:
+    """What each says that answers, by its number. Raises ServerUnavailable if none does, and
+    whatever else one raises."""
+    found = await asyncio.gather(
+        *(ask(engine) for engine in engines.values()), return_exceptions=True
+    )
+    answered: dict[int, Any] = {}
+    for at, answer in zip(engines, found, strict=True):
+        if not isinstance(answer, BaseException):
+            answered[at] = answer
+        elif not isinstance(answer, ServerUnavailable):
+            raise answer
+    if not answered:
+        raise ServerUnavailable("no engine is running")
+    return answered
 
 
 def one_ready(all_of_them: Sequence[Ready]) -> Ready:
@@ -24,23 +102,6 @@ def one_ready(all_of_them: Sequence[Ready]) -> Ready:
     )
 
 
-async def all_answers(
-    clients: Sequence[EngineClient], ask: Callable[[EngineClient], Awaitable[Any]]
-) -> dict[int, Any]:
-    """What each says that answers, by its number. Raises ServerUnavailable if none does, and
-    whatever else one raises."""
-    found = await asyncio.gather(*(ask(client) for client in clients), return_exceptions=True)
-    answered: dict[int, Any] = {}
-    for at, answer in enumerate(found):
-        if not isinstance(answer, BaseException):
-            answered[at] = answer
-        elif not isinstance(answer, ServerUnavailable):
-            raise answer
-    if not answered:
-        raise ServerUnavailable("no engine is running")
-    return answered
-
-
 def sum_of(stats: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
     """Counters of all engines together, which were asked for by their numbers."""
     total: dict[str, Any] = {}
@@ -48,11 +109,6 @@ def sum_of(stats: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
         for name, value in counters.items():
             total[name] = total.get(name, 0) + value
     return total
-
-
-def best_report(reports: Sequence[CacheReport]) -> CacheReport:
-    """That of the engine which has most of the prompt."""
-    return max(reports, key=lambda report: report.matched)
 
 
 class NodeIds:

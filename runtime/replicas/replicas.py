@@ -10,29 +10,13 @@ from functools import partial
 from typing import Any
 
 from rootlace.runtime.config import EngineConfig
-from rootlace.runtime.contracts.messages import (
-    Explain,
-    Flush,
-    GetPins,
-    GetTree,
-    Ready,
-    TellCache,
-    ToEngine,
-    Unpin,
-)
+from rootlace.runtime.contracts.messages import Ready, TellCache, ToEngine
 from rootlace.runtime.contracts.request import Request
-from rootlace.runtime.contracts.tree_page import TreePage
 from rootlace.runtime.contracts.update import Update
 from rootlace.runtime.engine.client import EngineClient
 from rootlace.runtime.engine.client.in_flight import Submitted
 from rootlace.runtime.engine.client.siblings import Siblings
-from rootlace.runtime.replicas.answers import (
-    NodeIds,
-    all_answers,
-    best_report,
-    one_ready,
-    sum_of,
-)
+from rootlace.runtime.replicas.answers import Asking, one_ready
 from rootlace.runtime.replicas.dispatch import Dispatch
 
 log = logging.getLogger(__name__)
@@ -60,7 +44,7 @@ class Replicas:
         self._gone: set[int] = set()
         """Those that are not started again."""
         self._digest_key = secrets.token_bytes(16)
-        self._ids = NodeIds(count)
+        self._asking = Asking(count)
         self._next_rid = 0
 
     @classmethod
@@ -147,38 +131,22 @@ class Replicas:
 
     async def flush(self) -> None:
         """As `EngineClient.flush`."""
-        await self._ask_all(Flush)
+        await self._asking.flush(self._by_number)
 
     async def stats(self) -> dict[str, Any]:
         """The sums of all counters, and each engine's own as `replicas`. Raises ServerUnavailable
         if none answers."""
         assert self._dispatch is not None
-        found = await all_answers(self._clients, EngineClient.stats)
-        own = [{"replica": at, "up": at in found, **found.get(at, {})} for at in range(self._count)]
-        return {**sum_of(found), **self._dispatch.counters(), "replicas": own}
+        found = await self._asking.stats(self._by_number)
+        return {**found, **self._dispatch.counters()}
 
     async def ask(self, kind: Callable[..., ToEngine], *fields: Any) -> Any:
         """As `EngineClient.ask`; the answer is of all engines, or of the one it is about."""
-        if kind is GetTree:
-            return await self._tree(*fields)
-        found = await self._ask_all(kind, *fields)
-        if kind is Explain:
-            return best_report(list(found.values()))
-        if kind is GetPins:
-            return self._ids.pins(found)
-        assert kind is Unpin
-        return any(found.values())
+        return await self._asking.ask(self._by_number, kind, *fields)
 
-    async def _tree(self, namespace: str | None, under: int, limit: int) -> TreePage:
-        if under:
-            at, node = self._ids.whose(under)
-            page = await self._clients[at].ask(GetTree, namespace, node, limit)
-            return self._ids.page({at: page}, whole=False)
-        each = max(limit // self._count, 1)
-        return self._ids.page(await self._ask_all(GetTree, namespace, 0, each), whole=True)
-
-    async def _ask_all(self, kind: Callable[..., ToEngine], *fields: Any) -> dict[int, Any]:
-        return await all_answers(self._clients, lambda client: client.ask(kind, *fields))
+    @property
+    def _by_number(self) -> dict[int, EngineClient]:
+        return dict(enumerate(self._clients))
 
     async def stop(self) -> None:
         """Stop all engines; whatever still runs gets `finish="abort"`."""

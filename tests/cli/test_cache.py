@@ -144,7 +144,8 @@ def test_top_shows_rates(server: HTTPServer, monkeypatch: pytest.MonkeyPatch) ->
 def test_top_has_a_line_for_each_of_several_engines() -> None:
     own = {"up": True, "running": 1, "waiting": 2, "prompt_tokens": 8, "cached_tokens": 2}
     own |= {"blocks_used": 3, "blocks_total": 4}
-    sample = Sample(0.0, {}, {"replicas": [own, {"up": False}]}, {}, [])
+    replicas = [{"replica": 0, **own}, {"replica": 1, "up": False}]
+    sample = Sample(0.0, {}, {"replicas": replicas}, {}, [])
     rows = dict(_rows(sample, sample))
     assert rows["replica 0"] == "1 running, 2 waiting, 25.0% hits, 75.0% of its blocks in use"
     assert rows["replica 1"] == "is down"

@@ -1,56 +1,61 @@
-"""What one of several engines of a machine takes of it."""
+"""How the cores of a machine are divided among engines."""
 
 from __future__ import annotations
 
 import pytest
 
-from rootlace.kernels.native.cores import Core, Cores
+from rootlace.kernels.native.cores import Core
 from rootlace.runtime.config import ExecutorConfig
 from rootlace.runtime.model.executor import share
-from rootlace.runtime.model.executor.share import take_share
-from rootlace.wire.errors import InvalidRequest
+from rootlace.runtime.model.executor.share import cores_of, take_share
 
-# Two nodes, listed in turns; each core has two hardware threads.
-CORES = tuple(Core((at, at + 8), at % 2) for at in range(8))
+
+def machine(*nodes: int) -> list[Core]:
+    """Cores with two hardware threads, of these nodes."""
+    return [Core((at, at + len(nodes)), node) for at, node in enumerate(nodes)]
+
+
+@pytest.mark.parametrize("replicas", range(1, 8))
+def test_every_core_is_somebodys(replicas: int) -> None:
+    cores = machine(*[0, 1] * 8)
+    parts = [cores_of(cores, replica, replicas) for replica in range(replicas)]
+    threads = [core.threads for part in parts for core in part]
+    assert sorted(threads) == sorted(core.threads for core in cores)
+    sizes = {len(part) for part in parts}
+    assert max(sizes) - min(sizes) <= 1
+
+
+@pytest.mark.parametrize(("nodes", "replicas"), [(2, 2), (2, 4), (4, 2), (4, 4), (4, 8)])
+def test_nobody_has_parts_of_two_nodes_where_that_can_be(nodes: int, replicas: int) -> None:
+    cores = machine(*[at % nodes for at in range(16)])  # the system lists them in turns
+    for replica in range(replicas):
+        used = {core.node for core in cores_of(cores, replica, replicas)}
+        assert len(used) == max(nodes // replicas, 1)
+        for node in used if nodes >= replicas else ():
+            assert sum(core.node == node for core in cores) * len(used) == 16 // replicas
+
+
+def test_fewer_cores_than_engines_are_shared(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert cores_of(machine(0), 1, 2) == []
+    monkeypatch.setattr(share, "cores_of", lambda *_: [])
+    taken = take_share(ExecutorConfig(device="cpu"), 1, 64)
+    assert (taken.threads, taken.memory_share, taken.device) == (1, 1 / 64, "cpu")
+    assert take_share(ExecutorConfig(device="cpu", threads=3), 1, 64).threads == 3
 
 
 @pytest.mark.parametrize(
-    ("cores", "quota", "replicas", "expected", "threads"),
+    ("asked", "ranks", "gpus", "expected"),
     [
-        (CORES, None, 2, [{0, 2, 4, 6, 8, 10, 12, 14}, {1, 3, 5, 7, 9, 11, 13, 15}], 4),
-        (CORES, 4.0, 2, [{0, 2, 4, 6, 8, 10, 12, 14}, {1, 3, 5, 7, 9, 11, 13, 15}], 2),
-        (CORES, 1.0, 2, [{0, 2, 4, 6, 8, 10, 12, 14}, {1, 3, 5, 7, 9, 11, 13, 15}], 1),
-        (CORES[:1], None, 2, [{0, 8}, {0, 8}], 1),
+        ("auto", 1, 0, "auto"),
+        ("cuda", 1, 2, "cuda:1"),
+        ("cuda:0", 1, 2, "cuda:0"),
+        ("cuda", 3, 6, "cuda:3"),
     ],
 )
-def test_each_has_its_cores_and_memory(
-    cores: tuple[Core, ...],
-    quota: float | None,
-    replicas: int,
-    expected: list[set[int]],
-    threads: int,
-    monkeypatch: pytest.MonkeyPatch,
+def test_each_has_gpus_of_its_own(
+    asked: str, ranks: int, gpus: int, expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    bound: list[set[int]] = []
-    monkeypatch.setattr(share, "read_cores", lambda: Cores(cores, quota))
-    monkeypatch.setattr(share.os, "sched_setaffinity", lambda _, found: bound.append(set(found)))
-    for replica in range(replicas):
-        taken = take_share(ExecutorConfig(device="cpu"), replica, replicas)
-        assert (taken.threads, taken.memory_share, taken.device) == (threads, 1 / replicas, "cpu")
-        asked = take_share(ExecutorConfig(device="cpu", threads=3), replica, replicas)
-        assert asked.threads == 3
-    assert bound[::2] == expected
-
-
-def test_each_has_gpus_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    gpus = 0
-    monkeypatch.setattr(share.os, "sched_setaffinity", lambda *_: None)
+    """As many as it has ranks."""
     monkeypatch.setattr("torch.cuda.is_available", lambda: gpus > 0)
     monkeypatch.setattr("torch.cuda.device_count", lambda: gpus)
-    assert take_share(ExecutorConfig(), 1, 2).device == "auto"
-    gpus = 4
-    assert take_share(ExecutorConfig(), 1, 2).device == "cuda:1"
-    assert take_share(ExecutorConfig(device="cuda:0"), 1, 2).device == "cuda:0"
-    assert take_share(ExecutorConfig(tensor_parallel=2), 1, 2).device == "cuda:2"
-    with pytest.raises(InvalidRequest, match="6 GPUs; there are 4"):
-        take_share(ExecutorConfig(tensor_parallel=2), 1, 3)
+    assert share._device(ExecutorConfig(device=asked, tensor_parallel=ranks), 1, 2) == expected

@@ -56,7 +56,7 @@ class _Client:
 
 
 def ask(*answers: object) -> dict[int, Any]:
-    clients: Any = [_Client(answer) for answer in answers]
+    clients: Any = {at: _Client(answer) for at, answer in enumerate(answers)}
     return asyncio.run(all_answers(clients, lambda client: client.stats()))
 
 
