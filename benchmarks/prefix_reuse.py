@@ -7,7 +7,8 @@ take turns at the workloads of `benchmarks.peers`, so that whatever else slows t
 slows both. Each repetition has its own seed and starts with an empty cache. Printed per load:
 requests and output tokens per second, CPU time per request, time to first token (from handing a
 request over until its client has the token), the hit rate and the best one any prefix cache could
-have had.
+have had. The load `evicted` (`evicted_prefixes`) is measured otherwise: a cache that is too small,
+with a disk below it and without.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from rich.console import Console
 from rich.table import Table
 
 import rootlace as rl
+from benchmarks import evicted_prefixes
 from benchmarks.common import Report, new_table, progress_bar
 from benchmarks.ideal_cache import ideal_hits
 from benchmarks.peers.drive import drive
@@ -35,6 +37,7 @@ from benchmarks.peers.workloads import WORKLOADS, Workload
 from benchmarks.random_models import make_model
 
 LOADS = {"few-shot": "W1", "chat": "W2", "tree-search": "W3", "long-docs": "W5", "no-sharing": "W4"}
+EVICTED = "evicted"
 ON, OFF = "cache on", "cache off"
 DEFAULT_SCALE = {"a": 1.0, "b": 0.125}
 """Of the number of requests: the bigger model gets fewer, so that a run ends within minutes."""
@@ -141,22 +144,39 @@ def reuse_table(size: str, summaries: Sequence[Summary]) -> Table:
 
 def main() -> None:
     parser = turn_parser("prefix_reuse", __doc__, "float32")
-    parser.add_argument("--loads", nargs="+", choices=list(LOADS), default=list(LOADS))
+    loads = [*LOADS, EVICTED]
+    parser.add_argument("--loads", nargs="+", choices=loads, default=loads)
+    parser.add_argument("--prefix-tokens", type=int, default=4096, help="of the load evicted")
     arguments = parse(parser, None)
     console, report = Console(), Report("prefix_reuse", arguments)
     summaries: list[Summary] = []
+    evicted: list[evicted_prefixes.Summary] = []
+    with_evicted = EVICTED in arguments.loads
+    arguments.loads = [load for load in arguments.loads if load != EVICTED]
     with progress_bar(console) as bar:
         task = bar.add_task("", total=None)
         for size in arguments.sizes:
             model = make_model(size, arguments.models / size)
-            summaries += measure(
-                size, model, arguments, lambda what: bar.update(task, description=what, advance=1)
-            )
+
+            def tell(what: str) -> None:
+                bar.update(task, description=what, advance=1)
+
+            if arguments.loads:
+                summaries += measure(size, model, arguments, tell)
+            if with_evicted:
+                options = {"dtype": arguments.dtype, "threads": arguments.threads}
+                evicted += evicted_prefixes.measure(
+                    *(size, model, arguments.prefix_tokens, arguments.repetitions, tell), **options
+                )
     for size in arguments.sizes:
-        console.print(reuse_table(size, [s for s in summaries if s.size == size]))
+        if found := [s for s in summaries if s.size == size]:
+            console.print(reuse_table(size, found))
+        if below := [s for s in evicted if s.size == size]:
+            console.print(evicted_prefixes.evicted_table(below))
     console.print(report.foreign_line())
     report.add("loads", {load: WORKLOADS[LOADS[load]].describe for load in arguments.loads})
     report.add("results", summaries)
+    report.add("evicted", {"load": evicted_prefixes.DESCRIBE, "results": evicted})
     report.write()
     if arguments.plot:
         from benchmarks.plot import plot_speed_ups

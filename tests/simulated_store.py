@@ -94,6 +94,9 @@ class SimulatedStore:
     def seconds(self, blocks: int) -> float:
         return 1e-6 * blocks
 
+    def refused(self) -> None:
+        pass
+
     def stats(self) -> dict[str, int | float]:
         return {}
 

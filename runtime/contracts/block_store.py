@@ -60,6 +60,9 @@ class StoreState(Protocol):
     def seconds(self, blocks: int) -> float:
         """About how long it takes to fetch so many."""
 
+    def refused(self) -> None:
+        """Blocks that are there were computed, which is thought to be faster than fetching them."""
+
     def stats(self) -> dict[str, int | float]: ...
 
 

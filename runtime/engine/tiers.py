@@ -107,7 +107,9 @@ def _open(config: EngineConfig, cache: CacheConfig, runner: ModelRunner, engines
     hourly = cache.disk_hourly_gb or cache.disk_gb
     wear = HourlyBytes(int(hourly * GIGABYTE / engines), time.monotonic)
     levels = (Level("disk", tier, disk, wear, size),)
-    return OpenTiers(Tiers(levels, spaces), BlockMover(runner.kv_cache, [disk]), disk, folder)
+    return OpenTiers(
+        Tiers(levels, spaces), BlockMover(runner.kv_cache, [disk], runner.work), disk, folder
+    )
 
 
 def prefill_seconds(runner: ModelRunner, block_size: int) -> tuple[int, float]:

@@ -119,6 +119,10 @@ class DiskStore:
     def seconds(self, blocks: int) -> float:
         return READ_LATENCY + blocks * self._block_seconds
 
+    def refused(self) -> None:
+        """The estimate falls a little, so that what was once slow is tried again."""
+        self._block_seconds *= _KEPT
+
     def stats(self) -> dict[str, int | float]:
         return {**self._count, "working": int(self._working)}
 

@@ -172,8 +172,8 @@ class SlotFile:
                     record["used"] = now + 1e-6 * place
                     record["wanted"] = was_wanted
                     record["check"] = _check(record)
-            data = self._records.tobytes()
-            _write(self._index, data, HEADER_BYTES)
+            last = max(np.flatnonzero(self._records["filled"]), default=-1)
+            _write(self._index, self._records[: last + 1].tobytes(), HEADER_BYTES)
         os.close(self._index)
         os.close(self._blocks)
 

@@ -87,7 +87,6 @@ class Machine(RuleBasedStateMachine):
             max_overtaken=overtaken,
             max_delay=0.5,
             headroom=Headroom(least=0.0),
-            **self.below(),
         )
         # With little headroom kept free, retractions are frequent.
         self.world.scheduler._running.reserve = reserve
@@ -98,10 +97,6 @@ class Machine(RuleBasedStateMachine):
         self.counted: set[int] = set()
         self.pinned: dict[int, float] = {}
         """Requests that pin their prompts, and for how long."""
-
-    def below(self) -> dict[str, object]:
-        """What of `World` says what is below the pool."""
-        return {}
 
     # ------------------------------------------------------------ requests
 

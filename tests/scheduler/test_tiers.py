@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from contextlib import suppress
+from typing import get_args
+
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from tests.scheduler.test_machine import Machine
+from rootlace.runtime.config import Eviction
+from rootlace.wire.errors import ContextLengthExceeded, InternalError
+from rootlace.wire.handling import Cache, Handling
 from tests.scheduler.world import World
 from tests.simulated_store import SimulatedStore
 
@@ -49,50 +55,122 @@ def test_the_next_start_is_warm() -> None:
         assert job.cached == 32
 
 
-class TieredMachine(Machine):
-    """All that `Machine` does, over stores that write and read when they like, find blocks damaged
-    and are switched off. The executor looks at every slot that a row attends to, and outputs are
-    compared with those of cold requests."""
+BASES = [[(base + at * at) % 3 for at in range(30)] for base in range(3)]
 
-    def below(self) -> dict[str, object]:
-        choose = self.telling.choice
-        count = choose([1, 1, 2])
+
+class TieredMachine(RuleBasedStateMachine):
+    """A pool that is too small over stores that write and read when they like, find blocks damaged
+    and are switched off; steps fail. The executor looks at every slot that a row attends to, every
+    invariant is checked after every step, and outputs are compared with those of cold requests."""
+
+    overlap = False
+    seen: Counter[str] = Counter()
+
+    @initialize(
+        slots=st.lists(st.sampled_from([2, 9, 50]), min_size=1, max_size=2),
+        room=st.sampled_from([1, 4, 50]),
+        hourly=st.sampled_from([None, None, 20]),
+        blocks=st.sampled_from([9, 12, 20]),
+        eviction=st.sampled_from(get_args(Eviction)),
+        step_tokens=st.sampled_from([7, 64]),
+    )
+    def start(self, slots, room, hourly, blocks, eviction, step_tokens) -> None:
         self.stores = tuple(
-            SimulatedStore(choose([1, 3, 9, 50]), choose([1, 4, 50]), f"store{at}", slow=True)
-            for at in range(count)
+            SimulatedStore(count, room, f"store{at}", slow=True) for at, count in enumerate(slots)
         )
-        return {"stores": self.stores, "hourly_bytes": choose([None, None, 20])}
+        self.world = World(
+            num_blocks=blocks,
+            vocab_size=3,
+            eviction=eviction,
+            overlap=self.overlap,
+            max_step_tokens=step_tokens,
+            stores=self.stores,
+            hourly_bytes=hourly,
+        )
+        self.checked: set[int] = set()
+
+    @rule(
+        base=st.sampled_from(BASES),
+        length=st.integers(5, 30),
+        more=st.lists(st.integers(0, 2), max_size=3),
+        namespace=st.sampled_from(["", "", "", "tenant"]),
+        tokens=st.integers(0, 5),
+        cache=st.sampled_from([Cache(), Cache(), Cache(pin="try"), Cache(ttl=0.02)]),
+        steps=st.sampled_from([0, 1, 3, 20, 20]),
+    )
+    def ask(self, base, length, more, namespace, tokens, cache, steps) -> None:
+        prompt = base[:length] + more
+        with suppress(ContextLengthExceeded):  # much is pinned
+            self.world.submit(prompt, tokens, namespace=namespace, handling=Handling(cache=cache))
+        self.step(steps)
+
+    @rule(base=st.sampled_from(BASES), length=st.integers(20, 30))
+    def ask_for_much(self, base, length) -> None:
+        self.ask(base, length, [], "", 1, Cache(), 20)
+
+    @rule(count=st.integers(1, 12))
+    def step(self, count) -> None:
+        for _ in range(count):
+            self.world.step()
 
     @rule(data=st.data(), count=st.integers(1, 9))
     def go_on(self, data, count) -> None:
         data.draw(st.sampled_from(self.stores)).go_on(count)
 
+    @precondition(lambda self: self.world.open_rids())
     @rule(data=st.data())
-    def damage(self, data) -> None:
+    def abort(self, data) -> None:
+        self.world.abort(data.draw(st.sampled_from(self.world.open_rids())))
+
+    @rule(what=st.integers(0, 9), data=st.data())
+    def mishap(self, what, data) -> None:
         store = data.draw(st.sampled_from(self.stores))
-        if store.published:
+        if what == 0:
+            self.world.fail(InternalError("injected"))
+        elif what == 1:
+            self.world.scheduler.cache.flush()
+        elif what == 2:
+            self.world.scheduler.cache.forget_namespace("tenant")
+        elif what == 3 and data.draw(st.booleans()):
+            store.working = False
+        elif what > 5 and store.published:
             store.damaged.add(data.draw(st.sampled_from(sorted(store.published))))
 
-    @rule(data=st.data())
-    def switch_off(self, data) -> None:
-        if data.draw(st.integers(0, 9)) == 0:
-            data.draw(st.sampled_from(self.stores)).working = False
+    @invariant()
+    def outputs_are_those_of_cold_requests(self) -> None:
+        for rid, job in self.world.jobs.items() if hasattr(self, "world") else ():
+            if rid not in self.checked and job.finish is not None:
+                self.checked.add(rid)
+                if job.finish in ("stop", "length"):
+                    self.world.expect_cold(job)
 
     def teardown(self) -> None:
-        for store in getattr(self, "stores", ()):
-            store.slow = False
+        if not hasattr(self, "world"):
+            return
+        self.world.drain()
+        self.outputs_are_those_of_cold_requests()
+        for store in self.stores:
             store.go_on(1000)
-        super().teardown()
+        fetching = self.world.scheduler.kv.tiering.fetching
+        self.seen["restored"] += fetching.restored_tokens
+        self.seen["passed"] += len(self.stores) > 1 and len(self.stores[1].saved)
+        self.world.expect_empty()
+        self.world.scheduler.kv.tiering.poll()
+        self.world.scheduler.kv.tiering.poll()
+        self.world.scheduler.check()
+        assert not any(len(store.tier) or store._fetched for store in self.stores)
 
 
 @pytest.mark.parametrize("overlap", [False, True])
 def test_machine(overlap: bool) -> None:
     machine = type("Tiered" + "Overlapped" * overlap, (TieredMachine,), {"overlap": overlap})
+    machine.seen = Counter()
     case = machine.TestCase
     case.settings = settings(
         max_examples=EXAMPLES,
-        stateful_step_count=40,
+        stateful_step_count=30,
         deadline=None,
         suppress_health_check=list(HealthCheck),
     )
     case("runTest").runTest()
+    assert machine.seen["restored"] > 0 and machine.seen["passed"] > 0

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Hashable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -190,6 +191,9 @@ class DeviceSteps:
             "eager_steps": self.eager_steps,
             "automaton_rows": self.automaton_rows,
         }
+
+    def work(self) -> AbstractContextManager[object]:
+        return self._device.work()
 
     def prepare(self) -> bool:
         """Capture the next graph of a whole step, of the kinds used last; False: there is none.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 
 import torch
 
@@ -167,6 +168,11 @@ class ModelRunner:
     def kv_cache(self) -> torch.Tensor:
         """See `kv_pool.allocate`; for tests and tools."""
         return self._cache
+
+    def work(self) -> AbstractContextManager[object]:
+        """Within it operations on `kv_cache` come behind the steps launched before, and before the
+        next one."""
+        return self._steps.work()
 
     # ------------------------------------------------------------ steps
 

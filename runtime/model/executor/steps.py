@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 from rootlace.runtime.contracts.plan import SampleRow, StepPlan, StepResult
@@ -19,6 +20,10 @@ class Steps(Protocol):
     def sample(self, step: Any, samples: Sequence[SampleRow]) -> None: ...
 
     def collect(self, step: Any) -> StepResult: ...
+
+    def work(self) -> AbstractContextManager[object]:
+        """Within it operations on tensors come behind the steps launched before, and before the
+        next one."""
 
     def prepare(self) -> bool:
         """See `ModelRunner.prepare`."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 
 import numpy as np
@@ -19,13 +19,13 @@ class BlockMover:
         self,
         cache: torch.Tensor,
         stores: Sequence[StoreMemory],
-        work: AbstractContextManager[object] | None = None,
+        work: Callable[[], AbstractContextManager[object]] = contextlib.nullcontext,
     ) -> None:
-        """`cache`: see `kv.pool.allocate`. `work`: within it operations go where steps do."""
+        """`cache`: see `kv.pool.allocate`. `work`: that of the runner whose it is."""
         planes = cache.shape[0] * cache.shape[1]
         self._planes = cache.view(torch.uint8).view(planes, cache.shape[2], -1)
         self._stores = stores
-        self._work = work or contextlib.nullcontext()
+        self._work = work
 
     @property
     def block_bytes(self) -> int:
@@ -35,6 +35,10 @@ class BlockMover:
     @torch.inference_mode()
     def move(self, moves: np.ndarray) -> None:
         """`moves`: see `contracts.block_store`."""
+        with self._work():
+            self._move(moves)
+
+    def _move(self, moves: np.ndarray) -> None:
         for kind, at, slot, other in moves.tolist():
             store = self._stores[at]
             if kind == SAVE:

@@ -132,7 +132,11 @@ class Fetching:
             for level, count in zip(self._levels, counts, strict=True)
             if count
         )
-        if not found or seconds >= self._tiers.prefill_seconds(len(found) * size):
+        if found and seconds >= self._tiers.prefill_seconds(len(found) * size):
+            for level in self._levels:
+                level.store.refused()
+            found = []
+        if not found:
             return "nothing"
         node = tree.enter(sequence.namespace)
         node = tree.advance(node, sequence.tokens, matched, sequence.program)
