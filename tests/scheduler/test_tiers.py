@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from contextlib import suppress
-from typing import get_args
+from typing import ClassVar, get_args
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -64,7 +64,7 @@ class TieredMachine(RuleBasedStateMachine):
     invariant is checked after every step, and outputs are compared with those of cold requests."""
 
     overlap = False
-    seen: Counter[str] = Counter()
+    seen: ClassVar[Counter[str]] = Counter()
 
     @initialize(
         slots=st.lists(st.sampled_from([2, 9, 50]), min_size=1, max_size=2),
