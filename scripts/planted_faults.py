@@ -56,7 +56,6 @@ BRANCH = "runtime/gateway/branches/branch.py"
 SAMPLE = "runtime/gateway/branches/sample.py"
 SERVER = "runtime/gateway/server.py"
 SESSION_LOG = "runtime/gateway/state/session_log.py"
-JOURNAL = "runtime/gateway/state/journal.py"
 KEPT = "runtime/gateway/state/kept.py"
 SCHEDULER = "runtime/scheduler/scheduler.py"
 
@@ -240,12 +239,6 @@ FAULTS = (
         KEPT,
         "branch.ids = parent.ids[:]",
         "branch.ids = parent.ids",
-    ),
-    Fault(
-        "state: a log is read that lacks what was before it",
-        JOURNAL,
-        "self._number += 1 + self._gap",
-        "self._number += 1",
     ),
     Fault(
         "state: text that is not tokenized yet is lost",

@@ -15,20 +15,22 @@ one that was."""
 
 
 async def sustainable(
-    offer: Callable[[float], Awaitable[Goodput]], first: float
+    offer: Callable[[float], Awaitable[Goodput]], first: float, timeout: float
 ) -> tuple[float, list[Goodput]]:
     """The highest rate that was sustained, and what became of all that was offered.
 
     `offer` sends requests at a rate, without waiting for answers: who waits for them asks less the
     slower the server is, and finds a rate at which nothing ever queues. It should last for many
-    timeouts: until then a queue may grow, and all be in time.
+    timeouts: until then a queue may grow, and all be in time. So 99 % of the answers must come
+    within half of the timeout, too.
     """
     trials: list[Goodput] = []
 
     async def sustained(rate: float) -> bool:
         found = await offer(rate)
         trials.append(found)
-        return found.good >= IN_TIME * found.offered
+        soon = found.answered_p99 <= timeout / 2
+        return soon and found.good >= IN_TIME * found.offered
 
     low, high = 0.0, first
     while await sustained(high):
