@@ -212,6 +212,9 @@ class Journal:
         if self._log is not None:
             self._log.close()
             self._log = None
+        if self._gap and self._base is None:  # it would count only with its base
+            with contextlib.suppress(OSError):
+                self._path("log").unlink(missing_ok=True)
         if not self._gap:
             self._gap = True
             log.error(

@@ -335,7 +335,9 @@ def test_no_part_of_a_base_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPat
             journal.add(Emitted(begun.session, 1))
             journal.flush()
             now[0] += 10
+            eventually(lambda: journal._base is None or journal._base.done())
         assert not list(tmp_path.glob("*.new"))
+        assert len(list(tmp_path.glob("*.log"))) <= 2, "one for each time that it was tried"
     journal.close()
 
 
