@@ -6,6 +6,7 @@ import os
 import signal
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pytest
@@ -124,16 +125,19 @@ def test_a_pool_has_half_of_each_slot_in_each_process(pair: Pair) -> None:
 
 
 @pytest.mark.parametrize(
-    "more, said",
+    "more, cache, said",
     [
-        ({"kv_dtype": "fp8_e4m3"}, "fp8_e4m3"),
-        ({"tensor_parallel": 4}, "num_heads 6 is not a multiple of 4"),
+        ({"kv_dtype": "fp8_e4m3"}, {}, "fp8_e4m3"),
+        ({}, {"disk": "somewhere"}, "cache_disk"),
+        ({"tensor_parallel": 4}, {}, "num_heads 6 is not a multiple of 4"),
     ],
 )
-def test_what_is_not_divided_is_refused_by_name(more: dict[str, object], said: str) -> None:
-    config = {"model": str(demo_model()), "tensor_parallel": 2} | more
+def test_what_is_not_divided_is_refused_by_name(
+    more: dict[str, Any], cache: dict[str, Any], said: str
+) -> None:
+    config = ExecutorConfig(**({"model": str(demo_model()), "tensor_parallel": 2} | more))
     with pytest.raises(InvalidRequest, match=said):
-        ModelRunner.load(ExecutorConfig(**config), CacheConfig(16, 8), 64, 4)  # type: ignore[arg-type]
+        ModelRunner.load(config, CacheConfig(16, 8, **cache), 64, 4)
 
 
 def test_one_rank_computes_as_if_there_were_none_other(pair: Pair) -> None:
