@@ -16,6 +16,8 @@ import sys
 import tempfile
 import urllib.request
 
+from prometheus_client.parser import text_string_to_metric_families
+
 import rootlace as rl
 from rootlace.runtime.assets import demo_model
 
@@ -51,7 +53,21 @@ def main() -> int:
         )
         with urllib.request.urlopen(f"{runtime.url}/server_info", timeout=60) as reply:
             answered = json.load(reply)["healthy"]
+        with urllib.request.urlopen(f"{runtime.url}/metrics", timeout=60) as reply:
+            _tell_answers(reply.read().decode())
     return done.returncode or int(not answered)
+
+
+def _tell_answers(metrics: str) -> None:
+    """How many requests to each path succeeded, and how many did not: few tell little."""
+    counts: dict[str, list[int]] = {}
+    for family in text_string_to_metric_families(metrics):
+        for sample in family.samples:
+            if sample.name == "rootlace_http_requests_total" and sample.labels["path"]:
+                answers = counts.setdefault(sample.labels["path"], [0, 0])
+                answers[not sample.labels["status"].startswith("2")] += int(sample.value)
+    for path, (good, bad) in sorted(counts.items()):
+        print(f"{path:32} {good:6} answered {bad:6} refused")
 
 
 if __name__ == "__main__":

@@ -113,6 +113,9 @@ def openapi(endpoints: Sequence[Endpoint], name: str) -> dict[str, Any]:
     schemas, components = msgspec.json.schema_components(
         types, ref_template="#/components/schemas/{name}"
     )
+    for schema in components.values():
+        if "model" in schema.get("properties", {}):
+            schema["properties"]["model"]["examples"] = [name]
     found = iter(schemas)
     paths: dict[str, dict[str, Any]] = {}
     for endpoint in endpoints:
