@@ -46,6 +46,12 @@ class CacheConfig:
     max_pinned: Annotated[float, Meta(ge=0, le=1)] = option(
         0.5, "Share of the KV pool that clients may pin."
     )
+    host_gb: Gigabytes | None = option(
+        None,
+        "Main memory for what the KV pool of a GPU has no room for.",
+        keyword="cache_host_gb",
+        shown="none",
+    )
     disk: str = option(
         "",
         "Folder that keeps what the KV pool has no room for, and what the next start finds.",

@@ -125,8 +125,7 @@ class Steps:
         plan = self._scheduler.plan()
         self.planned = plan is not None
         moves = self._scheduler.kv.tiering.take_moves()
-        if len(moves):
-            assert self._move is not None
+        if self._move is not None:
             try:
                 self._move(moves)
             except Exception as error:  # nobody knows what the pool holds then

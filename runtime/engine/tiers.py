@@ -8,10 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import torch
 
 from rootlace.runtime.cache.tier import Label, Tier
 from rootlace.runtime.cache.wear import HourlyBytes
 from rootlace.runtime.config import CacheConfig, EngineConfig
+from rootlace.runtime.contracts.block_store import StoreMemory
 from rootlace.runtime.engine.client.engine_client import SPILL_SECONDS
 from rootlace.runtime.model.executor.runner import ModelRunner
 from rootlace.runtime.model.kv.block_mover import BlockMover
@@ -21,6 +23,7 @@ from rootlace.runtime.scheduler.scheduler import Scheduler
 from rootlace.runtime.scheduler.tiers.levels import Level, Tiers
 from rootlace.runtime.tiers.disk import DiskStore
 from rootlace.runtime.tiers.folder import TierFolder, open_folder
+from rootlace.runtime.tiers.host import HostStore
 from rootlace.runtime.tiers.read_speed import block_seconds
 from rootlace.runtime.tiers.slot_file import SlotFile
 from rootlace.wire.errors import InvalidRequest
@@ -30,6 +33,7 @@ FIRST_TOKENS, MORE_TOKENS = 16, 128
 """Prompts that are computed to find out how long it takes; the longer one where the shorter one
 takes less than `QUICK_SECONDS`."""
 QUICK_SECONDS = 0.25
+TIMED_BLOCKS = 16
 GIGABYTE = 10**9
 
 log = logging.getLogger(__name__)
@@ -37,12 +41,12 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class OpenTiers:
-    """A disk below the pool."""
+    """What is below the pool. `disk` and `folder`: None where there is none."""
 
     tiers: Tiers
     mover: BlockMover
-    disk: DiskStore
-    folder: TierFolder
+    disk: DiskStore | None
+    folder: TierFolder | None
 
     def move(self, moves: np.ndarray) -> None:
         """See `Steps`."""
@@ -53,20 +57,25 @@ class OpenTiers:
         empty."""
         tokens, seconds = prefill_seconds(runner, block_size)
         scheduler.view.pace.begin(tokens, seconds)
-        most = self.disk.seconds(1) - self.disk.seconds(0)
-        log.info(
-            "%s: %d blocks from before; a block of %d tokens is read in %.3g ms and computed in "
-            "%.3g ms",
-            *(self.folder.path, len(self.tiers.levels[0].tier), block_size),
-            *(1e3 * most, 1e3 * seconds * block_size / tokens),
-        )
+        for level in self.tiers.levels:
+            store = level.store
+            log.info(
+                "%s: %d of %d blocks from before; one is read in %.3g ms, its %d tokens are "
+                "computed in %.3g ms",
+                *(level.name, len(level.tier), store.num_slots),
+                *(1e3 * (store.seconds(1) - store.seconds(0)), block_size),
+                1e3 * seconds * block_size / tokens,
+            )
 
     def close(self, scheduler: Scheduler) -> None:
         """Write what is cached and not on the disk yet, and then what the next start is to know.
         What there is no time for is left out."""
+        if self.disk is None or self.folder is None:
+            return
         end = time.monotonic() + SPILL_SECONDS
         for moves in scheduler.kv.tiering.spill():
             self.mover.move(moves)
+            self.mover.finish()
             if not self.disk.wait(end - time.monotonic()):
                 break
         scheduler.kv.tiering.poll()
@@ -79,20 +88,58 @@ def open_tiers(config: EngineConfig, runner: ModelRunner, engines: int = 1) -> O
     nothing, or the disk does not work, which is logged. Raises `InvalidRequest` for a folder that
     cannot be one."""
     cache = config.cache
-    if not cache.disk or not cache.enabled:
+    if not cache.enabled or not (cache.disk or cache.host_gb):
         return None
+    spaces = kv_spaces(config.executor)
+    levels: list[Level] = []
+    stores: list[StoreMemory] = []
+    if cache.host_gb:
+        host = _open_host(cache.host_gb / engines, runner)
+        levels.append(host[0])
+        stores.append(host[1])
+    disk = folder = None
     try:
-        return _open(config, cache, runner, engines)
+        if cache.disk:
+            level, disk, folder = _open_disk(config, cache, runner, engines)
+            levels.append(level)
+            stores.append(disk)
     except (FileExistsError, NotADirectoryError, PermissionError) as error:
         raise InvalidRequest(f"--cache-disk {cache.disk}: {error}") from error
     except OSError as error:
         log.warning("no blocks are kept on disk: %s", error)
+    if not levels:
         return None
+    mover = BlockMover(runner.kv_cache, stores, runner.work)
+    return OpenTiers(Tiers(tuple(levels), spaces), mover, disk, folder)
 
 
-def _open(config: EngineConfig, cache: CacheConfig, runner: ModelRunner, engines: int) -> OpenTiers:
+def _open_host(gigabytes: float, runner: ModelRunner) -> tuple[Level, HostStore]:
+    """Memory that the GPU copies from and to by itself. Raises `InvalidRequest`."""
+    if runner.device.type != "cuda":
+        raise InvalidRequest("--cache-host-gb is for a GPU: here the KV pool is in main memory")
+    mover = BlockMover(runner.kv_cache, (), runner.work)
+    size = mover.block_bytes
+    slots = int(gigabytes * GIGABYTE) // size
+    if not slots:
+        raise InvalidRequest(f"--cache-host-gb {gigabytes}: a block takes {size} bytes")
+
+    def pinned(count: int) -> np.ndarray:
+        memory: np.ndarray = torch.empty(count, dtype=torch.uint8, pin_memory=True).numpy()
+        return memory
+
+    try:
+        store = HostStore(slots, size, mover.load_seconds(pinned(size), TIMED_BLOCKS), pinned)
+    except RuntimeError as error:
+        raise InvalidRequest(f"--cache-host-gb {gigabytes}: {error}") from error
+    wear = HourlyBytes(None, time.monotonic)
+    return Level("host", Tier(slots), store, wear, size), store
+
+
+def _open_disk(
+    config: EngineConfig, cache: CacheConfig, runner: ModelRunner, engines: int
+) -> tuple[Level, DiskStore, TierFolder]:
+    """Raises OSError, and `InvalidRequest` where there is no room for a block."""
     identity = kv_identity(runner, config.executor, cache)
-    spaces = kv_spaces(config.executor)
     most = int(cache.disk_gb * GIGABYTE / engines)
     folder = open_folder(Path(cache.disk).expanduser(), identity, most)
     size = BlockMover(runner.kv_cache, ()).block_bytes
@@ -106,10 +153,7 @@ def _open(config: EngineConfig, cache: CacheConfig, runner: ModelRunner, engines
     disk.erase(tier.restore(kept))
     hourly = cache.disk_hourly_gb or cache.disk_gb
     wear = HourlyBytes(int(hourly * GIGABYTE / engines), time.monotonic)
-    levels = (Level("disk", tier, disk, wear, size),)
-    return OpenTiers(
-        Tiers(levels, spaces), BlockMover(runner.kv_cache, [disk], runner.work), disk, folder
-    )
+    return Level("disk", tier, disk, wear, size), disk, folder
 
 
 def prefill_seconds(runner: ModelRunner, block_size: int) -> tuple[int, float]:

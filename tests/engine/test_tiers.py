@@ -10,12 +10,17 @@ from typing import ClassVar, Literal
 import numpy as np
 import pytest
 
+from rootlace.runtime.cache.tier import Tier
+from rootlace.runtime.cache.wear import HourlyBytes
 from rootlace.runtime.config import CacheConfig, EngineConfig, ExecutorConfig, SchedulerConfig
 from rootlace.runtime.contracts.request import Request
 from rootlace.runtime.engine.steps import Steps
-from rootlace.runtime.engine.tiers import open_tiers
+from rootlace.runtime.engine.tiers import OpenTiers, open_tiers
 from rootlace.runtime.model.executor.runner import ModelRunner
+from rootlace.runtime.model.kv.block_mover import BlockMover
 from rootlace.runtime.scheduler.scheduler import Scheduler
+from rootlace.runtime.scheduler.tiers.levels import Level
+from rootlace.runtime.tiers.host import HostStore
 from rootlace.runtime.tiers.slot_file import BLOCKS
 from rootlace.wire.errors import InvalidRequest
 from tests.engine.harness import Outcome, greedy
@@ -59,13 +64,15 @@ class Engine:
     runners: ClassVar[dict[tuple[object, ...], ModelRunner]] = {}
     """What is left in the pool of another engine must not matter."""
 
-    def __init__(self, config: EngineConfig) -> None:
+    def __init__(self, config: EngineConfig, host_slots: int = 0) -> None:
         cache = config.cache
         known = config.executor, cache.block_size, cache.num_blocks
         if known not in self.runners:
             self.runners[known] = ModelRunner.load(config.executor, cache, 512, 16)
         self.runner = self.runners[known]
         self.below = open_tiers(config, self.runner)
+        if host_slots and self.below is not None:
+            self.below = self.with_host(self.below, host_slots)
         self.scheduler = Scheduler(
             config.scheduler,
             dataclasses.replace(config.cache, num_blocks=self.runner.num_blocks),
@@ -79,6 +86,16 @@ class Engine:
         self.outcomes: dict[int, Outcome] = {}
         move = self.below and self.below.move
         self.steps = Steps(self.scheduler, self.runner, False, self.take, move=move)
+
+    def with_host(self, below: OpenTiers, slots: int) -> OpenTiers:
+        """As `open_tiers` does it beside a GPU."""
+        (disk,) = below.tiers.levels
+        store = HostStore(slots, disk.block_bytes, 0.0)
+        wear = HourlyBytes(None, lambda: 0.0)
+        host = Level("host", Tier(slots), store, wear, disk.block_bytes)
+        tiers = dataclasses.replace(below.tiers, levels=(host, disk))
+        mover = BlockMover(self.runner.kv_cache, [store, below.disk], self.runner.work)
+        return dataclasses.replace(below, tiers=tiers, mover=mover)
 
     @property
     def tiering(self):
@@ -101,7 +118,7 @@ class Engine:
 
         eventually(turn)
         if self.below is not None:  # so that it does not depend on the disk what is there
-            assert self.below.disk.wait(60)
+            assert self.below.disk is not None and self.below.disk.wait(60)
             self.tiering.poll()
         return self.outcomes[rid]
 
@@ -123,6 +140,24 @@ def test_tokens_are_the_same_and_the_next_start_is_warm(
     found = [again.ask(prompt) for prompt in PROMPTS]
     assert [one.token_ids for one in found] == without
     assert [one.cached_tokens for one in found] == [32] * len(PROMPTS)
+    again.close()
+
+
+def test_main_memory_lies_between_the_pool_and_the_disk(
+    model: Path, without: list[list[int]], tmp_path: Path
+) -> None:
+    engine = Engine(config(model, tmp_path), host_slots=3)
+    assert engine.below is not None and engine.below.disk is not None
+    for _ in range(3):
+        found = [engine.ask(prompt) for prompt in PROMPTS]
+        assert [one.token_ids for one in found] == without
+    assert [one.cached_tokens for one in found] == [32] * len(PROMPTS)
+    stats = engine.scheduler.stats()
+    assert stats["host_blocks"] == 3 and stats["disk_blocks"] > 0
+    assert stats["host_read_bytes"] > 0 and stats["disk_read_bytes"] > 0
+    engine.close()
+    again = Engine(config(model, tmp_path))  # what was in memory was written, too
+    assert [again.ask(prompt).cached_tokens for prompt in PROMPTS] == [32] * len(PROMPTS)
     again.close()
 
 
@@ -227,5 +262,8 @@ def test_what_cannot_be_a_folder_is_refused(model: Path, tmp_path: Path) -> None
     (tmp_path / "file").write_text("")
     with pytest.raises(InvalidRequest, match=r"--cache-disk .*file"):
         Engine(config(model, tmp_path / "file"))
+    only_host = config(model, None, host_gb=1.0)
+    with pytest.raises(InvalidRequest, match="--cache-host-gb is for a GPU"):
+        Engine(only_host)
     with pytest.raises(InvalidRequest, match="a block takes 4096 bytes"):
         Engine(config(model, tmp_path, disk_gb=1e-6))

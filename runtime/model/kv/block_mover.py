@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 
@@ -13,7 +14,11 @@ from rootlace.runtime.contracts.block_store import LOAD, SAVE, StoreMemory
 
 
 class BlockMover:
-    """Makes moves in their order, behind the steps that were launched before."""
+    """Makes moves in their order, behind the steps that were launched before.
+
+    Copies between a GPU and pinned memory are given to the device and not waited for; a later call
+    finds out that they are done. Other copies are made at once.
+    """
 
     def __init__(
         self,
@@ -26,6 +31,8 @@ class BlockMover:
         self._planes = cache.view(torch.uint8).view(planes, cache.shape[2], -1)
         self._stores = stores
         self._work = work
+        self._filling: list[tuple[torch.cuda.Event, list[tuple[StoreMemory, int]]]] = []
+        """Slots that the device fills, and what it does behind that."""
 
     @property
     def block_bytes(self) -> int:
@@ -35,22 +42,61 @@ class BlockMover:
     @torch.inference_mode()
     def move(self, moves: np.ndarray) -> None:
         """`moves`: see `contracts.block_store`."""
+        self._settle()
+        if not len(moves):
+            return
         with self._work():
-            self._move(moves)
+            filled = self._move(moves)
+            if self._planes.is_cuda and filled:
+                event = torch.cuda.Event()
+                event.record()
+                self._filling.append((event, filled))
+                return
+        for store, slot in filled:
+            store.filled(slot)
 
-    def _move(self, moves: np.ndarray) -> None:
+    def _move(self, moves: np.ndarray) -> list[tuple[StoreMemory, int]]:
+        """The slots of stores that are filled when the device has done all of it."""
+        filled: list[tuple[StoreMemory, int]] = []
         for kind, at, slot, other in moves.tolist():
             store = self._stores[at]
             if kind == SAVE:
-                self._bytes_of(store.buffer(slot)).copy_(self._planes[:, other])
-                store.filled(slot)
+                self._bytes_of(store.buffer(slot)).copy_(self._planes[:, other], non_blocking=True)
+                filled.append((store, slot))
             elif kind == LOAD:
-                self._planes[:, other].copy_(self._bytes_of(store.fetched(slot)))
+                # Of memory that is not pinned this returns when it was read.
+                source = self._bytes_of(store.fetched(slot))
+                self._planes[:, other].copy_(source, non_blocking=True)
                 store.loaded(slot)
             else:
                 below = self._stores[at + 1]
                 below.buffer(other)[:] = store.fetched(slot)
                 below.filled(other)
+        return filled
+
+    def _settle(self) -> None:
+        while self._filling and self._filling[0][0].query():
+            for store, slot in self._filling.pop(0)[1]:
+                store.filled(slot)
+
+    def finish(self) -> None:
+        """Wait for what the device was given."""
+        if self._planes.is_cuda:
+            torch.cuda.synchronize(self._planes.device)
+        self._settle()
+
+    def load_seconds(self, buffer: np.ndarray, blocks: int) -> float:
+        """How long a block takes from a buffer into the pool, of whose first block the content is
+        lost."""
+        begun = 0.0
+        for count in (1, blocks):  # the first is a warm-up
+            self.finish()
+            begun = time.perf_counter()
+            with torch.inference_mode(), self._work():
+                for _ in range(count):
+                    self._planes[:, 0].copy_(self._bytes_of(buffer), non_blocking=True)
+            self.finish()
+        return (time.perf_counter() - begun) / blocks
 
     def _bytes_of(self, buffer: np.ndarray) -> torch.Tensor:
         """The buffer as blocks lie in the pool: [planes, bytes]."""
