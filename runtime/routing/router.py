@@ -12,6 +12,10 @@ from rootlace.runtime.cache.journal import Change
 from rootlace.runtime.contracts.step_cost import StepCost
 from rootlace.runtime.routing.index import MOST_ENTRIES, PrefixIndex
 
+_PATIENCE, _LEEWAY = 4.0, 0.5
+"""So many times its price, and so many seconds, may pass until a first token is late: others
+overtake it where many wait."""
+
 
 @dataclass(frozen=True)
 class RouterConfig:
@@ -40,7 +44,7 @@ class _Sent:
     """Of `digests`, how many others had computed, or were to compute."""
     at: float
     due: float
-    """When its first token should be there."""
+    """When its first token should be there, whoever was preferred to it."""
     begun: bool = False
 
     @property
@@ -135,7 +139,7 @@ class Router:
         replica = int(prefer)
         known = next((count for count, replicas in held if replicas >> replica & 1), 0)
         taken = float(seconds[replica])
-        due = now + float(wait[replica])
+        due = now + _PATIENCE * float(wait[replica]) + _LEEWAY
         sent = _Sent(replica, taken, length + output, digests, known, now, due)
         self._sent[request] = sent
         self._owe(request, sent)

@@ -149,7 +149,7 @@ def test_who_is_late_is_left_alone() -> None:
     one.heard(0, holds(tokens((7, 40))))
     prompt = tokens((7, 40), (1, 8))
     assert one.route("a", "", prompt, 1, 0.0) == 0
-    # Its first token was due at 8 seconds; 48 + 40 for spread is the other one's price.
+    # Its first token was due at 4 * 8 + 0.5 seconds; 48 + 40 for spread is the other one's price.
     assert one.route("b", "", tokens((7, 40), (2, 8)), 1, 60.0) == 0
     assert one.route("c", "", tokens((7, 40), (3, 8)), 1, 120.0) == 1
     one.first_token("a")
