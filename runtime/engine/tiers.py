@@ -141,7 +141,7 @@ def _open_disk(
     """Raises OSError, and `InvalidRequest` where there is no room for a block."""
     identity = kv_identity(runner, config.executor, cache)
     most = int(cache.disk_gb * GIGABYTE / engines)
-    folder = open_folder(Path(cache.disk).expanduser(), identity, most)
+    folder = open_folder(Path(cache.disk).expanduser(), identity, most, engines)
     size = BlockMover(runner.kv_cache, ()).block_bytes
     slots = SlotFile.slots_in(folder.most_bytes, size)
     if not slots:

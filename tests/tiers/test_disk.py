@@ -246,6 +246,46 @@ def test_others_take_half_at_most_and_go_by_age(tmp_path: Path) -> None:
     assert 200_000 - 2 * 50_000 <= mine.most_bytes <= 200_000 - 2 * 40_960
 
 
+def test_a_start_of_several_engines_finds_what_each_had(tmp_path: Path) -> None:
+    engines = [open_folder(tmp_path, ME, 100_000, engines=3) for _ in range(4)]
+    for one in engines:
+        (one.path / BLOCKS).write_bytes(bytes(81_920))
+        one.close()
+    # They start one after the other, and what the later ones left is theirs.
+    again = [open_folder(tmp_path, ME, 100_000, engines=3) for _ in range(3)]
+    assert [one.path for one in again] == [one.path for one in engines[:3]]
+    assert all((one.path / BLOCKS).stat().st_size == 81_920 for one in again)
+    assert all(one.most_bytes == 100_000 for one in again)
+    assert not engines[3].path.exists()  # there were four once
+
+
+def test_what_it_did_not_make_is_not_touched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    theirs = [tmp_path / "kv-backup", tmp_path / f"{PREFIX}{OTHER.hex()[:32]}-1.old"]
+    for path in theirs:
+        path.mkdir()
+        (path / "data").write_bytes(bytes(40_960))
+    closed = open_folder(tmp_path, OTHER, 1 << 30)
+    closed.close()
+    lstat = Path.lstat
+
+    def of_somebody_else(path: Path) -> os.stat_result:
+        about = lstat(path)
+        if path != closed.path:
+            return about
+        return os.stat_result([*about[:4], about.st_uid + 1, *about[5:]])
+
+    monkeypatch.setattr(Path, "lstat", of_somebody_else)
+    mine = open_folder(tmp_path, ME, 1000)
+    assert mine.most_bytes == 1000 and closed.path.exists()
+    for path in theirs:
+        assert [file.name for file in path.iterdir()] == ["data"]
+    mine.path.chmod(0o755)
+    mine.close()
+    assert open_folder(tmp_path, ME, 1000).path.stat().st_mode & 0o777 == 0o700
+
+
 def test_what_is_no_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(FileExistsError):
