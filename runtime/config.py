@@ -16,7 +16,7 @@ from rootlace.runtime.options import option
 Positive = Annotated[int, Meta(ge=1)]
 NotNegative = Annotated[int, Meta(ge=0)]
 Seconds = Annotated[float, Meta(ge=0)]
-Gigabytes = Annotated[float, Meta(gt=0)]
+Gigabytes = Annotated[float, Meta(gt=0, le=1e9)]
 """Of 10^9 bytes."""
 Port = Annotated[int, Meta(ge=0, le=65535)]
 

@@ -61,6 +61,12 @@ class Expiry:
                 return
             self._end(self._pop())
 
+    def end(self) -> None:
+        """Forget all of it that nobody holds, whoever used it last."""
+        for _, _, kept in self._heap:
+            self._tree.forget(kept.namespace, kept.tokens, kept.start, self._tree.tick)
+        self.reset()
+
     def reset(self) -> None:
         """The tree is gone."""
         self._heap.clear()

@@ -69,18 +69,20 @@ class OpenTiers:
 
     def close(self, scheduler: Scheduler) -> None:
         """Write what is cached and not on the disk yet, and then what the next start is to know.
-        What there is no time for is left out."""
+        What there is no time for is left out, and what has a time to live is forgotten."""
         if self.disk is None or self.folder is None:
             return
         end = time.monotonic() + SPILL_SECONDS
+        scheduler.kv.retention.end()
         for moves in scheduler.kv.tiering.spill():
             self.mover.move(moves)
             self.mover.finish()
             if not self.disk.wait(end - time.monotonic()):
                 break
         scheduler.kv.tiering.poll()
-        self.disk.close(scheduler.kv.tiering.wanted_slots(), max(end - time.monotonic(), 1.0))
-        self.folder.close()
+        wanted, left = scheduler.kv.tiering.wanted_slots(), max(end - time.monotonic(), 1.0)
+        if self.disk.close(wanted, left):
+            self.folder.close()  # else it is this process's until it ends
 
 
 def open_tiers(config: EngineConfig, runner: ModelRunner, engines: int = 1) -> OpenTiers | None:
@@ -142,18 +144,24 @@ def _open_disk(
     identity = kv_identity(runner, config.executor, cache)
     most = int(cache.disk_gb * GIGABYTE / engines)
     folder = open_folder(Path(cache.disk).expanduser(), identity, most, engines)
-    size = BlockMover(runner.kv_cache, ()).block_bytes
-    slots = SlotFile.slots_in(folder.most_bytes, size)
-    if not slots:
-        raise InvalidRequest(f"--cache-disk-gb {cache.disk_gb}: a block takes {size} bytes")
-    file = SlotFile(folder.path, identity, size, slots)
-    disk = DiskStore(file, block_seconds(file, folder.path))
-    tier = Tier(slots)
-    kept = ((one.slot, Label(one.key, one.owner, one.digest), one.wanted) for one in disk.kept())
-    disk.erase(tier.restore(kept))
-    hourly = cache.disk_hourly_gb or cache.disk_gb
-    wear = HourlyBytes(int(hourly * GIGABYTE / engines), time.monotonic)
-    return Level("disk", tier, disk, wear, size), disk, folder
+    try:
+        size = BlockMover(runner.kv_cache, ()).block_bytes
+        slots = SlotFile.slots_in(folder.most_bytes, size)
+        if not slots:
+            raise InvalidRequest(f"--cache-disk-gb {cache.disk_gb}: a block takes {size} bytes")
+        file = SlotFile(folder.path, identity, size, slots)
+        disk = DiskStore(file, block_seconds(file, folder.path))
+        tier = Tier(slots)
+        kept = (
+            (one.slot, Label(one.key, one.owner, one.digest), one.wanted) for one in disk.kept()
+        )
+        disk.erase(tier.restore(kept))
+        hourly = cache.disk_hourly_gb or cache.disk_gb
+        wear = HourlyBytes(int(hourly * GIGABYTE / engines), time.monotonic)
+        return Level("disk", tier, disk, wear, size), disk, folder
+    except BaseException:
+        folder.close()
+        raise
 
 
 def prefill_seconds(runner: ModelRunner, block_size: int) -> tuple[int, float]:

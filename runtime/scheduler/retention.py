@@ -87,6 +87,10 @@ class Retention:
         self.pins.expire()
         self._expiry.expire()
 
+    def end(self) -> None:
+        """Forget what has a time to live now, though its time is not over."""
+        self._expiry.end()
+
     def reset(self) -> None:
         """The tree is gone."""
         self.pins.reset()

@@ -47,6 +47,7 @@ class DiskStore:
         self._filling: dict[int, tuple[bytes, np.ndarray | None]] = {}
         """Slots that moves are planned into: key and buffer, once there is one."""
         self._checksums: dict[int, int] = {}
+        """Of blocks that were written and are not in the index yet."""
         self._writes: deque[Callable[[], None]] = deque()
         self._reads: deque[tuple[int, bytes]] = deque()
         self._fetched: dict[int, np.ndarray] = {}
@@ -92,8 +93,7 @@ class DiskStore:
             self._room += 1
 
     def publish(self, slot: int, key: bytes, owner: bytes, digest: int) -> None:
-        crc = self._checksums.pop(slot, 0)
-        self._ask(lambda: self._file.publish(slot, crc, key, owner, digest))
+        self._ask(lambda: self._publish(slot, key, owner, digest))
 
     def erase(self, slots: list[int]) -> None:
         if slots:
@@ -160,15 +160,16 @@ class DiskStore:
                     return not (self._writes or self._busy)
         return True
 
-    def close(self, wanted: dict[int, bool] | None = None, seconds: float = 1.0) -> None:
-        """Write what was asked for, in so much time, and close the files. `wanted`: see
-        `SlotFile.close`."""
+    def close(self, wanted: dict[int, bool] | None = None, seconds: float = 1.0) -> bool:
+        """Write what was asked for, in so much time, and close the files; False if that took
+        longer, then something may still be written. `wanted`: see `SlotFile.close`."""
         finished = self.wait(seconds)
         with self._change:
             self._closed = True
             self._change.notify_all()
         if finished:
             self._file.close(wanted if self._working else None)
+        return finished
 
     # ------------------------------------------------------------ threads
 
@@ -209,6 +210,10 @@ class DiskStore:
                 self._room += 1
                 self._done.append(Done(slot, read=False, ok=ok))
 
+    def _publish(self, slot: int, key: bytes, owner: bytes, digest: int) -> None:
+        self._file.publish(slot, self._checksums[slot], key, owner, digest)
+        del self._checksums[slot]
+
     def _read_all(self) -> None:
         while True:
             with self._change:
@@ -231,7 +236,7 @@ class DiskStore:
     def _read(self, slot: int, key: bytes, buffer: np.ndarray) -> bool:
         before = time.perf_counter()
         try:
-            self._file.read(slot, key, buffer)
+            self._file.read(slot, key, buffer, self._checksums.get(slot))
         except DamagedBlock as error:
             if not self._file.holds(slot):
                 return False  # it was forgotten meanwhile
@@ -246,7 +251,7 @@ class DiskStore:
         return True
 
     def _switch_off(self, error: OSError) -> None:
-        if self._working:
+        if self._working and not self._closed:
             self._working = False
             log.warning("%s: blocks are kept on disk no longer: %s", self._file.path.parent, error)
 

@@ -140,8 +140,9 @@ class SlotFile:
             self._records[slot] = np.zeros(1, RECORD)[0]
             self._put(slot)
 
-    def read(self, slot: int, key: bytes, into: np.ndarray) -> None:
-        """Read a block (uint8). Raises `DamagedBlock`, or OSError."""
+    def read(self, slot: int, key: bytes, into: np.ndarray, crc: int | None = None) -> None:
+        """Read a block (uint8). `crc`: its `checksum`; None: the one in the index. Raises
+        `DamagedBlock`, or OSError."""
         view, at = into.data, slot * self.block_bytes
         done = 0
         while done < self.block_bytes:
@@ -149,7 +150,9 @@ class SlotFile:
             if not count:
                 break
             done += count
-        if done < self.block_bytes or checksum(key, into) != int(self._records["crc"][slot]):
+        if crc is None:
+            crc = int(self._records["crc"][slot])
+        if done < self.block_bytes or checksum(key, into) != crc:
             raise DamagedBlock(f"{self.path}: slot {slot} does not hold what was written")
 
     def holds(self, slot: int) -> bool:

@@ -70,6 +70,20 @@ def test_what_has_a_time_to_live_goes_when_nobody_uses_it() -> None:
     assert cache.match([1] * 5 + [2] * 5) == 5
 
 
+def test_at_the_end_all_goes_that_has_a_time_to_live() -> None:
+    cache, clock = Cache(num_blocks=16), Clock()
+    expiry = Expiry(cache.tree, clock)
+    for token in (1, 2):
+        cache.keep([token] * 10)
+        expiry.keep("", _ids([token] * 10), 5, 1000.0)
+    cache.unlock(cache.lock([1] * 10))  # used since
+    held = cache.lock([2] * 10)
+    expiry.end()
+    assert cache.match([1] * 10) == 5 and cache.match([2] * 10) == 10
+    cache.unlock(held)
+    cache.check()
+
+
 def test_a_step_looks_at_so_many_times_to_live_and_no_more(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

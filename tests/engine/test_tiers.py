@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import random
 from pathlib import Path
+from types import SimpleNamespace
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -17,12 +18,14 @@ from rootlace.runtime.contracts.request import Request
 from rootlace.runtime.engine.steps import Steps
 from rootlace.runtime.engine.tiers import OpenTiers, open_tiers
 from rootlace.runtime.model.executor.runner import ModelRunner
+from rootlace.runtime.model.kv import identity
 from rootlace.runtime.model.kv.block_mover import BlockMover
 from rootlace.runtime.scheduler.scheduler import Scheduler
 from rootlace.runtime.scheduler.tiers.levels import Level
 from rootlace.runtime.tiers.host import HostStore
 from rootlace.runtime.tiers.slot_file import BLOCKS
 from rootlace.wire.errors import InvalidRequest
+from rootlace.wire.handling import Cache, Handling
 from tests.engine.harness import Outcome, greedy
 from tests.tiny_model import make_tiny_model
 from tests.waiting import eventually
@@ -105,11 +108,12 @@ class Engine:
         for update in updates:
             self.outcomes[update.rid].add(update)
 
-    def ask(self, prompt: list[int], namespace: str = "") -> Outcome:
+    def ask(self, prompt: list[int], namespace: str = "", ttl: float | None = None) -> Outcome:
         rid = len(self.outcomes)
         self.outcomes[rid] = Outcome()
         tokens = np.array(prompt, np.int32)
-        self.scheduler.add(Request(rid, tokens, greedy(4), namespace=namespace))
+        handling = Handling(cache=Cache(ttl=ttl))
+        self.scheduler.add(Request(rid, tokens, greedy(4), namespace=namespace, handling=handling))
 
         def turn() -> bool:
             for _ in range(20):
@@ -178,6 +182,17 @@ def test_nobody_finds_what_another_namespace_left(
     assert again.ask(PROMPTS[1], "one").cached_tokens == 32
     again.scheduler.cache.flush()
     assert again.ask(PROMPTS[2], "one").cached_tokens == 0
+    again.close()
+
+
+def test_no_start_finds_what_had_a_time_to_live(model: Path, tmp_path: Path) -> None:
+    engine = Engine(config(model, tmp_path))
+    for prompt, ttl in zip(PROMPTS, [1e6, None, None, 1e6], strict=True):
+        engine.ask(prompt, ttl=ttl)  # of the first one, nothing is in the pool at the end
+    assert engine.scheduler.stats()["disk_blocks"] > 0
+    engine.close()
+    again = Engine(config(model, tmp_path))
+    assert [again.ask(prompt).cached_tokens for prompt in PROMPTS] == [0, 32, 32, 0]
     again.close()
 
 
@@ -265,5 +280,23 @@ def test_what_cannot_be_a_folder_is_refused(model: Path, tmp_path: Path) -> None
     only_host = config(model, None, host_gb=1.0)
     with pytest.raises(InvalidRequest, match="--cache-host-gb is for a GPU"):
         Engine(only_host)
-    with pytest.raises(InvalidRequest, match="a block takes 4096 bytes"):
-        Engine(config(model, tmp_path, disk_gb=1e-6))
+    for _ in range(2):
+        with pytest.raises(InvalidRequest, match="a block takes 4096 bytes"):
+            Engine(config(model, tmp_path, disk_gb=1e-6))
+    assert len(list(tmp_path.glob("kv-*"))) == 1  # nobody holds it
+
+
+def test_the_version_of_transformers_counts_where_it_computes(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = config(model, None)
+    runner = ModelRunner.load(given.executor, given.cache, 512, 16)
+    own, found = runner.config, []
+    for foreign in (None, SimpleNamespace(architecture="")):
+        runner.config = dataclasses.replace(
+            own, spec=dataclasses.replace(own.spec, foreign=foreign)
+        )
+        for version in ("1", "2"):
+            monkeypatch.setattr(identity, "version", lambda _, version=version: version)
+            found.append(identity.kv_identity(runner, given.executor, given.cache))
+    assert found[0] == found[1] and len(set(found)) == 3

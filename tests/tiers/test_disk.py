@@ -8,6 +8,7 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -203,6 +204,24 @@ def test_a_full_disk_switches_the_store_off(
     assert "No space left on device" in caplog.text
     assert read(store, 0, key_of(0)) is None  # nothing is read any more, either
     store.close({0: True})
+
+
+def test_what_is_written_is_read_while_the_index_waits_for_other_writes(tmp_path: Path) -> None:
+    store, free = opened(tmp_path), threading.Event()
+    store.reserve(0, key_of(0))
+    store.buffer(0)[:] = block_of(key_of(0))
+    store.filled(0)
+    assert store.wait(60) and store.poll()
+    store._ask(lambda: free.wait() and None)
+    store.publish(0, key_of(0), OWNER, 0)
+    found = read(store, 0, key_of(0))
+    assert found is not None and np.array_equal(found, block_of(key_of(0)))
+    assert not store.close(seconds=0.0)  # something may still be written to its folder
+    free.set()
+    assert store.wait(60)
+    again = opened(tmp_path)
+    assert [one.key for one in again.kept()] == [key_of(0)]
+    assert again.close()
 
 
 def test_more_is_never_reserved_than_there_is_room_for(tmp_path: Path) -> None:

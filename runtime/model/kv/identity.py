@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Hashable
+from importlib.metadata import version
 
 import torch
 
@@ -28,6 +29,7 @@ def kv_identity(runner: ModelRunner, executor: ExecutorConfig, cache: CacheConfi
         native.load() if runner.kernels == "native" else None,
         runner.dtype,
         *(executor.quantize, executor.product_paths, executor.kv_dtype, runner.kernels, name),
+        version("transformers") if config.spec.foreign is not None else "",
         *map(str, (cache.block_size, runner.context_length, tuple(runner.kv_cache.shape[3:]))),
     )
     return hashlib.blake2b(key.encode(), digest_size=32).digest()
