@@ -18,8 +18,10 @@ import torch
 distributed: Any = torch.distributed
 
 WAIT = timedelta(days=365)
-"""A rank waits for the next step as long as there is none. One that has died closes its
-connections, which ends the waiting of all others; one that hangs, its engine's supervisor kills."""
+"""Other ranks wait for rank 0, their parent, as long as it takes: they end with it."""
+FIRST_WAIT = timedelta(seconds=300)
+"""Rank 0 waits so long for one that hangs in the middle of a step. One that has died closes its
+connections, which ends the waiting of all others at once."""
 GPU_WAIT = timedelta(seconds=60)
 """A sum on GPUs waits in the middle of a step alone. NCCL ends the process behind it."""
 LOOPBACK = "127.0.0.1"
@@ -54,7 +56,8 @@ class Group:
         store = distributed.FileStore(str(self._path), count)
         options = distributed.ProcessGroupGloo._Options()
         options._devices = [distributed.ProcessGroupGloo.create_device(hostname=LOOPBACK)]
-        options._timeout = WAIT
+        options._timeout = WAIT if rank else FIRST_WAIT
+        store.set_timeout(options._timeout)
         self._host = distributed.ProcessGroupGloo(store, rank, count, options)
         if self._device.type == "cuda":
             nccl = distributed.ProcessGroupNCCL.Options()
