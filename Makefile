@@ -29,7 +29,7 @@ PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-r
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check test clients api-fuzz docs simulate fuzz soak audit sbom kernels lint mypy-tree format wheel clean
+.PHONY: help setup demo check test clients api-fuzz docs simulate fuzz soak audit sbom clients-env kernels lint mypy-tree format wheel clean
 .PHONY: gpu-check gpu-test gpu-bench gpu-wheels
 
 help:
@@ -103,8 +103,10 @@ tests/clients/vercel/node_modules/.ready: tests/clients/vercel/package.json
 	-if command -v npm >/dev/null; then \
 	  npm install --prefix tests/clients/vercel --no-package-lock --no-audit --no-fund && touch $@; fi
 
-clients: $(CLIENTS)/.ready tests/clients/vercel/node_modules/.ready
-	$(CLIENTS)/bin/python -m pytest tests/clients tests/test_deploy.py --ignore tests/clients/test_page.py --ignore tests/clients/test_pydantic_ai.py
+clients-env: $(CLIENTS)/.ready tests/clients/vercel/node_modules/.ready
+
+clients: clients-env
+	$(CLIENTS)/bin/python -m pytest -n $(WORKERS) --dist loadfile tests/clients tests/test_deploy.py --ignore tests/clients/test_page.py --ignore tests/clients/test_pydantic_ai.py
 
 api-fuzz: $(CLIENTS)/.ready
 	$(CLIENTS)/bin/python scripts/api_fuzz.py
