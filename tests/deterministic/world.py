@@ -198,7 +198,8 @@ class World:
             kill(self._journal)
             self._journal = None
         if self._starting is not None:
-            self._starting.cancel()
+            if not self._starting.cancelling():  # it is killed once
+                self._starting.cancel()
         else:
             self.background(self._restart())
 
