@@ -184,7 +184,8 @@ class World:
             if action[0] == "append"
             for part in action[2]
         )
-        if len(self.killed) + 3 * deadly <= MAX_RESTARTS:
+        # Of those that kill engines, each is found by its second death.
+        if len(self.killed) + 2 * bool(deadly) <= MAX_RESTARTS:
             self.complaint = f"the runtime gave up after {len(self.killed)} deaths: {reason}"
         self.background(self._restart())
 

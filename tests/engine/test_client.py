@@ -139,6 +139,14 @@ async def test_a_request_that_kills_engines_is_given_up(client: EngineClient) ->
     assert (await Heard(client, 1).end()).token_ids == (2,)
 
 
+async def test_however_many_requests_kill_engines_each_ends_alone(client: EngineClient) -> None:
+    other, deadly = Heard(client, ENDLESS), [Heard(client, DEADLY) for _ in range(2)]
+    for one in deadly:
+        assert "died twice" in (await one.end()).error
+    assert not other.ended.is_set()
+    assert await running(client) == 1
+
+
 async def test_whoever_ran_beside_a_request_that_kills_engines_goes_on(
     client: EngineClient,
 ) -> None:

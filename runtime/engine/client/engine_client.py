@@ -79,8 +79,8 @@ class EngineClient:
     with the tokens it had: its client notices a pause. One that hangs is killed, which is the same.
     What was in the step that it computed is computed alone at first, so that a request that kills
     engines is given up alone (`InFlight`); after
-    `MAX_RESTARTS` deaths in `RESTART_WINDOW_SECONDS` the engine stays down and `on_exit` is called
-    with the reason. Where it has `siblings`, its requests go on there.
+    `MAX_RESTARTS` deaths in `RESTART_WINDOW_SECONDS`, with no such request found, the engine stays
+    down and `on_exit` is called with the reason. Where it has `siblings`, its requests go on there.
     """
 
     info: Ready
@@ -108,6 +108,8 @@ class EngineClient:
         self._up = False
         self._stopping = False
         self._deaths: list[float] = []
+        self._unexplained: list[float] = []
+        """Those of them since a request was last found to be their reason."""
 
     @classmethod
     async def start(
@@ -282,8 +284,11 @@ class EngineClient:
             if self._on_exit is not None:
                 self._on_exit(str(error))
             return
+        culprits = self._in_flight.culprits
         for request in self._in_flight.resume(in_step):
             self.send(request)
+        if self._in_flight.culprits > culprits:
+            self._unexplained.clear()
         if siblings is not None:
             siblings.on_return()
 
@@ -294,7 +299,8 @@ class EngineClient:
             self._pipes.close()
             now = time.monotonic()
             self._deaths.append(now)
-            recent = [t for t in self._deaths if now - t < RESTART_WINDOW_SECONDS]
+            before = [t for t in self._unexplained if now - t < RESTART_WINDOW_SECONDS]
+            recent = self._unexplained = [*before, now]
             if len(recent) > MAX_RESTARTS:
                 raise ServerUnavailable(f"the engine died {len(recent)} times, last code {code}")
             try:

@@ -44,6 +44,8 @@ class InFlight:
 
     def __init__(self) -> None:
         self._submitted: dict[int, Submitted] = {}
+        self.culprits = 0
+        """How many were found to kill engines."""
         self._held: deque[int] = deque()
         """In quarantine: those that the engine is given one by one."""
         self._late: deque[int] = deque()
@@ -94,7 +96,7 @@ class InFlight:
         as far as they were then: tokens that were not told yet have to be generated alone for that.
 
         What kills engines is what is alone in the step in which a second engine dies, or in the
-        steps of three.
+        steps of three. Where it was alone, it explains the deaths before.
 
         Where an engine died in no step (`in_step` is empty), somebody may have killed it, or the
         request that it had just been given. If it had requests that another one died with, all are
@@ -103,6 +105,7 @@ class InFlight:
         whom of these an engine dies in no step, that one kills engines.
         """
         tried, self._tried = self._tried, None
+        culprits = self.culprits
         waiting = {*self._held, *self._late, *self._cleared}
         for rid, submitted in list(self._submitted.items()):
             if submitted.aborted:
@@ -117,6 +120,7 @@ class InFlight:
             submitted.deaths += rid in in_step
             most = 1 if in_step.keys() == {rid} else 2
             if submitted.deaths > most or (not in_step and rid == tried):
+                self.culprits += 1
                 self._fail(rid, InternalError("the engine died twice while running this request"))
             elif rid == tried or (again and tried is None and rid in given and not submitted.told):
                 self._held.append(rid)
@@ -124,6 +128,9 @@ class InFlight:
                 self._cleared.append(rid)
             else:
                 yield self._resumed(rid, in_step)
+        if self.culprits > culprits and len(in_step) < 2:  # whoever was its company is none
+            for submitted in self._submitted.values():
+                submitted.deaths = 0
         yield from self._next()
 
     def leave(self, in_step: Mapping[int, int]) -> list[Submitted]:
