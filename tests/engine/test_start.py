@@ -26,7 +26,7 @@ def test_an_error_is_told_and_not_died_of(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    config = SimpleNamespace(engine=SimpleNamespace(logs=None), socket_folder="")
+    config = SimpleNamespace(engine=SimpleNamespace(logs=None), socket_folder="", replicas=1)
 
     def serve(_: object) -> None:
         raise error
