@@ -165,7 +165,7 @@ class Replicas:
             target = self._dispatch.place(submitted.resumed(0))
             if len(self._gone) == self._count:  # they end with the last of all
                 target = at
-            self._clients[target].adopt(submitted, in_step)
+            self._clients[target].adopt(submitted, {} if target == at else in_step)
 
     def _gone_for_good(self, at: int, reason: str) -> None:
         self._gone.add(at)

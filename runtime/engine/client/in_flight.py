@@ -144,11 +144,9 @@ class InFlight:
             stay |= {rid for rid, one in self._submitted.items() if one.engines}
         left: list[Submitted] = []
         for rid, submitted in list(self._submitted.items()):
-            deaths = submitted.deaths + (rid in in_step)
-            if submitted.aborted or rid in stay or deaths > 1:
-                continue
-            submitted.deaths = deaths
-            left.append(self._submitted.pop(rid))
+            died_twice = submitted.deaths + (rid in in_step) > 1
+            if not (submitted.aborted or rid in stay or died_twice):
+                left.append(self._submitted.pop(rid))
         return left
 
     def leave_all(self) -> list[Submitted]:
@@ -159,9 +157,12 @@ class InFlight:
         return left
 
     def adopt(self, submitted: Submitted, in_step: Mapping[int, int], sent: bool) -> Request | None:
-        """Go on with what left another engine, which died in a step with `in_step`. Returns what
-        the engine is to be sent, if it is there and nobody has to wait for the quarantine."""
+        """Go on with what left another engine, which died in a step with `in_step`, or with what
+        left this one and found no other (then nothing is `in_step`: `resume` counts that death).
+        Returns what the engine is to be sent, if it is there and nobody has to wait for the
+        quarantine."""
         rid = submitted.request.rid
+        submitted.deaths += rid in in_step
         self._submitted[rid] = submitted
         if self.quarantined:
             self._late.append(rid)
