@@ -9,8 +9,10 @@ on any platform, without polling.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import shutil
+import signal
 import sys
 import tempfile
 import threading
@@ -24,6 +26,8 @@ T = TypeVar("T")
 
 _WAITING = {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME"}
 """How threads of an OpenMP team wait, in its different runtimes' words."""
+_PR_SET_PDEATHSIG = 1
+"""Of <linux/prctl.h>."""
 
 
 def read_config(stream: BinaryIO, config_type: type[T]) -> T:
@@ -56,6 +60,13 @@ def call_when_parent_ends(stream: BinaryIO, callback: Callable[[], None]) -> thr
     thread = threading.Thread(target=wait, name="parent-watch", daemon=True)
     thread.start()
     return thread
+
+
+def end_with_parent() -> None:
+    """On Linux, have the system kill this process when the thread that started it ends: one that
+    was stopped, or hangs, reads no end-of-file. Call it first of all."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def child_command(module: str) -> list[str]:

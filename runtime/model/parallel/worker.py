@@ -32,6 +32,7 @@ log = logging.getLogger(__name__)
 
 def main() -> int:
     """Ends with its parent, else by what fails."""
+    processes.end_with_parent()
     logs.set_up(LogConfig(log_level="warning"), "engine")
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
