@@ -21,6 +21,11 @@ from rootlace.runtime.contracts.tree_page import PinnedPrefix, TreeNode, TreePag
 from rootlace.wire.errors import ServerUnavailable
 
 
+PATIENCE_SECONDS = 5.0
+"""An engine that has not answered so long after others is left out: a step may take seconds, who
+reads metrics waits for ten of them as a rule, and one that hangs is killed after twenty."""
+
+
 class Asked(Protocol):
     """What answers questions: an engine's client."""
 
@@ -77,20 +82,28 @@ class Asking:
 async def all_answers(
     engines: Mapping[int, Asked], ask: Callable[[Asked], Awaitable[Any]]
 ) -> dict[int, Any]:
-    """What each says that answers, by its number. Raises ServerUnavailable if none does, and
-    whatever else one raises."""
-    found = await asyncio.gather(
-        *(ask(engine) for engine in engines.values()), return_exceptions=True
-    )
+    """What each says that answers, by its number; one that stands still is not waited for where
+    another one answers. Raises ServerUnavailable if none does, and whatever else one raises."""
+    asked = {at: asyncio.ensure_future(ask(engine)) for at, engine in engines.items()}
     answered: dict[int, Any] = {}
-    for at, answer in zip(engines, found, strict=True):
-        if not isinstance(answer, BaseException):
-            answered[at] = answer
-        elif not isinstance(answer, ServerUnavailable):
-            raise answer
+    waiting = set(asked.values())
+    try:
+        while waiting:
+            patience = PATIENCE_SECONDS if answered else None
+            done, waiting = await asyncio.wait(
+                waiting, timeout=patience, return_when=asyncio.FIRST_COMPLETED
+            )
+            if not done:
+                break
+            for at, answer in asked.items():
+                if answer in done and not isinstance(answer.exception(), ServerUnavailable):
+                    answered[at] = answer.result()
+    finally:
+        for answer in waiting:
+            answer.cancel()
     if not answered:
         raise ServerUnavailable("no engine is running")
-    return answered
+    return dict(sorted(answered.items()))
 
 
 def one_ready(all_of_them: Sequence[Ready]) -> Ready:

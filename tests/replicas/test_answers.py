@@ -12,6 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from rootlace.runtime.contracts.step_cost import StepCost, mean_cost
 from rootlace.runtime.contracts.tree_page import PinnedPrefix, TreeNode, TreePage
 from rootlace.runtime.gateway.metrics import Metrics, text_of_all
+from rootlace.runtime.replicas import answers
 from rootlace.runtime.replicas.answers import NodeIds, all_answers, sum_of
 from rootlace.wire.errors import ServerUnavailable
 
@@ -45,6 +46,9 @@ def test_nodes_of_several_trees_have_ids_of_their_own() -> None:
     ]
 
 
+NEVER = object()
+
+
 class _Client:
     def __init__(self, answer: object) -> None:
         self.answer = answer
@@ -52,11 +56,13 @@ class _Client:
     async def stats(self) -> object:
         if isinstance(self.answer, Exception):
             raise self.answer
+        if self.answer is NEVER:
+            await asyncio.Event().wait()
         return self.answer
 
 
-def ask(*answers: object) -> dict[int, Any]:
-    clients: Any = {at: _Client(answer) for at, answer in enumerate(answers)}
+def ask(*given: object) -> dict[int, Any]:
+    clients: Any = {at: _Client(answer) for at, answer in enumerate(given)}
     return asyncio.run(all_answers(clients, lambda client: client.stats()))
 
 
@@ -67,6 +73,11 @@ def test_who_does_not_answer_is_missing() -> None:
         ask(down, down)
     with pytest.raises(ZeroDivisionError):
         ask({}, ZeroDivisionError())
+
+
+def test_who_stands_still_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(answers, "PATIENCE_SECONDS", 0.01)
+    assert ask(NEVER, {"a": 2}, ServerUnavailable("down")) == {1: {"a": 2}}
 
 
 def test_sums_and_means() -> None:
