@@ -112,12 +112,12 @@ def _frame(url: str, last: Sample, now: Sample) -> RenderableType:
 def _rows(last: Sample, now: Sample) -> list[tuple[str, str]]:
     """The figures of a frame, each with its name."""
     seconds = max(now.when - last.when, 1e-6)
-    # A server that was started anew counts from 0 again.
-    restarted = now.status.get("computed_tokens", 0) < last.status.get("computed_tokens", 0)
-    since = {} if restarted else last.status
+    engines = _since(last.status, now.status)
 
     def more(*names: str) -> float:
-        return sum(now.status.get(name, 0) - since.get(name, 0) for name in names)
+        return sum(
+            own.get(name, 0) - before.get(name, 0) for own, before in engines for name in names
+        )
 
     def mean(name: str) -> str:
         count = now.timed.get(f"{name}_count", 0) - last.timed.get(f"{name}_count", 0)
@@ -155,6 +155,21 @@ def _rows(last: Sample, now: Sample) -> list[tuple[str, str]]:
         ),
         *((f"replica {one['replica']}", _of_replica(one)) for one in replicas),
     ]
+
+
+def _since(
+    last: dict[str, Any], now: dict[str, Any]
+) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    """The counters of each engine, and what they were. One that was started anew counts from 0
+    again; what one counted that did not answer the last time is left out."""
+    before = {one["replica"]: one for one in last.get("replicas", [{**last, "replica": 0}])}
+    found = []
+    for one in now.get("replicas", [{**now, "replica": 0}]):
+        was = before.get(one["replica"], {})
+        if one.get("up", True) and was.get("up", True):
+            restarted = one.get("computed_tokens", 0) < was.get("computed_tokens", 0)
+            found.append((one, {} if restarted else was))
+    return found
 
 
 def _of_replica(counters: dict[str, Any]) -> str:

@@ -151,6 +151,25 @@ def test_top_has_a_line_for_each_of_several_engines() -> None:
     assert rows["replica 1"] == "is down"
 
 
+def test_top_counts_no_engine_for_what_it_had_counted_before() -> None:
+    """The first one goes on, the second one comes back, the third one is away, the fourth one was
+    started anew."""
+
+    def sample(when: float, *computed: int | None) -> Sample:
+        own = dict.fromkeys(("running", "waiting", "cached_tokens", "blocks_used"), 0)
+        own |= {"blocks_total": 4, "up": True}
+        replicas = [
+            {"replica": at, "up": False}
+            if tokens is None
+            else {"replica": at, **own, "computed_tokens": tokens, "prompt_tokens": tokens}
+            for at, tokens in enumerate(computed)
+        ]
+        return Sample(when, {}, {"replicas": replicas}, {}, [])
+
+    rows = dict(_rows(sample(0.0, 100, None, 5000, 70), sample(1.0, 110, 3000, None, 30)))
+    assert rows["prompts"] == "40.0 tokens/s"
+
+
 def test_top_waits_for_a_model_that_is_not_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
     looks = iter([ServerUnavailable("the model b is not loaded"), KeyboardInterrupt()])
 
