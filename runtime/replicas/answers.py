@@ -20,7 +20,6 @@ from rootlace.runtime.contracts.messages import (
 from rootlace.runtime.contracts.tree_page import PinnedPrefix, TreeNode, TreePage
 from rootlace.wire.errors import ServerUnavailable
 
-
 PATIENCE_SECONDS = 5.0
 """An engine that has not answered so long after others is left out: a step may take seconds, who
 reads metrics waits for ten of them as a rule, and one that hangs is killed after twenty."""

@@ -19,5 +19,5 @@ def test_rank_0_waits_for_no_rank_that_hangs(
 ) -> None:
     """The other one said that it had loaded, and never comes."""
     monkeypatch.setattr(group_file, "FIRST_WAIT", timedelta(seconds=0.2))
-    with pytest.raises(RuntimeError, match="[Tt]imeout"):
+    with pytest.raises(RuntimeError, match=r"[Tt]imeout"):
         Group(tmp_path / "group", 0, 2, CPU, lambda: None).agree(1)
