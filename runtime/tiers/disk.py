@@ -16,6 +16,8 @@ from rootlace.runtime.tiers.slot_file import DamagedBlock, Kept, SlotFile, check
 BUFFER_BYTES = 256 << 20
 """Memory for blocks on their way to the disk, and as much for those on their way back."""
 LEAST_BUFFERS = 2
+STALL_SECONDS = 10.0
+"""A disk that takes longer to read a block hangs."""
 READ_LATENCY = 0.002
 """Seconds until what was read is seen by the loop, beside those of reading."""
 _KEPT = 0.95
@@ -25,7 +27,7 @@ log = logging.getLogger(__name__)
 
 class DiskStore:
     """See `StoreState` and `StoreMemory`. What goes wrong with a write switches it off, with a
-    warning: nothing is written or read after that."""
+    warning: nothing is written or read after that. So does a read that hangs."""
 
     def __init__(
         self,
@@ -33,8 +35,10 @@ class DiskStore:
         block_seconds: float,
         new_buffer: Callable[[int], np.ndarray] = lambda size: np.empty(size, np.uint8),
         buffer_bytes: int = BUFFER_BYTES,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         """`block_seconds`: what reading a block takes. `new_buffer` makes uint8 arrays."""
+        self._clock = clock
         self._file = file
         self._block_seconds = block_seconds
         self._new_buffer = new_buffer
@@ -50,6 +54,8 @@ class DiskStore:
         """Of blocks that were written and are not in the index yet."""
         self._writes: deque[Callable[[], None]] = deque()
         self._reads: deque[tuple[int, bytes]] = deque()
+        self._reading: tuple[int, float] | None = None
+        """The slot that is read now, and since when."""
         self._fetched: dict[int, np.ndarray] = {}
         self._done: list[Done] = []
         self._busy = 0
@@ -110,6 +116,9 @@ class DiskStore:
             self._change.notify_all()
 
     def poll(self) -> list[Done]:
+        reading = self._reading
+        if reading is not None and self._clock() > reading[1] + STALL_SECONDS:
+            self._give_up_reading()
         if not self._done:
             return []
         with self._change:
@@ -223,18 +232,26 @@ class DiskStore:
                     self._change.wait()
                 slot, key = self._reads.popleft()
                 buffer = self._take(True)
+                self._reading = slot, self._clock()
             ok = self._working and self._read(slot, key, buffer)
-            with self._change:
-                if ok:
-                    self._fetched[slot] = buffer
-                    self._count["read_bytes"] += len(buffer)
-                else:
-                    self._give_back(True, buffer)
-                self._done.append(Done(slot, read=True, ok=ok))
-                self._change.notify_all()
+            self._end_reading(slot, buffer, ok)
+
+    def _end_reading(self, slot: int, buffer: np.ndarray, ok: bool) -> None:
+        with self._change:
+            if self._reading is None:  # nobody waits for it any more
+                self._give_back(True, buffer)
+                return
+            self._reading = None
+            if ok:
+                self._fetched[slot] = buffer
+                self._count["read_bytes"] += len(buffer)
+            else:
+                self._give_back(True, buffer)
+            self._done.append(Done(slot, read=True, ok=ok))
+            self._change.notify_all()
 
     def _read(self, slot: int, key: bytes, buffer: np.ndarray) -> bool:
-        before = time.perf_counter()
+        before = self._clock()
         try:
             self._file.read(slot, key, buffer, self._checksums.get(slot))
         except DamagedBlock as error:
@@ -246,9 +263,19 @@ class DiskStore:
         except OSError as error:
             self._switch_off(error)
             return False
-        took = time.perf_counter() - before
+        took = self._clock() - before
         self._block_seconds = _KEPT * self._block_seconds + (1 - _KEPT) * took
         return True
+
+    def _give_up_reading(self) -> None:
+        with self._change:
+            if self._reading is None:
+                return
+            slots = [self._reading[0], *(slot for slot, _ in self._reads)]
+            self._reading = None
+            self._reads.clear()
+            self._done += [Done(slot, read=True, ok=False) for slot in slots]
+        self._switch_off(OSError(f"a block was not read within {STALL_SECONDS:g} s"))
 
     def _switch_off(self, error: OSError) -> None:
         if self._working and not self._closed:

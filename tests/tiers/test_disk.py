@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from rootlace.runtime.contracts.block_store import Done
-from rootlace.runtime.tiers.disk import DiskStore
+from rootlace.runtime.tiers.disk import STALL_SECONDS, DiskStore
 from rootlace.runtime.tiers.folder import PREFIX, open_folder
 from rootlace.runtime.tiers.read_speed import block_seconds
 from rootlace.runtime.tiers.slot_file import BLOCKS, HEADER_BYTES, INDEX, RECORD, SlotFile
@@ -222,6 +222,32 @@ def test_what_is_written_is_read_while_the_index_waits_for_other_writes(tmp_path
     again = opened(tmp_path)
     assert [one.key for one in again.kept()] == [key_of(0)]
     assert again.close()
+
+
+def test_nobody_waits_for_a_disk_that_hangs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    now, free, begun = [0.0], threading.Event(), threading.Event()
+    file = SlotFile(tmp_path, ME, SIZE, 8)
+    store = DiskStore(file, 0.0, buffer_bytes=4 * SIZE, clock=lambda: now[0])
+    for slot in range(3):
+        save(store, slot, key_of(slot))
+
+    def hang(slot: int, key: bytes, into: np.ndarray, crc: int | None) -> None:
+        begun.set()
+        free.wait()
+
+    monkeypatch.setattr(file, "read", hang)
+    for slot in range(3):
+        store.fetch(slot, key_of(slot))
+    assert begun.wait(60)
+    now[0] = STALL_SECONDS
+    assert store.poll() == [] and store.working
+    now[0] += 1.0
+    assert store.poll() == [Done(slot, read=True, ok=False) for slot in range(3)]
+    assert not store.working and "not read within" in caplog.text
+    free.set()
+    assert store.close() and store.poll() == []
 
 
 def test_more_is_never_reserved_than_there_is_room_for(tmp_path: Path) -> None:
