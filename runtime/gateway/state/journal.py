@@ -63,6 +63,8 @@ class Journal:
         """Not before that is a base written."""
         self._gap = False
         """Whether the files lack something that is in memory, which was told."""
+        self._needs_base = False
+        """Whether the log counts only with its base, which is not there yet."""
         self._sync_due = False
         self._base: Future[int] | None = None
         """The base that is being written."""
@@ -185,6 +187,7 @@ class Journal:
     def _written(self, base: Future[int]) -> None:
         error = base.exception()
         if error is None:
+            self._needs_base = False
             self._base_bytes = base.result()
             if self._gap and self._log is not None:
                 self._gap = False
@@ -198,6 +201,7 @@ class Journal:
     def _begin(self) -> bool:
         """Begin a new log. A number is left out where it has nothing to go on from but its base."""
         self._number += 1 + self._gap
+        self._needs_base = self._gap
         try:
             new = LogFile(self._path("log"))
         except OSError as error:
@@ -212,7 +216,7 @@ class Journal:
         if self._log is not None:
             self._log.close()
             self._log = None
-        if self._gap and self._base is None:  # it would count only with its base
+        if self._needs_base and self._base is None:
             with contextlib.suppress(OSError):
                 self._path("log").unlink(missing_ok=True)
         if not self._gap:

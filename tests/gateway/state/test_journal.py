@@ -315,6 +315,42 @@ def test_a_log_that_lacks_what_was_before_it_counts_only_with_its_base(
     journal.close()
 
 
+def test_a_base_that_fills_the_disk_takes_nothing_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The log that goes on meanwhile needs no base: what it has was told."""
+    now, here, full = [100.0], threading.get_ident(), threading.Event()
+    journal = Journal(tmp_path / "state", min_log_bytes=1, clock=lambda: now[0])
+    session = journal.begin("key", "")
+    records: list[Record] = [Opened(session.begun.session, 1, 1)]
+    journal.add(records[0])
+    real = os.write
+
+    def write(descriptor: int, content: bytes) -> int:
+        if threading.get_ident() != here:
+            full.wait(60)
+        if full.is_set():
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return real(descriptor, content)
+
+    monkeypatch.setattr(log_file.os, "write", write)
+    while journal._base is None:
+        records.append(Grown(session.begun.session, 1, ids(len(records))))
+        journal.add(records[-1])
+        journal.flush()
+    records.append(Grown(session.begun.session, 1, ids(len(records))))
+    journal.add(records[-1])
+    journal.flush()
+    full.set()
+    journal.add(Grown(session.begun.session, 1, ids(0)))
+    journal.flush()
+    eventually(lambda: journal._base is None or journal._base.done())
+    journal.forget_old()
+    died = Journal(shutil.copytree(tmp_path / "state", tmp_path / "died"))
+    assert held(died, "key") == replayed(records)
+    journal.close()
+
+
 def test_no_part_of_a_base_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "programs-00000007.new").write_bytes(b"of a server that was killed")
     now = [0.0]
