@@ -49,8 +49,8 @@ def check_parallel(
     reason = why_not(config.spec, count)
     if reason is None and executor.kv_dtype == "fp8_e4m3":
         reason = "the scales of kv_dtype fp8_e4m3 are found by running a whole model"
-    if reason is None and cache.disk:
-        reason = "cache_disk keeps the blocks of a whole model"
+    if reason is None and (cache.disk or cache.host_gb):
+        reason = "cache_disk and cache_host_gb keep the blocks of a whole model"
     if reason is None and device.type == "cuda":
         reason = _why_not_on_gpus(count, executor, cache, device)
     if reason is not None:

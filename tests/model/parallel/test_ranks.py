@@ -129,6 +129,7 @@ def test_a_pool_has_half_of_each_slot_in_each_process(pair: Pair) -> None:
     [
         ({"kv_dtype": "fp8_e4m3"}, {}, "fp8_e4m3"),
         ({}, {"disk": "somewhere"}, "cache_disk"),
+        ({}, {"host_gb": 1.0}, "cache_host_gb"),
         ({"tensor_parallel": 4}, {}, "num_heads 6 is not a multiple of 4"),
     ],
 )
