@@ -143,7 +143,11 @@ def _open_disk(
     """Raises OSError, and `InvalidRequest` where there is no room for a block."""
     identity = kv_identity(runner, config.executor, cache)
     most = int(cache.disk_gb * GIGABYTE / engines)
-    folder = open_folder(Path(cache.disk).expanduser(), identity, most, engines)
+    try:
+        root = Path(cache.disk).expanduser()
+    except RuntimeError as error:  # nobody of this name is known
+        raise InvalidRequest(f"--cache-disk {cache.disk}: {error}") from error
+    folder = open_folder(root, identity, most, engines)
     try:
         size = BlockMover(runner.kv_cache, ()).block_bytes
         slots = SlotFile.slots_in(folder.most_bytes, size)

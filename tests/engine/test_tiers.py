@@ -277,6 +277,8 @@ def test_what_cannot_be_a_folder_is_refused(model: Path, tmp_path: Path) -> None
     (tmp_path / "file").write_text("")
     with pytest.raises(InvalidRequest, match=r"--cache-disk .*file"):
         Engine(config(model, tmp_path / "file"))
+    with pytest.raises(InvalidRequest, match="--cache-disk ~nobody-of-this-name/cache: "):
+        Engine(config(model, Path("~nobody-of-this-name/cache")))
     only_host = config(model, None, host_gb=1.0)
     with pytest.raises(InvalidRequest, match="--cache-host-gb is for a GPU"):
         Engine(only_host)
