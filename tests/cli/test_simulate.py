@@ -9,6 +9,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from rootlace.cli.app import app
+from rootlace.runtime.simulation.policies import all_policies
 from tests.simulation.traces import write_azure, write_mooncake
 
 
@@ -33,7 +34,8 @@ def test_a_study(mooncake: Path, tmp_path: Path) -> None:
     for text in ("t.jsonl (mooncake): 20 requests", "Stated, not measured", "dfs-no-aging", "16k"):
         assert text in result.output, text
     runs = json.loads(figures.read_text())["runs"]
-    assert [run["cache_tokens"] for run in runs] == [4000] * 5 + [16000] * 5
+    policies = len(all_policies())
+    assert [run["cache_tokens"] for run in runs] == [4000] * policies + [16000] * policies
     assert all(run["requests"] == 20 and run["refused"] == 0 for run in runs)
     assert picture.read_text().startswith("<?xml")
 
