@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from rootlace.runtime.contracts.messages import Explain, GetPins, Ready, Unpin
+from rootlace.runtime.contracts.messages import Explain, GetPins, Ready, ToEngine, Unpin
 from rootlace.runtime.contracts.plan import TokenScores
 from rootlace.runtime.contracts.request import Request
 from rootlace.runtime.contracts.tree_page import PinnedPrefix, TreeNode, TreePage
@@ -126,7 +126,7 @@ class FakeEngine:
         await asyncio.sleep(0)
         self.flushes += 1
 
-    async def ask(self, kind: type, *fields: Any) -> Any:
+    async def ask(self, kind: Callable[..., ToEngine], *fields: Any) -> Any:
         if kind is GetPins:
             return (PinnedPrefix("p1", "", "", 5, 1, 60.0),)
         if kind is Unpin:

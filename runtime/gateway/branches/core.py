@@ -40,7 +40,8 @@ INLINE_CHARACTERS = 1024
 class Engine(Protocol):
     """What the gateway needs of `rootlace.runtime.engine.client.EngineClient`."""
 
-    info: Ready
+    @property
+    def info(self) -> Ready: ...
 
     @property
     def healthy(self) -> bool: ...
