@@ -10,7 +10,6 @@ import msgspec
 
 from rootlace.runtime.contracts.messages import (
     Explain,
-    Flush,
     GetPins,
     GetTree,
     Ready,
@@ -30,6 +29,8 @@ class Asked(Protocol):
 
     async def ask(self, kind: Callable[..., ToEngine], *fields: Any) -> Any: ...
 
+    async def flush(self) -> None: ...
+
     async def stats(self) -> dict[str, Any]: ...
 
 
@@ -41,7 +42,8 @@ class Asking:
         self._ids = NodeIds(most)
 
     async def flush(self, engines: Mapping[int, Asked]) -> None:
-        await all_answers(engines, lambda engine: engine.ask(Flush))
+        """Those that do not answer forget it when they are back (`Forgets`)."""
+        await all_answers(engines, lambda engine: engine.flush())
 
     async def stats(self, engines: Mapping[int, Asked]) -> dict[str, Any]:
         """The sums of all counters, and each engine's own as `replicas`."""

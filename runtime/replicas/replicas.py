@@ -14,6 +14,7 @@ from rootlace.runtime.contracts.messages import Ready, TellCache, ToEngine
 from rootlace.runtime.contracts.request import Request
 from rootlace.runtime.contracts.update import Update
 from rootlace.runtime.engine.client import EngineClient
+from rootlace.runtime.engine.client.forgets import Forgets
 from rootlace.runtime.engine.client.in_flight import Submitted
 from rootlace.runtime.engine.client.siblings import Siblings
 from rootlace.runtime.replicas.answers import Asking, one_ready
@@ -45,6 +46,7 @@ class Replicas:
         """Those that are not started again."""
         self._digest_key = secrets.token_bytes(16)
         self._asking = Asking(count)
+        self._forgets = Forgets()
         self._next_rid = 0
 
     @classmethod
@@ -81,6 +83,7 @@ class Replicas:
             partial(self._died, at),
             lambda: self._tell(partial(Dispatch.back, at=at)),
             partial(self._gone_for_good, at),
+            self._forgets,
         )
         return await EngineClient.start(config, siblings=siblings)
 

@@ -19,6 +19,9 @@ import zmq
 from rootlace.runtime import processes
 from rootlace.runtime.contracts.messages import (
     Abort,
+    Flush,
+    Flushed,
+    ForgetNamespace,
     GetStats,
     Heartbeat,
     Ready,
@@ -50,7 +53,7 @@ def main(folder: Path) -> None:
     outbox.send(encode([ready]))
     record = StepRecord(Path(config.record), 8)
     running: set[int] = set()
-    turns = 0
+    turns = flushed = forgotten = 0
     while True:
         turns += 1
         outbox.send(encode([Heartbeat(turns)]))
@@ -80,7 +83,13 @@ def main(folder: Path) -> None:
                     running.discard(rid)
                     outbox.send(encode([Update(rid, finish="abort")]))
             elif isinstance(message, GetStats):
-                outbox.send(encode([Stats(message.ticket, {"running": len(running)})]))
+                found = {"running": len(running), "flushed": flushed, "forgotten": forgotten}
+                outbox.send(encode([Stats(message.ticket, found)]))
+            elif isinstance(message, Flush):
+                flushed += 1
+                outbox.send(encode([Flushed(message.ticket)]))
+            elif isinstance(message, ForgetNamespace):
+                forgotten += 1
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import os
 import signal
 import sys
@@ -15,11 +16,12 @@ import pytest_asyncio
 
 from rootlace.runtime import processes
 from rootlace.runtime.config import EngineConfig
-from rootlace.runtime.contracts.messages import Heartbeat
+from rootlace.runtime.contracts.messages import Flush, ForgetNamespace, Heartbeat
 from rootlace.runtime.contracts.request import Request
 from rootlace.runtime.contracts.step_record import StepRecord, read_step_record
 from rootlace.runtime.contracts.update import Update
 from rootlace.runtime.engine.client import EngineClient, engine_client, pulse
+from rootlace.runtime.engine.client.forgets import MOST, SECONDS, Forgets
 from rootlace.runtime.engine.client.in_flight import InFlight
 from rootlace.wire.errors import ServerUnavailable
 from rootlace.wire.protocol import SamplingParams
@@ -130,6 +132,49 @@ async def test_an_engine_that_dies_as_it_starts_is_started_again(
     client._process.kill()
     (tmp_path / "hold").unlink()
     assert (await Heard(client, 1).end()).token_ids == (2,)
+
+
+async def test_what_was_to_be_forgotten_while_an_engine_was_down_is_told_the_next(
+    client: EngineClient, tmp_path: Path
+) -> None:
+    cache = dataclasses.replace(client._config.cache, disk="somewhere")
+    client._config = dataclasses.replace(client._config, cache=cache)
+    await client.flush()
+    client.forget_namespace("as it dies")
+    (tmp_path / "hold").touch()
+    await kill(client)
+    with pytest.raises(ServerUnavailable):
+        await client.flush()
+    client.forget_namespace("while it is down")
+    request = Heard(client, 1)
+    (tmp_path / "hold").unlink()
+    await request.end()
+    stats = await client.stats()
+    assert stats["flushed"] == 1  # which covers what was before it
+    assert stats["forgotten"] in (1, 2)  # it may have waited for this engine, too
+
+
+def test_what_was_to_be_forgotten_is_told_until_all_have_heard_it() -> None:
+    now = [0.0]
+    forgets = Forgets(lambda: now[0])
+    forgets.note(ForgetNamespace("one"))
+    now[0] += SECONDS + 1
+    forgets.note(ForgetNamespace("two"))
+    forgets.died()
+    now[0] += 10 * SECONDS
+    forgets.note(ForgetNamespace("three"))
+    forgets.died()
+    known = [ForgetNamespace("two"), ForgetNamespace("three")]
+    assert forgets.to_returned() == known
+    now[0] += 10 * SECONDS  # the other one is still down, and may find the first one's folder
+    assert forgets.to_returned() == known
+    now[0] += SECONDS + 1
+    forgets.died()
+    assert forgets.to_returned() == []
+    for number in range(MOST + 1):
+        forgets.note(ForgetNamespace(str(number)))
+    forgets.died()
+    assert forgets.to_returned() == [Flush(0)]
 
 
 async def test_a_request_that_kills_engines_is_given_up(client: EngineClient) -> None:

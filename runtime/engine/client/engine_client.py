@@ -40,6 +40,7 @@ from rootlace.runtime.contracts.messages import (
 from rootlace.runtime.contracts.request import Request
 from rootlace.runtime.contracts.step_record import read_step_record
 from rootlace.runtime.contracts.update import Update
+from rootlace.runtime.engine.client.forgets import Forgets
 from rootlace.runtime.engine.client.in_flight import InFlight, Submitted
 from rootlace.runtime.engine.client.pipes import Pipes
 from rootlace.runtime.engine.client.pulse import STALL_SECONDS, Pulse
@@ -103,6 +104,7 @@ class EngineClient:
         self._watcher: asyncio.Task[None] | None = None
         self._in_flight = InFlight()
         self._questions = Questions()
+        self._forgets = Forgets() if siblings is None else siblings.forgets
         self._next_rid = 0
         self._pulse = Pulse()
         self._up = False
@@ -163,14 +165,20 @@ class EngineClient:
         self.send(ReleaseProgram(program, wanted))
 
     def forget_namespace(self, namespace: str) -> None:
-        self.send(ForgetNamespace(namespace))
+        message = ForgetNamespace(namespace)
+        if self._config.cache.disk:
+            self._forgets.note(message)
+        self.send(message)
 
     def pause(self, paused: bool) -> None:
         """Have the engine compute nothing, or go on. One that is started again goes on."""
         self.send(Pause(paused))
 
     async def flush(self) -> None:
-        """Forget what no running request uses."""
+        """Forget what no running request uses. An engine that is down does so when it is back,
+        though ServerUnavailable is raised."""
+        if self._config.cache.disk:
+            self._forgets.note(Flush(0))
         await self.ask(Flush)
 
     async def stats(self) -> dict[str, Any]:
@@ -238,6 +246,9 @@ class EngineClient:
         await process.stdin.drain()
         self.info = await self._wait_ready(process)
         self._pulse = Pulse()
+        if generation:
+            for message in self._forgets.to_returned():
+                self.send(message)
         self._up = True
         self._watcher = asyncio.create_task(self._watch(process))
 
@@ -268,6 +279,7 @@ class EngineClient:
         if self._stopping:
             return
         self._up = False
+        self._forgets.died()
         log.error("the engine process ended with code %s", code)
         self._questions.fail(ServerUnavailable("the engine restarted"))
         in_step, siblings = read_step_record(self._record), self._siblings
