@@ -47,6 +47,8 @@ class Expiry:
     def keep(self, namespace: Hashable, tokens: np.ndarray, start: int, seconds: float) -> None:
         """`tokens` (int32) from `start` on, which nobody holds any more, live for so long."""
         self._push(_Kept(namespace, tokens.copy(), start, seconds, self._tree.tick))
+        if self._tree.expiring is not None:
+            self._tree.expiring(namespace, tokens, start)
         while self._tokens > MAX_TOKENS:
             self._end(self._pop())
 
@@ -87,3 +89,5 @@ class Expiry:
         if self._tokens + len(kept.tokens) <= MAX_TOKENS:
             tick = self._tree.tick
             self._push(_Kept(kept.namespace, kept.tokens, kept.start, kept.seconds, tick))
+        elif self._tree.forgetting is not None:
+            self._tree.forgetting(kept.namespace, kept.tokens, kept.start)

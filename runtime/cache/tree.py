@@ -56,8 +56,10 @@ class RadixTree:
         """Hears of every change, where somebody wants to know what is held."""
         self.losing: Callable[[Node, int], None] | None = None
         """Told before a leaf loses its tokens from a position on, to make room."""
+        self.expiring: Callable[[Hashable, np.ndarray, int], None] | None = None
+        """Told of tokens that get a time to live, and from which position on they have it."""
         self.forgetting: Callable[[Hashable, np.ndarray, int], None] | None = None
-        """Told of tokens that had their time, and of the position from which on they had it."""
+        """Told of each of them once, when they had their time."""
         self.roots: dict[Hashable, Node] = {}
         self.num_nodes = 0
         self.num_tokens = 0

@@ -185,14 +185,20 @@ def test_nobody_finds_what_another_namespace_left(
     again.close()
 
 
-def test_no_start_finds_what_had_a_time_to_live(model: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("killed", [False, True])
+def test_no_start_finds_what_had_a_time_to_live(killed: bool, model: Path, tmp_path: Path) -> None:
     engine = Engine(config(model, tmp_path))
     for prompt, ttl in zip(PROMPTS, [1e6, None, None, 1e6], strict=True):
         engine.ask(prompt, ttl=ttl)  # of the first one, nothing is in the pool at the end
     assert engine.scheduler.stats()["disk_blocks"] > 0
-    engine.close()
+    if killed:
+        assert engine.below is not None and engine.below.folder is not None
+        engine.below.folder.close()
+    else:
+        engine.close()
     again = Engine(config(model, tmp_path))
-    assert [again.ask(prompt).cached_tokens for prompt in PROMPTS] == [0, 32, 32, 0]
+    found = [again.ask(prompt).cached_tokens for prompt in PROMPTS]
+    assert found == [0, 32, 0 if killed else 32, 0]
     again.close()
 
 

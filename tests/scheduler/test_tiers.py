@@ -6,6 +6,7 @@ from collections import Counter
 from contextlib import suppress
 from typing import ClassVar, get_args
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -53,6 +54,27 @@ def test_the_next_start_is_warm() -> None:
         job = again.run(prompt(first))
         again.expect_cold(job)
         assert job.cached == 32
+
+
+def test_what_has_a_time_to_live_is_not_saved() -> None:
+    store = SimulatedStore(64, room=64)
+    world = World(num_blocks=12, stores=(store,))
+    mortal = Handling(cache=Cache(ttl=5.0))
+    for _ in range(2):
+        world.run(prompt(1), handling=mortal)
+    fill(world, 2, 3, 4)
+    assert world.match(prompt(1)) == 0
+    found = [world.scheduler.kv.tiering.fetching.reach(*of(first)) for first in (1, 2)]
+    assert found == [0, 32]
+    world.executor._host += 10.0
+    world.scheduler.kv.retention.expire()
+    assert not world.scheduler.kv.tiering.saving.mortal
+    fill(world, 1, 2, 3, 4)  # this time it has none
+    assert world.scheduler.kv.tiering.fetching.reach(*of(1)) == 32
+
+
+def of(first: int) -> tuple[str, np.ndarray, int, int]:
+    return "", np.array(prompt(first), np.int32), 0, 32
 
 
 BASES = [[(base + at * at) % 3 for at in range(30)] for base in range(3)]
@@ -159,6 +181,8 @@ class TieredMachine(RuleBasedStateMachine):
         self.world.scheduler.kv.tiering.poll()
         self.world.scheduler.check()
         assert not any(len(store.tier) or store._fetched for store in self.stores)
+        self.world.scheduler.kv.retention.end()
+        assert not self.world.scheduler.kv.tiering.saving.mortal
 
 
 @pytest.mark.parametrize("overlap", [False, True])

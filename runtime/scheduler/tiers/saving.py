@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator
 
 import numpy as np
@@ -29,6 +29,9 @@ class Saving:
         self._moves = moves
         self._unproven: deque[tuple[int, int, Entry]] = deque()
         """How many steps were launched when it was saved, level and entry."""
+        self.mortal: Counter[bytes] = Counter()
+        """Keys of blocks with a time to live, and how many requests gave them one. They are not
+        saved: nobody would ever forget what a process that is killed left of them on a disk."""
         self._launched = self._committed = 0
 
     def losing(self, leaf: Node, end: int) -> None:
@@ -38,8 +41,8 @@ class Saving:
                 self._save(0, label, (SAVE, block))
 
     def _whole_blocks(self, node: Node, start: int) -> list[tuple[Label, int]]:
-        """Of the node's blocks from position `start` on those that are full, with what they are,
-        the last first: a block is to be dropped before the one it follows."""
+        """Of the node's blocks from position `start` on those that may be saved, with what they
+        are, the last first: a block is to be dropped before the one it follows."""
         size = self._size
         first = start // size if start == node.start else -(-start // size)
         if not self._tiers.working or first >= node.end // size:
@@ -62,6 +65,7 @@ class Saving:
                 int(node.blocks[number - node.start // size]),
             )
             for number, key in reversed(list(enumerate(keys, first)))
+            if key not in self.mortal
         ]
 
     def _save(self, at: int, label: Label, source: tuple[int, int]) -> bool:

@@ -32,6 +32,7 @@ class Tiering:
         self.fetching = Fetching(tree, tiers, self._moves, make_room)
         if tiers.levels:
             tree.losing = self.saving.losing
+            tree.expiring = self.expire_later
             tree.forgetting = self.forget
 
     def poll(self) -> None:
@@ -62,16 +63,29 @@ class Tiering:
         """A step failed, and all KV is lost."""
         self.fetching.reset()
         self.saving.reset()
+        self.saving.mortal.clear()
         self._moves.rows.clear()
         self._moves.loads.clear()
 
+    def expire_later(self, namespace: Hashable, tokens: np.ndarray, start: int) -> None:
+        """The blocks of `tokens` (int32) from position `start` on are not saved until `forget` is
+        called for them."""
+        self.saving.mortal.update(self._keys(namespace, tokens, start))
+
     def forget(self, namespace: Hashable, tokens: np.ndarray, start: int) -> None:
         """Forget the blocks of `tokens` (int32) from position `start` on."""
-        size = self._tree.block_size
-        keys = prefix_keys(self._tiers.space_of(namespace), tokens, size, start // size)
+        keys, mortal = self._keys(namespace, tokens, start), self.saving.mortal
+        for key in keys:
+            mortal[key] -= 1
+            if not mortal[key]:
+                del mortal[key]
         for level in self._tiers.levels:
             entries = [level.tier.get(key) for key in keys]
             level.discard([entry for entry in entries if entry is not None])
+
+    def _keys(self, namespace: Hashable, tokens: np.ndarray, start: int) -> list[bytes]:
+        size = self._tree.block_size
+        return prefix_keys(self._tiers.space_of(namespace), tokens, size, start // size)
 
     def forget_namespace(self, namespace: str) -> None:
         """Forget all of a namespace, with any adapter."""
