@@ -73,10 +73,10 @@ class CacheControl:
         """A request of `namespace` is over and no longer among the sequences."""
         if namespace in self._forgotten:
             self._forget(namespace)
+            self._kv.tiering.forget_namespace(adapter_and_namespace(namespace)[1])
 
     def _forget(self, kv: Hashable) -> None:
         self._kv.tree.forget_namespace(kv)
-        self._kv.tiering.forget_namespace(adapter_and_namespace(kv)[1])
         if any(sequence.namespace == kv for sequence in self._sequences.values()):
             self._forgotten.add(kv)
         else:
