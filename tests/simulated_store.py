@@ -6,7 +6,6 @@ from collections import deque
 
 import numpy as np
 
-from rootlace.runtime.cache.journal import Ledger
 from rootlace.runtime.cache.tier import Label, Tier
 from rootlace.runtime.contracts.block_store import Done
 
@@ -22,7 +21,7 @@ class SimulatedStore:
         self, num_slots: int, room: int = 8, name: str = "disk", slow: bool = False
     ) -> None:
         self.name = name
-        self.tier = Tier(num_slots, Ledger())
+        self.tier = Tier(num_slots)
         self.num_slots = num_slots
         self.working = True
         self.slow = slow
@@ -69,9 +68,9 @@ class SimulatedStore:
         del self._reserved[slot]
         self.room += 1
 
-    def publish(self, slot: int, key: bytes, owner: bytes, digest: int) -> None:
+    def publish(self, slot: int, key: bytes, owner: bytes) -> None:
         assert self.working and slot in self.content
-        self.published[slot] = Label(key, owner, digest)
+        self.published[slot] = Label(key, owner)
 
     def erase(self, slots: list[int]) -> None:
         for slot in slots:
@@ -104,7 +103,7 @@ class SimulatedStore:
 
     def save(self, slot: int, block: list[np.ndarray]) -> None:
         self.saved.append(self._reserved.pop(slot))
-        self.published.pop(slot, None)
+        assert slot not in self.published, "what was dropped can still be found"
         self.content[slot] = [array.copy() for array in block]
         self._begin(Done(slot, read=False, ok=True))
 

@@ -6,7 +6,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from rootlace.runtime.cache.journal import Ledger
+from rootlace.runtime.cache.slots import Slots
 from rootlace.runtime.cache.wear import Unwanted
 
 _REMEMBERED = 4
@@ -16,12 +16,10 @@ _MOST_REMEMBERED = 1 << 18
 
 @dataclass(frozen=True, slots=True)
 class Label:
-    """What a block is: `key` names its prefix (`prefix_keys`), `owner` whose it is, `digest` is
-    that of `PrefixDigests`."""
+    """What a block is: `key` names its prefix (`prefix_keys`), `owner` whose it is."""
 
     key: bytes
     owner: bytes
-    digest: int
 
 
 @dataclass(slots=True, eq=False)
@@ -50,17 +48,12 @@ class Tier:
     meanwhile. Every operation costs O(1) for each key, and O(blocks written or read now).
     """
 
-    def __init__(self, num_slots: int, ledger: Ledger | None = None) -> None:
+    def __init__(self, num_slots: int) -> None:
         self.num_slots = num_slots
-        self.ledger = ledger
-        """Hears which digests can be read here, where somebody wants to know."""
         self._entries: OrderedDict[bytes, Entry] = OrderedDict()
         """The one to drop next first."""
-        self._slots: dict[int, Entry] = {}
-        self._free: list[int] = []
-        """Slots that were given back, below `_unused`; those from there on were never in use."""
-        self._unused = 0
-        self._unwanted = Unwanted(min(_REMEMBERED * num_slots, _MOST_REMEMBERED))
+        self._slots: Slots[Entry] = Slots(num_slots)
+        self.unwanted = Unwanted(min(_REMEMBERED * num_slots, _MOST_REMEMBERED))
         self.dropped = 0
 
     def __len__(self) -> int:
@@ -84,7 +77,7 @@ class Tier:
 
     def want(self, keys: list[bytes]) -> None:
         """A prompt begins with the blocks of these `keys`, in their order."""
-        self._unwanted.wanted(keys)
+        self.unwanted.wanted(keys)
         for key in reversed(keys):  # what begins a prompt is dropped after what follows it
             entry = self._entries.get(key)
             if entry is not None:
@@ -100,32 +93,27 @@ class Tier:
 
     def takes(self, key: bytes) -> bool:
         """Whether a block of this key, which is not here, is worth being written, and can be."""
-        return key not in self._unwanted and bool(self._has_free() or self.next_dropped())
+        return key not in self.unwanted and bool(self._slots.free or self.next_dropped())
 
     def next_dropped(self) -> Entry | None:
         """What `add` drops for the next block; None if nothing has to be, or nothing can."""
-        if self._has_free():
+        if self._slots.free:
             return None
         return next((one for one in self.entries() if one.whole and not one.readers), None)
 
     def add(self, label: Label) -> Entry | None:
         """A slot for a block that is not here; None if all are being written or read. The block is
         here once `written` and `prove` were called."""
-        if not self._has_free():
+        if not self._slots.free:
             entry = self.next_dropped()
             if entry is None:
                 return None
             if not entry.wanted:
-                self._unwanted.add(entry.label.key)
+                self.unwanted.add(entry.label.key)
             self.dropped += 1
             self.discard(entry)
-        if self._free:
-            slot = self._free.pop()
-        else:
-            slot = self._unused
-            self._unused += 1
-        entry = Entry(label, slot)
-        self._entries[label.key] = self._slots[entry.slot] = entry
+        entry = Entry(label, self._slots.take())
+        self._entries[label.key] = self._slots.in_use[entry.slot] = entry
         return entry
 
     def restore(self, found: Iterable[tuple[int, Label, bool]]) -> list[int]:
@@ -137,87 +125,54 @@ class Tier:
                 double.append(slot)
                 continue
             entry = Entry(label, slot, written=True, proven=True, wanted=wanted)
-            self._entries[label.key] = self._slots[slot] = entry
-            self._tell(entry, True)
-        self._unused = max(self._slots, default=-1) + 1
-        self._free = [slot for slot in range(self._unused) if slot not in self._slots]
+            self._entries[label.key] = entry
+        self._slots.restore({entry.slot: entry for entry in self.entries()})
         return double
 
     def written(self, slot: int, ok: bool) -> Entry | None:
         """The slot was written; the entry if it can be read from now on. It is gone if that went
         wrong, or if it was discarded meanwhile."""
-        entry = self._slots[slot]
+        entry = self._slots.in_use[slot]
         if not ok:
             self._forget(entry)
         entry.written = True
         if self.get(entry.label.key) is not entry:
-            self._give_back(entry)
+            self._slots.give_back(slot)
             return None
-        return self._if_whole(entry)
+        return entry if entry.whole else None
 
     def prove(self, entry: Entry) -> bool:
         """The steps that computed the block have ended well; whether it can be read from now on."""
         entry.proven = True
-        return self.get(entry.label.key) is entry and self._if_whole(entry) is not None
+        return self.get(entry.label.key) is entry and entry.whole
 
     def discard(self, entry: Entry) -> None:
         """Forget a block. Its slot is free once it is neither written nor read."""
         self._forget(entry)
-        if entry.written and not entry.readers and self._slots.get(entry.slot) is entry:
-            self._give_back(entry)
+        if entry.written and not entry.readers and self._slots.in_use.get(entry.slot) is entry:
+            self._slots.give_back(entry.slot)
 
     def begin_read(self, entry: Entry) -> None:
         entry.readers += 1
 
     def end_read(self, slot: int, ok: bool) -> None:
         """A slot was read; damaged ones are forgotten."""
-        entry = self._slots[slot]
+        entry = self._slots.in_use[slot]
         entry.readers -= 1
         if not ok or self.get(entry.label.key) is not entry:
             self.discard(entry)
 
-    def forget_unwanted(self) -> None:
-        """Remember nothing of what was dropped."""
-        self._unwanted.clear()
-
-    def _has_free(self) -> bool:
-        return bool(self._free) or self._unused < self.num_slots
-
-    def _if_whole(self, entry: Entry) -> Entry | None:
-        if not entry.whole:
-            return None
-        self._tell(entry, True)
-        return entry
-
     def _forget(self, entry: Entry) -> None:
-        key = entry.label.key
-        if self._entries.get(key) is entry:
-            del self._entries[key]
-            if entry.whole:
-                self._tell(entry, False)
-
-    def _give_back(self, entry: Entry) -> None:
-        del self._slots[entry.slot]
-        self._free.append(entry.slot)
-
-    def _tell(self, entry: Entry, held: bool) -> None:
-        if self.ledger is not None:
-            self.ledger.note(entry.label.digest, held)
-
-    def digests(self) -> list[int]:
-        """Of all that can be read: for who missed a change."""
-        return [entry.label.digest for entry in self.entries() if entry.whole]
+        if self._entries.get(entry.label.key) is entry:
+            del self._entries[entry.label.key]
 
     def check(self) -> None:
         """Raise AssertionError at the first broken invariant."""
-        assert len(self._free) == len(set(self._free)), "a slot is free twice"
-        assert not self._slots.keys() & set(self._free), "a slot in use is free"
-        assert len(self._free) + len(self._slots) == self._unused, "a slot is lost"
-        assert self._unused <= self.num_slots, "there are not so many slots"
+        self._slots.check()
         for key, entry in self._entries.items():
-            assert entry.label.key == key and self._slots[entry.slot] is entry
+            assert entry.label.key == key and self._slots.in_use[entry.slot] is entry
             assert entry.whole or not entry.readers, "a block is read that is not there"
-        for slot, entry in self._slots.items():
+        for slot, entry in self._slots.in_use.items():
             assert entry.slot == slot
             named = self._entries.get(entry.label.key) is entry
             assert named or not entry.written or entry.readers, "a slot is kept for nobody"

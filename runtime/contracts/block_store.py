@@ -42,7 +42,7 @@ class StoreState(Protocol):
     def cancel(self, slot: int) -> None:
         """That move is not made."""
 
-    def publish(self, slot: int, key: bytes, owner: bytes, digest: int) -> None:
+    def publish(self, slot: int, key: bytes, owner: bytes) -> None:
         """The next start may find the slot, which was written."""
 
     def erase(self, slots: list[int]) -> None:

@@ -77,7 +77,7 @@ class OpenTiers:
         for moves in scheduler.kv.tiering.spill():
             self.mover.move(moves)
             self.mover.finish()
-            if not self.disk.wait(end - time.monotonic()):
+            if not self.disk.writer.wait(end - time.monotonic()):
                 break
         scheduler.kv.tiering.poll()
         wanted, left = scheduler.kv.tiering.wanted_slots(), max(end - time.monotonic(), 1.0)
@@ -88,11 +88,14 @@ class OpenTiers:
 def open_tiers(config: EngineConfig, runner: ModelRunner, engines: int = 1) -> OpenTiers | None:
     """What the configuration asks for, a part of it for each of so many engines; None where that is
     nothing, or the disk does not work, which is logged. Raises `InvalidRequest` for a folder that
-    cannot be one."""
+    cannot be one, and for adapters that cannot be read."""
     cache = config.cache
     if not cache.enabled or not (cache.disk or cache.host_gb):
         return None
-    spaces = kv_spaces(config.executor)
+    try:
+        spaces = kv_spaces(config.executor)
+    except OSError as error:
+        raise InvalidRequest(f"the files of an adapter cannot be read: {error}") from error
     levels: list[Level] = []
     stores: list[StoreMemory] = []
     if cache.host_gb:
@@ -156,9 +159,7 @@ def _open_disk(
         file = SlotFile(folder.path, identity, size, slots)
         disk = DiskStore(file, block_seconds(file, folder.path))
         tier = Tier(slots)
-        kept = (
-            (one.slot, Label(one.key, one.owner, one.digest), one.wanted) for one in disk.kept()
-        )
+        kept = ((one.slot, Label(one.key, one.owner), one.wanted) for one in file.kept())
         disk.erase(tier.restore(kept))
         hourly = cache.disk_hourly_gb or cache.disk_gb
         wear = HourlyBytes(int(hourly * GIGABYTE / engines), time.monotonic)

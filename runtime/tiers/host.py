@@ -39,7 +39,7 @@ class HostStore:
     def cancel(self, slot: int) -> None:
         pass
 
-    def publish(self, slot: int, key: bytes, owner: bytes, digest: int) -> None:
+    def publish(self, slot: int, key: bytes, owner: bytes) -> None:
         pass
 
     def erase(self, slots: list[int]) -> None:

@@ -22,12 +22,11 @@ INDEX, BLOCKS = "index", "blocks"
 HEADER_BYTES = 64
 MOST_SLOTS = 1 << 19
 """What is known of a block takes about 400 bytes of memory."""
-MAGIC = b"rootlace blocks1"
+MAGIC = b"rootlace blocks2"
 RECORD = np.dtype(
     [
         ("key", "V16"),
         ("owner", "V16"),
-        ("digest", "<u8"),
         ("used", "<f8"),
         ("crc", "<u4"),
         ("wanted", "<u4"),
@@ -52,7 +51,6 @@ class Kept:
     slot: int
     key: bytes
     owner: bytes
-    digest: int
     wanted: bool
 
 
@@ -111,7 +109,6 @@ class SlotFile:
                 slot,
                 self._records["key"][slot].tobytes(),
                 self._records["owner"][slot].tobytes(),
-                int(self._records["digest"][slot]),
                 bool(self._records["wanted"][slot]),
             )
             for slot in slots.tolist()
@@ -123,12 +120,12 @@ class SlotFile:
             self.erase([slot])
         _write(self._blocks, block.data, slot * self.block_bytes)
 
-    def publish(self, slot: int, crc: int, key: bytes, owner: bytes, digest: int) -> None:
+    def publish(self, slot: int, crc: int, key: bytes, owner: bytes) -> None:
         """Put a slot that was written into the index. `crc`: `checksum` of key and block. Raises
         OSError."""
         record = np.zeros(1, RECORD)
         record["key"], record["owner"] = np.void(key), np.void(owner)
-        record["digest"], record["used"], record["filled"] = digest, time.time(), 1
+        record["used"], record["filled"] = time.time(), 1
         record["crc"] = crc
         record["check"] = _check(record)
         self._records[slot] = record[0]

@@ -122,7 +122,7 @@ class Engine:
 
         eventually(turn)
         if self.below is not None:  # so that it does not depend on the disk what is there
-            assert self.below.disk is not None and self.below.disk.wait(60)
+            assert self.below.disk is not None and self.below.disk.writer.wait(60)
             self.tiering.poll()
         return self.outcomes[rid]
 
@@ -272,11 +272,22 @@ def test_a_small_model_computes_faster_than_it_reads(
     model: Path, without: list[list[int]], tmp_path: Path
 ) -> None:
     engine = Engine(config(model, tmp_path))
-    engine.below.disk._block_seconds = 1e12
+    engine.below.disk.reader.block_seconds = 1e12
     for _ in range(2):
         assert [engine.ask(prompt).token_ids for prompt in PROMPTS[:1]] == without[:1]
     engine.close()
     assert not next(tmp_path.glob(f"*/{BLOCKS}")).stat().st_size
+
+
+def test_adapters_that_cannot_be_read_are_named(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unreadable(executor: ExecutorConfig) -> None:
+        raise PermissionError(13, "Permission denied", "adapter_model.safetensors")
+
+    monkeypatch.setattr("rootlace.runtime.engine.tiers.kv_spaces", unreadable)
+    with pytest.raises(InvalidRequest, match=r"of an adapter .*adapter_model\.safetensors"):
+        Engine(config(model, tmp_path))
 
 
 def test_what_cannot_be_a_folder_is_refused(model: Path, tmp_path: Path) -> None:

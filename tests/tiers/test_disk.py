@@ -15,9 +15,10 @@ import numpy as np
 import pytest
 
 from rootlace.runtime.contracts.block_store import Done
-from rootlace.runtime.tiers.disk import STALL_SECONDS, DiskStore
+from rootlace.runtime.tiers.disk import DiskStore
 from rootlace.runtime.tiers.folder import PREFIX, open_folder
 from rootlace.runtime.tiers.read_speed import block_seconds
+from rootlace.runtime.tiers.reader import STALL_SECONDS
 from rootlace.runtime.tiers.slot_file import BLOCKS, HEADER_BYTES, INDEX, RECORD, SlotFile
 from tests.waiting import eventually
 
@@ -42,10 +43,10 @@ def save(store: DiskStore, slot: int, key: bytes) -> None:
     store.reserve(slot, key)
     store.buffer(slot)[:] = block_of(key)
     store.filled(slot)
-    assert store.wait(60)
+    assert store.writer.wait(60)
     assert store.poll() == [Done(slot, read=False, ok=True)]
-    store.publish(slot, key, OWNER, slot + 100)
-    assert store.wait(60)
+    store.publish(slot, key, OWNER)
+    assert store.writer.wait(60)
 
 
 def read(store: DiskStore, slot: int, key: bytes) -> np.ndarray | None:
@@ -70,9 +71,9 @@ def test_what_is_written_is_found_in_its_order(tmp_path: Path) -> None:
         assert found is not None and np.array_equal(found, block_of(key_of(slot)))
     store.close({3: True, 5: False})
     again = opened(tmp_path)
-    assert [(one.slot, one.key, one.owner, one.digest, one.wanted) for one in again.kept()] == [
-        (3, key_of(3), OWNER, 103, True),
-        (5, key_of(5), OWNER, 105, False),
+    assert [(one.slot, one.key, one.owner, one.wanted) for one in again._file.kept()] == [
+        (3, key_of(3), OWNER, True),
+        (5, key_of(5), OWNER, False),
     ]
     assert np.array_equal(read(again, 3, key_of(3)), block_of(key_of(3)))  # type: ignore[arg-type]
     again.close()
@@ -84,7 +85,7 @@ def test_fewer_slots_keep_what_fits(tmp_path: Path) -> None:
         save(store, slot, key_of(slot))
     store.close()
     again = opened(tmp_path, slots=3)
-    assert {one.slot for one in again.kept()} == {0, 1, 2}
+    assert {one.slot for one in again._file.kept()} == {0, 1, 2}
     assert (tmp_path / BLOCKS).stat().st_size == 3 * SIZE
     again.close()
 
@@ -96,10 +97,10 @@ def test_the_bytes_of_another_model_are_dropped(
     save(store, 1, key_of(1))
     store.close()
     other = opened(tmp_path, identity=OTHER)
-    assert other.kept() == [] and "something else" in caplog.text
+    assert other._file.kept() == [] and "something else" in caplog.text
     other.close()
     again = opened(tmp_path)
-    assert again.kept() == []
+    assert again._file.kept() == []
     again.close()
 
 
@@ -124,7 +125,7 @@ def test_damage_is_never_read(seed: int, tmp_path: Path) -> None:
         path.write_bytes(data)
     again = opened(tmp_path)
     damaged = 0
-    for one in again.kept():
+    for one in again._file.kept():
         found = read(again, one.slot, one.key)
         damaged += found is None
         assert found is None or np.array_equal(found, block_of(one.key))
@@ -172,7 +173,7 @@ def test_a_process_that_is_killed_leaves_whole_blocks(tmp_path: Path) -> None:
     told = int((["0", *child.stdout.read().split()])[-1]) or told
     child.wait()
     again = opened(tmp_path, slots=20)
-    kept = again.kept()
+    kept = again._file.kept()
     for one in kept:
         found = read(again, one.slot, one.key)
         assert found is not None and np.array_equal(found, block_of(one.key))
@@ -198,7 +199,7 @@ def test_a_full_disk_switches_the_store_off(
     store.reserve(1, key_of(1))
     store.buffer(1)[:] = 0
     store.filled(1)
-    assert store.wait(60)
+    assert store.writer.wait(60)
     assert store.poll() == [Done(1, read=False, ok=False)]
     assert not store.working and store.room == 0 and store.stats()["working"] == 0
     assert "No space left on device" in caplog.text
@@ -211,16 +212,16 @@ def test_what_is_written_is_read_while_the_index_waits_for_other_writes(tmp_path
     store.reserve(0, key_of(0))
     store.buffer(0)[:] = block_of(key_of(0))
     store.filled(0)
-    assert store.wait(60) and store.poll()
-    store._ask(lambda: free.wait() and None)
-    store.publish(0, key_of(0), OWNER, 0)
+    assert store.writer.wait(60) and store.poll()
+    store.writer.ask(lambda: free.wait() and None)
+    store.publish(0, key_of(0), OWNER)
     found = read(store, 0, key_of(0))
     assert found is not None and np.array_equal(found, block_of(key_of(0)))
     assert not store.close(seconds=0.0)  # something may still be written to its folder
     free.set()
-    assert store.wait(60)
+    assert store.writer.wait(60)
     again = opened(tmp_path)
-    assert [one.key for one in again.kept()] == [key_of(0)]
+    assert [one.key for one in again._file.kept()] == [key_of(0)]
     assert again.close()
 
 

@@ -26,8 +26,7 @@ class Level:
 
     def publish(self, entry: Entry) -> None:
         """The entry can be read from now on."""
-        label = entry.label
-        self.store.publish(entry.slot, label.key, label.owner, label.digest)
+        self.store.publish(entry.slot, entry.label.key, entry.label.owner)
 
     def release(self, slot: int) -> None:
         """A slot that was fetched is not loaded."""

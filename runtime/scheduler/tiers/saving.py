@@ -49,8 +49,6 @@ class Saving:
             return []
         parts, link = [node.tokens], node.parent
         assert link is not None
-        digests = self._tree.evicted.digests
-        at_ends = digests.behind(digests.of_node(link), node.tokens, node.start)
         while not link.is_root:
             parts.append(link.tokens)
             assert link.parent is not None
@@ -60,10 +58,7 @@ class Saving:
             self._tiers.space_of(link.namespace), np.concatenate(parts[::-1]), size, first
         )
         return [
-            (
-                Label(key, owner, int(at_ends[(number + 1) * size - node.start])),
-                int(node.blocks[number - node.start // size]),
-            )
+            (Label(key, owner), int(node.blocks[number - node.start // size]))
             for number, key in reversed(list(enumerate(keys, first)))
             if key not in self.mortal
         ]
@@ -80,6 +75,8 @@ class Saving:
         dropped = tier.next_dropped()
         if dropped is not None and at + 1 < len(self._levels):
             self._pass_on(at, dropped)
+        if dropped is not None:  # also where the move is not made in the end
+            store.erase([dropped.slot])
         entry = tier.add(label)
         assert entry is not None
         store.reserve(entry.slot, label.key)

@@ -98,7 +98,7 @@ class Tiering:
         self.fetching.give_up()
         for level in self._tiers.levels:
             level.discard(list(level.tier.entries()))
-            level.tier.forget_unwanted()
+            level.tier.unwanted.clear()
 
     def wanted_slots(self) -> dict[int, bool]:
         """Of the last level: the slots that can be read, the one to drop next first, and whether
