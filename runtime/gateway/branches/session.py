@@ -15,7 +15,7 @@ from rootlace.runtime.gateway.branches.branch import Branch, BranchState, Deadli
 from rootlace.runtime.gateway.branches.core import Core
 from rootlace.runtime.gateway.branches.generation import Generation
 from rootlace.runtime.gateway.branches.select import Selection
-from rootlace.runtime.gateway.branches.vectors import find_vectors
+from rootlace.runtime.gateway.branches.vectors import embed
 from rootlace.runtime.gateway.keys.account import Account, namespace_of, private
 from rootlace.runtime.gateway.state.session_log import SessionLog
 from rootlace.runtime.gateway.tokens.pieces import Piece
@@ -35,7 +35,6 @@ from rootlace.wire.protocol import (
     Close,
     Done,
     Embed,
-    Embedded,
     Event,
     Explain,
     Failed,
@@ -52,7 +51,6 @@ from rootlace.wire.protocol import (
     Select,
     Status,
     Unpin,
-    Usage,
 )
 
 _Snapshot = asyncio.Future[Any]
@@ -191,7 +189,7 @@ class Session:
         elif isinstance(op, Embed):
             self._admit()
             done = self._backlog.add(op)
-            self._spawn(op.op, _embed(self._core, op, self._account, self._source), done)
+            self._spawn(op.op, embed(self._core, op, self._account, self._source), done)
         else:
             assert isinstance(op, FlushCache)
             if self._account is not None:
@@ -457,24 +455,6 @@ async def _unpin(core: Core, op: Unpin, account: Account | None) -> Event:
     if not await core.engine.ask(messages.Unpin, op.pin, namespace):
         raise InvalidRequest(f"there is no pin {op.pin!r}")
     return Done(op.op)
-
-
-async def _embed(core: Core, op: Embed, account: Account | None, source: str) -> Event:
-    found = await find_vectors(
-        core,
-        [(one,) for one in op.inputs],
-        op.pooling,
-        normalise=op.normalise,
-        namespace=namespace_of(account, op.namespace),
-        account=account,
-        source=source,
-        adapter=op.adapter,
-    )
-    usage = Usage(
-        prompt_tokens=sum(one.prompt_tokens for one in found),
-        cached_tokens=sum(one.cached_tokens for one in found),
-    )
-    return Embedded(op.op, tuple(one.values.astype("<f4").tobytes() for one in found), usage)
 
 
 async def _done(op: int) -> Event:

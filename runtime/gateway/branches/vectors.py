@@ -14,11 +14,11 @@ from rootlace.runtime.contracts.update import Update
 from rootlace.runtime.gateway.branches.core import Core
 from rootlace.runtime.gateway.branches.growth import check_fits
 from rootlace.runtime.gateway.branches.requests import Requests
-from rootlace.runtime.gateway.keys.account import Account, private
+from rootlace.runtime.gateway.keys.account import Account, namespace_of, private
 from rootlace.runtime.gateway.tokens.pieces import Piece
 from rootlace.wire.errors import DeadlineExceeded, InvalidRequest
 from rootlace.wire.handling import PLAIN, Handling
-from rootlace.wire.protocol import Part, SamplingParams, Text, Tokens
+from rootlace.wire.protocol import Embed, Embedded, Part, SamplingParams, Text, Tokens, Usage
 
 T = TypeVar("T")
 Input = Sequence[Part]
@@ -161,3 +161,22 @@ def _ids(core: Core, parts: Input) -> list[int]:
 
 async def _plain(future: asyncio.Future[T]) -> T:
     return await future
+
+
+async def embed(core: Core, op: Embed, account: Account | None, source: str) -> Embedded:
+    """What a session answers. Raises what `find_vectors` does."""
+    found = await find_vectors(
+        core,
+        [(one,) for one in op.inputs],
+        op.pooling,
+        normalise=op.normalise,
+        namespace=namespace_of(account, op.namespace),
+        account=account,
+        source=source,
+        adapter=op.adapter,
+    )
+    usage = Usage(
+        prompt_tokens=sum(one.prompt_tokens for one in found),
+        cached_tokens=sum(one.cached_tokens for one in found),
+    )
+    return Embedded(op.op, tuple(one.values.astype("<f4").tobytes() for one in found), usage)
