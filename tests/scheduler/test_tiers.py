@@ -41,6 +41,19 @@ def test_what_was_evicted_comes_back() -> None:
     assert world.stats["computed_tokens"] == 3 * 33 + 1
 
 
+def test_who_waits_for_what_is_read_for_one_that_is_gone_is_waited_for() -> None:
+    store = SimulatedStore(64, room=64)
+    world = World(num_blocks=12, stores=(store,))
+    fill(world, 1, 2, 3)
+    store.slow = True
+    world.abort(world.submit(prompt(1), 1))
+    rid = world.submit(prompt(1), 1)
+    assert world.scheduler.plan() is None and world.scheduler.kv.tiering.fetching.waiting
+    world.drain()
+    world.expect_cold(world.jobs[rid])
+    assert not world.scheduler.kv.tiering.fetching.waiting
+
+
 def test_the_next_start_is_warm() -> None:
     store = SimulatedStore(64, room=64)
     world = World(num_blocks=12, stores=(store,))

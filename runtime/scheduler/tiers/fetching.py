@@ -84,8 +84,9 @@ class Fetching:
 
     @property
     def waiting(self) -> bool:
-        """Whether a request waits for blocks that are being read."""
-        return any(not fetch.finished for fetch in self._fetches.values())
+        """Whether a request may wait for blocks that are being read, for itself or for one that is
+        gone."""
+        return bool(self._reading) or any(not one.finished for one in self._fetches.values())
 
     def reach(self, namespace: Hashable, tokens: np.ndarray, matched: int, limit: int) -> int:
         """How many tokens behind the `matched` ones of `tokens[:limit]` (int32) can be read."""
