@@ -35,9 +35,9 @@ def taken(now: set[int], change: Change) -> set[int]:
 @pytest.mark.parametrize("seed", range(6))
 def test_changes_add_up_to_what_is_held(seed: int) -> None:
     dice = random.Random(seed)
-    cache, digests = Cache(block_size=4, num_blocks=40), PrefixDigests()
-    tree = cache.tree
-    tree.journal = Journal(4, tree.evicted.digests)
+    cache = Cache(block_size=4, num_blocks=40)
+    tree, digests = cache.tree, cache.tree.evicted.digests
+    tree.journal = Journal(4, digests)
     known: list[list[int]] = []
     now: set[int] = set()
     for _ in range(80):
