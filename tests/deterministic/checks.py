@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from rootlace.runtime.engine.client.culprits import MAX_CULPRITS
 from rootlace.runtime.gateway.tokens.pieces import Piece
 from rootlace.wire import protocol
 from rootlace.wire.protocol import Chunk, Failed, Generated, SamplingParams
@@ -26,7 +27,8 @@ STUCK = 620.0
 EARLY = 1e-6
 """Seconds: rounding of clocks."""
 LEEWAY = 2.0
-"""Seconds that an operation may take to the gateway, where its time begins."""
+"""Seconds that the answer to an operation may be told later than its time ends: it goes through the
+disk of `--state` first."""
 
 
 class Branch:
@@ -283,10 +285,16 @@ class Ledger:
             content.gained.append(Piece(first.text))
 
     def _check_deadline(self, sent: Sent, op: protocol.Generate) -> None:
-        timeout = op.handling.timeout
-        told = self._world.told.get((sent.socket, op.op))
-        if timeout is not None and told and told[0] - sent.at > timeout + LEEWAY:
-            self._wrong(sent, f"its time was over before {told[0]}")
+        """Its time begins when the gateway has it; while nobody runs, or its client reads nothing, it
+        cannot be told."""
+        timeout, world = op.handling.timeout, self._world
+        told = world.told.get((sent.socket, op.op))
+        if timeout is None or not told:
+            return
+        came = world.network.arrival(sent.socket, op.op)
+        pauses = sum(max(0.0, min(end, told[0]) - max(at, came)) for at, end in world.pauses)
+        if told[0] - came - pauses > timeout + LEEWAY:
+            self._wrong(sent, f"it came at {came}, and its time was over before {told[0]}")
 
     def _expected(self, prompt: list[int], op: protocol.Generate, index: int) -> reference.Expected:
         return self._sample(prompt, op, index, min(self._most(op), self._capacity - len(prompt)))
@@ -343,12 +351,25 @@ class Ledger:
 
     # ------------------------------------------------------------ excuses
 
+    def _killed(self) -> int:
+        """How many requests of this connection may have been taken for what kills engines."""
+        count = 0
+        for sent in self._actor.sent:
+            if sent.life == self._life and sent.failure and DIED in sent.failure.message:
+                alone = isinstance(sent.op, protocol.Prefill) or (
+                    isinstance(sent.op, protocol.Generate) and sent.op.params.n == 1
+                )
+                count += 1 if alone else MAX_CULPRITS  # it is several requests
+        return count
+
     def _excuse(self, sent: Sent, branch: Branch, length: int) -> None:
         """An operation that computes failed: was there a reason?"""
         failure, op = sent.failure, sent.op
         assert failure is not None and sent.ended is not None
         code, timeout = failure.code, op.handling.timeout
         if code == "deadline_impossible" and timeout is not None:
+            return
+        if code == "client_suspended" and self._killed() >= MAX_CULPRITS:
             return
         if code == "deadline_exceeded" and timeout is not None:
             if sent.ended - sent.at < timeout - EARLY:

@@ -91,6 +91,7 @@ class Faults:
         """A client reads nothing for a while; its queue is full."""
         if line := self._world.line(value):
             line.ends[0].blocked = True
+            self._world.pause(4.0 * value)
 
             def recover() -> None:
                 line.ends[0].blocked = False

@@ -17,9 +17,11 @@ from typing import Any
 import msgspec
 import zmq
 
+from rootlace.wire.protocol import Op
 from tests.deterministic.clock import VirtualLoop
 
 _raws = msgspec.msgpack.Decoder(list[msgspec.Raw])
+_op = msgspec.msgpack.Decoder(Op)
 _encode = msgspec.msgpack.Encoder().encode
 
 
@@ -52,8 +54,12 @@ class Line:
     def _arrive(self, target: Socket, frame: bytes) -> None:
         if not self.up or self.dark:
             return
-        frames = [self.identity, frame] if target.kind == zmq.ROUTER else [frame]
-        target.deliver(frames)
+        if target.kind == zmq.ROUTER:
+            network, sender = self.network, self.ends[0]
+            network.arrived.setdefault(sender._descriptor, []).append((network.loop.now, frame))
+            target.deliver([self.identity, frame])
+        else:
+            target.deliver([frame])
 
     def cut(self) -> None:
         """The line breaks, and both ends hear of it (of a dark one only who closed its end); what
@@ -77,11 +83,21 @@ class Network:
         self.frames = 0
         self.tap: Callable[[Socket, bytes], None] = lambda socket, frame: None
         """Sees each frame that a ROUTER sends, with the socket that it is for."""
+        self.arrived: dict[int, list[tuple[float, bytes]]] = {}
+        """When ROUTERs got which frames, by the descriptor of who sent them."""
         self._next = 0
 
     def descriptor(self) -> int:
         self._next += 1
         return self._next
+
+    def arrival(self, descriptor: int, op: int) -> float:
+        """When a ROUTER got this operation of who sent it."""
+        return next(
+            at
+            for at, frame in self.arrived[descriptor]
+            if any(_op.decode(raw).op == op for raw in _raws.decode(frame))
+        )
 
     def cut(self, sender: Socket, frame: bytes) -> list[bytes]:
         self.frames += 1

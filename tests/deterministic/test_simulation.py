@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 
+from rootlace.runtime.engine.client.culprits import MAX_CULPRITS
+from rootlace.runtime.gateway.branches.branch import Branch, Deadline
 from tests.deterministic.cli import short
 from tests.deterministic.run import run
 from tests.deterministic.scenario import Fault, Program, Scenario, Shape, draw
 from tests.deterministic.shrink import shrink
 
 
-@pytest.mark.parametrize("seed", range(4))
+# The last: what has 20 ms is on its way for four seconds, in which nobody runs.
+@pytest.mark.parametrize("seed", [*range(4), 5184])
 def test_what_is_promised_holds_whatever_happens(seed: int) -> None:
     result = run(draw(seed, programs=12))
     assert not result.failure, short(result.failure)
@@ -51,6 +57,31 @@ def test_what_is_only_a_pause(fault: tuple[Fault, ...], deaths: int) -> None:
     result = run(Scenario(0, Shape(clients=1), (STORY,), fault))
     assert not result.failure, short(result.failure)
     assert result.deaths == deaths + 1  # the last engine ends with its world
+
+
+def test_a_timeout_that_nobody_looks_at_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run_on(_: Branch, work: Callable[[], Any], deadline: Deadline) -> Any:
+        return await work()
+
+    monkeypatch.setattr(Branch, "_in_time", run_on)
+    asked = ("generate", 1, {"max_tokens": 40, "temperature": 0.0, "timeout": 0.02})
+    story = Program(0, 0.5, (*STORY.actions[:2], asked, ("wait", 1)))
+    result = run(Scenario(0, Shape(clients=1), (story,), (Fault(0.4, "suspend", 0.1),)))
+    assert "its time was over" in result.failure
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_a_client_that_goes_on_killing_engines_is_stopped(replicas: int) -> None:
+    def killing(client: int, start: float) -> Program:
+        ask = ("generate", 1, {"max_tokens": 2, "temperature": 0.0})
+        text = ("append", 1, (("text", "the cat "), ("poison",)))
+        return Program(client, start, (("open", 1, None, {}), text, ask, ("wait", 1)))
+
+    killers = [killing(1, 10.0 * at) for at in range(12)]
+    stories = [Program(0, 5.0 * at, STORY.actions) for at in range(24)]
+    result = run(Scenario(0, Shape(clients=2, replicas=replicas), (*killers, *stories)))
+    assert not result.failure, short(result.failure)
+    assert result.deaths <= 2 * MAX_CULPRITS + replicas
 
 
 def test_shrinking_leaves_what_is_needed() -> None:

@@ -19,7 +19,7 @@ from rootlace.runtime.config import (
     SchedulerConfig,
 )
 from rootlace.runtime.engine.client import EngineClient
-from rootlace.runtime.engine.client.engine_client import MAX_RESTARTS
+from rootlace.runtime.engine.client.deaths import MAX_RESTARTS
 from rootlace.runtime.gateway.branches.gateway import Gateway
 from rootlace.runtime.gateway.server import ProgramServer
 from rootlace.runtime.gateway.state.journal import Journal
@@ -83,6 +83,8 @@ class World:
         """When gateways ended."""
         self.told: dict[tuple[int, int], list[float]] = {}
         """When terminal events were sent, by socket and operation."""
+        self.pauses: list[tuple[float, float]] = []
+        """From when to when nobody ran, or a client read nothing."""
         self.digest = hashlib.blake2b(digest_size=8)
         """Of all frames that programs were sent."""
         self.folder = TemporaryDirectory(prefix="world-")
@@ -230,7 +232,12 @@ class World:
     def vanish(self, value: float) -> None:
         self.actors[int(value * len(self.actors))].vanish()
 
+    def pause(self, seconds: float) -> None:
+        """From now on somebody cannot be told anything for so long."""
+        self.pauses.append((self.loop.now, self.loop.now + seconds))
+
     def jump(self, seconds: float) -> None:
+        self.pause(seconds)
         self.loop.now += seconds
 
     def background(self, work: Coroutine[Any, Any, None]) -> None:
