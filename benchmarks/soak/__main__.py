@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import os
 import re
 import sys
@@ -24,7 +25,6 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-import msgspec
 from rich.console import Console
 
 import rootlace as rl
@@ -32,7 +32,7 @@ from benchmarks.common import Report, console_of, new_parser, new_table
 from benchmarks.soak import watched
 from benchmarks.soak.load import Tally, running
 from benchmarks.soak.plot import plot_soak
-from benchmarks.soak.record import SERIES, Record, Watcher
+from benchmarks.soak.record import EXPLAINING, MIB, SERIES, Record, Watcher
 from benchmarks.soak.slope import Slope
 from rootlace.client import gateway_process
 from rootlace.runtime.assets import demo_model
@@ -42,6 +42,8 @@ KILLS = 5
 """Engines that are killed, in the first third; a fourth within five minutes would not come back."""
 HOLD_SECONDS = 60.0
 REST_SECONDS = 120.0
+LINES_SECONDS = 180.0
+"""So long a process may take to say which lines hold its memory."""
 DRIFT = 0.02
 """Of the mean, per hour: what counts as flat."""
 
@@ -122,7 +124,10 @@ async def _ask(
         await watching
         telling.cancel()
         watched.ask_for_lines(folder, 2)
-        await asyncio.sleep(10)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LINES_SECONDS):
+                while len(list(folder.glob("*.lines-2"))) < 2:  # gateway and engine
+                    await asyncio.sleep(1)
     return tally
 
 
@@ -188,6 +193,8 @@ def drifts(slopes: dict[str, Slope | None]) -> list[str]:
     `DRIFT` of its mean in an hour; and what there are too few minutes of to say."""
     found = []
     for name, slope in slopes.items():
+        if name.removesuffix("_mib").rpartition("_")[2] in EXPLAINING:
+            continue
         if slope is None:
             found.append(f"too short to say whether it grew: {SERIES[name]}")
             continue
@@ -197,20 +204,22 @@ def drifts(slopes: dict[str, Slope | None]) -> list[str]:
     return found
 
 
-def _grown(folder: Path, record: Record) -> dict[str, dict[str, int]]:
+def _grown(folder: Path, record: Record) -> dict[str, dict[str, Any]]:
     """Bytes that lines of code held more at the end than after the beginning, the ten that grew
-    most, of the processes that were there all the time."""
-    found = {}
+    most, of the processes that were there all the time; and what malloc kept in the end for nobody,
+    and gave back when it was told to, in MiB."""
+    found: dict[str, dict[str, Any]] = {}
     for file in sorted(folder.glob("*.lines-2")):
         pid = int(file.name.partition(".")[0])
+        new = watched.read_lines(file)
+        mine = found["engine" if pid in record.engines else "gateway"] = {
+            "trimmed_mib": round(new.trimmed / MIB, 1)
+        }
         before = watched.lines_file(folder, pid, 1)
-        if not before.exists():
-            continue
-        old, new = (msgspec.json.decode(one.read_bytes()) for one in (before, file))
-        more = {_short(line): size - old.get(line, 0) for line, size in new.items()}
-        most = sorted(more, key=lambda line: -more[line])[:10]
-        part = "engine" if pid in record.engines else "gateway"
-        found[part] = {line: more[line] for line in most}
+        if before.exists():
+            old = watched.read_lines(before).sizes
+            more = {_short(line): size - old.get(line, 0) for line, size in new.sizes.items()}
+            mine["lines"] = dict(sorted(more.items(), key=lambda item: -item[1])[:10])
     return found
 
 

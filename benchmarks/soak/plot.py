@@ -22,6 +22,7 @@ def plot_soak(minutes: Sequence[dict[str, Any]], path: Path) -> None:
             ("engine_rss_mib", "engine, resident"),
             ("gateway_traced_mib", "gateway, Python's objects"),
             ("engine_traced_mib", "engine, Python's objects"),
+            ("engine_kept_mib", "engine, kept by malloc"),
         ):
             memory.plot(at, values(name), label=label)
         memory.set_ylabel("MiB")

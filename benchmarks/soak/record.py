@@ -7,40 +7,49 @@ import contextlib
 import math
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import psutil
 
 import rootlace as rl
 from benchmarks.soak.slope import Slope, slope_of
-from benchmarks.soak.watched import traced_file
+from benchmarks.soak.watched import memory_file
 from rootlace.wire.errors import RootlaceError
 
 MIB = 2.0**20
+MEMORY = {
+    "rss": "resident",
+    "mapped": "resident, of files",
+    "held": "handed out by malloc",
+    "kept": "kept by malloc for later",
+    "traced": "Python's objects",
+    "tracing": "the tables that count these",
+}
+"""What is known of a process's memory. These overlap: what malloc hands out has Python's larger
+objects and the tables in it; small objects lie elsewhere."""
+EXPLAINING = ("mapped", "kept", "tracing")
+"""Those of them that need not be flat by themselves: they say what else grew."""
 SERIES = {
-    "gateway_rss_mib": "gateway: resident, MiB",
-    "gateway_traced_mib": "gateway: Python's objects, MiB",
+    f"{part}_{name}_mib": f"{part}: {what}, MiB"
+    for part in ("gateway", "engine")
+    for name, what in MEMORY.items()
+} | {
     "gateway_files": "gateway: open files",
-    "engine_rss_mib": "engine: resident, MiB",
-    "engine_traced_mib": "engine: Python's objects, MiB",
     "hit_rate": "share of prompts found in the cache",
 }
 
 
 @dataclass(frozen=True)
 class Sample:
-    """One look: `seconds` since the beginning, memory in MiB, and the engine's counters, which are
-    empty where it did not answer."""
+    """One look: `seconds` since the beginning, the engine's process, what is known of `SERIES`, and
+    the engine's counters, which are empty where it did not answer."""
 
     seconds: float
     engine: int
-    gateway_rss_mib: float
-    gateway_traced_mib: float
-    gateway_files: float
-    engine_rss_mib: float
-    engine_traced_mib: float
+    values: dict[str, float]
     counters: dict[str, Any] = field(default_factory=dict)
 
 
@@ -65,12 +74,14 @@ class Record:
         ]
         found = {}
         for name in SERIES:
+            if name != "hit_rate" and not any(name in one.values for one in self.samples):
+                continue  # this system does not tell
             if name == "hit_rate":
                 series = [_hit_rates(life) for life in lives]
             else:
                 parts = [late] if name.startswith("gateway") else lives
                 series = [
-                    ([one.seconds for one in part], [getattr(one, name) for one in part])
+                    ([one.seconds for one in part], [one.values.get(name, math.nan) for one in part])
                     for part in parts
                 ]
             found[name] = slope_of(series)
@@ -127,25 +138,31 @@ class Watcher:
         return Sample(
             seconds=time.monotonic() - self._began,
             engine=engine.pid if engine and counters else 0,
-            gateway_rss_mib=gateway.memory_info().rss / MIB,
-            gateway_traced_mib=self._traced(gateway.pid),
-            gateway_files=gateway.num_fds(),
-            engine_rss_mib=_rss(engine),
-            engine_traced_mib=self._traced(engine.pid) if engine else math.nan,
+            values={
+                **self._memory("gateway", gateway),
+                **({} if engine is None else self._memory("engine", engine)),
+                "gateway_files": gateway.num_fds(),
+            },
             counters=counters,
         )
 
-    def _traced(self, pid: int) -> float:
-        try:
-            return int(traced_file(self._folder, pid).read_text()) / MIB
-        except (OSError, ValueError):  # not there yet, or just being written
-            return math.nan
+    def _memory(self, part: str, process: psutil.Process) -> dict[str, float]:
+        """Of `MEMORY`, what can be known now."""
+        found: dict[str, float] = {}
+        with contextlib.suppress(OSError, msgspec.DecodeError):  # not there, or just being written
+            found = msgspec.json.decode(memory_file(self._folder, process.pid).read_bytes())
+        with contextlib.suppress(OSError, psutil.NoSuchProcess):
+            found["rss"] = process.memory_info().rss
+            found["mapped"] = found["rss"] - _anonymous(process.pid)
+        return {f"{part}_{name}_mib": value / MIB for name, value in found.items()}
 
 
-def _rss(process: psutil.Process | None) -> float:
-    with contextlib.suppress(psutil.NoSuchProcess):
-        return math.nan if process is None else process.memory_info().rss / MIB
-    return math.nan
+def _anonymous(pid: int) -> int:
+    """Resident bytes that are of no file. Raises OSError where the system does not tell."""
+    for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+        if line.startswith("Anonymous:"):
+            return 1024 * int(line.split()[1])
+    raise ProcessLookupError(pid)
 
 
 def _hit_rates(life: list[Sample]) -> tuple[list[float], list[float]]:
@@ -175,13 +192,12 @@ def _hit_rate(first: Sample, last: Sample) -> float | None:
 
 
 def _minute(number: int, part: list[Sample]) -> dict[str, Any]:
-    rows = [asdict(one) for one in part]
     found: dict[str, Any] = {"minute": number, "engine": part[-1].engine}
     for name in SERIES:
         if name != "hit_rate":
-            found[name] = _mean([row[name] for row in rows])
+            found[name] = _mean([one.values.get(name, math.nan) for one in part])
     for name in ("waiting", "running", "blocks_used", "blocks_free", "sessions"):
-        known = [row["counters"][name] for row in rows if name in row["counters"]]
+        known = [one.counters[name] for one in part if name in one.counters]
         found[name] = _mean(known)
     known = [one for one in part if one.counters and one.engine == part[-1].engine]
     if len(known) > 1:

@@ -1,13 +1,15 @@
 """A gateway process, and the engine that it starts, which tell what Python objects take there.
 
-Both are the real ones. A thread in each writes once a second how much memory `tracemalloc` counts
-(in an engine: since its first request) to a file of the process, and on demand by which lines it
-was taken; the engine checks every invariant of its tree and pool now and then, and writes what it
-found.
+Both are the real ones. A thread in each writes every few seconds to a file of the process how much
+memory `tracemalloc` counts (in an engine: since its first request) and what the C library's malloc
+has handed out, and on demand by which lines it was taken; the engine checks every invariant of its
+tree and pool now and then, and writes what it found.
 """
 
 from __future__ import annotations
 
+import ctypes
+import gc
 import os
 import sys
 import threading
@@ -17,6 +19,7 @@ from pathlib import Path
 from unittest.mock import patch
 
 import msgspec
+import psutil
 
 from rootlace.runtime import processes
 from rootlace.runtime.scheduler.scheduler import Scheduler
@@ -24,13 +27,15 @@ from rootlace.runtime.scheduler.scheduler import Scheduler
 FOLDER_VARIABLE = "SOAK_FOLDER"
 """The environment's variable that says where files go."""
 CHECK_SECONDS = 20.0
+TELL_SECONDS = 2.0
 ENGINE_MODULE = "rootlace.runtime.engine"
 LINES = 400
 """So many lines of code are told that hold the most memory."""
 
 
-def traced_file(folder: Path, pid: int) -> Path:
-    return folder / f"{pid}.traced"
+def memory_file(folder: Path, pid: int) -> Path:
+    """What `memory_of_this_process` says, as JSON."""
+    return folder / f"{pid}.memory"
 
 
 def checks_file(folder: Path) -> Path:
@@ -42,9 +47,50 @@ def lines_file(folder: Path, pid: int, number: int) -> Path:
     return folder / f"{pid}.lines-{number}"
 
 
+class Lines(msgspec.Struct, frozen=True):
+    """Bytes by the lines of code that hold them; how many malloc then had that nobody needed, and
+    gave back."""
+
+    sizes: dict[str, int]
+    trimmed: int
+
+
+def read_lines(file: Path) -> Lines:
+    return msgspec.json.decode(file.read_bytes(), type=Lines)
+
+
 def ask_for_lines(folder: Path, number: int) -> None:
     """Have all processes write which lines hold memory, for the `number`th time."""
     (folder / f"lines-{number}").touch()
+
+
+class _MallInfo(ctypes.Structure):
+    """`struct mallinfo2` of glibc."""
+
+    _fields_ = [
+        (name, ctypes.c_size_t)
+        for name in (
+            *("arena", "ordblks", "smblks", "hblks", "hblkhd"),
+            *("usmblks", "fsmblks", "uordblks", "fordblks", "keepcost"),
+        )
+    ]
+
+
+_libc = ctypes.CDLL(None)
+
+
+def memory_of_this_process() -> dict[str, int]:
+    """Bytes: `traced` in Python's objects, `tracing` in the tables about these; of glibc's malloc
+    what is `held` by whoever asked for it and what is `kept` for who will ask."""
+    found = {
+        "traced": tracemalloc.get_traced_memory()[0],
+        "tracing": tracemalloc.get_tracemalloc_memory(),
+    }
+    if hasattr(_libc, "mallinfo2"):
+        _libc.mallinfo2.restype = _MallInfo
+        info = _libc.mallinfo2()
+        found |= {"held": info.uordblks + info.hblkhd, "kept": info.fordblks}
+    return found
 
 
 class MemoryTeller(threading.Thread):
@@ -56,13 +102,13 @@ class MemoryTeller(threading.Thread):
         self._told = self._asked()
 
     def run(self) -> None:
-        file = traced_file(self._folder, os.getpid())
+        file = memory_file(self._folder, os.getpid())
         while True:
-            file.write_text(str(tracemalloc.get_traced_memory()[0]))
+            file.write_bytes(msgspec.json.encode(memory_of_this_process()))
             if self._asked() > self._told:
                 self._told += 1
                 self._tell_lines(lines_file(self._folder, os.getpid(), self._told))
-            time.sleep(1.0)
+            time.sleep(TELL_SECONDS)
 
     def _asked(self) -> int:
         return len(list(self._folder.glob("lines-*")))
@@ -72,7 +118,14 @@ class MemoryTeller(threading.Thread):
         sizes = {
             f"{one.traceback[0].filename}:{one.traceback[0].lineno}": one.size for one in found
         }
-        file.write_bytes(msgspec.json.encode(sizes))
+        del found
+        gc.collect()
+        process = psutil.Process()
+        before = process.memory_info().rss
+        if hasattr(_libc, "malloc_trim"):
+            _libc.malloc_trim(0)  # else what grows later would find room in what this took
+        trimmed = before - process.memory_info().rss
+        file.write_bytes(msgspec.json.encode(Lines(sizes, trimmed)))
 
 
 class Checker:

@@ -59,7 +59,8 @@ def test_lives_have_levels_of_their_own() -> None:
 def test_what_is_measured_of_a_process_begins_when_it_has_settled() -> None:
     def sample(second: float, engine: int) -> Sample:
         memory = 50.0 if second < 300 else 60 + second / 3600
-        return Sample(second, engine, memory, memory, 9, memory, memory)
+        values = dict.fromkeys(("gateway_rss_mib", "engine_rss_mib"), memory)
+        return Sample(second, engine, values)
 
     record = Record([sample(second, 1) for second in np.arange(0, 1800, 5.0)])
     slope = record.slopes(600)["engine_rss_mib"]
@@ -76,3 +77,5 @@ def test_what_surely_grows_is_a_fault() -> None:
     assert not named("engine_rss_mib", 5.0, 2.0) and not named("engine_rss_mib", 1.9, 0.0)
     assert not named("engine_rss_mib", -5.0, 0.5) and not named("hit_rate", 5.0, 0.5)
     assert drifts({"hit_rate": None})
+    # It is part of what is resident, which is looked at itself.
+    assert not named("engine_kept_mib", 5.0, 0.5) and named("engine_held_mib", 5.0, 0.5)
