@@ -101,6 +101,14 @@ class PinRefused(Overloaded):
     code = "pin_refused"
 
 
+class ClientSuspended(Overloaded):
+    """Requests of this client ended the engine again and again: for a while it gets nothing;
+    `retry_after` in seconds."""
+
+    code = "client_suspended"
+    retry_after = 60.0
+
+
 class DeadlineImpossible(Overloaded):
     """What is waiting already takes longer than the time that a request was given."""
 
@@ -167,6 +175,7 @@ _BY_CODE: dict[str, type[RootlaceError]] = {
         Overloaded,
         QuotaExceeded,
         PinRefused,
+        ClientSuspended,
         DeadlineImpossible,
         DeadlineExceeded,
         BudgetExceeded,

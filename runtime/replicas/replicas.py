@@ -14,6 +14,7 @@ from rootlace.runtime.contracts.messages import Ready, TellCache, ToEngine
 from rootlace.runtime.contracts.request import Request
 from rootlace.runtime.contracts.update import Update
 from rootlace.runtime.engine.client import EngineClient
+from rootlace.runtime.engine.client.culprits import Culprits
 from rootlace.runtime.engine.client.forgets import Forgets
 from rootlace.runtime.engine.client.in_flight import Submitted
 from rootlace.runtime.engine.client.siblings import Siblings
@@ -47,6 +48,7 @@ class Replicas:
         self._digest_key = secrets.token_bytes(16)
         self._asking = Asking(count)
         self._forgets = Forgets()
+        self._culprits = Culprits()
         self._next_rid = 0
 
     @classmethod
@@ -84,6 +86,7 @@ class Replicas:
             lambda: self._tell(partial(Dispatch.back, at=at)),
             partial(self._gone_for_good, at),
             self._forgets,
+            self._culprits,
         )
         return await EngineClient.start(config, siblings=siblings)
 
@@ -101,6 +104,8 @@ class Replicas:
     def submit(self, request: Request, on_update: Callable[[Update], None]) -> None:
         """As `EngineClient.submit`, at the engine where it costs least."""
         assert self._dispatch is not None
+        if (refusal := self._culprits.refusal(request.client)) is not None:
+            raise refusal
         at = self._dispatch.place(request)
         self._clients[at].submit(request, partial(_pass_on, self._dispatch, on_update))
 

@@ -13,7 +13,7 @@ import pytest
 from rootlace.runtime.assets import demo_model
 from rootlace.runtime.config import CacheConfig, EngineConfig, ExecutorConfig
 from rootlace.runtime.contracts.request import Request
-from rootlace.runtime.engine.client import EngineClient, engine_client
+from rootlace.runtime.engine.client import EngineClient, deaths
 from rootlace.wire.protocol import SamplingParams
 from tests.processes import alive
 from tests.waiting import soon, until
@@ -21,7 +21,7 @@ from tests.waiting import soon, until
 
 async def test_the_death_of_a_rank_ends_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     """Here none is started in its place, so that what its supervisor says of it is seen."""
-    monkeypatch.setattr(engine_client, "MAX_RESTARTS", 0)
+    monkeypatch.setattr(deaths, "MAX_RESTARTS", 0)
     ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
     executor = ExecutorConfig(model=str(demo_model()), tensor_parallel=2, threads=2)
     config = EngineConfig(executor=executor, cache=CacheConfig(16, 64))

@@ -6,7 +6,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import time
 from asyncio.subprocess import PIPE, Process
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -40,6 +39,8 @@ from rootlace.runtime.contracts.messages import (
 from rootlace.runtime.contracts.request import Request
 from rootlace.runtime.contracts.step_record import read_step_record
 from rootlace.runtime.contracts.update import Update
+from rootlace.runtime.engine.client.culprits import Culprits
+from rootlace.runtime.engine.client.deaths import Deaths
 from rootlace.runtime.engine.client.forgets import Forgets
 from rootlace.runtime.engine.client.in_flight import InFlight, Submitted
 from rootlace.runtime.engine.client.pipes import Pipes
@@ -53,8 +54,6 @@ log = logging.getLogger(__name__)
 STOP_GRACE_SECONDS = 5.0
 SPILL_SECONDS = 20.0
 """How long an engine has, when it is to end, to write what it has cached to the disk."""
-MAX_RESTARTS = 3
-RESTART_WINDOW_SECONDS = 300.0
 
 
 class EngineProcessConfig(msgspec.Struct, frozen=True):
@@ -79,9 +78,9 @@ class EngineClient:
     When the engine dies, it is started again and every request that was running is submitted again
     with the tokens it had: its client notices a pause. One that hangs is killed, which is the same.
     What was in the step that it computed is computed alone at first, so that a request that kills
-    engines is given up alone (`InFlight`); after
-    `MAX_RESTARTS` deaths in `RESTART_WINDOW_SECONDS`, with no such request found, the engine stays
-    down and `on_exit` is called with the reason. Where it has `siblings`, its requests go on there.
+    engines is given up alone (`InFlight`), and a client that sends many of them is suspended
+    (`Culprits`); where too many deaths have no such reason (`Deaths`), the engine stays down and
+    `on_exit` is called with the reason. Where it has `siblings`, its requests go on there.
     """
 
     info: Ready
@@ -102,16 +101,15 @@ class EngineClient:
         self._record = self._folder.path
         self._ready: asyncio.Future[Ready] | None = None
         self._watcher: asyncio.Task[None] | None = None
-        self._in_flight = InFlight()
+        self._culprits = Culprits() if siblings is None else siblings.culprits
+        self._in_flight = InFlight(self._culprits)
         self._questions = Questions()
         self._forgets = Forgets() if siblings is None else siblings.forgets
         self._next_rid = 0
         self._pulse = Pulse()
         self._up = False
         self._stopping = False
-        self._deaths: list[float] = []
-        self._unexplained: list[float] = []
-        """Those of them since a request was last found to be their reason."""
+        self._deaths = Deaths()
 
     @classmethod
     async def start(
@@ -143,7 +141,10 @@ class EngineClient:
         return self._next_rid
 
     def submit(self, request: Request, on_update: Callable[[Update], None]) -> None:
-        """Start a request; `on_update` hears of it until an update with `finish` set."""
+        """Start a request; `on_update` hears of it until an update with `finish` set. Raises
+        ClientSuspended."""
+        if (refusal := self._culprits.refusal(request.client)) is not None:
+            raise refusal
         sent = self._up and not self._in_flight.quarantined
         self._in_flight.add(request, on_update, sent)
         if sent:  # else the next engine is given it when it is ready
@@ -216,7 +217,7 @@ class EngineClient:
     # ------------------------------------------------------------ the process
 
     async def _launch(self) -> None:
-        generation = len(self._deaths)
+        generation = self._deaths.count
         inbox = self._folder.address(f"to-engine-{generation}")
         outbox = self._folder.address(f"from-engine-{generation}")
         self._pipes = Pipes(self._context, inbox, outbox, self._handle)
@@ -279,6 +280,7 @@ class EngineClient:
         if self._stopping:
             return
         self._up = False
+        self._in_flight.died(self._deaths.note())
         self._forgets.died()
         log.error("the engine process ended with code %s", code)
         self._questions.fail(ServerUnavailable("the engine restarted"))
@@ -296,11 +298,8 @@ class EngineClient:
             if self._on_exit is not None:
                 self._on_exit(str(error))
             return
-        culprits = self._in_flight.culprits
         for request in self._in_flight.resume(in_step):
             self.send(request)
-        if self._in_flight.culprits > culprits:
-            self._unexplained.clear()
         if siblings is not None:
             siblings.on_return()
 
@@ -309,16 +308,12 @@ class EngineClient:
         while True:
             assert self._pipes is not None
             self._pipes.close()
-            now = time.monotonic()
-            self._deaths.append(now)
-            before = [t for t in self._unexplained if now - t < RESTART_WINDOW_SECONDS]
-            recent = self._unexplained = [*before, now]
-            if len(recent) > MAX_RESTARTS:
-                raise ServerUnavailable(f"the engine died {len(recent)} times, last code {code}")
+            self._deaths.check(code)
             try:
                 return await self._launch()
             except _DiedAtStart as error:
                 log.error("%s", error)
+                self._deaths.note()
                 code = error.code_of_process
 
     # ------------------------------------------------------------ messages

@@ -11,7 +11,9 @@ import numpy as np
 
 from rootlace.runtime.contracts.request import Request
 from rootlace.runtime.contracts.update import Update
-from rootlace.wire.errors import InternalError, ServerUnavailable
+from rootlace.runtime.engine.client.culprits import Culprits
+from rootlace.runtime.engine.client.deaths import Death
+from rootlace.wire.errors import InternalError, RootlaceError
 
 
 @dataclass
@@ -27,6 +29,8 @@ class Submitted:
     """Whether the last of them told anything of it."""
     deaths: int = 0
     """How many engines died in a step with it."""
+    lost: list[Death] = field(default_factory=list)
+    """Of the engines that had it."""
     aborted: bool = False
 
     def resumed(self, suspected: int) -> Request:
@@ -42,10 +46,10 @@ class Submitted:
 class InFlight:
     """Requests that were submitted and have not finished, and who hears of them."""
 
-    def __init__(self) -> None:
+    def __init__(self, culprits: Culprits | None = None) -> None:
+        """`culprits` is told of requests that kill engines, and whose requests end for that."""
+        self._culprits = Culprits() if culprits is None else culprits
         self._submitted: dict[int, Submitted] = {}
-        self.culprits = 0
-        """How many were found to kill engines."""
         self._held: deque[int] = deque()
         """In quarantine: those that the engine is given one by one."""
         self._late: deque[int] = deque()
@@ -68,6 +72,13 @@ class InFlight:
         if self.quarantined:
             self._late.append(request.rid)
 
+    def died(self, death: Death) -> None:
+        """The engine died: before anything else is done about it."""
+        waiting = {*self._held, *self._late, *self._cleared}
+        for rid, submitted in self._submitted.items():
+            if submitted.engines and rid not in waiting:
+                submitted.lost.append(death)
+
     def abort(self, rids: Iterable[int]) -> tuple[int, ...]:
         """Do not start these again. Returns those still in flight."""
         running = tuple(rid for rid in rids if rid in self._submitted)
@@ -89,7 +100,8 @@ class InFlight:
         return self._next() if update.rid == self._tried else ()
 
     def resume(self, in_step: Mapping[int, int]) -> Iterator[Request]:
-        """What the next engine is to be sent; ends what is aborted, and what kills engines.
+        """What the next engine is to be sent; ends what is aborted, what kills engines, and what is
+        of a client that is suspended.
 
         `in_step`: who was in the steps in which the engine died, and how long they were to become.
         They are computed alone as far as is known here, and where a second engine dies with them,
@@ -105,7 +117,6 @@ class InFlight:
         whom of these an engine dies in no step, that one kills engines.
         """
         tried, self._tried = self._tried, None
-        culprits = self.culprits
         waiting = {*self._held, *self._late, *self._cleared}
         for rid, submitted in list(self._submitted.items()):
             if submitted.aborted:
@@ -114,29 +125,36 @@ class InFlight:
         again = not in_step and any(one.engines > 1 for one in given.values())
         if again and tried is None and len(given) == 1:
             (tried,) = given
-        for rid, submitted in list(self._submitted.items()):
-            if rid in waiting:
-                continue
+        fresh = [rid for rid in self._submitted if rid not in waiting]
+        culprits: set[str] = set()
+        for rid in fresh:
+            submitted = self._submitted[rid]
             submitted.deaths += rid in in_step
             most = 1 if in_step.keys() == {rid} else 2
             if submitted.deaths > most or (not in_step and rid == tried):
-                self.culprits += 1
-                self._fail(rid, InternalError("the engine died twice while running this request"))
-            elif rid == tried or (again and tried is None and rid in given and not submitted.told):
+                culprits.add(submitted.request.client)
+                self._blame(rid)
+        for client in culprits:
+            self._culprits.note(client)
+        for rid in fresh:
+            if rid not in self._submitted or self._ends(rid):
+                continue
+            submitted = self._submitted[rid]
+            if rid == tried or (again and tried is None and rid in given and not submitted.told):
                 self._held.append(rid)
             elif again and tried is None and rid in given:
                 self._cleared.append(rid)
             else:
                 yield self._resumed(rid, in_step)
-        if self.culprits > culprits and len(in_step) < 2:  # whoever was its company is none
+        if culprits and len(in_step) < 2:  # whoever was its company is none
             for submitted in self._submitted.values():
                 submitted.deaths = 0
         yield from self._next()
 
     def leave(self, in_step: Mapping[int, int]) -> list[Submitted]:
         """Take out what another engine may go on with now that this one has died: all but those
-        that are aborted, those that two engines died with, and, where there is to be a quarantine,
-        those that belong there. The others are for `resume`, which is given the same `in_step`."""
+        that end, those that two engines died with, and, where there is to be a quarantine, those
+        that belong there. The others are for `resume`, which is given the same `in_step`."""
         stay = {*self._held, *self._late, *self._cleared, self._tried}
         if not in_step and (
             self.quarantined or any(one.engines > 1 for one in self._submitted.values())
@@ -145,7 +163,8 @@ class InFlight:
         left: list[Submitted] = []
         for rid, submitted in list(self._submitted.items()):
             died_twice = submitted.deaths + (rid in in_step) > 1
-            if not (submitted.aborted or rid in stay or died_twice):
+            ends = submitted.aborted or self._culprits.refusal(submitted.request.client)
+            if not (ends or rid in stay or died_twice):
                 left.append(self._submitted.pop(rid))
         return left
 
@@ -186,12 +205,27 @@ class InFlight:
 
     def _leaves(self, rid: int) -> Request | None:
         """What the engine is to be sent for one that waited, if anything."""
-        submitted = self._submitted.get(rid)
-        if submitted is not None and submitted.aborted:
+        if rid not in self._submitted or self._ends(rid):
+            return None
+        return self._resumed(rid, {})
+
+    def _ends(self, rid: int) -> bool:
+        """End what is not to go on: what is aborted, and what is of a client that is suspended."""
+        submitted = self._submitted[rid]
+        if submitted.aborted:
             self._end_aborted(rid)
-        elif submitted is not None:
-            return self._resumed(rid, {})
-        return None
+            return True
+        error = self._culprits.refusal(submitted.request.client)
+        if error is not None:
+            self._fail(rid, error)
+        return error is not None
+
+    def _blame(self, rid: int) -> None:
+        """It kills engines."""
+        submitted = self._submitted[rid]
+        for death in submitted.lost:
+            death.explained = True
+        self._fail(rid, InternalError("the engine died twice while running this request"))
 
     def _end_aborted(self, rid: int) -> None:
         submitted = self._submitted.pop(rid)
@@ -205,11 +239,11 @@ class InFlight:
         submitted.told = False
         return request
 
-    def fail(self, error: ServerUnavailable) -> None:
+    def fail(self, error: RootlaceError) -> None:
         """End every request with `error`."""
         for rid in list(self._submitted):
             self._fail(rid, error)
 
-    def _fail(self, rid: int, error: ServerUnavailable | InternalError) -> None:
+    def _fail(self, rid: int, error: RootlaceError) -> None:
         submitted = self._submitted.pop(rid)
         submitted.on_update(Update(rid, finish="error", code=error.code, error=str(error)))

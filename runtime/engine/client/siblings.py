@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from rootlace.runtime.contracts.messages import CacheChanged, CostMeasured
+from rootlace.runtime.engine.client.culprits import Culprits
 from rootlace.runtime.engine.client.forgets import Forgets
 from rootlace.runtime.engine.client.in_flight import Submitted
 
@@ -17,7 +18,7 @@ class Siblings:
     `on_told` hears what the engine says of its cache and its steps; `on_death` is given the
     requests that others may go on with, and who was in the steps in which it died
     (`InFlight.resume`); `on_return` is called when it is there again, and `on_gone`, with the
-    reason, before its last requests leave, when it will not be. `forgets` is that of all of them.
+    reason, before its last requests leave, when it will not be. `forgets` and `culprits` are those of all of them.
     """
 
     replica: int
@@ -28,3 +29,4 @@ class Siblings:
     on_return: Callable[[], None]
     on_gone: Callable[[str], None]
     forgets: Forgets
+    culprits: Culprits

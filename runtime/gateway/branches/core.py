@@ -48,7 +48,8 @@ class Engine(Protocol):
 
     def next_rid(self) -> int: ...
 
-    def submit(self, request: Request, on_update: Callable[[Update], None]) -> None: ...
+    def submit(self, request: Request, on_update: Callable[[Update], None]) -> None:
+        """Raises ClientSuspended."""
 
     def abort(self, rids: Iterable[int]) -> None: ...
 

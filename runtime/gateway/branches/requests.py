@@ -35,16 +35,17 @@ class Requests:
         self._all_ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def add(self, make: Callable[[int], Request], on_update: Callable[[Update], object]) -> int:
-        """Submit `make(rid)`. `on_update` may return True to end the request early."""
+        """Submit `make(rid)`. `on_update` may return True to end the request early. Raises
+        ClientSuspended."""
         rid = self._engine.next_rid()
         self._running.add(rid)
         account = self._account
         most = None if account is None else account.entry.max_pins
         request = msgspec.structs.replace(make(rid), client=self._client, max_pins=most)
+        self._engine.submit(request, partial(self._pass_on, on_update))
         if self._account is not None:
             self._account.used("prompt", len(request.token_ids) - self._paid)
             self._paid = 0
-        self._engine.submit(request, partial(self._pass_on, on_update))
         return rid
 
     async def finish(self, wait: Callable[[asyncio.Future[None]], Awaitable[None]]) -> None:

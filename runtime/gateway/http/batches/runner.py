@@ -23,6 +23,7 @@ from rootlace.runtime.gateway.keys.account import set_caller
 from rootlace.runtime.gateway.rooms import Rooms
 from rootlace.wire.errors import (
     Cancelled,
+    ClientSuspended,
     DeadlineImpossible,
     InvalidRequest,
     Overloaded,
@@ -219,7 +220,8 @@ class Runner:
                 tries += not isinstance(error, Overloaded)
                 if tries == TRIES:
                     return Answer(custom_id, error.http_status, error_body(error))
-                wait = error.retry_after if isinstance(error, QuotaExceeded) else RETRY_SECONDS
+                told = isinstance(error, QuotaExceeded | ClientSuspended)
+                wait = error.retry_after if told else RETRY_SECONDS
                 await asyncio.sleep(wait)
             except RootlaceError as error:
                 shown = custom_id or _custom_id(line)
