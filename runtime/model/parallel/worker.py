@@ -10,6 +10,7 @@ import logging
 import os
 import signal
 import sys
+import threading
 from pathlib import Path
 
 import msgspec
@@ -24,7 +25,13 @@ from rootlace.runtime.model.parallel.leader import LOGITS, RUN, share_of_logits
 from rootlace.runtime.model.parallel.message import decode
 from rootlace.runtime.model.parallel.rank_model import load_rank
 from rootlace.runtime.model.parallel.shard import Shard
-from rootlace.runtime.model.parallel.workers import LOADED, Said, WorkerConfig
+from rootlace.runtime.model.parallel.workers import (
+    LOADED,
+    LOADING,
+    LOADING_SECONDS,
+    Said,
+    WorkerConfig,
+)
 from rootlace.wire.errors import InternalError, RootlaceError
 
 log = logging.getLogger(__name__)
@@ -59,7 +66,14 @@ def work(config: WorkerConfig) -> None:
     model = ModelConfig.read(executor.model, executor.allow_pickle)
     dtype = getattr(torch, executor.dtype)
     shard = Shard(model.spec, config.rank, executor.tensor_parallel)
-    group = Group(Path(config.group), config.rank, shard.count, device, lambda: _say(Said(LOADED)))
+    loading = threading.Event()
+
+    def ready() -> None:
+        loading.set()
+        _say(Said(LOADED))
+
+    threading.Thread(target=_say_that_it_loads, args=(loading,), daemon=True).start()
+    group = Group(Path(config.group), config.rank, shard.count, device, ready)
     loaded = load_rank(model, executor, config.cache, shard, dtype, device, group)
     none = torch.empty(0, model.spec.hidden_size, dtype=dtype, device=device)
     while True:
@@ -78,9 +92,14 @@ def follow(group: Group, forward: Forward, none: torch.Tensor) -> None:
     group.gathered(share_of_logits(forward, hidden, group.count))
 
 
+def _say_that_it_loads(ended: threading.Event) -> None:
+    while not ended.wait(LOADING_SECONDS):
+        _say(Said(LOADING))
+
+
 def _say(said: Said) -> None:
-    sys.stdout.buffer.write(msgspec.json.encode(said) + b"\n")
-    sys.stdout.buffer.flush()
+    # In one piece: two threads say something.
+    os.write(sys.stdout.fileno(), msgspec.json.encode(said) + b"\n")
 
 
 if __name__ == "__main__":

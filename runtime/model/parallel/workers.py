@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import selectors
 import subprocess
 from collections.abc import Sequence
 
@@ -12,7 +13,11 @@ from rootlace.runtime.config import CacheConfig, ExecutorConfig
 from rootlace.runtime.contracts.plan import ExecutorLost
 from rootlace.wire.errors import ServerUnavailable, from_code
 
-LOADED = "loaded"
+LOADING, LOADED = "loading", "loaded"
+LOADING_SECONDS = 1.0
+"""A worker that loads says so as often, from a thread of its own."""
+SILENCE_SECONDS = 120.0
+"""One that says nothing for so long has stopped: before it loads anything, it imports torch."""
 
 
 class WorkerConfig(msgspec.Struct, frozen=True):
@@ -28,8 +33,8 @@ class WorkerConfig(msgspec.Struct, frozen=True):
 
 
 class Said(msgspec.Struct, frozen=True):
-    """A worker's line on its standard output: that it has loaded its weights, or why not, as
-    `Said(error's code, message)`."""
+    """A worker's line on its standard output: that it loads its weights or has loaded them, or why
+    not, as `Said(error's code, message)`."""
 
     what: str
     message: str = ""
@@ -45,6 +50,7 @@ class Workers:
                 processes.child_command("rootlace.runtime.model.parallel.worker"),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
+                bufsize=0,  # what was read of it and not taken yet would be silent
                 start_new_session=True,
                 env=processes.compute_environment(),
             )
@@ -55,13 +61,11 @@ class Workers:
 
     def wait_until_loaded(self) -> None:
         """Raises the typed error that a worker gave, or `ServerUnavailable` for one that ended
-        without."""
+        without, or stopped."""
         for rank, process in self._ranks.items():
-            assert process.stdout is not None
-            line = process.stdout.readline()
-            if not line:
-                raise ServerUnavailable(f"rank {rank} ended with code {process.wait()}")
-            said = msgspec.json.decode(line, type=Said)
+            said = Said(LOADING)
+            while said.what == LOADING:
+                said = _next_of(rank, process)
             if said.what != LOADED:
                 raise from_code(said.what, said.message)
 
@@ -84,3 +88,17 @@ class Workers:
             for pipe in (process.stdin, process.stdout):
                 if pipe is not None:
                     pipe.close()
+
+
+def _next_of(rank: int, process: subprocess.Popen[bytes]) -> Said:
+    assert process.stdout is not None
+    with selectors.DefaultSelector() as selector:
+        selector.register(process.stdout, selectors.EVENT_READ)
+        if not selector.select(SILENCE_SECONDS):
+            raise ServerUnavailable(
+                f"rank {rank} said nothing for {SILENCE_SECONDS:g} s while it loaded the model"
+            )
+    line = process.stdout.readline()
+    if not line:
+        raise ServerUnavailable(f"rank {rank} ended with code {process.wait()}")
+    return msgspec.json.decode(line, type=Said)
