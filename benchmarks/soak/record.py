@@ -81,7 +81,10 @@ class Record:
             else:
                 parts = [late] if name.startswith("gateway") else lives
                 series = [
-                    ([one.seconds for one in part], [one.values.get(name, math.nan) for one in part])
+                    (
+                        [one.seconds for one in part],
+                        [one.values.get(name, math.nan) for one in part],
+                    )
                     for part in parts
                 ]
             found[name] = slope_of(series)

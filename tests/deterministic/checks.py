@@ -285,8 +285,8 @@ class Ledger:
             content.gained.append(Piece(first.text))
 
     def _check_deadline(self, sent: Sent, op: protocol.Generate) -> None:
-        """Its time begins when the gateway has it; while nobody runs, or its client reads nothing, it
-        cannot be told."""
+        """Its time begins when the gateway has it. While nobody runs, or its client reads nothing,
+        it cannot be told."""
         timeout, world = op.handling.timeout, self._world
         told = world.told.get((sent.socket, op.op))
         if timeout is None or not told:
