@@ -82,14 +82,16 @@ class ProtocolError(RootlaceError):
 
 
 class Overloaded(RootlaceError):
-    """An admission bound is reached; the same request may succeed later."""
+    """An admission bound is reached; the same request may succeed later: in `retry_after`
+    seconds, where that is known."""
 
     code = "overloaded"
     http_status = 429
+    retry_after: float | None = None
 
 
 class QuotaExceeded(Overloaded):
-    """An API key has used up its quota of requests or tokens; `retry_after` in seconds."""
+    """An API key has used up its quota of requests or tokens."""
 
     code = "quota_exceeded"
     retry_after = 60.0
@@ -102,8 +104,7 @@ class PinRefused(Overloaded):
 
 
 class ClientSuspended(Overloaded):
-    """Requests of this client ended the engine again and again: for a while it gets nothing;
-    `retry_after` in seconds."""
+    """Requests of this client ended the engine again and again: for a while it gets nothing."""
 
     code = "client_suspended"
     retry_after = 60.0

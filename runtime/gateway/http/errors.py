@@ -10,12 +10,10 @@ import msgspec
 from aiohttp import web
 
 from rootlace.wire.errors import (
-    ClientSuspended,
     InternalError,
     InvalidConstraint,
     InvalidRequest,
     Overloaded,
-    QuotaExceeded,
     RootlaceError,
     ServerUnavailable,
 )
@@ -127,8 +125,8 @@ def error_response(error: Exception, path: str = "") -> web.Response:
         # The header of a 405 that lists the allowed methods.
         headers = {k: v for k, v in error.headers.items() if k == "Allow"}
     if isinstance(error, Overloaded | ServerUnavailable):
-        told = isinstance(error, QuotaExceeded | ClientSuspended)
-        seconds = error.retry_after if told else RETRY_AFTER_SECONDS
+        told = error.retry_after if isinstance(error, Overloaded) else None
+        seconds = RETRY_AFTER_SECONDS if told is None else told
         headers["Retry-After"] = str(math.ceil(seconds))
     if status == 401:
         headers["WWW-Authenticate"] = "Bearer"

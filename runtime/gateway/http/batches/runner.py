@@ -23,12 +23,10 @@ from rootlace.runtime.gateway.keys.account import set_caller
 from rootlace.runtime.gateway.rooms import Rooms
 from rootlace.wire.errors import (
     Cancelled,
-    ClientSuspended,
     DeadlineImpossible,
     InvalidRequest,
     Overloaded,
     PinRefused,
-    QuotaExceeded,
     RootlaceError,
     ServerUnavailable,
 )
@@ -220,8 +218,8 @@ class Runner:
                 tries += not isinstance(error, Overloaded)
                 if tries == TRIES:
                     return Answer(custom_id, error.http_status, error_body(error))
-                told = isinstance(error, QuotaExceeded | ClientSuspended)
-                wait = error.retry_after if told else RETRY_SECONDS
+                told = error.retry_after if isinstance(error, Overloaded) else None
+                wait = RETRY_SECONDS if told is None else told
                 await asyncio.sleep(wait)
             except RootlaceError as error:
                 shown = custom_id or _custom_id(line)
