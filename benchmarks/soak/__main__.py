@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import math
 import os
 import re
 import sys
@@ -32,7 +33,7 @@ from benchmarks.common import Report, console_of, new_parser, new_table
 from benchmarks.soak import watched
 from benchmarks.soak.load import Tally, running
 from benchmarks.soak.plot import plot_soak
-from benchmarks.soak.record import EXPLAINING, MIB, SERIES, Record, Watcher
+from benchmarks.soak.record import EXPLAINING, MIB, SERIES, Record, Sample, Watcher
 from benchmarks.soak.slope import Slope
 from rootlace.client import gateway_process
 from rootlace.runtime.assets import demo_model
@@ -141,10 +142,14 @@ async def _tell(watcher: Watcher, tally: Tally) -> None:
         print(
             f"{last.seconds / 60:.0f} min: {sum(tally.done.values()):,} answers, "
             f"{tally.failed} failed, "
-            f"gateway {last.gateway_rss_mib:.0f} MiB, engine {last.engine_rss_mib:.0f} MiB, "
+            f"gateway {_mib(last, 'gateway')}, engine {_mib(last, 'engine')} MiB, "
             f"{last.counters.get('waiting')} waiting",
             flush=True,
         )
+
+
+def _mib(sample: Sample, part: str) -> str:
+    return f"{sample.values.get(f'{part}_rss_mib', math.nan):.0f}"
 
 
 def _rest(runtime: rl.Runtime) -> dict[str, Any]:
