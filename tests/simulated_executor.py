@@ -210,22 +210,22 @@ class SimulatedExecutor:
             self._attend(plan, samples)
         if plan.wait_for_masks is not None:
             plan.wait_for_masks()
-        ends = plan.row_start[1:] - 1
+        ends = [int(plan.row_start[sample.row + 1]) - 1 - sample.back for sample in samples]
         hashes = self._hashes[plan.slots[ends]]
-        step.histories = [int(hashes[sample.row]) for sample in samples]
+        step.histories = hashes.tolist()
         step.tokens = [
             self.next_token(history, sample, self._token_before(sample))
             for history, sample in zip(step.histories, samples, strict=True)
         ]
         scores = [
             self._scores(
-                hashes[sample.row : sample.row + 1],
+                hashes[at : at + 1],
                 np.array([token], np.int32),
                 sample.params.top_logprobs,
             )
             if sample.params.logprobs
             else None
-            for sample, token in zip(samples, step.tokens, strict=True)
+            for at, (sample, token) in enumerate(zip(samples, step.tokens, strict=True))
         ]
         prompt_scores = []
         for row in plan.prompt_scores:
@@ -409,7 +409,9 @@ class SimulatedExecutor:
 
     def _attend(self, plan: StepPlan, samples: Sequence[SampleRow]) -> None:
         size = self._block_size
-        sample_of = {sample.row: sample for sample in samples}
+        samples_of: dict[int, list[SampleRow]] = {}
+        for sample in samples:
+            samples_of.setdefault(sample.row, []).append(sample)
         fed = dict(plan.feeds.tolist())
         for row in range(plan.num_rows):
             where = np.arange(int(plan.context_len[row]))
@@ -424,21 +426,20 @@ class SimulatedExecutor:
             if len(wrong):
                 raise BadPlan(f"row {row}: slot {slots[wrong[0]]} holds another sequence's KV")
             last = int(plan.row_start[row + 1]) - 1
-            sample = sample_of.get(row)
-            if sample is None:
-                if last in fed:
-                    raise BadPlan(f"row {row}: fed, and nothing is sampled")
-                continue
-            known = sample.token_ids
-            if sample.source >= 0:
-                self._check_source(row, sample, _adapter(plan, row))
-                if fed.get(last) != sample.source:
-                    raise BadPlan(f"row {row}: its last token is not fed from its source")
-                tokens = tokens[:-1]
-            if not np.array_equal(known, tokens):
-                raise BadPlan(f"row {row}: the context is not the request's tokens")
-            if sample.source >= 0 and needs_history(sample):
-                raise BadPlan(f"row {row}: penalties without the last token")
+            if row not in samples_of and last in fed:
+                raise BadPlan(f"row {row}: fed, and nothing is sampled")
+            for sample in samples_of.get(row, ()):
+                known = sample.token_ids
+                context = tokens[: len(tokens) - sample.back]
+                if sample.source >= 0:
+                    self._check_source(row, sample, _adapter(plan, row))
+                    if fed.get(last) != sample.source or sample.back:
+                        raise BadPlan(f"row {row}: its last token is not fed from its source")
+                    context = tokens[:-1]
+                if not np.array_equal(known, context):
+                    raise BadPlan(f"row {row}: the context is not the request's tokens")
+                if sample.source >= 0 and needs_history(sample):
+                    raise BadPlan(f"row {row}: penalties without the last token")
 
     def _check_source(self, row: int, sample: SampleRow, adapter: int) -> None:
         """Whether the sample it goes on from is of the very same sequence."""

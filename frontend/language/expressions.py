@@ -157,6 +157,9 @@ def gen(
     see `get_meta_info`. With `return_cache_report`, `get_meta_info(name)["cache_report"]` says how
     much of the prompt was cached and why no more (`rootlace.wire.cache_report`).
 
+    `prediction`: what the text may be much like (the document that it rewrites, say). As far as it
+    is, it comes faster; it is the same with any prediction.
+
     `stop_regex`, patterns of Python's `re`, end the text where one of them is first found in it.
 
     `priority` (higher comes first), `timeout` (in seconds; that of `run` is the whole run's) and

@@ -33,16 +33,17 @@ ALIASES = {alias: name for name, about in PARAMETERS.items() for alias in about.
 # probabilities always carry their text) or have no meaning for fast tokenizers.
 NO_EFFECT = frozenset({"return_text_in_logprobs", "spaces_between_special_tokens"})
 REPORT = "return_cache_report"
+PREDICTION = "prediction"
 TOOL_CHOICE = "tool_choice"
 OPTIONS = frozenset(
     {
         *(*PARAMS, *SOURCES, *CONSTRAINT_OPTIONS, *ALIASES, *NO_EFFECT, *handling.NAMES),
-        *(REPORT, TOOL_CHOICE),
+        *(REPORT, PREDICTION, TOOL_CHOICE),
     }
 )
 # A program with **kwargs gets these as its own: they are everyday words, and defaults for all of
 # its generations are rarely meant.
-EVERYDAY = frozenset({"type", "choices", "tools", *handling.NAMES})
+EVERYDAY = frozenset({"type", "choices", "tools", PREDICTION, *handling.NAMES})
 
 _LISTS = frozenset(name for name, about in PARAMETERS.items() if get_origin(about.type) is tuple)
 
@@ -125,6 +126,8 @@ def _check(known: Mapping[str, Any], caller: str) -> None:
     _convert(params, caller)
     if not isinstance(known.get(REPORT, False), bool):
         raise InvalidRequest(f"{caller}: {REPORT} must be True or False, not {known[REPORT]!r}")
+    if not isinstance(known.get(PREDICTION, ""), str):
+        raise InvalidRequest(f"{caller}: {PREDICTION} must be text, not {known[PREDICTION]!r}")
     handling.handling_of(known, caller)
     if TOOL_CHOICE in known and "tools" not in known:
         raise TypeError(f"{caller} got tool_choice without tools")
@@ -169,6 +172,7 @@ class GenKeywords(SamplingKeywords, handling.HandlingKeywords, total=False):
 
     return_text_in_logprobs: bool | None
     return_cache_report: bool | None
+    prediction: str | None
     timeout: float | None
     dtype: Any
     type: Any
@@ -191,6 +195,7 @@ class Asked(NamedTuple):
     type: Any
     cache_report: bool = False
     handling: Handling = PLAIN
+    prediction: str = ""
 
 
 def resolve(
@@ -218,6 +223,7 @@ def resolve(
         merged.get("type"),
         merged.get(REPORT, False),
         handling_of(defaults, own, caller),
+        merged.get(PREDICTION, ""),
     )
 
 

@@ -213,6 +213,9 @@ class Generation(Operation):
             meta.update(logprob_meta("output", output.logprobs, self._params.top_logprobs > 0))
         if result.prompt_logprobs:
             meta.update(logprob_meta("input", result.prompt_logprobs))
+        if result.usage.accepted or result.usage.rejected:
+            meta["accepted_prediction_tokens"] = result.usage.accepted
+            meta["rejected_prediction_tokens"] = result.usage.rejected
         if result.pin:
             meta["cache_pin"] = result.pin
         if result.cache_report is not None:

@@ -153,6 +153,7 @@ class BranchWriter:
             stream=self._run.stream or share is not None,
             cache_report=asked.cache_report,
             handling=handling,
+            prediction=asked.prediction,
         )
         self._remote.issue(op, operation)
 

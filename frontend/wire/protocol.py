@@ -163,6 +163,9 @@ class Generate(_Op, tag="generate"):
     With `cache_report`, the result says why so much of the prompt was cached, and no more; with
     `tell_cached`, the first chunk of a stream says how much. A timeout counts from when the gateway
     receives the operation; what else is in `handling.cache` than `share` holds for its prompt.
+
+    The output may be much like the text `prediction`: where it is, it comes faster. Whatever is
+    predicted, the output is the same.
     """
 
     branch: int
@@ -173,6 +176,7 @@ class Generate(_Op, tag="generate"):
     cache_report: bool = False
     tell_cached: bool = False
     handling: Handling = PLAIN
+    prediction: str = ""
 
 
 class Select(_Op, tag="select"):
@@ -328,13 +332,17 @@ class TokenLogprob(_Wire):
 
 class Usage(_Wire):
     """Tokens of one operation. Prompt tokens include cached ones, completion tokens forced ones.
-    `written`: those computed for each beginning of the prompt that was to be pinned."""
+    `written`: those computed for each beginning of the prompt that was to be pinned. `accepted` of
+    the completion tokens were computed ahead because they were predicted, and so were `rejected`
+    others, which did not come."""
 
     prompt_tokens: int = 0
     cached_tokens: int = 0
     completion_tokens: int = 0
     forced_tokens: int = 0
     written: tuple[int, ...] = ()
+    accepted: int = 0
+    rejected: int = 0
 
 
 class Timing(_Wire):

@@ -15,6 +15,9 @@ import numpy as np
 
 from rootlace.wire.protocol import SamplingParams
 
+MAX_DRAFTED = 128
+"""A step has at most one sample per row, and so many more (see `SampleRow.back`)."""
+
 
 class MaskTable(Protocol):
     """Packed masks that requests share, one row per state; a row never changes once it is filled.
@@ -88,6 +91,9 @@ class SampleRow:
     the device steps it. A row that needs the host for its mask or its penalties is `late`: what it
     says here is not final (see `StepPlan.late`). `simple`: the best token that the mask allows is
     taken.
+
+    What is sampled follows the row's last token but `back`. So a row whose last tokens are drafted
+    has several samples, one behind each of them: `token_ids` then end with as much of the draft.
     """
 
     row: int
@@ -100,6 +106,7 @@ class SampleRow:
     automaton: AutomatonState | None = None
     late: bool = False
     simple: bool = False
+    back: int = 0
 
     @property
     def position(self) -> int:

@@ -66,6 +66,9 @@ class Request(msgspec.Struct, frozen=True, omit_defaults=True, eq=False, tag="su
 
     `client` is whose turn it takes among those who wait: the name of an API key, or where the
     request came from. It may have `max_pins` (None: as many as there is room for).
+
+    `prediction` (int32) is what the client expects of the output: it may come faster for it, and is
+    no other.
     """
 
     rid: int
@@ -85,3 +88,4 @@ class Request(msgspec.Struct, frozen=True, omit_defaults=True, eq=False, tag="su
     resumed: bool = False
     client: str = ""
     max_pins: int | None = None
+    prediction: np.ndarray = NO_TOKENS

@@ -31,12 +31,13 @@ class CacheView:
         self._ticks = TickTimes()
         self._committed = 0.0
 
-    def note_step(self, flight: Flight, now: float) -> None:
-        """A step is committed."""
-        plan = flight.plan
-        self.pace.note(plan.num_tokens, plan.num_rows, now - max(flight.begun, self._committed))
+    def note_step(self, flight: Flight, now: float) -> float:
+        """A step is committed; returns how many seconds it took."""
+        plan, seconds = flight.plan, now - max(flight.begun, self._committed)
+        self.pace.note(plan.num_tokens, plan.num_rows, seconds)
         self._ticks.note(self._kv.tree.tick, now)
         self._committed = now
+        return seconds
 
     def explain(self, namespace: Hashable, tokens: np.ndarray, scope: Scope) -> CacheReport:
         """Why the prompt `tokens` (int32) would be cached as far as it would be, if it came now."""

@@ -15,6 +15,8 @@ class Counters:
     computed_tokens: int = 0
     output_tokens: int = 0
     dropped_samples: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
     copies: int = 0
     by_finish: dict[str, int] = field(
         default_factory=lambda: dict.fromkeys(("stop", "length", "abort", "error"), 0)

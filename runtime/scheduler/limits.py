@@ -45,7 +45,11 @@ class Limits:
         if params.max_tokens is None:
             raise InvalidRequest("max_tokens must be a number here")
         self._check_kind(request)
-        for name, ids in (("prompt", request.token_ids), ("output", request.output_ids)):
+        for name, ids in (
+            ("prompt", request.token_ids),
+            ("output", request.output_ids),
+            ("prediction", request.prediction),
+        ):
             # One bad id would make the executor fail the whole step.
             bad = len(ids) and (ids.min() < 0 or ids.max() >= self.vocab_size)
             if bad and self.vocab_size:

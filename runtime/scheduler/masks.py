@@ -145,6 +145,17 @@ class StepMasks:
                     preparing[key] = job
         return masks, self._filler.start(self._handed) if self._handed else None
 
+    def now(self, matcher: Matcher, begun: float) -> np.ndarray | MaskRow | None:
+        """A mask at once; None where it is not there and masks made on the spot have had their time
+        since `begun` (`time.perf_counter`)."""
+        row = matcher.mask_row()
+        if row is not None and (row.address != 0 or row.table.filled(row.row)):
+            return row
+        if time.perf_counter() - begun >= self._spot_seconds:
+            return None
+        out = np.empty(self._words, np.int32)
+        return out if _fill(matcher, out, row) else None
+
     def _fill(self, matcher: Matcher, out: np.ndarray) -> float:
         """Fill a mask now; returns the seconds it took."""
         started = time.perf_counter()

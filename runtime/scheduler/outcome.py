@@ -110,6 +110,8 @@ def _tokens(sequence: Sequence, stop: int) -> Update:
         update.forced = tuple(at - start for at in sequence.forced if at < stop)
         sequence.forced = [at for at in sequence.forced if at >= stop]
     sequence.emitted = stop
+    update.accepted, update.rejected = sequence.accepted, sequence.rejected
+    sequence.accepted = sequence.rejected = 0
     return update
 
 

@@ -12,7 +12,7 @@ from rootlace.runtime.contracts.plan import PooledRow, PromptScoreRow, StepPlan
 from rootlace.runtime.scheduler.decode_rows import DecodeLayout
 from rootlace.runtime.scheduler.flight import Flight
 from rootlace.runtime.scheduler.order import DepthFirst
-from rootlace.runtime.scheduler.sample_rows import SampleRows
+from rootlace.runtime.scheduler.sample_rows import Constraint, SampleRows
 from rootlace.runtime.scheduler.sequence import Sequence
 
 _NONE = np.empty(0, np.int64)
@@ -34,8 +34,11 @@ class _Chunk:
     sample: bool
     score_start: int
     score_stop: int
-    pool_start: int
-    pool_stop: int
+    pool_start: int = 0
+    pool_stop: int = 0
+    draft: list[Constraint | None] | None = None
+    """What each token is sampled with that follows one of these, where all but the first are
+    drafted."""
 
 
 @dataclass(slots=True)
@@ -111,6 +114,21 @@ class PlanBuilder:
         table = sequence.table[: -(-end // size)].copy()
         self._chunks.append(
             _Chunk(sequence, start, count, self._flat, table, sample, *scores, *pooled)
+        )
+        self._flat += count
+
+    def add_draft(self, sequence: Sequence, constraints: list[Constraint | None]) -> None:
+        """The next token of a sequence that decodes and those of its draft; one is sampled behind
+        each of them, with these constraints. Blocks as for `add_chunk`."""
+        start, count = sequence.computed, len(constraints)
+        table = sequence.table[: -(-(start + count) // self._block_size)].copy()
+        self._chunks.append(
+            _Chunk(
+                *(sequence, start, count, self._flat, table, False),
+                score_start=0,
+                score_stop=0,
+                draft=constraints,
+            )
         )
         self._flat += count
 
@@ -261,6 +279,11 @@ class PlanBuilder:
                 pooling.append((sequence, chunk.pool_start))
         sampled = [(row, sequences[row]) for row in sorted(sampling)]
         samples, wait_for_masks = sample_rows.start(sampled)
+        for chunk in chunks:
+            if chunk.draft is not None:
+                row = row_of[chunk.sequence]
+                samples += sample_rows.drafted(row, chunk.sequence, chunk.draft)
+                sampled += [(row, chunk.sequence)] * chunk.count
         duplicate_tokens, duplicate_slots = _NO_TOKENS, _NONE
         if self._duplicates:
             written, targets = zip(*self._duplicates, strict=True)

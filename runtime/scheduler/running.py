@@ -138,7 +138,8 @@ class RunningSet:
     def secure(self, *, may_retract: bool = True) -> list[Sequence] | None:
         """Give every sequence that decodes in the next step a slot for its next token; returns
         these. Retracts where there is none; None if that would be needed and is not allowed.
-        A sequence whose pending token is its last one is not among them.
+        A sequence whose pending token is its last one is not among them, nor one that waits for
+        its pending tokens.
 
         If the oldest sequence is still in prefill, one more block is left for it.
         """
@@ -149,7 +150,7 @@ class RunningSet:
                 for s in self.sequences
                 if s.decoding
                 and s.ending is None
-                and (not s.pending or s.length + s.pending < s.full)
+                and (not s.pending or (s.length + s.pending < s.full and not s.waits))
             ]
             if not self.sequences:
                 return ready

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -102,6 +103,56 @@ class SampleRows:
         for at, sequence in live.items():
             done[at] = _row(samples[at].row, sequence, 0, constraints.get(sequence))
         return done
+
+    def along(self, sequence: Sequence, draft: list[int]) -> list[Constraint | None]:
+        """What the next token of `sequence`, none being pending, is sampled with, and each one
+        behind a token of `draft`: fewer where the constraint refuses one, where the text ends, or
+        where it would take long."""
+        matcher = sequence.matcher
+        if matcher is None:
+            return [None] * (len(draft) + 1)
+        found: list[Constraint | None] = []
+        taken, begun = 0, time.perf_counter()
+        try:
+            for token in [*draft, None]:
+                state = _automaton(sequence, matcher) if self._automata else None
+                constraint = state or self._masks.now(matcher, begun)
+                if constraint is None:
+                    break
+                found.append(constraint)
+                if token is None or not matcher.advance(token):
+                    break
+                taken += 1
+                if matcher.is_finished():
+                    break
+        except BaseException:  # a panic in a compiled library is no Exception
+            log.exception("%r: its constraint failed on a draft", sequence)
+            found = []
+        matcher.rollback(taken)
+        return found
+
+    def drafted(
+        self, row: int, sequence: Sequence, constraints: list[Constraint | None]
+    ) -> list[SampleRow]:
+        """The samples of a row with a draft, as `along` found it."""
+        params, last = sequence.params, len(constraints) - 1
+        samples = []
+        for at, constraint in enumerate(constraints):
+            state = constraint if isinstance(constraint, AutomatonState) else None
+            samples.append(
+                SampleRow(
+                    row,
+                    params,
+                    sequence.tokens[: sequence.length + at],
+                    sequence.prompt_len,
+                    None if isinstance(constraint, AutomatonState) else constraint,
+                    params.stop_token_ids if sequence.outputs + at < params.min_tokens else (),
+                    automaton=state,
+                    simple=sequence.simple,
+                    back=last - at,
+                )
+            )
+        return samples
 
     def _constraints(
         self, sequences: list[Sequence], *, known: bool = False

@@ -19,6 +19,7 @@ from rootlace.runtime.scheduler.clients import ClientQueues
 from rootlace.runtime.scheduler.counters import Counters
 from rootlace.runtime.scheduler.deadline import Deadlines
 from rootlace.runtime.scheduler.decode_rows import DecodeRows
+from rootlace.runtime.scheduler.drafting import Drafting
 from rootlace.runtime.scheduler.flight import Flight
 from rootlace.runtime.scheduler.intake import Retreat, TokenIntake
 from rootlace.runtime.scheduler.kv import KVStore
@@ -122,7 +123,10 @@ class Scheduler:
         self._arrivals = 0
         self._streams = 0
         """Requests that are told in pieces, at intervals."""
+        self._predicted = 0
+        """Requests that came with a prediction."""
         self._count = Counters()
+        self._drafting = Drafting(self.kv, self._sample_rows, self._count, config.max_step_tokens)
         self._prefill = Prefill(
             self.kv,
             self._running,
@@ -189,6 +193,7 @@ class Scheduler:
         self._count.prompt_tokens += sequence.prompt_len
         self._by_rid[request.rid] = sequence
         self._streams += request.emit_seconds > 0
+        self._predicted += sequence.prediction is not None
         self._waiting.add(sequence)
         self._deadlines.add(sequence)
         self.kv.tiering.fetching.arrived(sequence)
@@ -223,7 +228,7 @@ class Scheduler:
         of all requests if it computes prompts and may take long, and always of retracted ones."""
         now = self._clock()
         sequences = self._running.retracted
-        if plan.num_tokens > plan.num_rows:
+        if plan.num_tokens > len(plan.samples):
             sequences = [*self._running.sequences, *sequences]
         updates = [
             outcome.next_update(sequence, now, held_back=True)
@@ -262,10 +267,13 @@ class Scheduler:
             )
             ready = self._running.secure(may_retract=not self._flights)
             if ready is not None:  # else the step under way may give the blocks that are missing
+                budget = self.config.max_step_tokens - len(ready)
+                if self._predicted:
+                    ready, budget = self._drafting.plan(ready, builder, budget)
                 builder.add_decodes(ready)
                 for sequence in ready:
                     sequence.computed += 1
-                self._prefill.plan(builder, self.config.max_step_tokens - len(ready), alone)
+                self._prefill.plan(builder, budget, alone)
                 if builder.num_rows:
                     return self._launch(builder)
             if self._flights or not self._running.sequences:
@@ -298,20 +306,29 @@ class Scheduler:
                 updates.append(self._finish(sequence))
         intake, now = self._intake, self._clock()
         spacing = self._streams / self.config.stream_rate
-        self.view.note_step(flight, now)
+        seconds = self.view.note_step(flight, now)
+        if self._predicted:
+            self._drafting.note(plan, seconds)
         dropped = 0
-        for (sequence, epoch), token, scored in zip(
-            flight.sampled, result.token_ids.tolist(), result.scores, strict=True
+        for (sequence, epoch), sample, token, scored in zip(
+            flight.sampled, plan.samples, result.token_ids.tolist(), result.scores, strict=True
         ):
             if sequence.epoch != epoch or sequence.finished:
                 dropped += 1
                 continue
+            if sequence.draft is not None and sample.position < sequence.length:
+                dropped += 1  # its place was forced
+                continue
             if sequence.plain and intake.try_take_fast(sequence, token, scored):
-                if not outcome.due(sequence, now, spacing):
+                if sequence.prediction is not None:
+                    self._drafting.settle(sequence)
+                if sequence.draft is not None or not outcome.due(sequence, now, spacing):
                     continue
                 update = outcome.next_update(sequence, now, spacing)
             else:
-                update = self._take(sequence, token, scored, now, spacing)
+                update = self._take(sequence, token, scored)
+                if update is None and sequence.draft is None:
+                    update = outcome.next_update(sequence, now, spacing)
             if update is not None:
                 updates.append(update)
         self._count.dropped_samples += dropped
@@ -319,24 +336,22 @@ class Scheduler:
         self._check_if_asked()
         return updates
 
-    def _take(
-        self,
-        sequence: Sequence,
-        token: int,
-        scores: TokenScores | None,
-        now: float,
-        spacing: float,
-    ) -> Update | None:
-        """Give `sequence` its next token."""
+    def _take(self, sequence: Sequence, token: int, scores: TokenScores | None) -> Update | None:
+        """Give `sequence` its next token; returns its last update, if it ends with that."""
         sequence.pending -= 1
         start = sequence.length
         verdict = self._intake.take(sequence, token, scores)
-        if verdict is not None or sequence.length > start + 1:
+        jumped = sequence.length > start + 1
+        if verdict is not None or (jumped and sequence.scores_missing):
+            self._drafting.close(sequence)
+            sequence.drop_pending()
+            self.kv.rewind(sequence, start)
+        elif sequence.prediction is not None:
+            self._drafting.settle(sequence)
+        if jumped and sequence.draft is None:
             # A step planned ahead continued from this token alone, so its sample does not count.
             # The token's KV counts, unless its logits are still wanted or the request is over.
             sequence.drop_pending()
-            if verdict is not None or sequence.scores_missing:
-                self.kv.rewind(sequence, start)
         if isinstance(verdict, Retreat):
             self._running.retreat(sequence, verdict.length)
             return None
@@ -345,7 +360,7 @@ class Scheduler:
             return self._finish(sequence)
         if sequence.decoding and sequence.length + sequence.pending > sequence.computed + 1:
             self._running.jumped(sequence)
-        return outcome.next_update(sequence, now, spacing)
+        return None
 
     def fail(self, plan: StepPlan, error: RootlaceError) -> list[Update]:
         """The executor raised: forget all KV, end the request that made it raise.
@@ -464,6 +479,7 @@ class Scheduler:
         self.kv.tiering.fetching.let_go(sequence)
         del self._by_rid[sequence.rid]
         self._streams -= sequence.request.emit_seconds > 0
+        self._predicted -= sequence.prediction is not None
         self._waiting.ended(sequence)
         if sequence.queued is not None:
             whole = update.finish in ("stop", "length")

@@ -11,6 +11,7 @@ from rootlace.runtime.contracts.matcher import Matcher
 from rootlace.runtime.contracts.plan import TokenScores
 from rootlace.runtime.contracts.request import Request, kv_namespace
 from rootlace.runtime.scheduler.pooling import Pool
+from rootlace.runtime.scheduler.prediction import Prediction
 from rootlace.wire.cache_report import CacheReport
 from rootlace.wire.sampling import PARAMETERS
 
@@ -27,6 +28,23 @@ class Ending:
     error: str = ""
 
 
+@dataclass(slots=True)
+class Draft:
+    """Tokens that a step under way computes behind the first `right` of a sequence, in the hope
+    that they are sampled. `right` grows with those that are."""
+
+    tokens: list[int]
+    start: int
+    right: int
+
+    def agreed(self, tokens: np.ndarray, length: int) -> int:
+        """How many of the sequence's `length` tokens are computed as they are."""
+        end = min(length, self.start + len(self.tokens))
+        while self.right < end and tokens[self.right] == self.tokens[self.right - self.start]:
+            self.right += 1
+        return self.right
+
+
 class Sequence:
     """State of one request, from `add` to its last update.
 
@@ -39,10 +57,12 @@ class Sequence:
     `pending` tokens behind `length` are being sampled by steps under way, the last of them as
     sample `sampled_at` of the step planned last. With one of them a step may compute the next token
     already: then `computed` is beyond `length`. A sample counts if `epoch` is still what it was
-    when it was planned.
+    when it was planned. With a `draft` all of the step's samples are pending, and its tokens, which
+    lie behind `length` in `tokens`, are computed.
     """
 
     __slots__ = (
+        "accepted",
         "accusations",
         "adapter",
         "announced",
@@ -52,6 +72,7 @@ class Sequence:
         "covered",
         "decoding",
         "detached",
+        "draft",
         "emitted",
         "emitted_at",
         "ending",
@@ -79,10 +100,12 @@ class Sequence:
         "pinned",
         "plain",
         "pool",
+        "prediction",
         "program",
         "prompt_len",
         "prompt_scores",
         "queued",
+        "rejected",
         "report",
         "request",
         "restored",
@@ -100,6 +123,7 @@ class Sequence:
         "table_len",
         "tokens",
         "tree_len",
+        "waits",
     )
 
     def __init__(
@@ -185,6 +209,15 @@ class Sequence:
         self.pending = 0
         self.sampled_at = -1
         self.epoch = 0
+        self.draft: Draft | None = None
+        self.prediction: Prediction | None = None
+        if len(request.prediction) and not self.held:  # nothing that was accepted is taken back
+            self.prediction = Prediction(request.prediction, self.prompt_len)
+            self.prediction.follow(self.tokens, self.length)
+        self.waits = False
+        """Whether it is in no step that is planned while one of its tokens is pending."""
+        self.accepted = self.rejected = 0
+        """Drafted tokens since the last update: those that were sampled, and the others."""
         self.stepped = False
         """Whether the row planned last carries an automaton's state, which the device steps."""
         self.penalised = any(getattr(params, each.name) != each.default for each in _PENALTIES)
@@ -229,6 +262,16 @@ class Sequence:
         """Samples under way do not count: something else follows."""
         self.epoch += 1
         self.pending = 0
+        self.draft = None
+
+    def begin_draft(self, tokens: list[int]) -> None:
+        """These are computed in the next step, behind the tokens that are known."""
+        end = self.length + len(tokens)
+        if end > len(self.tokens):
+            self.tokens = np.concatenate((self.tokens, np.empty(end, np.int32)))
+        self.tokens[self.length : end] = tokens
+        self.draft = Draft(tokens, self.length, self.length)
+        self.waits = True
 
     def append(self, token: int) -> None:
         """Append one token, in amortised O(1)."""

@@ -197,6 +197,7 @@ class Run:
             handling=Handling(
                 given.get("priority", 0), given.get("timeout"), Cache(given.get("pin", False))
             ),
+            prediction=given.get("prediction", ""),
         )
 
     def _select(self, branch: int, choices: tuple[str, ...]) -> protocol.Op:

@@ -222,7 +222,7 @@ class EngineProcess:
             CONTEXT_LENGTH,
             self._clock.time,
             vocab_size=vocab_size,
-            masks=StepMasks(vocab_size),
+            masks=StepMasks(vocab_size, spot_seconds=0.0),
         )
         self._inbox, self._outbox, self._beats = (
             self._connect(kind, address)

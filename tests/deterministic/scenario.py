@@ -222,4 +222,7 @@ def _generate(dice: random.Random) -> dict[str, Any]:
         found["pin"] = dice.choice((True, "try"))
     if dice.random() < 0.1:
         found["priority"] = dice.randint(-2, 2)
+    own = random.Random(f"{found}")  # whatever else there is stays as it was
+    if own.random() < 0.2:
+        found["prediction"] = _text(own, 12)
     return found

@@ -276,6 +276,32 @@ def test_samples_and_seeds(runtime: rl.Runtime) -> None:
     assert one.text().startswith("The " + one["words"][0])
 
 
+@rl.function
+def rewrite(s, before):
+    s += "Once upon a time there was" + rl.gen("text", max_tokens=80, prediction=before)
+
+
+def test_a_prediction_saves_steps_and_changes_nothing(runtime: rl.Runtime) -> None:
+    for options in ({"temperature": 0.5, "seed": 4}, {"temperature": 0.8, "seed": 3}):
+        plain = rewrite.run(None, **options)
+        text = plain["text"]
+        assert "accepted_prediction_tokens" not in plain.get_meta_info("text")
+        words = text.split(" ")
+        half = " ".join([*words[:5], "Quite", *words[6:20], *words[22:]])
+        for before in (text, half, "Something else. " * 20, text + text):
+            steps = runtime.get_server_info()["steps"]
+            again = rewrite.run(before, stream=before == half, **options)
+            assert again["text"] == text
+            meta = again.get_meta_info("text")
+            saved = meta["completion_tokens"] - (runtime.get_server_info()["steps"] - steps)
+            accepted = meta.get("accepted_prediction_tokens", 0)
+            # The prompt takes a step, which samples the first token.
+            assert saved == accepted
+            assert accepted > 20 or before.startswith("Something else.")
+    with pytest.raises(InvalidRequest, match="prediction must be text"):
+        rl.gen("text", prediction=3)  # type: ignore[arg-type]
+
+
 def test_streams_are_what_the_run_says(runtime: rl.Runtime) -> None:
     @rl.function
     def words(s, start):

@@ -12,7 +12,7 @@ from rootlace.runtime.contracts.plan import Executor
 from rootlace.runtime.contracts.request import Pooling, Request
 from rootlace.runtime.contracts.update import Update
 from rootlace.runtime.engine.steps import Steps
-from rootlace.runtime.scheduler.masks import MaskFiller, StepMasks
+from rootlace.runtime.scheduler.masks import SPOT_SECONDS, MaskFiller, StepMasks
 from rootlace.runtime.scheduler.scheduler import Scheduler
 from rootlace.wire.protocol import SamplingParams
 
@@ -65,6 +65,7 @@ class Harness:
         filler: MaskFiller | None = None,
         overlap: bool = False,
         automata: bool = False,
+        spot_seconds: float = SPOT_SECONDS,
     ) -> None:
         self.executor = executor
         self.scheduler = Scheduler(
@@ -78,7 +79,7 @@ class Harness:
             ),
             executor.context_length,
             vocab_size=executor.vocab_size,
-            masks=StepMasks(executor.vocab_size, filler),
+            masks=StepMasks(executor.vocab_size, filler, spot_seconds),
             automata=automata,
             labels=labels,
             adapters=getattr(executor, "adapters", ()),
@@ -97,6 +98,7 @@ class Harness:
         output: list[int] | None = None,
         pooling: Pooling = "none",
         adapter: str = "",
+        prediction: list[int] | None = None,
     ) -> int:
         """`matcher` is at its beginning; it takes `output`, what was generated before, in."""
         rid = len(self.outcomes)
@@ -111,6 +113,7 @@ class Harness:
             program=program,
             pooling=pooling,
             adapter=adapter,
+            prediction=np.array(prediction or [], np.int32),
         )
         self.scheduler.add(request, matcher, jump_forward=jump)
         return rid

@@ -5,9 +5,13 @@ Scheduler and native kernels together; what `docs/exactness.md` promises.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
+from typing import NamedTuple
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from rootlace.runtime.config import CacheConfig, ExecutorConfig
 from rootlace.runtime.model.executor.runner import ModelRunner
@@ -52,7 +56,11 @@ def load(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return loaded
 
 
-def add_all(harness: Harness, told: list[Outcome] | None = None) -> list[int]:
+def add_all(
+    harness: Harness,
+    told: list[Outcome] | None = None,
+    predictions: list[list[int]] | None = None,
+) -> list[int]:
     """Greedy, seeded and constrained requests, in turns; each goes on after what was `told`."""
     rids = []
     for i, prompt in enumerate(PROMPTS):
@@ -68,7 +76,16 @@ def add_all(harness: Harness, told: list[Outcome] | None = None) -> list[int]:
             ignore_eos=True,
         )
         matcher = Script(i, LENGTH, VOCAB, forcing=3) if i % 3 == 2 else None
-        rids.append(harness.add(prompt, params, matcher=matcher, jump=True, output=output))
+        predicted = predictions[i] if predictions else []
+        rids.append(
+            harness.add(
+                *(prompt, params),
+                matcher=matcher,
+                jump=True,
+                output=output,
+                prediction=predicted,
+            )
+        )
     return rids
 
 
@@ -129,3 +146,60 @@ def test_a_new_engine_goes_on_after_any_token(load: Load) -> None:
         assert (begun.token_ids + token_ids, begun.logprobs + logprobs, begun.top + top) == (
             expected[i]
         )
+
+
+class Predicted(NamedTuple):
+    """Pieces of outputs, and tokens that are none of them."""
+
+    runner: ModelRunner
+    cold: list[tuple[object, ...]]
+
+    def predictions(self, dice: random.Random) -> list[list[int]]:
+        found = []
+        for token_ids, *_ in self.cold:
+            assert isinstance(token_ids, list)
+            tokens = token_ids * dice.choice([0, 1, 1, 1, 2])
+            for _ in range(dice.randrange(4)):
+                at = dice.randrange(len(tokens) + 1)
+                tokens[at : at + dice.randrange(4)] = [dice.randrange(VOCAB)] * dice.randrange(4)
+            found.append(tokens)
+        return found
+
+
+@pytest.fixture(scope="module")
+def predicted(load: Load) -> Predicted:
+    runner = load(2, 4, 64)
+    return Predicted(runner, one_by_one(runner))
+
+
+@settings(max_examples=6)
+@given(
+    dice=st.randoms(use_true_random=False), overlap=st.booleans(), blocks=st.sampled_from([512, 48])
+)
+def test_predictions(predicted: Predicted, dice: random.Random, overlap: bool, blocks: int) -> None:
+    """What is predicted, right or wrong, decides in how many steps the output comes."""
+    harness = Harness(
+        predicted.runner,
+        block_size=4,
+        num_blocks=blocks,
+        max_step_tokens=64,
+        overlap=overlap,
+        spot_seconds=1e9,
+    )
+    rids = add_all(harness, predictions=predicted.predictions(dice))
+    harness.finish()
+    assert found(harness, rids) == predicted.cold
+    harness.scheduler.cache.flush()
+    assert harness.scheduler.stats()["blocks_used"] == 0
+
+
+def test_a_right_prediction_takes_few_steps(predicted: Predicted) -> None:
+    steps = []
+    for right in (False, True):
+        harness = Harness(predicted.runner, block_size=4, spot_seconds=1e9)
+        outputs = [token_ids if right else [] for token_ids, *_ in predicted.cold]
+        rids = add_all(harness, predictions=outputs)  # type: ignore[arg-type]
+        harness.finish()
+        assert found(harness, rids) == predicted.cold
+        steps.append(harness.scheduler.stats()["steps"])
+    assert steps[1] <= steps[0] / 2

@@ -118,6 +118,10 @@ class Script(Plain):
         self.seen.append(token_id)
         return True
 
+    def rollback(self, count: int) -> None:
+        del self.seen[len(self.seen) - count :]
+        self.refused = -1
+
     def is_finished(self) -> bool:
         return len(self.seen) >= self.length
 
@@ -148,7 +152,7 @@ class Script(Plain):
         return undone
 
     def error(self) -> str:
-        return f"no {self.refused} here"
+        return f"no {self.refused} here" if self.refused >= 0 else ""
 
     def _exclude(self, token: int) -> None:
         self.excluded.setdefault(tuple(self.seen), set()).add(token)
@@ -196,6 +200,7 @@ class Stepped(Plain):
         self.table = layers(seed, length, vocab, forcing)
         self.length, self.hidden = length, hidden
         self.state = 0
+        self.before: list[int] = []
         self.seen: list[int] = []
 
     def automaton(self) -> AutomatonState | None:
@@ -210,9 +215,18 @@ class Stepped(Plain):
         following = int(self.table.next_state[self.state, token_id])
         if following < 0:
             return False
+        self.before.append(self.state)
         self.state = following
         self.seen.append(token_id)
         return True
+
+    def rollback(self, count: int) -> None:
+        for _ in range(count):
+            self.state = self.before.pop()
+            self.seen.pop()
+
+    def error(self) -> str:
+        return ""
 
     def is_finished(self) -> bool:
         return self.state >= 3 * self.length

@@ -38,7 +38,9 @@ class Storm:
 
     def __init__(self, seed: int, automata: bool, **sizes: Any) -> None:
         self.dice = random.Random(seed)
-        self.world = World(overlap=True, automata=automata, vocab_size=7, **sizes)
+        self.world = World(
+            overlap=True, automata=automata, vocab_size=7, spot_seconds=seed % 2 * 1e9, **sizes
+        )
         self.stems = [self._tokens(self.dice.randrange(1, 14)) for _ in range(3)]
         self.programs: list[str] = []
 
@@ -95,7 +97,16 @@ class Storm:
             "jump": dice.random() < 0.7,
             "namespace": dice.choice(["", "", "other"]),
             "adapter": dice.choice(["", "", "one", "two"]),
+            "predict": self._predict if dice.random() < 0.4 else None,
         }
+
+    def _predict(self, output: list[int]) -> list[int]:
+        """Much of the output, with edits."""
+        dice, found = self.dice, list(output)
+        for _ in range(dice.randrange(4)):
+            at = dice.randrange(len(found) + 1)
+            found[at : at + dice.randrange(3)] = self._tokens(dice.randrange(3))
+        return found
 
     def submit(self) -> None:
         dice = self.dice

@@ -119,6 +119,7 @@ class World:
         headroom: Headroom | None = None,
         stores: tuple[SimulatedStore, ...] = (),
         hourly_bytes: int | None = None,
+        spot_seconds: float = 0.0,
         **config: Any,
     ) -> None:
         """`stores` are below the pool, blocks of one byte in them."""
@@ -143,7 +144,7 @@ class World:
             context_length,
             self.executor.clock,
             vocab_size=vocab_size,
-            masks=StepMasks(vocab_size, filler, spot_seconds=0.0),
+            masks=StepMasks(vocab_size, filler, spot_seconds=spot_seconds),
             automata=automata,
             headroom=headroom,
             adapters=("one", "two"),
@@ -183,13 +184,19 @@ class World:
         client: str = "",
         max_pins: int | None = None,
         suspected: int = 0,
+        predict: Callable[[list[int]], list[int]] | None = None,
         **params: Any,
     ) -> int:
+        """`predict` makes the prediction of what will come out."""
         rid = len(self.jobs)
         matcher = None if constrain is None else constrain()
         for token in output or () if matcher is not None else ():
             assert matcher is not None and matcher.advance(token)
         wanted = SamplingParams(max_tokens=max_tokens, seed=0, **params)
+        predicted: list[int] = []
+        if predict is not None:
+            number = ("one", "two").index(adapter) if adapter else -1
+            predicted = predict(self.cold(prompt, wanted, constrain, number).output)
         ids = np.array(prompt, np.int32)
         request = Request(
             rid,
@@ -207,6 +214,7 @@ class World:
             max_pins=max_pins,
             suspected=suspected,
             resumed=suspected > 0,
+            prediction=np.array(predicted, np.int32),
         )
         self.scheduler.add(request, matcher, jump_forward=jump)
         block_size = self.scheduler.kv.block_size

@@ -66,6 +66,7 @@ class Generation:
         self._tells = op.tell_cached
         self._report: CacheReport | None = None
         self._pin = ""
+        self._accepted = self._rejected = 0
         self._started = 0.0
         self._queued = 0.0
         self._first_token: float | None = None
@@ -98,6 +99,7 @@ class Generation:
         if not state.ids:
             raise InvalidRequest("the branch is empty: there is nothing to generate from")
         prompt = state.prompt()
+        prediction = await self._predicted()
         params = self._engine_params(len(state.ids))
         # The other samples of one prompt find what the first one computes.
         report = core.report_scope() if op.cache_report else ""
@@ -133,6 +135,7 @@ class Generation:
                     report=report if own is params else "",
                     handling=op.handling,
                     resumed=goes_on,
+                    prediction=prediction,
                 ),
                 partial(self._take, sample),
             )
@@ -144,6 +147,14 @@ class Generation:
         if text := generated.outputs[0].text:
             state.gained.append(Piece(text))
         return generated
+
+    async def _predicted(self) -> np.ndarray:
+        """The tokens of the predicted text, as many as any output may have."""
+        core, text = self._core, self._op.prediction
+        if not text:
+            return NO_TOKENS
+        ids = await core.tokenize(len(text), core.tokenizer.encode_pieces, (Piece(text),))
+        return np.array(ids[: core.model_info.context_length], np.int32)
 
     def _go_on(self, log: GenerationLog) -> bool:
         """Take what an earlier server was told, and send what the client does not have of it.
@@ -183,6 +194,8 @@ class Generation:
             self._core.last_token = time.monotonic()
             if self._first_token is None:
                 self._first_token = self._core.last_token
+        self._accepted += update.accepted
+        self._rejected += update.rejected
         if sample.index == 0:
             if update.cached_tokens is not None:
                 self._cached = update.cached_tokens
@@ -271,6 +284,8 @@ class Generation:
             cached_tokens=self._cached or 0,
             completion_tokens=sum(len(output.token_ids) for output in outputs),
             forced_tokens=sum(output.forced_tokens for output in outputs),
+            accepted=self._accepted,
+            rejected=self._rejected,
         )
         self._core.metrics.generated(timing, usage.completion_tokens // len(outputs))
         report, finding = self._report, None

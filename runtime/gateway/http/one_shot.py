@@ -67,6 +67,7 @@ class Job:
     handling: Handling = PLAIN
     pins: tuple[Pin, ...] = ()
     keep: bool = False
+    prediction: str = ""
 
 
 @dataclass(frozen=True)
@@ -121,6 +122,7 @@ class OneShots:
                     cache_report=job.cache_report,
                     tell_cached=stream,
                     handling=job.handling,
+                    prediction=job.prediction,
                 ),
             ]
             if not job.keep:

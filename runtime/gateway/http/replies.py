@@ -38,10 +38,13 @@ class PromptTokens(TypedDict):
 
 
 class CompletionTokens(TypedDict):
-    """How the tokens of completions came to be; some of chats are thoughts."""
+    """How the tokens of completions came to be; some of chats are thoughts. Where there was a
+    prediction: of its tokens, those computed ahead that came, and those that did not."""
 
     forced_tokens: int
     reasoning_tokens: NotRequired[int]
+    accepted_prediction_tokens: NotRequired[int]
+    rejected_prediction_tokens: NotRequired[int]
 
 
 class ReportReply(CacheReport, kw_only=True, frozen=True, omit_defaults=False):

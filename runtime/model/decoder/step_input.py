@@ -103,10 +103,12 @@ def copied_slots(plan: StepPlan, block_size: int) -> tuple[np.ndarray, np.ndarra
 
 
 def wanted_tokens(plan: StepPlan) -> list[np.ndarray]:
-    """Flat tokens whose hidden states are needed: last tokens of sampled rows, then scored ranges,
-    then pooled ones."""
-    rows = np.fromiter((sample.row for sample in plan.samples), np.int64, len(plan.samples))
-    last = plan.row_start[rows + 1].astype(np.int64) - 1
+    """Flat tokens whose hidden states are needed: those before samples, then scored ranges, then
+    pooled ones."""
+    count = len(plan.samples)
+    rows = np.fromiter((sample.row for sample in plan.samples), np.int64, count)
+    back = np.fromiter((sample.back for sample in plan.samples), np.int64, count)
+    last = plan.row_start[rows + 1] - 1 - back
     scored = [
         np.arange(score.flat_start, score.flat_start + len(score.targets))
         for score in plan.prompt_scores

@@ -23,6 +23,7 @@ import torch
 
 from rootlace.kernels import KernelSet
 from rootlace.runtime.contracts.plan import (
+    MAX_DRAFTED,
     ExecutorLost,
     PromptScoreRow,
     SampleRow,
@@ -110,12 +111,11 @@ class DeviceSteps:
         self.eager_steps = 0
         self.automaton_rows = 0
         where = device.device
+        most = max_rows + MAX_DRAFTED
         with torch.inference_mode(), device.work():
-            self._tokens = torch.full((max_rows,), -1, dtype=torch.int32, device=where)
-            self._logprobs = torch.zeros(max_rows, dtype=torch.float32, device=where)
-            self._logits = torch.zeros(
-                max_rows, decoder.vocab_size, dtype=decoder.dtype, device=where
-            )
+            self._tokens = torch.full((most,), -1, dtype=torch.int32, device=where)
+            self._logprobs = torch.zeros(most, dtype=torch.float32, device=where)
+            self._logits = torch.zeros(most, decoder.vocab_size, dtype=decoder.dtype, device=where)
             buffers = HostBuffers(device, FIRST_HOST_BYTES)
             self._mixed = MixedStaging(inputs, kernels, buffers, where)
             self._decode: DecodeStaging | None = None

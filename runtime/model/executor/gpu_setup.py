@@ -11,6 +11,7 @@ import torch
 from rootlace.kernels import KernelSet, kernels_for
 from rootlace.kernels.reference import REFERENCE
 from rootlace.runtime.config import CacheConfig, ExecutorConfig
+from rootlace.runtime.contracts.plan import MAX_DRAFTED
 from rootlace.runtime.model.adapters.weights import Adapter
 from rootlace.runtime.model.checkpoint.config import ModelConfig
 from rootlace.runtime.model.checkpoint.loader import LoadWeights, Progress
@@ -153,6 +154,7 @@ def _steps(
 ) -> tuple[DeviceSteps, torch.Tensor]:
     """On a new pool, of a block more than plans may name."""
     device, vocab_size = cuda.device, model.config.spec.vocab_size
+    arena = arena_for(vocab_size, limits.max_rows + MAX_DRAFTED, device)
     pool = kv_pool.allocate(model.config, num_blocks + 1, block_size, device, model.kv_dtype)
     steps = DeviceSteps(
         cuda,
@@ -160,7 +162,7 @@ def _steps(
         model.kernels,
         model.inputs,
         pool,
-        Sampler(vocab_size, model.kernels, arena_for(vocab_size, limits.max_rows, device)),
+        Sampler(vocab_size, model.kernels, arena),
         Graphs(cuda, most_graphs > 0, most_graphs),
         max_rows=limits.max_rows,
         max_blocks=-(-model.context_length // block_size),

@@ -183,6 +183,8 @@ class FakeSession:
             cached_tokens=len(prompt) // 2,
             completion_tokens=sum(len(output.token_ids) for output in outputs),
             forced_tokens=sum(output.forced_tokens for output in outputs),
+            accepted=len(op.prediction),
+            rejected=params.n if op.prediction else 0,
         )
         report = self._gateway.report if op.cache_report else None
         pin = "p1" if op.handling.cache.pin else ""

@@ -48,6 +48,25 @@ async def test_chat_is_unlimited_by_default(served: Served) -> None:
     assert served.gateway.last_generate.params.max_tokens is None
 
 
+async def test_prediction(served: Served) -> None:
+    """It reaches the engine as text, of all samples, and usage says what came of it."""
+    for content in ("a draft", [{"type": "text", "text": "a "}, {"type": "text", "text": "draft"}]):
+        reply = await served.openai().chat.completions.create(
+            model="fake",
+            messages=ASK,
+            n=2,
+            prediction={"type": "content", "content": content},  # type: ignore[typeddict-item]
+        )
+        assert served.gateway.last_generate.prediction == "a draft"
+        assert reply.usage is not None
+        details = reply.usage.completion_tokens_details
+        assert details is not None
+        assert (details.accepted_prediction_tokens, details.rejected_prediction_tokens) == (7, 2)
+    plain = await served.openai().chat.completions.create(model="fake", messages=ASK)
+    assert plain.usage is not None and plain.usage.completion_tokens_details is not None
+    assert plain.usage.completion_tokens_details.accepted_prediction_tokens is None
+
+
 async def test_chat_stream(served: Served) -> None:
     stream = await served.openai().chat.completions.create(
         model="fake",

@@ -56,6 +56,14 @@ TOOL = {"type": "function", "function": {"name": "f"}}
         ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
         ({"regex": "a", "ebnf": "b"}, "ebnf"),
         ({"chat_template_kwargs": {"tools": []}}, "chat_template_kwargs.tools"),
+        ({"prediction": "text"}, "prediction"),
+        ({"prediction": {"type": "tokens", "content": "a"}}, "prediction.type"),
+        ({"prediction": {"type": "content"}}, "prediction.content"),
+        (
+            {"prediction": {"type": "content", "content": [{"type": "image_url"}]}},
+            "prediction.content[0]",
+        ),
+        ({"prediction": {"type": "content", "content": "a" * (2**20 + 1)}}, "prediction.content"),
     ],
 )
 async def test_bad_chat_parameters(served: Served, given: dict[str, Any], param: str) -> None:

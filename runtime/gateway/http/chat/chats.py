@@ -170,6 +170,7 @@ class Chats:
                 request.handling,
                 pins,
                 keep=written is not None,
+                prediction=request.prediction,
             ),
             form=form,
             prompt_end=end + lead,

@@ -58,7 +58,7 @@ class ChatRequest:
     `messages` are what chat templates take. `fields` are those of `SamplingParams` that were given,
     and `names` what the client calls them. `options` says how a constraint is enforced. With `keep`
     the branch stays for later requests, and `behind` is one that stayed, from which this one goes
-    on if its conversation begins so.
+    on if its conversation begins so. `prediction`: what the answer may be like.
     """
 
     messages: list[dict[str, Any]]
@@ -80,3 +80,4 @@ class ChatRequest:
     adapter: str = ""
     keep: bool = False
     behind: Held | None = None
+    prediction: str = ""

@@ -21,8 +21,15 @@ from rootlace.runtime.gateway.formats.deltas import (
     Reasoning,
 )
 from rootlace.runtime.gateway.http import one_shot
-from rootlace.runtime.gateway.http.body import convert, read_body
-from rootlace.runtime.gateway.http.chat.chats import Chats, Ended, Prepared, Said, finish_reason
+from rootlace.runtime.gateway.http.body import Body, convert, read_body
+from rootlace.runtime.gateway.http.chat.chats import (
+    Chats,
+    Ended,
+    Prepared,
+    Said,
+    check_length,
+    finish_reason,
+)
 from rootlace.runtime.gateway.http.chat.request import ChatRequest, ToolChoice
 from rootlace.runtime.gateway.http.chat.thinking import Thinking, thinking_arguments
 from rootlace.runtime.gateway.http.constraints import constraint_options, openai_constraint
@@ -34,9 +41,10 @@ from rootlace.runtime.gateway.http.openai.body import SamplingBody, check_best_o
 from rootlace.runtime.gateway.http.openai.conversation import (
     template_arguments,
     template_messages,
+    text_of,
     tools_of,
 )
-from rootlace.runtime.gateway.http.openai.messages import Messages, Tool
+from rootlace.runtime.gateway.http.openai.messages import ContentPart, Messages, Tool
 from rootlace.runtime.gateway.http.replies import (
     Envelope,
     UsageReply,
@@ -56,6 +64,13 @@ MAX_TOP_LOGPROBS = 20
 
 _encode_text = msgspec.json.Encoder().encode
 _ANY_TEXT = "\0text"
+
+
+class Prediction(Body):
+    """What the answer may be like: text that is edited, say."""
+
+    type: Literal["content"]
+    content: str | list[ContentPart]
 
 
 class ChatBody(SamplingBody, kw_only=True):
@@ -88,8 +103,9 @@ class ChatBody(SamplingBody, kw_only=True):
     function_call: Annotated[str | dict[str, Any] | None, refused("use tool_choice")] = None
     web_search_options: Annotated[dict[str, Any] | None, refused("there is no web search")] = None
 
+    prediction: Prediction | None = None
+
     verbosity: Annotated[str | None, ignored("ask for it in words")] = None
-    prediction: Annotated[dict[str, Any] | None, ignored("nothing is drafted")] = None
     moderation: Annotated[dict[str, Any] | None, ignored("nothing is moderated")] = None
 
 
@@ -157,6 +173,16 @@ class _Request:
     thoughts: bool
     id: str | None
 
+    def usage(self, ended: Ended) -> UsageReply:
+        """OpenAI's, of the whole answer."""
+        usage = usage_of([ended.generated])
+        details, found = usage["completion_tokens_details"], ended.generated.usage
+        details["reasoning_tokens"] = ended.reasoning_tokens
+        if self.prepared.job.prediction:
+            details["accepted_prediction_tokens"] = found.accepted
+            details["rejected_prediction_tokens"] = found.rejected
+        return usage
+
 
 class ChatCompletions:
     """The endpoint's handler."""
@@ -183,7 +209,7 @@ class ChatCompletions:
             )
         ]
         head = envelope("chatcmpl", "chat.completion", asked.model, asked.id)
-        return {**head, "choices": choices, "usage": _usage(ended)}
+        return {**head, "choices": choices, "usage": asked.usage(ended)}
 
     async def jobs(self, body: ChatBody) -> list[one_shot.Job]:
         """What is run for a body."""
@@ -219,6 +245,7 @@ class ChatCompletions:
             cache_report=bool(body.return_cache_report),
             handling=handling_of(body),
             adapter=adapter_of(self._gateway, model, body.adapter),
+            prediction=_predicted(self._gateway, body.prediction),
         )
         return _Request(
             model=model,
@@ -283,7 +310,7 @@ class ChatCompletions:
                     for chunk in writer.finish(output)
                 ]
                 if asked.usage_chunk:
-                    chunks.append({**head, "choices": [], "usage": _usage(event)})
+                    chunks.append({**head, "choices": [], "usage": asked.usage(event)})
                 yield chunks
 
 
@@ -347,18 +374,20 @@ class _Writer:
         return {**self._head, "choices": [{**choice, **more}]}
 
 
-def _usage(ended: Ended) -> UsageReply:
-    usage = usage_of([ended.generated])
-    usage["completion_tokens_details"]["reasoning_tokens"] = ended.reasoning_tokens
-    return usage
-
-
 def _call(name: str, arguments: str) -> ToolCallReply:
     return {
         "id": f"call_{uuid.uuid4().hex[:24]}",
         "type": "function",
         "function": {"name": name, "arguments": arguments},
     }
+
+
+def _predicted(gateway: Gateway, given: Prediction | None) -> str:
+    if given is None:
+        return ""
+    text = text_of(given.content, "prediction.content")
+    check_length(gateway, "prediction.content", len(text))
+    return text
 
 
 def _tool_choice(body: ChatBody) -> ToolChoice:

@@ -10,7 +10,7 @@ import msgspec
 
 from rootlace.runtime.gateway.http.chat.request import Tool as ChatTool
 from rootlace.runtime.gateway.http.errors import InvalidParameter
-from rootlace.runtime.gateway.http.openai.messages import Message, Tool
+from rootlace.runtime.gateway.http.openai.messages import ContentPart, Message, Tool
 
 _TEMPLATE_ARGUMENTS = frozenset({"messages", "tools", "add_generation_prompt", "continue_final"})
 
@@ -61,19 +61,24 @@ def _message(message: Message, param: str) -> dict[str, Any]:
 
 
 def _content(message: Message, param: str) -> str:
-    if isinstance(message.content, str):
-        return message.content
     if message.content is None:
         if message.role == "assistant":
             return message.refusal or ""
         raise InvalidParameter(f"{param}.content", f"{param}.content is missing")
+    return text_of(message.content, f"{param}.content")
+
+
+def text_of(content: str | list[ContentPart], param: str) -> str:
+    """A content's text. Raises InvalidParameter for a part, below `param`, that is none."""
+    if isinstance(content, str):
+        return content
     texts = []
-    for index, part in enumerate(message.content):
+    for index, part in enumerate(content):
         text = part.refusal if part.type == "refusal" else part.text
         if part.type not in ("text", "refusal") or text is None:
             raise InvalidParameter(
-                f"{param}.content[{index}]",
-                f"{param}.content[{index}]: only text parts are supported, not {part.type!r}",
+                f"{param}[{index}]",
+                f"{param}[{index}]: only text parts are supported, not {part.type!r}",
             )
         texts.append(text)
     return "".join(texts)

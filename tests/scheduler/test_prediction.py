@@ -1,0 +1,71 @@
+"""Where an output stands in what was predicted of it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from rootlace.runtime.scheduler.prediction import MAX_DRAFT, Prediction
+
+TEXT = list(range(100, 160))
+
+
+def followed(output: list[int], predicted: list[int] = TEXT) -> Prediction:
+    prediction = Prediction(np.array(predicted, np.int32), 3)
+    tokens = np.array([1, 2, 3, *output], np.int32)
+    for length in range(4, len(tokens) + 1):
+        prediction.follow(tokens, length)
+    return prediction
+
+
+@pytest.mark.parametrize(
+    ("output", "next_token"),
+    [
+        ([], 100),
+        (TEXT[:10], 110),
+        # One token in place of another.
+        ([*TEXT[:10], 7], 111),
+        ([*TEXT[:10], 7, 111], 112),
+        # Two in place of one, and two in place of two: known by one token nearby.
+        ([*TEXT[:10], 7, 8, 111], 112),
+        ([*TEXT[:10], 7, 8, 112], 113),
+        # Put in.
+        ([*TEXT[:10], 7, 110], 111),
+        ([*TEXT[:10], 7, 8, 9, 110], 111),
+        # Left out, a little and much: far away, two tokens say so.
+        ([*TEXT[:10], 114], 115),
+        ([*TEXT[:10], 130, 131], 132),
+        # Moved: what comes again is found before the last right place.
+        ([*TEXT[:30], 103, 104], 105),
+        # Something else first.
+        ([7, 8, 9, 10, 120, 121], 122),
+        (TEXT, None),
+    ],
+)
+def test_where_it_goes_on(output: list[int], next_token: int | None) -> None:
+    assert followed(output).draft(1) == ([] if next_token is None else [next_token])
+
+
+def test_something_else_is_not_guessed_for_long() -> None:
+    prediction = followed([*TEXT[:10], 7, 8, 9])
+    assert prediction.at < 0
+    assert not prediction.draft(5) and not prediction.worth(0.0)
+
+
+def test_of_several_places_the_next_one_and_the_longest() -> None:
+    repeated = [1, 2, 3, 50, 1, 2, 4, 51, 1, 2, 3, 52]
+    # Behind the first place, not at it; and by three tokens rather than by two.
+    assert followed([1, 2, 3, 50, 9, 1, 2], repeated).draft(2) == [4, 51]
+    assert followed([1, 2, 3, 50, 9, 9, 1, 2, 3], repeated).draft(1) == [52]
+
+
+def test_how_much_is_worth_drafting() -> None:
+    right = followed(TEXT[:40])
+    assert right.rate > 0.99
+    assert right.worth(0.05) == MAX_DRAFT == right.worth(0.0)
+    assert right.worth(1.0) == 0
+    wrong = followed([7, 8] * 40, TEXT)  # a guess, and then the place is lost
+    assert wrong.worth(0.05) == 0
+    half = followed([token for at in range(0, 40, 2) for token in (TEXT[at], 7)])
+    assert 1 <= half.worth(0.2) <= 3
+    assert half.worth(0.05) > half.worth(0.2) > half.worth(0.5)
