@@ -34,7 +34,7 @@ class CacheView:
     def note_step(self, flight: Flight, now: float) -> float:
         """A step is committed; returns how many seconds it took."""
         plan, seconds = flight.plan, now - max(flight.begun, self._committed)
-        self.pace.note(plan.num_tokens, plan.num_rows, seconds)
+        self.pace.note(plan.num_tokens, len(plan.samples), seconds)
         self._ticks.note(self._kv.tree.tick, now)
         self._committed = now
         return seconds

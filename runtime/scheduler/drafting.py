@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from rootlace.runtime.contracts.plan import MAX_DRAFTED, StepPlan
-from rootlace.runtime.contracts.step_cost import StepCost
 from rootlace.runtime.scheduler.counters import Counters
 from rootlace.runtime.scheduler.kv import KVStore
-from rootlace.runtime.scheduler.measured_cost import MeasuredCost
+from rootlace.runtime.scheduler.pace import PromptPace
 from rootlace.runtime.scheduler.plan_builder import PlanBuilder
 from rootlace.runtime.scheduler.prediction import MAX_DRAFT
 from rootlace.runtime.scheduler.sample_rows import SampleRows
 from rootlace.runtime.scheduler.sequence import Sequence
 
-_RENEWED = 16
-"""After so many steps the cost is worked out anew."""
 _MARGIN = 1.2
 """A draft is to save so many times what it costs: the cost is known roughly."""
+_LEARNT = 0.2
+"""How much one more step says of the next."""
+_TOKENS_OF_A_STEP = 16
+"""So many tokens of a prompt are believed to take as long as a step, while it is not known."""
 
 
 class Drafting:
@@ -25,27 +26,31 @@ class Drafting:
     counts as far as each token before it is the one that was drafted, so the output is the one
     without drafts, whatever is drafted.
 
-    *Where it helps.* A token more in a step costs what the engine's steps have cost of late. One
+    *Where it helps.* A token more in a step costs what a token of a prompt has cost of late. One
     that is right saves its row's share of a further step: less, the more rows there are. So where
     many rows share a step, drafts are short, and then there are none.
     """
 
     def __init__(
-        self, kv: KVStore, sample_rows: SampleRows, counters: Counters, max_step_tokens: int
+        self, kv: KVStore, sample_rows: SampleRows, counters: Counters, pace: PromptPace
     ) -> None:
         self._kv = kv
         self._count = counters
         self._sample_rows = sample_rows
-        self._measured = MeasuredCost(max_step_tokens)
-        self._cost: StepCost = self._measured.cost()
+        self._pace = pace
+        self._seconds = 0.0
+        """Of a step without prompts and drafts; 0 while nothing is known."""
         self._price = 0.0
         """Of a drafted token in the step planned last, as a part of what a right one saves."""
 
     def note(self, plan: StepPlan, seconds: float) -> None:
         """A step took so long."""
-        self._measured.note(plan, seconds)
-        if self._measured.steps % _RENEWED == 0:
-            self._cost = self._measured.cost()
+        rows, samples = plan.num_rows, len(plan.samples)
+        if plan.num_tokens > samples or not samples:
+            return
+        drafted = self._pace.seconds(samples - rows)
+        own = max(seconds - drafted, seconds * rows / samples)
+        self._seconds += (_LEARNT if self._seconds else 1.0) * (own - self._seconds)
 
     def plan(
         self, ready: list[Sequence], builder: PlanBuilder, budget: int
@@ -55,7 +60,7 @@ class Drafting:
         able = [s for s in ready if s.prediction is not None and not s.pending]
         if not able:
             return ready, budget
-        self._price = self._priced(ready)
+        self._price = self._priced(len(ready))
         most = min(MAX_DRAFT, MAX_DRAFTED // len(able))
         drafting = set()
         for sequence in able:
@@ -103,11 +108,10 @@ class Drafting:
 
     # ------------------------------------------------------------ inside
 
-    def _priced(self, ready: list[Sequence]) -> float:
-        cost, rows = self._cost, len(ready)
-        context = sum(sequence.length for sequence in ready)
-        step = cost.step + cost.decode * rows + cost.context * context
-        return _MARGIN * (cost.prefill * rows + cost.pair * context) / step if step else 0.0
+    def _priced(self, rows: int) -> float:
+        token = self._pace.seconds(1)
+        known = token and self._seconds
+        return _MARGIN * rows * (token / self._seconds if known else 1 / _TOKENS_OF_A_STEP)
 
     def _draft(self, sequence: Sequence, most: int, builder: PlanBuilder) -> int:
         """Plan the sequence's row with a draft of at most `most` tokens; returns how many."""

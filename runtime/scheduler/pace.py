@@ -28,9 +28,9 @@ class PromptPace:
         """So much was measured before the first step."""
         self._tokens, self._seconds = float(tokens), seconds
 
-    def note(self, tokens: int, rows: int, seconds: float) -> None:
-        """A step computed so many tokens for so many rows."""
-        if tokens - rows >= _LARGE_STEP:
+    def note(self, tokens: int, samples: int, seconds: float) -> None:
+        """A step computed so many tokens, and sampled behind so many of them."""
+        if tokens - samples >= _LARGE_STEP:
             self._tokens = _KEPT * self._tokens + tokens
             self._seconds = _KEPT * self._seconds + seconds
 

@@ -277,27 +277,32 @@ def test_samples_and_seeds(runtime: rl.Runtime) -> None:
 
 
 @rl.function
-def rewrite(s, before):
-    s += "Once upon a time there was" + rl.gen("text", max_tokens=80, prediction=before)
+def rewrite(s, pattern, before):
+    s += "Once there was a" + rl.gen("text", max_tokens=80, regex=pattern, prediction=before)
 
 
-def test_a_prediction_saves_steps_and_changes_nothing(runtime: rl.Runtime) -> None:
-    for options in ({"temperature": 0.5, "seed": 4}, {"temperature": 0.8, "seed": 3}):
-        plain = rewrite.run(None, **options)
-        text = plain["text"]
-        assert "accepted_prediction_tokens" not in plain.get_meta_info("text")
-        words = text.split(" ")
-        half = " ".join([*words[:5], "Quite", *words[6:20], *words[22:]])
-        for before in (text, half, "Something else. " * 20, text + text):
-            steps = runtime.get_server_info()["steps"]
-            again = rewrite.run(before, stream=before == half, **options)
-            assert again["text"] == text
-            meta = again.get_meta_info("text")
-            saved = meta["completion_tokens"] - (runtime.get_server_info()["steps"] - steps)
-            accepted = meta.get("accepted_prediction_tokens", 0)
-            # The prompt takes a step, which samples the first token.
-            assert saved == accepted
-            assert accepted > 20 or before.startswith("Something else.")
+@pytest.mark.parametrize(
+    "pattern", [r"([a-z]{3,8} ){12}", r'\{"name": "[a-z]{3,9}", "story": "[a-z ,.]{40,60}"\}']
+)
+def test_a_prediction_saves_steps_and_changes_nothing(runtime: rl.Runtime, pattern: str) -> None:
+    def asked(before: str | None, **options: Any) -> tuple[rl.State, int]:
+        steps = runtime.get_server_info()["steps"]
+        given = {"temperature": 0.8, "seed": 3, "logprobs": True, **options}
+        state = rewrite.run(pattern, before, **given)
+        return state, runtime.get_server_info()["steps"] - steps
+
+    plain, plain_steps = asked(None)
+    text, meta = plain["text"], plain.get_meta_info("text")
+    assert "accepted_prediction_tokens" not in meta
+    for before in (text, text.replace("a", "e", 1), "something else " * 9, text + text):
+        for stream in (False, True):
+            state, steps = asked(before, stream=stream)
+            again = state.get_meta_info("text")
+            assert state["text"] == text
+            assert again["output_token_logprobs"] == meta["output_token_logprobs"]
+        if before.startswith(text):
+            assert steps <= plain_steps / 2
+            assert again["accepted_prediction_tokens"] > 5
     with pytest.raises(InvalidRequest, match="prediction must be text"):
         rl.gen("text", prediction=3)  # type: ignore[arg-type]
 

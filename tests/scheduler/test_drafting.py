@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rootlace.runtime.contracts.plan import MAX_DRAFTED
-from rootlace.runtime.contracts.step_cost import StepCost
 from tests.scheduler.matchers import Script, Stepped
 from tests.scheduler.world import Job, World
 
@@ -159,21 +158,28 @@ def test_a_constrained_row_is_drafted_along_its_constraint() -> None:
     assert told(checked) == (0, 0)  # what may be taken back is not drafted
 
 
-def test_a_full_batch_is_not_slowed_down() -> None:
-    """A token more costs as much as a row more: nothing is saved."""
+@pytest.mark.parametrize(("rows", "drafts"), [(4, True), (16, False)])
+def test_a_full_batch_is_not_slowed_down(rows: int, drafts: bool) -> None:
+    """A step takes as long as ten tokens of a prompt: shared by many rows, it is not worth one."""
     world = World(max_step_tokens=512)
-    world.scheduler._drafting._cost = StepCost(step=1e-3, prefill=1e-3, decode=1e-3)
-    world.scheduler._drafting.note = lambda plan, seconds: None  # type: ignore[method-assign]
-    for at in range(16):
+    known(world, token=1e-3, step=1e-2)
+    for at in range(rows):
         world.submit([*PROMPT, at], LENGTH, predict=list)
     world.drain()
-    assert not world.stats["drafted_tokens"]
+    assert (world.stats["drafted_tokens"] > 0) == drafts
+
+
+def known(world: World, token: float, step: float) -> None:
+    """What tokens and steps cost."""
+    world.scheduler.view.pace.begin(1, token)
+    drafting = world.scheduler._drafting
+    drafting._seconds = step
+    drafting.note = lambda plan, seconds: None  # type: ignore[method-assign]
 
 
 def test_a_step_has_so_many_drafted_tokens_at_most() -> None:
     world = World(max_step_tokens=512)
-    world.scheduler._drafting._cost = StepCost(step=1.0, prefill=1e-9)
-    world.scheduler._drafting.note = lambda plan, seconds: None  # type: ignore[method-assign]
+    known(world, token=1e-9, step=1.0)
     for at in range(9):
         world.submit([*PROMPT, at], LENGTH, predict=list)
     most = 0
