@@ -9,6 +9,9 @@ share one of four long prefixes ("hot") and are cheap once it is cached; the ten
 *tree-search*: programs that search trees of thought. Each has a question behind the examples of one
 of 160 tasks, and asks for four thoughts; of each level's thoughts four are followed, each with four
 more, until the answer.
+
+*long-and-short*: chats of short prompts and long answers, and, one of five requests, questions
+about long documents, whose answers are short. Nobody shares anything.
 """
 
 from __future__ import annotations
@@ -73,7 +76,22 @@ def tree_search(dice: random.Random, ids: Iterator[int]) -> Iterator[Asked]:
             paths = [[*dice.choice(paths), next(ids)] for _ in range(WIDTH)]
 
 
-LOADS = {"hot-and-cold": hot_and_cold, "tree-search": tree_search}
+def long_and_short(dice: random.Random, ids: Iterator[int]) -> Iterator[Asked]:
+    at = 0.0
+    while True:
+        at += dice.expovariate(RATE)
+        if dice.random() < 0.8:
+            blocks, output = dice.randint(1, 2), dice.randint(200, 600)
+        else:
+            blocks, output = dice.randint(16, 64), dice.randint(50, 200)
+        yield Asked(at, [next(ids) for _ in range(blocks)], output)
+
+
+LOADS = {
+    "hot-and-cold": hot_and_cold,
+    "tree-search": tree_search,
+    "long-and-short": long_and_short,
+}
 
 
 def write_trace(count: int, seed: int, path: Path, load: str = "hot-and-cold") -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from itertools import product
 from typing import Any
 
 from rootlace.cli.failure import fail
@@ -28,10 +30,39 @@ def routers_of(given: Sequence[str]) -> list[str]:
     return list(ROUTINGS) if "all" in names else list(dict.fromkeys(names))
 
 
-def run_clusters(
-    workload: Any, policy: Any, machines: Sequence[Any], replicas: int, routers: Sequence[str]
+def apart_of(
+    given: str | None, replicas: int, least_tokens: int, link: str, token_bytes: int
 ) -> list[Any]:
-    """A report for each machine and router, with a progress bar."""
+    """What `--disaggregate` and its options ask for, behind None: all replicas do both. Ends the
+    command where that cannot be."""
+    if given is None:
+        return [None]
+    if replicas == 1:
+        fail("--disaggregate divides several replicas: give --replicas")
+    from rootlace.runtime.simulation.disaggregated import Apart, Link
+
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)(?::(\d+(?:\.\d+)?))?", link, re.ASCII)
+    if found is None or not float(found[1]):
+        fail(f"--link {link}: write GB/s, or GB/s and milliseconds as 50:1")
+    over = Link(1e9 * float(found[1]), float(found[2] or 0) / 1000, token_bytes)
+    aparts: list[Any] = [None]
+    for part in given.split(","):
+        count = int(part) if part.strip().isdecimal() else 0
+        if not 0 < count < replicas:
+            fail(f"--disaggregate {part.strip()}: from 1 to {replicas - 1} of the --replicas")
+        aparts.append(Apart(count, least_tokens, over))
+    return aparts
+
+
+def run_clusters(
+    workload: Any,
+    policy: Any,
+    machines: Sequence[Any],
+    replicas: int,
+    routers: Sequence[str],
+    aparts: Sequence[Any] = (None,),
+) -> list[Any]:
+    """A report for each machine, router and way of disaggregation, with a progress bar."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -40,15 +71,16 @@ def run_clusters(
     columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
     reports: list[Any] = []
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("", total=len(workload) * len(machines) * len(routers))
-        for machine in machines:
-            for router in routers:
-                done = len(workload) * len(reports)
+        runs = list(product(machines, routers, aparts))
+        task = bar.add_task("", total=len(workload) * len(runs))
+        for done, (machine, router, apart) in enumerate(runs):
 
-                def show(arrived: int, done: int = done, router: str = router) -> None:
-                    bar.update(task, description=router, completed=done + arrived)
+            def show(arrived: int, done: int = done, router: str = router) -> None:
+                finished = len(workload) * done + arrived
+                bar.update(task, description=router, completed=finished)
 
-                reports.append(Cluster(workload, policy, machine, replicas, router).run(show))
+            cluster = Cluster(workload, policy, machine, replicas, router, apart)
+            reports.append(cluster.run(show))
     return reports
 
 
@@ -60,6 +92,9 @@ def show_clusters(reports: Sequence[Any]) -> None:
 
     table = Table(box=None, header_style="bold", pad_edge=False)
     titles = "cache,router,hits,TTFT s,TPOT ms,req/s,busy,busiest,router us"
+    apart = any(report.prefill_replicas for report in reports)
+    if apart:
+        titles += ",prefill,handed,moved,busy prefill,busy decode"
     for title in titles.split(","):
         table.add_column(title, justify="left" if title == "router" else "right", no_wrap=True)
     for report in reports:
@@ -73,10 +108,26 @@ def show_clusters(reports: Sequence[Any]) -> None:
             f"{report.busy:.0%}",
             f"{report.imbalance:.2f}",
             f"{report.router_microseconds:.0f}",
+            *(_of_apart(report) if apart else ()),
         )
     console = Console(highlight=False)
     print_wide(console, table)
     console.print(
         "TTFT and TPOT: p50 / p90 / p99; cache: of each replica; busiest: times the mean; "
         "router us: CPU time per request"
+    )
+    if apart:
+        console.print(
+            "prefill: replicas that compute prompts alone; handed: requests of these; moved: "
+            "tokens that travelled, of those of all prompts"
+        )
+
+
+def _of_apart(report: Any) -> tuple[str, ...]:
+    return (
+        str(report.prefill_replicas),
+        f"{report.handed:,}",
+        f"{report.moved:.1%}",
+        f"{report.prefill_busy:.0%}",
+        f"{report.decode_busy:.0%}",
     )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from rootlace.cli.cluster import print_wide, routers_of, run_clusters, show_clusters
+from rootlace.cli.cluster import apart_of, print_wide, routers_of, run_clusters, show_clusters
 from rootlace.cli.failure import fail
 
 if TYPE_CHECKING:
@@ -75,6 +75,24 @@ def simulate(
             show_default="all",
         ),
     ] = None,
+    disaggregate: Annotated[
+        str | None,
+        typer.Option(
+            metavar="M,...",
+            help="With --replicas: so many of them compute prompts alone and hand the KV over; "
+            "beside the same number that do both.",
+        ),
+    ] = None,
+    disaggregate_from: Annotated[
+        int, typer.Option(min=0, help="Prompt tokens, not cached, that are computed apart.")
+    ] = 512,
+    link: Annotated[
+        str,
+        typer.Option(metavar="GB/S[:MS]", help="What KV travels over: bandwidth and latency."),
+    ] = "50:1",
+    token_bytes: Annotated[
+        int, typer.Option(min=1, help="KV of a token; the default is that of the 8B model.")
+    ] = 131072,
     json_file: Annotated[
         Path | None, typer.Option("--json", metavar="FILE", help="Write all figures to this file.")
     ] = None,
@@ -94,6 +112,7 @@ def simulate(
         fail("--router says how requests are spread over several replicas: give --replicas")
     if replicas > 1 and plot is not None:
         fail("--plot draws studies of one engine: not with --replicas")
+    aparts = apart_of(disaggregate, replicas, disaggregate_from, link, token_bytes)
     _check_outputs(json_file, plot)
     _check_packages(plot)
     from rootlace.runtime.contracts.step_cost import BadCost
@@ -117,7 +136,7 @@ def simulate(
             machines = [Machine(size, model, max_running) for size in sizes]
             order = parse_policy(policy[0] if policy else "lpm")
             names = routers_of(router or ["all"])
-            reports = run_clusters(workload, order, machines, replicas, names)
+            reports = run_clusters(workload, order, machines, replicas, names, aparts)
             show_clusters(reports)
             _write(json_file, {"runs": [report.to_json() for report in reports]})
             return

@@ -59,6 +59,25 @@ def test_replicas_behind_routers(mooncake: Path, tmp_path: Path) -> None:
         assert result.exit_code == 1 and says in result.output, result.output
 
 
+def test_prefill_apart(mooncake: Path, tmp_path: Path) -> None:
+    figures = tmp_path / "out.json"
+    arguments = ["--replicas", 3, "--router", "exact", "--cache-tokens", "8k"]
+    result = _simulate(mooncake, *arguments, "--disaggregate", "1,2", "--disaggregate-from", 1000,
+                       "--link", "25:0.5", "--json", figures)  # fmt: skip
+    assert result.exit_code == 0, result.output
+    runs = json.loads(figures.read_text())["runs"]
+    assert [run["prefill_replicas"] for run in runs] == [0, 1, 2]
+    assert [run["handed"] > 0 for run in runs] == [False, True, True]
+    assert "busy decode" in result.output
+    for arguments, says in (
+        (["--disaggregate", 1], "give --replicas"),
+        (["--replicas", 2, "--disaggregate", 2], "from 1 to 1 of the --replicas"),
+        (["--replicas", 2, "--disaggregate", 1, "--link", "fast"], "--link fast: write GB/s"),
+    ):
+        result = _simulate(mooncake, *arguments)
+        assert result.exit_code == 1 and says in result.output, result.output
+
+
 def test_policies_in_one_word(mooncake: Path, tmp_path: Path) -> None:
     figures = tmp_path / "out.json"
     result = _simulate(mooncake, "--policy", "fcfs, lpm:4", "--policy", "fcfs",

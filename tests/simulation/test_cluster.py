@@ -60,6 +60,18 @@ def test_who_knows_the_caches_computes_least_and_answers_soonest() -> None:
     assert reports["sessions"].hit_rate > reports["turns"].hit_rate
 
 
+def test_our_router_goes_by_what_caches_hold_and_not_only_by_what_is_on_its_way() -> None:
+    trace = shared(60, 3, 1.0)  # each has ended before the next one comes
+    report = play(Workload(trace, Load(granularity=1)), "exact", 4)
+    seen: set[int] = set()
+    found = 0
+    for at in range(60):
+        blocks = trace.blocks[trace.starts[at] : trace.starts[at + 1]]
+        found += sum(1 for block in blocks[:48].tolist() if block in seen)
+        seen.update(blocks.tolist())
+    assert report.hit_rate == pytest.approx(found / int(trace.prompt_tokens.sum()))
+
+
 def test_rays_router_counts_the_text_that_a_replica_was_sent_anew() -> None:
     starts = ([0, 1], [0], [0, 1], [0, 1])
     prompts = [[*start, *range(100 * n, 100 * n + 40)][:40] for n, start in enumerate(starts, 1)]

@@ -1,0 +1,107 @@
+"""Simulated engines behind one router, on a clock that several groups share."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import time
+from collections.abc import Callable
+
+from rootlace.runtime.contracts.step_cost import StepCost
+from rootlace.runtime.contracts.update import Update
+from rootlace.runtime.simulation.engine import Machine, SimulatedEngine, Times
+from rootlace.runtime.simulation.policies import NamedPolicy
+from rootlace.runtime.simulation.routers import ROUTINGS, Routing
+from rootlace.runtime.simulation.workload import Workload
+
+
+class Clock:
+    """What happens at which time; of what happens at the same one, what was asked for first."""
+
+    def __init__(self) -> None:
+        self._due: list[tuple[float, int, Callable[[], None]]] = []
+        self._numbers = itertools.count()
+
+    def at(self, when: float, what: Callable[[], None]) -> None:
+        heapq.heappush(self._due, (when, next(self._numbers), what))
+
+    def run(self, until: float) -> None:
+        """All that happens until then."""
+        while self._due and self._due[0][0] <= until:
+            heapq.heappop(self._due)[2]()
+
+
+class Group:
+    """So many engines and their router, which sees what a step did when it ends."""
+
+    def __init__(
+        self,
+        workload: Workload,
+        policy: NamedPolicy,
+        machine: Machine,
+        replicas: int,
+        router: str,
+        clock: Clock,
+        *,
+        priced: StepCost | None = None,
+        begun: Callable[[int, int], None] = lambda replica, number: None,
+    ) -> None:
+        """`priced`: what the router takes steps to cost, if not what they do. `begun` is told, as a
+        step begins, by which replica and whose first token will come of it."""
+        self.times = Times(len(workload))
+        self.engines = [
+            SimulatedEngine(workload, policy, machine, self.times) for _ in range(replicas)
+        ]
+        known = Machine(machine.cache_tokens, priced or machine.cost, machine.max_running)
+        self._router: Routing = ROUTINGS[router](workload, known, self.engines)
+        self._clock = clock
+        self._begun = begun
+        self.routing_seconds = 0.0
+        self._said: dict[int, list[Update]] = {}
+        """What the steps do that run now, by replica: known at their end."""
+        if router == "exact":
+            for engine in self.engines:
+                engine.scheduler.cache.keep_journal()
+
+    def route(self, number: int, now: float) -> int:
+        """Where the router sends a request, which is to be submitted there."""
+        began = time.thread_time()
+        replica = self._router.route(number, now)
+        self.routing_seconds += time.thread_time() - began
+        return replica
+
+    def submit(self, replica: int, number: int, now: float) -> None:
+        """A request has come to a replica."""
+        engine = self.engines[replica]
+        if replica not in self._said:
+            engine.now = max(engine.now, now)
+        engine.submit(number)
+        if replica not in self._said:
+            self._step(replica)
+
+    def _step(self, replica: int) -> None:
+        engine = self.engines[replica]
+        updates = engine.step()
+        if updates is None:
+            if engine.scheduler.has_work:
+                raise RuntimeError("the scheduler has work and plans nothing")
+            return
+        self._said[replica] = updates
+        for number in engine.begun:
+            self._begun(replica, number)
+        self._clock.at(engine.now, lambda: self._stepped(replica))
+
+    def _stepped(self, replica: int) -> None:
+        """A step has ended."""
+        engine, updates = self.engines[replica], self._said.pop(replica)
+        change = engine.scheduler.cache.changes()
+        began = time.thread_time()
+        if change is not None:
+            self._router.heard(replica, change)
+        for number in engine.begun:
+            self._router.first_token(number)
+        for update in updates:
+            if update.finish is not None:
+                self._router.ended(update.rid, engine.now)
+        self.routing_seconds += time.thread_time() - began
+        self._step(replica)
