@@ -279,6 +279,15 @@ class GatewayConfig:
     replicas: Annotated[int, Meta(ge=1, le=64)] = option(
         1, "Engine processes of each model, which share the cores, or have a GPU each."
     )
+    disaggregate: Annotated[int, Meta(ge=0, le=63)] = option(
+        0, "Of the replicas, so many that compute long prompts for the others.", shown="none"
+    )
+    disaggregate_from: Positive = option(
+        512, "Tokens of a prompt, not cached, from which on it is computed for the others."
+    )
+    disaggregate_gb: Annotated[float, Meta(gt=0)] = option(
+        1.0, "Main memory for prompts that are handed over."
+    )
     load: Literal["start", "on-demand"] = option(
         "start", "Load models when the server starts, or when they are first asked for."
     )

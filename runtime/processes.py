@@ -88,6 +88,15 @@ def compute_environment() -> dict[str, str]:
     return environment
 
 
+def new_memory() -> int:
+    """A file descriptor, for children to inherit, of memory that has no name and grows as it is
+    written: it is gone with the last process that has it, however that ends. Raises OSError."""
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create("rootlace-blocks")
+    with tempfile.TemporaryFile(prefix="rootlace-") as file:
+        return os.dup(file.fileno())
+
+
 class SocketFolder:
     """A private folder (mode 0700) for ipc sockets; removed with `remove`."""
 

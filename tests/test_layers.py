@@ -111,6 +111,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "rootlace.wire",
         "rootlace.runtime.cache.journal",
         "rootlace.runtime.config",
+        "rootlace.runtime.processes",
         "rootlace.runtime.contracts",
         "rootlace.runtime.engine.client",
         "rootlace.runtime.routing",

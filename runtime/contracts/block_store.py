@@ -66,6 +66,17 @@ class StoreState(Protocol):
     def stats(self) -> dict[str, int | float]: ...
 
 
+class HandedState(StoreState, Protocol):
+    """A store that other engines reach, too. What is saved there is put into slots that they all
+    know, and fetched from slots of one's own, each of which stands for one of those."""
+
+    def checksum(self, slot: int) -> int:
+        """Of a slot that was written; can be asked once."""
+
+    def offer(self, slot: int, place: int, crc: int) -> None:
+        """The own `slot` stands for the common one `place`, which has this checksum."""
+
+
 class StoreMemory(Protocol):
     """What the copier of blocks asks of a store; bytes of a slot are uint8 [block bytes]."""
 

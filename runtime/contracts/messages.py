@@ -105,6 +105,30 @@ class TellCache(_Message, tag="tell"):
     `CacheChanged` that is `fresh`."""
 
 
+class HandOver(_Message, tag="hand_over", eq=False):
+    """Copy the blocks from number `first` on of `token_ids` (int32), as far as they are cached,
+    into these `slots` of the memory that engines share, one each. Answered by `HandedOver`."""
+
+    ticket: int
+    token_ids: np.ndarray
+    first: int
+    slots: tuple[int, ...]
+    namespace: str = ""
+    adapter: str = ""
+
+
+class Offered(_Message, tag="offered", eq=False):
+    """For the request `rid`, which comes next: the blocks from number `first` on of `token_ids`
+    (int32) were copied into these slots, and have these checksums."""
+
+    rid: int
+    token_ids: np.ndarray
+    first: int
+    places: tuple[tuple[int, int], ...]
+    namespace: str = ""
+    adapter: str = ""
+
+
 class Stop(_Message, tag="stop"):
     """Finish the step under way and exit."""
 
@@ -122,6 +146,8 @@ ToEngine = (
     | GetTree
     | Pause
     | TellCache
+    | HandOver
+    | Offered
     | Stop
 )
 
@@ -131,7 +157,7 @@ ToEngine = (
 class Ready(_Message, tag="ready"):
     """The model is loaded and the pool made. `labels`: how many scores its head gives a text; 0: it
     has no head; None: it gives logits of tokens. `adapters` are the names of those that requests
-    may ask for."""
+    may ask for. `handed_slots`: of the memory that engines share."""
 
     pid: int
     num_blocks: int
@@ -144,6 +170,7 @@ class Ready(_Message, tag="ready"):
     hidden_size: int = 0
     labels: int | None = None
     adapters: tuple[str, ...] = ()
+    handed_slots: int = 0
 
 
 class Flushed(_Message, tag="flushed"):
@@ -175,6 +202,13 @@ class Unpinned(_Message, tag="unpinned"):
 
     ticket: int
     found: bool
+
+
+class HandedOver(_Message, tag="handed_over"):
+    """As many blocks lie in the first of the slots as there are checksums."""
+
+    ticket: int
+    checksums: tuple[int, ...]
 
 
 class Heartbeat(_Message, tag="heartbeat"):
@@ -214,6 +248,7 @@ FromEngine = (
     | Tree
     | Pinned
     | Unpinned
+    | HandedOver
     | Heartbeat
     | CacheChanged
     | CostMeasured

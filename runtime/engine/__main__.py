@@ -90,7 +90,7 @@ def serve(config: EngineProcessConfig) -> None:
     overlap = runner.overlaps if engine.overlap is None else engine.overlap
     cache = dataclasses.replace(engine.cache, num_blocks=runner.num_blocks)
     filler = MaskFiller(engine.constraints.mask_threads)
-    below = open_tiers(engine, runner, config.replicas)
+    below = open_tiers(engine, runner, config.replicas, config.memory, config.memory_bytes)
     scheduler = Scheduler(
         engine.scheduler,
         cache,
@@ -134,6 +134,7 @@ def serve(config: EngineProcessConfig) -> None:
         hidden_size=runner.config.spec.hidden_size,
         labels=runner.config.spec.labels,
         adapters=runner.adapters,
+        handed_slots=0 if below is None else below.handed_slots,
     )
     record = StepRecord(Path(config.record), engine.scheduler.max_running)
     send([ready])

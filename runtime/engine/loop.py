@@ -19,6 +19,9 @@ from rootlace.runtime.contracts.messages import (
     GetPins,
     GetStats,
     GetTree,
+    HandedOver,
+    HandOver,
+    Offered,
     Pause,
     Pinned,
     ReleaseProgram,
@@ -109,7 +112,8 @@ class EngineLoop:
         """Receive, plan, run, commit and send once; False if it was the last time."""
         self.turns += 1
         # With work to do, only look; without, sleep until something comes.
-        idle = self._paused or not self._scheduler.has_work
+        tiering = self._scheduler.kv.tiering
+        idle = self._paused or not (self._scheduler.has_work or tiering.handing.busy)
         if idle and len(self._compiling):
             self._compiling.wait(COMPILING_SECONDS)
             idle = False
@@ -119,6 +123,10 @@ class EngineLoop:
             self._handle(message)
         for waiting in self._compiling.take():
             self._add(waiting.request, waiting.grammar.result, waiting.waited)
+        if tiering.handing.busy:  # another engine waits for it, and a step may take long
+            tiering.poll()
+            self._outgoing += [HandedOver(*answer) for answer in tiering.handing.take_answers()]
+            self._flush()
         # Not in one statement: `_send_now` replaces the list while the step runs.
         updates = [] if self._paused else self._steps.step()
         self._outgoing += updates
@@ -132,7 +140,7 @@ class EngineLoop:
     @property
     def _only_fetching(self) -> bool:
         """Whether there is nothing to compute until blocks were read."""
-        return not self._steps.planned and self._scheduler.kv.tiering.fetching.waiting
+        return not self._steps.planned and self._scheduler.kv.tiering.waiting
 
     # ------------------------------------------------------------ sending
 
@@ -185,12 +193,23 @@ class EngineLoop:
         elif isinstance(message, Pause):
             self._paused = message.paused
             self._outgoing += self._steps.finish() if message.paused else []
+        elif isinstance(message, HandOver | Offered):
+            self._hand(message)
         elif isinstance(message, TellCache):
             if self._telling is not None:
                 self._telling.tell_all()
         else:
             assert isinstance(message, Stop)
             self._stopping = True
+
+    def _hand(self, message: HandOver | Offered) -> None:
+        """Blocks go to another engine, or come from one."""
+        handing = self._scheduler.kv.tiering.handing
+        namespace, tokens = kv_namespace(message.namespace, message.adapter), message.token_ids
+        if isinstance(message, HandOver):
+            handing.give(message.ticket, namespace, tokens, message.first, message.slots)
+        else:
+            handing.offer(message.rid, namespace, tokens, message.first, message.places)
 
     def _submit(self, request: Request) -> None:
         constraint = request.constraint

@@ -20,11 +20,12 @@ from rootlace.runtime.model.kv.block_mover import BlockMover
 from rootlace.runtime.model.kv.device_memory import made_up_plan
 from rootlace.runtime.model.kv.identity import kv_identity, kv_spaces
 from rootlace.runtime.scheduler.scheduler import Scheduler
-from rootlace.runtime.scheduler.tiers.levels import Level, Tiers
+from rootlace.runtime.scheduler.tiers.levels import HandedLevel, Level, Tiers
 from rootlace.runtime.tiers.disk import DiskStore
 from rootlace.runtime.tiers.folder import TierFolder, open_folder
 from rootlace.runtime.tiers.host import HostStore
 from rootlace.runtime.tiers.read_speed import block_seconds
+from rootlace.runtime.tiers.shared_slots import HandedStore, SharedSlots
 from rootlace.runtime.tiers.slot_file import SlotFile
 from rootlace.wire.errors import InvalidRequest
 from rootlace.wire.protocol import SamplingParams
@@ -48,6 +49,11 @@ class OpenTiers:
     disk: DiskStore | None
     folder: TierFolder | None
 
+    @property
+    def handed_slots(self) -> int:
+        """Of the memory that engines share."""
+        return 0 if self.tiers.handed is None else self.tiers.handed.tier.num_slots
+
     def move(self, moves: np.ndarray) -> None:
         """See `Steps`."""
         self.mover.move(moves)
@@ -57,7 +63,7 @@ class OpenTiers:
         empty."""
         tokens, seconds = prefill_seconds(runner, block_size)
         scheduler.view.pace.begin(tokens, seconds)
-        for level in self.tiers.levels:
+        for level in self.tiers.readable:
             store = level.store
             log.info(
                 "%s: %d of %d blocks from before; one is read in %.3g ms, its %d tokens are "
@@ -85,12 +91,19 @@ class OpenTiers:
             self.folder.close()  # else it is this process's until it ends
 
 
-def open_tiers(config: EngineConfig, runner: ModelRunner, engines: int = 1) -> OpenTiers | None:
+def open_tiers(
+    config: EngineConfig,
+    runner: ModelRunner,
+    engines: int = 1,
+    memory: int = -1,
+    memory_bytes: int = 0,
+) -> OpenTiers | None:
     """What the configuration asks for, a part of it for each of so many engines; None where that is
-    nothing, or the disk does not work, which is logged. Raises `InvalidRequest` for a folder that
-    cannot be one, and for adapters that cannot be read."""
+    nothing, or the disk does not work, which is logged. `memory`: a file descriptor of what engines
+    hand blocks over in, of so many bytes at most; -1: none. Raises `InvalidRequest` for a folder
+    that cannot be one, for adapters that cannot be read, and for a memory without room."""
     cache = config.cache
-    if not cache.enabled or not (cache.disk or cache.host_gb):
+    if not cache.enabled or not (cache.disk or cache.host_gb or memory >= 0):
         return None
     try:
         spaces = kv_spaces(config.executor)
@@ -112,10 +125,27 @@ def open_tiers(config: EngineConfig, runner: ModelRunner, engines: int = 1) -> O
         raise InvalidRequest(f"--cache-disk {cache.disk}: {error}") from error
     except OSError as error:
         log.warning("no blocks are kept on disk: %s", error)
-    if not levels:
+    handed = None
+    if memory >= 0:
+        if config.executor.tensor_parallel > 1:
+            raise InvalidRequest("--disaggregate hands over the blocks of a whole model")
+        handed, shared = _open_handed(runner, memory, memory_bytes)
+        stores.append(shared)
+    if not stores:
         return None
     mover = BlockMover(runner.kv_cache, stores, runner.work)
-    return OpenTiers(Tiers(tuple(levels), spaces), mover, disk, folder)
+    return OpenTiers(Tiers(tuple(levels), spaces, handed=handed), mover, disk, folder)
+
+
+def _open_handed(runner: ModelRunner, memory: int, most: int) -> tuple[HandedLevel, HandedStore]:
+    """Raises `InvalidRequest` where there is no room for a block."""
+    size = BlockMover(runner.kv_cache, ()).block_bytes
+    slots = most // size
+    if not slots:
+        raise InvalidRequest(f"--disaggregate-gb {most / GIGABYTE}: a block takes {size} bytes")
+    store = HandedStore(SharedSlots(memory, size, slots))
+    wear = HourlyBytes(None, time.monotonic)
+    return HandedLevel("handed", Tier(slots), store, wear, size), store
 
 
 def _open_host(gigabytes: float, runner: ModelRunner) -> tuple[Level, HostStore]:

@@ -11,6 +11,7 @@ import msgspec
 
 from rootlace.runtime.config import EngineConfig, GatewayConfig
 from rootlace.runtime.engine.client import EngineClient
+from rootlace.wire.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from rootlace.runtime.gateway.branches.core import Engine
@@ -34,7 +35,7 @@ async def open_room(
     engines that are somewhere else.
     """
     # The model's texts, and what reads them, while the engine loads its weights.
-    begin = start or partial(_start, engine_config, config.replicas, on_exit)
+    begin = start or partial(_start, engine_config, config, on_exit)
     starting: asyncio.Task[Engine] = asyncio.create_task(begin())
     try:
         await asyncio.to_thread(meanwhile)
@@ -53,12 +54,20 @@ async def open_room(
     return gateway
 
 
-async def _start(config: EngineConfig, replicas: int, on_exit: Callable[[str], None]) -> Engine:
-    if replicas == 1:
+async def _start(
+    config: EngineConfig, gateway: GatewayConfig, on_exit: Callable[[str], None]
+) -> Engine:
+    if gateway.disaggregate >= gateway.replicas:
+        raise InvalidRequest(f"disaggregate {gateway.disaggregate}: there must be more replicas")
+    if gateway.replicas == 1:
         return await EngineClient.start(config, on_exit)
-    from rootlace.runtime.replicas import Replicas
+    from rootlace.runtime.replicas import Apart, Replicas
 
-    return await Replicas.start(config, replicas, on_exit)
+    apart = None
+    if gateway.disaggregate:
+        memory = int(1e9 * gateway.disaggregate_gb)
+        apart = Apart(gateway.disaggregate, gateway.disaggregate_from, memory)
+    return await Replicas.start(config, gateway.replicas, on_exit, apart)
 
 
 async def close_room(gateway: Gateway) -> None:

@@ -2,9 +2,11 @@
 
 `replicas` starts them and, when one dies, lets another one go on; `dispatch` sends requests where
 they cost least (`rootlace.runtime.routing`), `hearing` notices what was lost of what engines say of
-their caches, `answers` makes one of several answers.
+their caches, `answers` makes one of several answers. `handover` has some of them compute prompts
+for the others.
 """
 
+from rootlace.runtime.replicas.handover import Apart
 from rootlace.runtime.replicas.replicas import Replicas
 
-__all__ = ["Replicas"]
+__all__ = ["Apart", "Replicas"]

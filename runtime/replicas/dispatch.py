@@ -44,14 +44,21 @@ class Dispatch:
     """The router, fed with what engines and requests do. Belongs to one event loop."""
 
     def __init__(
-        self, count: int, info: Ready, ask: Callable[[int], None], digest_key: bytes = b""
+        self,
+        count: int,
+        info: Ready,
+        ask: Callable[[int], None],
+        digest_key: bytes = b"",
+        prefill: int = 0,
     ) -> None:
-        """`ask` has an engine say all that its cache holds, in digests of this key."""
+        """`ask` has an engine say all that its cache holds, in digests of this key. The last
+        `prefill` ones compute prompts for the others, and requests only if no other one is up."""
         capacity = info.num_blocks * info.block_size
         self._router = Router(
             RouterConfig(count, info.block_size, capacity, _COST, digest_key=digest_key)
         )
         self._count = count
+        self._prefill = frozenset(range(count - prefill, count))
         self._ask = ask
         self._hearing = [self._new_hearing(at) for at in range(count)]
         self._gaps = 0
@@ -67,27 +74,47 @@ class Dispatch:
         self._moved = 0
         self._sweeping: asyncio.TimerHandle | None = None
 
-    def place(self, request: Request) -> int:
+    @property
+    def can_prefill(self) -> bool:
+        """Whether an engine is up that computes prompts for the others."""
+        return not self._prefill <= self._down
+
+    def is_up(self, at: int) -> bool:
+        return at not in self._down
+
+    def held(self, request: Request) -> dict[int, int]:
+        """How many whole blocks of a request's tokens each of the other engines holds that holds
+        any."""
+        namespace = kv_namespace(request.namespace, request.adapter)
+        return {
+            at: blocks
+            for blocks, replicas in self._router.held(namespace, _tokens(request))
+            for at in set(range(self._count)) - self._prefill
+            if replicas >> at & 1
+        }
+
+    def place(self, request: Request, prefill: bool = False) -> int:
         """The engine for a request, which counts there from now on; one that moves counts no
-        longer where it was."""
+        longer where it was. `prefill`: its prompt alone is to be computed."""
         rid, program = request.rid, request.program
         if len(self._down) == self._count:  # it waits for one that is started again
             at = min(set(range(self._count)) - self._gone, default=0)
             self._put(rid, _Running(at, routed=False))
             return at
-        tokens, most = request.token_ids, request.params.max_tokens
-        if len(request.output_ids):
-            tokens = np.concatenate((tokens, request.output_ids))
+        most = request.params.max_tokens
+        up = set(range(self._count)) - self._down
+        avoid = up - self._prefill if prefill else up & self._prefill
         at = self._router.route(
             rid,
             kv_namespace(request.namespace, request.adapter),
-            tokens,
+            _tokens(request),
             int(self._output if most is None else min(most, self._output)),
             time.monotonic(),
             self._homes.get(program),
+            avoid=() if avoid == up else sorted(avoid),
         )
         self._put(rid, _Running(at, routed=True))
-        if program:
+        if program and not prefill:
             self._homes.pop(program, None)
             self._homes[program] = at
             if len(self._homes) > _MOST_HOMES:  # whoever asked nothing for the longest time
@@ -112,7 +139,7 @@ class Dispatch:
         if update.finish is None:
             return
         del self._running[rid]
-        if computed:
+        if computed and running.tokens:
             self._output += _OUTPUT_SHARE * (running.tokens - self._output)
         if running.routed:
             self._router.ended(rid, time.monotonic())
@@ -178,3 +205,10 @@ class Dispatch:
     def _sweep(self) -> None:
         self._sweeping = None
         self._sweep_soon()
+
+
+def _tokens(request: Request) -> np.ndarray:
+    """All that is given of a request (int32)."""
+    if not len(request.output_ids):
+        return request.token_ids
+    return np.concatenate((request.token_ids, request.output_ids))

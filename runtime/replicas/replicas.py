@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from rootlace.runtime import processes
 from rootlace.runtime.config import EngineConfig
 from rootlace.runtime.contracts.messages import Ready, TellCache, ToEngine
 from rootlace.runtime.contracts.request import Request
@@ -20,6 +22,8 @@ from rootlace.runtime.engine.client.in_flight import Submitted
 from rootlace.runtime.engine.client.siblings import Siblings
 from rootlace.runtime.replicas.answers import Asking, one_ready
 from rootlace.runtime.replicas.dispatch import Dispatch
+from rootlace.runtime.replicas.handover import Apart, Handover
+from rootlace.wire.errors import InvalidRequest
 
 log = logging.getLogger(__name__)
 
@@ -35,8 +39,13 @@ class Replicas:
 
     info: Ready
 
-    def __init__(self, count: int, on_exit: Callable[[str], None] | None) -> None:
+    def __init__(
+        self, count: int, on_exit: Callable[[str], None] | None, apart: Apart | None = None
+    ) -> None:
         self._count = count
+        self._apart = apart
+        self._memory = -1 if apart is None else processes.new_memory()
+        self._handover: Handover | None = None
         self._on_exit = on_exit
         self._clients: list[EngineClient] = []
         self._dispatch: Dispatch | None = None
@@ -53,11 +62,15 @@ class Replicas:
 
     @classmethod
     async def start(
-        cls, config: EngineConfig, count: int, on_exit: Callable[[str], None] | None = None
+        cls,
+        config: EngineConfig,
+        count: int,
+        on_exit: Callable[[str], None] | None = None,
+        apart: Apart | None = None,
     ) -> Replicas:
         """Start so many engines: the first one alone, which may leave its packed weights for the
         others, then these. Raises what `EngineClient.start` does."""
-        replicas = cls(count, on_exit)
+        replicas = cls(count, on_exit, apart)
         try:
             replicas._clients = [await replicas._start_one(config, 0)]
             others = [replicas._start_one(config, at) for at in range(1, count)]
@@ -66,12 +79,18 @@ class Replicas:
             await replicas.stop()
             raise
         replicas.info = one_ready([client.info for client in replicas._clients])
+        if apart is not None and not replicas.info.handed_slots:
+            await replicas.stop()
+            raise InvalidRequest("--disaggregate hands over what is cached, and there is no cache")
         replicas._dispatch = Dispatch(
             count,
             replicas.info,
             lambda at: replicas._clients[at].send(TellCache()),
             replicas._digest_key,
+            0 if apart is None else apart.prefill,
         )
+        if apart is not None:
+            replicas._handover = Handover(apart, replicas._dispatch, replicas._clients)
         for tell in replicas._early:
             tell(replicas._dispatch)
         return replicas
@@ -87,6 +106,8 @@ class Replicas:
             partial(self._gone_for_good, at),
             self._forgets,
             self._culprits,
+            self._memory,
+            0 if self._apart is None else self._apart.memory_bytes,
         )
         return await EngineClient.start(config, siblings=siblings)
 
@@ -106,6 +127,9 @@ class Replicas:
         assert self._dispatch is not None
         if (refusal := self._culprits.refusal(request.client)) is not None:
             raise refusal
+        if self._handover is not None and self._handover.takes(request):
+            self._handover.submit(request, on_update)
+            return
         at = self._dispatch.place(request)
         self._clients[at].submit(request, partial(_pass_on, self._dispatch, on_update))
 
@@ -114,6 +138,8 @@ class Replicas:
         assert self._dispatch is not None
         by_replica: dict[int, list[int]] = {}
         for rid in rids:
+            if self._handover is not None:
+                self._handover.abort(rid)
             if (at := self._dispatch.where(rid)) is not None:
                 by_replica.setdefault(at, []).append(rid)
         for at, own in by_replica.items():
@@ -146,7 +172,8 @@ class Replicas:
         if none answers."""
         assert self._dispatch is not None
         found = await self._asking.stats(self._by_number)
-        return {**found, **self._dispatch.counters()}
+        apart = {} if self._handover is None else self._handover.counters()
+        return {**found, **self._dispatch.counters(), **apart}
 
     async def ask(self, kind: Callable[..., ToEngine], *fields: Any) -> Any:
         """As `EngineClient.ask`; the answer is of all engines, or of the one it is about."""
@@ -159,7 +186,12 @@ class Replicas:
     async def stop(self) -> None:
         """Stop all engines; whatever still runs gets `finish="abort"`."""
         self._tell(Dispatch.close)
+        if self._handover is not None:
+            self._handover.close()
         await asyncio.gather(*(client.stop() for client in self._clients))
+        if self._memory >= 0:
+            os.close(self._memory)
+            self._memory = -1
 
     # ------------------------------------------------------------ engines that come and go
 
@@ -170,6 +202,8 @@ class Replicas:
             log.warning("replica %d is down: %d requests go on elsewhere", at, len(left))
         for submitted in left:
             assert self._dispatch is not None
+            if self._handover is not None:
+                submitted = self._handover.instead(submitted)
             target = self._dispatch.place(submitted.resumed(0))
             if len(self._gone) == self._count:  # they end with the last of all
                 target = at

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -114,10 +114,12 @@ class Router:
         output: int,
         now: float,
         prefer: int | None = None,
+        avoid: Sequence[int] = (),
     ) -> int:
         """The replica for a prompt (int32), of which about `output` tokens will be generated. Its
         first token and its end must be told. Of several that are equally good, the one to `prefer`
-        is taken. Raises ValueError when all replicas are lost."""
+        is taken, and none of those to `avoid`, which are not all that are there. Raises ValueError
+        when all replicas are lost."""
         if len(self._dead) == self._config.replicas:
             raise ValueError("all replicas are lost")
         size, length = self._config.block_size, len(tokens)
@@ -131,8 +133,8 @@ class Router:
         price += np.maximum(now - self._due, 0.0)
         if self._tokens.max() + length + output > self._config.capacity:
             price += self._waiting(length + output)
-        if self._dead:
-            price[self._dead] = np.inf
+        if self._dead or avoid:
+            price[[*self._dead, *avoid]] = np.inf
         best = np.flatnonzero(price <= price.min() * (1 + 1e-9))
         if prefer is None or prefer not in best:
             prefer = best[np.argmin(self._served[best])] if len(best) > 1 else best[0]
@@ -148,6 +150,12 @@ class Router:
         self._tokens[replica] += length + output
         self._served[replica] += length - known * size
         return replica
+
+    def held(self, namespace: Hashable, tokens: np.ndarray) -> list[tuple[int, int]]:
+        """How many whole blocks of `tokens` (int32) replicas hold: see `PrefixIndex.match`."""
+        size = self._config.block_size
+        digests = self._digests.of_all(namespace, tokens)[size::size]
+        return self._held.match(digests.tolist())
 
     def first_token(self, request: Hashable) -> None:
         """The prompt is computed, and what is cached of it was told before."""

@@ -60,7 +60,7 @@ class KVStore:
         """Have `blocks` blocks free for `sequence` (or for several, it being one of them), evicting
         if needed; False (and nothing lost) if impossible."""
         if self.pool.available < blocks:
-            self.tiering.fetching.give_up()  # which may hold some
+            self.tiering.give_up()  # which may hold some
         if self.pool.available < blocks:
             return False
         if self.pool.free < blocks:
@@ -273,7 +273,7 @@ class KVStore:
         """Raise AssertionError unless tree, pool and `sequences` (all with KV) fit together."""
         handles = [sequence.node for sequence in sequences if sequence.node is not None]
         pins = self.retention.pins
-        handles += pins.nodes() + self.tiering.fetching.nodes()
+        handles += pins.nodes() + self.tiering.fetching.nodes() + self.tiering.handing.nodes()
         self.tiering.check()
         assert pins.blocks <= pins.most, "too much is pinned"
         check_cache(self.tree, handles, [self._held(sequence) for sequence in sequences])

@@ -81,7 +81,7 @@ class Prefill:
                 following.queued = self._clock() - following.arrived
             running.admit(following)
             budget -= self._chunk(following, budget, builder)
-            self._kv.tiering.fetching.let_go(following)
+            self._kv.tiering.let_go(following)
             if alone is not None:
                 return
             if not following.finished:

@@ -476,7 +476,7 @@ class Scheduler:
         assert update.finish is not None
         outcome.add_prompt_figures(sequence, update)
         sequence.finished = True
-        self.kv.tiering.fetching.let_go(sequence)
+        self.kv.tiering.let_go(sequence)
         del self._by_rid[sequence.rid]
         self._streams -= sequence.request.emit_seconds > 0
         self._predicted -= sequence.prediction is not None

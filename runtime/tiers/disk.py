@@ -8,9 +8,9 @@ from collections.abc import Callable
 import numpy as np
 
 from rootlace.runtime.contracts.block_store import Done
+from rootlace.runtime.tiers.block_file import BlockFile
 from rootlace.runtime.tiers.buffers import Buffers
 from rootlace.runtime.tiers.reader import Reader
-from rootlace.runtime.tiers.slot_file import SlotFile
 from rootlace.runtime.tiers.switch import Switch
 from rootlace.runtime.tiers.writer import Writer
 
@@ -26,7 +26,7 @@ class DiskStore:
 
     def __init__(
         self,
-        file: SlotFile,
+        file: BlockFile,
         block_seconds: float,
         new_buffer: Callable[[int], np.ndarray] = lambda size: np.empty(size, np.uint8),
         buffer_bytes: int = BUFFER_BYTES,

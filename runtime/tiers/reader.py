@@ -10,8 +10,9 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from rootlace.runtime.contracts.block_store import Done
+from rootlace.runtime.tiers.block_file import BlockFile
 from rootlace.runtime.tiers.buffers import Buffers
-from rootlace.runtime.tiers.slot_file import DamagedBlock, SlotFile
+from rootlace.runtime.tiers.slot_file import DamagedBlock
 from rootlace.runtime.tiers.switch import Switch
 
 STALL_SECONDS = 10.0
@@ -28,7 +29,7 @@ class Reader:
 
     def __init__(
         self,
-        file: SlotFile,
+        file: BlockFile,
         buffers: Buffers,
         switch: Switch,
         block_seconds: float,

@@ -10,15 +10,16 @@ from collections.abc import Callable
 import numpy as np
 
 from rootlace.runtime.contracts.block_store import Done
+from rootlace.runtime.tiers.block_file import BlockFile
 from rootlace.runtime.tiers.buffers import Buffers
-from rootlace.runtime.tiers.slot_file import SlotFile, checksum
+from rootlace.runtime.tiers.slot_file import checksum
 from rootlace.runtime.tiers.switch import Switch
 
 
 class Writer:
     """Does what it is asked to in that order. See `StoreState` and `StoreMemory`."""
 
-    def __init__(self, file: SlotFile, buffers: Buffers, switch: Switch) -> None:
+    def __init__(self, file: BlockFile, buffers: Buffers, switch: Switch) -> None:
         self._file = file
         self._buffers = buffers
         self._switch = switch

@@ -25,6 +25,7 @@ from rootlace.runtime.contracts.messages import (
     ForgetNamespace,
     FromEngine,
     GetStats,
+    HandedOver,
     Heartbeat,
     Pause,
     Pinned,
@@ -70,6 +71,9 @@ class EngineProcessConfig(msgspec.Struct, frozen=True):
     """Its number among the engines of the model, and how many there are."""
     digest_key: str = ""
     """Of the digests that it tells, hexadecimal."""
+    memory: int = -1
+    memory_bytes: int = 0
+    """What engines hand blocks over in: a file descriptor that it inherits; -1: none."""
 
 
 class EngineClient:
@@ -232,6 +236,8 @@ class EngineClient:
                 replica=siblings.replica,
                 replicas=siblings.replicas,
                 digest_key=siblings.digest_key.hex(),
+                memory=siblings.memory,
+                memory_bytes=siblings.memory_bytes,
             )
         # A session of its own: the terminal's Ctrl-C reaches the gateway, which stops the engine.
         process = await asyncio.create_subprocess_exec(
@@ -239,6 +245,7 @@ class EngineClient:
             stdin=PIPE,
             stdout=PIPE,
             start_new_session=True,
+            pass_fds=() if config.memory < 0 else (config.memory,),
             env=processes.compute_environment(),
         )
         self._process = process
@@ -335,6 +342,8 @@ class EngineClient:
             self._questions.answer(message.ticket, message.pins)
         elif isinstance(message, Unpinned):
             self._questions.answer(message.ticket, message.found)
+        elif isinstance(message, HandedOver):
+            self._questions.answer(message.ticket, message.checksums)
         elif isinstance(message, Flushed):
             self._questions.answer(message.ticket, None)
         elif isinstance(message, CacheChanged | CostMeasured):

@@ -19,7 +19,8 @@ class Siblings:
     requests that others may go on with, and who was in the steps in which it died
     (`InFlight.resume`); `on_return` is called when it is there again, and `on_gone`, with the
     reason, before its last requests leave, when it will not be. `forgets` and `culprits` are those
-    of all of them.
+    of all of them. `memory`: a file descriptor of what they hand blocks over in, of so many bytes
+    at most.
     """
 
     replica: int
@@ -31,3 +32,5 @@ class Siblings:
     on_gone: Callable[[str], None]
     forgets: Forgets
     culprits: Culprits
+    memory: int = -1
+    memory_bytes: int = 0

@@ -39,7 +39,7 @@ class Fetching:
         self._pool = tree.pool
         self._size = tree.block_size
         self._tiers = tiers
-        self._levels = tiers.levels
+        self._levels = tiers.readable
         self._moves = moves
         self._make_room = make_room
         self._fetches: dict[int, Fetch] = {}

@@ -10,7 +10,7 @@ import numpy as np
 
 from rootlace.runtime.cache.tier import Entry, Tier
 from rootlace.runtime.cache.wear import HourlyBytes
-from rootlace.runtime.contracts.block_store import NO_MOVES, StoreState
+from rootlace.runtime.contracts.block_store import NO_MOVES, HandedState, StoreState
 from rootlace.runtime.contracts.request import adapter_and_namespace
 
 
@@ -41,14 +41,28 @@ class Level:
 
 
 @dataclass(frozen=True)
+class HandedLevel(Level):
+    """What engines hand each other. Nothing that the pool gives up goes there."""
+
+    store: HandedState
+
+
+@dataclass(frozen=True)
 class Tiers:
     """What is below the pool, the fastest first. `space_of`: at most 64 bytes that are others for
     every namespace of the tree and every content of an adapter (the model is the store's).
-    `prefill_seconds`: how long so many tokens take to be computed."""
+    `prefill_seconds`: how long so many tokens take to be computed. `handed`: what other engines
+    hand over."""
 
     levels: tuple[Level, ...] = ()
     space_of: Callable[[Hashable], bytes] = lambda kv: _digest(ascii(kv))
     prefill_seconds: Callable[[int], float] = lambda tokens: float("inf")
+    handed: HandedLevel | None = None
+
+    @property
+    def readable(self) -> tuple[Level, ...]:
+        """All that blocks are read from."""
+        return self.levels if self.handed is None else (*self.levels, self.handed)
 
     @property
     def working(self) -> bool:
@@ -61,7 +75,7 @@ class Tiers:
 
     def find(self, key: bytes) -> tuple[int, Entry] | None:
         """The first level that has a block, and its entry there."""
-        for at, level in enumerate(self.levels):
+        for at, level in enumerate(self.readable):
             entry = level.tier.find(key)
             if entry is not None and level.store.working:
                 return at, entry

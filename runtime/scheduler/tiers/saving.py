@@ -131,6 +131,15 @@ class Saving:
         self._unproven.clear()
         self._committed = self._launched
 
+    @property
+    def now(self) -> int:
+        """How many steps were launched."""
+        return self._launched
+
+    def has_ended(self, launched: int) -> bool:
+        """Whether so many have ended well."""
+        return launched <= self._committed
+
     # ------------------------------------------------------------ before a stop
 
     def spill(self) -> Iterator[None]:

@@ -10,13 +10,14 @@ from rootlace.runtime.cache import RadixTree
 from rootlace.runtime.cache.prefix_keys import prefix_keys
 from rootlace.runtime.scheduler.sequence import Sequence
 from rootlace.runtime.scheduler.tiers.fetching import Fetching
+from rootlace.runtime.scheduler.tiers.handing import Handing
 from rootlace.runtime.scheduler.tiers.levels import Moves, Tiers, owner_of
 from rootlace.runtime.scheduler.tiers.saving import Saving
 
 
 class Tiering:
     """Saves blocks that the tree gives up (`saving`), and brings them back for prompts that match
-    them (`fetching`).
+    them (`fetching`); gives blocks to other engines, and takes theirs (`handing`).
 
     Blocks move by an ordered list of *moves*, which are made before the next step is launched, so
     each sees the pool as it was when it was planned. Without tiers nothing of this does anything.
@@ -30,22 +31,27 @@ class Tiering:
         self._moves = Moves()
         self.saving = Saving(tree, tiers, self._moves)
         self.fetching = Fetching(tree, tiers, self._moves, make_room)
+        self.handing = Handing(tree, tiers, self._moves, self.saving)
         if tiers.levels:
             tree.losing = self.saving.losing
+        if tiers.readable:
             tree.expiring = self.expire_later
             tree.forgetting = self.forget
 
     def poll(self) -> None:
         """Take in what the stores have done; before a step is planned."""
-        if not self._tiers.levels:
+        if not self._tiers.readable:
             return
-        for at, level in enumerate(self._tiers.levels):
+        for at, level in enumerate(self._tiers.readable):
             for done in level.store.poll():
                 if done.read:
                     self.fetching.was_read(at, done.slot, done.ok)
+                elif level is self._tiers.handed:
+                    self.handing.written(done.slot, done.ok)
                 else:
                     self.saving.written(at, done.slot, done.ok)
         self.saving.prove()
+        self.handing.poll()
         self.fetching.land_all()
 
     def take_moves(self) -> np.ndarray:
@@ -62,10 +68,26 @@ class Tiering:
     def reset(self) -> None:
         """A step failed, and all KV is lost."""
         self.fetching.reset()
+        self.handing.reset()
         self.saving.reset()
         self.saving.mortal.clear()
         self._moves.rows.clear()
         self._moves.loads.clear()
+
+    def let_go(self, sequence: Sequence) -> None:
+        """The sequence is admitted, or over: nothing is held or offered for it any more."""
+        self.fetching.let_go(sequence)
+        self.handing.drop(sequence.rid)
+
+    def give_up(self) -> None:
+        """Hold nothing for those who wait, or for other engines."""
+        self.fetching.give_up()
+        self.handing.give_up()
+
+    @property
+    def waiting(self) -> bool:
+        """Whether the loop waits for what a store reads or writes."""
+        return self.fetching.waiting or self.handing.busy
 
     def expire_later(self, namespace: Hashable, tokens: np.ndarray, start: int) -> None:
         """The blocks of `tokens` (int32) from position `start` on are not saved until `forget` is
@@ -79,7 +101,7 @@ class Tiering:
             mortal[key] -= 1
             if not mortal[key]:
                 del mortal[key]
-        for level in self._tiers.levels:
+        for level in self._tiers.readable:
             entries = [level.tier.get(key) for key in keys]
             level.discard([entry for entry in entries if entry is not None])
 
@@ -90,13 +112,13 @@ class Tiering:
     def forget_namespace(self, namespace: str) -> None:
         """Forget all of a namespace, with any adapter."""
         owner = owner_of(namespace)
-        for level in self._tiers.levels:
+        for level in self._tiers.readable:
             level.discard([one for one in level.tier.entries() if one.label.owner == owner])
 
     def flush(self) -> None:
         """Forget everything."""
-        self.fetching.give_up()
-        for level in self._tiers.levels:
+        self.give_up()
+        for level in self._tiers.readable:
             level.discard(list(level.tier.entries()))
             level.tier.unwanted.clear()
 
@@ -109,19 +131,21 @@ class Tiering:
     def stats(self) -> dict[str, int | float]:
         """Of what is below the pool; nothing if there is nothing."""
         found: dict[str, int | float] = {}
-        for level in self._tiers.levels:
+        for level in self._tiers.readable:
             found |= {
                 "restored_tokens": self.fetching.restored_tokens,
                 f"{level.name}_blocks": len(level.tier),
                 f"{level.name}_dropped_blocks": level.tier.dropped,
             }
             found |= {f"{level.name}_{name}": n for name, n in level.store.stats().items()}
+        if self._tiers.handed is not None:
+            found["handed_given_blocks"] = self.handing.given_blocks
         return found
 
     def check(self) -> None:
         """Raise AssertionError at the first broken invariant."""
         readers = self.fetching.readers()
-        for at, level in enumerate(self._tiers.levels):
+        for at, level in enumerate(self._tiers.readable):
             level.tier.check()
             for entry in level.tier.entries():
                 assert (entry.readers > 0) == ((at, entry.slot) in readers), f"readers of {entry}"

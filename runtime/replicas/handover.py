@@ -1,0 +1,262 @@
+"""Prompts that some of the engines compute for the others, and hand over."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+
+from rootlace.runtime.contracts.messages import HandOver, Offered
+from rootlace.runtime.contracts.request import NO_TOKENS, Request
+from rootlace.runtime.contracts.update import Update
+from rootlace.runtime.engine.client import EngineClient
+from rootlace.runtime.engine.client.in_flight import Submitted
+from rootlace.runtime.replicas.dispatch import Dispatch
+from rootlace.wire.errors import InternalError, RootlaceError, ServerUnavailable
+from rootlace.wire.handling import Cache
+from rootlace.wire.protocol import SamplingParams
+
+log = logging.getLogger(__name__)
+
+_PROMPT_ALONE = SamplingParams(max_tokens=0, temperature=0.0, seed=0)
+
+
+@dataclass(frozen=True)
+class Apart:
+    """The last `prefill` of the engines compute prompts for the others: those of which nobody else
+    has all but `least_tokens` tokens. What they hand over takes `memory_bytes` at most."""
+
+    prefill: int
+    least_tokens: int
+    memory_bytes: int
+
+
+@dataclass(eq=False)
+class _Handed:
+    """A request whose prompt another engine computes, or computed."""
+
+    request: Request
+    on_update: Callable[[Update], None]
+    tokens: np.ndarray
+    prompt: Update | None = None
+    """What that engine said of it."""
+    slots: tuple[int, ...] = ()
+    aborted: bool = False
+
+
+class Handover:
+    """Has prompts computed at one engine, copied to a memory that all of them have, and read from
+    there by the engine that goes on with the request: what of it that one does not hold.
+
+    A request changes hands as a whole: the first engine is given its prompt alone, the second one
+    the request as it came, with word of where its blocks are. Whatever goes wrong before, that one
+    computes what it lacks, as if nobody had helped it. Belongs to one event loop.
+    """
+
+    def __init__(
+        self,
+        apart: Apart,
+        dispatch: Dispatch,
+        clients: Sequence[EngineClient],
+    ) -> None:
+        self._least = apart.least_tokens
+        self._dispatch = dispatch
+        self._clients = clients
+        self._size = clients[0].info.block_size
+        self._free = list(range(min(client.info.handed_slots for client in clients)))
+        self._under_way: dict[int, _Handed] = {}
+        """Those that nobody decodes yet."""
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._closed = False
+        self.requests = self.blocks = self.refused = 0
+        """Prompts that were computed apart, blocks that were handed over, and requests for which
+        there was no room in the memory, or which were not handed over at all."""
+
+    # ------------------------------------------------------------ requests
+
+    def takes(self, request: Request) -> bool:
+        """Whether its prompt is to be computed apart. What has a deadline, a time to live or a pin
+        is not: it would have them twice; nor what wants something of the prompt itself."""
+        handling, params = request.handling, request.params
+        length = len(request.token_ids) + len(request.output_ids)
+        if (
+            length <= max(self._least, self._size)
+            or not params.max_tokens
+            or request.pooling != "none"
+            or params.prompt_logprobs_from is not None
+            or handling.timeout is not None
+            or handling.cache != Cache()
+            or request.suspected
+        ):
+            return False
+        held = max(self._dispatch.held(request).values(), default=0)
+        return length - held * self._size > self._least and self._dispatch.can_prefill
+
+    def submit(self, request: Request, on_update: Callable[[Update], None]) -> None:
+        """Have the prompt computed; the rest follows."""
+        tokens = np.concatenate((request.token_ids, request.output_ids))
+        handed = _Handed(request, on_update, tokens)
+        self._under_way[request.rid] = handed
+        self.requests += 1
+        prompt = msgspec.structs.replace(
+            request,
+            token_ids=tokens,
+            output_ids=NO_TOKENS,
+            params=_PROMPT_ALONE,
+            constraint=None,
+            report="",
+        )
+        at = self._dispatch.place(prompt, prefill=True)
+        self._clients[at].submit(prompt, lambda update: self._computed(handed, at, update))
+
+    def abort(self, rid: int) -> None:
+        """If nobody decodes the request yet, nobody will."""
+        if (handed := self._under_way.get(rid)) is not None:
+            handed.aborted = True
+
+    def instead(self, submitted: Submitted) -> Submitted:
+        """What another engine is to go on with when one dies that had this: not with a prompt
+        alone, but with its request."""
+        handed = self._under_way.pop(submitted.request.rid, None)
+        if handed is None:
+            return submitted
+        return Submitted(
+            handed.request,
+            self._listener(handed),
+            engines=submitted.engines,
+            deaths=submitted.deaths,
+            aborted=submitted.aborted,
+        )
+
+    def close(self) -> None:
+        """The engines are about to stop."""
+        self._closed = True
+        for task in self._tasks:
+            task.cancel()
+        error = ServerUnavailable("the runtime is stopping")
+        for handed in list(self._under_way.values()):
+            self._end(handed, Update(0, finish="error", code=error.code, error=str(error)))
+
+    def counters(self) -> dict[str, int]:
+        """For `GetStatus`."""
+        return {
+            "prompts_apart": self.requests,
+            "handed_over_blocks": self.blocks,
+            "not_handed_over": self.refused,
+        }
+
+    # ------------------------------------------------------------ on the way
+
+    def _computed(self, handed: _Handed, at: int, update: Update) -> None:
+        """The engine `at` says something of the prompt."""
+        self._dispatch.hear(update)
+        if self._under_way.get(update.rid) is not handed:
+            return
+        if handed.prompt is None:
+            handed.prompt = update
+        if update.finish is None:
+            return
+        # What made steps fail, or engines die, would do so again.
+        if self._closed or update.finish == "abort" or update.code == InternalError.code:
+            self._end(handed, update)
+            return
+        task = asyncio.ensure_future(self._hand_over(handed, at, update.finish != "error"))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _hand_over(self, handed: _Handed, source: int, computed: bool) -> None:
+        try:
+            await self._go_on(handed, source, computed)
+        except Exception as error:
+            if isinstance(error, RootlaceError):  # its client is suspended
+                fault = error
+            else:
+                log.exception("request %d could not be handed over", handed.request.rid)
+                fault = InternalError(repr(error))
+            self._end(handed, Update(0, finish="error", code=fault.code, error=str(fault)))
+
+    async def _go_on(self, handed: _Handed, source: int, computed: bool) -> None:
+        """The prompt is computed, or will not be."""
+        if self._is_over(handed):
+            return
+        request = handed.request
+        target = self._dispatch.place(request)
+        given: tuple[int, ...] = ()
+        first = 0
+        if computed and target != source:
+            first = self._dispatch.held(request).get(target, 0)
+            given = await self._give(handed, source, first)
+        if self._is_over(handed):
+            return
+        del self._under_way[request.rid]
+        if not self._dispatch.is_up(target):
+            target, given = self._dispatch.place(request), ()
+        self.blocks += len(given)
+        self.refused += not given
+        if given:
+            places = tuple(zip(handed.slots, given, strict=False))
+            self._clients[target].send(
+                Offered(
+                    request.rid,
+                    handed.tokens[: (first + len(given)) * self._size],
+                    first,
+                    places,
+                    request.namespace,
+                    request.adapter,
+                )
+            )
+        self._clients[target].submit(request, self._listener(handed))
+
+    def _is_over(self, handed: _Handed) -> bool:
+        """Whether nobody waits for the request any more; ends it if it was aborted."""
+        if handed.aborted and self._under_way.get(handed.request.rid) is handed:
+            self._end(handed, Update(handed.request.rid, finish="abort"))
+        return self._under_way.get(handed.request.rid) is not handed
+
+    async def _give(self, handed: _Handed, source: int, first: int) -> tuple[int, ...]:
+        """Checksums of the blocks from number `first` on that lie in the first of its slots."""
+        request, size = handed.request, self._size
+        # The last token is computed in any case.
+        count = min((len(handed.tokens) - 1) // size - first, len(self._free))
+        if count <= 0:
+            return ()
+        handed.slots = tuple(self._free[-count:])
+        del self._free[-count:]
+        tokens = handed.tokens[: (first + count) * size]
+        try:
+            given: tuple[int, ...] = await self._clients[source].ask(
+                HandOver, tokens, first, handed.slots, request.namespace, request.adapter
+            )
+        except RootlaceError as error:
+            log.warning("a prompt is computed again: %s", error)
+            return ()
+        return given
+
+    def _listener(self, handed: _Handed) -> Callable[[Update], None]:
+        """Who hears of the request from now on; once something is said of it, what was handed over
+        for it is read, or never will be."""
+
+        def hear(update: Update) -> None:
+            self._free += handed.slots
+            handed.slots = ()
+            said = handed.prompt
+            if update.cached_tokens is not None and said is not None:
+                if said.cached_tokens is not None:
+                    update.cached_tokens = min(update.cached_tokens, said.cached_tokens)
+                update.queued = (update.queued or 0.0) + (said.queued or 0.0)
+            self._dispatch.hear(update)
+            handed.on_update(update)
+
+        return hear
+
+    def _end(self, handed: _Handed, update: Update) -> None:
+        self._under_way.pop(handed.request.rid, None)
+        self._free += handed.slots
+        handed.slots = ()
+        update.rid = handed.request.rid
+        self._dispatch.hear(update)
+        handed.on_update(update)
