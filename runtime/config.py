@@ -66,6 +66,11 @@ class CacheConfig:
         shown="as much as --cache-disk-gb",
     )
 
+    @property
+    def tiered(self) -> bool:
+        """Whether there is to be something below the KV pool."""
+        return self.enabled and bool(self.disk or self.host_gb)
+
 
 @dataclass(frozen=True)
 class SchedulerConfig:

@@ -22,7 +22,7 @@ request_id: ContextVar[str] = ContextVar("request_id", default="")
 
 _TEXT = {
     "gateway": "%(asctime)s %(levelname)s %(name)s: %(message)s",
-    "engine": "%(asctime)s engine %(levelname)s %(message)s",
+    "engine": "%(asctime)s {whose} %(levelname)s %(message)s",
 }
 _LEVELS = {"gateway": "warning", "engine": "info"}
 
@@ -65,6 +65,6 @@ def set_up(config: LogConfig, process: Process, replica: int | None = None) -> N
         handler.setFormatter(JsonFormatter(process, replica))
     else:
         whose = process if replica is None else f"{process} {replica}"
-        handler.setFormatter(logging.Formatter(_TEXT[process].replace("engine", whose)))
+        handler.setFormatter(logging.Formatter(_TEXT[process].format(whose=whose)))
     level = config.log_level or _LEVELS[process]
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)

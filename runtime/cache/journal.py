@@ -21,38 +21,6 @@ class Change:
     fresh: bool = False
 
 
-class Ledger:
-    """Changes of what is held, by digest, until they are taken."""
-
-    def __init__(self) -> None:
-        self._held: dict[int, bool] = {}
-        """What changed, the last word on each."""
-        self._fresh = True
-
-    @property
-    def changed(self) -> bool:
-        """Whether there is anything to take."""
-        return self._fresh or bool(self._held)
-
-    def note(self, digest: int, held: bool) -> None:
-        self._held[digest] = held
-
-    def reset(self) -> None:
-        """Everything was lost, or is told anew."""
-        self._held.clear()
-        self._fresh = True
-
-    def take(self) -> Change:
-        """What changed since this was asked last."""
-        held, fresh = self._held, self._fresh
-        self._held, self._fresh = {}, False
-        return Change(
-            _array(digest for digest, is_held in held.items() if is_held),
-            _array(digest for digest, is_held in held.items() if not is_held and not fresh),
-            fresh,
-        )
-
-
 class Journal:
     """Collects changes of a tree until they are taken.
 
@@ -62,7 +30,9 @@ class Journal:
     def __init__(self, block_size: int, digests: PrefixDigests) -> None:
         self._block_size = block_size
         self._digests = digests
-        self._ledger = Ledger()
+        self._held: dict[int, bool] = {}
+        """What changed, the last word on each."""
+        self._fresh = True
 
     def added(self, parent: Node, tokens: np.ndarray) -> None:
         """`tokens` were put in behind the end of `parent`."""
@@ -78,15 +48,22 @@ class Journal:
     @property
     def changed(self) -> bool:
         """Whether there is anything to take."""
-        return self._ledger.changed
+        return self._fresh or bool(self._held)
 
     def reset(self) -> None:
         """Everything was lost."""
-        self._ledger.reset()
+        self._held.clear()
+        self._fresh = True
 
     def take(self) -> Change:
         """What changed since this was asked last."""
-        return self._ledger.take()
+        held, fresh = self._held, self._fresh
+        self._held, self._fresh = {}, False
+        return Change(
+            _array(digest for digest, is_held in held.items() if is_held),
+            _array(digest for digest, is_held in held.items() if not is_held and not fresh),
+            fresh,
+        )
 
     def snapshot(self, roots: Iterable[Node]) -> Change:
         """All that is held: for who missed a change."""
@@ -96,12 +73,13 @@ class Journal:
             nodes.extend(node.children.values())
             if node.parent is not None:
                 found.append(self._bounds(node.parent, node.tokens, node.start))
-        self._ledger.take()
+        self._held.clear()
+        self._fresh = False
         return Change(np.concatenate(found), np.empty(0, np.uint64), fresh=True)
 
     def _note(self, parent: Node, tokens: np.ndarray, start: int, held: bool) -> None:
         for digest in self._bounds(parent, tokens, start).tolist():
-            self._ledger.note(digest, held)
+            self._held[digest] = held
 
     def _bounds(self, parent: Node, tokens: np.ndarray, start: int) -> np.ndarray:
         """Digests at the bounds behind position `start`, of `tokens` behind `parent`."""

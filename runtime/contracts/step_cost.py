@@ -44,6 +44,10 @@ class StepCost:
         return asdict(self)
 
 
+PRIOR = StepCost(step=2e-3, prefill=1e-4, decode=2e-4, context=1e-9, pair=1e-9)
+"""What is believed of an engine while nothing is known."""
+
+
 def mean_cost(costs: Sequence[StepCost]) -> StepCost:
     """Of engines that are alike, and of which each has measured its own."""
     names = ("step", "prefill", "decode", "context", "pair")

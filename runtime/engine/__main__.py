@@ -13,6 +13,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 import zmq
@@ -38,6 +39,9 @@ from rootlace.runtime.model.checkpoint.source import model_source
 from rootlace.runtime.scheduler.masks import StepMasks
 from rootlace.runtime.scheduler.scheduler import Scheduler
 from rootlace.wire.errors import InternalError, RootlaceError
+
+if TYPE_CHECKING:
+    from rootlace.runtime.engine.tiers import OpenTiers
 
 log = logging.getLogger(__name__)
 
@@ -77,7 +81,6 @@ def serve(config: EngineProcessConfig) -> None:
         executor = take_share(engine.executor, config.replica, config.replicas)
         engine = dataclasses.replace(engine, executor=executor)
     # Only here: importing torch takes seconds, and a model that is refused should not wait for it.
-    from rootlace.runtime.engine.tiers import open_tiers
     from rootlace.runtime.model.executor.runner import ModelRunner
 
     sys.setswitchinterval(SWITCH_SECONDS)
@@ -90,7 +93,11 @@ def serve(config: EngineProcessConfig) -> None:
     overlap = runner.overlaps if engine.overlap is None else engine.overlap
     cache = dataclasses.replace(engine.cache, num_blocks=runner.num_blocks)
     filler = MaskFiller(engine.constraints.mask_threads)
-    below = open_tiers(engine, runner, config.replicas, config.memory, config.memory_bytes)
+    below: OpenTiers | None = None
+    if cache.tiered or (cache.enabled and config.memory >= 0):
+        from rootlace.runtime.engine.tiers import open_tiers
+
+        below = open_tiers(engine, runner, config.replicas, config.memory, config.memory_bytes)
     scheduler = Scheduler(
         engine.scheduler,
         cache,

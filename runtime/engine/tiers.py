@@ -69,7 +69,7 @@ class OpenTiers:
                 "%s: %d of %d blocks from before; one is read in %.3g ms, its %d tokens are "
                 "computed in %.3g ms",
                 *(level.name, len(level.tier), store.num_slots),
-                *(1e3 * (store.seconds(1) - store.seconds(0)), block_size),
+                *(1e3 * level.block_seconds, block_size),
                 1e3 * seconds * block_size / tokens,
             )
 
@@ -98,13 +98,11 @@ def open_tiers(
     memory: int = -1,
     memory_bytes: int = 0,
 ) -> OpenTiers | None:
-    """What the configuration asks for, a part of it for each of so many engines; None where that is
-    nothing, or the disk does not work, which is logged. `memory`: a file descriptor of what engines
+    """What the configuration asks for (`CacheConfig.tiered`), a part of it for each of so many
+    engines; None where the disk does not work, which is logged. `memory`: a file descriptor of what engines
     hand blocks over in, of so many bytes at most; -1: none. Raises `InvalidRequest` for a folder
     that cannot be one, for adapters that cannot be read, and for a memory without room."""
     cache = config.cache
-    if not cache.enabled or not (cache.disk or cache.host_gb or memory >= 0):
-        return None
     try:
         spaces = kv_spaces(config.executor)
     except OSError as error:
@@ -187,10 +185,11 @@ def _open_disk(
         if not slots:
             raise InvalidRequest(f"--cache-disk-gb {cache.disk_gb}: a block takes {size} bytes")
         file = SlotFile(folder.path, identity, size, slots)
-        disk = DiskStore(file, block_seconds(file, folder.path))
+        kept = file.kept()
+        disk = DiskStore(file, block_seconds(file, folder.path, kept))
         tier = Tier(slots)
-        kept = ((one.slot, Label(one.key, one.owner), one.wanted) for one in file.kept())
-        disk.erase(tier.restore(kept))
+        found = ((one.slot, Label(one.key, one.owner), one.wanted) for one in kept)
+        disk.erase(tier.restore(found))
         hourly = cache.disk_hourly_gb or cache.disk_gb
         wear = HourlyBytes(int(hourly * GIGABYTE / engines), time.monotonic)
         return Level("disk", tier, disk, wear, size), disk, folder

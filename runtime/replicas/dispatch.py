@@ -13,15 +13,13 @@ import numpy as np
 
 from rootlace.runtime.contracts.messages import CacheChanged, CostMeasured, Ready
 from rootlace.runtime.contracts.request import Request, kv_namespace
-from rootlace.runtime.contracts.step_cost import StepCost, mean_cost
+from rootlace.runtime.contracts.step_cost import PRIOR, StepCost, mean_cost
 from rootlace.runtime.contracts.update import Update
 from rootlace.runtime.replicas.hearing import Hearing
 from rootlace.runtime.routing.router import Router, RouterConfig
 
 log = logging.getLogger(__name__)
 
-_COST = StepCost(step=2e-3, prefill=1e-4, decode=2e-4)
-"""What steps are taken to cost until engines have measured theirs."""
 _OUTPUT = 64.0
 """Tokens that a request is taken to generate, until some have ended."""
 _OUTPUT_SHARE = 0.05
@@ -55,7 +53,7 @@ class Dispatch:
         `prefill` ones compute prompts for the others, and requests only if no other one is up."""
         capacity = info.num_blocks * info.block_size
         self._router = Router(
-            RouterConfig(count, info.block_size, capacity, _COST, digest_key=digest_key)
+            RouterConfig(count, info.block_size, capacity, PRIOR, digest_key=digest_key)
         )
         self._count = count
         self._prefill = frozenset(range(count - prefill, count))

@@ -7,10 +7,8 @@ from dataclasses import replace
 import numpy as np
 
 from rootlace.runtime.contracts.plan import StepPlan
-from rootlace.runtime.contracts.step_cost import StepCost
+from rootlace.runtime.contracts.step_cost import PRIOR, StepCost
 
-PRIOR = StepCost(step=2e-3, prefill=1e-4, decode=2e-4, context=1e-9, pair=1e-9)
-"""What is believed while nothing is known, and of what steps do not tell apart."""
 _KEPT = 0.99
 """What an older step counts beside the next one."""
 _PRIOR_WEIGHT = 1e-3
@@ -19,7 +17,8 @@ _PRIOR_WEIGHT = 1e-3
 
 class MeasuredCost:
     """Least squares over the steps of late, each weighed by its length (an error of a tenth counts
-    the same in a short step as in a long one), with coefficients that are not negative."""
+    the same in a short step as in a long one), with coefficients that are not negative;
+    where they do not tell things apart, the `PRIOR` does."""
 
     def __init__(self, max_step_tokens: int) -> None:
         self._max_step_tokens = max_step_tokens

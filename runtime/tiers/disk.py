@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 
@@ -17,6 +18,8 @@ from rootlace.runtime.tiers.writer import Writer
 BUFFER_BYTES = 256 << 20
 """Memory for blocks on their way to the disk, and as much for those on their way back."""
 LEAST_BUFFERS = 2
+
+log = logging.getLogger(__name__)
 
 
 class DiskStore:
@@ -107,5 +110,8 @@ class DiskStore:
         self.writer.wake()
         self.reader.wake()
         if finished:
-            self._file.close(wanted if self.working else None)
+            try:
+                self._file.close(wanted if self.working else None)
+            except OSError as error:  # the records that are there go on as they are
+                log.warning("%s: the order of the blocks is not kept: %s", self._file.path, error)
         return finished

@@ -5,24 +5,24 @@ from __future__ import annotations
 import os
 import time
 import zlib
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
-from rootlace.runtime.tiers.slot_file import DamagedBlock, SlotFile
+from rootlace.runtime.tiers.slot_file import DamagedBlock, Kept, SlotFile
 
 PROBE_BYTES = 32 << 20
 _MOST = 32
 PROBE = "probe"
 
 
-def block_seconds(file: SlotFile, folder: Path) -> float:
+def block_seconds(file: SlotFile, folder: Path, kept: Sequence[Kept]) -> float:
     """Seconds to read a block and its checksum, in no order: of those that are there or, where
     those are few, of a file made for it. At most 32 blocks and 32 MiB, at least one block. Raises
     OSError."""
     size = file.block_bytes
     count = min(max(PROBE_BYTES // size, 1), _MOST)
-    kept = file.kept()
     order = np.random.default_rng(0)
     buffer = np.empty(size, np.uint8)
     if len(kept) >= count:

@@ -163,19 +163,25 @@ class SlotFile:
 
     def close(self, wanted: dict[int, bool] | None = None) -> None:
         """Close the files. `wanted`: all slots that hold something, that which is to be dropped
-        next first, and whether it was wanted: so the next start goes on in this order."""
-        if wanted is not None:
-            now = time.time()
-            for place, (slot, was_wanted) in enumerate(wanted.items()):
-                record = self._records[slot : slot + 1]
-                if record["filled"][0]:
-                    record["used"] = now + 1e-6 * place
-                    record["wanted"] = was_wanted
-                    record["check"] = _check(record)
-            last = max(np.flatnonzero(self._records["filled"]), default=-1)
-            _write(self._index, self._records[: last + 1].tobytes(), HEADER_BYTES)
-        os.close(self._index)
-        os.close(self._blocks)
+        next first, and whether it was wanted: so the next start goes on in this order. Raises
+        OSError where that cannot be written; they are closed then, too."""
+        try:
+            if wanted is not None:
+                self._reorder(wanted)
+        finally:
+            os.close(self._index)
+            os.close(self._blocks)
+
+    def _reorder(self, wanted: dict[int, bool]) -> None:
+        now = time.time()
+        for place, (slot, was_wanted) in enumerate(wanted.items()):
+            record = self._records[slot : slot + 1]
+            if record["filled"][0]:
+                record["used"] = now + 1e-6 * place
+                record["wanted"] = was_wanted
+                record["check"] = _check(record)
+        last = max(np.flatnonzero(self._records["filled"]), default=-1)
+        _write(self._index, self._records[: last + 1].tobytes(), HEADER_BYTES)
 
     def _put(self, slot: int) -> None:
         data = self._records[slot : slot + 1].tobytes()

@@ -12,9 +12,11 @@ import threading
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 
 from rootlace.runtime.contracts.block_store import Done
+from rootlace.runtime.tiers import slot_file
 from rootlace.runtime.tiers.disk import DiskStore
 from rootlace.runtime.tiers.folder import PREFIX, open_folder
 from rootlace.runtime.tiers.read_speed import block_seconds
@@ -76,6 +78,28 @@ def test_what_is_written_is_found_in_its_order(tmp_path: Path) -> None:
         (5, key_of(5), OWNER, False),
     ]
     assert np.array_equal(read(again, 3, key_of(3)), block_of(key_of(3)))  # type: ignore[arg-type]
+    again.close()
+
+
+def test_an_order_that_cannot_be_written_is_only_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The blocks stay, and the engine ends in peace."""
+    store = opened(tmp_path)
+    for slot in (0, 1):
+        save(store, slot, key_of(slot))
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "no space is left")
+
+    before = psutil.Process().num_fds()
+    with monkeypatch.context() as patch:
+        patch.setattr(slot_file, "_write", full)
+        assert store.close({1: True, 0: True})
+    assert "no space is left" in caplog.text
+    assert psutil.Process().num_fds() == before - 2
+    again = opened(tmp_path)
+    assert {one.slot for one in again._file.kept()} == {0, 1}
     again.close()
 
 
@@ -345,12 +369,12 @@ def test_what_is_no_folder_is_refused(tmp_path: Path) -> None:
 
 def test_reading_is_measured_and_leaves_nothing(tmp_path: Path) -> None:
     store = opened(tmp_path, slots=40)
-    assert block_seconds(store._file, tmp_path) > 0
+    assert block_seconds(store._file, tmp_path, store._file.kept()) > 0
     assert {path.name for path in tmp_path.iterdir()} == {INDEX, BLOCKS}
     for slot in range(33):
         save(store, slot, key_of(slot))
     size = (tmp_path / BLOCKS).stat().st_size
-    assert block_seconds(store._file, tmp_path) > 0
+    assert block_seconds(store._file, tmp_path, store._file.kept()) > 0
     assert (tmp_path / BLOCKS).stat().st_size == size == 33 * SIZE
     assert (tmp_path / INDEX).stat().st_size == HEADER_BYTES + 33 * RECORD.itemsize
     store.close()

@@ -24,6 +24,11 @@ class Level:
     wear: HourlyBytes
     block_bytes: int
 
+    @property
+    def block_seconds(self) -> float:
+        """What a block more takes, of some that are read."""
+        return self.store.seconds(1) - self.store.seconds(0)
+
     def publish(self, entry: Entry) -> None:
         """The entry can be read from now on."""
         self.store.publish(entry.slot, entry.label.key, entry.label.owner)
@@ -68,10 +73,9 @@ class Tiers:
     def working(self) -> bool:
         return any(level.store.working for level in self.levels)
 
-    def pays(self, level: Level, blocks: int, block_size: int) -> bool:
+    def pays(self, level: Level, block_size: int) -> bool:
         """Whether a block more, of some that are read, is read faster than computed."""
-        seconds = level.store.seconds(blocks) - level.store.seconds(0)
-        return seconds < self.prefill_seconds(blocks * block_size)
+        return level.block_seconds < self.prefill_seconds(block_size)
 
     def find(self, key: bytes) -> tuple[int, Entry] | None:
         """The first level that has a block, and its entry there."""

@@ -70,7 +70,7 @@ class Saving:
         store, tier = level.store, level.tier
         if store.room <= 0 or not tier.takes(label.key):
             return False
-        if not self._tiers.pays(level, 1, self._size) or not level.wear.take(level.block_bytes):
+        if not self._tiers.pays(level, self._size) or not level.wear.take(level.block_bytes):
             return False
         dropped = tier.next_dropped()
         if dropped is not None and at + 1 < len(self._levels):
