@@ -69,6 +69,15 @@ def end_with_parent() -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
+def give_way() -> None:
+    """On Linux, have this process take no core from one that computes before its turn has ended,
+    for it has many short turns, and all threads of a computation wait for the one that lost its
+    core. Its children are as before; so are all where the user has chosen another scheduling."""
+    if sys.platform == "linux" and os.sched_getscheduler(0) == os.SCHED_OTHER:
+        policy = os.SCHED_BATCH | os.SCHED_RESET_ON_FORK
+        os.sched_setscheduler(0, policy, os.sched_param(0))
+
+
 def child_command(module: str) -> list[str]:
     """The command line of a child that runs `module`."""
     return [sys.executable, "-m", module]

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from itertools import islice
 
-from rootlace.runtime.cache.tree import common_prefix
 from rootlace.runtime.scheduler.pace import PromptPace, ServicePace
 from rootlace.runtime.scheduler.priorities import PriorityQueues
-from rootlace.runtime.scheduler.prompt_order import key_of
+from rootlace.runtime.scheduler.prompt_work import PromptWork
 from rootlace.runtime.scheduler.running import RunningSet
 from rootlace.runtime.scheduler.sequence import Sequence
 from rootlace.wire.errors import DeadlineImpossible
@@ -43,7 +42,7 @@ class Deadlines:
         """`cached`: how many leading tokens of a sequence need not be computed."""
         self._waiting = waiting
         self._running = running
-        self._cached = cached
+        self._work = PromptWork(cached)
         self._pace = pace
         self._service = ServicePace()
         self._max_rows = max_rows
@@ -58,7 +57,7 @@ class Deadlines:
         ahead = self._waiting.ahead(sequence)
         queued = [*self._running.retracted, *islice(ahead, CONSIDERED)]
         count = len(queued) + sum(1 for _ in ahead)
-        seconds = self._until_done(sequence, queued, count)
+        seconds = self._until_done(sequence, queued, count, now)
         left = sequence.arrived + timeout - now
         if seconds * MARGIN > left:
             raise DeadlineImpossible(
@@ -87,6 +86,8 @@ class Deadlines:
     def late(self, now: float) -> Iterator[Sequence]:
         """Those that wait and are expected to be late even if they were admitted now."""
         heap, running = self._heap, self._running.sequences
+        if not len(self._waiting):
+            self._work.forget()
         while heap and running and heap[0][0] < now + self._service.seconds(self._rows(0)):
             deadline, _, sequence = heapq.heappop(heap)
             if _waits(sequence) and deadline < now + self._own(sequence, self._rows(0)):
@@ -94,15 +95,16 @@ class Deadlines:
 
     # ------------------------------------------------------------ what is expected
 
-    def _until_done(self, sequence: Sequence, queued: list[Sequence], count: int) -> float:
+    def _until_done(
+        self, sequence: Sequence, queued: list[Sequence], count: int, now: float
+    ) -> float:
         """Seconds. `count` requests come first, of which `queued` are the first ones."""
         running = self._running.sequences
         if not count and not running:
             return 0.0  # what is known is of requests that had company
         computed = sum(one.target() - one.computed for one in running)
-        first = _uncached_tokens(queued, self._cached)
-        before = first * count // max(len(queued), 1)
-        own = max(_uncached_tokens([sequence, *queued], self._cached) - first, 0)
+        before = self._work.of_waiting(queued, now) * count // max(len(queued), 1)
+        own = self._work.of_next(sequence)
         rows = self._rows(count)
         # They are admitted as the prompts before them are computed, or as rows become free.
         excess = max(len(running) + count + 1 - self._most, 0)
@@ -131,19 +133,3 @@ class Deadlines:
 
 def _waits(sequence: Sequence) -> bool:
     return sequence.order < 0 and not sequence.finished
-
-
-def _uncached_tokens(sequences: Iterable[Sequence], cached: Callable[[Sequence], int]) -> int:
-    """How many tokens of `sequences` are to be computed, at least. `cached` says how many leading
-    ones of each need not be; what several begin with counts once."""
-    # In lexicographic order neighbours share most.
-    ordered = sorted(sequences, key=key_of)
-    tokens, before = 0, None
-    for one in ordered:
-        known = cached(one)
-        if before is not None and before.namespace == one.namespace:
-            shorter = min(before.length, one.length)
-            known = max(known, common_prefix(before.tokens[:shorter], one.tokens[:shorter]))
-        tokens += max(one.length - known, 0)
-        before = one
-    return tokens

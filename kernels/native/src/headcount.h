@@ -15,11 +15,13 @@ class Headcount {
  public:
   using Duration = std::chrono::nanoseconds;
 
-  // Where threads wait for a third of the time for as long as `WINDOW`, and lost cores explain half
-  // of it, there are fewer cores for us than threads: regions have one thread less for a while, a
+  // One thread less would compute more where, for as long as `WINDOW`, what threads wait and what they
+  // are without a core is together more than one thread can do; `LOST` of it, as short waits do not
+  // count. Where lost cores explain half of the waiting, regions have one thread less for a while, a
   // longer one each time that turns out to be still so. A single region tells nothing: whoever is
   // sent a step's tokens takes a core, too, for a moment that may be half of a step.
   static constexpr Duration WINDOW = std::chrono::milliseconds(200);
+  static constexpr double LOST = 0.85;
   static constexpr Duration SHORT_BREAK = std::chrono::milliseconds(50);
   static constexpr Duration LONG_BREAK = std::chrono::milliseconds(1600);
 
@@ -42,7 +44,8 @@ class Headcount {
       robbed_ += robbed;
       if (lasted_ >= WINDOW) {
         // All but one may wait for that one.
-        bool crowded = 3 * waited_ > others * lasted_ && 2 * others * robbed_ > waited_;
+        bool crowded = (waited_ + robbed_).count() > LOST * lasted_.count() &&
+                       2 * others * robbed_ > waited_;
         forget();
         if (crowded) {
           now_--;
