@@ -99,9 +99,9 @@ def open_tiers(
     memory_bytes: int = 0,
 ) -> OpenTiers | None:
     """What the configuration asks for (`CacheConfig.tiered`), a part of it for each of so many
-    engines; None where the disk does not work, which is logged. `memory`: a file descriptor of what engines
-    hand blocks over in, of so many bytes at most; -1: none. Raises `InvalidRequest` for a folder
-    that cannot be one, for adapters that cannot be read, and for a memory without room."""
+    engines; None where the disk does not work, which is logged. `memory`: a file descriptor of what
+    engines hand blocks over in, of so many bytes at most; -1: none. Raises `InvalidRequest` for a
+    folder that cannot be one, for adapters that cannot be read, and for a memory without room."""
     cache = config.cache
     try:
         spaces = kv_spaces(config.executor)
