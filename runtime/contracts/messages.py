@@ -1,4 +1,4 @@
-"""What gateway and engine say to each other, over two ZeroMQ pipes (PUSH/PULL, ipc).
+"""What gateway and engine say to each other, over two ZeroMQ pipes (PUSH/PULL over ipc or tcp).
 
 One message is one frame: a MessagePack array. Arrays of numbers travel as raw bytes. The engine
 knows nothing of branches, text or clients: a request is its token ids, and `output_ids` lets a
@@ -239,6 +239,19 @@ class CostMeasured(_Message, tag="cost", eq=False):
     cost: StepCost
 
 
+class Leaving(_Message, tag="leaving"):
+    """Sent by whoever has the engine started, on another machine: give it nothing new. Answered by
+    `Stop` when it has ended what it has."""
+
+
+class Died(_Message, tag="died"):
+    """Sent by whoever had the engine started: its process ended with `code`, in steps with
+    `in_step`, requests and how long they were to become."""
+
+    code: int | None
+    in_step: dict[int, int]
+
+
 FromEngine = (
     Ready
     | Update
@@ -252,6 +265,8 @@ FromEngine = (
     | Heartbeat
     | CacheChanged
     | CostMeasured
+    | Leaving
+    | Died
 )
 
 _DTYPES: dict[str, np.dtype[Any]] = {name: np.dtype(name) for name in ("<i4", "<f4", "<u8")}

@@ -169,7 +169,7 @@ def serve(config: EngineProcessConfig) -> None:
             Telling(
                 scheduler.cache, engine.scheduler.max_step_tokens, bytes.fromhex(config.digest_key)
             )
-            if config.replicas > 1
+            if config.digest_key
             else None
         ),
         move=None if below is None else below.move,

@@ -6,10 +6,10 @@ import asyncio
 import contextlib
 import logging
 import os
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -21,6 +21,7 @@ from rootlace.runtime.gateway.room import close_room, open_room
 from rootlace.wire.errors import ServerUnavailable
 
 if TYPE_CHECKING:
+    from rootlace.runtime.gateway.branches.core import Engine
     from rootlace.runtime.gateway.branches.gateway import Gateway
     from rootlace.runtime.gateway.rooms import Rooms
     from rootlace.runtime.gateway.state.journal import Journal
@@ -41,12 +42,14 @@ async def serve(
     ready: Callable[[Listening], None] | None = None,
     stop: asyncio.Event | None = None,
     drain: asyncio.Event | None = None,
+    engines: Callable[[], Coroutine[Any, Any, Engine]] | None = None,
 ) -> None:
     """Start engines and servers, call `ready`, and run until `stop` is set.
 
     What is not about a model, such as ports and keys, is that of the first. Once `drain` is set,
     new work is refused, and the end comes when what was running has ended, or `drain_seconds`
-    later. Everything is stopped again at the end, also when the task is cancelled. Raises a typed
+    later. `engines` starts those of a single model that are somewhere else. Everything is stopped
+    again at the end, also when the task is cancelled. Raises a typed
     error if something cannot start, and ServerUnavailable if the engine of a single model is gone
     for good.
     """
@@ -71,7 +74,7 @@ async def serve(
         if several:
             served = await stack.enter_async_context(_several(models))
         else:
-            served = await stack.enter_async_context(_single(models[0], on_exit))
+            served = await stack.enter_async_context(_single(models[0], on_exit, engines))
         from rootlace.runtime.gateway.servers import Servers
 
         servers = Servers(served, journal)
@@ -98,8 +101,14 @@ def _open_journal(folder: str) -> Journal | None:
 
 
 @asynccontextmanager
-async def _single(model: RuntimeConfig, on_exit: Callable[[str], None]) -> AsyncIterator[Gateway]:
-    gateway = await open_room(model.gateway, model.engine, on_exit, meanwhile=_import_servers)
+async def _single(
+    model: RuntimeConfig,
+    on_exit: Callable[[str], None],
+    engines: Callable[[], Coroutine[Any, Any, Engine]] | None,
+) -> AsyncIterator[Gateway]:
+    gateway = await open_room(
+        model.gateway, model.engine, on_exit, meanwhile=_import_servers, start=engines
+    )
     try:
         yield gateway
     finally:

@@ -124,6 +124,10 @@ class Dispatch:
         running = self._running.get(rid)
         return None if running is None else running.replica
 
+    def holds(self, at: int) -> bool:
+        """Whether an engine has a request, or is to have one when it is there."""
+        return any(running.replica == at for running in self._running.values())
+
     def hear(self, update: Update) -> None:
         """Something is new about a request."""
         running, rid = self._running.get(update.rid), update.rid

@@ -12,7 +12,7 @@ from typing import Any
 
 from rootlace.runtime import processes
 from rootlace.runtime.config import EngineConfig
-from rootlace.runtime.contracts.messages import Ready, TellCache, ToEngine
+from rootlace.runtime.contracts.messages import Ready, Stop, TellCache, ToEngine
 from rootlace.runtime.contracts.request import Request
 from rootlace.runtime.contracts.update import Update
 from rootlace.runtime.engine.client import EngineClient
@@ -21,8 +21,10 @@ from rootlace.runtime.engine.client.forgets import Forgets
 from rootlace.runtime.engine.client.in_flight import Submitted
 from rootlace.runtime.engine.client.siblings import Siblings
 from rootlace.runtime.replicas.answers import Asking, one_ready
+from rootlace.runtime.replicas.departures import Departures
 from rootlace.runtime.replicas.dispatch import Dispatch
 from rootlace.runtime.replicas.handover import Apart, Handover
+from rootlace.runtime.replicas.meeting import Meeting
 from rootlace.wire.errors import InvalidRequest
 
 log = logging.getLogger(__name__)
@@ -40,13 +42,19 @@ class Replicas:
     info: Ready
 
     def __init__(
-        self, count: int, on_exit: Callable[[str], None] | None, apart: Apart | None = None
+        self,
+        count: int,
+        on_exit: Callable[[str], None] | None,
+        apart: Apart | None = None,
+        meeting: Meeting | None = None,
+        digest_key: bytes | None = None,
     ) -> None:
         self._count = count
         self._apart = apart
         self._memory = -1 if apart is None else processes.new_memory()
         self._handover: Handover | None = None
         self._on_exit = on_exit
+        self._meeting = meeting
         self._clients: list[EngineClient] = []
         self._dispatch: Dispatch | None = None
         """None until all are there."""
@@ -54,7 +62,14 @@ class Replicas:
         """What it is to be told then."""
         self._gone: set[int] = set()
         """Those that are not started again."""
-        self._digest_key = secrets.token_bytes(16)
+        self._digest_key = digest_key or secrets.token_bytes(16)
+        self._there = asyncio.Event()
+        """Whether an engine has come to the meeting."""
+        self._departures = Departures(
+            lambda at: self._tell(partial(Dispatch.down, at=at)),
+            self._holds,
+            lambda at: self._clients[at].send(Stop()),
+        )
         self._asking = Asking(count)
         self._forgets = Forgets()
         self._culprits = Culprits()
@@ -67,18 +82,25 @@ class Replicas:
         count: int,
         on_exit: Callable[[str], None] | None = None,
         apart: Apart | None = None,
+        meeting: Meeting | None = None,
+        digest_key: bytes | None = None,
     ) -> Replicas:
         """Start so many engines: the first one alone, which may leave its packed weights for the
-        others, then these. Raises what `EngineClient.start` does."""
-        replicas = cls(count, on_exit, apart)
+        others, then these. With a `meeting`, at most so many come there, which are started and
+        ended elsewhere, and tell by `digest_key`: wait for the first. Raises what
+        `EngineClient.start` does."""
+        replicas = cls(count, on_exit, apart, meeting, digest_key)
         try:
             replicas._clients = [await replicas._start_one(config, 0)]
             others = [replicas._start_one(config, at) for at in range(1, count)]
             replicas._clients += await _all_or_none(others)
+            while not (up := replicas._up):
+                await replicas._there.wait()
+                replicas._there.clear()
         except BaseException:
             await replicas.stop()
             raise
-        replicas.info = one_ready([client.info for client in replicas._clients])
+        replicas.info = one_ready([client.info for client in up.values()])
         if apart is not None and not replicas.info.handed_slots:
             await replicas.stop()
             raise InvalidRequest("--disaggregate hands over what is cached, and there is no cache")
@@ -89,6 +111,8 @@ class Replicas:
             replicas._digest_key,
             0 if apart is None else apart.prefill,
         )
+        for at in range(count) if meeting is not None else ():
+            replicas._dispatch.down(at)
         if apart is not None:
             replicas._handover = Handover(apart, replicas._dispatch, replicas._clients)
         for tell in replicas._early:
@@ -102,14 +126,18 @@ class Replicas:
             self._digest_key,
             lambda message: self._tell(partial(Dispatch.told, at=at, message=message)),
             partial(self._died, at),
-            lambda: self._tell(partial(Dispatch.back, at=at)),
+            partial(self._returned, at),
             partial(self._gone_for_good, at),
             self._forgets,
             self._culprits,
             self._memory,
             0 if self._apart is None else self._apart.memory_bytes,
         )
-        return await EngineClient.start(config, siblings=siblings)
+        place = None
+        if self._meeting is not None:
+            leave = partial(self._departures.begin, at)
+            place = self._meeting.place(at, partial(self._holds, at), leave)
+        return await EngineClient.start(config, siblings=siblings, place=place)
 
     # ------------------------------------------------------------ requests
 
@@ -165,26 +193,31 @@ class Replicas:
 
     async def flush(self) -> None:
         """As `EngineClient.flush`."""
-        await self._asking.flush(self._by_number)
+        await self._asking.flush(self._up)
 
     async def stats(self) -> dict[str, Any]:
         """The sums of all counters, and each engine's own as `replicas`. Raises ServerUnavailable
         if none answers."""
         assert self._dispatch is not None
-        found = await self._asking.stats(self._by_number)
+        found = await self._asking.stats(self._up)
         apart = {} if self._handover is None else self._handover.counters()
         return {**found, **self._dispatch.counters(), **apart}
 
     async def ask(self, kind: Callable[..., ToEngine], *fields: Any) -> Any:
         """As `EngineClient.ask`; the answer is of all engines, or of the one it is about."""
-        return await self._asking.ask(self._by_number, kind, *fields)
+        return await self._asking.ask(self._up, kind, *fields)
 
     @property
-    def _by_number(self) -> dict[int, EngineClient]:
-        return dict(enumerate(self._clients))
+    def _up(self) -> dict[int, EngineClient]:
+        """By number; where engines come and go, those that are there."""
+        every = dict(enumerate(self._clients))
+        if self._meeting is None:
+            return every
+        return {at: client for at, client in every.items() if client.healthy}
 
     async def stop(self) -> None:
         """Stop all engines; whatever still runs gets `finish="abort"`."""
+        self._departures.close()
         self._tell(Dispatch.close)
         if self._handover is not None:
             self._handover.close()
@@ -197,6 +230,7 @@ class Replicas:
 
     def _died(self, at: int, left: list[Submitted], in_step: Mapping[int, int]) -> None:
         """An engine is down: what `left` it goes on at others."""
+        self._departures.gone(at)
         self._tell(partial(Dispatch.down, at=at))
         if left:
             log.warning("replica %d is down: %d requests go on elsewhere", at, len(left))
@@ -208,6 +242,15 @@ class Replicas:
             if len(self._gone) == self._count:  # they end with the last of all
                 target = at
             self._clients[target].adopt(submitted, {} if target == at else in_step)
+
+    def _returned(self, at: int) -> None:
+        self._there.set()
+        self._tell(partial(Dispatch.back, at=at))
+        # What it said of its cache before that, nobody heard.
+        self._tell(lambda _: self._clients[at].send(TellCache()))
+
+    def _holds(self, at: int) -> bool:
+        return self._dispatch is not None and self._dispatch.holds(at)
 
     def _gone_for_good(self, at: int, reason: str) -> None:
         self._gone.add(at)

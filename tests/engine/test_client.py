@@ -9,6 +9,7 @@ import signal
 import sys
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,7 +21,7 @@ from rootlace.runtime.contracts.messages import Flush, ForgetNamespace, Heartbea
 from rootlace.runtime.contracts.request import Request
 from rootlace.runtime.contracts.step_record import StepRecord, read_step_record
 from rootlace.runtime.contracts.update import Update
-from rootlace.runtime.engine.client import EngineClient, engine_client, pulse
+from rootlace.runtime.engine.client import EngineClient, child_engine, pulse
 from rootlace.runtime.engine.client.forgets import MOST, SECONDS, Forgets
 from rootlace.runtime.engine.client.in_flight import InFlight
 from rootlace.wire.errors import ServerUnavailable
@@ -125,11 +126,12 @@ async def test_an_engine_that_dies_as_it_starts_is_started_again(
     client: EngineClient, tmp_path: Path
 ) -> None:
     (tmp_path / "hold").touch()
-    first = client._process
-    await kill(client)
-    await until(lambda: client._process is not first)
-    assert client._process is not None
-    client._process.kill()
+    first = client._engine
+    os.kill(client.info.pid, signal.SIGKILL)
+    await until(lambda: client._engine is not first)
+    second: Any = client._engine
+    await until(lambda: second._process is not None)
+    second.kill()
     (tmp_path / "hold").unlink()
     assert (await Heard(client, 1).end()).token_ids == (2,)
 
@@ -371,16 +373,16 @@ class EndsTooLate:
         raise ProcessLookupError  # as asyncio does of one that has ended
 
 
-async def test_an_engine_that_ends_when_patience_does(
-    client: EngineClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_an_engine_that_ends_when_patience_does(monkeypatch: pytest.MonkeyPatch) -> None:
     late = EndsTooLate()
-    monkeypatch.setattr("rootlace.runtime.engine.client.engine_client.STOP_GRACE_SECONDS", 0.01)
-    with monkeypatch.context() as patch:
-        patch.setattr(client, "_process", late)
-        patch.setattr(client, "_pipes", None)
-        await engine_client._end(client._process, client._pipes)
+    monkeypatch.setattr(child_engine, "STOP_GRACE_SECONDS", 0.01)
+    place = child_engine.Children(EngineConfig())
+    engine = place.open(lambda message: None)
+    monkeypatch.setattr(engine, "_process", late)
+    await engine.end()
     assert late.ended
+    engine.close()
+    place.close()
 
 
 def test_an_engines_threads_sleep_while_they_wait_unless_told_otherwise(

@@ -1,19 +1,14 @@
-"""The gateway's end of the engine: starts the process, sends it requests, hands on its updates, and
-starts it again if it dies."""
+"""The gateway's end of the engine: has it started, sends it requests, hands on its updates, and has
+the next one started if it dies."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-from asyncio.subprocess import PIPE, Process
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from functools import partial
 from typing import Any
 
-import msgspec
-import zmq
-
-from rootlace.runtime import processes
 from rootlace.runtime.config import EngineConfig
 from rootlace.runtime.contracts.messages import (
     Abort,
@@ -32,48 +27,27 @@ from rootlace.runtime.contracts.messages import (
     Ready,
     ReleaseProgram,
     Stats,
-    Stop,
     ToEngine,
     Tree,
     Unpinned,
 )
 from rootlace.runtime.contracts.request import Request
-from rootlace.runtime.contracts.step_record import read_step_record
 from rootlace.runtime.contracts.update import Update
+from rootlace.runtime.engine.client.child_engine import Children, DiedAtStart
 from rootlace.runtime.engine.client.culprits import Culprits
 from rootlace.runtime.engine.client.deaths import Deaths
 from rootlace.runtime.engine.client.forgets import Forgets
 from rootlace.runtime.engine.client.in_flight import InFlight, Submitted
-from rootlace.runtime.engine.client.pipes import Pipes
+from rootlace.runtime.engine.client.place import Place, PlacedEngine
 from rootlace.runtime.engine.client.pulse import STALL_SECONDS, Pulse
 from rootlace.runtime.engine.client.questions import Questions
 from rootlace.runtime.engine.client.siblings import Siblings
-from rootlace.wire.errors import ServerUnavailable, from_code
+from rootlace.wire.errors import ServerUnavailable
 
 log = logging.getLogger(__name__)
 
-STOP_GRACE_SECONDS = 5.0
 SPILL_SECONDS = 20.0
 """How long an engine has, when it is to end, to write what it has cached to the disk."""
-
-
-class EngineProcessConfig(msgspec.Struct, frozen=True):
-    """What the engine process reads from its standard input."""
-
-    engine: EngineConfig
-    inbox: str
-    outbox: str
-    socket_folder: str
-    record: str
-    """Where it writes which requests are in its steps (`StepRecord`)."""
-    replica: int = 0
-    replicas: int = 1
-    """Its number among the engines of the model, and how many there are."""
-    digest_key: str = ""
-    """Of the digests that it tells, hexadecimal."""
-    memory: int = -1
-    memory_bytes: int = 0
-    """What engines hand blocks over in: a file descriptor that it inherits; -1: none."""
 
 
 class EngineClient:
@@ -94,16 +68,13 @@ class EngineClient:
         config: EngineConfig,
         on_exit: Callable[[str], None] | None = None,
         siblings: Siblings | None = None,
+        place: Place | None = None,
     ) -> None:
         self._config = config
         self._on_exit = on_exit
         self._siblings = siblings
-        self._folder = processes.SocketFolder()
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._process: Process | None = None
-        self._pipes: Pipes | None = None
-        self._record = self._folder.path
-        self._ready: asyncio.Future[Ready] | None = None
+        self._place: Place = place or Children(config, siblings)
+        self._engine: PlacedEngine | None = None
         self._watcher: asyncio.Task[None] | None = None
         self._culprits = Culprits() if siblings is None else siblings.culprits
         self._in_flight = InFlight(self._culprits)
@@ -121,13 +92,18 @@ class EngineClient:
         config: EngineConfig,
         on_exit: Callable[[str], None] | None = None,
         siblings: Siblings | None = None,
+        place: Place | None = None,
     ) -> EngineClient:
-        """Start the engine process and wait until its model is loaded.
+        """Start the engine process and wait until its model is loaded; at a `place` where somebody
+        else starts it, do not wait for that.
 
         Raises the typed error the engine gave (a bad model folder, too little memory ...), or
         ServerUnavailable if it ended without one.
         """
-        client = cls(config, on_exit, siblings)
+        client = cls(config, on_exit, siblings, place)
+        if client._place.patient:
+            client._watcher = asyncio.create_task(client._come_back(client._launch, {}))
+            return client
         try:
             await client._launch()
         except BaseException:
@@ -199,88 +175,42 @@ class EngineClient:
 
     def send(self, message: ToEngine) -> None:
         """Send what needs no answer."""
-        if self._pipes is not None:
-            self._pipes.send(message)
+        if self._engine is not None:
+            self._engine.send(message)
 
     async def stop(self) -> None:
         """Stop the engine; whatever still runs gets `finish="abort"`."""
         self._stopping = True
         if self._watcher is not None:
             self._watcher.cancel()
-        # It reads its standard input's end as its parent's, and ends at once.
-        spilling = SPILL_SECONDS if self._up and self._config.cache.disk else 0.0
-        await _end(self._process, self._pipes, spilling)
-        if self._pipes is not None:
-            self._pipes.close()
-        self._context.destroy(linger=0)
-        self._folder.remove()
+        if self._engine is not None:
+            await self._engine.end(SPILL_SECONDS if self._up and self._config.cache.disk else 0.0)
+            self._engine.close()
+        self._place.close()
         error = ServerUnavailable("the runtime is stopping")
         self._questions.fail(error)
         self._in_flight.fail(error)
 
-    # ------------------------------------------------------------ the process
+    # ------------------------------------------------------------ one engine after another
 
     async def _launch(self) -> None:
-        generation = self._deaths.count
-        inbox = self._folder.address(f"to-engine-{generation}")
-        outbox = self._folder.address(f"from-engine-{generation}")
-        self._pipes = Pipes(self._context, inbox, outbox, self._handle)
-        self._record = self._folder.path / f"steps-{generation}"
-        config = EngineProcessConfig(
-            self._config, inbox, outbox, str(self._folder.path), str(self._record)
-        )
-        siblings = self._siblings
-        if siblings is not None:
-            config = msgspec.structs.replace(
-                config,
-                replica=siblings.replica,
-                replicas=siblings.replicas,
-                digest_key=siblings.digest_key.hex(),
-                memory=siblings.memory,
-                memory_bytes=siblings.memory_bytes,
-            )
-        # A session of its own: the terminal's Ctrl-C reaches the gateway, which stops the engine.
-        process = await asyncio.create_subprocess_exec(
-            *processes.child_command("rootlace.runtime.engine"),
-            stdin=PIPE,
-            stdout=PIPE,
-            start_new_session=True,
-            pass_fds=() if config.memory < 0 else (config.memory,),
-            env=processes.compute_environment(),
-        )
-        self._process = process
-        assert process.stdin is not None
-        process.stdin.write(processes.write_config(config))
-        await process.stdin.drain()
-        self.info = await self._wait_ready(process)
+        engine = self._engine = self._place.open(self._handle)
+        self.info = await engine.ready()
         self._pulse = Pulse()
-        if generation:
+        if self._deaths.count:
             for message in self._forgets.to_returned():
                 self.send(message)
         self._up = True
-        self._watcher = asyncio.create_task(self._watch(process))
+        self._watcher = asyncio.create_task(self._watch(engine))
 
-    async def _wait_ready(self, process: Process) -> Ready:
-        ready = self._ready = asyncio.get_running_loop().create_future()
-        ended = asyncio.ensure_future(_output_of(process))
-        try:
-            await asyncio.wait({ready, ended}, return_when=asyncio.FIRST_COMPLETED)
-            if ready.done():
-                return ready.result()
-            raise _reason(ended.result(), process.returncode)
-        finally:
-            ready.cancel()
-            if ended.done():
-                ended.cancel()
-
-    async def _watch(self, process: Process) -> None:
-        ended = asyncio.ensure_future(process.wait())
+    async def _watch(self, engine: PlacedEngine) -> None:
+        ended = asyncio.ensure_future(engine.ended())
         lost = asyncio.ensure_future(self._pulse.lost())
         try:
             await asyncio.wait({ended, lost}, return_when=asyncio.FIRST_COMPLETED)
             if not ended.done():
                 log.error("the engine process hangs (%s) and is killed", lost.result())
-                process.kill()
+                engine.kill()
             code = await ended
         finally:
             lost.cancel()
@@ -291,11 +221,20 @@ class EngineClient:
         self._forgets.died()
         log.error("the engine process ended with code %s", code)
         self._questions.fail(ServerUnavailable("the engine restarted"))
-        in_step, siblings = read_step_record(self._record), self._siblings
+        known, siblings = engine.in_step(), self._siblings
+        in_step = known or {}
         if siblings is not None:
-            siblings.on_death(self._in_flight.leave(in_step), in_step)
+            in_flight = self._in_flight
+            left = in_flight.leave_lost() if known is None else in_flight.leave(in_step)
+            siblings.on_death(left, in_step)
+        await self._come_back(partial(self._launch_again, code), in_step)
+
+    async def _come_back(
+        self, launch: Callable[[], Awaitable[None]], in_step: Mapping[int, int]
+    ) -> None:
+        siblings = self._siblings
         try:
-            await self._launch_again(code)
+            await launch()
         except Exception as error:
             log.error("the engine cannot be started again: %s", error)
             if siblings is not None:
@@ -313,12 +252,13 @@ class EngineClient:
     async def _launch_again(self, code: int | None) -> None:
         """Start an engine for the one that ended; another one where it dies as it starts."""
         while True:
-            assert self._pipes is not None
-            self._pipes.close()
-            self._deaths.check(code)
+            assert self._engine is not None
+            self._engine.close()
+            if not self._place.patient:
+                self._deaths.check(code)
             try:
                 return await self._launch()
-            except _DiedAtStart as error:
+            except DiedAtStart as error:
                 log.error("%s", error)
                 self._deaths.note()
                 code = error.code_of_process
@@ -349,52 +289,5 @@ class EngineClient:
         elif isinstance(message, CacheChanged | CostMeasured):
             if self._siblings is not None:
                 self._siblings.on_told(message)
-        elif isinstance(message, Ready):
-            if self._ready is not None and not self._ready.done():
-                self._ready.set_result(message)
         else:
             assert isinstance(message, Heartbeat)
-
-
-async def _end(process: Process | None, pipes: Pipes | None, patience: float = 0.0) -> None:
-    """Ask an engine's process to end, give it `patience`, and kill one that does not."""
-    if process is None or process.returncode is not None:
-        return
-    if pipes is not None:
-        pipes.send_now(Stop())
-    if patience:
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(process.wait(), patience + STOP_GRACE_SECONDS)
-    if process.stdin is not None:
-        process.stdin.close()
-    try:
-        await asyncio.wait_for(process.wait(), STOP_GRACE_SECONDS)
-    except TimeoutError:
-        with contextlib.suppress(ProcessLookupError):  # it may end at this very moment
-            process.kill()
-        await process.wait()
-
-
-class _DiedAtStart(ServerUnavailable):
-    """The engine's process ended without saying why, before it was ready."""
-
-    def __init__(self, code: int | None) -> None:
-        super().__init__(f"the engine ended with code {code} before it was ready")
-        self.code_of_process = code
-
-
-async def _output_of(process: Process) -> bytes:
-    """All of the child's standard output; complete once the child has ended."""
-    assert process.stdout is not None
-    data = await process.stdout.read()
-    await process.wait()
-    return data
-
-
-def _reason(output: bytes, code: int | None) -> Exception:
-    """The typed error an engine that could not start printed as its last line."""
-    try:
-        said = msgspec.json.decode(output.splitlines()[-1], type=dict[str, str])
-        return from_code(said["error"], said["message"])
-    except (IndexError, KeyError, msgspec.DecodeError):
-        return _DiedAtStart(code)

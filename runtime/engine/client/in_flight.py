@@ -15,6 +15,9 @@ from rootlace.runtime.engine.client.culprits import Culprits
 from rootlace.runtime.engine.client.deaths import Death
 from rootlace.wire.errors import InternalError, RootlaceError
 
+MOST_LOST = 8
+"""With so many engines a request may go whose machines, or whole replicas, were lost or left."""
+
 
 @dataclass
 class Submitted:
@@ -174,6 +177,15 @@ class InFlight:
         for one in left:
             del self._submitted[one.request.rid]
         return left
+
+    def leave_lost(self) -> list[Submitted]:
+        """As `leave_all`, of an engine of which nobody knows why it went, and whose place may stay
+        empty; ends what `resume` would, and what many engines went with."""
+        for rid, submitted in list(self._submitted.items()):
+            if not self._ends(rid) and submitted.engines >= MOST_LOST:
+                error = f"{submitted.engines} engines were lost while running this request"
+                self._fail(rid, InternalError(error))
+        return self.leave_all()
 
     def adopt(self, submitted: Submitted, in_step: Mapping[int, int], sent: bool) -> Request | None:
         """Go on with what left another engine, which died in a step with `in_step`, or with what
