@@ -103,7 +103,19 @@ class ClientQueues:
     def peek(self) -> Sequence | None:
         """The sequence to admit next."""
         queue = self._next()
-        return None if queue is None else queue.peek()
+        found = None if queue is None else queue.peek()
+        if found is None and queue is not None:  # they are set aside: it is others' turn
+            by_clock = sorted(self._queues.items(), key=lambda item: self._clocks[item[0]])
+            found = next((one for _, other in by_clock if (one := other.peek())), None)
+        return found
+
+    def set_aside(self, sequence: Sequence) -> None:
+        """See `WaitingQueue.set_aside`."""
+        self._queues[sequence.request.client].set_aside(sequence)
+
+    def bring_back(self, sequence: Sequence) -> None:
+        """See `WaitingQueue.bring_back`."""
+        self._queues[sequence.request.client].bring_back(sequence)
 
     def take(self, sequence: Sequence) -> None:
         """`sequence` is admitted."""

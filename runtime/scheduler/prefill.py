@@ -15,6 +15,7 @@ from rootlace.runtime.scheduler.plan_builder import PlanBuilder
 from rootlace.runtime.scheduler.priorities import PriorityQueues
 from rootlace.runtime.scheduler.running import RunningSet
 from rootlace.runtime.scheduler.sequence import Ending, Sequence
+from rootlace.runtime.scheduler.tiers.fetching import MOST_FETCHES
 from rootlace.wire.cache_report import CacheReport
 from rootlace.wire.errors import PinRefused
 
@@ -63,11 +64,22 @@ class Prefill:
         if not budget or not (retracted or len(self._waiting)) or alone in running.sequences:
             return
         self._waiting.refresh()
+        aside: list[Sequence] = []
+        self._admit(builder, budget, alone, aside)
+        for sequence in aside:
+            self._waiting.bring_back(sequence)
+
+    def _admit(
+        self, builder: PlanBuilder, budget: int, alone: Sequence | None, aside: list[Sequence]
+    ) -> None:
+        """Whose blocks are being read is put `aside`, with the room that it will need, and others
+        are admitted meanwhile."""
+        running, retracted = self._running, self._running.retracted
         promises = running.promises()
         while budget and len(running.sequences) < self._max_rows:
             following = alone or (retracted[0] if retracted else self._waiting.peek())
             if following is None:
-                running.most = None
+                running.most = running.most if aside else None
                 return
             if not running.fits(following, promises):
                 running.most = len(running.sequences)
@@ -75,7 +87,12 @@ class Prefill:
             if following.order >= 0 and self._awaits(following):
                 return
             if alone is None and self._kv.tiering.fetching.holds_back(following):
-                return
+                if following.order >= 0 or len(aside) == MOST_FETCHES:
+                    return
+                self._waiting.set_aside(following)
+                aside.append(following)
+                promises += running.wanted(following)
+                continue
             if following.order < 0:
                 self._waiting.take(following)
                 following.queued = self._clock() - following.arrived

@@ -49,7 +49,19 @@ class PriorityQueues:
 
     def peek(self) -> Sequence | None:
         """The sequence to admit next."""
-        return self._first().peek()
+        found = self._first().peek()
+        if found is None and len(self._queues) > 1:
+            queues = (queue for _, _, queue in sorted(self._turns()))
+            found = next((one for queue in queues if (one := queue.peek())), None)
+        return found
+
+    def set_aside(self, sequence: Sequence) -> None:
+        """Offer others until `bring_back`: what the sequence needs is being read."""
+        self._queues[sequence.request.handling.priority].set_aside(sequence)
+
+    def bring_back(self, sequence: Sequence) -> None:
+        """A sequence that was set aside may be offered again."""
+        self._queues[sequence.request.handling.priority].bring_back(sequence)
 
     def take(self, sequence: Sequence) -> None:
         """`sequence` is admitted."""
@@ -93,12 +105,13 @@ class PriorityQueues:
     def _first(self) -> ClientQueues:
         if len(self._queues) == 1:
             return self._plain
-        found, best = self._plain, (float("inf"), 0)
+        return min(self._turns(), default=(0.0, 0, self._plain))[2]
+
+    def _turns(self) -> Iterator[tuple[float, int, ClientQueues]]:
+        """When it is whose turn, the highest priority first of those that are equal."""
         for priority, queue in self._queues.items():
-            head = queue.first
-            if head is not None and (turn := (self._turn(head), -priority)) < best:
-                found, best = queue, turn
-        return found
+            if (head := queue.first) is not None:
+                yield self._turn(head), -priority, queue
 
     def _turn(self, sequence: Sequence) -> float:
         """When it came, moved by its priority."""

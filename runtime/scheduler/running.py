@@ -163,7 +163,7 @@ class RunningSet:
                 return ready
             if not may_retract:
                 return None
-            victim = self._victim()
+            victim = min(self.sequences[1:], key=self._rank, default=None)
             if victim is not None:
                 self.retract(victim)
             elif oldest.node is not None:
@@ -171,9 +171,6 @@ class RunningSet:
                 self._ordered = None
             else:
                 raise RuntimeError(f"{oldest} holds all blocks and wants more")  # see max_length
-
-    def _victim(self) -> Sequence | None:
-        return min(self.sequences[1:], key=self._rank, default=None)
 
     def _rank(self, sequence: Sequence) -> tuple[bool, int, int, int]:
         """Of victims, the lowest first. Retracting one helps that holds blocks of its own or wants
@@ -202,10 +199,13 @@ class RunningSet:
 
     def fits(self, sequence: Sequence, promises: int) -> bool:
         """Whether `sequence` may be admitted beside the `promises` to others."""
-        if not self.sequences:
+        if not self.sequences and not promises:
             return True
-        needed = self._kv.cost(sequence, self._ahead(sequence)) + promises
-        return needed <= self._kv.pool.available
+        return self.wanted(sequence) + promises <= self._kv.pool.available
+
+    def wanted(self, sequence: Sequence) -> int:
+        """Blocks that a waiting sequence would take, were it admitted."""
+        return self._kv.cost(sequence, self._ahead(sequence))
 
 
 def _loss(sequence: Sequence) -> int:

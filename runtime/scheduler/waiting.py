@@ -47,6 +47,8 @@ class WaitingQueue:
         self._estimates: dict[int, int] = {}
         self._heap: list[tuple[int, int]] = []
         self._rotation: deque[int] = deque()
+        self._aside: set[int] = set()
+        """Numbers of those who are not offered now."""
 
     def __len__(self) -> int:
         return len(self._all)
@@ -110,15 +112,31 @@ class WaitingQueue:
                     self._set_estimate(number, shared)
 
     def peek(self) -> Sequence | None:
-        """The sequence to admit next."""
+        """The sequence to admit next; None if there is none, or none but those that are set aside
+        and those that may not overtake them."""
         if not self._all:
             return None
         number, head = next(iter(self._all.items()))
-        if self._policy == "fcfs" or self._patience.is_exhausted(number):
-            return head
+        if self._policy != "fcfs" and self._patience.is_exhausted(number):
+            return None if number in self._aside else head
         if self._policy == "dfs":
-            return self._all[self._prompts.following()]
-        return self._longest() or head
+            number = self._prompts.following()
+            return None if number in self._aside else self._all[number]
+        best = self._longest() if self._policy == "lpm" else None
+        if best is not None or not self._aside:
+            return best or head
+        return next((one for other, one in self._all.items() if other not in self._aside), None)
+
+    def set_aside(self, sequence: Sequence) -> None:
+        """Offer others until `bring_back`."""
+        self._aside.add(sequence.number)
+
+    def bring_back(self, sequence: Sequence) -> None:
+        """A sequence that was set aside may be offered again."""
+        number = sequence.number
+        self._aside.discard(number)
+        if number in self._estimates:
+            heapq.heappush(self._heap, (-self._estimates[number], number))
 
     def take(self, sequence: Sequence) -> None:
         """`sequence` is admitted."""
@@ -159,7 +177,7 @@ class WaitingQueue:
         """The sequence with the best renewed estimate; after `_RETRIES` the best one known."""
         best = None
         for _ in range(_RETRIES):
-            while self._heap and self._estimates.get(self._heap[0][1]) != -self._heap[0][0]:
+            while self._heap and self._is_passed_over(*self._heap[0]):
                 heapq.heappop(self._heap)
             if not self._heap:
                 break
@@ -170,3 +188,7 @@ class WaitingQueue:
             if renewed >= -estimate:
                 break
         return best
+
+    def _is_passed_over(self, negative: int, number: int) -> bool:
+        """Whether an entry of the heap is out of date, or of one that is set aside."""
+        return number in self._aside or self._estimates.get(number) != -negative

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from rootlace.runtime.config import Eviction
+from rootlace.runtime.config import Eviction, Policy
 from rootlace.wire.errors import ContextLengthExceeded, InternalError
 from rootlace.wire.handling import Cache, Handling
 from tests.scheduler.world import World
@@ -52,6 +52,54 @@ def test_who_waits_for_what_is_read_for_one_that_is_gone_is_waited_for() -> None
     world.drain()
     world.expect_cold(world.jobs[rid])
     assert not world.scheduler.kv.tiering.fetching.waiting
+
+
+@pytest.mark.parametrize("policy", get_args(Policy))
+@pytest.mark.parametrize(
+    "other", [{}, {"client": "another"}, {"handling": Handling(priority=-1)}], ids=str
+)
+def test_others_are_admitted_while_the_first_ones_blocks_are_read(policy, other) -> None:
+    store = SimulatedStore(64, room=64)
+    world = World(num_blocks=40, stores=(store,), policy=policy)
+    fill(world, 5, 1, 2, 3, 4)
+    store.slow = True
+    rids = [world.submit(prompt(5), 1, client="one"), world.submit(prompt(9), 1, **other)]
+    while world.jobs[rids[1]].finish is None:
+        assert world.step() is not None
+    assert world.jobs[rids[0]].finish is None and world.scheduler.kv.tiering.fetching.waiting
+    world.drain()
+    for rid in rids:
+        world.expect_cold(world.jobs[rid])
+    assert world.jobs[rids[0]].cached == 32
+    world.expect_empty()
+
+
+def test_the_room_of_those_whose_blocks_are_read_is_left_to_them() -> None:
+    store = SimulatedStore(64, room=64)
+    world = World(num_blocks=16, stores=(store,))
+    fill(world, 1, 2, 3)
+    store.slow = True
+    rids = [world.submit(prompt(first), 1) for first in (1, 9)]
+    assert world.scheduler.plan() is None
+    world.drain()
+    assert world.jobs[rids[0]].cached == 32
+    for rid in rids:
+        world.expect_cold(world.jobs[rid])
+
+
+def test_no_more_overtake_one_whose_blocks_are_read_than_may_overtake_any() -> None:
+    store = SimulatedStore(64, room=64)
+    world = World(num_blocks=100, stores=(store,), max_overtaken=3, max_delay=0.0)
+    fill(world, *range(12))
+    store.slow = True
+    first = world.submit(prompt(0), 1)
+    others = [world.submit(prompt(20 + at, 5), 1) for at in range(6)]
+    while world.step() is not None:
+        pass
+    assert sum(world.jobs[rid].finish is not None for rid in others) == 3
+    assert world.jobs[first].finish is None
+    world.drain()
+    assert world.jobs[first].cached == 32
 
 
 def test_the_next_start_is_warm() -> None:
