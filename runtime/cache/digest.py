@@ -24,6 +24,7 @@ class PrefixDigests:
         self._key = key
         self._random = np.random.Generator(np.random.PCG64(_hash(b"factors", key)))
         self._factors = np.empty(0, np.uint64)
+        self._sums: dict[int, np.ndarray] = {}
 
     def of_node(self, node: Node) -> int:
         """The digest of the tokens up to the end of `node`, which remembers it (`Node.digest`) and
@@ -48,6 +49,19 @@ class PrefixDigests:
         """uint64 [len + 1]: the digests of all prefixes of `tokens` (int32), from none on."""
         return self.behind(self._seed(namespace), tokens, 0)
 
+    def at_bounds(self, namespace: Hashable, tokens: np.ndarray, size: int) -> np.ndarray:
+        """uint64 [len // size]: the digests of the prefixes of `tokens` (int32) that end with each
+        block of `size`."""
+        count = len(tokens) // size
+        numbers = tokens[: count * size].astype(np.uint64).reshape(count, size)
+        factors = self._upto(count * size).reshape(count, size)
+        # A token counts as one more than its number: `_ones` has that for all of them at once.
+        found: np.ndarray = np.einsum("ij,ij->i", numbers, factors)
+        found[:1] += np.uint64(self._seed(namespace))
+        np.add.accumulate(found, out=found)
+        found += self._ones(count, size)
+        return found
+
     def behind(self, digest: int, tokens: np.ndarray, start: int) -> np.ndarray:
         """uint64 [len + 1]: the digests of a prefix of `start` tokens, whose own is `digest`, with
         none, one and so on of `tokens` (int32) behind it."""
@@ -59,6 +73,14 @@ class PrefixDigests:
 
     def _seed(self, namespace: Hashable) -> int:
         return _hash(ascii(namespace).encode(), self._key)
+
+    def _ones(self, count: int, size: int) -> np.ndarray:
+        """The sums of all factors before each of the first `count` bounds."""
+        known = self._sums.get(size)
+        if known is None or len(known) < count:
+            factors = self._upto(max(count, 256) * size).reshape(-1, size)
+            known = self._sums[size] = np.cumsum(factors.sum(axis=1))
+        return known[:count]
 
     def _upto(self, count: int) -> np.ndarray:
         """The factors of the first `count` positions."""

@@ -2,101 +2,117 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import sys
+from collections.abc import Callable
+
+import numpy as np
 
 from rootlace.runtime.cache.journal import Change
+from rootlace.runtime.routing.holders import HolderSets
 
 MOST_ENTRIES = 10_000_000
-_LOOKS = 24
-_AT_ONCE = 20_000
-"""So many entries are looked at in a few milliseconds."""
+_WIDTH = 16
+"""Slots of a bucket; half of them are taken when the table is full, so hardly one overflows."""
+_WORDS = _WIDTH + _WIDTH // 2
+"""Of 64 bits, in a bucket: its keys and, in 32 bits each, behind them its sets."""
+_LOOKS = 64
+"""So many digests of a prompt are looked at, at most."""
+_SWEPT = 1 << 12
+"""So many buckets are looked at in less than a millisecond."""
 
 
 class PrefixIndex:
-    """Replicas by the digest of a prefix that they hold, as bits of an integer.
+    """Replicas by the digest (uint64) of a prefix that they hold.
 
     A replica that holds a prefix holds all shorter ones, too. At most `most` prefixes are known: of
-    what comes beyond, nothing is, until others go. About 90 bytes each, and more where many
-    replicas hold the same.
+    what comes beyond, nothing is, until others go. The table is a bucket of slots for each few
+    digests, made once: 24 bytes for each of `most`, of which the system gives what is used, and
+    what `HolderSets` takes. So nothing ever stops to grow or to be put in order.
     """
 
     def __init__(self, most: int = MOST_ENTRIES) -> None:
-        self._holders: dict[int, int] = {}
+        buckets = max(2 * most // _WIDTH, 1) | 1
+        self._buckets = buckets
+        self._words = np.zeros(buckets * _WORDS, np.uint64)
+        self._halves = self._words.view(np.uint32)
+        self._rows = self._words.reshape(buckets, _WORDS)
+        self._sets = self._halves.reshape(buckets, 2 * _WORDS)[:, 2 * _WIDTH :]
+        """Numbers of sets of replicas; 0 where a slot is free."""
+        self._holders = HolderSets()
         self._most = most
-        self._bits: list[int] = []
-        """One integer for each replica, which all its entries share."""
+        self._known = 0
         self._heard = 0
         """Replicas (bits) that may hold something."""
         self._dropped = 0
         """Replicas (bits) whose entries do not count and are being taken out."""
-        self._to_sweep: list[int] = []
-        """Digests that may be theirs."""
+        self._swept = 0
+        """So many buckets have none of theirs."""
+        self._gone = np.empty(0, bool)
+        """By number: the sets that had any of them."""
         self._waiting: list[tuple[int, Change]] = []
         """What these told since."""
 
     def __len__(self) -> int:
-        return len(self._holders)
+        return self._known
 
     def apply(self, replica: int, change: Change) -> None:
         """Take in what a replica says of its cache."""
         if change.fresh:
             self.drop(replica)
-        if self._dropped & self._bit(replica):
+        if self._dropped >> replica & 1:
             self._waiting.append((replica, change))
             return
-        self.add(replica, change.added.tolist())
-        self.remove(replica, change.removed.tolist())
+        self.remove(replica, change.removed)
+        self.add(replica, change.added)
 
-    def add(self, replica: int, digests: Iterable[int]) -> None:
-        holders, bit = self._holders, self._bit(replica)
-        room = self._most - len(holders)
+    def add(self, replica: int, digests: np.ndarray) -> None:
+        """The replica holds these, of which each is given once."""
+        if not len(digests):
+            return
+        bit = 1 << replica
         self._heard |= bit
-        for digest in digests:
-            known = holders.get(digest)
-            if known is not None:
-                holders[digest] = known | bit if not known & bit else known
-            elif room > 0:
-                holders[digest] = bit
-                room -= 1
+        buckets, rows, which, slots = self._find(digests)
+        if len(which):
+            here = ~self._dropped
+            self._change(buckets.take(which), slots, lambda holders: (holders | bit) & here)
+            new = np.ones(len(digests), bool)
+            new[which] = False
+            digests, buckets, rows = digests[new], buckets[new], rows[new]
+        self._place(digests, buckets, rows, bit)
 
-    def remove(self, replica: int, digests: Iterable[int]) -> None:
-        holders, bit = self._holders, self._bit(replica)
-        for digest in digests:
-            known = holders.get(digest)
-            if known == bit:
-                del holders[digest]
-            elif known is not None and known & bit:
-                holders[digest] = known & ~bit
+    def remove(self, replica: int, digests: np.ndarray) -> None:
+        """The replica no longer holds these, of which each is given once."""
+        if not len(digests):
+            return
+        others = ~(1 << replica | self._dropped)
+        buckets, _, which, slots = self._find(digests)
+        self._change(buckets.take(which), slots, lambda holders: holders & others)
 
     def drop(self, replica: int) -> None:
         """Forget all that a replica held: it does not count from now on. Where much is known, it
         lies there until `sweep` was called often enough."""
-        bit = self._bit(replica)
+        bit = 1 << replica
         self._waiting = [(other, change) for other, change in self._waiting if other != replica]
         if not self._heard & bit:
             return
         self._heard &= ~bit
         self._dropped |= bit
-        # Again from the beginning, where others are being taken out.
-        self._to_sweep = list(self._holders)
-        if len(self._to_sweep) <= _AT_ONCE:
+        self._swept = 0  # again from the beginning, where others are being taken out
+        self._gone = self._holders.with_any(self._dropped)
+        if self._buckets <= _SWEPT:
             self.sweep()
 
     def sweep(self) -> bool:
         """Take out some of what dropped replicas held; whether there is more to do."""
         if not self._dropped:
             return False
-        holders, gone = self._holders, self._dropped
-        some = self._to_sweep[-_AT_ONCE:]
-        del self._to_sweep[-_AT_ONCE:]
-        for digest in some:
-            known = holders.get(digest, 0)
-            if known & gone:
-                if rest := known & ~gone:
-                    holders[digest] = rest
-                else:
-                    del holders[digest]
-        if self._to_sweep:
+        others = ~self._dropped
+        some = slice(self._swept, self._swept + _SWEPT)
+        buckets, slots = self._gone[self._sets[some]].nonzero()
+        if len(slots):
+            self._change(buckets + self._swept, slots, lambda holders: holders & others)
+        self._swept += _SWEPT
+        if self._swept < self._buckets:
             return True
         self._dropped = 0
         waiting, self._waiting = self._waiting, []
@@ -104,40 +120,104 @@ class PrefixIndex:
             self.apply(replica, change)
         return bool(self._dropped)
 
-    def match(
-        self, digests: Sequence[int], beside: PrefixIndex | None = None
-    ) -> list[tuple[int, int]]:
-        """How many of a prompt's `digests` (of its prefixes, the shortest first) replicas hold,
-        here or in `beside`: pairs of a count and the replicas (bits) with that many, the fewest
-        first; replicas with none are left out. Costs O(log) looks for each different count, of
-        which there are few, and a bounded number in all: then some replicas are said to hold less
-        than they do.
+    def match(self, digests: np.ndarray) -> list[tuple[int, int]]:
+        """How many of a prompt's `digests` (uint64, of its prefixes, the shortest first) replicas
+        hold: pairs of a count and the replicas (bits) with that many, the fewest first; replicas
+        with none are left out. Costs O(log) looks for each different count, of which there are few,
+        those of the longest prefixes first, and a bounded number in all: then some replicas are
+        said to hold less than they do.
         """
-        here, there = self._holders.get, (beside or self)._holders.get
-
-        def get(digest: int) -> int:
-            return here(digest, 0) | there(digest, 0)
-
+        seen: dict[int, int] = {}
+        """Who holds what was looked at."""
         found: list[tuple[int, int]] = []
-        depth, looks = 0, _LOOKS
-        among = get(digests[0]) & ~self._dropped if digests else 0
-        while among:
-            # All of `among` hold depth + 1; find the last that they all hold.
-            low, high = depth + 1, len(digests) + 1
-            while high - low > 1:
-                middle = (low + high) // 2
-                if get(digests[middle - 1]) & among == among:
+        gone, end = self._dropped, len(digests)
+
+        def others(at: int) -> int:
+            if at not in seen:
+                seen[at] = self._holders_of(digests.item(at))
+            return seen[at] & ~gone
+
+        while end and len(seen) < _LOOKS and others(0):
+            # The longest prefix that is held by somebody of whom no longer one is known.
+            low, high = 1, end
+            while low < high:
+                middle = (low + high + 1) // 2
+                if others(middle - 1):
                     low = middle
                 else:
-                    high = middle
-            looks -= 1
-            depth = low
-            beyond = get(digests[depth]) & among if depth < len(digests) and looks else 0
-            found.append((depth, among & ~beyond))
-            among = beyond
-        return found
+                    high = middle - 1
+            found.append((low, others(low - 1)))
+            gone |= found[-1][1]
+            end = low - 1
+        for at in sorted(seen, reverse=True):  # nothing more, unless there were too many
+            if rest := others(at):
+                found.append((at + 1, rest))
+                gone |= rest
+        return sorted(found)
 
-    def _bit(self, replica: int) -> int:
-        while len(self._bits) <= replica:
-            self._bits.append(1 << len(self._bits))
-        return self._bits[replica]
+    def _holders_of(self, digest: int) -> int:
+        first = digest % self._buckets * _WORDS
+        row = self._words[first : first + _WIDTH].tobytes()
+        key = digest.to_bytes(8, sys.byteorder)
+        at = row.find(key)
+        while at > 0 and at % 8:  # the end of one and the beginning of the next
+            at = row.find(key, at + 1)
+        if at < 0:
+            return 0
+        return self._holders.bits[self._halves.item(2 * (first + _WIDTH) + at // 8)]
+
+    def _find(self, digests: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """The bucket of each and what is in it; which of them are there, and in which slots."""
+        buckets = (digests % np.uint64(self._buckets)).view(np.int64)
+        rows = self._rows.take(buckets, 0)
+        found = (rows[:, :_WIDTH] == digests[:, None]).ravel().nonzero()[0]
+        return buckets, rows, found // _WIDTH, found % _WIDTH
+
+    def _place(self, digests: np.ndarray, buckets: np.ndarray, rows: np.ndarray, bit: int) -> None:
+        """Put in what has no slot, for a replica alone. `rows`: what is in the buckets."""
+        number = self._holders.number_of(bit)
+        if number is None:
+            return
+        while room := min(self._most - self._known, len(digests)):
+            digests, buckets, rows = digests[:room], buckets[:room], rows[:room]
+            free = rows.view(np.uint32)[:, 2 * _WIDTH :] == 0
+            slots = free.argmax(1)
+            fits = (slots > 0) | free[:, 0]
+            if np.count_nonzero(fits) < room:  # some buckets are full
+                digests, buckets, slots = digests[fits], buckets[fits], slots[fits]
+                if not len(digests):
+                    break
+            places = buckets * _WORDS + slots
+            self._words[places] = digests
+            lost = self._words.take(places) != digests  # another one of its bucket was put there
+            again = int(np.count_nonzero(lost))
+            self._sets[buckets, slots] = number
+            self._holders.count(number, len(digests) - again)
+            self._known += len(digests) - again
+            if not again:
+                break
+            digests, buckets = digests[lost], buckets[lost]
+            rows = self._rows.take(buckets, 0)
+        self._holders.count(number, 0)
+
+    def _change(self, buckets: np.ndarray, slots: np.ndarray, to: Callable[[int], int]) -> None:
+        """Give slots other holders: those (bits) that `to` makes of theirs."""
+        before = self._sets[buckets, slots]
+        distinct = set(before.tolist())
+        for old in distinct:
+            bits = self._holders.bits[old]
+            number = self._holders.number_of(to(bits))
+            if number is None:  # too many sets: nobody is said to hold what it does not
+                number = old if to(bits) & bits == bits else 0
+            if number == old:
+                continue
+            there, those = buckets, slots
+            if len(distinct) > 1:
+                same = before == old
+                there, those = buckets[same], slots[same]
+            self._sets[there, those] = number
+            if not number:
+                self._rows[there, those] = 0
+            self._known += len(there) * (bool(number) - bool(old))
+            self._holders.count(number, len(there))
+            self._holders.count(old, -len(there))

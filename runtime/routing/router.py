@@ -10,6 +10,7 @@ import numpy as np
 from rootlace.runtime.cache.digest import PrefixDigests
 from rootlace.runtime.cache.journal import Change
 from rootlace.runtime.contracts.step_cost import StepCost
+from rootlace.runtime.routing.coming import Coming, Sent
 from rootlace.runtime.routing.index import MOST_ENTRIES, PrefixIndex
 
 _PATIENCE, _LEEWAY = 4.0, 0.5
@@ -32,27 +33,6 @@ class RouterConfig:
     digest_key: bytes = b""
 
 
-@dataclass
-class _Sent:
-    """A request under way. `seconds`: of computing its prompt, until its first token is told."""
-
-    replica: int
-    seconds: float
-    tokens: int
-    digests: list[int]
-    known: int
-    """Of `digests`, how many others had computed, or were to compute."""
-    at: float
-    due: float
-    """When its first token should be there, whoever was preferred to it."""
-    begun: bool = False
-
-    @property
-    def coming(self) -> list[int]:
-        """Digests of what the replica did not hold."""
-        return self.digests[self.known :]
-
-
 class Router:
     """Knows what replicas hold, and what was sent to them and is not done.
 
@@ -68,24 +48,29 @@ class Router:
         self._config = config
         self._cost = config.cost
         self._digests = PrefixDigests(config.digest_key)
-        self._held = PrefixIndex(config.most_entries)
-        self._coming = PrefixIndex(config.most_entries)
-        self._sent: dict[Hashable, _Sent] = {}
+        blocks = config.replicas * config.capacity // config.block_size
+        self._held = PrefixIndex(min(blocks, config.most_entries))
+        self._coming = Coming()
+        self._sent: dict[Hashable, Sent] = {}
         count = config.replicas
         self._dead: list[int] = []
-        self._queued = np.zeros(count)
+        self._queued = [0.0] * count
         """Seconds of prompts that are to be computed."""
-        self._rows = np.zeros(count, np.int64)
+        self._rows = [0] * count
         self._tokens = np.zeros(count)
         """Of requests under way."""
-        self._slow = np.ones(count)
-        """How many times as long as alone a prompt takes beside the rows that decode."""
+        self._base = np.zeros(count)
+        """The price of a prompt that needs no computing."""
+        self._each = np.full(count, 1 + config.spread)
+        """The price of a second of computing."""
         self._served = np.zeros(count, np.int64)
         """Tokens sent in all: of two that are equally good, the one with less is taken."""
-        self._owed: list[dict[Hashable, _Sent]] = [{} for _ in range(count)]
+        self._owed: list[dict[Hashable, Sent]] = [{} for _ in range(count)]
         """Those without a first token, in the order in which they were sent."""
         self._due = np.full(count, np.inf)
         """When the first of these should have its first token."""
+        self._all_due = np.inf
+        """No first token should be there before."""
         self._duration = 1.0
         """Seconds from sending to the end, of late."""
 
@@ -100,7 +85,7 @@ class Router:
 
     def sweep(self) -> bool:
         """Take out some of what lost replicas held; to be called until it returns False."""
-        return self._held.sweep() | self._coming.sweep()
+        return self._held.sweep()
 
     def __len__(self) -> int:
         """How many prefixes are known to be held."""
@@ -123,46 +108,52 @@ class Router:
         if len(self._dead) == self._config.replicas:
             raise ValueError("all replicas are lost")
         size, length = self._config.block_size, len(tokens)
-        digests = self._digests.of_all(namespace, tokens)[size::size].tolist()
-        held = self._held.match(digests, self._coming)
-        seconds = np.full(self._config.replicas, self._prefill_seconds(length, 0))
+        digests = self._digests.at_bounds(namespace, tokens, size)
+        held, coming = self._held.match(digests), self._coming.match(digests)
+        price = self._each * self._prefill_seconds(length, 0)
+        price += self._base
         for count, replicas in held:
-            seconds[_members(replicas, len(seconds))] = self._prefill_seconds(length, count * size)
-        wait = (self._queued + seconds) * self._slow
-        price = wait + self._config.spread * seconds
-        price += np.maximum(now - self._due, 0.0)
-        if self._tokens.max() + length + output > self._config.capacity:
+            seconds = self._prefill_seconds(length, count * size)
+            which = _members(replicas)
+            price[which] = self._each[which] * seconds + self._base[which]
+        for replica, count in coming.items():
+            seconds = self._prefill_seconds(length, count * size)
+            there = self._each.item(replica) * seconds + self._base.item(replica)
+            price[replica] = min(price.item(replica), there)
+        self._add_delays(price, now)
+        most = self._tokens.item(self._tokens.argmax())
+        if most + length + output > self._config.capacity:
             price += self._waiting(length + output)
         if self._dead or avoid:
             price[[*self._dead, *avoid]] = np.inf
-        best = np.flatnonzero(price <= price.min() * (1 + 1e-9))
-        if prefer is None or prefer not in best:
-            prefer = best[np.argmin(self._served[best])] if len(best) > 1 else best[0]
-        replica = int(prefer)
+        replica = self._cheapest(price, prefer)
         known = next((count for count, replicas in held if replicas >> replica & 1), 0)
-        taken = float(seconds[replica])
-        due = now + _PATIENCE * float(wait[replica]) + _LEEWAY
-        sent = _Sent(replica, taken, length + output, digests, known, now, due)
+        known = max(known, coming.get(replica, 0))
+        taken = self._prefill_seconds(length, known * size)
+        each = self._each.item(replica) - self._config.spread
+        wait = self._base.item(replica) + taken * each
+        due = now + _PATIENCE * wait + _LEEWAY
+        sent = Sent(replica, taken, length + output, digests, known, now, due)
         self._sent[request] = sent
         self._owe(request, sent)
-        self._coming.add(replica, sent.coming)
+        self._coming.add(request, sent)
         self._queued[replica] += taken
         self._tokens[replica] += length + output
+        self._renew(replica)
         self._served[replica] += length - known * size
         return replica
 
     def held(self, namespace: Hashable, tokens: np.ndarray) -> list[tuple[int, int]]:
         """How many whole blocks of `tokens` (int32) replicas hold: see `PrefixIndex.match`."""
         size = self._config.block_size
-        digests = self._digests.of_all(namespace, tokens)[size::size]
-        return self._held.match(digests.tolist())
+        return self._held.match(self._digests.at_bounds(namespace, tokens, size))
 
     def first_token(self, request: Hashable) -> None:
         """The prompt is computed, and what is cached of it was told before."""
         sent = self._sent[request]
         self._computed(request, sent)
         self._rows[sent.replica] += 1
-        self._slow_down(sent.replica)
+        self._renew(sent.replica)
 
     def ended(self, request: Hashable, now: float) -> None:
         sent = self._sent.pop(request)
@@ -172,7 +163,7 @@ class Router:
             self._computed(request, sent)
             self._leave_to_others(sent)
         self._tokens[sent.replica] -= sent.tokens
-        self._slow_down(sent.replica)
+        self._renew(sent.replica)
         self._duration += 0.05 * (now - sent.at - self._duration)
 
     def lost(self, replica: int) -> list[Hashable]:
@@ -182,44 +173,47 @@ class Router:
             return []
         self._dead.append(replica)
         self._held.drop(replica)
-        self._coming.drop(replica)
         gone = [request for request, sent in self._sent.items() if sent.replica == replica]
         for request in gone:
-            del self._sent[request]
-        self._queued[replica] = self._rows[replica] = self._tokens[replica] = 0
+            sent = self._sent.pop(request)
+            if not sent.begun:
+                self._coming.remove(request, sent)
+        self._queued[replica] = self._tokens[replica] = self._rows[replica] = 0
         self._owed[replica].clear()
         self._due[replica] = np.inf
-        self._slow_down(replica)
+        self._renew(replica)
         return gone
 
     def back(self, replica: int) -> None:
         """A replica that was lost is there again, with an empty cache."""
         self._dead.remove(replica)
 
-    def _leave_to_others(self, gone: _Sent) -> None:
+    def _leave_to_others(self, gone: Sent) -> None:
         """It ended before it was computed: those behind it that share its prompt compute that."""
-        if not gone.coming:
+        if gone.known == len(gone.digests):
             return
-        for other in self._sent.values():
-            if other.replica != gone.replica or other.begun or other.known <= gone.known:
-                continue
-            if other.digests[gone.known] == gone.digests[gone.known]:
+        first = gone.digests.item(gone.known)
+        for request, other in self._owed[gone.replica].items():
+            if other.known > gone.known and other.digests.item(gone.known) == first:
+                self._coming.remove(request, other)
                 other.known = gone.known
-                self._coming.add(other.replica, other.coming)
+                self._coming.add(request, other)
 
-    def _owe(self, request: Hashable, sent: _Sent) -> None:
+    def _owe(self, request: Hashable, sent: Sent) -> None:
         owed = self._owed[sent.replica]
         if not owed:
             self._due[sent.replica] = sent.due
+            self._all_due = min(self._all_due, sent.due)
         owed[request] = sent
 
-    def _computed(self, request: Hashable, sent: _Sent) -> None:
+    def _computed(self, request: Hashable, sent: Sent) -> None:
         owed = self._owed[sent.replica]
         del owed[request]
         self._due[sent.replica] = next(iter(owed.values())).due if owed else np.inf
-        self._coming.remove(sent.replica, sent.coming)
+        self._coming.remove(request, sent)
         sent.begun = True
-        self._queued[sent.replica] = max(self._queued[sent.replica] - sent.seconds, 0.0)
+        queued = self._queued[sent.replica] - sent.seconds
+        self._queued[sent.replica] = max(queued, 0.0)
 
     def _prefill_seconds(self, length: int, cached: int) -> float:
         """Of a prompt alone; its last token is computed in any case."""
@@ -227,11 +221,30 @@ class Router:
         each = cost.prefill + cost.step / cost.max_step_tokens
         return rest * (each + cost.pair * (length + cached) / 2)
 
-    def _slow_down(self, replica: int) -> None:
-        """Its rows, or their tokens, have changed: every step of prompts has them, too."""
-        cost, rows = self._cost, int(self._rows[replica])
-        beside = rows * cost.decode + cost.context * float(self._tokens[replica]) * (rows > 0)
-        self._slow[replica] = 1 + beside / (cost.step + cost.prefill * cost.max_step_tokens)
+    def _cheapest(self, price: np.ndarray, prefer: int | None) -> int:
+        """Of those that are equally good, the one to `prefer`, or to which less was sent."""
+        first = int(price.argmin())
+        most = price.item(first) * (1 + 1e-9)
+        if prefer is not None and price[prefer] <= most:
+            return prefer
+        equal = np.flatnonzero(price <= most)
+        return first if len(equal) == 1 else int(equal[self._served[equal].argmin()])
+
+    def _renew(self, replica: int) -> None:
+        """What is queued there, its rows or their tokens have changed. Every step of prompts has
+        the rows, too: so much longer than alone a prompt takes."""
+        cost, rows = self._cost, self._rows[replica]
+        beside = rows * cost.decode + cost.context * self._tokens.item(replica) * (rows > 0)
+        slow = 1 + beside / (cost.step + cost.prefill * cost.max_step_tokens)
+        self._base[replica] = self._queued[replica] * slow
+        self._each[replica] = slow + self._config.spread
+
+    def _add_delays(self, price: np.ndarray, now: float) -> None:
+        """By how much the first tokens that replicas owe are late."""
+        if now > self._all_due:
+            self._all_due = float(np.minimum.reduce(self._due))
+            if now > self._all_due:
+                price += np.maximum(now - self._due, 0.0)
 
     def _waiting(self, tokens: int) -> np.ndarray:
         """Seconds until the pool has room for so many more tokens: as many are given back in the
@@ -240,9 +253,15 @@ class Router:
         return self._duration * over / np.maximum(self._tokens, 1)
 
 
-def _members(replicas: int, count: int) -> np.ndarray:
+def _members(replicas: int) -> int | list[int] | np.ndarray:
     """The numbers of the bits that are set."""
     if not replicas & (replicas - 1):
-        return np.array([replicas.bit_length() - 1])
-    raw = np.frombuffer(replicas.to_bytes(-(-count // 8), "little"), np.uint8)
-    return np.flatnonzero(np.unpackbits(raw, bitorder="little"))
+        return replicas.bit_length() - 1
+    if replicas.bit_count() > 8:
+        raw = np.frombuffer(replicas.to_bytes(-(-replicas.bit_length() // 8), "little"), np.uint8)
+        return np.flatnonzero(np.unpackbits(raw, bitorder="little"))
+    found = []
+    while replicas:
+        found.append(replicas.bit_length() - 1)
+        replicas ^= 1 << found[-1]
+    return found

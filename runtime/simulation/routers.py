@@ -142,11 +142,12 @@ class RayPrefix(PowerOfTwo):
 
     def __init__(self, workload: Workload, machine: Machine, engines: list[SimulatedEngine]):
         super().__init__(workload, machine, engines)
-        self._sent = PrefixIndex(most=1 << 60)
+        # Twice as big as it can become: nothing of what was sent is ever missing.
+        self._sent = PrefixIndex(2 * len(workload.all_blocks()[0]))
         self._sizes = [0.0] * len(engines)
 
     def choose(self, number: int) -> int:
-        blocks = self.workload.blocks(number).tolist()
+        blocks = self.workload.blocks(number).astype(np.uint64) + np.uint64(1)
         replica = self._best(blocks)
         if replica is None:
             replica = super().choose(number)
@@ -157,7 +158,7 @@ class RayPrefix(PowerOfTwo):
         self._sent.add(replica, blocks)
         return replica
 
-    def _best(self, blocks: list[int]) -> int | None:
+    def _best(self, blocks: np.ndarray) -> int | None:
         if max(self.queues) - min(self.queues) > self.threshold:
             return None
         holders, count = self._matched(blocks)
@@ -166,7 +167,7 @@ class RayPrefix(PowerOfTwo):
             holders = [r for r, size in enumerate(self._sizes) if size == least]
         return min(holders, key=self.queues.__getitem__)
 
-    def _matched(self, blocks: list[int]) -> tuple[list[int], int]:
+    def _matched(self, blocks: np.ndarray) -> tuple[list[int], int]:
         """Who was sent the longest prefix, and how many blocks that has."""
         found = self._sent.match(blocks)
         if not found:

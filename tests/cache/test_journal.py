@@ -77,3 +77,12 @@ def test_a_digest_depends_on_the_namespace_and_on_every_token() -> None:
     secret = PrefixDigests(b"secret")
     assert not (secret.of_all("a", tokens) == found).any(), "the key does not matter"
     assert Evicted().digests.of_all("a", tokens)[-1] != Evicted().digests.of_all("a", tokens)[-1]
+
+
+@pytest.mark.parametrize("size", [1, 4, 16])
+def test_digests_at_bounds_are_those_of_all_prefixes(size: int) -> None:
+    digests, dice = PrefixDigests(b"key"), np.random.default_rng(size)
+    for length in (0, size - 1, size, 5 * size + 3, 5000):
+        tokens = dice.integers(-(2**31), 2**31, size=length).astype(np.int32)
+        wanted = digests.of_all("space", tokens)[size::size]
+        assert digests.at_bounds("space", tokens, size).tolist() == wanted.tolist()

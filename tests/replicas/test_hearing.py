@@ -53,7 +53,7 @@ def test_an_engine_that_does_not_answer_is_asked_again() -> None:
 def test_a_table_is_right_again_after_any_loss() -> None:
     """A real tree and its journal, a line that loses every fifth message, questions included."""
     dice = random.Random(3)
-    cache, index = Cache(block_size=4, num_blocks=60), PrefixIndex()
+    cache, index = Cache(block_size=4, num_blocks=60), PrefixIndex(1000)
     telling = Telling(CacheControl(_Kv(cache), {}, lambda: None), 64)  # type: ignore[arg-type]
 
     def ask() -> None:
@@ -83,4 +83,5 @@ def test_a_table_is_right_again_after_any_loss() -> None:
     journal = cache.tree.journal
     assert journal is not None
     whole: Change = journal.snapshot(cache.tree.roots.values())
-    assert index._holders == dict.fromkeys(whole.added.tolist(), 1)
+    assert len(index) == len(whole.added)
+    assert all(index.match(whole.added[at : at + 1]) == [(1, 1)] for at in range(len(whole.added)))

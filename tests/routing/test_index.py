@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterable
 
 import numpy as np
 import pytest
 
 from rootlace.runtime.cache.journal import Change
+from rootlace.runtime.routing.holders import HolderSets
 from rootlace.runtime.routing.index import PrefixIndex
 
 REPLICAS = 5
 
 
+def array(digests: Iterable[int]) -> np.ndarray:
+    return np.array(list(digests), np.uint64)
+
+
 def change(added: set[int], removed: set[int], fresh: bool = False) -> Change:
-    return Change(np.array(sorted(added), np.uint64), np.array(sorted(removed), np.uint64), fresh)
+    return Change(array(sorted(added)), array(sorted(removed)), fresh)
 
 
 def closed(dice: random.Random, parents: list[int], count: int) -> set[int]:
@@ -28,11 +34,24 @@ def closed(dice: random.Random, parents: list[int], count: int) -> set[int]:
     return found
 
 
+def counts(index: PrefixIndex, path: Iterable[int], replicas: int) -> list[int]:
+    """How many of a path's digests each replica holds, by the table."""
+    found = [0] * replicas
+    matched = index.match(array(path))
+    assert [count for count, _ in matched] == sorted({count for count, _ in matched} - {0})
+    for count, holders in matched:
+        for number in range(replicas):
+            if holders >> number & 1:
+                assert not found[number], "each is named once"
+                found[number] = count
+    return found
+
+
 @pytest.mark.parametrize("seed", range(8))
 def test_replicas_match_as_far_as_they_hold(seed: int) -> None:
     dice = random.Random(seed)
     parents = [0, *(dice.choice([node - 1, dice.randrange(node)]) for node in range(1, 60))]
-    index = PrefixIndex()
+    index = PrefixIndex(dice.choice([60, 5000]))
     held: list[set[int]] = [set() for _ in range(REPLICAS)]
     for _ in range(60):
         replica = dice.randrange(REPLICAS)
@@ -45,15 +64,7 @@ def test_replicas_match_as_far_as_they_hold(seed: int) -> None:
         path = [dice.randrange(1, len(parents))]
         while parents[path[0]]:
             path.insert(0, parents[path[0]])
-        found = [0] * REPLICAS
-        counts = [count for count, _ in index.match(path)]
-        assert counts == sorted(set(counts)) and 0 not in counts
-        for count, replicas in index.match(path):
-            for number in range(REPLICAS):
-                if replicas >> number & 1:
-                    assert not found[number], "each is named once"
-                    found[number] = count
-        assert found == [sum(node in each for node in path) for each in held]
+        assert counts(index, path, REPLICAS) == [sum(n in each for n in path) for each in held]
         if dice.random() < 0.1:
             index.drop(replica)
             held[replica] = set()
@@ -61,35 +72,78 @@ def test_replicas_match_as_far_as_they_hold(seed: int) -> None:
 
 def test_it_is_bounded() -> None:
     index = PrefixIndex(most=3)
-    index.add(0, [1, 2, 3, 4])
-    index.add(1, [1, 4])
+    index.add(0, array([1, 2, 3, 4]))
+    index.add(1, array([1, 4]))
     assert len(index) == 3
-    assert index.match([1, 2, 3, 4]) == [(1, 0b10), (3, 0b01)]
-    index.remove(0, [2, 3])
-    index.add(1, [5])
-    assert index.match([5]) == [(1, 0b10)]
-    assert index.match([]) == index.match([9]) == []
+    assert index.match(array([1, 2, 3, 4])) == [(1, 0b10), (3, 0b01)]
+    index.remove(0, array([2, 3]))
+    index.add(1, array([5]))
+    assert index.match(array([5])) == [(1, 0b10)]
+    assert index.match(array([])) == index.match(array([9])) == []
 
 
-def test_looks_are_bounded_where_every_replica_holds_another_part() -> None:
-    index = PrefixIndex()
+def test_a_bucket_that_is_full_takes_no_more() -> None:
+    index = PrefixIndex(most=1000)
+    same = array(int(index._buckets) * n for n in range(1, 40))
+    index.add(0, same[:16])
+    index.add(0, same[16:])
+    assert len(index) == 16 and index.match(same) == [(16, 1)]
+    index.remove(0, same[:4])
+    index.add(1, same[30:])
+    assert len(index) == 16 and index.match(same[:4]) == []
+    known = [index.match(same[at : at + 1]) for at in range(30, 39)]
+    assert sorted(known) == [[]] * 5 + [[(1, 0b10)]] * 4
+
+
+@pytest.mark.parametrize("length", [255, 257, 1000, 1023])
+def test_long_prompts_match_as_far_as_they_are_held(length: int) -> None:
+    dice = random.Random(length)
+    path = [dice.randrange(1, 1 << 63) for _ in range(length)]
+    held = [0, 1, 13, length // 2, length // 2 + 1, length - 1, length, length, 300 % length]
+    index = PrefixIndex(4 * length)
+    for replica, count in enumerate(held):
+        index.add(replica, array(path[:count]))
+    assert counts(index, path, len(held)) == held
+
+
+def test_looks_are_bounded_where_every_replica_holds_another_part(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    index, looked = PrefixIndex(5000), []
+    path = array(range(1, 2002))
     for replica in range(100):
-        index.add(replica, range(1, replica + 2))
-    found = index.match(list(range(1, 101)))
-    assert len(found) < 30
-    for count, replicas in found:
-        for replica in range(100):
-            if replicas >> replica & 1:
-                assert count <= replica + 1, "never more than it holds"
+        index.add(replica, path[: 20 * replica + 7])
+    find = index._holders_of
+
+    def counting(digest: int) -> int:
+        looked.append(digest)
+        return find(digest)
+
+    monkeypatch.setattr(index, "_holders_of", counting)
+    found = counts(index, path.tolist(), 100)
+    exact = [20 * replica + 7 for replica in range(100)]
+    assert len(looked) == len(set(looked)) < 80
+    assert all(0 < said <= have for said, have in zip(found, exact, strict=True))
+    assert found[-3:] == exact[-3:], "those that hold most come first"
+
+
+def test_many_replicas_hold_one_prefix() -> None:
+    index, path = PrefixIndex(1000), array(range(1, 300))
+    for replica in range(200):
+        index.add(replica, path[: 250 + replica % 3])
+    assert len(index) == 252 and len(index._holders) == 4
+    for replica in range(199):
+        index.remove(replica, path[100:])
+    assert index.match(path) == [(100, 2**199 - 1), (251, 1 << 199)]
 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_what_dropped_replicas_held_is_taken_out_in_parts(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rootlace.runtime.routing.index._AT_ONCE", 7)
+    monkeypatch.setattr("rootlace.runtime.routing.index._SWEPT", 2)
     dice = random.Random(seed)
-    index = PrefixIndex()
+    index = PrefixIndex(160)
     held: list[set[int]] = [set() for _ in range(REPLICAS)]
     for _ in range(400):
         replica = dice.randrange(REPLICAS)
@@ -100,15 +154,30 @@ def test_what_dropped_replicas_held_is_taken_out_in_parts(
         if dice.random() < 0.1:
             index.drop(replica)
             held[replica] = set()
-            assert all(not bits >> replica & 1 for d in range(80) for _, bits in index.match([d]))
+            assert all(not counts(index, [d], REPLICAS)[replica] for d in range(1, 80))
         index.sweep()
         for digest in range(1, 80):
-            for _, replicas in index.match([digest]):
-                for number in range(REPLICAS):
-                    if replicas >> number & 1:
-                        assert digest in held[number], "never more than it holds"
+            for number, found in enumerate(counts(index, [digest], REPLICAS)):
+                assert not found or digest in held[number], "never more than it holds"
     while index.sweep():
         pass
-    wanted = {d: {r for r in range(REPLICAS) if d in held[r]} for d in set().union(*held)}
-    found = {d: {r for r in range(REPLICAS) if bits >> r & 1} for d, bits in index._holders.items()}
-    assert found == wanted
+    assert len(index) == len(set().union(*held))
+    for digest in range(1, 80):
+        assert counts(index, [digest], REPLICAS) == [int(digest in each) for each in held]
+    used = {number for number in index._sets.ravel().tolist() if number}
+    assert len(index._holders) == len(used) + 1, "sets that nobody has are forgotten"
+
+
+def test_where_there_are_too_many_sets_nobody_is_said_to_hold_what_it_does_not() -> None:
+    index = PrefixIndex(100)
+    index._holders = HolderSets(most=4)  # the empty one, and three
+    index.add(0, array([1, 2, 3]))
+    index.add(1, array([2, 3]))
+    index.add(2, array([3, 4]))
+    assert [counts(index, [d], 3) for d in (1, 2, 3)] == [[1, 0, 0], [1, 1, 0], [1, 1, 1]]
+    assert counts(index, [4], 3) == [0, 0, 0]
+    index.remove(1, array([3]))  # {0, 2} has no number
+    assert [counts(index, [d], 3) for d in (1, 2, 3)] == [[1, 0, 0], [1, 1, 0], [0, 0, 0]]
+    assert len(index) == 2
+    index.add(2, array([4]))
+    assert counts(index, [4], 3) == [0, 0, 1]
