@@ -114,3 +114,30 @@ def plot_peers(result: Mapping[str, Any], targets: Mapping[str, float], path: Pa
         speed.set_ylabel("wall time, best peer / ours")
         first.set_ylabel("time to first token, best peer / ours")
         speed.set_title(f"peers: {', '.join(peers)}; lines: targets", fontsize=9)
+
+
+def plot_rates(rates: list[dict[str, Any]], path: Path) -> None:
+    """A panel per load: requests per second of a replica by how many there are, for each router."""
+    loads = list(dict.fromkeys(rate["load"] for rate in rates))
+    size = (3.2 * len(loads), 3.2)
+    with figure_of(path, 1, len(loads), figsize=size, squeeze=False) as (_, grid):
+        for axes, load in zip(grid[0], loads, strict=True):
+            for router in dict.fromkeys(rate["router"] for rate in rates):
+                found = [r for r in rates if (r["load"], r["router"]) == (load, router)]
+                counts = [rate["replicas"] for rate in found]
+                each = [rate["requests_per_second"] / rate["replicas"] for rate in found]
+                bound = router == "bound"
+                axes.plot(
+                    *(counts, each, "--" if bound else "o-"),
+                    color="0.5" if bound else None,
+                    markersize=4,
+                    label=router,
+                )
+            axes.set_xscale("log")
+            axes.set_xticks(counts, [str(count) for count in counts])
+            axes.minorticks_off()
+            axes.set_ylim(bottom=0)
+            axes.set_xlabel("replicas")
+            axes.set_title(load, fontsize=10)
+        grid[0][0].set_ylabel("requests/s of a replica")
+        grid[0][-1].legend(frameon=False, fontsize=8)

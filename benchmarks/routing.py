@@ -3,10 +3,13 @@
     python -m benchmarks.routing --trace mooncake=PATH --trace azure=PATH --json FILE
 
 *Loads*: for each trace, the made-up load of tree searches, and each number of replicas, the highest
-rate of requests at which 99 of 100 have their first token within a limit (`--limit` seconds), by
-simulation (`rootlace simulate --replicas`, docs/simulation.md): our router, those of Ray Serve,
-the power of two choices, and sessions that stay where they were. A trace is repeated until there
-are enough requests for each replica, all of which come as fast as the rate says.
+rate of requests at which 99 of 100 have their first token within a limit (`--limit` seconds, and
+twice what the longest of 100 prompts takes), by simulation (`rootlace simulate --replicas`,
+docs/simulation.md): our router, those of Ray Serve, the power of two choices, and sessions that
+stay where they were; and a bound, that of a cache as large as all together which knows the future,
+and of work that is divided evenly. A trace is repeated until there are enough requests for each
+replica, all of which come as fast as the rate says. A run that is called again with the same
+`--json` goes on where it was.
 
 *Choices*: CPU time of a choice, and of hearing what caches hold, by the number of replicas and of
 cached blocks, and the memory of the table.
@@ -16,20 +19,28 @@ from __future__ import annotations
 
 import argparse
 import gc
+import itertools
+import math
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import numpy as np
 import psutil
+from rich.console import Console
 
 from benchmarks.common import Report, console_of, new_parser, progress_bar, table_of
 from benchmarks.synthetic_traces import write_trace
 from rootlace.runtime.cache.digest import PrefixDigests
 from rootlace.runtime.cache.journal import Change
+from rootlace.runtime.contracts.step_cost import StepCost
 from rootlace.runtime.routing.router import Router, RouterConfig
+from rootlace.runtime.simulation.bounds import clairvoyant_bound
 from rootlace.runtime.simulation.cluster import Cluster
 from rootlace.runtime.simulation.cost import DEFAULT_COST, read_cost
 from rootlace.runtime.simulation.engine import Machine
@@ -40,17 +51,26 @@ from rootlace.runtime.simulation.workload import Load, Workload
 
 BLOCK = 16
 MOST = 64
-"""Times the first rate: no higher one is tried."""
+"""Times the first rate, or a part of it: no other one is tried."""
+STRIDE = 1.15
+"""Between the first rates that are tried."""
+TOLD = 64
+"""Blocks that a request puts into its replica's cache, where as many go."""
 RAYS = ("ray-prefix", "ray-prefix:10", "power-of-two")
+BOUND = "bound"
+SAME = ("cache_tokens", "granularity", "limit", "precision")
 
 
 @dataclass(frozen=True)
 class Rate:
-    """The highest rate that a router keeps up with, in requests per second of the cluster."""
+    """The highest rate that a router keeps up with, in requests per second of the cluster, its hits
+    there, and p99 of the first token; 0 where it keeps up with none, or none was measured.
+    `requests`: so many were played."""
 
     load: str
     replicas: int
     router: str
+    requests: int
     requests_per_second: float
     hit_rate: float
     p99: float
@@ -67,36 +87,93 @@ class Choice:
     bytes_per_block: float
 
 
+class Earlier(msgspec.Struct):
+    """What another run has written."""
+
+    options: dict[str, Any] = {}
+    choices: list[Choice] = []
+    rates: list[Rate] = []
+
+
+class TooSlow(Exception):
+    """Too many first tokens are late already."""
+
+
 def highest_rate(
-    name: str, trace: Trace, router: str, replicas: int, given: argparse.Namespace
+    name: str, trace: Trace, router: str, replicas: int, first: float, given: argparse.Namespace
 ) -> Rate:
-    """By halving the interval between a rate that is met and one that is not, to `--precision`."""
+    """From the rate `first` (of a replica) on, by ever longer strides until there is one that is
+    met and one that is not; then by halving the interval, to `--precision`."""
     machine = Machine(given.cache_tokens, read_cost(DEFAULT_COST))
-    count = given.requests * replicas
-    span = float(trace.arrivals[-1]) / max(len(trace) - 1, 1)
+
+    limit = limit_of(trace, machine.cost, given)
 
     def play(per_replica: float) -> Rate | None:
-        load = Load(
-            rate=per_replica * replicas * span, requests=count, granularity=given.granularity
-        )
-        report = Cluster(
-            Workload(trace, load), parse_policy("lpm"), machine, replicas, router
-        ).run()
-        if report.ttft[2] > given.limit:
-            return None
         rate = per_replica * replicas
-        return Rate(name, replicas, router, rate, report.hit_rate, report.ttft[2])
+        workload = workload_of(trace, rate, replicas, given)
+        policy = parse_policy("lpm")
+        # Reading the CPU clock takes longer than a choice on some machines.
+        cluster = Cluster(workload, policy, machine, replicas, router, cpu=lambda: 0.0)
 
-    low, high, best = 0.0, given.first_rate, None
-    while high < MOST * given.first_rate and (found := play(high)) is not None:
-        low, high, best = high, 2 * high, found
-    if best is None:
-        low = high / 16
-    while high > given.precision * low:
-        middle = (low * high) ** 0.5
-        found = play(middle)
-        low, high, best = (low, middle, best) if found is None else (middle, high, found)
-    return best or Rate(name, replicas, router, 0.0, 0.0, float("inf"))
+        def watch(arrived: int) -> None:
+            if cluster.late(arrived, limit) > 0.01 * len(workload) + 1:
+                raise TooSlow
+
+        try:
+            report = cluster.run(watch)
+        except TooSlow:
+            return None
+        if report.ttft[2] > limit:
+            return None
+        return Rate(name, replicas, router, len(workload), rate, report.hit_rate, report.ttft[2])
+
+    low, high, best = 0.0, math.inf, None
+    rate, stride = first, STRIDE
+    while high > given.precision * low and first / MOST <= rate <= first * MOST:
+        if (found := play(rate)) is None:
+            high = rate
+        else:
+            low, best = rate, found
+        if low and high < math.inf:
+            rate = (low * high) ** 0.5
+        else:
+            rate, stride = (rate * stride if low else rate / stride), stride**1.5
+    return best or Rate(name, replicas, router, 0, 0.0, 0.0, 0.0)
+
+
+def limit_of(trace: Trace, cost: StepCost, given: argparse.Namespace) -> float:
+    """Seconds, p99 of the first token: some more than the longest of 100 prompts takes alone, with
+    nothing cached, twice."""
+    tokens = float(np.percentile(trace.prompt_tokens, 99))
+    each = cost.prefill + cost.step / cost.max_step_tokens + cost.pair * tokens / 2
+    return float(given.limit) + 2 * tokens * each
+
+
+def workload_of(trace: Trace, rate: float, replicas: int, given: argparse.Namespace) -> Workload:
+    """`rate`: requests per second of all replicas."""
+    count = min(given.requests * replicas, given.most_requests)
+    last = min(count, len(trace)) - 1
+    span = float(trace.arrivals[last]) / max(last, 1)
+    return Workload(trace, Load(rate=rate * span, requests=count, granularity=given.granularity))
+
+
+def bound_of(name: str, trace: Trace, replicas: int, given: argparse.Namespace) -> Rate:
+    """No router does better: the hits of a cache as large as all together that knows the future,
+    in order of arrival, and all replicas busy with full steps all the time. Attention of prompts
+    costs nothing here."""
+    cost, machine = read_cost(DEFAULT_COST), Machine(given.cache_tokens, read_cost(DEFAULT_COST))
+    workload = workload_of(trace, 1.0, replicas, given)
+    hits = clairvoyant_bound(workload, replicas * given.cache_tokens // given.granularity)
+    prompts = workload.prompt_units * float(given.granularity)
+    outputs = workload.outputs.astype(float)
+    computed = float(prompts.sum()) * (1 - hits)
+    rows = float(outputs.sum())
+    steps = max(computed / cost.max_step_tokens, rows / machine.max_running)
+    context = float((outputs * (prompts + outputs / 2)).sum())
+    seconds = cost.step * steps + cost.prefill * computed + cost.decode * rows
+    seconds += cost.context * context
+    count = len(workload)
+    return Rate(name, replicas, BOUND, count, replicas * count / seconds, hits, 0.0)
 
 
 def prompts(dice: np.random.Generator, stems: int) -> Iterator[np.ndarray]:
@@ -113,21 +190,30 @@ def measure_choices(replicas: int, blocks: int, requests: int) -> Choice:
     dice = np.random.default_rng(0)
     gc.collect()
     before = process.memory_info().rss
-    router = Router(RouterConfig(replicas, BLOCK, 1 << 20, read_cost(DEFAULT_COST)))
+    capacity = max(blocks // replicas, 1024) * BLOCK
+    router = Router(RouterConfig(replicas, BLOCK, capacity, read_cost(DEFAULT_COST)))
     stems = max(replicas // 2, 1)
     each, none = blocks // replicas, np.empty(0, np.uint64)
+
+    def others(replica: int) -> np.ndarray:
+        dice = np.random.default_rng([1, replica])
+        return dice.integers(1, 1 << 63, size=max(each - 3072 // BLOCK, 0), dtype=np.uint64)
+
     for replica in range(replicas):
         prompt = next(prompts(np.random.default_rng(replica), stems))
         held = digests.of_all("", prompt[:3072])[BLOCK::BLOCK]
-        other = dice.integers(1 << 63, size=max(each - len(held), 0), dtype=np.uint64)
-        router.heard(replica, Change(np.concatenate((held, other)), none))
+        router.heard(replica, Change(np.concatenate((held, others(replica))), none))
     size = (process.memory_info().rss - before) / max(blocks, 1)
     asked = [prompt for prompt, _ in zip(prompts(dice, stems), range(requests), strict=False)]
     # All at once: nobody is late with a first token.
     began = time.thread_time()
     went = [router.route(i, "", prompt, 200, 0.0) for i, prompt in enumerate(asked)]
     routed = time.thread_time()
-    told = [Change(digests.of_all("", prompt)[BLOCK::BLOCK][-64:], none) for prompt in asked]
+    gone = {replica: iter(np.array_split(others(replica), each // TOLD)) for replica in set(went)}
+    told = [
+        Change(digests.of_all("", prompt)[BLOCK::BLOCK][-TOLD:], next(gone[replica], none))
+        for prompt, replica in zip(asked, went, strict=True)
+    ]
     tell = time.thread_time()
     for i, replica in enumerate(went):
         router.heard(replica, told[i])
@@ -143,78 +229,133 @@ def measure_choices(replicas: int, blocks: int, requests: int) -> Choice:
     )
 
 
-def traces_of(given: argparse.Namespace) -> Iterator[tuple[str, Trace]]:
+def loads_of(given: argparse.Namespace) -> dict[str, Callable[[int], Trace]]:
+    """What makes the trace for so many replicas, by name. A recorded one is the same for all, and
+    played faster for more; in a made-up one more programs come, each as fast as ever."""
+    loads: dict[str, Callable[[int], Trace]] = {}
     for named in given.trace:
         name, _, path = named.partition("=")
-        yield name, read_trace(Path(path))
+        loads[name] = partial(_recorded, read_trace(Path(path)))
+    loads["tree-search"] = partial(_made_up, given)
+    return loads
+
+
+def _recorded(trace: Trace, replicas: int) -> Trace:
+    return trace
+
+
+def _made_up(given: argparse.Namespace, replicas: int) -> Trace:
+    count = min(given.requests * replicas, given.most_requests)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "tree-search"
-        write_trace(given.requests * max(given.replicas), 0, path, "tree-search")
-        yield "tree-search", read_trace(path)
+        write_trace(count, 0, path, "tree-search", replicas * given.first_rate)
+        return read_trace(path)
+
+
+def rates_of(
+    given: argparse.Namespace, found: list[Rate], progress: Callable[[str], None]
+) -> Iterator[Rate]:
+    """Of all loads, replicas and routers those that are not `found` yet. A router's search begins
+    with the rate that it had with fewer replicas."""
+    known = {(rate.load, rate.replicas, rate.router): rate for rate in found}
+    begin: dict[tuple[str, str], float] = {}
+    loads = loads_of(given)
+    for replicas, (name, trace_for) in itertools.product(given.replicas, loads.items()):
+        trace = trace_for(replicas)
+        for router in given.routers:
+            progress(f"{name}, {replicas}: {router}")
+            first = begin.get((name, router), given.first_rate)
+            rate = known.get((name, replicas, router))
+            if rate is None:
+                if router == BOUND:
+                    rate = bound_of(name, trace, replicas, given)
+                else:
+                    rate = highest_rate(name, trace, router, replicas, first, given)
+                yield rate
+            begin[name, router] = rate.requests_per_second / replicas or first
+
+
+def print_rates(console: Console, rates: list[Rate]) -> None:
+    """A table for each load and number of replicas."""
+    for name, replicas in dict.fromkeys((rate.load, rate.replicas) for rate in rates):
+        found = {r.router: r for r in rates if (r.load, r.replicas) == (name, replicas)}
+        rays = max((found[ray].requests_per_second for ray in RAYS if ray in found), default=0)
+        rows = {
+            router: {**vars(rate), "ratio": rate.requests_per_second / (rays or math.nan)}
+            for router, rate in found.items()
+        }
+        columns = {
+            "req/s": "{requests_per_second:.3g}",
+            "times the best of Ray's": "{ratio:.2f}",
+            "hits": "{hit_rate:.1%}",
+            "p99 s": "{p99:.2f}",
+        }
+        title = f"{name}, {replicas} replicas"
+        console.print(table_of(title, rows, columns))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = new_parser("routing", __doc__)
     option = parser.add_argument
+    routers = [*ROUTINGS, BOUND]
     option("--trace", action="append", default=[], metavar="NAME=FILE", help="may be repeated")
-    option("--replicas", type=int, nargs="+", default=[2, 8, 64])
-    option("--routers", nargs="+", choices=sorted(ROUTINGS), default=list(ROUTINGS))
+    option("--replicas", type=int, nargs="+", default=[2, 8, 64, 1000])
+    option("--routers", nargs="+", choices=sorted(routers), default=routers)
     option("--requests", type=int, default=1000, help="for each replica")
+    option("--most-requests", type=int, default=40_000, help="for all of them")
     option("--cache-tokens", type=int, default=250_000, help="of each replica")
     option("--granularity", type=int, default=128, help="tokens of a simulated one")
-    option("--limit", type=float, default=5.0, help="seconds, p99 of the first token")
+    option("--limit", type=float, default=2.0, help="seconds: see above")
     option("--first-rate", type=float, default=2.0, help="requests per second and replica")
     option("--precision", type=float, default=1.03, help="of rates: so many times at most")
     option("--choices", nargs="*", default=["1000x10000000"], metavar="REPLICASxBLOCKS")
+    option("--plot", type=Path, metavar="FILE.svg", help="rates by the number of replicas")
     given = parser.parse_args(arguments)
+    before = earlier(given)
     report, console = Report("routing", given), console_of(100)
-    sizes = [tuple(map(int, size.split("x"))) for size in given.choices]
-    choices = [measure_choices(replicas, blocks, 2000) for replicas, blocks in sizes]
-    report.add("choices", choices)
-    rows = {f"{one.replicas} replicas, {one.blocks:,} blocks": vars(one) for one in choices}
-    console.print(
-        table_of(
-            "CPU per request",
-            rows,
-            {
-                "route us": "{route:.0f}",
-                "told us": "{told:.0f}",
-                "bytes/block": "{bytes_per_block:.0f}",
-            },
-        )
-    )
-    rates: list[Rate] = []
-    loads = list(traces_of(given)) if given.replicas != [0] else []
+    report.add("choices", before.choices)
+    report.add("rates", before.rates)
+    if given.choices and not before.choices:
+        sizes = [tuple(map(int, size.split("x"))) for size in given.choices]
+        report.add("choices", [measure_choices(each, blocks, 2000) for each, blocks in sizes])
+        found = report.found["choices"]
+        rows = {f"{one['replicas']} replicas, {one['blocks']:,} blocks": one for one in found}
+        columns = {
+            "route us": "{route:.0f}",
+            "told us": "{told:.0f}",
+            "bytes/block": "{bytes_per_block:.0f}",
+        }
+        console.print(table_of("CPU per request", rows, columns))
+    rates = before.rates
     with progress_bar(console) as bar:
-        task = bar.add_task("", total=len(loads) * len(given.replicas) * len(given.routers))
-        for name, trace in loads:
-            for replicas in given.replicas:
-                for router in given.routers:
-                    bar.update(task, description=f"{name}, {replicas}: {router}")
-                    rates.append(highest_rate(name, trace, router, replicas, given))
-                    bar.advance(task)
-    report.add("rates", rates)
-    for name, _ in loads:
-        for replicas in given.replicas:
-            found = {r.router: r for r in rates if (r.load, r.replicas) == (name, replicas)}
-            rays = max((found[ray].requests_per_second for ray in RAYS if ray in found), default=0)
-            console.print(
-                table_of(
-                    f"{name}, {replicas} replicas: p99 of the first token within {given.limit:g} s",
-                    {
-                        router: {**vars(rate), "ratio": rate.requests_per_second / (rays or np.nan)}
-                        for router, rate in found.items()
-                    },
-                    {
-                        "req/s": "{requests_per_second:.3g}",
-                        "times the best of Ray's": "{ratio:.2f}",
-                        "hits": "{hit_rate:.1%}",
-                        "p99 s": "{p99:.2f}",
-                    },
-                )
-            )
+        task = bar.add_task("", total=None)
+
+        def tell(what: str) -> None:
+            bar.update(task, description=what, advance=1)
+
+        for rate in rates_of(given, rates, tell) if given.replicas != [0] else ():
+            rates.append(rate)
+            report.add("rates", rates)
+            report.foreign_line()
+            report.write()
+    print_rates(console, rates)
     console.print(report.foreign_line())
     report.write()
+    if given.plot:
+        from benchmarks.plot import plot_rates
+
+        plot_rates(report.found["rates"], given.plot)
+
+
+def earlier(given: argparse.Namespace) -> Earlier:
+    """What an earlier run with the same options has written to its file."""
+    if given.json is None or not given.json.exists():
+        return Earlier()
+    found = msgspec.json.decode(given.json.read_bytes(), type=Earlier)
+    for name in SAME:
+        if found.options.get(name) != getattr(given, name):
+            raise SystemExit(f"{given.json} was measured with another --{name.replace('_', '-')}")
+    return found
 
 
 if __name__ == "__main__":

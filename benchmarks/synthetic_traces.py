@@ -20,13 +20,13 @@ import argparse
 import itertools
 import json
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 BLOCK = 512
 RATE = 10.0
-"""Requests per second."""
+"""Requests per second, unless another one is asked for."""
 
 
 TASKS = 160
@@ -46,11 +46,11 @@ class Asked:
     output: int
 
 
-def hot_and_cold(dice: random.Random, ids: Iterator[int]) -> Iterator[Asked]:
+def hot_and_cold(dice: random.Random, ids: Iterator[int], rate: float) -> Iterator[Asked]:
     hot = [[next(ids) for _ in range(16)] for _ in range(4)]
     at = 0.0
     while True:
-        at += dice.expovariate(RATE)
+        at += dice.expovariate(rate)
         if dice.random() < 0.9:
             blocks = [*dice.choice(hot), next(ids)]
         else:
@@ -58,12 +58,12 @@ def hot_and_cold(dice: random.Random, ids: Iterator[int]) -> Iterator[Asked]:
         yield Asked(at, blocks, dice.randint(16, 200))
 
 
-def tree_search(dice: random.Random, ids: Iterator[int]) -> Iterator[Asked]:
+def tree_search(dice: random.Random, ids: Iterator[int], rate: float) -> Iterator[Asked]:
     """In order of arrival of programs, which overlap."""
     tasks = [[next(ids) for _ in range(EXAMPLES)] for _ in range(TASKS)]
     began = 0.0
     while True:
-        began += dice.expovariate(RATE) * (1 + (LEVELS - 1) * WIDTH) * WIDTH
+        began += dice.expovariate(rate) * (1 + (LEVELS - 1) * WIDTH) * WIDTH
         # Some tasks are wanted more often than others.
         task = tasks[min(int(dice.expovariate(4 / TASKS)), TASKS - 1)]
         paths = [[*task, *(next(ids) for _ in range(dice.randint(1, 2)))]]
@@ -76,10 +76,10 @@ def tree_search(dice: random.Random, ids: Iterator[int]) -> Iterator[Asked]:
             paths = [[*dice.choice(paths), next(ids)] for _ in range(WIDTH)]
 
 
-def long_and_short(dice: random.Random, ids: Iterator[int]) -> Iterator[Asked]:
+def long_and_short(dice: random.Random, ids: Iterator[int], rate: float) -> Iterator[Asked]:
     at = 0.0
     while True:
-        at += dice.expovariate(RATE)
+        at += dice.expovariate(rate)
         if dice.random() < 0.8:
             blocks, output = dice.randint(1, 2), dice.randint(200, 600)
         else:
@@ -87,17 +87,19 @@ def long_and_short(dice: random.Random, ids: Iterator[int]) -> Iterator[Asked]:
         yield Asked(at, [next(ids) for _ in range(blocks)], output)
 
 
-LOADS = {
+LOADS: dict[str, Callable[[random.Random, Iterator[int], float], Iterator[Asked]]] = {
     "hot-and-cold": hot_and_cold,
     "tree-search": tree_search,
     "long-and-short": long_and_short,
 }
 
 
-def write_trace(count: int, seed: int, path: Path, load: str = "hot-and-cold") -> None:
-    """Write `count` requests, sorted by arrival."""
+def write_trace(
+    count: int, seed: int, path: Path, load: str = "hot-and-cold", rate: float = RATE
+) -> None:
+    """Write `count` requests, sorted by arrival, of which `rate` come per second."""
     dice = random.Random(f"{load}/{seed}")
-    asked = list(itertools.islice(LOADS[load](dice, itertools.count()), count))
+    asked = list(itertools.islice(LOADS[load](dice, itertools.count(), rate), count))
     with path.open("w") as file:
         for each in sorted(asked, key=lambda each: each.at):
             record = {

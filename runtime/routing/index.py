@@ -15,6 +15,8 @@ _WIDTH = 16
 """Slots of a bucket; half of them are taken when the table is full, so hardly one overflows."""
 _WORDS = _WIDTH + _WIDTH // 2
 """Of 64 bits, in a bucket: its keys and, in 32 bits each, behind them its sets."""
+_FEWEST = 1 << 10
+"""Buckets of a small table, in which none overflows."""
 _LOOKS = 64
 """So many digests of a prompt are looked at, at most."""
 _SWEPT = 1 << 12
@@ -31,7 +33,7 @@ class PrefixIndex:
     """
 
     def __init__(self, most: int = MOST_ENTRIES) -> None:
-        buckets = max(2 * most // _WIDTH, 1) | 1
+        buckets = max(2 * most // _WIDTH, _FEWEST) | 1
         self._buckets = buckets
         self._words = np.zeros(buckets * _WORDS, np.uint64)
         self._halves = self._words.view(np.uint32)
@@ -54,6 +56,13 @@ class PrefixIndex:
 
     def __len__(self) -> int:
         return self._known
+
+    def entries(self) -> dict[int, int]:
+        """All that is known: replicas (bits) by digest. O(size of the table)."""
+        buckets, slots = self._sets.nonzero()
+        sets = self._sets[buckets, slots].tolist()
+        held = [self._holders.bits[number] & ~self._dropped for number in sets]
+        return dict(zip(self._rows[buckets, slots].tolist(), held, strict=True))
 
     def apply(self, replica: int, change: Change) -> None:
         """Take in what a replica says of its cache."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -64,9 +65,11 @@ class Cluster:
         replicas: int,
         router: str,
         apart: Apart | None = None,
+        cpu: Callable[[], float] = time.thread_time,
     ) -> None:
+        """`cpu`: what the router's own work is measured with."""
         self._workload = workload
-        self._clock = Clock()
+        self._clock = Clock(cpu)
         self._name = router
         self._cache_tokens = machine.cache_tokens
         self._refused = 0
@@ -98,6 +101,15 @@ class Cluster:
         self._clock.run(float("inf"))
         progress(len(arrivals))
         return self._report()
+
+    def late(self, arrived: int, limit: float) -> int:
+        """How many of the first `arrived` requests have not had their first token `limit` seconds
+        after they came, or had it later."""
+        if not arrived:
+            return 0
+        came = self._workload.arrivals[:arrived]
+        waited = np.fmin(self._group.times.first[:arrived], came[-1]) - came
+        return int(np.count_nonzero((waited > limit) & self._group.engines[0].fits[:arrived]))
 
     def _arrive(self, number: int, now: float) -> None:
         if not self._group.engines[0].fits[number]:

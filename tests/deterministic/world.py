@@ -350,7 +350,7 @@ class World:
         for process in live:
             for digest in process.scheduler.cache.changes(all_of_it=True).added.tolist():  # type: ignore[union-attr]
                 wanted[digest] = wanted.get(digest, 0) | 1 << process.replica
-        if router._held._holders != wanted:
+        if router._held.entries() != wanted:
             raise Violation("the table differs from what the caches hold")
 
     def check(self) -> None:
