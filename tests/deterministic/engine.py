@@ -14,6 +14,7 @@ from typing import Any
 import zmq
 
 from rootlace.runtime import processes
+from rootlace.runtime.cache.wear import HourlyBytes
 from rootlace.runtime.constrained import GrammarCompiler
 from rootlace.runtime.contracts.matcher import Grammar
 from rootlace.runtime.contracts.messages import (
@@ -31,10 +32,12 @@ from rootlace.runtime.engine.loop import EngineLoop
 from rootlace.runtime.engine.telling import Telling
 from rootlace.runtime.scheduler.masks import StepMasks
 from rootlace.runtime.scheduler.scheduler import Scheduler
+from rootlace.runtime.scheduler.tiers.levels import HandedLevel, Tiers
 from rootlace.wire.errors import InvalidConstraint
 from rootlace.wire.protocol import Constraint
 from tests.deterministic import tokens
 from tests.deterministic.network import Network, Socket
+from tests.deterministic.shared import SharedStore
 from tests.simulated_executor import CostModel, SimulatedExecutor, SimulatedStep
 
 CONTEXT_LENGTH = 120
@@ -216,6 +219,13 @@ class EngineProcess:
         assert blocks is not None
         self.executor = Executor(self, blocks, size)
         vocab_size = self.executor.vocab_size
+        handed = None
+        if config.memory >= 0:
+            dice = random.Random(self.pid)
+            store = SharedStore(config.memory_bytes, self._network.memory, dice)
+            wear = HourlyBytes(None, self._clock.time)
+            handed = HandedLevel("handed", store.tier, store, wear, 1)
+            self.executor.stores.append(store)
         self.scheduler = Scheduler(
             engine.scheduler,
             engine.cache,
@@ -223,6 +233,7 @@ class EngineProcess:
             self._clock.time,
             vocab_size=vocab_size,
             masks=StepMasks(vocab_size, spot_seconds=0.0),
+            tiers=Tiers(handed=handed),
         )
         self._inbox, self._outbox, self._beats = (
             self._connect(kind, address)
@@ -235,8 +246,9 @@ class EngineProcess:
         self._inbox.on_message = self._wake
         capacity = min(CONTEXT_LENGTH, blocks * size)
         ready = Ready(
-            self.pid, blocks, size, CONTEXT_LENGTH, capacity, vocab_size, "none", "float32"
-        )
+            self.pid, blocks, size, CONTEXT_LENGTH, capacity, vocab_size, "none", "float32",
+            handed_slots=config.memory_bytes,
+        )  # fmt: skip
         self._send([ready])
         self.loop = EngineLoop(
             self.scheduler,
@@ -246,6 +258,7 @@ class EngineProcess:
             self._send,
             overlap=bool(engine.overlap),
             record=StepRecord(Path(config.record), engine.scheduler.max_running),
+            move=self.executor.move,
             telling=(
                 Telling(
                     self.scheduler.cache,

@@ -19,6 +19,7 @@ import zmq
 
 from rootlace.wire.protocol import Op
 from tests.deterministic.clock import VirtualLoop
+from tests.deterministic.shared import Memory
 
 _raws = msgspec.msgpack.Decoder(list[msgspec.Raw])
 _op = msgspec.msgpack.Decoder(Op)
@@ -81,6 +82,8 @@ class Network:
         self.split = split
         self.bound: dict[str, Socket] = {}
         self.frames = 0
+        self.memory: Memory = {}
+        """What engines hand each other."""
         self.tap: Callable[[Socket, bytes], None] = lambda socket, frame: None
         """Sees each frame that a ROUTER sends, with the socket that it is for."""
         self.arrived: dict[int, list[tuple[float, bytes]]] = {}

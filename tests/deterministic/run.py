@@ -15,13 +15,14 @@ from tests.deterministic.world import World
 @dataclass(frozen=True)
 class Result:
     """`failure`: what did not hold; empty if all did. `digest`: of all that clients were sent.
-    `deaths`: how many engines ended."""
+    `deaths`: how many engines ended. `handed`: blocks that they gave each other."""
 
     operations: int
     virtual_seconds: float
     failure: str
     digest: str
     deaths: int
+    handed: int
 
 
 def run(scenario: Scenario) -> Result:
@@ -39,7 +40,14 @@ def run(scenario: Scenario) -> Result:
         world.folder.cleanup()
         logging.disable(logging.NOTSET)
     operations = sum(len(actor.sent) for actor in world.actors)
-    return Result(operations, world.loop.now, failure, world.digest.hexdigest(), len(world.deaths))
+    return Result(
+        operations,
+        world.loop.now,
+        failure,
+        world.digest.hexdigest(),
+        len(world.deaths),
+        world.handed,
+    )
 
 
 def _discard(loop: asyncio.AbstractEventLoop) -> None:

@@ -45,6 +45,8 @@ class Shape(msgspec.Struct, frozen=True):
     policy: str = "lpm"
     split: float = 0.1
     replicas: int = 1
+    prefill: int = 0
+    """So many of the replicas compute prompts for the others."""
     state: bool = False
     """Whether the gateway keeps what programs do (`--state`)."""
 
@@ -86,6 +88,8 @@ def draw(seed: int, programs: int = 60) -> Scenario:
     state = random.Random(f"state {seed}")
     keeps = state.random() < 0.4
     clients = dice.randint(2, 8)
+    replicas = random.Random(f"replicas {seed}").choice((1, 1, 2, 3))
+    apart = random.Random(f"prefill {seed}").randrange(2)
     shape = Shape(
         clients=clients,
         blocks=dice.choice((32, 40, 60, 200)),
@@ -95,7 +99,8 @@ def draw(seed: int, programs: int = 60) -> Scenario:
         eviction=dice.choice(("lru", "lfuda")),
         policy=dice.choice(("lpm", "fcfs", "dfs")),
         split=dice.choice((0.0, 0.2, 0.7)),
-        replicas=random.Random(f"replicas {seed}").choice((1, 1, 2, 3)),
+        replicas=replicas,
+        prefill=min(apart, replicas - 1),
         state=keeps,
     )
     seconds = programs / dice.choice((3.0, 10.0, 30.0))

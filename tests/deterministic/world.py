@@ -24,7 +24,7 @@ from rootlace.runtime.gateway.branches.gateway import Gateway
 from rootlace.runtime.gateway.server import ProgramServer
 from rootlace.runtime.gateway.state.journal import Journal
 from rootlace.runtime.gateway.tokens.chat import ChatTemplate
-from rootlace.runtime.replicas import Replicas
+from rootlace.runtime.replicas import Apart, Replicas
 from rootlace.wire import protocol
 from rootlace.wire.errors import ServerUnavailable
 from rootlace.wire.protocol import Chunk, Welcome
@@ -81,6 +81,8 @@ class World:
         )
         self.lives: list[float] = []
         """When gateways ended."""
+        self.handed = 0
+        """Blocks that engines gave each other."""
         self.told: dict[tuple[int, int], list[float]] = {}
         """When terminal events were sent, by socket and operation."""
         self.pauses: list[tuple[float, float]] = []
@@ -158,10 +160,15 @@ class World:
         while True:
             try:
                 if replicas > 1:
-                    return await Replicas.start(config, replicas, self._gone)
+                    return await Replicas.start(config, replicas, self._gone, self._apart())
                 return await EngineClient.start(config, self._gone)
             except ServerUnavailable:
                 await asyncio.sleep(1.0)
+
+    def _apart(self) -> Apart | None:
+        """So little memory that it is full now and then."""
+        prefill = self.scenario.shape.prefill
+        return Apart(prefill, least_tokens=8, memory_bytes=16) if prefill else None
 
     async def _stop_runtime(self) -> None:
         gateway, server = self.gateway, self._server
@@ -352,6 +359,11 @@ class World:
                 wanted[digest] = wanted.get(digest, 0) | 1 << process.replica
         if router._held.entries() != wanted:
             raise Violation("the table differs from what the caches hold")
+        handover = replicas._handover
+        if handover is not None:
+            self.handed += handover.blocks
+            if handover._under_way or len(handover._free) != 16:
+                raise Violation(f"not all that was handed over was taken: {handover._free}")
 
     def check(self) -> None:
         """What only shows at the end. Raises Violation."""

@@ -39,6 +39,13 @@ def test_what_is_promised_holds_with_several_engines(seed: int) -> None:
     )
 
 
+@pytest.mark.parametrize("seed", [13, 19])
+def test_and_where_some_of_them_compute_prompts_for_the_others(seed: int) -> None:
+    scenario = draw(seed, programs=15)
+    shape = msgspec.structs.replace(scenario.shape, replicas=3, prefill=1, blocks=60, state=False)
+    assert ran(msgspec.structs.replace(scenario, shape=shape)).handed > 10
+
+
 @pytest.mark.parametrize(
     "faults",
     [

@@ -1,0 +1,54 @@
+"""What engines of a world hand over: blocks in a dictionary that all of them have."""
+
+from __future__ import annotations
+
+import random
+import zlib
+
+import numpy as np
+
+from rootlace.runtime.contracts.block_store import Done
+from tests.simulated_store import SimulatedStore
+
+Memory = dict[int, list[np.ndarray]]
+
+
+class SharedStore(SimulatedStore):
+    """See `HandedState`. Writes and reads take their time."""
+
+    def __init__(self, num_slots: int, memory: Memory, dice: random.Random) -> None:
+        super().__init__(num_slots, name="handed", slow=True)
+        self._memory = memory
+        self._dice = dice
+        self._checksums: dict[int, int] = {}
+        self._offered: dict[int, tuple[int, int]] = {}
+
+    def checksum(self, slot: int) -> int:
+        return self._checksums.pop(slot)
+
+    def offer(self, slot: int, place: int, crc: int) -> None:
+        self._offered[slot] = place, crc
+
+    def poll(self) -> list[Done]:
+        self.go_on(self._dice.randint(0, 3))
+        return super().poll()
+
+    def fetch(self, slot: int, key: bytes) -> None:
+        place, crc = self._offered[slot]
+        found = self._memory.get(place)
+        ok = found is not None and _checksum(key, found) == crc
+        if found is not None and ok:
+            self._fetched[slot] = [array.copy() for array in found]
+        self._begin(Done(slot, read=True, ok=ok))
+
+    def release(self, slot: int) -> None:
+        self._fetched.pop(slot, None)
+
+    def save(self, slot: int, block: list[np.ndarray]) -> None:
+        arrays = self._memory[slot] = [array.copy() for array in block]
+        self._checksums[slot] = _checksum(self._reserved.pop(slot), arrays)
+        self._begin(Done(slot, read=False, ok=True))
+
+
+def _checksum(key: bytes, arrays: list[np.ndarray]) -> int:
+    return zlib.crc32(b"".join(array.tobytes() for array in arrays), zlib.crc32(key))
