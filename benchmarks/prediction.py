@@ -150,6 +150,7 @@ def main() -> None:
     table = {f"{one.rows} rows, {one.predicted} predicted": asdict(one) for one in found}
     console.print(table_of(f"{args.tokens} tokens of each row", table, columns))
     console.print(report.foreign_line())
+    report.add("model", args.model.name)
     report.add("findings", found)
     report.write()
 

@@ -5,18 +5,14 @@ from __future__ import annotations
 from rootlace.runtime.contracts.plan import MAX_DRAFTED, StepPlan
 from rootlace.runtime.scheduler.counters import Counters
 from rootlace.runtime.scheduler.kv import KVStore
-from rootlace.runtime.scheduler.pace import PromptPace
+from rootlace.runtime.scheduler.pace import DraftPace
 from rootlace.runtime.scheduler.plan_builder import PlanBuilder
 from rootlace.runtime.scheduler.prediction import MAX_DRAFT
 from rootlace.runtime.scheduler.sample_rows import SampleRows
 from rootlace.runtime.scheduler.sequence import Sequence
 
-_MARGIN = 1.2
+_MARGIN = 1.5
 """A draft is to save so many times what it costs: the cost is known roughly."""
-_LEARNT = 0.2
-"""How much one more step says of the next."""
-_TOKENS_OF_A_STEP = 16
-"""So many tokens of a prompt are believed to take as long as a step, while it is not known."""
 
 
 class Drafting:
@@ -26,31 +22,23 @@ class Drafting:
     counts as far as each token before it is the one that was drafted, so the output is the one
     without drafts, whatever is drafted.
 
-    *Where it helps.* A token more in a step costs what a token of a prompt has cost of late. One
-    that is right saves its row's share of a further step: less, the more rows there are. So where
-    many rows share a step, drafts are short, and then there are none.
+    *Where it helps.* A token more in a step costs what it has cost of late (`DraftPace`). One that
+    is right saves its row's share of a further step: less, the more rows there are. So where many
+    rows share a step, drafts are short, and then there are none.
     """
 
-    def __init__(
-        self, kv: KVStore, sample_rows: SampleRows, counters: Counters, pace: PromptPace
-    ) -> None:
+    def __init__(self, kv: KVStore, sample_rows: SampleRows, counters: Counters) -> None:
         self._kv = kv
         self._count = counters
         self._sample_rows = sample_rows
-        self._pace = pace
-        self._seconds = 0.0
-        """Of a step without prompts and drafts; 0 while nothing is known."""
+        self.pace = DraftPace()
         self._price = 0.0
         """Of a drafted token in the step planned last, as a part of what a right one saves."""
 
     def note(self, plan: StepPlan, seconds: float) -> None:
         """A step took so long."""
-        rows, samples = plan.num_rows, len(plan.samples)
-        if plan.num_tokens > samples or not samples:
-            return
-        drafted = self._pace.seconds(samples - rows)
-        own = max(seconds - drafted, seconds * rows / samples)
-        self._seconds += (_LEARNT if self._seconds else 1.0) * (own - self._seconds)
+        if plan.num_tokens == len(plan.samples):  # else there are prompts, too
+            self.pace.note(plan.num_rows, plan.num_tokens - plan.num_rows, seconds)
 
     def plan(
         self, ready: list[Sequence], builder: PlanBuilder, budget: int
@@ -60,7 +48,7 @@ class Drafting:
         able = [s for s in ready if s.prediction is not None and not s.pending]
         if not able:
             return ready, budget
-        self._price = self._priced(len(ready))
+        self._price = _MARGIN * self.pace.price(len(ready))
         most = min(MAX_DRAFT, MAX_DRAFTED // len(able))
         drafting = set()
         for sequence in able:
@@ -76,9 +64,7 @@ class Drafting:
         """Whether the sequence is better not planned ahead: it can be drafted for once its last
         token is known, and that is likely to find more than the token that it misses."""
         prediction = sequence.prediction
-        return (
-            prediction is not None and prediction.rate > 0.5 and prediction.worth(self._price) > 1
-        )
+        return prediction is not None and prediction.sure and prediction.worth(self._price) > 1
 
     def close(self, sequence: Sequence) -> None:
         """Count the draft, of which no more can turn out to be right."""
@@ -107,11 +93,6 @@ class Drafting:
             sequence.waits = self.waits(sequence)
 
     # ------------------------------------------------------------ inside
-
-    def _priced(self, rows: int) -> float:
-        token = self._pace.seconds(1)
-        known = token and self._seconds
-        return _MARGIN * rows * (token / self._seconds if known else 1 / _TOKENS_OF_A_STEP)
 
     def _draft(self, sequence: Sequence, most: int, builder: PlanBuilder) -> int:
         """Plan the sequence's row with a draft of at most `most` tokens; returns how many."""

@@ -13,6 +13,14 @@ _KEPT = 0.9
 _SAMPLES = 3600
 _ENDED = 0.95
 """What requests that ended before count beside the next one."""
+_DRAFTED_PER_STEP = 16
+"""So many drafted tokens are believed to take as long as a step while nothing is known."""
+_LEARNT = 0.2
+"""What the next step with drafts, or without, counts beside those before."""
+_FORGOTTEN = 0.01
+"""How much of what a drafted token takes is forgotten in a step without any."""
+_HELD_UP = 3.0
+"""A step counts as so many times as long as expected, at most."""
 _DEVIATIONS = 2.0
 """By so many standard deviations a request is taken to be longer than the mean."""
 
@@ -72,6 +80,45 @@ class ServicePace:
         if most is not None and most * self._count < self._outputs:
             found *= most * self._count / self._outputs
         return found
+
+
+class DraftPace:
+    """What a drafted token takes beside what a step of so many rows takes without drafts, of late.
+
+    A step that took much longer than expected was held up by something else, and counts as one that
+    took a few times as long. Where drafts seem to cost too much, none are made, and it would never
+    be seen that they do not: so the cost that is known is forgotten step by step.
+    """
+
+    def __init__(self) -> None:
+        self._steps: dict[int, float] = {}
+        """Seconds without drafts, by the number of rows."""
+        self._token = 0.0
+
+    def note(self, rows: int, drafted: int, seconds: float) -> None:
+        """A step of so many rows, and so many tokens beside theirs, took so long."""
+        if not rows:
+            return
+        usual = self._steps.get(rows)
+        if usual is None:
+            token = self._token or seconds / (_DRAFTED_PER_STEP + drafted)
+            usual = self._steps[rows] = max(
+                seconds - token * drafted, seconds * rows / (rows + drafted)
+            )
+        token = self._token or usual / _DRAFTED_PER_STEP
+        if drafted:
+            cost = (seconds - usual) / drafted
+            self._token = token + _LEARNT * (min(max(cost, 0.0), _HELD_UP * token) - token)
+        else:
+            self._steps[rows] = usual + _LEARNT * (min(seconds, _HELD_UP * usual) - usual)
+            self._token = token + _FORGOTTEN * (usual / _DRAFTED_PER_STEP - token)
+
+    def price(self, rows: int) -> float:
+        """What a token costs, as a part of a row's share of a step."""
+        if not self._token:
+            return rows / _DRAFTED_PER_STEP
+        nearest = min(self._steps, key=lambda known: abs(known - rows))
+        return self._token * rows / max(self._steps[nearest], 1e-9)
 
 
 class TickTimes:

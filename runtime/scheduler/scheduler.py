@@ -126,7 +126,7 @@ class Scheduler:
         self._predicted = 0
         """Requests that came with a prediction."""
         self._count = Counters()
-        self._drafting = Drafting(self.kv, self._sample_rows, self._count, pace)
+        self._drafting = Drafting(self.kv, self._sample_rows, self._count)
         self._prefill = Prefill(
             self.kv,
             self._running,

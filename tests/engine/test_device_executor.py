@@ -161,3 +161,28 @@ def test_constrained(
         compare(plain, device, fill, filler)
     finally:
         filler.close()
+
+
+def test_predictions(
+    plain: ModelRunner, device: ModelRunner, prompts: list[list[int]], demo_model: Path
+) -> None:
+    """Drafts, with automata at each of their tokens, in steps that are not planned ahead."""
+    tokenizer = AutoTokenizer.from_pretrained(demo_model)
+    compiler = GrammarCompiler(tokenizer, vocab_size=plain.vocab_size)
+    grammar = compiler.compile(regex=r"([a-z]{3,8} ){9}")
+    told: list[list[int]] = []
+
+    def fill(harness: Harness) -> None:
+        for i, prompt in enumerate(prompts):
+            harness.add(
+                prompt,
+                greedy(24, logprobs=i < 2),
+                matcher=grammar.matcher() if i % 2 else None,
+                jump=True,
+                prediction=[*told[i][:9], 7, *told[i][10:]] if told else None,
+            )
+        harness.finish()
+        told[:] = told or [outcome.token_ids for outcome in harness.outcomes.values()]
+
+    stats = compare(plain, device, fill).scheduler.stats()
+    assert stats["drafted_tokens"] > stats["accepted_tokens"] > 24

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rootlace.runtime.contracts.plan import MAX_DRAFTED
+from rootlace.runtime.scheduler.pace import DraftPace
 from tests.scheduler.matchers import Script, Stepped
 from tests.scheduler.world import Job, World
 
@@ -160,7 +161,7 @@ def test_a_constrained_row_is_drafted_along_its_constraint() -> None:
 
 @pytest.mark.parametrize(("rows", "drafts"), [(4, True), (16, False)])
 def test_a_full_batch_is_not_slowed_down(rows: int, drafts: bool) -> None:
-    """A step takes as long as ten tokens of a prompt: shared by many rows, it is not worth one."""
+    """A step takes as long as ten drafted tokens: shared by many rows, it is not worth one."""
     world = World(max_step_tokens=512)
     known(world, token=1e-3, step=1e-2)
     for at in range(rows):
@@ -171,9 +172,8 @@ def test_a_full_batch_is_not_slowed_down(rows: int, drafts: bool) -> None:
 
 def known(world: World, token: float, step: float) -> None:
     """What tokens and steps cost."""
-    world.scheduler.view.pace.begin(1, token)
     drafting = world.scheduler._drafting
-    drafting._seconds = step
+    drafting.pace._steps, drafting.pace._token = {1: step}, token
     drafting.note = lambda plan, seconds: None  # type: ignore[method-assign]
 
 
@@ -200,3 +200,24 @@ def test_it_goes_on_behind_what_another_engine_generated() -> None:
     world.drain()
     assert world.jobs[rid].output == cold[20:]
     assert world.stats["steps"] - before <= 5
+
+
+def test_what_a_drafted_token_costs() -> None:
+    pace = DraftPace()
+    assert pace.price(16) == 1.0
+    for _ in range(40):
+        pace.note(8, 0, 10e-3)
+        pace.note(8, 10, 12e-3)
+        pace.note(2, 0, 9e-3)
+    assert pace.price(8) == pytest.approx(8 * 0.2 / 10, rel=0.25)
+    assert pace.price(2) == pytest.approx(2 * 0.2 / 9, rel=0.25)
+    assert pace.price(3) == pytest.approx(pace.price(2) * 3 / 2)
+    before = pace.price(8)
+    pace.note(8, 10, 9.0)  # held up
+    assert pace.price(8) < 1.5 * before
+    for _ in range(20):  # it costs too much
+        pace.note(8, 10, 90e-3)
+    assert pace.price(8) > 1
+    for _ in range(300):
+        pace.note(8, 0, 10e-3)
+    assert pace.price(8) < 0.9  # which is tried again

@@ -66,6 +66,13 @@ def test_how_much_is_worth_drafting() -> None:
     assert right.worth(1.0) == 0
     wrong = followed([7, 8] * 40, TEXT)  # a guess, and then the place is lost
     assert wrong.worth(0.05) == 0
+    # Where it goes on is always right, and what comes behind it never.
     half = followed([token for at in range(0, 40, 2) for token in (TEXT[at], 7)])
-    assert 1 <= half.worth(0.2) <= 3
-    assert half.worth(0.05) > half.worth(0.2) > half.worth(0.5)
+    assert (half.sure, half.worth(0.2), half.worth(1.0)) == (False, 1, 0)
+    # Three of four are right.
+    most = followed([token for at in range(0, 56, 4) for token in (*TEXT[at : at + 3], 7)])
+    assert 2 <= most.worth(0.3) <= 5
+    assert most.worth(0.05) > most.worth(0.3) > most.worth(0.8)
+    # What was found is no more believed where it was not right.
+    elsewhere = followed([token for at in range(0, 40, 2) for token in (TEXT[at], 7, 8)][1:])
+    assert elsewhere.found < 0.2 < elsewhere.rate
