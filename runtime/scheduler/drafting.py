@@ -53,12 +53,13 @@ class Drafting:
         drafting = set()
         for sequence in able:
             sequence.waits = False
-            count = self._draft(sequence, min(most, budget), builder)
-            if count:
+            prediction = sequence.prediction
+            count = 0 if prediction is None else prediction.worth(self._price)
+            if count and (count := self._draft(sequence, min(count, most, budget), builder)):
                 drafting.add(sequence)
                 budget -= count
                 self._count.drafted_tokens += count
-        return [s for s in ready if s not in drafting], budget
+        return [s for s in ready if s not in drafting] if drafting else ready, budget
 
     def waits(self, sequence: Sequence) -> bool:
         """Whether the sequence is better not planned ahead: it can be drafted for once its last
@@ -75,6 +76,8 @@ class Drafting:
             sequence.accepted += right
             sequence.rejected += len(draft.tokens) - right
             sequence.draft = None
+            if sequence.prediction is not None:
+                sequence.prediction.drafted(len(draft.tokens), right, self._price)
 
     def settle(self, sequence: Sequence) -> None:
         """What was sampled behind a token of the draft is taken in. Where something else than the
@@ -101,7 +104,7 @@ class Drafting:
         # A block is left for a prompt that needs one to go on.
         blocks = sequence.table_len + max(kv.pool.available - 1, 0)
         room = blocks * kv.block_size - sequence.computed - 1
-        most = min(most, prediction.worth(self._price), sequence.full - sequence.length - 1, room)
+        most = min(most, sequence.full - sequence.length - 1, room)
         draft = prediction.draft(max(most, 0))
         for at, token in enumerate(draft):
             if token in sequence.stops:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 
 import numpy as np
 
@@ -12,8 +13,15 @@ _FIRST_RATE, _FIRST_FOUND = 0.75, 0.6
 """How many of the predicted tokens are believed to be right while nothing is known."""
 _LEARNT, _LEARNT_FOUND = 0.2, 0.3
 """How much one more token says of the next."""
+_MOST_LOST, _MOST_WON = 2.0, 8.0
+"""Drafts may have cost so much more than they saved, in tokens; what they saved before counts up to
+so much."""
+_AGAIN = 0.8
+"""Drafts that cost too much are made again where so many of the predicted tokens are right."""
 _GRAM = 4
 """Tokens of the output that are looked for, at most."""
+_LOOKED_AT = 16
+"""So many places of a token are looked at on either side of the last right place."""
 _NEAR = 8
 """So far behind the last right place, and no further, one token alone says where to go on."""
 
@@ -34,24 +42,26 @@ class Prediction:
 
     __slots__ = (
         *("_anchor", "_guessed", "_index", "_lately", "_seen", "_tokens"),
-        *("at", "found", "rate", "sure"),
+        *("at", "found", "rate", "sure", "won"),
     )
 
     def __init__(self, tokens: np.ndarray, seen: int) -> None:
         """`tokens` int32. The output begins behind `seen` tokens of its sequence."""
-        self._tokens = tokens
+        self._tokens: list[int] = tokens.tolist()
         self._seen = seen
         self._lately: list[int] = []
         self._anchor = 0
         """Behind the last token that was right."""
         self._guessed = False
-        self._index: dict[int, np.ndarray] | None = None
+        self._index: dict[int, list[int]] | None = None
         """By token, the places behind it."""
         self.at = 0
         self.sure = False
         """Whether the last token was the expected one."""
         self.rate = _FIRST_RATE
         self.found = _FIRST_FOUND
+        self.won = 0.0
+        """What drafts have saved beyond what they cost, in tokens."""
 
     def follow(self, sequence: np.ndarray, length: int) -> None:
         """The sequence has `length` tokens now; what is new of it is output."""
@@ -61,10 +71,7 @@ class Prediction:
 
     def draft(self, count: int) -> list[int]:
         """The next tokens that are expected, `count` at most."""
-        if self.at < 0:
-            return []
-        tokens: list[int] = self._tokens[self.at : self.at + count].tolist()
-        return tokens
+        return self._tokens[self.at : self.at + count] if self.at >= 0 else []
 
     def worth(self, price: float) -> int:
         """How long a draft should be, where a token more of it costs `price` of what one saves that
@@ -72,16 +79,22 @@ class Prediction:
         first = self.rate if self.sure else self.found
         if self.at < 0 or self.at >= len(self._tokens) or price >= first:
             return 0
+        if self.won < -_MOST_LOST and not (self.sure and self.rate > _AGAIN):
+            return 0
         if price <= 0 or self.rate > 1 - 1e-9:
             return MAX_DRAFT
         return min(1 + int(math.log(price / first) / math.log(self.rate)), MAX_DRAFT)
+
+    def drafted(self, count: int, right: int, price: float) -> None:
+        """Of a draft of `count` tokens, each at this price, `right` came."""
+        self.won = min(self.won + right - price * count, _MOST_WON)
 
     def _take(self, token: int) -> None:
         self._lately = [*self._lately[1 - _GRAM :], token]
         at, expected = self.at, False
         if 0 <= at < len(self._tokens):
             expected = not self._guessed
-            right = int(self._tokens[at]) == token
+            right = self._tokens[at] == token
             if self.sure:
                 self.rate += _LEARNT * (right - self.rate)
             else:
@@ -101,23 +114,23 @@ class Prediction:
         ends = self._index.get(token)
         if ends is None:
             return -1
-        tokens, anchor, length = self._tokens, self._anchor, 1
-        for before in self._lately[-2::-1]:
-            longer = ends[ends > length]
-            longer = longer[tokens[longer - length - 1] == before]
-            if not len(longer):
-                break
-            ends, length = longer, length + 1
-        behind = ends[ends > anchor]
-        if length == 1:
-            behind = behind[behind <= anchor + _NEAR]
-        elif not len(behind):
-            return int(ends[-1])
-        return int(behind[0]) if len(behind) else -1
+        tokens, lately = self._tokens, self._lately
+        behind = bisect_right(ends, self._anchor)
+        found, longest = -1, 1
+        for end in ends[behind : behind + _LOOKED_AT] + ends[:behind][: -_LOOKED_AT - 1 : -1]:
+            length, most = 1, min(len(lately), end)
+            while length < most and tokens[end - 1 - length] == lately[-1 - length]:
+                length += 1
+            if length > longest:
+                found, longest = end, length
+        if found < 0 and behind < len(ends) and ends[behind] <= self._anchor + _NEAR:
+            return ends[behind]
+        return found
 
 
-def _places(tokens: np.ndarray) -> dict[int, np.ndarray]:
+def _places(tokens: list[int]) -> dict[int, list[int]]:
     """By token, the places behind it, ascending."""
-    order = np.argsort(tokens, kind="stable")
-    distinct, starts = np.unique(tokens[order], return_index=True)
-    return dict(zip(distinct.tolist(), np.split(order + 1, starts[1:]), strict=True))
+    found: dict[int, list[int]] = {}
+    for end, token in enumerate(tokens, 1):
+        found.setdefault(token, []).append(end)
+    return found

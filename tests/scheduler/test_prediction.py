@@ -76,3 +76,15 @@ def test_how_much_is_worth_drafting() -> None:
     # What was found is no more believed where it was not right.
     elsewhere = followed([token for at in range(0, 40, 2) for token in (TEXT[at], 7, 8)][1:])
     assert elsewhere.found < 0.2 < elsewhere.rate
+
+
+def test_drafts_that_cost_too_much_are_not_made_again_before_much_is_right() -> None:
+    prediction = followed(TEXT[:10])
+    prediction.drafted(10, 0, 0.3)
+    assert prediction.won == -3.0 and prediction.worth(0.1) > 0
+    other = followed([*TEXT[:3], 7, *TEXT[4:6], 8, *TEXT[7:9]])
+    assert other.sure and other.worth(0.1) > 0
+    other.drafted(10, 0, 0.3)
+    assert not other.worth(0.1)
+    other.drafted(20, 20, 0.3)
+    assert other.won == 8.0 and other.worth(0.1) > 0
