@@ -100,7 +100,7 @@ FAULTS = (
     Fault(
         "a silent engine is never given up",
         PULSE,
-        "if silent >= SILENCE_SECONDS:",
+        "if silent >= silence:",
         "if silent >= 1e9:",
     ),
     Fault(

@@ -2,14 +2,16 @@
 `python -m benchmarks.constrained.holds [--tokenizer FOLDER] [--json FILE]`.
 
 A thread takes a turn each millisecond while others' constraints are compiled beside it, as the
-engine's loop does: how much later than that it comes, without what it waited for a processor, is
-how long the interpreter was held. It also submits them itself, and walks through what compiled with
-tokens drawn from the masks: these are the calls that a step makes.
+engine's loop does, in an interpreter that is set up as the engine's: how much later it comes,
+without what it waited for a processor, is how long the interpreter was held. It also submits them
+itself, and walks through what compiled with tokens drawn from the masks: these are the calls that a
+step makes.
 """
 
 from __future__ import annotations
 
 import json
+import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -26,6 +28,8 @@ from rootlace.runtime.config import ConstraintConfig
 from rootlace.runtime.constrained import GrammarCompiler
 from rootlace.runtime.constrained.service.compilation import CompileService
 from rootlace.runtime.contracts.matcher import Grammar
+from rootlace.runtime.engine.__main__ import SWITCH_SECONDS
+from rootlace.runtime.engine.constraints import prepare
 from rootlace.wire.errors import RootlaceError
 from rootlace.wire.protocol import Constraint
 
@@ -151,7 +155,8 @@ def main() -> None:
     args = parser.parse_args()
     console, report = console_of(120), Report("constrained.holds", args, "llguidance")
     compiler = GrammarCompiler(load_tokenizer(args.tokenizer))
-    compiler.prepare()
+    prepare(compiler)
+    sys.setswitchinterval(SWITCH_SECONDS)
     service = CompileService(lambda: compiler, ConstraintConfig())
     service.submit(Constraint("regex", "a" * 20_000)).exception()  # starts the child
     rows = {

@@ -71,7 +71,21 @@ def main() -> int:
 
 
 def serve(config: EngineProcessConfig) -> None:
-    """Load the model, connect, say `Ready`, run the loop."""
+    """Load the model, say `Ready`, run the loop; heartbeats go out from the beginning."""
+    context = zmq.Context()
+    loops: list[EngineLoop] = []
+    try:
+        with heartbeat(context, config.outbox, lambda: loops[0].turns if loops else 0):
+            _serve(config, context, loops)
+    finally:
+        # What was said last must still leave; the gateway may be reading it right now.
+        context.destroy(linger=1000)
+
+
+def _serve(
+    config: EngineProcessConfig, context: zmq.Context[zmq.Socket[bytes]], loops: list[EngineLoop]
+) -> None:
+    """`loops`: where the loop is put before it runs."""
     engine = config.engine
     check_config(model_source(engine.executor.model))
     read_adapters(engine.executor.adapters)
@@ -112,7 +126,6 @@ def serve(config: EngineProcessConfig) -> None:
     )
     if below is not None:
         below.begin(scheduler, runner, cache.block_size)
-    context = zmq.Context()
     inbox = _connect(context, zmq.PULL, config.inbox)
     outbox = _connect(context, zmq.PUSH, config.outbox)
 
@@ -174,16 +187,14 @@ def serve(config: EngineProcessConfig) -> None:
         ),
         move=None if below is None else below.move,
     )
+    loops.append(loop)
     try:
-        with heartbeat(context, config.outbox, lambda: loop.turns):
-            loop.run()
-            if below is not None:
-                below.close(scheduler)
+        loop.run()
+        if below is not None:
+            below.close(scheduler)
     finally:
         service.close()
         filler.close()
-        # What was said last must still leave; the gateway may be reading it right now.
-        context.destroy(linger=1000)
 
 
 @contextlib.contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 
 from rootlace.runtime.config import ConstraintConfig
@@ -12,6 +13,14 @@ from rootlace.runtime.model.executor.runner import ModelRunner
 from rootlace.wire.protocol import Constraint
 
 
+def prepare(compiler: GrammarCompiler) -> None:
+    """Have it learn all that it can before it is asked. That stays, so a full collection of garbage
+    need not look at it again: for each token of the vocabulary there are objects, and with 150,000
+    the loop stood still for 0.13 s each time."""
+    compiler.prepare()
+    gc.freeze()
+
+
 def compile_service(runner: ModelRunner, config: ConstraintConfig) -> CompileService:
     """Compiles for the tokens of the runner's model."""
 
@@ -20,7 +29,7 @@ def compile_service(runner: ModelRunner, config: ConstraintConfig) -> CompileSer
         vocabulary = Vocabulary(tokenizer, runner.vocab_size, list(runner.eos_token_ids))
         compiler = GrammarCompiler(vocabulary, config=config)
         # Whoever comes first needs little of it, and learns that little faster than all.
-        threading.Thread(target=compiler.prepare, name="prepare", daemon=True).start()
+        threading.Thread(target=prepare, args=(compiler,), name="prepare", daemon=True).start()
         return compiler
 
     service = CompileService(compiler, config)

@@ -126,10 +126,14 @@ class Ledger:
             branch.broken = True
 
     def _lost(self, sent: Sent) -> bool:
-        """Whether its connection was lost, or the engine is gone for good, and that is possible."""
+        """Whether its connection was lost, or the engine is gone for good, and that is possible;
+        where a disk was full, a server may know of less than its client, which it says."""
+        if sent.failure is not None and sent.failure.code == "state_lost":
+            return self._world.filled
         possible = self._world.gone or (self._world.shaken and sent.lost)
-        codes = ("unavailable", "state_lost") if self._world.filled else ("unavailable",)
-        return sent.failure is not None and sent.failure.code in codes and bool(possible)
+        return (
+            sent.failure is not None and sent.failure.code == "unavailable" and bool(possible)
+        )
 
     def _quotes_broken(self, op: protocol.Op) -> bool:
         if not isinstance(op, protocol.Append):

@@ -144,6 +144,8 @@ class EngineProcess:
         self.slow = 1.0
         """How many times as long its steps take."""
         self.suspended = self.stuck = False
+        self._loading: EngineProcessConfig | None = None
+        """What it is to be started with, of one that stands still before it is."""
         self.loop: EngineLoop | None = None
         self.scheduler: Scheduler
         self.replica = 0
@@ -203,7 +205,11 @@ class EngineProcess:
 
     def resume(self) -> None:
         """Go on after it was suspended or stuck."""
-        if (self.suspended or self.stuck) and self.code is None and self.loop is not None:
+        if self.loop is None:
+            self.suspended = self.stuck = False
+            if self._loading is not None:
+                self._start(self._loading)
+        elif (self.suspended or self.stuck) and self.code is None:
             if self.suspended:
                 self._clock.call_later(1.0, self._beat)  # the last one may still be to come
             self.suspended = self.stuck = False
@@ -213,6 +219,9 @@ class EngineProcess:
 
     def _start(self, config: EngineProcessConfig) -> None:
         if self.code is not None:
+            return
+        if self.suspended:
+            self._loading = config
             return
         engine, self.replica = config.engine, config.replica
         blocks, size = engine.cache.num_blocks, engine.cache.block_size

@@ -49,6 +49,8 @@ STORY = Program(
         # The engine is silent, or its loop stands still, for longer than it may.
         ((Fault(0.02, "suspend", 0.99),), 1),
         ((Fault(0.02, "stick", 0.99),), 1),
+        # The next one stands still while it loads.
+        ((Fault(0.02, "kill"), Fault(0.15, "suspend", 0.99)), 2),
         # Nobody ran for a minute, so nobody was silent.
         ((Fault(0.02, "jump", 0.99),), 0),
     ],

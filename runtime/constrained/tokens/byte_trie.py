@@ -10,6 +10,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from rootlace.runtime.constrained.tokens.order import in_order
+
 
 class ByteTrie:
     """Tokens that stand for no bytes are not in it. Immutable; safe to share between threads.
@@ -24,8 +26,7 @@ class ByteTrie:
 
     def __init__(self, token_bytes: Sequence[bytes]) -> None:
         self.vocab_size = len(token_bytes)
-        tokens = [i for i, data in enumerate(token_bytes) if data]
-        tokens.sort(key=token_bytes.__getitem__)
+        tokens = in_order(token_bytes)
         end = self._build([token_bytes[i] for i in tokens])
         self.node = np.full(-(-self.vocab_size // 32) * 32, self.num_nodes, np.int64)
         self.node[tokens] = end

@@ -195,7 +195,8 @@ class EngineClient:
 
     async def _launch(self) -> None:
         engine = self._engine = self._place.open(self._handle)
-        self.info = await engine.ready()
+        pulse = self._pulse = Pulse()
+        self.info = await (engine.ready() if self._place.patient else _ready_in_time(engine, pulse))
         self._pulse = Pulse()
         if self._deaths.count:
             for message in self._forgets.to_returned():
@@ -291,3 +292,18 @@ class EngineClient:
                 self._siblings.on_told(message)
         else:
             assert isinstance(message, Heartbeat)
+
+
+async def _ready_in_time(engine: PlacedEngine, pulse: Pulse) -> Ready:
+    """Once it can be used; one that hangs while it loads is killed."""
+    ready = asyncio.ensure_future(engine.ready())
+    lost = asyncio.ensure_future(pulse.lost(loading=True))
+    try:
+        await asyncio.wait({ready, lost}, return_when=asyncio.FIRST_COMPLETED)
+        if not ready.done():
+            log.error("the engine process hangs (%s) as it starts and is killed", lost.result())
+            engine.kill()
+        return await ready
+    finally:
+        lost.cancel()
+        ready.cancel()

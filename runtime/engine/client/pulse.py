@@ -14,6 +14,8 @@ SILENCE_SECONDS = 20.0
 STUCK_SECONDS = 600.0
 """A loop that stands still for this long hangs, too, though its process sends heartbeats: no step
 takes so long."""
+LOADING_SECONDS = 100.0
+"""One that is silent for so long before it is ready hangs: it sends heartbeats while it loads."""
 NAP_SECONDS = 1.0
 
 
@@ -41,18 +43,19 @@ class Pulse:
         self._moving = True
         self._moved = time.monotonic()
 
-    async def lost(self) -> str:
-        """Returns, with the reason, once the process hangs.
+    async def lost(self, loading: bool = False) -> str:
+        """Returns, with the reason, once the process hangs; one that loads turns no loop.
 
         Time is counted in naps: a pause of this process is not taken for one of the engine.
         """
+        silence = LOADING_SECONDS if loading else SILENCE_SECONDS
         silent = stuck = 0.0
         while True:
             self._heard = self._moving = False
             await asyncio.sleep(NAP_SECONDS)
             silent = 0.0 if self._heard else silent + NAP_SECONDS
             stuck = 0.0 if self._moving else stuck + NAP_SECONDS
-            if silent >= SILENCE_SECONDS:
+            if silent >= silence:
                 return f"nothing was heard of it for {silent:g} seconds"
-            if stuck >= STUCK_SECONDS:
+            if stuck >= STUCK_SECONDS and not loading:
                 return f"its loop has stood at turn {self._turns} for {stuck:g} seconds"
