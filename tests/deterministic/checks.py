@@ -131,9 +131,7 @@ class Ledger:
         if sent.failure is not None and sent.failure.code == "state_lost":
             return self._world.filled
         possible = self._world.gone or (self._world.shaken and sent.lost)
-        return (
-            sent.failure is not None and sent.failure.code == "unavailable" and bool(possible)
-        )
+        return sent.failure is not None and sent.failure.code == "unavailable" and bool(possible)
 
     def _quotes_broken(self, op: protocol.Op) -> bool:
         if not isinstance(op, protocol.Append):

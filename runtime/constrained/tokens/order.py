@@ -23,7 +23,7 @@ class TokenOrder:
 
 
 def in_order(token_bytes: Sequence[bytes]) -> list[int]:
-    """The tokens that stand for bytes, by these; one sort of all would hold up whoever else runs."""
+    """The tokens that stand for bytes, by these; one sort of all would hold everybody up."""
     parts: dict[bytes, list[int]] = {}
     for token, data in enumerate(token_bytes):
         parts.setdefault(data[:2], []).append(token)
