@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import re
@@ -12,12 +13,17 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import jsonschema
+import msgspec
 import pytest
 import typer
 import yaml
 
 from rootlace.cli.app import app
-from rootlace.runtime.config import GatewayConfig
+from rootlace.client.runtime import runtime_config
+from rootlace.deploy import app as ray_app
+from rootlace.deploy.application import MORE_SECONDS
+from rootlace.runtime.config import GatewayConfig, RuntimeConfig
 from rootlace.runtime.engine.loop import EngineLoop
 from rootlace.runtime.gateway.http.endpoints import endpoints
 from rootlace.runtime.gateway.metrics import Metrics
@@ -181,9 +187,7 @@ def _docker() -> str:
     ids=lambda linter: linter[0],
 )
 def test_linters(linter: list[str]) -> None:
-    beside = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
-    found = shutil.which(linter[0], path=beside)
-    if found is None:
+    if (found := _installed(linter[0])) is None:
         pytest.skip(f"{linter[0]} is not installed")
     result = subprocess.run([found, *linter[1:]], cwd=HERE, capture_output=True, text=True)
     assert result.returncode == 0, result.stdout + result.stderr
@@ -200,3 +204,101 @@ def test_the_unit_of_systemd_is_one(tmp_path: Path) -> None:
     )
     # Wrong keys and values are only told.
     assert result.returncode == 0 and unit.name not in result.stderr, result.stderr
+
+
+# ---------------------------------------------------------------- on a Ray cluster
+
+
+def ray_service() -> Any:
+    (found,) = (each for each in documents("kuberay.yaml") if each["kind"] == "RayService")
+    return found
+
+
+def serve_configs() -> dict[str, Any]:
+    """What Ray Serve is told in each file."""
+    (plain,) = documents("serve.yaml")
+    return {"serve": plain, "kuberay": yaml.safe_load(ray_service()["spec"]["serveConfigV2"])}
+
+
+def groups() -> list[Any]:
+    cluster = ray_service()["spec"]["rayClusterConfig"]
+    return [cluster["headGroupSpec"], *cluster["workerGroupSpecs"]]
+
+
+def test_the_ray_service_is_one() -> None:
+    """The schema is that of KubeRay's resource (v1, commit feeaf72fa of 2026-08-19) without what it
+    takes from Kubernetes: pods are for `test_pods_of_a_ray_cluster`."""
+    schema = json.loads((Path(__file__).parent / "rayservice_schema.json").read_text())
+    jsonschema.validate(ray_service(), schema)
+    wrong = ray_service()
+    wrong["spec"]["rayClusterConfig"]["workerGroupSpecs"][0]["minReplica"] = 1
+    with pytest.raises(jsonschema.ValidationError, match="minReplica"):
+        jsonschema.validate(wrong, schema)
+
+
+def test_what_serve_is_told_exists() -> None:
+    own = set(inspect.signature(ray_app).parameters) - {"options"}
+    for name, config in serve_configs().items():
+        (application,) = config["applications"]
+        assert application["import_path"] == "rootlace.deploy:build"
+        args = application["args"]
+        assert own >= {"model", "replicas", "cpus"} and args["model"]
+        options = {key: value for key, value in args.items() if key not in own}
+        address = options.pop("program_address", "tcp://NODE:30001")
+        assert address == f"tcp://NODE:{PROGRAMS}"
+        made = runtime_config(args["model"], address, options)
+        drain = msgspec.convert(made, RuntimeConfig).gateway.drain_seconds
+        names = {each["name"] for each in application.get("deployments", ())}
+        assert names <= {"gateway", "engines"}
+        if name == "kuberay":
+            assert made["gateway"]["keys_file"], "anybody may ask"
+            for group in groups():
+                grace = group["template"]["spec"]["terminationGracePeriodSeconds"]
+                assert grace >= drain + MORE_SECONDS
+                (pod,) = group["template"]["spec"]["containers"]
+                mounted = {each["name"] for each in pod["volumeMounts"]}
+                assert mounted == {each["name"] for each in group["template"]["spec"]["volumes"]}
+
+
+def test_an_engine_fits_a_node_and_the_gateway_stays() -> None:
+    config = serve_configs()["kuberay"]
+    (application,) = config["applications"]
+    head, workers = groups()
+    (pod,) = workers["template"]["spec"]["containers"]
+    assert application["args"]["cpus"] <= int(pod["resources"]["limits"]["cpu"])
+    _, most = application["args"]["replicas"].split("-")
+    assert workers["minReplicas"] <= workers["replicas"] <= workers["maxReplicas"] == int(most)
+    (gateway,) = application["deployments"]
+    offered = json.loads(json.loads(head["rayStartParams"]["resources"]))
+    assert gateway["ray_actor_options"]["resources"] == offered
+    ports = {each["name"]: each["containerPort"]
+             for each in head["template"]["spec"]["containers"][0]["ports"]}  # fmt: skip
+    assert ports["serve"] == config["http_options"]["port"] and ports["programs"] == PROGRAMS
+    scraped = head["template"]["metadata"]["annotations"]["prometheus.io/port"]
+    assert scraped == str(ports["serve"])
+
+
+def test_pods_of_a_ray_cluster(tmp_path: Path) -> None:
+    if (linter := _installed("kubernetes-validate")) is None:
+        pytest.skip("kubernetes-validate is not installed")
+    pods = [
+        {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": f"pod-{at}"},
+         "spec": group["template"]["spec"]}
+        for at, group in enumerate(groups())
+    ]  # fmt: skip
+    claims = [each for each in documents("kuberay.yaml") if each["kind"] != "RayService"]
+    file = tmp_path / "pods.yaml"
+    file.write_text(yaml.safe_dump_all([*claims, *pods]))
+    result = subprocess.run([linter, "--strict", str(file)], capture_output=True, text=True)
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+def test_serve_reads_what_it_is_told() -> None:
+    schema = pytest.importorskip("ray.serve.schema", reason="the extra `ray` is not installed")
+    for config in serve_configs().values():
+        schema.ServeDeploySchema.model_validate(config)
+
+
+def _installed(program: str) -> str | None:
+    beside = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
+    return shutil.which(program, path=beside)

@@ -26,7 +26,7 @@ from rootlace.testing import Scripted
 from scripts.page_blocks import Block, blocks
 from tests.test_docs import DOCUMENTS, EVALUATION, LANGUAGE, ROOT
 
-OTHERS = {"curl", "docker", "echo", "git", "journalctl", "jq", "kubectl", "sudo"}
+OTHERS = {"curl", "docker", "echo", "git", "journalctl", "jq", "kubectl", "serve", "sudo"}
 """Commands that are not ours. What they name of the repository has to be there."""
 
 
@@ -118,7 +118,8 @@ def understood(words: list[str], patch: pytest.MonkeyPatch) -> None:
     elif name.startswith("python"):
         python(words[1:], patch)
     elif name == "pip":
-        extras = {extra for word in words for extra in re.findall(r"\[([\w,-]+)\]", word)}
+        named = [each for word in words for each in re.findall(r"\[([\w,-]+)\]", word)]
+        extras = {extra for each in named for extra in each.split(",")}
         metadata = (ROOT / "pyproject.toml").read_text()
         assert all(re.search(rf"^{extra} = \[", metadata, re.M) for extra in extras)
     elif name == "bash":

@@ -85,6 +85,15 @@ MAY_IMPORT: dict[str, set[str]] = {
         "rootlace.runtime.contracts.step_cost",
     },
     "rootlace.cli.bench.sending": {"rootlace.cli.bench"},
+    # Serve applications: the gateway and the engines of a Ray cluster.
+    "rootlace.deploy": {
+        "rootlace.wire",
+        "rootlace.client.runtime",
+        "rootlace.runtime.config",
+        "rootlace.runtime.gateway.app",
+        "rootlace.runtime.model.hub.local",
+        "rootlace.runtime.replicas",
+    },
     "rootlace.runtime": set(),
     "rootlace.runtime.config": {"rootlace.runtime.options"},
     "rootlace.runtime.options": set(),
@@ -259,6 +268,7 @@ MUST_NOT_IMPORT: dict[str, set[str]] = {
     "rootlace.cli": HEAVY | SERVING | {"numpy"},
     # Imported when that command runs, which needs the runtime's packages.
     "rootlace.cli.bench.sending": HEAVY | {"numpy"},
+    "rootlace.deploy": HEAVY | {"numpy", "zmq"},
     "rootlace.runtime": HEAVY | SERVING | {"numpy"},
     "rootlace.runtime.config": HEAVY | SERVING | {"numpy"},
     "rootlace.runtime.options": HEAVY | SERVING | {"numpy"},

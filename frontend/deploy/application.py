@@ -1,0 +1,132 @@
+"""Serve applications: engines in one deployment, the gateway in front of them in another one."""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from rootlace.client.runtime import runtime_config
+from rootlace.runtime.config import RuntimeConfig
+from rootlace.wire.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from ray.serve import Application
+
+MORE_SECONDS = 30.0
+"""What Serve waits beyond the seconds in which what runs may end: an engine writes to its disk."""
+_NOT_HERE = {"load", "idle_unload", "disaggregate", "disaggregate_from", "disaggregate_gb"}
+
+
+def app(
+    model: str,
+    replicas: int | tuple[int, int] = 1,
+    *,
+    cpus: float = 1,
+    gpus: float = 0,
+    waiting: float = 4.0,
+    kv: float = 0.8,
+    autoscaling: Mapping[str, Any] | None = None,
+    surge: int = 0,
+    **options: Any,
+) -> Application:
+    """A Serve application with so many engines of `model`, or from so many to so many: more where
+    on average more than `waiting` requests wait at an engine, or more than the part `kv` of its KV
+    pool is in use; `autoscaling` has further fields of Serve's `AutoscalingConfig`, its delays.
+
+    Each engine has `cpus` cores, as many threads, and `gpus`. In an update Serve replaces a fifth
+    of them at a time, at least one; with `surge`, in percent, it starts so many new ones first.
+    `options` are those of `rootlace.Runtime`; the model is a folder, or a name, that every node can
+    read. Programs connect to `program_address`, in which NODE is the address of the gateway's node.
+
+    Raises TypeError for an unknown option, InvalidRequest for a value that cannot be, ImportError
+    without Ray.
+    """
+    from ray import serve
+    from ray.serve.config import AutoscalingConfig, AutoscalingPolicy
+
+    from rootlace.deploy.engine_replica import EngineReplica
+    from rootlace.deploy.front import Front
+
+    least, most = (replicas, replicas) if isinstance(replicas, int) else replicas
+    if not 0 < least <= most:
+        raise InvalidRequest(
+            f"replicas: at least one, and not more at least than at most: {replicas}"
+        )
+    if refused := sorted(_NOT_HERE & options.keys()):
+        raise InvalidRequest(f"{refused[0]}: not on a Ray cluster, where each engine is by itself")
+    given = {"device": "cuda" if gpus else "cpu", "threads": max(int(cpus), 1), **options}
+    given.setdefault("http_port", 0)
+    address = given.pop("program_address", "tcp://NODE:30001")
+    try:
+        config = msgspec.convert(runtime_config(model, address, given), RuntimeConfig)
+    except msgspec.ValidationError as error:
+        raise InvalidRequest(str(error)) from None
+    scaled: dict[str, Any] = {"num_replicas": least}
+    if least < most:
+        policy = AutoscalingPolicy(
+            policy_function="rootlace.deploy.autoscaling:ByQueueAndKV",
+            policy_kwargs={"waiting": waiting, "kv": kv},
+        )
+        further = {"min_replicas": least, "max_replicas": most, **(autoscaling or {})}
+        scaled = {"autoscaling_config": AutoscalingConfig(policy=policy, **further)}
+    seconds = config.gateway.drain_seconds
+    engine = msgspec.json.encode(config.engine)
+    key = secrets.token_hex(16)
+    version = hashlib.sha256(engine + key.encode()).hexdigest()
+    engines = serve.deployment(
+        EngineReplica,
+        name="engines",
+        graceful_shutdown_timeout_s=seconds + MORE_SECONDS,
+        graceful_shutdown_wait_loop_s=0.1,
+        max_surge_percent=surge,
+        ray_actor_options={"num_cpus": cpus, "num_gpus": gpus},
+        **scaled,
+    )
+    front = serve.deployment(
+        Front,
+        name="gateway",
+        num_replicas=1,
+        max_ongoing_requests=100_000,
+        graceful_shutdown_timeout_s=seconds + MORE_SECONDS,
+        ray_actor_options={"num_cpus": 0},
+    )
+    # During an update, those that end are there beside those that begin.
+    places = 2 * most
+    return front.bind(
+        msgspec.json.encode(config),
+        version,
+        key,
+        places,
+        engines.bind(engine, version, key, seconds),
+    )
+
+
+def build(args: Mapping[str, Any]) -> Application:
+    """`app` with the `args` of a configuration file, or of `serve run`, whose values are texts.
+    `replicas` may be written as 1-4."""
+    given = {name.replace("-", "_"): _read(value) for name, value in args.items()}
+    if "model" not in given:
+        raise InvalidRequest("model: which one is to be served, a folder or a name?")
+    replicas = given.pop("replicas", 1)
+    if isinstance(replicas, str):
+        least, _, most = replicas.partition("-")
+        try:
+            replicas = int(least), int(most)
+        except ValueError:
+            raise InvalidRequest(f"replicas: a number, or 1-4, not {replicas!r}") from None
+    return app(replicas=replicas, **given)
+
+
+def _read(value: Any) -> Any:
+    """A number or a truth value that was written as a text."""
+    if not isinstance(value, str):
+        return value
+    try:
+        read = msgspec.json.decode(value)
+    except msgspec.DecodeError:
+        return value
+    return read if isinstance(read, int | float) else value

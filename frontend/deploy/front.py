@@ -1,0 +1,112 @@
+"""The gateway, as the ingress of a Serve application."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import AsyncIterator, Iterable
+from typing import Any
+
+import aiohttp
+import msgspec
+import ray
+from starlette.requests import Request
+from starlette.responses import StreamingResponse
+
+from rootlace.runtime.config import RuntimeConfig
+from rootlace.runtime.gateway.app import Listening, serve
+from rootlace.runtime.model.hub.local import local_model
+from rootlace.runtime.replicas import Replicas
+from rootlace.runtime.replicas.line import LineAddress
+from rootlace.runtime.replicas.meeting import Meeting
+from rootlace.wire.errors import ServerUnavailable
+
+_OF_THE_CONNECTION = {"connection", "transfer-encoding", "keep-alive", "host"}
+
+
+class Front:
+    """One gateway for all engines: branches, and the ids of what runs, are here. What comes over
+    Serve's HTTP is passed to the gateway's own; programs connect to the gateway itself."""
+
+    async def __init__(  # type: ignore[misc]
+        self, config: bytes, version: str, digest_key: str, most: int, engines: Any
+    ) -> None:
+        """For at most so many `engines`, a deployment of this application."""
+        runtime = msgspec.json.decode(config, type=RuntimeConfig)
+        address = ray.util.get_node_ip_address()
+        model = await asyncio.to_thread(
+            local_model, runtime.gateway.model, allow_pickle=runtime.engine.executor.allow_pickle
+        )
+        gateway = dataclasses.replace(
+            runtime.gateway,
+            model=str(model),
+            program_address=runtime.gateway.program_address.replace("NODE", address),
+        )
+        runtime = dataclasses.replace(runtime, gateway=gateway)
+        self._version = version
+        self._meeting = Meeting(address)
+        self._drain = asyncio.Event()
+        self._listening: asyncio.Future[Listening] = asyncio.get_running_loop().create_future()
+        engines_key = bytes.fromhex(digest_key)
+        self._serving = asyncio.create_task(
+            serve(
+                [runtime],
+                self._listening.set_result,
+                drain=self._drain,
+                engines=lambda: Replicas.start(
+                    runtime.engine, most, meeting=self._meeting, digest_key=engines_key
+                ),
+            )
+        )
+        self._client = aiohttp.ClientSession(
+            auto_decompress=False,
+            connector=aiohttp.TCPConnector(limit=0),
+            timeout=aiohttp.ClientTimeout(total=None),
+        )
+
+    async def attach(self, version: str) -> LineAddress | None:
+        """For a replica of `engines` with an engine: where it is to connect. None: it is one of
+        another version of the application, or there is no place for it."""
+        return self._meeting.attach() if version == self._version else None
+
+    async def __call__(self, request: Request) -> StreamingResponse:
+        either: set[asyncio.Future[Any]] = {self._listening, self._serving}
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        await self.check_health()
+        url, path = self._listening.result().http_address, request.url.path
+        query = f"?{request.url.query}" if request.url.query else ""
+        answer = await self._client.request(
+            request.method,
+            f"{url}{path}{query}",
+            headers=_passed_on(request.headers.items()),
+            data=await request.body(),
+            allow_redirects=False,
+        )
+
+        async def content() -> AsyncIterator[bytes]:
+            async with answer:
+                async for piece in answer.content.iter_any():
+                    yield piece
+
+        return StreamingResponse(
+            content(), answer.status, headers=dict(_passed_on(answer.headers.items()))
+        )
+
+    async def check_health(self) -> None:
+        """Serve replaces a replica for which this raises."""
+        if self._serving.done():
+            self._serving.result()
+            raise ServerUnavailable("the gateway has ended")
+
+    async def __del__(self) -> None:
+        """Serve has sent it away: what runs may end, for the gateway's `drain_seconds`."""
+        self._drain.set()
+        if not self._listening.done():
+            self._serving.cancel()
+        await asyncio.wait({self._serving})
+        await self._client.close()
+        self._meeting.close()
+
+
+def _passed_on(headers: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
+    return [(name, value) for name, value in headers if name.lower() not in _OF_THE_CONNECTION]

@@ -1,0 +1,216 @@
+"""Rootlace on a Ray cluster of two nodes, both on this machine, by Ray's own utilities."""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+import time
+import urllib.error
+import urllib.request
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+pytest.importorskip("ray.serve", reason="the extra `ray` is not installed")
+
+import ray
+from click.testing import CliRunner
+from ray import serve
+from ray.cluster_utils import Cluster
+from ray.serve.scripts import cli
+
+from rootlace.runtime.assets import demo_model
+from tests.waiting import eventually
+
+EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "deploy" / "serve.yaml"
+PORT = 38123
+URL = f"http://127.0.0.1:{PORT}"
+NODE = {"num_cpus": 1, "object_store_memory": 80_000_000}
+PROMPTS = [f"The story of number {at} began on a long day where the road ends. " for at in range(6)]
+PATIENCE = 300.0
+
+
+class Served:
+    """The example's application, as `serve run` has it run: from one to two engines, the second
+    one as soon as somebody uses the first."""
+
+    def __init__(self, cluster: Cluster, folder: Path) -> None:
+        self.cluster = cluster
+        self._file = folder / "serve.yaml"
+        self.config = yaml.safe_load(EXAMPLE.read_text())
+        self.config["http_options"] = {"host": "127.0.0.1", "port": PORT}
+        self.config["proxy_location"] = "HeadOnly"
+        (application,) = self.config["applications"]
+        self.args = application["args"]
+        self.args |= {"model": str(demo_model()), "replicas": "1-2", "cpus": 1, "kv": 0.01}
+        self.args |= {"dtype": "float32", "num_blocks": 512, "program_address": "tcp://NODE:0"}
+        self.args["autoscaling"] = {
+            "upscale_delay_s": 0,
+            "look_back_period_s": 1,
+            "metrics_interval_s": 0.5,
+        }
+        self.engines: dict[str, Any] = {"name": "engines", "ray_actor_options": {"num_cpus": 1}}
+        gateway = {"num_cpus": 0, "resources": {"head": 0.1}}
+        application["deployments"] = [
+            {"name": "gateway", "ray_actor_options": gateway},
+            self.engines,
+        ]
+
+    def run(self) -> None:
+        self._file.write_text(yaml.safe_dump(self.config))
+        said = CliRunner().invoke(cli, ["run", str(self._file), "--non-blocking"])
+        assert said.exit_code == 0 and "Submitted" in said.output, said.output
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in {
+            "RAY_AUTH_MODE": "disabled",
+            "RAY_USAGE_STATS_ENABLED": "0",
+            "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "300",
+            "RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S": "300",
+            "RAY_SERVE_REPLICA_AUTOSCALING_METRIC_PUSH_INTERVAL_S": "0.5",
+        }.items():
+            patch.setenv(name, value)
+        # A machine that has much else to do takes longer than its minute.
+        patch.setattr("ray.serve._private.api.HTTP_PROXY_TIMEOUT", PATIENCE)
+        head = {**NODE, "resources": {"head": 1}, "include_dashboard": False}
+        cluster = Cluster(initialize_head=True, head_node_args=head)
+        cluster.add_node(**NODE)
+        ray.init(address=cluster.address, namespace="serve", log_to_driver=False)
+        found = Served(cluster, tmp_path_factory.mktemp("serve"))
+        found.run()
+        eventually(lambda: up() == 1, PATIENCE)
+        yield found
+        serve.shutdown()
+        ray.shutdown()
+        cluster.shutdown()
+
+
+def ask(prompt: str) -> str:
+    """A completion of 120 tokens; each asks for itself, so that work and not prefixes decide where.
+    Raises where it fails."""
+    body = {"prompt": prompt, "max_tokens": 120, "temperature": 0, "cache_salt": uuid.uuid4().hex}
+    request = urllib.request.Request(
+        f"{URL}/v1/completions",
+        json.dumps({"model": "default", "ignore_eos": True, **body}).encode(),
+        {"Content-Type": "application/json"},
+    )
+    with urllib.request.urlopen(request, timeout=PATIENCE) as reply:
+        return str(json.load(reply)["choices"][0]["text"])
+
+
+def metrics() -> dict[str, float]:
+    """Each line of /metrics; none while nobody answers."""
+    time.sleep(0.2)  # it is asked over and over, and others work
+    try:
+        with urllib.request.urlopen(f"{URL}/metrics", timeout=60) as reply:
+            text = reply.read().decode()
+    except urllib.error.URLError:
+        return {}
+    return {name: float(value) for name, value in re.findall(r"^(\w\S*) (\S+)$", text, re.M)}
+
+
+def up() -> int:
+    return sum(
+        value == 1 for name, value in metrics().items() if name.startswith("rootlace_up{replica")
+    )
+
+
+def both_run() -> bool:
+    """Whether two replicas compute something, as Prometheus sees it."""
+    running = [value for name, value in metrics().items() if name.startswith("rootlace_running{")]
+    return sum(value > 0 for value in running) == 2
+
+
+def moved() -> float:
+    return metrics().get("rootlace_requests_moved_total", 0.0)
+
+
+def actors(deployment: str) -> set[str]:
+    """Names of the actors of a deployment."""
+    every = ray.util.list_named_actors(all_namespaces=True)
+    return {one["name"] for one in every if f"#{deployment}#" in one["name"]}
+
+
+@pytest.fixture(scope="module")
+def texts(served: Served) -> dict[str, str]:
+    """What is said while nothing happens."""
+    return {prompt: ask(prompt) for prompt in PROMPTS}
+
+
+@contextmanager
+def load(texts: Mapping[str, str]) -> Iterator[None]:
+    """All prompts are asked over and over, at once; every answer has to be the same as ever."""
+    over, wrong = threading.Event(), list[Any]()
+
+    def run(prompt: str) -> None:
+        while not over.is_set():
+            try:
+                if (said := ask(prompt)) != texts[prompt]:
+                    wrong.append((prompt, said))
+            except Exception as error:
+                wrong.append(error)
+
+    threads = [threading.Thread(target=run, args=(prompt,)) for prompt in texts]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        for thread in threads:
+            thread.join()
+    assert not wrong, wrong[:3]
+
+
+def test_there_are_more_engines_where_they_are_used(texts: dict[str, str]) -> None:
+    with load(texts):
+        eventually(both_run, PATIENCE)
+
+
+def test_what_ran_on_a_replica_that_is_killed_goes_on_elsewhere(texts: dict[str, str]) -> None:
+    with load(texts):
+        eventually(both_run, PATIENCE)
+        before = moved()
+        ray.kill(ray.get_actor(min(actors("engines"))))
+        eventually(lambda: moved() > before)
+        eventually(both_run, PATIENCE)
+
+
+def test_what_ran_on_a_node_that_is_lost_goes_on_elsewhere(
+    served: Served, texts: dict[str, str]
+) -> None:
+    (node,) = (one for one in served.cluster.list_all_nodes() if one != served.cluster.head_node)
+    with load(texts):
+        eventually(both_run, PATIENCE)
+        before = moved()
+        served.cluster.remove_node(node, allow_graceful=False)
+        eventually(lambda: moved() > before)
+        served.cluster.add_node(**NODE)
+        eventually(both_run, PATIENCE)
+
+
+def test_engines_are_replaced_one_after_the_other(served: Served, texts: dict[str, str]) -> None:
+    gateway, old = actors("gateway"), actors("engines")
+    with load(texts):
+        served.engines["ray_actor_options"]["num_cpus"] = 0.9
+        served.run()
+        eventually(lambda: not old & actors("engines"), PATIENCE)
+        eventually(both_run, PATIENCE)
+    assert actors("gateway") == gateway
+
+
+def test_a_new_version_fails_nobody(served: Served, texts: dict[str, str]) -> None:
+    old = actors("engines") | actors("gateway")
+    with load(texts):
+        served.args["max_running"] = 64
+        served.run()
+        eventually(lambda: not old & (actors("engines") | actors("gateway")), PATIENCE)
