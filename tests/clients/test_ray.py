@@ -34,6 +34,8 @@ URL = f"http://127.0.0.1:{PORT}"
 NODE = {"num_cpus": 1, "object_store_memory": 80_000_000}
 PROMPTS = [f"The story of number {at} began on a long day where the road ends. " for at in range(6)]
 PATIENCE = 300.0
+# Serve alone takes a minute to start where others want the processor, too.
+pytestmark = pytest.mark.timeout(1200)
 
 
 class Served:
@@ -74,6 +76,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         for name, value in {
             "RAY_AUTH_MODE": "disabled",
             "RAY_USAGE_STATS_ENABLED": "0",
+            "RAY_worker_niceness": "0",
             "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "300",
             "RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S": "300",
             "RAY_SERVE_REPLICA_AUTOSCALING_METRIC_PUSH_INTERVAL_S": "0.5",
@@ -94,16 +97,16 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         cluster.shutdown()
 
 
-def ask(prompt: str) -> str:
-    """A completion of 120 tokens; each asks for itself, so that work and not prefixes decide where.
-    Raises where it fails."""
-    body = {"prompt": prompt, "max_tokens": 120, "temperature": 0, "cache_salt": uuid.uuid4().hex}
+def ask(prompt: str, tokens: int = 120, patience: float = PATIENCE) -> str:
+    """A completion of so many tokens, which shares no prefix with any other: so work alone decides
+    where it runs. Raises where it fails."""
+    body = {"prompt": prompt, "max_tokens": tokens, "cache_salt": uuid.uuid4().hex}
     request = urllib.request.Request(
         f"{URL}/v1/completions",
-        json.dumps({"model": "default", "ignore_eos": True, **body}).encode(),
+        json.dumps({"model": "default", "temperature": 0, "ignore_eos": True, **body}).encode(),
         {"Content-Type": "application/json"},
     )
-    with urllib.request.urlopen(request, timeout=PATIENCE) as reply:
+    with urllib.request.urlopen(request, timeout=patience) as reply:
         return str(json.load(reply)["choices"][0]["text"])
 
 
@@ -169,6 +172,15 @@ def load(texts: Mapping[str, str]) -> Iterator[None]:
         for thread in threads:
             thread.join()
     assert not wrong, wrong[:3]
+
+
+def test_who_goes_away_is_noticed(served: Served) -> None:
+    """Behind two proxies: Serve's, and the one that asks the gateway."""
+    aborted = 'rootlace_requests_finished_total{reason="abort",replica="0"}'
+    before = metrics()[aborted]
+    with pytest.raises(TimeoutError):
+        ask(PROMPTS[0], tokens=800, patience=0.5)
+    eventually(lambda: metrics().get(aborted) == before + 1)
 
 
 def test_there_are_more_engines_where_they_are_used(texts: dict[str, str]) -> None:
