@@ -107,9 +107,21 @@ class Report:
     def write(self) -> None:
         """JSON has no NaN: what was not measured is null. numpy's numbers become plain ones."""
         if self._path is not None:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            text = msgspec.json.encode(self.found, enc_hook=float)
-            self._path.write_bytes(msgspec.json.format(text, indent=1) + b"\n")
+            _write_json(self._path, self.found)
+
+    def write_part(self, name: str) -> None:
+        """As `write`, but as the part `name` of what is in the file already."""
+        if self._path is not None:
+            whole: dict[str, Any] = {}
+            if self._path.exists():
+                whole = msgspec.json.decode(self._path.read_bytes())
+            _write_json(self._path, {**whole, name: self.found})
+
+
+def _write_json(path: Path, found: dict[str, Any]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    text = msgspec.json.encode(found, enc_hook=float)
+    path.write_bytes(msgspec.json.format(text, indent=1) + b"\n")
 
 
 def aim(value: float | None, sign: str, bound: float, unit: str = "") -> dict[str, Any]:

@@ -1,12 +1,14 @@
 """A cache of a tenth of what is wanted again, with a disk below it and without one.
 
 Long prefixes come again and again in a random order, each with a question of its own, one request
-at a time. The first round is not counted: it fills the disk.
+at a time. The first round is not counted: it fills the disk. Before each round what the system
+keeps in memory of the disk's file is given up, so each block is read from the disk.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import random
 import tempfile
 import time
@@ -24,6 +26,7 @@ from benchmarks.common import ForeignLoad, new_table
 from benchmarks.peers.raw_requests import RawRequests
 from benchmarks.peers.workloads import Request
 from benchmarks.random_models import SPECIAL_TOKENS
+from rootlace.runtime.tiers.slot_file import BLOCKS
 
 WITH, WITHOUT = "with a disk", "without"
 QUESTION, WANTED, BLOCK = 16, 8, 16
@@ -97,6 +100,8 @@ def measure(
             order.shuffle(prefixes)
             prompts = [prefix + made_up(QUESTION) for prefix in prefixes]
             for name, engine in engines.items():
+                if name == WITH:
+                    forget_pages(Path(disk))
                 load = ForeignLoad()
                 found = [_ask(engine, prompt) for prompt in prompts]
                 if turn:
@@ -119,6 +124,15 @@ def measure(
         )
         for name, found in took.items()
     ]
+
+
+def forget_pages(disk: Path) -> None:
+    """Have what is read next come from the disk, not from what the system keeps of it in memory: as
+    far as the system does what it is asked for."""
+    for path in disk.rglob(BLOCKS):
+        with path.open("rb") as file:
+            os.fdatasync(file.fileno())
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def _ask(engine: RawRequests, prompt: list[int]) -> tuple[float, float, int]:

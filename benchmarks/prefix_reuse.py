@@ -8,7 +8,7 @@ slows both. Each repetition has its own seed and starts with an empty cache. Pri
 requests and output tokens per second, CPU time per request, time to first token (from handing a
 request over until its client has the token), the hit rate and the best one any prefix cache could
 have had. The load `evicted` (`evicted_prefixes`) is measured otherwise: a cache that is too small,
-with a disk below it and without.
+with a disk below it and without; asked for alone it becomes a part of the file, whose others stay.
 """
 
 from __future__ import annotations
@@ -174,9 +174,16 @@ def main() -> None:
         if below := [s for s in evicted if s.size == size]:
             console.print(evicted_prefixes.evicted_table(below))
     console.print(report.foreign_line())
+    part = {"load": evicted_prefixes.DESCRIBE, "results": evicted}
+    if not arguments.loads:  # the others of the file stay
+        for name, value in part.items():
+            report.add(name, value)
+        report.write_part(EVICTED)
+        return
     report.add("loads", {load: WORKLOADS[LOADS[load]].describe for load in arguments.loads})
     report.add("results", summaries)
-    report.add("evicted", {"load": evicted_prefixes.DESCRIBE, "results": evicted})
+    if with_evicted:
+        report.add(EVICTED, part)
     report.write()
     if arguments.plot:
         from benchmarks.plot import plot_speed_ups

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
+import json
 from pathlib import Path
 
 import pytest
 
+from benchmarks.common import Report
 from benchmarks.peers.measure import Row, tasks_of
 from benchmarks.peers.turns import take_turns
 from benchmarks.prefix_reuse import LOADS, OFF, ON, Summary, engines, reuse_table
@@ -41,3 +44,17 @@ def test_a_summary(rows: dict[tuple[str, str], Row]) -> None:
     assert found.hit_rate == (row.cached_tokens or 0) / row.prompt_tokens
     assert found.cpu_per_request == row.cpu_s / row.requests > 0
     assert found.ttft_mean == row.ttft_mean_s
+
+
+def test_what_is_measured_alone_leaves_the_rest_of_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "made" / "found.json"
+    for value in (1, 2):
+        report = Report("prefix_reuse", argparse.Namespace(json=path, loads=["evicted"]))
+        report.add("results", [value])
+        report.write_part("evicted")
+    whole = json.loads(path.read_text())
+    assert list(whole) == ["evicted"] and whole["evicted"]["results"] == [2]
+    assert whole["evicted"]["options"] == {"loads": ["evicted"]} and whole["evicted"]["date"]
+    path.write_text(json.dumps({"results": "kept", **whole}))
+    report.write_part("evicted")
+    assert json.loads(path.read_text())["results"] == "kept"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 from contextlib import suppress
 from typing import ClassVar, get_args
@@ -115,6 +116,31 @@ def test_the_next_start_is_warm() -> None:
         job = again.run(prompt(first))
         again.expect_cold(job)
         assert job.cached == 32
+
+
+def test_a_restart_begins_as_warm_as_it_ended() -> None:
+    """The hit rate of the first requests is within 5 % of that of the last ones before."""
+    dice = random.Random(4)
+
+    def hit_rate(world: World) -> float:
+        """Of sixty prompts, some more popular than others. The pool has room for four."""
+        jobs = [
+            world.run(
+                [*prompt(min(int(dice.expovariate(0.2)), 30), 32), dice.randrange(50, 100)], 1
+            )
+            for _ in range(60)
+        ]
+        return sum(job.cached or 0 for job in jobs) / sum(len(job.prompt) for job in jobs)
+
+    store = SimulatedStore(400, room=400)
+    world = World(num_blocks=40, stores=(store,))
+    cold, before = hit_rate(world), hit_rate(world)
+    for moves in world.scheduler.kv.tiering.spill():
+        world.executor.move(moves)
+    world.scheduler.kv.tiering.poll()
+    again = hit_rate(World(num_blocks=40, stores=(store.next_start(),)))
+    assert cold < 0.9 * before
+    assert again == pytest.approx(before, rel=0.05)
 
 
 def test_what_has_a_time_to_live_is_not_saved() -> None:
