@@ -11,7 +11,7 @@ from rootlace.runtime.scheduler.prediction import MAX_DRAFT
 from rootlace.runtime.scheduler.sample_rows import SampleRows
 from rootlace.runtime.scheduler.sequence import Sequence
 
-_MARGIN = 1.5
+_MARGIN = 1.3
 """A draft is to save so many times what it costs: the cost is known roughly."""
 
 

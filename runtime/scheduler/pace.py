@@ -15,10 +15,12 @@ _ENDED = 0.95
 """What requests that ended before count beside the next one."""
 _DRAFTED_PER_STEP = 16
 """So many drafted tokens are believed to take as long as a step while nothing is known."""
+_BELIEVED = 4.0
+"""What is believed counts as much as so many drafted tokens."""
 _LEARNT = 0.2
-"""What the next step with drafts, or without, counts beside those before."""
-_FORGOTTEN = 0.01
-"""How much of what a drafted token takes is forgotten in a step without any."""
+"""What a step without drafts counts beside those before."""
+_REMEMBERED = 0.99
+"""How much of what drafted tokens take is remembered after a step without any."""
 _HELD_UP = 3.0
 """A step counts as so many times as long as expected, at most."""
 _DEVIATIONS = 2.0
@@ -85,15 +87,18 @@ class ServicePace:
 class DraftPace:
     """What a drafted token takes beside what a step of so many rows takes without drafts, of late.
 
-    A step that took much longer than expected was held up by something else, and counts as one that
-    took a few times as long. Where drafts seem to cost too much, none are made, and it would never
-    be seen that they do not: so the cost that is known is forgotten step by step.
+    What took much longer than expected was held up by something else, and counts as a few times as
+    long. Where drafts seem to cost too much, none are made, and it would never
+    be seen that they do not: so what is known of them is forgotten step by step.
     """
 
     def __init__(self) -> None:
         self._steps: dict[int, float] = {}
         """Seconds without drafts, by the number of rows."""
-        self._token = 0.0
+        self._tokens = 0.0
+        """Drafted, those of long ago counting less."""
+        self._seconds = 0.0
+        """That these took."""
 
     def note(self, rows: int, drafted: int, seconds: float) -> None:
         """A step of so many rows, and so many tokens beside theirs, took so long."""
@@ -101,24 +106,27 @@ class DraftPace:
             return
         usual = self._steps.get(rows)
         if usual is None:
-            token = self._token or seconds / (_DRAFTED_PER_STEP + drafted)
-            usual = self._steps[rows] = max(
-                seconds - token * drafted, seconds * rows / (rows + drafted)
-            )
-        token = self._token or usual / _DRAFTED_PER_STEP
+            usual = seconds * _DRAFTED_PER_STEP / (_DRAFTED_PER_STEP + drafted)
+            self._steps[rows] = usual
         if drafted:
-            cost = (seconds - usual) / drafted
-            self._token = token + _LEARNT * (min(max(cost, 0.0), _HELD_UP * token) - token)
+            most = _HELD_UP * drafted * self._token(usual)
+            self._seconds = _KEPT * self._seconds + min(seconds - usual, most)
+            self._tokens = _KEPT * self._tokens + drafted
         else:
-            self._steps[rows] = usual + _LEARNT * (min(seconds, _HELD_UP * usual) - usual)
-            self._token = token + _FORGOTTEN * (usual / _DRAFTED_PER_STEP - token)
+            self._steps[rows] += _LEARNT * (min(seconds, _HELD_UP * usual) - usual)
+            self._seconds *= _REMEMBERED
+            self._tokens *= _REMEMBERED
 
     def price(self, rows: int) -> float:
         """What a token costs, as a part of a row's share of a step."""
-        if not self._token:
+        if not self._steps:
             return rows / _DRAFTED_PER_STEP
-        nearest = min(self._steps, key=lambda known: abs(known - rows))
-        return self._token * rows / max(self._steps[nearest], 1e-9)
+        usual = self._steps[min(self._steps, key=lambda known: abs(known - rows))]
+        return rows * self._token(usual) / max(usual, 1e-9)
+
+    def _token(self, usual: float) -> float:
+        believed = _BELIEVED * usual / _DRAFTED_PER_STEP
+        return max(self._seconds + believed, 0.0) / (self._tokens + _BELIEVED)
 
 
 class TickTimes:

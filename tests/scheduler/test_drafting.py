@@ -173,7 +173,8 @@ def test_a_full_batch_is_not_slowed_down(rows: int, drafts: bool) -> None:
 def known(world: World, token: float, step: float) -> None:
     """What tokens and steps cost."""
     drafting = world.scheduler._drafting
-    drafting.pace._steps, drafting.pace._token = {1: step}, token
+    drafting.pace._steps = {1: step}
+    drafting.pace._tokens, drafting.pace._seconds = 1e6, 1e6 * token
     drafting.note = lambda plan, seconds: None  # type: ignore[method-assign]
 
 
@@ -218,6 +219,6 @@ def test_what_a_drafted_token_costs() -> None:
     for _ in range(20):  # it costs too much
         pace.note(8, 10, 90e-3)
     assert pace.price(8) > 1
-    for _ in range(300):
+    for _ in range(600):
         pace.note(8, 0, 10e-3)
     assert pace.price(8) < 0.9  # which is tried again
