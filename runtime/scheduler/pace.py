@@ -15,6 +15,8 @@ _ENDED = 0.95
 """What requests that ended before count beside the next one."""
 _DRAFTED_PER_STEP = 16
 """So many drafted tokens are believed to take as long as a step while nothing is known."""
+_MOST_PER_STEP = 64
+"""Not more drafted tokens than this are ever believed to take as long as a step."""
 _BELIEVED = 4.0
 """What is believed counts as much as so many drafted tokens."""
 _LEARNT = 0.2
@@ -88,8 +90,9 @@ class DraftPace:
     """What a drafted token takes beside what a step of so many rows takes without drafts, of late.
 
     What took much longer than expected was held up by something else, and counts as a few times as
-    long. Where drafts seem to cost too much, none are made, and it would never
-    be seen that they do not: so what is known of them is forgotten step by step.
+    long; where a step without drafts was held up, those with drafts seem to take no time. Where
+    drafts seem to cost too much, none are made, and it would never be seen that they do not: so
+    what is known of them is forgotten step by step.
     """
 
     def __init__(self) -> None:
@@ -109,8 +112,9 @@ class DraftPace:
             usual = seconds * _DRAFTED_PER_STEP / (_DRAFTED_PER_STEP + drafted)
             self._steps[rows] = usual
         if drafted:
-            most = _HELD_UP * drafted * self._token(usual)
-            self._seconds = _KEPT * self._seconds + min(seconds - usual, most)
+            expected = drafted * self._token(usual)
+            took = min(max(seconds - usual, expected / _HELD_UP), expected * _HELD_UP)
+            self._seconds = _KEPT * self._seconds + took
             self._tokens = _KEPT * self._tokens + drafted
         else:
             self._steps[rows] += _LEARNT * (min(seconds, _HELD_UP * usual) - usual)
@@ -126,7 +130,8 @@ class DraftPace:
 
     def _token(self, usual: float) -> float:
         believed = _BELIEVED * usual / _DRAFTED_PER_STEP
-        return max(self._seconds + believed, 0.0) / (self._tokens + _BELIEVED)
+        token = (self._seconds + believed) / (self._tokens + _BELIEVED)
+        return max(token, usual / _MOST_PER_STEP)
 
 
 class TickTimes:

@@ -222,3 +222,7 @@ def test_what_a_drafted_token_costs() -> None:
     for _ in range(600):
         pace.note(8, 0, 10e-3)
     assert pace.price(8) < 0.9  # which is tried again
+    for _ in range(99):  # steps without drafts are held up, now and then for long
+        pace.note(8, 0, 90e-3)
+        pace.note(8, 10, 12e-3)
+    assert pace.price(8) >= 8 / 64
