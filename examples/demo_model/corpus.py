@@ -209,9 +209,11 @@ def list_fields(source: Source, keys: Sequence[str]) -> str:
     return ", ".join(keys)
 
 
-def extract_request(source: Source, rows: Sequence[tuple[str, object]]) -> tuple[str, str]:
-    """A request for some of the fields, in any order, and the right answer."""
-    wanted = min(len(rows), source.pick((1, 2, 2, 3, 3, 3, 4, 4, 5)))
+def extract_request(
+    source: Source, rows: Sequence[tuple[str, object]], fields: int | None = None
+) -> tuple[str, str]:
+    """A request for some (or so many) of the fields, in any order, and the right answer."""
+    wanted = min(len(rows), fields or source.pick((1, 2, 2, 3, 3, 3, 4, 4, 5)))
     chosen = source.rng.sample(list(rows), wanted)
     if source.chance(0.5):
         chosen.sort(key=list(rows).index)
@@ -444,6 +446,35 @@ def passage_session(source: Source, facts: int) -> list[Message]:
         else:
             first = source.pick(FOLLOW_UPS).format(q=asked)
         messages += [user(first), assistant(answer)]
+    return messages
+
+
+def dense_session(source: Source, facts: int) -> list[Message]:
+    """All fields of a passage as JSON and a question about each fact, in any order: two answers for
+    every sentence, where a session asks for a few of them."""
+    passages = [make_passage(source, facts)]
+    if source.chance(0.2):
+        passages = two_subjects(source, facts // 2 + 1)
+    requests: list[tuple[str, str]] = []
+    if len(passages) == 1:
+        rows = fields_of(source, passages[0])
+        source.rng.shuffle(rows)
+        for start in range(0, len(rows), 5):  # a request has five fields at most
+            requests.append(extract_request(source, rows[start : start + 5], len(rows)))
+    for passage in passages:
+        requests += [ask(source, passage, at)[:2] for at in passage.facts]
+    source.rng.shuffle(requests)
+    text = source.pick((" ", "\n")).join(passage.text for passage in passages)
+    messages: list[Message] = []
+    for asked, answer in requests:
+        layout = source.pick(FOLLOW_UPS)
+        if not messages:
+            layout = (
+                extract_layout(source).replace("{a}", "{q}")
+                if answer.startswith("{")
+                else question_layout(source)
+            )
+        messages += [user(layout.format(p=text, q=asked)), assistant(answer)]
     return messages
 
 
@@ -745,6 +776,7 @@ class Stage:
     wide: float = 0.0
     plain_judging: float = 0.0
     drills: float = 0.0
+    dense: float = 0.0
 
 
 EARLY = Stage(facts=(1, 2, 2, 3), shots=(4, 6, 8), records=0.25, chained=0.0, long=0.0)
@@ -818,6 +850,11 @@ JUDGING = replace(
     drills=0.75,
 )
 
+# What is left then: every fact of a passage is asked for.
+DENSE = replace(
+    FURTHER, dense=0.5, wide=0.75, drills=0.08, shares=(0.15, *FURTHER.shares[1:3], 0.3, *FURTHER.shares[4:])
+)
+
 # In the order of ``Stage.shares``.
 CHAT_SKILLS: tuple[Callable[[Source, int], list[Message]], ...] = (
     passage_session,
@@ -851,6 +888,8 @@ def document(source: Source, stage: Stage) -> Document:
     source.plain_judging = stage.plain_judging
     if stage.drills and source.chance(stage.drills):
         return judge_drill(source, source.pick((1, 2, 3, 4, 5)))
+    if stage.dense and source.chance(stage.dense):
+        return chat_document(dense_session(source, source.pick((3, 4, 5, 6))), stage.lift_short)
     if source.chance(stage.long):
         return long_document(source, stage)
     roll = source.rng.random()

@@ -1249,11 +1249,13 @@ def make_passage(source: Source, facts: int, domain: Domain | None = None) -> Pa
     return Passage(pools.articles(" ".join(sentences)), domain, subject, values)
 
 
-def ask(source: Source, passage: Passage) -> tuple[str, str, Value]:
-    """A question about the passage: the question, its answer, and the field it is about."""
-    if source.chance(0.1) and not passage.others:
-        return source.phrase(passage.domain.name_asks), passage.subject, "name"
-    position = source.pick(sorted(passage.facts))
+def ask(source: Source, passage: Passage, position: int | None = None) -> tuple[str, str, Value]:
+    """A question about the passage, or about that fact of it: the question, its answer, and the
+    field it is about."""
+    if position is None:
+        if source.chance(0.1) and not passage.others:
+            return source.phrase(passage.domain.name_asks), passage.subject, "name"
+        position = source.pick(sorted(passage.facts))
     attribute = passage.domain.attributes[position]
     name = passage.subject
     if passage.domain.kind == "person" and source.chance(0.4):

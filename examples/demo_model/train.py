@@ -247,23 +247,24 @@ def pool_batches(
     return batches
 
 
-STAGES = (
-    (0.12, corpus.EARLY),
-    (0.34, corpus.MIDDLE),
-    (0.51, corpus.LATE),
-    (0.68, corpus.WIDE),
-    (0.85, corpus.DEEP),
-)
+COURSES: dict[str, tuple[tuple[float, corpus.Stage], ...]] = {
+    "whole": (
+        (0.12, corpus.EARLY),
+        (0.34, corpus.MIDDLE),
+        (0.51, corpus.LATE),
+        (0.68, corpus.WIDE),
+        (0.85, corpus.DEEP),
+        (1.0, corpus.LAST),
+    ),
+    "further": ((0.25, corpus.JUDGING), (1.0, corpus.FURTHER)),
+    "dense": ((0.7, corpus.DENSE), (1.0, corpus.FURTHER)),
+}
+"""Stages, each until a share of the run: from nothing short and simple passages come first; the
+others train further."""
 
 
-def stage_at(progress: float, further: bool = False) -> corpus.Stage:
-    """Short and simple passages first, everything later; two stages for training further."""
-    if further:
-        return corpus.JUDGING if progress < 0.25 else corpus.FURTHER
-    for end, stage in STAGES:
-        if progress < end:
-            return stage
-    return corpus.LAST
+def stage_at(progress: float, course: str) -> corpus.Stage:
+    return next(stage for end, stage in COURSES[course] if progress < end or end == 1)
 
 
 def learning_rate_factor(progress: float, step: int, hold: float = 0.35) -> float:
@@ -328,7 +329,7 @@ def batches_of_run(
         for batch in pool_batches(
             tokenizer,
             source,
-            stage_at(progress.fraction, args.start_from is not None),
+            stage_at(progress.fraction, args.course),
             args.batch_tokens,
             args.pool_tokens,
         ):
@@ -371,6 +372,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument(
         "--start-from", type=Path, help="train this model further, with its tokenizer"
     )
+    parser.add_argument("--course", choices=list(COURSES), default="whole", help="what is trained")
     parser.add_argument(
         "--evaluate-minutes", type=float, default=0, help="0: no evaluation while training"
     )
