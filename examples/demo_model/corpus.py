@@ -453,7 +453,7 @@ def dense_session(source: Source, facts: int) -> list[Message]:
     """All fields of a passage as JSON and a question about each fact, in any order: two answers for
     every sentence, where a session asks for a few of them."""
     passages = [make_passage(source, facts)]
-    if source.chance(0.2):
+    if source.chance(0.5):
         passages = two_subjects(source, facts // 2 + 1)
     requests: list[tuple[str, str]] = []
     if len(passages) == 1:
@@ -852,7 +852,11 @@ JUDGING = replace(
 
 # What is left then: every fact of a passage is asked for.
 DENSE = replace(
-    FURTHER, dense=0.5, wide=0.75, drills=0.08, shares=(0.15, *FURTHER.shares[1:3], 0.3, *FURTHER.shares[4:])
+    FURTHER,
+    dense=0.5,
+    wide=0.75,
+    drills=0.08,
+    shares=(0.15, *FURTHER.shares[1:3], 0.3, *FURTHER.shares[4:]),
 )
 
 # In the order of ``Stage.shares``.

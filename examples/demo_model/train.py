@@ -4,7 +4,7 @@ The corpus is generated while training (``corpus.py``); nothing is downloaded.  
 the recipe.  Examples, from nothing and further from a trained model::
 
     python -m examples.demo_model.train --out OUT --minutes 94 --threads 1
-    python -m examples.demo_model.train --out OUT --start-from runtime/assets/demo --minutes 180
+    python -m examples.demo_model.train --out OUT --start-from runtime/assets/demo --course further
 """
 
 from __future__ import annotations
