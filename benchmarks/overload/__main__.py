@@ -7,7 +7,8 @@ times as many are sent; what counts is how many are answered in time (*goodput*)
 how soon the others are refused. At last one client sends thousands of requests at once and ten
 others one each.
 
-Ten minutes of three times the rate: `--seconds 600 --factors 1 3 --timeout 3` (half an hour).
+Ten minutes of three times the rate: `--factors 1 3 --last-seconds 600 --timeout 3` (a quarter of an
+hour).
 
 With `--simulate` the real scheduler serves the same on a simulated clock, in seconds.
 """
@@ -158,8 +159,10 @@ async def live(
         lambda rate: offer(asker, load, rate, trial, args.seed), FIRST_RATE, load.timeout
     )
     rows = {}
-    for factor in args.factors:
-        rows[f"{factor:g}"] = await offer(asker, load, factor * rate, args.seconds, args.seed)
+    for at, factor in enumerate(args.factors, 1):
+        last = at == len(args.factors)
+        seconds = args.last_seconds if last and args.last_seconds else args.seconds
+        rows[f"{factor:g}"] = await offer(asker, load, factor * rate, seconds, args.seed)
         await asyncio.sleep(1)
     found = await crowd(asker, load, args.crowd) if args.crowd else {}
     return rate, trials, rows, found
@@ -169,6 +172,7 @@ def main() -> None:
     parser = new_parser("overload", __doc__)
     parser.add_argument("--simulate", action="store_true")
     parser.add_argument("--seconds", type=float, default=120.0, help="of each load")
+    parser.add_argument("--last-seconds", type=float, help="of the last load, if not as the others")
     parser.add_argument("--factors", type=float, nargs="*", default=FACTORS)
     parser.add_argument("--prompt", type=int, default=300, help="tokens of a prompt")
     parser.add_argument("--output", type=int, default=32, help="tokens of an answer")
