@@ -331,6 +331,8 @@ class World:
         assert gateway is not None
         if gateway.branch_count:
             raise Violation(f"{gateway.branch_count} branches are left")
+        for process in live:  # one that was to die at a later step does not any more
+            process.seams_left = None
         self.settled = self.loop.now
         pins = [(one, pin) for one in live for pin in one.scheduler.kv.retention.pins.all()]
         # They live for five minutes.
