@@ -72,10 +72,18 @@ def end_with_parent() -> None:
 def give_way() -> None:
     """On Linux, have this process take no core from one that computes before its turn has ended,
     for it has many short turns, and all threads of a computation wait for the one that lost its
-    core. Its children are as before; so are all where the user has chosen another scheduling."""
+    core. Its children are to call `compete`. Nothing is done where the user has chosen another
+    scheduling, or the system refuses this one."""
     if sys.platform == "linux" and os.sched_getscheduler(0) == os.SCHED_OTHER:
-        policy = os.SCHED_BATCH | os.SCHED_RESET_ON_FORK
-        os.sched_setscheduler(0, policy, os.sched_param(0))
+        with contextlib.suppress(OSError):
+            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+
+
+def compete() -> None:
+    """What a parent's `give_way` left to this process does not hold for it."""
+    if sys.platform == "linux" and os.sched_getscheduler(0) == os.SCHED_BATCH:
+        with contextlib.suppress(OSError):
+            os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
 
 
 def child_command(module: str) -> list[str]:

@@ -53,6 +53,7 @@ many times a step; with Python's 5 ms, a step beside a compilation took several 
 
 def main() -> int:
     """Exit status 0 after a `Stop`, 1 if the engine could not start (the reason is on stdout)."""
+    processes.compete()
     logs.set_up(LogConfig(), "engine")
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:

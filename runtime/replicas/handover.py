@@ -109,6 +109,7 @@ class Handover:
             params=_PROMPT_ALONE,
             constraint=None,
             report="",
+            prediction=NO_TOKENS,
         )
         at = self._dispatch.place(prompt, prefill=True)
         self._clients[at].submit(prompt, lambda update: self._computed(handed, at, update))
@@ -129,6 +130,7 @@ class Handover:
             self._listener(handed),
             engines=submitted.engines,
             deaths=submitted.deaths,
+            lost=submitted.lost,
             aborted=submitted.aborted,
         )
 

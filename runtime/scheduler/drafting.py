@@ -45,10 +45,11 @@ class Drafting:
     ) -> tuple[list[Sequence], int]:
         """Add the rows of `ready` that have a draft, of at most `budget` tokens in all; returns the
         others, and what is left of the budget. Each of `ready` has room for one token."""
+        # Before anybody is able: who waits to be drafted for is decided by it.
+        self._price = _MARGIN * self.pace.price(len(ready))
         able = [s for s in ready if s.prediction is not None and not s.pending]
         if not able:
             return ready, budget
-        self._price = _MARGIN * self.pace.price(len(ready))
         most = min(MAX_DRAFT, MAX_DRAFTED // len(able))
         drafting = set()
         for sequence in able:

@@ -269,7 +269,9 @@ class Scheduler:
             if ready is not None:  # else the step under way may give the blocks that are missing
                 budget = self.config.max_step_tokens - len(ready)
                 if self._predicted:
-                    ready, budget = self._drafting.plan(ready, builder, budget)
+                    most = budget // 2  # prompts go on, too
+                    ready, left = self._drafting.plan(ready, builder, most)
+                    budget -= most - left
                 builder.add_decodes(ready)
                 for sequence in ready:
                     sequence.computed += 1

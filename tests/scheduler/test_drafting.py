@@ -170,6 +170,20 @@ def test_a_full_batch_is_not_slowed_down(rows: int, drafts: bool) -> None:
     assert (world.stats["drafted_tokens"] > 0) == drafts
 
 
+def test_drafts_come_back_when_a_full_batch_has_gone() -> None:
+    """Whose next token is planned ahead has no draft: who waits for one must hear of the price."""
+    world = World(overlap=True, max_step_tokens=512)
+    known(world, token=1e-3, step=1e-2)
+    for at in range(32):
+        world.submit([*PROMPT, at], LENGTH, predict=list)
+    world.submit([*PROMPT, 32], 8 * LENGTH, predict=list)
+    while len(world.scheduler._by_rid) > 1:
+        world.step()
+    before = world.stats["drafted_tokens"]
+    world.drain()
+    assert world.stats["drafted_tokens"] > before
+
+
 def known(world: World, token: float, step: float) -> None:
     """What tokens and steps cost."""
     drafting = world.scheduler._drafting

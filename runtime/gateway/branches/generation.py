@@ -41,6 +41,9 @@ MAX_STOP_LENGTH = 1024
 QUIET_TOKENS = 32
 # The least time between two points of what is told of a generation's progress.
 PROGRESS_SECONDS = 0.01
+SHORT_PREDICTION, CHARACTERS_PER_TOKEN = 1024, 16
+"""A prediction may have so many tokens beside twice the output's; no more of its text is looked at
+than so many tokens mostly have."""
 
 
 class Generation:
@@ -149,12 +152,17 @@ class Generation:
         return generated
 
     async def _predicted(self) -> np.ndarray:
-        """The tokens of the predicted text, as many as any output may have."""
+        """The tokens of the predicted text, as many as any output may have, or a short one may be
+        found in."""
         core, text = self._core, self._op.prediction
+        most = core.model_info.context_length
+        if (wanted := self._op.params.max_tokens) is not None:
+            most = min(most, 2 * wanted + SHORT_PREDICTION)
+        text = text[: CHARACTERS_PER_TOKEN * most]
         if not text:
             return NO_TOKENS
         ids = await core.tokenize(len(text), core.tokenizer.encode_pieces, (Piece(text),))
-        return np.array(ids[: core.model_info.context_length], np.int32)
+        return np.array(ids[:most], np.int32)
 
     def _go_on(self, log: GenerationLog) -> bool:
         """Take what an earlier server was told, and send what the client does not have of it.
