@@ -33,6 +33,7 @@ from benchmarks.overload.goodput import Fate, Goodput, arrivals, goodput_of, goo
 from benchmarks.overload.simulated import Load, Simulation, capacity
 from benchmarks.overload.sustainable import sustainable
 from rootlace.runtime.assets import demo_model
+from rootlace.runtime.gateway.http.prompts import MAX_PROMPTS
 
 FACTORS = (0.5, 1.0, 2.0, 3.0)
 FIRST_RATE = 32.0
@@ -125,19 +126,25 @@ async def crowd(asker: Asker, load: Load, many: int) -> dict[str, float]:
     short = [asker.prompt()[:32] for _ in range(many)]
     async with asker.session("127.0.0.9") as http:
         began = time.perf_counter()
-        body = {"input_ids": short, "sampling_params": sampling}
-        greedy = asyncio.ensure_future(http.post("/generate", json=body))
+
+        async def part(prompts: list[list[int]]) -> int:
+            body = {"input_ids": prompts, "sampling_params": sampling}
+            async with http.post("/generate", json=body) as reply:
+                await reply.read()
+                return reply.status
+
+        parts = [short[at : at + MAX_PROMPTS] for at in range(0, many, MAX_PROMPTS)]
+        greedy = asyncio.gather(*(part(one) for one in parts))
         await asyncio.sleep(2)
         behind = max(await ten())
         finished = greedy.done()
-        reply = await greedy
-        await reply.read()
-        status, seconds = reply.status, time.perf_counter() - began
+        status, seconds = max(await greedy), time.perf_counter() - began
+    if status != 200:
+        raise RuntimeError(f"the client with {many} requests got {status}")
     return {
         "many": many,
         "alone_s": alone,
         "behind_s": behind,
-        "greedy_status": status,
         "greedy_s": seconds,
         "greedy_done_before_others": float(finished),
     }
