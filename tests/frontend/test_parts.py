@@ -29,9 +29,10 @@ from rootlace.wire.protocol import ChatFormat, Constraint, Text, Tokens
 def test_own_options_override_defaults() -> None:
     defaults = sampling.normalise({"max_new_tokens": 10, "stop": "x", "n": 2}, "run()")
     own = sampling.normalise({"stop": ["y", "z"], "temperature": 0}, "gen()")
-    params, constraint, _, report, _ = sampling.resolve(defaults, own)
+    asked = sampling.resolve(defaults, own)
+    params = asked.params
     assert (params.max_tokens, params.stop, params.n, params.temperature) == (10, ("y", "z"), 2, 0)
-    assert constraint is None and not report
+    assert asked.constraint is None and not asked.cache_report
     own = sampling.normalise({"return_cache_report": True}, "gen()")
     assert sampling.resolve(defaults, own).cache_report
     with pytest.raises(InvalidRequest, match="must be True or False, not 'no'"):
