@@ -1,4 +1,4 @@
-"""Whether a disk is still used."""
+"""Whether a store is still used."""
 
 from __future__ import annotations
 
@@ -20,4 +20,4 @@ class Switch:
         """Nothing is written or read any more."""
         if self.on and not self.closed:
             self.on = False
-            log.warning("%s: blocks are kept on disk no longer: %s", self._path, error)
+            log.warning("%s: no blocks are kept there any more: %s", self._path, error)

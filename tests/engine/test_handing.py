@@ -248,3 +248,22 @@ def test_a_memory_without_room_for_a_block_is_refused(model: Path, memory: int) 
     runner = ModelRunner.load(config.executor, config.cache, 512, 16)
     with pytest.raises(InvalidRequest, match="--disaggregate-gb 1e-06: a block takes"):
         open_tiers(config, runner, 2, memory, 1000)
+
+
+def test_a_memory_that_cannot_be_written_holds_nobody_up(model: Path, memory: int) -> None:
+    """What is being given is answered without what is missing, and later prompts at once."""
+    peer = Peer(model, memory)
+    peer.ask(PROMPT, 0)
+    store = peer.below.tiers.handed.store
+    reserved = [(100 + at, at.to_bytes(16, "big")) for at in range(store.room)]
+    for slot, key in reserved:  # no room: the giving waits
+        store.reserve(slot, key)
+    peer.handing.give(7, "", np.array(PROMPT, np.int32), 0, [0])
+    peer.handing.poll()
+    assert peer.handing.busy
+    store._switch.off(OSError("no space is left"))
+    peer.handing.poll()
+    assert peer.handing.take_answers() == [(7, ())] and not peer.handing.busy
+    for slot, _ in reserved:
+        store.cancel(slot)
+    assert peer.give(0, [0]) == ()

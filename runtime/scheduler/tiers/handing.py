@@ -78,7 +78,7 @@ class Handing:
         into the memory's `slots`. `take_answers` says when it is done."""
         size, end = self._size, first + len(slots)
         cached = 0
-        if self._tiers.handed is not None:
+        if self._tiers.handed is not None and self._tiers.handed.store.working:
             cached = self._tree.descend(namespace, tokens, end * size)[1] // size
         if cached <= first:
             self._answers.append((ticket, ()))
@@ -96,6 +96,8 @@ class Handing:
         handed = self._tiers.handed
         for giving in list(self._givings):
             assert handed is not None
+            if not handed.store.working:  # nothing more is written
+                giving.blocks = giving.blocks[: giving.planned]
             while giving.planned < len(giving.blocks) and handed.store.room > 0:
                 key, block = giving.blocks[giving.planned]
                 slot = giving.slots[giving.planned]
