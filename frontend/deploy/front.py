@@ -40,7 +40,9 @@ class Front:
         gateway = dataclasses.replace(
             runtime.gateway,
             model=str(model),
-            program_address=runtime.gateway.program_address.replace("NODE", address),
+            program_address=runtime.gateway.program_address.replace(
+                "NODE", f"[{address}]" if ":" in address else address
+            ),
         )
         runtime = dataclasses.replace(runtime, gateway=gateway)
         self._version = version

@@ -83,6 +83,7 @@ class Line:
             # One connection: what is lost with it is not to be sent to whoever is there later.
             socket.setsockopt(zmq.RECONNECT_IVL, -1)
             socket.setsockopt(zmq.IMMEDIATE, 1)
+            socket.setsockopt(zmq.IPV6, "[" in target)
             socket.connect(target)
         return cls(push, Pipes(push, pull, on_message, decode_to_engine), on_lost)
 

@@ -23,6 +23,8 @@ class Meeting:
         """`host`: the address of the interface that other machines reach."""
         self._host = host
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        # Four for each engine; ZeroMQ's default is enough for 255 of them.
+        self._context.set(zmq.MAX_SOCKETS, self._context.get(zmq.SOCKET_LIMIT))
         self._vacant: dict[RemoteEngine, RemotePlace] = {}
 
     def place(
@@ -38,8 +40,9 @@ class Meeting:
         if not self._vacant:
             return None
         engine = min(self._vacant, key=lambda one: self._vacant[one].urgency)
+        address = engine.attach()  # where it has no port, the place stays
         del self._vacant[engine]
-        return engine.attach()
+        return address
 
     def wait_at(self, place: RemotePlace, hear: Callable[[FromEngine], None]) -> RemoteEngine:
         """The next engine of a place."""

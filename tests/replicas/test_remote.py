@@ -121,6 +121,15 @@ def host_of(cluster: Cluster, at: int) -> Any:
     return found
 
 
+async def test_a_host_that_never_connects_costs_no_place(cluster: Cluster) -> None:
+    (vacant,) = cluster.meeting._vacant
+    assert cluster.meeting.attach() is not None and not cluster.meeting._vacant
+    vacant.kill()  # as a line does that nobody came to
+    await until(lambda: bool(cluster.meeting._vacant))
+    await soon(cluster.add())
+    await until(lambda: cluster.up() == 3)
+
+
 async def test_requests_run_and_an_engine_that_dies_is_replaced(cluster: Cluster) -> None:
     done = await cluster.run(5).end()
     assert (done.token_ids, done.finish) == ((6,), "length")

@@ -102,7 +102,8 @@ class EngineClient:
         """
         client = cls(config, on_exit, siblings, place)
         if client._place.patient:
-            client._watcher = asyncio.create_task(client._come_back(client._launch, {}))
+            start = partial(client._launch_again, None)
+            client._watcher = asyncio.create_task(client._come_back(start, {}))
             return client
         try:
             await client._launch()
@@ -251,10 +252,11 @@ class EngineClient:
             siblings.on_return()
 
     async def _launch_again(self, code: int | None) -> None:
-        """Start an engine for the one that ended; another one where it dies as it starts."""
+        """Start an engine for the one that ended, if there was one; another one where it dies as
+        it starts."""
         while True:
-            assert self._engine is not None
-            self._engine.close()
+            if self._engine is not None:
+                self._engine.close()
             if not self._place.patient:
                 self._deaths.check(code)
             try:
