@@ -34,11 +34,13 @@ class Culprits:
         found = self._found.get(client, [])
         if len(found) < MAX_CULPRITS:
             return None
-        left = found[-MAX_CULPRITS] + WINDOW_SECONDS - self._clock()
-        return ClientSuspended(
+        left = max(found[-MAX_CULPRITS] + WINDOW_SECONDS - self._clock(), 1.0)
+        refusal = ClientSuspended(
             f"requests of this client ended the engine {len(found)} times within the last "
-            f"{WINDOW_SECONDS / 60:.0f} minutes: it is suspended for {max(left, 1.0):.0f} s"
+            f"{WINDOW_SECONDS / 60:.0f} minutes: it is suspended for {left:.0f} s"
         )
+        refusal.retry_after = left
+        return refusal
 
     def _forget_old(self) -> None:
         oldest = self._clock() - WINDOW_SECONDS
