@@ -15,13 +15,14 @@ class Headcount {
  public:
   using Duration = std::chrono::nanoseconds;
 
-  // One thread less would compute more where, for as long as `WINDOW`, what threads wait and what they
-  // are without a core is together more than one thread can do; `LOST` of it, as short waits do not
-  // count. Where lost cores explain half of the waiting, regions have one thread less for a while, a
-  // longer one each time that turns out to be still so. A single region tells nothing: whoever is
-  // sent a step's tokens takes a core, too, for a moment that may be half of a step.
+  // Threads lose time by waiting and by having no core. Where that is as much, for as long as `WINDOW`,
+  // as one thread computes in it, one thread less would do as well (short waits are not counted, so
+  // the bound is a little lower). If lost cores explain half of the waiting, regions have one thread
+  // less for a while, a longer one each time that turns out to be still so. A single region tells
+  // nothing: whoever is sent a step's tokens takes a core, too, for a moment that may be half of a
+  // step.
   static constexpr Duration WINDOW = std::chrono::milliseconds(200);
-  static constexpr double LOST = 0.85;
+  static constexpr double LOST = 0.98;
   static constexpr Duration SHORT_BREAK = std::chrono::milliseconds(50);
   static constexpr Duration LONG_BREAK = std::chrono::milliseconds(1600);
 
