@@ -17,18 +17,19 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import sys
 import time
 from dataclasses import asdict
 from typing import Any
 
-import aiohttp
 import msgspec
 import numpy as np
 from rich.console import Console
 
 import rootlace as rl
 from benchmarks.common import Report, aim, console_of, new_parser, table_of
+from benchmarks.overload.client import Client
 from benchmarks.overload.goodput import Fate, Goodput, arrivals, goodput_of, goodput_over_best
 from benchmarks.overload.simulated import Load, Simulation, capacity
 from benchmarks.overload.sustainable import sustainable
@@ -62,17 +63,13 @@ class Asker:
         self._load = load
         self._dice = np.random.default_rng(seed)
 
-    def session(self, address: str = "127.0.0.1") -> aiohttp.ClientSession:
-        """A client is known by its address."""
-        connector = aiohttp.TCPConnector(limit=0, local_addr=(address, 0))
-        timeout = aiohttp.ClientTimeout(total=None)
-        json = {"Content-Type": "application/json"}
-        return aiohttp.ClientSession(self._url, connector=connector, timeout=timeout, headers=json)
+    def session(self, address: str = "127.0.0.1") -> Client:
+        return Client(self._url, address)
 
     def prompt(self) -> list[int]:
         return self._dice.integers(300, 4000, self._load.prompt).tolist()
 
-    async def ask(self, http: aiohttp.ClientSession, timeout: float | None) -> Fate:
+    async def ask(self, http: Client, timeout: float | None) -> Fate:
         load, began = self._load, time.perf_counter()
         body: dict[str, Any] = {
             "prompt": self.prompt(),
@@ -83,11 +80,9 @@ class Asker:
         if timeout is not None:
             body["timeout"] = timeout
         try:
-            async with http.post("/v1/completions", data=msgspec.json.encode(body)) as reply:
-                await reply.read()
-            kinds = {200: "in time", 408: "late", 429: "refused"}
-            kind = kinds.get(reply.status, "failed")
-        except aiohttp.ClientError:
+            status = await http.post("/v1/completions", msgspec.json.encode(body))
+            kind = {200: "in time", 408: "late", 429: "refused"}.get(status, "failed")
+        except OSError:
             kind = "failed"
         seconds = time.perf_counter() - began
         # What the client's own sending and reading take is no fault of the server's.
@@ -113,12 +108,12 @@ async def crowd(asker: Asker, load: Load, many: int) -> dict[str, float]:
     these are answered, beside those of the same ten when nobody else asks."""
 
     async def ten() -> list[float]:
-        sessions = [asker.session(f"127.0.0.{number + 10}") for number in range(OTHERS)]
-        try:
+        async with contextlib.AsyncExitStack() as stack:
+            sessions = [
+                await stack.enter_async_context(asker.session(f"127.0.0.{number + 10}"))
+                for number in range(OTHERS)
+            ]
             fates = await asyncio.gather(*(asker.ask(one, None) for one in sessions))
-        finally:
-            for one in sessions:
-                await one.close()
         return [one.seconds for one in fates]
 
     alone = max(await ten())
@@ -129,9 +124,7 @@ async def crowd(asker: Asker, load: Load, many: int) -> dict[str, float]:
 
         async def part(prompts: list[list[int]]) -> int:
             body = {"input_ids": prompts, "sampling_params": sampling}
-            async with http.post("/generate", json=body) as reply:
-                await reply.read()
-                return reply.status
+            return await http.post("/generate", msgspec.json.encode(body))
 
         parts = [short[at : at + MAX_PROMPTS] for at in range(0, many, MAX_PROMPTS)]
         greedy = asyncio.gather(*(part(one) for one in parts))

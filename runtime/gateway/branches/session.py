@@ -154,6 +154,7 @@ class Session:
         self._branches.clear()
         self._closing.clear()
         self._core.session_count -= 1
+        self._on_events = _nothing  # whoever hears may have this session
         self._on_close(self)
 
     # ------------------------------------------------------------ dispatch

@@ -1,0 +1,53 @@
+"""What requests leave behind when they end."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+
+import pytest
+
+from rootlace.runtime.gateway.http import one_shot
+from rootlace.wire.errors import DeadlineImpossible, RootlaceError
+from rootlace.wire.handling import Handling
+from rootlace.wire.protocol import SamplingParams, Text
+from tests.gateway.operations import MakeClient
+
+
+@pytest.mark.parametrize("fate", ["answered", "refused", "late"])
+async def test_a_request_of_http_leaves_nothing_to_the_garbage_collector(
+    client: MakeClient, fate: str
+) -> None:
+    """Under overload hundreds a second are refused, and who looks for them is paid by all."""
+    c = client()
+    if fate == "refused":
+        c.engine.script = lambda request: DeadlineImpossible("not in time")
+    c.engine.paused = fate == "late"
+    timeout = 0.01 if fate == "late" else None
+    job = one_shot.Job(
+        (Text("one two"),), SamplingParams(max_tokens=2), handling=Handling(timeout=timeout)
+    )
+    seen: list[weakref.ref[object]] = []
+
+    async def ask() -> None:
+        with one_shot.OneShots(c.gateway, [job]) as shots:
+            seen.append(weakref.ref(shots))
+            seen.append(weakref.ref(shots.keep()))
+            shots._kept = False
+            try:
+                await shots.results()
+            except RootlaceError:
+                assert fate != "answered"
+            else:
+                assert fate == "answered"
+
+    await ask()  # what is made once
+    gc.collect()
+    gc.disable()
+    try:
+        seen.clear()
+        await ask()
+        await c.settle()
+        assert len(seen) == 2 and [one() for one in seen] == [None, None]
+    finally:
+        gc.enable()
