@@ -5,7 +5,8 @@ Requests are sent at random times, each with a timeout. The highest rate at whic
 embedded model answers nearly all in time is looked for by offering rates. Then 0.5, 1, 2 and 3
 times as many are sent; what counts is how many are answered in time (*goodput*), how many late, and
 how soon the others are refused. At last one client sends thousands of requests at once and ten
-others one each.
+others one each. Clients elsewhere take no core from the server: here they take one only when its
+threads have had their turns.
 
 Ten minutes of three times the rate: `--factors 1 3 --last-seconds 600 --timeout 3` (a quarter of an
 hour).
@@ -35,6 +36,7 @@ from benchmarks.overload.simulated import Load, Simulation, capacity
 from benchmarks.overload.sustainable import sustainable
 from rootlace.runtime.assets import demo_model
 from rootlace.runtime.gateway.http.prompts import MAX_PROMPTS
+from rootlace.runtime.processes import give_way
 
 FACTORS = (0.5, 1.0, 2.0, 3.0)
 FIRST_RATE = 32.0
@@ -182,6 +184,7 @@ def main() -> None:
     args = parser.parse_args()
     console, report = console_of(110), Report("overload", args, "aiohttp")
     load = Load(args.prompt, args.output, args.simulate, args.timeout)
+    give_way()
     trials: list[Goodput] = []
     crowded: dict[str, float] = {}
     if args.simulate:
