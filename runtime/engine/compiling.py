@@ -40,8 +40,8 @@ class CompilingRequests:
     def __init__(self, compiler: Compiler) -> None:
         self._compiler = compiler
         self._by_rid: dict[int, Waiting] = {}
-        self._done: SimpleQueue[Waiting] = SimpleQueue()
-        self._ready: list[Waiting] = []
+        self._done: SimpleQueue[int] = SimpleQueue()
+        self._ready: list[int] = []
         self.compiled = 0
         """Requests that have waited for their constraint, and for how many seconds in all."""
         self.seconds = 0.0
@@ -55,8 +55,10 @@ class CompilingRequests:
     def add(self, request: Request, constraint: Constraint) -> None:
         """Have the request's `constraint` compiled, unless that is under way already."""
         grammar = self._compiler.submit(constraint, request.client)
-        waiting = self._by_rid[request.rid] = Waiting(request, grammar, time.monotonic())
-        grammar.add_done_callback(lambda _: self._done.put(waiting))
+        rid = request.rid
+        self._by_rid[rid] = Waiting(request, grammar, time.monotonic())
+        # Not what waits: it would be kept, with its grammar, until a full collection of garbage.
+        grammar.add_done_callback(lambda _: self._done.put(rid))
 
     def remove(self, rid: int) -> bool:
         """Forget an aborted request; False if it is not here. Compilation goes on, since others
@@ -75,9 +77,10 @@ class CompilingRequests:
         while not self._done.empty():
             self._ready.append(self._done.get())
         ready, self._ready = self._ready, []
-        for waiting in ready:
-            if self._by_rid.get(waiting.request.rid) is waiting:
-                del self._by_rid[waiting.request.rid]
+        for rid in ready:
+            waiting = self._by_rid.get(rid)
+            if waiting is not None and waiting.grammar.done():
+                del self._by_rid[rid]
                 self.compiled += 1
                 self.seconds += waiting.waited
                 yield waiting

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import numpy as np
 import pytest
 
@@ -54,6 +57,32 @@ def test_a_known_way_is_gone_at_once(compiler: GrammarCompiler, kind: str) -> No
     again = made(compiler, kind)
     np.testing.assert_array_equal(other.allowed_mask(), again.allowed_mask())
     assert not other.is_accepting()
+
+
+@pytest.mark.parametrize("kind", TEXTS)
+def test_a_grammar_that_nobody_has_leaves_nothing(compiler: GrammarCompiler, kind: str) -> None:
+    """Not even until a full collection of garbage, which is rare: by then there are hundreds."""
+    source = {"regex": REGEX} if kind == "regex" else {"json_schema": SCHEMA}
+    other = GrammarCompiler(compiler.vocabulary)
+    matcher = other.compile(**source).matcher()  # type: ignore[arg-type]
+    for _ in range(2):
+        for byte in TEXTS[kind]:
+            token = compiler.vocabulary.byte_tokens[byte]
+            assert matcher.allowed_mask()[token] and matcher.advance(token)
+            matcher.prepare_mask()
+            row = matcher.mask_row()
+        matcher.reset()
+    assert row is not None
+    table, words = row.table, row.table.rows[row.row].copy()
+    automaton = weakref.ref(table._dfa)  # type: ignore[attr-defined]
+    gc.disable()
+    try:
+        del matcher, other
+        np.testing.assert_array_equal(row.table.rows[row.row], words)  # whoever has one may go on
+        del row, table
+        assert automaton() is None
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize("kind", TEXTS)

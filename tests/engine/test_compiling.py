@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -21,6 +23,7 @@ from rootlace.runtime.contracts.messages import (
 )
 from rootlace.runtime.contracts.request import Request
 from rootlace.runtime.contracts.update import Update
+from rootlace.runtime.engine.compiling import CompilingRequests
 from rootlace.runtime.engine.loop import EngineLoop
 from rootlace.runtime.scheduler.scheduler import Scheduler
 from rootlace.wire.errors import InvalidConstraint
@@ -206,6 +209,21 @@ def test_an_id_is_free_again_after_its_abort() -> None:
         lambda: service.finish("b", InvalidConstraint("not b")),
     )
     assert [update.finish for update in talk.of(1)] == ["abort", "error"]
+
+
+def test_what_was_waited_for_is_not_kept() -> None:
+    """Nor until a full collection of garbage: grammars may be large."""
+    service = FakeService()
+    requests = CompilingRequests(service)
+    requests.add(submit(1, "a"), Constraint("regex", "a"))
+    service.finish("a")
+    grammar = weakref.ref(service.done.pop("a"))
+    gc.disable()
+    try:
+        assert [waiting.request.rid for waiting in requests.take()] == [1]
+        assert grammar() is None
+    finally:
+        gc.enable()
 
 
 def test_jumping_takes_both_the_request_and_the_configuration() -> None:

@@ -5,6 +5,8 @@ A state that a request has stood at is a `Place`, with its mask and the places t
 
 from __future__ import annotations
 
+import weakref
+
 import numpy as np
 
 from rootlace.runtime.constrained.automaton.dfa import DEAD, LazyDfa
@@ -99,6 +101,8 @@ class PlacedGrammar:
         self.forced: dict[tuple[int, bytes], list[int]] = {}
         """The forced tokens, by state and by what matters of the text before."""
         self._final: dict[int, bool] = {}
+        # Both refer in circles, and would outlive this until a full collection of garbage.
+        weakref.finalize(self, _forget, self.places, self.table)
 
     @property
     def nbytes(self) -> int:
@@ -180,3 +184,8 @@ class PlacedGrammar:
     def other(self) -> Matcher:
         """A new matcher that knows what the automaton does not. Raises InvalidConstraint."""
         raise InvalidConstraint("the automaton got too large")
+
+
+def _forget(*parts: Places | TokenTable) -> None:
+    for part in parts:
+        part.forget()

@@ -54,6 +54,10 @@ class TokenTable:
         rows = self._rows.nbytes + sum(array.nbytes for array in self._replaced)
         return rows + self._walk.nbytes + 200 * len(self._row_of)
 
+    def forget(self) -> None:
+        """Give no row out again; those that were stay as they are."""
+        self._row_of.clear()
+
     def filled(self, row: int) -> bool:
         return self._filled[row] != 0
 
