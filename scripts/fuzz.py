@@ -84,7 +84,9 @@ def _fuzz(name: str, flags: list[str]) -> None:
     options = {}
     if name in CODECS:
         corpus = [path.read_bytes() for path in readers.inputs(name)]
-        options["custom_mutator"] = Mutator(name, corpus, atheris.Mutate)
+        # `Fuzz` puts another `Mutate` into its place: this one would end the process.
+        mutate = lambda data, size: atheris.Mutate(data, size)  # noqa: E731
+        options["custom_mutator"] = Mutator(name, corpus, mutate)
     atheris.Setup([again, *flags], lambda data: readers.attempt(name, data), **options)
     atheris.Fuzz()
 
