@@ -90,6 +90,8 @@ class Replicas:
         ended elsewhere, and tell by `digest_key`: wait for the first. Raises what
         `EngineClient.start` does."""
         replicas = cls(count, on_exit, apart, meeting, digest_key)
+        if meeting is None:
+            replicas._forgets = Forgets.of(config)
         try:
             replicas._clients = [await replicas._start_one(config, 0)]
             others = [replicas._start_one(config, at) for at in range(1, count)]
@@ -222,6 +224,7 @@ class Replicas:
         if self._handover is not None:
             self._handover.close()
         await asyncio.gather(*(client.stop() for client in self._clients))
+        self._forgets.close()
         if self._memory >= 0:
             os.close(self._memory)
             self._memory = -1

@@ -22,7 +22,8 @@ from rootlace.runtime.contracts.request import Request
 from rootlace.runtime.contracts.step_record import StepRecord, read_step_record
 from rootlace.runtime.contracts.update import Update
 from rootlace.runtime.engine.client import EngineClient, child_engine, pulse
-from rootlace.runtime.engine.client.forgets import MOST, SECONDS, Forgets
+from rootlace.runtime.engine.client.forget_file import ForgetFile
+from rootlace.runtime.engine.client.forgets import MOST, SECONDS, SPARE_LINES, Forgets
 from rootlace.runtime.engine.client.in_flight import InFlight
 from rootlace.wire.errors import ServerUnavailable
 from rootlace.wire.protocol import SamplingParams
@@ -62,6 +63,12 @@ async def client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterat
     client = await EngineClient.start(EngineConfig())
     yield client
     await client.stop()
+
+
+def after(in_flight: InFlight, in_step: dict[int, int]) -> list[Request]:
+    """What the next engine is sent when one died in such a step."""
+    in_flight.judge(in_step)
+    return list(in_flight.resume(in_step))
 
 
 async def kill(client: EngineClient) -> None:
@@ -167,16 +174,64 @@ def test_what_was_to_be_forgotten_is_told_until_all_have_heard_it() -> None:
     forgets.note(ForgetNamespace("three"))
     forgets.died()
     known = [ForgetNamespace("two"), ForgetNamespace("three")]
-    assert forgets.to_returned() == known
+    assert forgets.to_started(returned=True) == known
     now[0] += 10 * SECONDS  # the other one is still down, and may find the first one's folder
-    assert forgets.to_returned() == known
+    assert forgets.to_started(returned=True) == known
     now[0] += SECONDS + 1
     forgets.died()
-    assert forgets.to_returned() == []
+    assert forgets.to_started(returned=True) == []
     for number in range(MOST + 1):
         forgets.note(ForgetNamespace(str(number)))
     forgets.died()
-    assert forgets.to_returned() == [Flush(0)]
+    assert forgets.to_started(returned=True) == [Flush(0)]
+
+
+def test_what_was_to_be_forgotten_outlives_the_server(tmp_path: Path) -> None:
+    """It ends while an engine is down, or before the engine may have done it; another server's
+    model, or a second one of the same, has a file of its own."""
+    now = [0.0]
+
+    servers = list[Forgets]()
+
+    def server(model: str = "one") -> Forgets:
+        servers.append(Forgets(lambda: now[0], ForgetFile(tmp_path / "disk", model)))
+        return servers[-1]
+
+    first = server()
+    assert first.to_started(returned=False) == []
+    for name in ("a", "b\n", "a"):
+        first.note(ForgetNamespace(name))
+    assert server().to_started(returned=False) == server("two").to_started(returned=False) == []
+    first.close()
+    first.close()
+    second = server()
+    known = [ForgetNamespace("b\n"), ForgetNamespace("a")]
+    assert set(second.to_started(returned=False)) == set(known)
+    second.died()
+    now[0] += 10 * SECONDS
+    second.drop_old()  # a heartbeat: the engine that is down has not done it
+    second.close()
+    third = server()
+    assert set(third.to_started(returned=False)) == set(known)
+    now[0] += SECONDS + 1
+    third.drop_old()
+    third.close()
+    fourth = server()
+    assert fourth.to_started(returned=False) == []
+    for number in range(SPARE_LINES + 9):
+        fourth.note(ForgetNamespace(str(number % 3)))
+    (file,) = (path for path in (tmp_path / "disk").iterdir() if path.stat().st_size)
+    assert len(file.read_bytes().splitlines()) <= SPARE_LINES + 6
+    fourth.note(Flush(3))
+    fourth.note(ForgetNamespace("c"))
+    fourth.close()
+    fifth = server()
+    assert fifth.to_started(returned=False) == [Flush(0), ForgetNamespace("c")]
+    fifth.close()
+    file.write_bytes(b'"torn')
+    assert server().to_started(returned=False) == [Flush(0)]
+    for one in servers:
+        one.close()
 
 
 async def test_a_request_that_kills_engines_is_given_up(client: EngineClient) -> None:
@@ -238,10 +293,10 @@ def test_who_is_aborted_or_comes_during_a_quarantine_has_his_turn() -> None:
 
     for rid in range(5):
         add(rid, sent=True)
-    assert [request.rid for request in in_flight.resume({})] == [0, 1, 2, 3, 4]
+    assert [request.rid for request in after(in_flight, {})] == [0, 1, 2, 3, 4]
     assert not in_flight.quarantined
     assert tell(4) == []  # so the next death is not its fault
-    assert [request.rid for request in in_flight.resume({})] == [0]
+    assert [request.rid for request in after(in_flight, {})] == [0]
     assert in_flight.quarantined
     for rid in (5, 6, 7):
         add(rid, sent=False)
@@ -253,7 +308,7 @@ def test_who_is_aborted_or_comes_during_a_quarantine_has_his_turn() -> None:
     assert tell(2, finish="length") == [6]
     assert tell(6) == [3]
     # The engine dies with 3, of which it has told nothing, and with others, of which it has.
-    assert [request.rid for request in in_flight.resume({})] == [0, 5, 6, 4, 7]
+    assert [request.rid for request in after(in_flight, {})] == [0, 5, 6, 4, 7]
     assert [(u.rid, u.finish) for u in heard if u.finish] == [
         (1, "abort"), (2, "length"), (3, "error"),
     ]  # fmt: skip
@@ -267,10 +322,10 @@ def test_what_is_in_the_steps_of_three_dead_engines_is_given_up() -> None:
         in_flight.add(request, heard.append, sent=True)
     died = {0: 7, 1: 9}
     for suspected in ([1, 1, 0], [7, 9, 0]):  # what was not told is only known from the record
-        resumed = list(in_flight.resume(died))
+        resumed = after(in_flight, died)
         assert [request.suspected for request in resumed] == suspected
         assert all(request.resumed for request in resumed)
-    assert [request.rid for request in in_flight.resume(died)] == [2]
+    assert [request.rid for request in after(in_flight, died)] == [2]
     assert [(update.rid, update.finish) for update in heard] == [(0, "error"), (1, "error")]
 
 

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable, Mapping
+
 import numpy as np
 import pytest
 
+from rootlace.runtime.config import EngineConfig
+from rootlace.runtime.contracts.messages import FromEngine, Ready, ToEngine
 from rootlace.runtime.contracts.request import Request
 from rootlace.runtime.contracts.update import Update
+from rootlace.runtime.engine.client import EngineClient
 from rootlace.runtime.engine.client.culprits import MAX_CULPRITS, WINDOW_SECONDS, Culprits
 from rootlace.runtime.engine.client.deaths import MAX_RESTARTS, RESTART_WINDOW_SECONDS, Deaths
-from rootlace.runtime.engine.client.in_flight import InFlight
+from rootlace.runtime.engine.client.forgets import Forgets
+from rootlace.runtime.engine.client.in_flight import InFlight, Submitted
+from rootlace.runtime.engine.client.siblings import Siblings
 from rootlace.wire.errors import ServerUnavailable
 from rootlace.wire.protocol import SamplingParams
+from tests.waiting import until
 
 
 def request(rid: int, client: str) -> Request:
@@ -26,9 +35,11 @@ def test_who_is_found_explains_the_deaths_of_all_engines_that_had_it() -> None:
         in_step = {rid: 1}
         first.add(request(rid, str(rid)), heard.append, sent=True)
         first.died(one.note())
+        first.judge(in_step)
         (left,) = first.leave(in_step)
         assert second.adopt(left, in_step, sent=True) is not None
         second.died(two.note())
+        second.judge(in_step)
         assert second.leave(in_step) == list(second.resume(in_step)) == []
         assert (heard[-1].rid, heard[-1].finish) == (rid, "error")
         one.check(1)
@@ -80,11 +91,109 @@ def test_what_a_suspended_client_has_waiting_ends_and_nothing_of_others_does() -
         elsewhere.add(request(10 + rid, "killer"), heard.append, sent=True)
     for rid in range(MAX_CULPRITS):
         alone = {rid: 1}
-        list(in_flight.resume(alone))
-        resumed = [one.rid for one in in_flight.resume(alone)]
+        for _ in range(2):
+            in_flight.judge(alone)
+            resumed = [one.rid for one in in_flight.resume(alone)]
     assert resumed == [4, 9]
     codes = {update.rid: update.code for update in heard}
     assert sorted(codes) == [0, 1, 2, 3, 5, 6, 7, 8]
     assert [codes[rid] for rid in range(4)] == ["internal"] * 3 + ["client_suspended"]
-    assert elsewhere.leave({}) == []  # they move nowhere, and end as soon as their engine is back
-    assert list(elsewhere.resume({})) == []
+    left = elsewhere.leave_all()[0]
+    assert in_flight.adopt(left, {}, sent=True) is None  # nobody takes it over
+    elsewhere.add(request(30, "killer"), heard.append, sent=True)
+    elsewhere.judge({})
+    assert elsewhere.leave({}) == list(elsewhere.resume({})) == []
+    assert [(update.rid, update.code) for update in heard[-2:]] == [
+        (10, "client_suspended"), (30, "client_suspended"),
+    ]  # fmt: skip
+
+
+class Doomed:
+    """An engine at a place of the test's: it dies when it is told to."""
+
+    def __init__(self) -> None:
+        self.step: dict[int, int] = {}
+        self._dead = asyncio.Event()
+
+    def send(self, message: ToEngine) -> None: ...
+
+    async def ready(self) -> Ready:
+        return Ready(0, 64, 16, 512, 1024, 300, "cpu", "float32")
+
+    async def ended(self) -> int:
+        await self._dead.wait()
+        return -9
+
+    def in_step(self) -> dict[int, int]:
+        return self.step
+
+    def kill(self) -> None:
+        self._dead.set()
+
+    async def end(self, patience: float = 0.0) -> None:
+        self._dead.set()
+
+    def close(self) -> None: ...
+
+
+class Graves:
+    """The place."""
+
+    patient = False
+
+    def __init__(self) -> None:
+        self.engines: list[Doomed] = []
+        self.given_up: list[str] = []
+        """Why."""
+
+    def open(self, hear: Callable[[FromEngine], None]) -> Doomed:
+        self.engines.append(Doomed())
+        return self.engines[-1]
+
+    def close(self) -> None: ...
+
+    async def die(self, client: EngineClient, step: dict[int, int]) -> None:
+        """In such a step; waits for the next one, or until it is given up."""
+        engine = self.engines[-1]
+        engine.step = step
+        engine.kill()
+        await until(lambda: bool(self.given_up) or (self.engines[-1] != engine and client.healthy))
+
+
+async def test_who_is_found_at_a_death_is_blamed_before_the_death_counts() -> None:
+    """It is one too many, if nothing explains it: two have no reason, and two this one."""
+    place, heard = Graves(), list[Update]()
+    client = await EngineClient.start(EngineConfig(), place.given_up.append, place=place)
+    for _ in range(MAX_RESTARTS - 1):
+        await place.die(client, {})
+    client.submit(request(7, "a"), heard.append)
+    for _ in range(2):
+        await place.die(client, {7: 9})
+    assert (place.given_up, client.healthy) == ([], True)
+    assert [(update.rid, update.code) for update in heard] == [(7, "internal")]
+    await client.stop()
+
+
+async def test_who_is_suspended_for_a_death_leaves_for_no_other_engine_after_it() -> None:
+    place, heard, left = Graves(), list[Update](), list[list[int]]()
+    culprits = Culprits()
+    for _ in range(MAX_CULPRITS - 1):
+        culprits.note("bad")
+
+    def on_death(those: list[Submitted], in_step: Mapping[int, int]) -> None:
+        left.append([one.request.rid for one in those])
+        for one in those:  # there is no other
+            client.adopt(one, {})
+
+    def ignore(*_: object) -> None: ...
+
+    siblings = Siblings(0, 2, b"key", ignore, on_death, lambda: None, ignore, Forgets(), culprits)
+    client = await EngineClient.start(EngineConfig(), siblings=siblings, place=place)
+    for rid, name in enumerate(("bad", "bad", "good")):
+        client.submit(request(rid, name), heard.append)
+    for _ in range(2):
+        await place.die(client, {0: 9})
+    assert left == [[0, 1, 2], [2]]
+    codes = {update.rid: update.code for update in heard}
+    assert codes == {0: "internal", 1: "client_suspended"}
+    await client.stop()

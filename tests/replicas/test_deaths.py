@@ -39,6 +39,7 @@ def test_who_finds_no_other_engine_has_died_once() -> None:
     own.add(request, heard.append, sent=True)
     in_step = {1: 3}
     for suspected in (1, None):  # with the second death it is given up
+        own.judge(in_step)
         whole._died(0, own.leave(in_step), in_step)
         resumed = list(own.resume(in_step))
         assert [one.suspected for one in resumed] == ([] if suspected is None else [suspected])

@@ -79,7 +79,7 @@ class EngineClient:
         self._culprits = Culprits() if siblings is None else siblings.culprits
         self._in_flight = InFlight(self._culprits)
         self._questions = Questions()
-        self._forgets = Forgets() if siblings is None else siblings.forgets
+        self._forgets = Forgets.of(config) if siblings is None else siblings.forgets
         self._next_rid = 0
         self._pulse = Pulse()
         self._up = False
@@ -188,6 +188,8 @@ class EngineClient:
             await self._engine.end(SPILL_SECONDS if self._up and self._config.cache.disk else 0.0)
             self._engine.close()
         self._place.close()
+        if self._siblings is None:
+            self._forgets.close()
         error = ServerUnavailable("the runtime is stopping")
         self._questions.fail(error)
         self._in_flight.fail(error)
@@ -199,9 +201,8 @@ class EngineClient:
         pulse = self._pulse = Pulse()
         self.info = await (engine.ready() if self._place.patient else _ready_in_time(engine, pulse))
         self._pulse = Pulse()
-        if self._deaths.count:
-            for message in self._forgets.to_returned():
-                self.send(message)
+        for message in self._forgets.to_started(returned=self._deaths.count > 0):
+            self.send(message)
         self._up = True
         self._watcher = asyncio.create_task(self._watch(engine))
 
@@ -225,10 +226,12 @@ class EngineClient:
         self._questions.fail(ServerUnavailable("the engine restarted"))
         known, siblings = engine.in_step(), self._siblings
         in_step = known or {}
-        if siblings is not None:
-            in_flight = self._in_flight
-            left = in_flight.leave_lost() if known is None else in_flight.leave(in_step)
-            siblings.on_death(left, in_step)
+        if known is None and siblings is not None:
+            siblings.on_death(self._in_flight.leave_lost(), in_step)
+        else:  # who is found to have killed it explains it, and goes nowhere
+            self._in_flight.judge(in_step)
+            if siblings is not None:
+                siblings.on_death(self._in_flight.leave(in_step), in_step)
         await self._come_back(partial(self._launch_again, code), in_step)
 
     async def _come_back(
@@ -294,6 +297,7 @@ class EngineClient:
                 self._siblings.on_told(message)
         else:
             assert isinstance(message, Heartbeat)
+            self._forgets.drop_old()
 
 
 async def _ready_in_time(engine: PlacedEngine, pulse: Pulse) -> Ready:

@@ -65,8 +65,8 @@ class InFlight:
 
     @property
     def quarantined(self) -> bool:
-        """Whether new requests have to take turns with those in quarantine: see `resume`."""
-        return self._tried is not None
+        """Whether new requests have to take turns with those in quarantine: see `judge`."""
+        return self._tried is not None or bool(self._held)
 
     def add(self, request: Request, on_update: Callable[[Update], None], sent: bool) -> None:
         """Keep a request; one that is not `sent` yet waits for the next engine, or for those in
@@ -102,9 +102,9 @@ class InFlight:
         submitted.on_update(update)
         return self._next() if update.rid == self._tried else ()
 
-    def resume(self, in_step: Mapping[int, int]) -> Iterator[Request]:
-        """What the next engine is to be sent; ends what is aborted, what kills engines, and what is
-        of a client that is suspended.
+    def judge(self, in_step: Mapping[int, int]) -> None:
+        """The engine died, and nothing has gone on yet, here or elsewhere: ends what is aborted,
+        what kills engines, and what is of a client that is suspended.
 
         `in_step`: who was in the steps in which the engine died, and how long they were to become.
         They are computed alone as far as is known here, and where a second engine dies with them,
@@ -139,35 +139,40 @@ class InFlight:
                 self._blame(rid)
         for client in culprits:
             self._culprits.note(client)
-        for rid in fresh:
-            if rid not in self._submitted or self._ends(rid):
-                continue
-            submitted = self._submitted[rid]
-            if rid == tried or (again and tried is None and rid in given and not submitted.told):
-                self._held.append(rid)
-            elif again and tried is None and rid in given:
-                self._cleared.append(rid)
-            else:
-                yield self._resumed(rid, in_step)
+        for rid in list(self._submitted):
+            self._ends(rid)
         if culprits and len(in_step) < 2:  # whoever was its company is none
             for submitted in self._submitted.values():
                 submitted.deaths = 0
+        if tried is not None and tried in self._submitted:
+            self._held.append(tried)
+        elif again and tried is None:
+            for rid in fresh:
+                if rid in given and rid in self._submitted:
+                    (self._cleared if given[rid].told else self._held).append(rid)
+
+    def resume(self, in_step: Mapping[int, int]) -> Iterator[Request]:
+        """What the next engine is to be sent, after `judge` of the same `in_step`, or where nobody
+        knows how the one before went."""
+        self._tried = None
+        waiting = {*self._held, *self._late, *self._cleared}
+        for rid in list(self._submitted):
+            if rid not in waiting and not self._ends(rid):
+                yield self._resumed(rid, in_step)
         yield from self._next()
 
     def leave(self, in_step: Mapping[int, int]) -> list[Submitted]:
-        """Take out what another engine may go on with now that this one has died: all but those
-        that end, those that two engines died with, and, where there is to be a quarantine, those
-        that belong there. The others are for `resume`, which is given the same `in_step`."""
-        stay = {*self._held, *self._late, *self._cleared, self._tried}
+        """Take out what another engine may go on with now that this one has died, and that was
+        judged: all but what two engines died with, and, where there is a quarantine, what belongs
+        there. The others are for `resume`, which is given the same `in_step`."""
+        stay = {*self._held, *self._late, *self._cleared}
         if not in_step and (
             self.quarantined or any(one.engines > 1 for one in self._submitted.values())
         ):
             stay |= {rid for rid, one in self._submitted.items() if one.engines}
         left: list[Submitted] = []
         for rid, submitted in list(self._submitted.items()):
-            died_twice = submitted.deaths + (rid in in_step) > 1
-            ends = submitted.aborted or self._culprits.refusal(submitted.request.client)
-            if not (ends or rid in stay or died_twice):
+            if not (submitted.aborted or rid in stay or submitted.deaths > 1):
                 left.append(self._submitted.pop(rid))
         return left
 
@@ -180,7 +185,7 @@ class InFlight:
 
     def leave_lost(self) -> list[Submitted]:
         """As `leave_all`, of an engine of which nobody knows why it went, and whose place may stay
-        empty; ends what `resume` would, and what many engines went with."""
+        empty; ends what `judge` would, and what many engines went with."""
         for rid, submitted in list(self._submitted.items()):
             if not self._ends(rid) and submitted.engines >= MOST_LOST:
                 error = f"{submitted.engines} engines were lost while running this request"
@@ -189,12 +194,13 @@ class InFlight:
 
     def adopt(self, submitted: Submitted, in_step: Mapping[int, int], sent: bool) -> Request | None:
         """Go on with what left another engine, which died in a step with `in_step`, or with what
-        left this one and found no other (then nothing is `in_step`: `resume` counts that death).
-        Returns what the engine is to be sent, if it is there and nobody has to wait for the
-        quarantine."""
+        left this one and found no other (then nothing is `in_step`). Returns what the engine is to
+        be sent, if it is there, nobody has to wait for the quarantine, and the request does not end
+        here, as that of a suspended client does."""
         rid = submitted.request.rid
-        submitted.deaths += rid in in_step
         self._submitted[rid] = submitted
+        if self._ends(rid):
+            return None
         if self.quarantined:
             self._late.append(rid)
             return None

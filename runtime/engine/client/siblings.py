@@ -17,7 +17,7 @@ class Siblings:
 
     `on_told` hears what the engine says of its cache and its steps; `on_death` is given the
     requests that others may go on with, and who was in the steps in which it died
-    (`InFlight.resume`); `on_return` is called when it is there again, and `on_gone`, with the
+    (`InFlight.judge`); `on_return` is called when it is there again, and `on_gone`, with the
     reason, before its last requests leave, when it will not be. `forgets` and `culprits` are those
     of all of them. `memory`: a file descriptor of what they hand blocks over in, of so many bytes
     at most.
