@@ -81,7 +81,8 @@ class Matcher(Protocol):
         the same in all of them; see `canonical`. Does not take them in."""
 
     def rollback(self, count: int) -> None:
-        """Undo the last `count` tokens taken in. Raises ValueError if there are fewer."""
+        """Undo the last `count` tokens taken in, and what failed behind them: it is as if they had
+        not been tried. Raises ValueError if there are fewer."""
 
     def reset(self) -> None:
         """Undo all tokens and forget what `retreat` excluded."""

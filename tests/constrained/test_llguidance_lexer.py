@@ -99,3 +99,23 @@ def test_masks_beside_other_matchers_of_the_grammar() -> None:
 
     with ThreadPoolExecutor(4) as pool:
         assert all(pool.map(masks, range(24)))
+
+
+def test_what_was_tried_and_taken_back_leaves_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A token beyond the parser's bounds, as a draft may have one: the text goes on without it."""
+    limits = LLParserLimits(max_items_in_row=100)
+    monkeypatch.setattr(llguidance_grammar, "parser_limits", lambda _: limits)
+    names = [f"h{i}" for i in range(60)]
+    heavy = "\n".join(f'{name} ::= "b" {name} "c" | "d"' for name in names)
+    root = f'root ::= "x" root | "y" | "a" heavy\nheavy ::= {" | ".join(names)}'
+    matcher = on_llguidance(ebnf=f"{root}\n{heavy}").matcher()
+    x, a = (VOCABULARY.encode(letter)[0] for letter in (b"x", b"a"))
+    assert matcher.advance(x) and matcher.advance(x)
+    before = matcher.allowed_mask()
+    for tried in (0, 1):
+        assert not tried or matcher.advance(x)
+        assert not matcher.advance(a) and "items" in matcher.error()
+        matcher.rollback(tried)
+        assert not matcher.error()
+        assert np.array_equal(matcher.allowed_mask(), before)
+    assert matcher.advance(x) and not matcher.error()

@@ -198,13 +198,12 @@ class Cursor(Matcher):
         if not 0 <= count <= len(self._tokens):
             raise ValueError(f"cannot undo {count} of {len(self._tokens)} tokens")
         self._error = ""
-        if not count:
-            return
-        self.place = self._before[-count]
-        del self._tokens[-count:], self._before[-count:]
-        if self._other is not None and self._taken > len(self._tokens):
-            self._other.rollback(self._taken - len(self._tokens))
-            self._taken = len(self._tokens)
+        if count:
+            self.place = self._before[-count]
+            del self._tokens[-count:], self._before[-count:]
+        if self._other is not None:  # it may have come to an error behind what is undone
+            self._other.rollback(max(self._taken - len(self._tokens), 0))
+            self._taken = min(self._taken, len(self._tokens))
 
     def reset(self) -> None:
         self.rollback(len(self._tokens))

@@ -61,7 +61,7 @@ class Parser:
     def fill_bitmask(self, out: np.ndarray) -> None:
         """Of no meaning where the matcher has an error after it."""
         self.matcher.unsafe_compute_mask_ptr(bitmask.address(out), out.nbytes)
-        if self.matcher.is_error() and self._begin_anew():
+        if _is_worn(self.matcher) and self._replay():
             self.matcher.unsafe_compute_mask_ptr(bitmask.address(out), out.nbytes)
             self._leave_if_worn()
 
@@ -69,7 +69,7 @@ class Parser:
         """Take a token in, if it fits."""
         taken: bool = self.matcher.try_consume_tokens([token_id]) == 1
         # What did not fit is no error; an error is one of bounds.
-        if not taken and self.matcher.is_error() and self._begin_anew():
+        if not taken and _is_worn(self.matcher) and self._replay():
             taken = self.matcher.try_consume_tokens([token_id]) == 1
             self._leave_if_worn()
         if taken:
@@ -77,16 +77,16 @@ class Parser:
         return taken
 
     def undo(self, count: int) -> None:
-        if count:
+        del self.tokens[len(self.tokens) - count :]
+        if self.matcher.is_error():  # then it does not go back
+            self._replay()
+        elif count:
             self.matcher.rollback(count)
-            del self.tokens[-count:]
 
-    def _begin_anew(self) -> bool:
-        """Where the lexer that is shared is worn out: take another one and come to the same place.
+    def _replay(self) -> bool:
+        """Come to the same place with another matcher, on another lexer where this one is worn out.
         False, and as before, where that would not help."""
-        if not _is_worn(self.matcher):
-            return False
-        prototype = self._lexer.prototype(worn=self._prototype)
+        prototype = self._lexer.prototype(worn=self._prototype if _is_worn(self.matcher) else None)
         matcher = prototype.deep_copy()
         for start in range(0, len(self.tokens), REPLAYED):
             part = self.tokens[start : start + REPLAYED]
