@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, insort
 from collections.abc import Callable, Iterable
 
 from rootlace.runtime.cache.tree import common_prefix
@@ -50,9 +50,10 @@ class PromptWork:
         number = sequence.number
         if number not in self._tokens:
             entry = (key_of(sequence), number)
-            at = bisect_left(self._order, entry)
-            self._tokens[number] = self._beside_neighbours(sequence, at)
-            self._order.insert(at, entry)
+            self._tokens[number] = self._beside_neighbours(
+                sequence, bisect_left(self._order, entry)
+            )
+            insort(self._order, entry)
             self._known[number] = sequence
         return self._tokens[number]
 
@@ -60,10 +61,23 @@ class PromptWork:
         """`at`: its place among those that are known, in lexicographic order: neighbours share
         most."""
         known = self._cached(sequence)
-        for _, number in self._order[max(at - 1, 0) : at + 1]:
-            other = self._known[number]
+        for other in self._neighbours(at):
             if other.namespace == sequence.namespace:
                 shorter = min(other.length, sequence.length)
                 shared = common_prefix(other.tokens[:shorter], sequence.tokens[:shorter])
                 known = max(known, shared)
         return max(sequence.length - known, 0)
+
+    def _neighbours(self, at: int) -> list[Sequence]:
+        """Those before and at this place. Who is over goes: what it computed is in the cache, and
+        it may have ended before it computed anything."""
+        order, found = self._order, []
+        for step in (-1, 0):
+            while 0 <= at + step < len(order):
+                other = self._known[order[at + step][1]]
+                if not other.finished:
+                    found.append(other)
+                    break
+                del order[at + step]
+                at += step
+        return found
