@@ -334,7 +334,7 @@ class Usage(_Wire):
     """Tokens of one operation. Prompt tokens include cached ones, completion tokens forced ones.
     `written`: those computed for each beginning of the prompt that was to be pinned. `accepted` of
     the completion tokens were computed ahead because they were predicted, and so were `rejected`
-    others, which did not come."""
+    others, which are not among them."""
 
     prompt_tokens: int = 0
     cached_tokens: int = 0

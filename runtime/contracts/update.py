@@ -34,8 +34,9 @@ class Update(msgspec.Struct, omit_defaults=True, eq=False, tag="update"):
     from index `prompt_logprobs_from` on, and `prompt_scores` has one row for each of them but for
     the prompt's first token, which has no log-probability. They come with the last prompt chunk.
 
-    `accepted` and `rejected`: since the last update, so many tokens were computed because they were
-    predicted, and were sampled, or were not.
+    `accepted` are the indices, ascending, of those of `token_ids` that were computed before they
+    were sampled, because they were predicted; `rejected` says how many more were since the last
+    update, which are not in the output.
 
     `vector` (float32) is what a request with a `pooling` asked for; it comes with `finish`.
     """
@@ -52,7 +53,7 @@ class Update(msgspec.Struct, omit_defaults=True, eq=False, tag="update"):
     finish: str | None = None
     matched: int | None = None
     vector: np.ndarray | None = None
-    accepted: int = 0
+    accepted: tuple[int, ...] = ()
     rejected: int = 0
     pin: str = ""
     code: str = ""

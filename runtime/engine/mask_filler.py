@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from queue import SimpleQueue
 
-from rootlace.runtime.scheduler.masks import MaskJob
+from rootlace.runtime.scheduler.masks import Job
 
 
 class MaskFiller:
@@ -29,7 +29,7 @@ class MaskFiller:
         for thread in self._threads:
             thread.start()
 
-    def start(self, jobs: list[MaskJob]) -> Callable[[], None] | None:
+    def start(self, jobs: Sequence[Job]) -> Callable[[], None] | None:
         batch = _Batch(jobs)
         for _ in range(min(len(jobs), len(self._threads))):
             self._work.put(batch)
@@ -50,10 +50,10 @@ class MaskFiller:
 class _Batch:
     """The jobs of one step."""
 
-    def __init__(self, jobs: list[MaskJob]) -> None:
+    def __init__(self, jobs: Sequence[Job]) -> None:
         self._open = len(jobs)
         self._todo = deque(jobs)
-        self._done: SimpleQueue[MaskJob] = SimpleQueue()
+        self._done: SimpleQueue[Job] = SimpleQueue()
 
     def work(self) -> None:
         """Run jobs until none is left that nobody has begun."""

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import hashlib
+from weakref import WeakValueDictionary
+
+import msgspec
+
 from rootlace.runtime.contracts.plan import MAX_DRAFTED, StepPlan
+from rootlace.runtime.contracts.request import NO_TOKENS
 from rootlace.runtime.scheduler.counters import Counters
 from rootlace.runtime.scheduler.kv import KVStore
 from rootlace.runtime.scheduler.pace import DraftPace
 from rootlace.runtime.scheduler.plan_builder import PlanBuilder
-from rootlace.runtime.scheduler.prediction import MAX_DRAFT
+from rootlace.runtime.scheduler.prediction import MAX_DRAFT, PredictedText, Prediction
 from rootlace.runtime.scheduler.sample_rows import SampleRows
 from rootlace.runtime.scheduler.sequence import Sequence
 
-_MARGIN = 1.3
+_MARGIN = 1.7
 """A draft is to save so many times what it costs: the cost is known roughly."""
 
 
@@ -22,18 +28,50 @@ class Drafting:
     counts as far as each token before it is the one that was drafted, so the output is the one
     without drafts, whatever is drafted.
 
-    *Where it helps.* A token more in a step costs what it has cost of late (`DraftPace`). One that
-    is right saves its row's share of a further step: less, the more rows there are. So where many
-    rows share a step, drafts are short, and then there are none.
+    *Where it helps.* What drafts cost is what they have cost of late (`DraftPace`): so much that a
+    step has any, and so much for each token. One that is right saves its row's share of a further
+    step: less, the more rows there are. So where many rows share a step, drafts are short, and then
+    there are none; and none are made where those of all rows together would save less than it
+    costs that there are any.
+
+    *Overlap.* Whose next token is planned ahead has no draft: it is not known what to draft behind.
+    A row with a draft is in no step that is planned meanwhile, and one whose prediction is right
+    may stand by, to be drafted for: each misses a step, which counts as a token lost.
     """
 
     def __init__(self, kv: KVStore, sample_rows: SampleRows, counters: Counters) -> None:
         self._kv = kv
         self._count = counters
         self._sample_rows = sample_rows
+        self._texts: WeakValueDictionary[bytes, PredictedText] = WeakValueDictionary()
+        """What requests predict, by digest."""
         self.pace = DraftPace()
-        self._price = 0.0
-        """Of a drafted token in the step planned last, as a part of what a right one saves."""
+        self.requests = 0
+        """How many with a prediction there are."""
+        self._fixed = self._price = 0.0
+        """Of there being drafts in the step planned last, and of a token: as parts of what a right
+        one saves."""
+        self._drafters = 1
+        """How many of the running sequences may be drafted for."""
+
+    def added(self, sequence: Sequence) -> None:
+        """A request came. Others may predict the same text: it is kept once."""
+        ids = sequence.request.prediction
+        if not len(ids):
+            return
+        # What a checked constraint may take back is not drafted: what was accepted has been told.
+        if not sequence.held:
+            digest = hashlib.blake2b(ids.tobytes(), digest_size=16).digest()
+            sequence.predicted = self._texts.setdefault(digest, PredictedText(ids))
+            ids = sequence.predicted.ids
+            self.requests += 1
+        kept = NO_TOKENS if sequence.predicted is None else ids
+        sequence.request = msgspec.structs.replace(sequence.request, prediction=kept)
+
+    def ended(self, sequence: Sequence) -> None:
+        """A request is over: its draft under way, if it has one, has come to what it has."""
+        self.requests -= sequence.predicted is not None
+        self.close(sequence)
 
     def note(self, plan: StepPlan, seconds: float) -> None:
         """A step took so long."""
@@ -45,40 +83,54 @@ class Drafting:
     ) -> tuple[list[Sequence], int]:
         """Add the rows of `ready` that have a draft, of at most `budget` tokens in all; returns the
         others, and what is left of the budget. Each of `ready` has room for one token."""
-        # Before anybody is able: who waits to be drafted for is decided by it.
-        self._price = _MARGIN * self.pace.price(len(ready))
-        able = [s for s in ready if s.prediction is not None and not s.pending]
-        if not able:
+        near = [s for s in ready if s.prediction is not None and s.prediction.at >= 0]
+        if not near:
             return ready, budget
-        most = min(MAX_DRAFT, MAX_DRAFTED // len(able))
-        drafting = set()
-        for sequence in able:
-            sequence.waits = False
+        # Before anybody is able: who stands by to be drafted for is decided by it.
+        fixed, price = self.pace.price(len(ready))
+        self._fixed, self._price = _MARGIN * fixed, _MARGIN * price
+        wanted, saved = [], 0.0
+        for sequence in near:
             prediction = sequence.prediction
-            count = 0 if prediction is None else prediction.worth(self._price)
-            if count and (count := self._draft(sequence, min(count, most, budget), builder)):
+            if prediction is None or sequence.pending:
+                continue
+            sequence.stands_by = False
+            count, saves = prediction.worth(self._price)
+            saved += saves
+            if count:
+                wanted.append((sequence, count))
+        if not wanted or saved <= self._fixed:
+            return ready, budget
+        most = min(MAX_DRAFT, MAX_DRAFTED // len(wanted))
+        drafting = set()
+        self._sample_rows.begin_drafts()
+        for sequence, count in wanted:
+            if count := self._draft(sequence, min(count, most, budget), builder):
                 drafting.add(sequence)
                 budget -= count
                 self._count.drafted_tokens += count
+        for sequence in drafting:
+            assert sequence.draft is not None
+            sequence.draft.cost += self._fixed / len(drafting)
         return [s for s in ready if s not in drafting] if drafting else ready, budget
 
-    def waits(self, sequence: Sequence) -> bool:
-        """Whether the sequence is better not planned ahead: it can be drafted for once its last
-        token is known, and that is likely to find more than the token that it misses."""
-        prediction = sequence.prediction
-        return prediction is not None and prediction.sure and prediction.worth(self._price) > 1
+    def launched(self, running: list[Sequence]) -> None:
+        """A step is launched with those of `running` that do not stand by with a token pending."""
+        self._drafters = 0
+        for sequence in running:
+            prediction = sequence.prediction
+            if prediction is not None:
+                self._drafters += 1
+                prediction.missed += sequence.stands_by and sequence.pending > 0
 
     def close(self, sequence: Sequence) -> None:
         """Count the draft, of which no more can turn out to be right."""
         draft = sequence.draft
         if draft is not None:
-            right = draft.agreed(sequence.tokens, sequence.length) - draft.start
+            right = sequence.close_draft()
             self._count.accepted_tokens += right
-            sequence.accepted += right
-            sequence.rejected += len(draft.tokens) - right
-            sequence.draft = None
             if sequence.prediction is not None:
-                sequence.prediction.drafted(len(draft.tokens), right, self._price)
+                sequence.prediction.drafted(right, draft.cost)
 
     def settle(self, sequence: Sequence) -> None:
         """What was sampled behind a token of the draft is taken in. Where something else than the
@@ -92,11 +144,17 @@ class Drafting:
             self.close(sequence)
             sequence.drop_pending()
             self._kv.rewind(sequence, min(right, sequence.length - 1))
-        if prediction is not None:
+        if prediction is not None and sequence.length >= prediction.until:
             prediction.follow(sequence.tokens, sequence.length)
-            sequence.waits = self.waits(sequence)
+            sequence.stands_by = self._should_stand_by(prediction)
 
     # ------------------------------------------------------------ inside
+
+    def _should_stand_by(self, prediction: Prediction) -> bool:
+        """Whether its sequence is better not planned ahead: it can be drafted for once its last
+        token is known, and that is likely to save more than the token that it misses."""
+        saves = prediction.worth(self._price)[1] if prediction.sure else 0.0
+        return saves - self._fixed / max(self._drafters, 1) > 1
 
     def _draft(self, sequence: Sequence, most: int, builder: PlanBuilder) -> int:
         """Plan the sequence's row with a draft of at most `most` tokens; returns how many."""
@@ -115,7 +173,8 @@ class Drafting:
         count = len(constraints) - 1
         if count < 1:
             return 0
-        sequence.begin_draft(draft[:count])
+        del draft[count:]
+        sequence.begin_draft(draft, self._price * count)
         kv.grow(sequence, count + 1, builder)
         builder.add_draft(sequence, constraints)
         sequence.computed += count + 1

@@ -85,6 +85,8 @@ class TokenIntake:
         A token of -1 (see `StepResult`) ends the request with an error that says why nothing could
         be sampled.
         """
+        if sequence.fault is not None:
+            return _failed(sequence, sequence.fault)
         if token < 0:
             return _nothing(sequence)
         if sequence.matcher is None:
@@ -178,7 +180,7 @@ class TokenIntake:
 
 def _failed(sequence: Sequence, error: BaseException) -> Ending:
     """A fault of a matcher ends its request alone."""
-    log.exception("the constraint of %r failed", sequence)
+    log.error("the constraint of %r failed", sequence, exc_info=error)
     return Ending("error", code=InternalError.code, error=f"the constraint failed: {error!r}")
 
 

@@ -95,6 +95,12 @@ def add_prompt_figures(sequence: Sequence, update: Update) -> None:
         sequence.prompt_scores = []
 
 
+def add_lost_drafts(sequence: Sequence, update: Update) -> None:
+    """Add the drafted tokens that came to nothing, to the last update: also those that were right,
+    of tokens that are never emitted."""
+    update.rejected += sequence.rejected + len(sequence.accepted)
+
+
 def _tokens(sequence: Sequence, stop: int) -> Update:
     """An update with the tokens up to `stop`, which then count as emitted."""
     start = sequence.emitted
@@ -110,8 +116,10 @@ def _tokens(sequence: Sequence, stop: int) -> Update:
         update.forced = tuple(at - start for at in sequence.forced if at < stop)
         sequence.forced = [at for at in sequence.forced if at >= stop]
     sequence.emitted = stop
-    update.accepted, update.rejected = sequence.accepted, sequence.rejected
-    sequence.accepted = sequence.rejected = 0
+    if sequence.accepted:
+        update.accepted = tuple(at - start for at in sequence.accepted if at < stop)
+        sequence.accepted = [at for at in sequence.accepted if at >= stop]
+    update.rejected, sequence.rejected = sequence.rejected, 0
     return update
 
 

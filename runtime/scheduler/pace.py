@@ -17,11 +17,11 @@ _DRAFTED_PER_STEP = 16
 """So many drafted tokens are believed to take as long as a step while nothing is known."""
 _MOST_PER_STEP = 64
 """Not more drafted tokens than this are ever believed to take as long as a step."""
-_BELIEVED = 4.0
-"""What is believed counts as much as so many drafted tokens."""
+_BELIEVED = 0.25
+"""What is believed counts as much as so many steps with one drafted token, and with many."""
 _LEARNT = 0.2
 """What a step without drafts counts beside those before."""
-_REMEMBERED = 0.99
+_REMEMBERED = 0.995
 """How much of what drafted tokens take is remembered after a step without any."""
 _HELD_UP = 3.0
 """A step counts as so many times as long as expected, at most."""
@@ -87,21 +87,21 @@ class ServicePace:
 
 
 class DraftPace:
-    """What a drafted token takes beside what a step of so many rows takes without drafts, of late.
+    """What drafts add to a step of so many rows, of late: so much for there being any, and so much
+    for each drafted token.
 
     What took much longer than expected was held up by something else, and counts as a few times as
-    long; where a step without drafts was held up, those with drafts seem to take no time. Where
-    drafts seem to cost too much, none are made, and it would never be seen that they do not: so
-    what is known of them is forgotten step by step.
+    long, or as a step without drafts; where a step without drafts was held up, those with drafts
+    seem to take no time. Where drafts seem to cost too much, none are made, and it would never be
+    seen that they do not: so what is known of them is forgotten step by step.
     """
 
     def __init__(self) -> None:
         self._steps: dict[int, float] = {}
         """Seconds without drafts, by the number of rows."""
-        self._tokens = 0.0
-        """Drafted, those of long ago counting less."""
-        self._seconds = 0.0
-        """That these took."""
+        self._sums = [0.0] * 5
+        """Over steps with drafts, those of long ago counting less: 1, the drafted tokens, their
+        square, the seconds more than without drafts, and these times the tokens."""
 
     def note(self, rows: int, drafted: int, seconds: float) -> None:
         """A step of so many rows, and so many tokens beside theirs, took so long."""
@@ -112,26 +112,39 @@ class DraftPace:
             usual = seconds * _DRAFTED_PER_STEP / (_DRAFTED_PER_STEP + drafted)
             self._steps[rows] = usual
         if drafted:
-            expected = drafted * self._token(usual)
-            took = min(max(seconds - usual, expected / _HELD_UP), expected * _HELD_UP)
-            self._seconds = _KEPT * self._seconds + took
-            self._tokens = _KEPT * self._tokens + drafted
+            step, token = self._costs(usual)
+            expected = step + drafted * token
+            most = max(expected * _HELD_UP, usual)
+            took = min(max(seconds - usual, expected / _HELD_UP), most)
+            seen = (1, drafted, drafted * drafted, took, drafted * took)
+            self._sums = [_KEPT * old + new for old, new in zip(self._sums, seen, strict=True)]
         else:
             self._steps[rows] += _LEARNT * (min(seconds, _HELD_UP * usual) - usual)
-            self._seconds *= _REMEMBERED
-            self._tokens *= _REMEMBERED
+            self._sums = [_REMEMBERED * old for old in self._sums]
 
-    def price(self, rows: int) -> float:
-        """What a token costs, as a part of a row's share of a step."""
+    def price(self, rows: int) -> tuple[float, float]:
+        """What it costs that there are drafts, and what a drafted token costs, as parts of a row's
+        share of a step."""
         if not self._steps:
-            return rows / _DRAFTED_PER_STEP
+            return 0.0, rows / _DRAFTED_PER_STEP
         usual = self._steps[min(self._steps, key=lambda known: abs(known - rows))]
-        return rows * self._token(usual) / max(usual, 1e-9)
+        step, token = self._costs(usual)
+        share = max(usual, 1e-9) / rows
+        return step / share, token / share
 
-    def _token(self, usual: float) -> float:
-        believed = _BELIEVED * usual / _DRAFTED_PER_STEP
-        token = (self._seconds + believed) / (self._tokens + _BELIEVED)
-        return max(token, usual / _MOST_PER_STEP)
+    def _costs(self, usual: float) -> tuple[float, float]:
+        """Seconds for there being drafts, and for each token: the line through what was seen, and
+        through what is believed while nothing is known."""
+        believed = usual / _DRAFTED_PER_STEP
+        n, d, dd, y, dy = self._sums
+        for drafted in (1, _DRAFTED_PER_STEP):
+            took = drafted * believed
+            n, d, dd = n + _BELIEVED, d + _BELIEVED * drafted, dd + _BELIEVED * drafted * drafted
+            y, dy = y + _BELIEVED * took, dy + _BELIEVED * drafted * took
+        least = usual / _MOST_PER_STEP
+        token = max((n * dy - d * y) / (n * dd - d * d), least)
+        step = (y - token * d) / n
+        return (step, token) if step > 0 else (0.0, max(dy / dd, least))
 
 
 class TickTimes:

@@ -284,6 +284,7 @@ class PlanBuilder:
                 row = row_of[chunk.sequence]
                 samples += sample_rows.drafted(row, chunk.sequence, chunk.draft)
                 sampled += [(row, chunk.sequence)] * chunk.count
+        wait_for_masks = sample_rows.start_drafts(wait_for_masks)
         duplicate_tokens, duplicate_slots = _NO_TOKENS, _NONE
         if self._duplicates:
             written, targets = zip(*self._duplicates, strict=True)

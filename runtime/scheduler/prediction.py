@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
 
 import numpy as np
 
 MAX_DRAFT = 32
 """Tokens of a draft, at most."""
-_FIRST_RATE, _FIRST_FOUND = 0.75, 0.6
+_FIRST_NEXT, _FIRST_FOUND = 0.75, 0.6
 """How many of the predicted tokens are believed to be right while nothing is known."""
 _LEARNT, _LEARNT_FOUND = 0.2, 0.3
 """How much one more token says of the next."""
@@ -21,9 +20,42 @@ _AGAIN = 0.8
 _GRAM = 4
 """Tokens of the output that are looked for, at most."""
 _LOOKED_AT = 16
-"""So many places of a token are looked at on either side of the last right place."""
+"""So many places are looked at on either side of the last right place."""
 _NEAR = 8
 """So far behind the last right place, and no further, one token alone says where to go on."""
+_BELIEVED = 0.5
+"""A right token at a place that was only found is no chance where so many of them are right."""
+_PART, _MOST_PAUSED = 8, 16
+"""To look for the place costs, too: the next time after such a part of the tokens for which it is
+not known, and so many at most."""
+
+
+class PredictedText:
+    """What is predicted, for all samples of it: the tokens `ids` (int32 [n]), and where each pair
+    of them stands."""
+
+    __slots__ = ("__weakref__", "_ends", "_pairs", "ids")
+
+    def __init__(self, ids: np.ndarray) -> None:
+        self.ids = ids
+        self._pairs: np.ndarray | None = None  # [n - 1] int64, ascending
+        self._ends: np.ndarray | None = None  # [n - 1], the place behind each; of equals ascending
+
+    def ends(self, pair: tuple[int, int], anchor: int) -> list[int]:
+        """Places behind this pair of tokens: those behind `anchor`, the next one first, and then
+        those before, the last one first; `_LOOKED_AT` of either at most."""
+        if self._pairs is None or self._ends is None:  # most predictions are right for long
+            pairs = self.ids[:-1].astype(np.int64) << 32 | self.ids[1:]
+            order = np.argsort(pairs, kind="stable")
+            self._pairs, self._ends = pairs[order], order + 2
+        pairs, wanted = self._pairs, pair[0] << 32 | pair[1]
+        start = int(pairs.searchsorted(wanted))
+        if start == len(pairs) or pairs[start] != wanted:
+            return []
+        ends = self._ends[start : int(pairs.searchsorted(wanted, "right"))]
+        behind = int(ends.searchsorted(anchor, "right"))
+        before = ends[max(behind - _LOOKED_AT, 0) : behind]
+        return [*ends[behind : behind + _LOOKED_AT].tolist(), *before[::-1].tolist()]
 
 
 class Prediction:
@@ -33,104 +65,115 @@ class Prediction:
     another one is an edit. Then the longest end of the output (at least two tokens) that stands in
     the prediction says where to go on, rather behind the last right place than before it; else the
     token alone does, near that place. If neither says anything, the token was put in place of the
-    expected one, as a guess.
+    expected one, as a guess. Where little is right the place is looked for now and then only.
 
     Whether a draft is made or not, each token that comes says whether the expected one was right:
-    from that it is known how often one is, of late more than long ago, behind another one that was
-    (`rate`), and where a place was only found (`found`).
+    from that it is known how often one is, of late more than long ago, right behind another one
+    that was (`next_right`), and where a place was only found (`found_right`).
     """
 
     __slots__ = (
-        *("_anchor", "_guessed", "_index", "_lately", "_seen", "_tokens"),
-        *("at", "found", "rate", "sure", "won"),
+        *("_anchor", "_guessed", "_known", "_seen", "_text"),
+        *("at", "found_right", "missed", "next_right", "sure", "until", "won"),
     )
 
-    def __init__(self, tokens: np.ndarray, seen: int) -> None:
-        """`tokens` int32. The output begins behind `seen` tokens of its sequence."""
-        self._tokens: list[int] = tokens.tolist()
+    def __init__(self, text: PredictedText, seen: int) -> None:
+        """The output begins behind `seen` tokens of its sequence."""
+        self._text = text
         self._seen = seen
-        self._lately: list[int] = []
         self._anchor = 0
         """Behind the last token that was right."""
         self._guessed = False
-        self._index: dict[int, list[int]] | None = None
-        """By token, the places behind it."""
+        self._known = seen
+        """How long the sequence was when the place was known last, rather than by chance."""
+        self.until = 0
+        """Until the sequence is so long, `follow` does nothing."""
         self.at = 0
         self.sure = False
         """Whether the last token was the expected one."""
-        self.rate = _FIRST_RATE
-        self.found = _FIRST_FOUND
+        self.next_right = _FIRST_NEXT
+        self.found_right = _FIRST_FOUND
         self.won = 0.0
         """What drafts have saved beyond what they cost, in tokens."""
+        self.missed = 0
+        """Steps since the last draft that others had and this row had not, to be drafted for."""
 
     def follow(self, sequence: np.ndarray, length: int) -> None:
         """The sequence has `length` tokens now; what is new of it is output."""
-        for token in sequence[self._seen : length].tolist():
-            self._take(token)
+        if length < self.until:
+            return
+        for end in range(self._seen + 1 if self.at >= 0 else length, length + 1):
+            self._take(sequence, end)
         self._seen = length
 
     def draft(self, count: int) -> list[int]:
         """The next tokens that are expected, `count` at most."""
-        return self._tokens[self.at : self.at + count] if self.at >= 0 else []
+        if self.at < 0:
+            return []
+        expected: list[int] = self._text.ids[self.at : self.at + count].tolist()
+        return expected
 
-    def worth(self, price: float) -> int:
+    def worth(self, price: float) -> tuple[int, float]:
         """How long a draft should be, where a token more of it costs `price` of what one saves that
-        is right: as long as the last one is right that often."""
-        first = self.rate if self.sure else self.found
-        if self.at < 0 or self.at >= len(self._tokens) or price >= first:
-            return 0
-        if self.won < -_MOST_LOST and not (self.sure and self.rate > _AGAIN):
-            return 0
-        if price <= 0 or self.rate > 1 - 1e-9:
-            return MAX_DRAFT
-        return min(1 + int(math.log(price / first) / math.log(self.rate)), MAX_DRAFT)
+        is right: as long as the last one is right that often. And what it is expected to save
+        beyond that, in tokens."""
+        if self.at < 0:
+            return 0, 0.0
+        right = self.next_right
+        first = right if self.sure else self.found_right
+        left = len(self._text.ids) - self.at
+        if left <= 0 or price >= first:
+            return 0, 0.0
+        if self.won < -_MOST_LOST and not (self.sure and right > _AGAIN):
+            return 0, 0.0
+        count = min(MAX_DRAFT, left)
+        if right > 1 - 1e-9:
+            return count, (first - price) * count
+        if price > 0:
+            count = min(1 + int(math.log(price / first) / math.log(right)), count)
+        return count, first * (1 - right**count) / (1 - right) - price * count
 
-    def drafted(self, count: int, right: int, price: float) -> None:
-        """Of a draft of `count` tokens, each at this price, `right` came."""
-        self.won = min(self.won + right - price * count, _MOST_WON)
+    def drafted(self, right: int, cost: float) -> None:
+        """Of a draft, so many tokens came. It cost so many, beside the steps that were missed."""
+        self.won = min(self.won + right - cost - self.missed, _MOST_WON)
+        self.missed = 0
 
-    def _take(self, token: int) -> None:
-        self._lately = [*self._lately[1 - _GRAM :], token]
-        at, expected = self.at, False
-        if 0 <= at < len(self._tokens):
+    def _take(self, sequence: np.ndarray, end: int) -> None:
+        """The output goes on with the last of the first `end` tokens of the sequence."""
+        at, expected, token = self.at, False, int(sequence[end - 1])
+        if 0 <= at < len(self._text.ids):
             expected = not self._guessed
-            right = self._tokens[at] == token
+            right = int(self._text.ids[at]) == token
             if self.sure:
-                self.rate += _LEARNT * (right - self.rate)
+                self.next_right += _LEARNT * (right - self.next_right)
             else:
-                self.found += _LEARNT_FOUND * (right - self.found)
+                self.found_right += _LEARNT_FOUND * (right - self.found_right)
             if right:
+                if self.sure or self.found_right > _BELIEVED:
+                    self._known = end
                 self.at = self._anchor = at + 1
                 self.sure, self._guessed = True, False
                 return
-        self.at, self.sure, self._guessed = self._find(token), False, False
-        if self.at < 0 and expected:
+        pause = min(1 + (end - self._known) // _PART, _MOST_PAUSED)
+        self.at = self._find(sequence[max(end - _GRAM, 0) : end].tolist())
+        self.sure = self._guessed = False
+        if self.at < 0 and expected and pause == 1:
             self.at, self._guessed = at + 1, True
+        self.until = end + (pause if self.at < 0 else 1)
 
-    def _find(self, token: int) -> int:
+    def _find(self, lately: list[int]) -> int:
         """The place behind what the output ends with, -1 if there is none."""
-        if self._index is None:
-            self._index = _places(self._tokens)
-        ends = self._index.get(token)
-        if ends is None:
-            return -1
-        tokens, lately = self._tokens, self._lately
-        behind = bisect_right(ends, self._anchor)
+        ids, anchor = self._text.ids, self._anchor
         found, longest = -1, 1
-        for end in ends[behind : behind + _LOOKED_AT] + ends[:behind][: -_LOOKED_AT - 1 : -1]:
-            length, most = 1, min(len(lately), end)
-            while length < most and tokens[end - 1 - length] == lately[-1 - length]:
-                length += 1
-            if length > longest:
-                found, longest = end, length
-        if found < 0 and behind < len(ends) and ends[behind] <= self._anchor + _NEAR:
-            return ends[behind]
+        if len(lately) > 1:
+            for end in self._text.ends((lately[-2], lately[-1]), anchor):
+                length, most = 2, min(len(lately), end)
+                while length < most and ids[end - 1 - length] == lately[-1 - length]:
+                    length += 1
+                if length > longest:
+                    found, longest = end, length
+        if found < 0:
+            near: list[int] = ids[anchor : anchor + _NEAR].tolist()
+            if lately[-1] in near:
+                return anchor + near.index(lately[-1]) + 1
         return found
-
-
-def _places(tokens: list[int]) -> dict[int, list[int]]:
-    """By token, the places behind it, ascending."""
-    found: dict[int, list[int]] = {}
-    for end, token in enumerate(tokens, 1):
-        found.setdefault(token, []).append(end)
-    return found

@@ -56,6 +56,7 @@ class RunningSet:
         if sequence.order < 0:
             sequence.order = self._admissions
             self._admissions += 1
+            sequence.admitted()
         else:
             self.retracted.remove(sequence)
         self._kv.attach(sequence)
@@ -150,7 +151,7 @@ class RunningSet:
                 for s in self.sequences
                 if s.decoding
                 and s.ending is None
-                and (not s.pending or (s.length + s.pending < s.full and not s.waits))
+                and (not s.pending or (s.length + s.pending < s.full and not s.stands_by))
             ]
             if not self.sequences:
                 return ready

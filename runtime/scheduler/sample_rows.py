@@ -11,7 +11,7 @@ import numpy as np
 
 from rootlace.runtime.contracts.matcher import Matcher
 from rootlace.runtime.contracts.plan import AutomatonState, MaskRow, SampleRow
-from rootlace.runtime.scheduler.masks import StepMasks
+from rootlace.runtime.scheduler.masks import StepMasks, take_back
 from rootlace.runtime.scheduler.sequence import Sequence
 from rootlace.wire.protocol import SamplingParams
 
@@ -104,20 +104,27 @@ class SampleRows:
             done[at] = _row(samples[at].row, sequence, 0, constraints.get(sequence))
         return done
 
+    def begin_drafts(self) -> None:
+        """A step is planned, and `along` is asked for its drafts."""
+        self._masks.begin_drafts()
+
     def along(self, sequence: Sequence, draft: list[int]) -> list[Constraint | None]:
         """What the next token of `sequence`, none being pending, is sampled with, and each one
-        behind a token of `draft`: fewer where the constraint refuses one, where the text ends, or
-        where it would take long."""
+        behind a token of `draft`: fewer where the constraint refuses one, or the text ends.
+
+        Where that may take long it is looked into beside the step, and the draft is cut then (see
+        `DraftJob`): until the step's masks were waited for nobody may use the matcher."""
         matcher = sequence.matcher
         if matcher is None:
             return [None] * (len(draft) + 1)
         found: list[Constraint | None] = []
-        taken, begun = 0, time.perf_counter()
+        taken, begun, missing = 0, time.perf_counter(), False
         try:
             for token in [*draft, None]:
                 state = _automaton(sequence, matcher) if self._automata else None
-                constraint = state or self._masks.now(matcher, begun)
-                if constraint is None:
+                constraint = state or self._masks.at_hand(matcher, begun)
+                missing = constraint is None
+                if missing:
                     break
                 found.append(constraint)
                 if token is None or not matcher.advance(token):
@@ -127,9 +134,18 @@ class SampleRows:
                     break
         except BaseException:  # a panic in a compiled library is no Exception
             log.exception("%r: its constraint failed on a draft", sequence)
-            found = []
-        matcher.rollback(taken)
+            found, missing = [], False
+        take_back(matcher, taken, sequence.fail)
+        self._masks.spend(begun)
+        if sequence.fault is not None:
+            return []
+        if missing:
+            found += self._masks.along(matcher, draft, len(found), sequence.fail)
         return found
+
+    def start_drafts(self, wait: Callable[[], None] | None) -> Callable[[], None] | None:
+        """The masks of the drafts that `along` was asked for (see `StepMasks.start_drafts`)."""
+        return self._masks.start_drafts(wait)
 
     def drafted(
         self, row: int, sequence: Sequence, constraints: list[Constraint | None]

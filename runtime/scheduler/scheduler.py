@@ -123,8 +123,6 @@ class Scheduler:
         self._arrivals = 0
         self._streams = 0
         """Requests that are told in pieces, at intervals."""
-        self._predicted = 0
-        """Requests that came with a prediction."""
         self._count = Counters()
         self._drafting = Drafting(self.kv, self._sample_rows, self._count)
         self._prefill = Prefill(
@@ -193,7 +191,7 @@ class Scheduler:
         self._count.prompt_tokens += sequence.prompt_len
         self._by_rid[request.rid] = sequence
         self._streams += request.emit_seconds > 0
-        self._predicted += sequence.prediction is not None
+        self._drafting.added(sequence)
         self._waiting.add(sequence)
         self._deadlines.add(sequence)
         self.kv.tiering.fetching.arrived(sequence)
@@ -268,7 +266,7 @@ class Scheduler:
             ready = self._running.secure(may_retract=not self._flights)
             if ready is not None:  # else the step under way may give the blocks that are missing
                 budget = self.config.max_step_tokens - len(ready)
-                if self._predicted:
+                if self._drafting.requests:
                     most = budget // 2  # prompts go on, too
                     ready, left = self._drafting.plan(ready, builder, most)
                     budget -= most - left
@@ -309,7 +307,7 @@ class Scheduler:
         intake, now = self._intake, self._clock()
         spacing = self._streams / self.config.stream_rate
         seconds = self.view.note_step(flight, now)
-        if self._predicted:
+        if self._drafting.requests:
             self._drafting.note(plan, seconds)
         dropped = 0
         for (sequence, epoch), sample, token, scored in zip(
@@ -436,6 +434,8 @@ class Scheduler:
     # ------------------------------------------------------------ planning
 
     def _launch(self, builder: PlanBuilder) -> StepPlan:
+        if self._flights and self._drafting.requests:
+            self._drafting.launched(self._running.sequences)
         order, version = self._running.depth_first(), self.kv.version
         flight = builder.build(
             order, self._sample_rows, lambda ready: self._decode_rows.lay_out(ready, order, version)
@@ -477,11 +477,12 @@ class Scheduler:
         """Forget `sequence`; `update` is the last there is of it."""
         assert update.finish is not None
         outcome.add_prompt_figures(sequence, update)
+        self._drafting.ended(sequence)
+        outcome.add_lost_drafts(sequence, update)
         sequence.finished = True
         self.kv.tiering.let_go(sequence)
         del self._by_rid[sequence.rid]
         self._streams -= sequence.request.emit_seconds > 0
-        self._predicted -= sequence.prediction is not None
         self._waiting.ended(sequence)
         if sequence.queued is not None:
             whole = update.finish in ("stop", "length")

@@ -11,7 +11,7 @@ from rootlace.runtime.contracts.matcher import Matcher
 from rootlace.runtime.contracts.plan import TokenScores
 from rootlace.runtime.contracts.request import Request, kv_namespace
 from rootlace.runtime.scheduler.pooling import Pool
-from rootlace.runtime.scheduler.prediction import Prediction
+from rootlace.runtime.scheduler.prediction import PredictedText, Prediction
 from rootlace.wire.cache_report import CacheReport
 from rootlace.wire.sampling import PARAMETERS
 
@@ -31,11 +31,15 @@ class Ending:
 @dataclass(slots=True)
 class Draft:
     """Tokens that a step under way computes behind the first `right` of a sequence, in the hope
-    that they are sampled. `right` grows with those that are."""
+    that they are sampled. `right` grows with those that are. Of `planned` tokens those at the end
+    are left out behind which nothing could be sampled: their masks took too long. `cost`: in
+    tokens, beside one that is right."""
 
     tokens: list[int]
     start: int
     right: int
+    planned: int
+    cost: float
 
     def agreed(self, tokens: np.ndarray, length: int) -> int:
         """How many of the sequence's `length` tokens are computed as they are."""
@@ -77,6 +81,7 @@ class Sequence:
         "emitted_at",
         "ending",
         "epoch",
+        "fault",
         "finished",
         "forced",
         "found",
@@ -100,6 +105,7 @@ class Sequence:
         "pinned",
         "plain",
         "pool",
+        "predicted",
         "prediction",
         "program",
         "prompt_len",
@@ -116,6 +122,7 @@ class Sequence:
         "score_stop",
         "simple",
         "sought",
+        "stands_by",
         "stepped",
         "stops",
         "suspected_until",
@@ -123,7 +130,6 @@ class Sequence:
         "table_len",
         "tokens",
         "tree_len",
-        "waits",
     )
 
     def __init__(
@@ -210,14 +216,18 @@ class Sequence:
         self.sampled_at = -1
         self.epoch = 0
         self.draft: Draft | None = None
+        self.predicted: PredictedText | None = None
+        """What its client predicts, if drafts may be made of it."""
         self.prediction: Prediction | None = None
-        if len(request.prediction) and not self.held:  # nothing that was accepted is taken back
-            self.prediction = Prediction(request.prediction, self.prompt_len)
-            self.prediction.follow(self.tokens, self.length)
-        self.waits = False
+        """Where it stands in that, once it was admitted."""
+        self.stands_by = False
         """Whether it is in no step that is planned while one of its tokens is pending."""
-        self.accepted = self.rejected = 0
-        """Drafted tokens since the last update: those that were sampled, and the others."""
+        self.accepted: list[int] = []
+        """Where drafted tokens stand that were sampled and not emitted yet; ascending."""
+        self.rejected = 0
+        """Drafted tokens that were not sampled, since the last update."""
+        self.fault: BaseException | None = None
+        """What its constraint failed with, so that it ends with its next token."""
         self.stepped = False
         """Whether the row planned last carries an automaton's state, which the device steps."""
         self.penalised = any(getattr(params, each.name) != each.default for each in _PENALTIES)
@@ -262,16 +272,36 @@ class Sequence:
         """Samples under way do not count: something else follows."""
         self.epoch += 1
         self.pending = 0
-        self.draft = None
+        self.close_draft()
 
-    def begin_draft(self, tokens: list[int]) -> None:
+    def fail(self, fault: BaseException) -> None:
+        """Nobody knows any more where its constraint stands: it ends with its next token."""
+        self.fault, self.matcher, self.plain = fault, None, False
+
+    def admitted(self) -> None:
+        """It is to run for the first time. What waits in the queue follows no prediction."""
+        if self.predicted is not None:
+            self.prediction = Prediction(self.predicted, self.prompt_len)
+            self.prediction.follow(self.tokens, self.length)
+
+    def close_draft(self) -> int:
+        """There is no draft any more; returns how many of its tokens came."""
+        draft, self.draft = self.draft, None
+        if draft is None:
+            return 0
+        end = draft.agreed(self.tokens, self.length)
+        self.accepted.extend(range(draft.start, end))
+        self.rejected += draft.planned - (end - draft.start)
+        return end - draft.start
+
+    def begin_draft(self, tokens: list[int], cost: float) -> None:
         """These are computed in the next step, behind the tokens that are known."""
         end = self.length + len(tokens)
         if end > len(self.tokens):
             self.tokens = np.concatenate((self.tokens, np.empty(end, np.int32)))
         self.tokens[self.length : end] = tokens
-        self.draft = Draft(tokens, self.length, self.length)
-        self.waits = True
+        self.draft = Draft(tokens, self.length, self.length, len(tokens), cost)
+        self.stands_by = True
 
     def append(self, token: int) -> None:
         """Append one token, in amortised O(1)."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import math
 import random
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -241,7 +242,7 @@ class EngineProcess:
             CONTEXT_LENGTH,
             self._clock.time,
             vocab_size=vocab_size,
-            masks=StepMasks(vocab_size, spot_seconds=0.0),
+            masks=StepMasks(vocab_size, spot_seconds=0.0, draft_seconds=math.inf),
             tiers=Tiers(handed=handed),
         )
         self._inbox, self._outbox, self._beats = (

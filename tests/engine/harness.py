@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -79,7 +80,7 @@ class Harness:
             ),
             executor.context_length,
             vocab_size=executor.vocab_size,
-            masks=StepMasks(executor.vocab_size, filler, spot_seconds),
+            masks=StepMasks(executor.vocab_size, filler, spot_seconds, math.inf),
             automata=automata,
             labels=labels,
             adapters=getattr(executor, "adapters", ()),

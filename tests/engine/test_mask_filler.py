@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
@@ -13,6 +13,7 @@ from rootlace.runtime.contracts.plan import MaskRow
 from rootlace.runtime.engine.mask_filler import MaskFiller
 from rootlace.runtime.scheduler import masks as masks_module
 from rootlace.runtime.scheduler.masks import InlineFiller, MaskJob, StepMasks
+from rootlace.runtime.scheduler.masks import Job as MaskingJob
 from rootlace.wire.errors import InternalError
 from tests.scheduler.matchers import Plain
 from tests.scheduler.world import Job, World
@@ -163,8 +164,8 @@ def test_masks_that_were_quick_are_made_on_the_spot() -> None:
     handed: list[list[Watched]] = []
 
     class Noting(InlineFiller):
-        def start(self, jobs: list[MaskJob]) -> Callable[[], None] | None:
-            handed.append([job.matcher for job in jobs])
+        def start(self, jobs: Sequence[MaskingJob]) -> Callable[[], None] | None:
+            handed.append([job.matcher for job in jobs])  # type: ignore[attr-defined]
             return super().start(jobs)
 
     masks = StepMasks(8, Noting(), spot_seconds=60.0)
@@ -190,7 +191,7 @@ def test_only_so_much_of_a_step_goes_into_masks_on_the_spot() -> None:
     handed: list[int] = []
 
     class Noting(InlineFiller):
-        def start(self, jobs: list[MaskJob]) -> Callable[[], None] | None:
+        def start(self, jobs: Sequence[MaskingJob]) -> Callable[[], None] | None:
             handed.append(len(jobs))
             return super().start(jobs)
 

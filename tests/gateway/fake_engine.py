@@ -56,6 +56,8 @@ class FakeEngine:
     tokens_per_step: int = 1
     forced: frozenset[int] = frozenset()
     """Which places of every output count as forced."""
+    accepted: frozenset[int] = frozenset()
+    """Which ones came because they were predicted; as many did not come with each update."""
     adapters: tuple[str, ...] = ()
     healthy: bool = True
     submitted: list[Request] = field(default_factory=list)
@@ -190,6 +192,7 @@ class FakeEngine:
                 new, finish, matched = new[: i + 1], "stop", token
                 break
         forced = tuple(i for i in range(len(new)) if running.given + i in self.forced)
+        accepted = tuple(i for i in range(len(new)) if running.given + i in self.accepted)
         running.given += len(new)
         if finish is None and running.given >= len(running.tokens):
             finish = "length"
@@ -203,6 +206,8 @@ class FakeEngine:
             prompt_targets=None if start is None else request.token_ids[start:],
             cached_tokens=len(prompt) // 2 if first else None,
             forced=forced,
+            accepted=accepted,
+            rejected=len(accepted),
             queued=0.001 if first else None,
             pin="p1" if first and request.handling.cache.pin is True else "",
             report=made_up_report(request.token_ids) if first and request.report else None,

@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from rootlace.runtime.gateway.keys.account import Account
+from rootlace.runtime.gateway.keys.key_file import new_key
 from rootlace.runtime.gateway.tokens.tokenizer import Tokenizer
 from rootlace.wire.protocol import (
     Append,
@@ -94,6 +96,44 @@ async def test_seeds_are_drawn(client: MakeClient) -> None:
     c.send(Open(1, 1), *(Generate(n, 1) for n in range(2, 5)))
     await c.result(4)
     assert len({m.params.seed for m in c.engine.submitted}) == 3
+
+
+async def test_what_comes_behind_a_stop_string_was_not_predicted_and_is_not_charged(
+    client: MakeClient,
+) -> None:
+    c = client(tokenizer=load("gpt2"))
+    used: list[tuple[str, str, int]] = []
+    entry = new_key("somebody", tokens_per_minute=100)[1]
+    account = Account(entry, lambda *given: used.append(given), lambda: None)
+    c.session = c.gateway.open_session(c.events.extend, account=account)
+    ids = load("gpt2").encode(" one two three four five six", False)
+    assert len(ids) == 6
+    c.engine.script = lambda _: ids
+    c.engine.tokens_per_step, c.engine.accepted = 4, frozenset({1, 2, 3})
+    params = SamplingParams(stop=("three",), max_tokens=50)
+    c.send(Open(1, 1), Append(2, 1, text("Count:")), Generate(3, 1, params=params))
+    generated = await c.result(3)
+    assert isinstance(generated, Generated)
+    assert generated.outputs[0].token_ids == tuple(ids[:3])
+    usage = generated.usage
+    assert (usage.completion_tokens, usage.accepted, usage.rejected) == (3, 2, 4)
+    assert [one for one in used if one[1] == "completion_tokens"] == [
+        ("somebody", "completion_tokens", 3)
+    ]
+
+
+async def test_a_prediction_has_as_many_tokens_as_fit_the_context(client: MakeClient) -> None:
+    c = client(engine=FakeEngine(32000, context_length=50))
+    words = " a b c" * 100
+    c.send(
+        Open(1, 1),
+        Append(2, 1, text("Once")),
+        Generate(3, 1, params=SamplingParams(max_tokens=1, n=2), prediction=words),
+    )
+    await c.result(3)
+    one, other = (request.prediction for request in c.engine.submitted)
+    assert one is other
+    assert one.tolist() == c.gateway.tokenizer.encode(words, add_special_tokens=False)[:50]
 
 
 @pytest.mark.parametrize("keep", [False, True])

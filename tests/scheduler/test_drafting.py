@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rootlace.runtime.contracts.plan import MAX_DRAFTED
+from rootlace.runtime.scheduler import masks as masks_module
+from rootlace.runtime.scheduler.masks import Job as Masking
+from rootlace.runtime.scheduler.masks import StepMasks
 from rootlace.runtime.scheduler.pace import DraftPace
+from rootlace.runtime.scheduler.prediction import PredictedText, Prediction
 from tests.scheduler.matchers import Script, Stepped
 from tests.scheduler.world import Job, World
 
@@ -26,7 +31,7 @@ def edited(cold: list[int]) -> list[int]:
 
 
 def told(job: Job) -> tuple[int, int]:
-    return sum(u.accepted for u in job.updates), sum(u.rejected for u in job.updates)
+    return sum(len(u.accepted) for u in job.updates), sum(u.rejected for u in job.updates)
 
 
 def ran(world: World, predict: Predict, **options: Any) -> tuple[Job, int]:
@@ -127,6 +132,8 @@ def test_the_output_is_what_it_is_without(
     jump=st.booleans(),
     logprobs=st.booleans(),
     stepped=st.booleans(),
+    spot=st.sampled_from([0.0, 1e9]),
+    draft_seconds=st.sampled_from([0.0, 1e9]),
 )
 def test_constrained(
     parts: list[tuple[str, int, int]],
@@ -137,9 +144,17 @@ def test_constrained(
     jump: bool,
     logprobs: bool,
     stepped: bool,
+    spot: float,
+    draft_seconds: float,
 ) -> None:
     kind = Stepped if stepped else Script
-    world = World(overlap=overlap, automata=automata, vocab_size=7, spot_seconds=1e9)
+    world = World(
+        overlap=overlap,
+        automata=automata,
+        vocab_size=7,
+        spot_seconds=spot,
+        draft_seconds=draft_seconds,
+    )
     ran(
         world,
         partial(assembled, parts, vocab=7),
@@ -157,6 +172,164 @@ def test_a_constrained_row_is_drafted_along_its_constraint() -> None:
     assert job.forced and steps <= 8 and told(job)[1] <= 1
     checked, _ = ran(World(vocab_size=7), list, constrain=lambda: Script(1, 30, 7, 3, True))
     assert told(checked) == (0, 0)  # what may be taken back is not drafted
+
+
+class Beside:
+    """Fills masks only while they are waited for."""
+
+    def __init__(self) -> None:
+        self.waiting = False
+
+    def start(self, jobs: Sequence[Masking]) -> Callable[[], None]:
+        def wait() -> None:
+            self.waiting = True
+            for job in jobs:
+                job.run()
+            self.waiting = False
+
+        return wait
+
+
+class Slow(Script):
+    """Its masks take long: none is to be made while a step is planned."""
+
+    def __init__(self, filler: Beside) -> None:
+        super().__init__(1, 30, 7, 3)
+        self.filler = filler
+
+    def fill_bitmask(self, out: np.ndarray) -> None:
+        assert self.filler.waiting, "the loop made a mask that takes long"
+        super().fill_bitmask(out)
+
+
+def test_slow_masks_of_drafts_are_made_beside_the_step() -> None:
+    filler = Beside()
+    world = World(vocab_size=7, filler=filler)
+    cold = ran(world, list, constrain=lambda: Script(1, 30, 7, 3))[0].output
+    before, filler.waiting = world.stats["steps"], True
+    rids = [
+        world.submit(PROMPT, LENGTH, predict=lambda _: cold, constrain=lambda: Slow(filler))
+        for _ in range(2)
+    ]
+    filler.waiting = False
+    world.drain()
+    for rid in rids:
+        assert world.jobs[rid].output == cold
+        assert told(world.jobs[rid])[0] > 15
+    assert world.stats["steps"] - before <= 10
+
+
+def test_a_draft_is_cut_where_its_masks_take_too_long() -> None:
+    """What was computed of it in vain counts as rejected."""
+    world = World(vocab_size=7, draft_seconds=0.0)
+    job, steps = ran(world, list, constrain=lambda: Script(1, 30, 7, 3), jump=False)
+    accepted, rejected = told(job)
+    assert (accepted, rejected) == (0, world.stats["drafted_tokens"]) and rejected
+    assert steps >= 30
+
+
+class Stuck(Script):
+    def rollback(self, count: int) -> None:
+        raise RuntimeError("no way back")
+
+
+@pytest.mark.parametrize("spot", [0.0, 1e9])
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_constraint_that_does_not_go_back_ends_its_request_alone(
+    spot: float, overlap: bool
+) -> None:
+    world = World(vocab_size=7, spot_seconds=spot, overlap=overlap)
+    stuck = world.submit(PROMPT, LENGTH, predict=list, constrain=lambda: Stuck(1, 30, 7, 3))
+    other = world.submit(PROMPT, LENGTH, predict=list, constrain=lambda: Script(2, 30, 7, 3))
+    world.drain()
+    last = world.jobs[stuck].updates[-1]
+    assert (last.finish, last.code) == ("error", "internal") and "no way back" in last.error
+    world.expect_cold(world.jobs[other])
+    world.expect_empty()
+
+
+def test_time_on_the_spot_is_the_whole_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Clock:
+        now = 0.0
+
+        def perf_counter(self) -> float:
+            return self.now
+
+        thread_time = perf_counter
+
+    class Tenth(Script):
+        def fill_bitmask(self, out: np.ndarray) -> None:
+            clock.now += 1e-5
+            super().fill_bitmask(out)
+
+    clock = Clock()
+    monkeypatch.setattr(masks_module, "time", clock)
+    masks = StepMasks(7, spot_seconds=2.5e-5)
+
+    def made(matcher: Script) -> int:
+        """How many masks of a draft of three tokens are made at once."""
+        begun = clock.now
+        found = [masks.at_hand(matcher, begun) is not None for _ in range(3)]
+        masks.spend(begun)
+        return sum(found)
+
+    for _ in range(2):  # steps
+        masks.begin_drafts()
+        assert [made(Tenth(seed, 30, 7)) for seed in range(3)] == [3, 0, 0]
+        found, wait = masks.start([Tenth(3, 30, 7)])
+        assert len(found) == 1 and wait is None
+    clock.now, quick = 1.0, Tenth(4, 30, 7)
+    masks._slow.add(quick)
+    masks.begin_drafts()
+    assert made(quick) == 0
+
+
+def test_samples_share_what_is_predicted_and_those_that_wait_follow_nothing() -> None:
+    world = World(max_running=1)
+    for seed in range(3):
+        world.submit([*PROMPT, seed], LENGTH, predict=lambda _: list(range(50)))
+    world.submit(PROMPT, LENGTH, predict=lambda _: [1, 2])
+    checked = world.submit(
+        PROMPT, LENGTH, predict=lambda _: [1, 2], constrain=lambda: Script(1, 30, 100, 3, True)
+    )
+    world.step()
+    sequences = world.scheduler._by_rid
+    texts = [sequences[rid].predicted for rid in range(4)]
+    assert texts[0] is texts[1] is texts[2] is not texts[3] is not None
+    for rid in range(4):
+        text = texts[rid]
+        assert text is not None and sequences[rid].request.prediction is text.ids
+        assert (sequences[rid].prediction is not None) == (rid == 0)
+    assert not len(sequences[checked].request.prediction)
+    del texts, text, sequences
+    world.drain()
+    assert not world.scheduler._drafting.requests and not world.scheduler._drafting._texts
+
+
+def test_an_abort_tells_what_was_drafted_in_vain() -> None:
+    """Of a step under way, and tokens that were right and were not told of."""
+    world = World(overlap=True)
+    rid = world.submit(PROMPT, LENGTH, predict=list, emit_every=100)
+    sequence = world.scheduler._by_rid[rid]
+    for _ in range(9):
+        if world.stats["accepted_tokens"] and sequence.draft is not None:
+            break
+        world.step()
+    assert world.stats["accepted_tokens"] and sequence.draft is not None
+    world.abort(rid)
+    assert told(world.jobs[rid]) == (0, world.stats["drafted_tokens"])
+    world.expect_empty()
+
+
+def test_accepted_are_the_tokens_that_were_predicted() -> None:
+    world = World()
+    job, _ = ran(world, edited)
+    cold, at = job.output, 0
+    for update in job.updates:
+        for index in update.accepted:
+            assert cold[at + index] in edited(cold)
+        assert len(update.accepted) in (len(update.token_ids) - 1, 0)  # the last one is sampled
+        at += len(update.token_ids)
 
 
 @pytest.mark.parametrize(("rows", "drafts"), [(4, True), (16, False)])
@@ -184,12 +357,62 @@ def test_drafts_come_back_when_a_full_batch_has_gone() -> None:
     assert world.stats["drafted_tokens"] > before
 
 
-def known(world: World, token: float, step: float) -> None:
-    """What tokens and steps cost."""
+def known(world: World, token: float, step: float, fixed: float = 0.0) -> None:
+    """What tokens and steps cost, and that there are drafts."""
     drafting = world.scheduler._drafting
     drafting.pace._steps = {1: step}
-    drafting.pace._tokens, drafting.pace._seconds = 1e6, 1e6 * token
+    took = [fixed + drafted * token for drafted in (1, 16)]
+    sums = [2, 17, 257, sum(took), took[0] + 16 * took[1]]
+    drafting.pace._sums = [1e6 * one for one in sums]
     drafting.note = lambda plan, seconds: None  # type: ignore[method-assign]
+
+
+def test_rows_that_would_save_less_together_than_any_draft_costs_have_none() -> None:
+    """That there are drafts costs a whole step: eight rows' share of it each, for all of them."""
+    drafted = []
+    for fixed in (0.0, 1e-2):
+        world = World(max_step_tokens=512)
+        known(world, token=2e-4, step=1e-2, fixed=fixed)
+        for at in range(8):
+            world.submit([*PROMPT, at], LENGTH, predict=lambda _: [90] * 200)
+        world.drain()
+        drafted.append(world.stats["drafted_tokens"])
+    assert drafted[0] > 0 == drafted[1]
+
+
+def test_who_stands_by_misses_a_step_that_counts() -> None:
+    """Where others go on without the row; alone it misses nothing."""
+    for others in (0, 1):
+        world, missed = World(overlap=True), []
+        known(world, token=1e-4, step=1e-2)
+        rid = world.submit(PROMPT, LENGTH, predict=list)
+        for at in range(others):
+            world.submit([*PROMPT, at], 2 * LENGTH)
+        while rid in world.scheduler._by_rid:
+            sequence = world.scheduler._by_rid[rid]
+            if sequence.prediction is not None:
+                missed.append(sequence.prediction.missed)
+            world.step()
+        assert (max(missed) > 0) == bool(others)
+        world.drain()
+        for job in world.jobs.values():
+            world.expect_cold(job)
+
+
+def test_a_row_stands_by_where_that_saves_more_than_the_token_it_misses() -> None:
+    world = World()
+    drafting = world.scheduler._drafting
+    prediction = Prediction(PredictedText(np.arange(100, dtype=np.int32)), 0)
+    prediction.follow(np.arange(50, dtype=np.int32), 1)
+    drafting._price = 0.3
+    count, saves = prediction.worth(0.3)
+    assert prediction.sure and count > 2
+    for fixed, drafters, stands in ((0.0, 1, saves > 1), (9.0, 1, False), (9.0, 99, saves > 1.1)):
+        drafting._fixed, drafting._drafters = fixed, drafters
+        assert drafting._should_stand_by(prediction) == stands
+    drafting._fixed, drafting._price = 0.0, 0.5
+    count, saves = prediction.worth(0.5)
+    assert count > 1 > saves and not drafting._should_stand_by(prediction)
 
 
 def test_a_step_has_so_many_drafted_tokens_at_most() -> None:
@@ -219,24 +442,41 @@ def test_it_goes_on_behind_what_another_engine_generated() -> None:
 
 def test_what_a_drafted_token_costs() -> None:
     pace = DraftPace()
-    assert pace.price(16) == 1.0
+    assert pace.price(16) == (0.0, 1.0)
+
+    def of(rows: int, drafted: int) -> float:
+        """What a draft costs, as a part of a row's share of a step."""
+        fixed, token = pace.price(rows)
+        return fixed + drafted * token
+
     for _ in range(40):
         pace.note(8, 0, 10e-3)
         pace.note(8, 10, 12e-3)
         pace.note(2, 0, 9e-3)
-    assert pace.price(8) == pytest.approx(8 * 0.2 / 10, rel=0.25)
-    assert pace.price(2) == pytest.approx(2 * 0.2 / 9, rel=0.25)
-    assert pace.price(3) == pytest.approx(pace.price(2) * 3 / 2)
-    before = pace.price(8)
+    assert of(8, 10) == pytest.approx(8 * 2 / 10, rel=0.25)
+    assert of(2, 10) == pytest.approx(2 * 2 / 9, rel=0.25)
+    assert of(3, 10) == pytest.approx(of(2, 10) * 3 / 2)
+    before = of(8, 10)
     pace.note(8, 10, 9.0)  # held up
-    assert pace.price(8) < 1.5 * before
+    assert of(8, 10) < 1.7 * before
     for _ in range(20):  # it costs too much
         pace.note(8, 10, 90e-3)
-    assert pace.price(8) > 1
-    for _ in range(600):
+    assert of(8, 10) > 10
+    for _ in range(1500):
         pace.note(8, 0, 10e-3)
-    assert pace.price(8) < 0.9  # which is tried again
+    assert of(8, 10) < 9  # which is tried again
     for _ in range(99):  # steps without drafts are held up, now and then for long
         pace.note(8, 0, 90e-3)
         pace.note(8, 10, 12e-3)
-    assert pace.price(8) >= 8 / 64
+    assert pace.price(8)[1] >= 8 / 64
+
+
+def test_what_it_costs_that_there_are_drafts() -> None:
+    pace = DraftPace()
+    for at in range(60):
+        pace.note(4, 0, 10e-3)
+        drafted = 1 + at * 7 % 30
+        pace.note(4, drafted, 14e-3 + drafted * 0.5e-3)
+    fixed, token = pace.price(4)
+    assert fixed == pytest.approx(4 * 4 / 10, rel=0.15)
+    assert token == pytest.approx(4 * 0.5 / 10, rel=0.15)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import numpy as np
 import pytest
 
-from rootlace.runtime.scheduler.masks import MaskJob
+from rootlace.runtime.scheduler.masks import Job as MaskingJob
 from rootlace.wire.errors import ConstraintNotMet, InternalError
 from tests.scheduler.matchers import Digits, Plain, Script, Stepped
 from tests.scheduler.planned_ahead import ahead, ids, launched
@@ -149,7 +149,7 @@ def test_an_automaton_that_appears_is_taken_up_and_one_that_raises_is_not_missed
 class Lazy:
     """Fills masks when they are waited for, and no sooner."""
 
-    def start(self, jobs: list[MaskJob]) -> Callable[[], None]:
+    def start(self, jobs: Sequence[MaskingJob]) -> Callable[[], None]:
         for job in jobs:
             job.matcher.busy = True  # type: ignore[attr-defined]
 

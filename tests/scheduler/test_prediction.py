@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from rootlace.runtime.scheduler.prediction import MAX_DRAFT, Prediction
+from rootlace.runtime.scheduler.prediction import MAX_DRAFT, PredictedText, Prediction
 
 TEXT = list(range(100, 160))
 
 
 def followed(output: list[int], predicted: list[int] = TEXT) -> Prediction:
-    prediction = Prediction(np.array(predicted, np.int32), 3)
+    prediction = Prediction(PredictedText(np.array(predicted, np.int32)), 3)
     tokens = np.array([1, 2, 3, *output], np.int32)
     for length in range(4, len(tokens) + 1):
         prediction.follow(tokens, length)
@@ -49,7 +49,7 @@ def test_where_it_goes_on(output: list[int], next_token: int | None) -> None:
 def test_something_else_is_not_guessed_for_long() -> None:
     prediction = followed([*TEXT[:10], 7, 8, 9])
     assert prediction.at < 0
-    assert not prediction.draft(5) and not prediction.worth(0.0)
+    assert not prediction.draft(5) and prediction.worth(0.0) == (0, 0.0)
 
 
 def test_of_several_places_the_next_one_and_the_longest() -> None:
@@ -59,32 +59,62 @@ def test_of_several_places_the_next_one_and_the_longest() -> None:
     assert followed([1, 2, 3, 50, 9, 9, 1, 2, 3], repeated).draft(1) == [52]
 
 
+def test_places_of_a_pair() -> None:
+    dice = np.random.default_rng(0)
+    ids = dice.integers(0, 4, 300).astype(np.int32)
+    text = PredictedText(ids)
+    for _ in range(50):
+        pair, anchor = (int(dice.integers(0, 5)), int(dice.integers(0, 5))), int(dice.integers(301))
+        ends = [at + 2 for at in range(299) if (ids[at], ids[at + 1]) == pair]
+        behind = [end for end in ends if end > anchor][:16]
+        before = [end for end in reversed(ends) if end <= anchor][:16]
+        assert text.ends(pair, anchor) == behind + before
+    for few in ([], [1]):
+        assert PredictedText(np.array(few, np.int32)).ends((1, 1), 0) == []
+
+
+def test_where_little_is_right_it_is_looked_for_now_and_then_and_found_again() -> None:
+    text, looked = PredictedText(np.array(TEXT, np.int32)), []
+    prediction = Prediction(text, 0)
+    tokens = np.array([7, 8] * 400 + TEXT, np.int32)
+    for length in range(1, len(tokens) + 1):
+        if length >= prediction.until:
+            looked.append(length)
+        prediction.follow(tokens, length)
+    assert len([at for at in looked if at <= 800]) < 100
+    assert prediction.sure and prediction.at == len(TEXT)
+
+
 def test_how_much_is_worth_drafting() -> None:
-    right = followed(TEXT[:40])
-    assert right.rate > 0.99
-    assert right.worth(0.05) == MAX_DRAFT == right.worth(0.0)
-    assert right.worth(1.0) == 0
+    right = followed(TEXT[:20])
+    assert right.next_right > 0.99
+    count, saves = right.worth(0.05)
+    assert count == MAX_DRAFT == right.worth(0.0)[0]
+    assert saves == pytest.approx(sum(right.next_right**k for k in range(1, 33)) - 32 * 0.05)
+    assert followed(TEXT[:50]).worth(0.0)[0] == 10  # what is left
+    assert right.worth(1.0) == (0, 0.0)
     wrong = followed([7, 8] * 40, TEXT)  # a guess, and then the place is lost
-    assert wrong.worth(0.05) == 0
+    assert wrong.worth(0.05) == (0, 0.0)
     # Where it goes on is always right, and what comes behind it never.
     half = followed([token for at in range(0, 40, 2) for token in (TEXT[at], 7)])
-    assert (half.sure, half.worth(0.2), half.worth(1.0)) == (False, 1, 0)
+    assert (half.sure, half.worth(0.2)[0], half.worth(1.0)[0]) == (False, 1, 0)
     # Three of four are right.
     most = followed([token for at in range(0, 56, 4) for token in (*TEXT[at : at + 3], 7)])
-    assert 2 <= most.worth(0.3) <= 5
-    assert most.worth(0.05) > most.worth(0.3) > most.worth(0.8)
+    assert 2 <= most.worth(0.3)[0] <= 5
+    assert most.worth(0.05)[0] >= most.worth(0.3)[0] > most.worth(0.8)[0]
     # What was found is no more believed where it was not right.
     elsewhere = followed([token for at in range(0, 40, 2) for token in (TEXT[at], 7, 8)][1:])
-    assert elsewhere.found < 0.2 < elsewhere.rate
+    assert elsewhere.found_right < 0.2 < elsewhere.next_right
 
 
 def test_drafts_that_cost_too_much_are_not_made_again_before_much_is_right() -> None:
     prediction = followed(TEXT[:10])
-    prediction.drafted(10, 0, 0.3)
-    assert prediction.won == -3.0 and prediction.worth(0.1) > 0
+    prediction.drafted(0, 3.0)
+    assert prediction.won == -3.0 and prediction.worth(0.1)[0] > 0
     other = followed([*TEXT[:3], 7, *TEXT[4:6], 8, *TEXT[7:9]])
-    assert other.sure and other.worth(0.1) > 0
-    other.drafted(10, 0, 0.3)
-    assert not other.worth(0.1)
-    other.drafted(20, 20, 0.3)
-    assert other.won == 8.0 and other.worth(0.1) > 0
+    assert other.sure and other.worth(0.1)[0] > 0
+    other.missed = 1  # which counts as a token
+    other.drafted(0, 1.5)
+    assert other.won == -2.5 and not other.worth(0.1)[0]
+    other.drafted(20, 6.0)
+    assert other.won == 8.0 and other.worth(0.1)[0] > 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
@@ -120,6 +121,7 @@ class World:
         stores: tuple[SimulatedStore, ...] = (),
         hourly_bytes: int | None = None,
         spot_seconds: float = 0.0,
+        draft_seconds: float = math.inf,
         **config: Any,
     ) -> None:
         """`stores` are below the pool, blocks of one byte in them."""
@@ -144,7 +146,7 @@ class World:
             context_length,
             self.executor.clock,
             vocab_size=vocab_size,
-            masks=StepMasks(vocab_size, filler, spot_seconds=spot_seconds),
+            masks=StepMasks(vocab_size, filler, spot_seconds, draft_seconds),
             automata=automata,
             headroom=headroom,
             adapters=("one", "two"),

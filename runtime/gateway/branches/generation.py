@@ -41,9 +41,8 @@ MAX_STOP_LENGTH = 1024
 QUIET_TOKENS = 32
 # The least time between two points of what is told of a generation's progress.
 PROGRESS_SECONDS = 0.01
-SHORT_PREDICTION, CHARACTERS_PER_TOKEN = 1024, 16
-"""A prediction may have so many tokens beside twice the output's; no more of its text is looked at
-than so many tokens mostly have."""
+CHARACTERS_PER_TOKEN = 16
+"""Of a prediction no more is looked at than so many for each token that the context may have."""
 
 
 class Generation:
@@ -152,13 +151,9 @@ class Generation:
         return generated
 
     async def _predicted(self) -> np.ndarray:
-        """The tokens of the predicted text, as many as any output may have, or a short one may be
-        found in."""
-        core, text = self._core, self._op.prediction
-        most = core.model_info.context_length
-        if (wanted := self._op.params.max_tokens) is not None:
-            most = min(most, 2 * wanted + SHORT_PREDICTION)
-        text = text[: CHARACTERS_PER_TOKEN * most]
+        """The tokens of the predicted text, as many as any output may have."""
+        core, most = self._core, self._core.model_info.context_length
+        text = self._op.prediction[: CHARACTERS_PER_TOKEN * most]
         if not text:
             return NO_TOKENS
         ids = await core.tokenize(len(text), core.tokenizer.encode_pieces, (Piece(text),))
@@ -182,12 +177,14 @@ class Generation:
                 self._send(sample.take_chunk(self._op.op))
         return bool(before)
 
-    def _take(self, sample: Sample, update: Update) -> bool:
-        """Take one update; True when the sample is complete."""
+    def _take(self, sample: Sample, update: Update) -> int | None:
+        """Take one update. When the sample is complete: how many tokens came behind its end."""
         if self._log is not None:
             self._log.told(sample.index, update)
+        before = len(sample.token_ids)
         self._send(self._feed(sample, update))
-        return sample.finish is not None
+        taken = len(sample.token_ids) - before
+        return None if sample.finish is None else len(update.token_ids) - taken
 
     def _send(self, chunk: Chunk | None) -> None:
         if chunk is None:
@@ -202,8 +199,7 @@ class Generation:
             self._core.last_token = time.monotonic()
             if self._first_token is None:
                 self._first_token = self._core.last_token
-        self._accepted += update.accepted
-        self._rejected += update.rejected
+        before = len(sample.token_ids)
         if sample.index == 0:
             if update.cached_tokens is not None:
                 self._cached = update.cached_tokens
@@ -222,6 +218,12 @@ class Generation:
             chunk = sample.feed_chunk(update, self._op.op)
         else:
             sample.feed(update)
+        if update.accepted or update.rejected:
+            # A stop string may be found before the last of the tokens that came together.
+            taken = len(sample.token_ids) - before
+            accepted = sum(at < taken for at in update.accepted)
+            self._accepted += accepted
+            self._rejected += update.rejected + len(update.accepted) - accepted
         if update.token_ids and sample.index == 0:
             self._note_progress(len(sample.token_ids))
         return chunk

@@ -18,8 +18,9 @@ from rootlace.wire.errors import Cancelled, from_code
 class Requests:
     """Submits requests, passes on their updates, and waits for all. If one fails, all end.
 
-    Their tokens are charged to the `account`, also those of requests that do not end well. Without
-    one, they take their turns as those of `source`. `paid`: so many tokens of the first prompt were
+    Their tokens are charged to the `account`, also those of requests that do not end well, but not
+    what came behind an answer's end, nor what was computed for a wrong prediction. Without one,
+    they take their turns as those of `source`. `paid`: so many tokens of the first prompt were
     charged before.
     """
 
@@ -34,9 +35,9 @@ class Requests:
         self._running: set[int] = set()
         self._all_ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-    def add(self, make: Callable[[int], Request], on_update: Callable[[Update], object]) -> int:
-        """Submit `make(rid)`. `on_update` may return True to end the request early. Raises
-        ClientSuspended."""
+    def add(self, make: Callable[[int], Request], on_update: Callable[[Update], int | None]) -> int:
+        """Submit `make(rid)`. To end the request early, `on_update` returns how many tokens of the
+        update it does not want. Raises ClientSuspended."""
         rid = self._engine.next_rid()
         self._running.add(rid)
         account = self._account
@@ -61,21 +62,23 @@ class Requests:
             if running:
                 self._engine.abort(running)
 
-    def _pass_on(self, on_update: Callable[[Update], object], update: Update) -> None:
+    def _pass_on(self, on_update: Callable[[Update], int | None], update: Update) -> None:
         if update.rid not in self._running:
             return
-        if self._account is not None and update.token_ids:
-            self._account.used("completion", len(update.token_ids))
+        unwanted: int | None = None
         try:
             if update.finish == "error":
                 raise from_code(update.code, update.error)
             if update.finish == "abort":
                 raise Cancelled("the engine ended the request")
-            enough = on_update(update)
+            unwanted = on_update(update)
         except Exception as error:
             self._fail(error)
             return
-        if update.finish is None and not enough:
+        finally:
+            if self._account is not None and update.token_ids:
+                self._account.used("completion", len(update.token_ids) - (unwanted or 0))
+        if update.finish is None and unwanted is None:
             return
         self._running.discard(update.rid)
         if update.finish is None:
