@@ -291,7 +291,10 @@ class GatewayConfig:
         512, "Tokens of a prompt, not cached, from which on it is computed for the others."
     )
     disaggregate_gb: Annotated[float, Meta(gt=0)] = option(
-        1.0, "Main memory for prompts that are handed over."
+        1.0, "Main memory for prompts that are handed over, or each engine's."
+    )
+    disaggregate_by: Literal["memory", "tcp", "nixl"] = option(
+        "memory", "How they are handed over: by shared memory, by TCP, or by NIXL, if it is there."
     )
     load: Literal["start", "on-demand"] = option(
         "start", "Load models when the server starts, or when they are first asked for."

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
 MORE_SECONDS = 30.0
 """What Serve waits beyond the seconds in which what runs may end: an engine writes to its disk."""
-_NOT_HERE = {"load", "idle_unload", "disaggregate", "disaggregate_from", "disaggregate_gb"}
+_NOT_HERE = {"load", "idle_unload", "disaggregate"}
+_NOT_HERE |= {f"disaggregate_{what}" for what in ("from", "gb", "by")}
 
 
 def app(

@@ -67,14 +67,16 @@ class StoreState(Protocol):
 
 
 class HandedState(StoreState, Protocol):
-    """A store that other engines reach, too. What is saved there is put into slots that they all
-    know, and fetched from slots of one's own, each of which stands for one of those."""
+    """A store that other engines reach, too (`contracts.transfer`). What is saved there is put into
+    slots that others know, and fetched from slots of one's own, each of which stands for one of a
+    giver."""
 
     def checksum(self, slot: int) -> int:
         """Of a slot that was written; can be asked once."""
 
-    def offer(self, slot: int, place: int, crc: int) -> None:
-        """The own `slot` stands for the common one `place`, which has this checksum."""
+    def offer(self, slot: int, source: bytes, place: int, crc: int) -> None:
+        """The own `slot` stands for the one that the giver `source` calls `place`, which has this
+        checksum."""
 
 
 class StoreMemory(Protocol):

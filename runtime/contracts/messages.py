@@ -107,7 +107,7 @@ class TellCache(_Message, tag="tell"):
 
 class HandOver(_Message, tag="hand_over", eq=False):
     """Copy the blocks from number `first` on of `token_ids` (int32), as far as they are cached,
-    into these `slots` of the memory that engines share, one each. Answered by `HandedOver`."""
+    into these `slots` of its own, or of all engines, one each. Answered by `HandedOver`."""
 
     ticket: int
     token_ids: np.ndarray
@@ -119,7 +119,8 @@ class HandOver(_Message, tag="hand_over", eq=False):
 
 class Offered(_Message, tag="offered", eq=False):
     """For the request `rid`, which comes next: the blocks from number `first` on of `token_ids`
-    (int32) were copied into these slots, and have these checksums."""
+    (int32) were copied into these slots of the engine whose `Ready.handed_at` is `source`, and have
+    these checksums."""
 
     rid: int
     token_ids: np.ndarray
@@ -127,6 +128,7 @@ class Offered(_Message, tag="offered", eq=False):
     places: tuple[tuple[int, int], ...]
     namespace: str = ""
     adapter: str = ""
+    source: bytes = b""
 
 
 class Stop(_Message, tag="stop"):
@@ -157,7 +159,8 @@ ToEngine = (
 class Ready(_Message, tag="ready"):
     """The model is loaded and the pool made. `labels`: how many scores its head gives a text; 0: it
     has no head; None: it gives logits of tokens. `adapters` are the names of those that requests
-    may ask for. `handed_slots`: of the memory that engines share."""
+    may ask for. `handed_slots`: for blocks that it gives to other engines, which are told
+    `handed_at` (`contracts.transfer`)."""
 
     pid: int
     num_blocks: int
@@ -171,6 +174,7 @@ class Ready(_Message, tag="ready"):
     labels: int | None = None
     adapters: tuple[str, ...] = ()
     handed_slots: int = 0
+    handed_at: bytes = b""
 
 
 class Flushed(_Message, tag="flushed"):

@@ -109,10 +109,10 @@ def _serve(
     cache = dataclasses.replace(engine.cache, num_blocks=runner.num_blocks)
     filler = MaskFiller(engine.constraints.mask_threads)
     below: OpenTiers | None = None
-    if cache.tiered or (cache.enabled and config.memory >= 0):
+    if cache.tiered or (cache.enabled and config.transfer is not None):
         from rootlace.runtime.engine.tiers import open_tiers
 
-        below = open_tiers(engine, runner, config.replicas, config.memory, config.memory_bytes)
+        below = open_tiers(engine, runner, config.replicas, config.transfer)
     scheduler = Scheduler(
         engine.scheduler,
         cache,
@@ -156,6 +156,7 @@ def _serve(
         labels=runner.config.spec.labels,
         adapters=runner.adapters,
         handed_slots=0 if below is None else below.handed_slots,
+        handed_at=b"" if below is None else below.handed_at,
     )
     record = StepRecord(Path(config.record), engine.scheduler.max_running)
     send([ready])

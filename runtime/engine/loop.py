@@ -209,7 +209,9 @@ class EngineLoop:
         if isinstance(message, HandOver):
             handing.give(message.ticket, namespace, tokens, message.first, message.slots)
         else:
-            handing.offer(message.rid, namespace, tokens, message.first, message.places)
+            handing.offer(
+                *(message.rid, namespace, tokens, message.first, message.places, message.source)
+            )
 
     def _submit(self, request: Request) -> None:
         constraint = request.constraint

@@ -14,6 +14,7 @@ from rootlace.runtime.cache.tier import Label, Tier
 from rootlace.runtime.cache.wear import HourlyBytes
 from rootlace.runtime.config import CacheConfig, EngineConfig
 from rootlace.runtime.contracts.block_store import StoreMemory
+from rootlace.runtime.contracts.transfer import BlockLost, Transfer, TransferConfig
 from rootlace.runtime.engine.client.engine_client import SPILL_SECONDS
 from rootlace.runtime.model.executor.runner import ModelRunner
 from rootlace.runtime.model.kv.block_mover import BlockMover
@@ -21,12 +22,15 @@ from rootlace.runtime.model.kv.device_memory import made_up_plan
 from rootlace.runtime.model.kv.identity import kv_identity, kv_spaces
 from rootlace.runtime.scheduler.scheduler import Scheduler
 from rootlace.runtime.scheduler.tiers.levels import HandedLevel, Level, Tiers
-from rootlace.runtime.tiers.disk import DiskStore
 from rootlace.runtime.tiers.folder import TierFolder, open_folder
+from rootlace.runtime.tiers.handed import HandedBlocks, HandedStore
 from rootlace.runtime.tiers.host import HostStore
 from rootlace.runtime.tiers.read_speed import block_seconds
-from rootlace.runtime.tiers.shared_slots import HandedStore, SharedSlots
 from rootlace.runtime.tiers.slot_file import SlotFile
+from rootlace.runtime.tiers.slot_store import SlotStore
+from rootlace.runtime.transfer.nixl import Nixl
+from rootlace.runtime.transfer.shared_memory import SharedMemory
+from rootlace.runtime.transfer.tcp import Tcp
 from rootlace.wire.errors import InvalidRequest
 from rootlace.wire.protocol import SamplingParams
 
@@ -36,23 +40,31 @@ takes less than `QUICK_SECONDS`."""
 QUICK_SECONDS = 0.25
 TIMED_BLOCKS = 16
 GIGABYTE = 10**9
+DISK_BUFFER_BYTES = 256 << 20
+"""Memory for blocks on their way to the disk, and as much for those on their way back."""
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class OpenTiers:
-    """What is below the pool. `disk` and `folder`: None where there is none."""
+    """What is below the pool. `disk`, `folder` and `transfer`: None where there is none."""
 
     tiers: Tiers
     mover: BlockMover
-    disk: DiskStore | None
+    disk: SlotStore | None
     folder: TierFolder | None
+    transfer: Transfer | None = None
 
     @property
     def handed_slots(self) -> int:
-        """Of the memory that engines share."""
+        """For blocks that are given to other engines."""
         return 0 if self.tiers.handed is None else self.tiers.handed.tier.num_slots
+
+    @property
+    def handed_at(self) -> bytes:
+        """What engines have to know that take them."""
+        return b"" if self.transfer is None else self.transfer.address
 
     def move(self, moves: np.ndarray) -> None:
         """See `Steps`."""
@@ -76,6 +88,8 @@ class OpenTiers:
     def close(self, scheduler: Scheduler) -> None:
         """Write what is cached and not on the disk yet, and then what the next start is to know.
         What there is no time for is left out, and what has a time to live is forgotten."""
+        if self.transfer is not None:
+            self.transfer.close()
         if self.disk is None or self.folder is None:
             return
         end = time.monotonic() + SPILL_SECONDS
@@ -95,13 +109,12 @@ def open_tiers(
     config: EngineConfig,
     runner: ModelRunner,
     engines: int = 1,
-    memory: int = -1,
-    memory_bytes: int = 0,
+    transfer: TransferConfig | None = None,
 ) -> OpenTiers | None:
     """What the configuration asks for (`CacheConfig.tiered`), a part of it for each of so many
-    engines; None where the disk does not work, which is logged. `memory`: a file descriptor of what
-    engines hand blocks over in, of so many bytes at most; -1: none. Raises `InvalidRequest` for a
-    folder that cannot be one, for adapters that cannot be read, and for a memory without room."""
+    engines; None where the disk does not work, which is logged. `transfer`: how they hand blocks
+    over, if they do. Raises `InvalidRequest` for a folder that cannot be one, for adapters that
+    cannot be read, and for a transfer that cannot be."""
     cache = config.cache
     try:
         spaces = kv_spaces(config.executor)
@@ -123,27 +136,43 @@ def open_tiers(
         raise InvalidRequest(f"--cache-disk {cache.disk}: {error}") from error
     except OSError as error:
         log.warning("no blocks are kept on disk: %s", error)
-    handed = None
-    if memory >= 0:
+    handed = way = None
+    if transfer is not None:
         if config.executor.tensor_parallel > 1:
             raise InvalidRequest("--disaggregate hands over the blocks of a whole model")
-        handed, shared = _open_handed(runner, memory, memory_bytes)
-        stores.append(shared)
+        handed, given, way = _open_handed(runner, transfer)
+        stores.append(given)
     if not stores:
         return None
     mover = BlockMover(runner.kv_cache, stores, runner.work)
-    return OpenTiers(Tiers(tuple(levels), spaces, handed=handed), mover, disk, folder)
+    return OpenTiers(Tiers(tuple(levels), spaces, handed=handed), mover, disk, folder, way)
 
 
-def _open_handed(runner: ModelRunner, memory: int, most: int) -> tuple[HandedLevel, HandedStore]:
-    """Raises `InvalidRequest` where there is no room for a block."""
+def _open_handed(
+    runner: ModelRunner, config: TransferConfig
+) -> tuple[HandedLevel, HandedStore, Transfer]:
+    """Raises `InvalidRequest` where there is no room for a block, or no such way of transfer."""
     size = BlockMover(runner.kv_cache, ()).block_bytes
-    slots = most // size
+    slots = config.bytes // size
     if not slots:
-        raise InvalidRequest(f"--disaggregate-gb {most / GIGABYTE}: a block takes {size} bytes")
-    store = HandedStore(SharedSlots(memory, size, slots))
+        gigabytes = config.bytes / GIGABYTE
+        raise InvalidRequest(f"--disaggregate-gb {gigabytes}: a block takes {size} bytes")
+    try:
+        transfer = _open_transfer(config, size, slots)
+        store = HandedStore(HandedBlocks(transfer, size, slots))
+    except (BlockLost, OSError) as error:
+        raise InvalidRequest(f"--disaggregate-by {config.by}: {error}") from error
     wear = HourlyBytes(None, time.monotonic)
-    return HandedLevel("handed", Tier(slots), store, wear, size), store
+    return HandedLevel("handed", Tier(slots), store, wear, size), store, transfer
+
+
+def _open_transfer(config: TransferConfig, block_bytes: int, slots: int) -> Transfer:
+    """Raises `InvalidRequest`, or OSError."""
+    if config.by == "tcp":
+        return Tcp(config.host, block_bytes, slots)
+    if config.by == "nixl":
+        return Nixl(block_bytes, slots)
+    return SharedMemory(config.memory, block_bytes)
 
 
 def _open_host(gigabytes: float, runner: ModelRunner) -> tuple[Level, HostStore]:
@@ -170,7 +199,7 @@ def _open_host(gigabytes: float, runner: ModelRunner) -> tuple[Level, HostStore]
 
 def _open_disk(
     config: EngineConfig, cache: CacheConfig, runner: ModelRunner, engines: int
-) -> tuple[Level, DiskStore, TierFolder]:
+) -> tuple[Level, SlotStore, TierFolder]:
     """Raises OSError, and `InvalidRequest` where there is no room for a block."""
     identity = kv_identity(runner, config.executor, cache)
     most = int(cache.disk_gb * GIGABYTE / engines)
@@ -186,7 +215,7 @@ def _open_disk(
             raise InvalidRequest(f"--cache-disk-gb {cache.disk_gb}: a block takes {size} bytes")
         file = SlotFile(folder.path, identity, size, slots)
         kept = file.kept()
-        disk = DiskStore(file, block_seconds(file, folder.path, kept))
+        disk = SlotStore(file, block_seconds(file, folder.path, kept), DISK_BUFFER_BYTES)
         tier = Tier(slots)
         found = ((one.slot, Label(one.key, one.owner), one.wanted) for one in kept)
         disk.erase(tier.restore(found))

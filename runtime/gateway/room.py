@@ -61,12 +61,9 @@ async def _start(
         raise InvalidRequest(f"disaggregate {gateway.disaggregate}: there must be more replicas")
     if gateway.replicas == 1:
         return await EngineClient.start(config, on_exit)
-    from rootlace.runtime.replicas import Apart, Replicas
+    from rootlace.runtime.replicas import Replicas, apart_of
 
-    apart = None
-    if gateway.disaggregate:
-        memory = int(1e9 * gateway.disaggregate_gb)
-        apart = Apart(gateway.disaggregate, gateway.disaggregate_from, memory)
+    apart = apart_of(gateway, gateway.disaggregate)
     return await Replicas.start(config, gateway.replicas, on_exit, apart)
 
 

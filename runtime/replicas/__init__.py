@@ -6,7 +6,7 @@ their caches, `answers` makes one of several answers. `handover` has some of the
 for the others.
 """
 
-from rootlace.runtime.replicas.handover import Apart
+from rootlace.runtime.replicas.handover import Apart, apart_of, transfer_of
 from rootlace.runtime.replicas.replicas import Replicas
 
-__all__ = ["Apart", "Replicas"]
+__all__ = ["Apart", "Replicas", "apart_of", "transfer_of"]

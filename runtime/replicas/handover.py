@@ -10,29 +10,56 @@ from dataclasses import dataclass
 import msgspec
 import numpy as np
 
-from rootlace.runtime.contracts.messages import HandOver, Offered
+from rootlace.runtime import processes
+from rootlace.runtime.config import GatewayConfig
+from rootlace.runtime.contracts.messages import HandOver, Offered, Ready
 from rootlace.runtime.contracts.request import NO_TOKENS, Request
+from rootlace.runtime.contracts.transfer import TransferConfig, TransferKind
 from rootlace.runtime.contracts.update import Update
 from rootlace.runtime.engine.client import EngineClient
 from rootlace.runtime.engine.client.in_flight import Submitted
 from rootlace.runtime.replicas.dispatch import Dispatch
-from rootlace.wire.errors import InternalError, RootlaceError, ServerUnavailable
+from rootlace.runtime.replicas.slots import Lent, Slots
+from rootlace.wire.errors import InternalError, InvalidRequest, RootlaceError, ServerUnavailable
 from rootlace.wire.handling import Cache
 from rootlace.wire.protocol import SamplingParams
 
 log = logging.getLogger(__name__)
 
+HAND_OVER_SECONDS = 10.0
+"""A request waits so long for an engine that has computed its prompt and is to hand it over."""
 _PROMPT_ALONE = SamplingParams(max_tokens=0, temperature=0.0, seed=0)
 
 
 @dataclass(frozen=True)
 class Apart:
     """The last `prefill` of the engines compute prompts for the others: those of which nobody else
-    has all but `least_tokens` tokens. What they hand over takes `memory_bytes` at most."""
+    has all but `least_tokens` tokens. What they hand over, `by` some way, takes `memory_bytes` at
+    most: of a common memory, or of each engine's."""
 
     prefill: int
     least_tokens: int
     memory_bytes: int
+    by: TransferKind = "memory"
+
+
+def apart_of(config: GatewayConfig, prefill: int) -> Apart | None:
+    """So many engines compute prompts for the others, in the way that `config` says."""
+    if not prefill:
+        return None
+    memory = int(1e9 * config.disaggregate_gb)
+    return Apart(prefill, config.disaggregate_from, memory, config.disaggregate_by)
+
+
+def transfer_of(apart: Apart, shared: bool = True) -> TransferConfig:
+    """How engines hand over blocks, which `shared` says may be of one machine. Raises
+    `InvalidRequest`, or OSError."""
+    memory = -1
+    if apart.by == "memory":
+        if not shared:
+            raise InvalidRequest("disaggregate_by memory: engines of several machines share none")
+        memory = processes.new_memory()
+    return TransferConfig(apart.by, apart.memory_bytes, memory)
 
 
 @dataclass(eq=False)
@@ -44,13 +71,20 @@ class _Handed:
     tokens: np.ndarray
     prompt: Update | None = None
     """What that engine said of it."""
-    slots: tuple[int, ...] = ()
+    lent: Lent | None = None
+    """The slots that its blocks are in."""
     aborted: bool = False
+
+    def give_back(self) -> None:
+        """Nothing is read from its slots any more."""
+        if self.lent is not None:
+            self.lent.back()
+            self.lent = None
 
 
 class Handover:
-    """Has prompts computed at one engine, copied to a memory that all of them have, and read from
-    there by the engine that goes on with the request: what of it that one does not hold.
+    """Has prompts computed at one engine, copied to where others find them, and taken from there by
+    the engine that goes on with the request: what of it that one does not hold.
 
     A request changes hands as a whole: the first engine is given its prompt alone, the second one
     the request as it came, with word of where its blocks are. Whatever goes wrong before, that one
@@ -62,12 +96,14 @@ class Handover:
         apart: Apart,
         dispatch: Dispatch,
         clients: Sequence[EngineClient],
+        block_size: int,
     ) -> None:
         self._least = apart.least_tokens
         self._dispatch = dispatch
         self._clients = clients
-        self._size = clients[0].info.block_size
-        self._free = list(range(min(client.info.handed_slots for client in clients)))
+        self._size = block_size
+        self._slots: dict[bytes, Slots] = {}
+        """By the address of the engine whose they are; without one they are of all engines."""
         self._under_way: dict[int, _Handed] = {}
         """Those that nobody decodes yet."""
         self._tasks: set[asyncio.Task[None]] = set()
@@ -188,19 +224,20 @@ class Handover:
         request = handed.request
         target = self._dispatch.place(request)
         given: tuple[int, ...] = ()
-        first = 0
+        first, giver = 0, self._clients[source].info
         if computed and target != source:
             first = self._dispatch.held(request).get(target, 0)
             given = await self._give(handed, source, first)
         if self._is_over(handed):
+            handed.give_back()
             return
         del self._under_way[request.rid]
         if not self._dispatch.is_up(target):
             target, given = self._dispatch.place(request), ()
         self.blocks += len(given)
         self.refused += not given
-        if given:
-            places = tuple(zip(handed.slots, given, strict=False))
+        if given and handed.lent is not None:
+            places = tuple(zip(handed.lent.numbers, given, strict=False))
             self._clients[target].send(
                 Offered(
                     request.rid,
@@ -209,6 +246,7 @@ class Handover:
                     places,
                     request.namespace,
                     request.adapter,
+                    giver.handed_at,
                 )
             )
         self._clients[target].submit(request, self._listener(handed))
@@ -221,30 +259,44 @@ class Handover:
 
     async def _give(self, handed: _Handed, source: int, first: int) -> tuple[int, ...]:
         """Checksums of the blocks from number `first` on that lie in the first of its slots."""
-        request, size = handed.request, self._size
+        request, size, client = handed.request, self._size, self._clients[source]
         # The last token is computed in any case.
-        count = min((len(handed.tokens) - 1) // size - first, len(self._free))
-        if count <= 0:
+        lent = self._slots_of(client.info).lend((len(handed.tokens) - 1) // size - first)
+        if not lent.numbers:
             return ()
-        handed.slots = tuple(self._free[-count:])
-        del self._free[-count:]
-        tokens = handed.tokens[: (first + count) * size]
+        tokens = handed.tokens[: (first + len(lent.numbers)) * size]
+        fields = (tokens, first, lent.numbers, request.namespace, request.adapter)
+        asking = asyncio.ensure_future(client.ask(HandOver, *fields, patience=None))
         try:
-            given: tuple[int, ...] = await self._clients[source].ask(
-                HandOver, tokens, first, handed.slots, request.namespace, request.adapter
+            given: tuple[int, ...] = await asyncio.wait_for(
+                asyncio.shield(asking), HAND_OVER_SECONDS
             )
-        except RootlaceError as error:
-            log.warning("a prompt is computed again: %s", error)
+        except (RootlaceError, TimeoutError, asyncio.CancelledError) as error:
+            # Until it has answered, or is dead, it may still write there.
+            asking.add_done_callback(lambda asked: asked.cancelled() or asked.exception())
+            asking.add_done_callback(lambda _: lent.back())
+            if isinstance(error, asyncio.CancelledError):
+                raise
+            log.warning("a prompt is computed again: %s", error or "its engine does not answer")
             return ()
+        handed.lent = lent
         return given
+
+    def _slots_of(self, giver: Ready) -> Slots:
+        """Those that an engine writes blocks to."""
+        if giver.handed_at not in self._slots:
+            # Those of engines that are gone are gone, too.
+            there = {getattr(client, "info", giver).handed_at for client in self._clients}
+            self._slots = {at: slots for at, slots in self._slots.items() if at in there}
+            self._slots[giver.handed_at] = Slots(giver.handed_slots)
+        return self._slots[giver.handed_at]
 
     def _listener(self, handed: _Handed) -> Callable[[Update], None]:
         """Who hears of the request from now on; once something is said of it, what was handed over
         for it is read, or never will be."""
 
         def hear(update: Update) -> None:
-            self._free += handed.slots
-            handed.slots = ()
+            handed.give_back()
             said = handed.prompt
             if update.cached_tokens is not None and said is not None:
                 if said.cached_tokens is not None:
@@ -257,8 +309,7 @@ class Handover:
 
     def _end(self, handed: _Handed, update: Update) -> None:
         self._under_way.pop(handed.request.rid, None)
-        self._free += handed.slots
-        handed.slots = ()
+        handed.give_back()
         update.rid = handed.request.rid
         self._dispatch.hear(update)
         handed.on_update(update)

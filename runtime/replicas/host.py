@@ -20,6 +20,7 @@ from rootlace.runtime.contracts.messages import (
     Stop,
     ToEngine,
 )
+from rootlace.runtime.contracts.transfer import TransferConfig
 from rootlace.runtime.engine.client.child_engine import ChildEngine, Children
 from rootlace.runtime.engine.client.engine_client import SPILL_SECONDS
 from rootlace.runtime.replicas.line import Line, LineAddress
@@ -40,9 +41,16 @@ class Host:
     may hold requests that nobody knows of any more. Belongs to the event loop that `start` ran on.
     """
 
-    def __init__(self, config: EngineConfig, digest_key: bytes, attach: Attach) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        digest_key: bytes,
+        attach: Attach,
+        transfer: TransferConfig | None = None,
+    ) -> None:
+        """`transfer`: how it hands blocks to engines of other machines, if it does."""
         self._spill_seconds = SPILL_SECONDS if config.cache.disk else 0.0
-        self._children = Children(config, digest_key=digest_key)
+        self._children = Children(config, digest_key=digest_key, transfer=transfer)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._attach = attach
         self._engine: ChildEngine | None = None

@@ -10,12 +10,11 @@ import msgspec
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
+from rootlace.runtime import curve
 from rootlace.runtime.contracts.messages import decode_to_engine
 from rootlace.runtime.engine.client.pipes import Pipes, new_sockets
 from rootlace.wire.sockets import MessageReader
 
-HEARTBEAT_MS, SILENCE_MS = 2_000, 10_000
-"""A machine that vanishes without a word is noticed by what it does not send."""
 _LOOK_SECONDS = 0.02
 CONNECT_SECONDS = 20.0
 """The other end has so long to come."""
@@ -54,16 +53,8 @@ class Line:
         """The gateway's end, at two free ports of the interface `host`."""
         public, secret = zmq.curve_keypair()
         push, pull = new_sockets(context)
-        addresses = []
-        for socket in (push, pull):
-            socket.curve_server = True
-            socket.curve_secretkey = secret
-            _set_heartbeat(socket)
-            socket.setsockopt(zmq.IPV6, ":" in host)
-            socket.bind(f"tcp://[{host}]:*" if ":" in host else f"tcp://{host}:*")
-            addresses.append(socket.getsockopt_string(zmq.LAST_ENDPOINT).rstrip("\0"))
-        line = cls(push, Pipes(push, pull, on_message), on_lost)
-        return line, LineAddress(addresses[0], addresses[1], public)
+        there, back = (curve.bind(socket, host, secret) for socket in (push, pull))
+        return cls(push, Pipes(push, pull, on_message), on_lost), LineAddress(there, back, public)
 
     @classmethod
     def connect(
@@ -75,16 +66,9 @@ class Line:
     ) -> Line:
         """The engine's end."""
         push, pull = new_sockets(context)
-        public, secret = zmq.curve_keypair()
         for socket, target in ((push, address.from_engine), (pull, address.to_engine)):
-            socket.curve_serverkey = address.public_key
-            socket.curve_publickey, socket.curve_secretkey = public, secret
-            _set_heartbeat(socket)
-            # One connection: what is lost with it is not to be sent to whoever is there later.
-            socket.setsockopt(zmq.RECONNECT_IVL, -1)
             socket.setsockopt(zmq.IMMEDIATE, 1)
-            socket.setsockopt(zmq.IPV6, "[" in target)
-            socket.connect(target)
+            curve.connect(socket, target, address.public_key)
         return cls(push, Pipes(push, pull, on_message, decode_to_engine), on_lost)
 
     def close(self, linger: int = 0) -> None:
@@ -110,8 +94,3 @@ class Line:
         if not self._closed and not self._push.get(zmq.EVENTS) & zmq.POLLOUT:  # type: ignore[operator,arg-type]
             self.there = False
             self._on_lost()
-
-
-def _set_heartbeat(socket: zmq.Socket[bytes]) -> None:
-    socket.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
-    socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, SILENCE_MS)

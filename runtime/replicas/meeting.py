@@ -28,18 +28,24 @@ class Meeting:
         self._vacant: dict[RemoteEngine, RemotePlace] = {}
 
     def place(
-        self, number: int, wanted: Callable[[], bool], on_leaving: Callable[[], None]
+        self,
+        number: int,
+        wanted: Callable[[], bool],
+        on_leaving: Callable[[], None],
+        prefill: bool = False,
     ) -> RemotePlace:
         """For the replica of this number. `wanted`: whether requests wait for its next engine;
-        `on_leaving` is called when the host of one asks for its end."""
-        return RemotePlace(self, number, wanted, on_leaving)
+        `on_leaving` is called when the host of one asks for its end; `prefill`: it computes prompts
+        for others."""
+        return RemotePlace(self, number, wanted, on_leaving, prefill)
 
-    def attach(self) -> LineAddress | None:
+    def attach(self, prefill: bool = False) -> LineAddress | None:
         """An engine is there: where its host is to connect, at a place that requests wait for, else
-        at the first one. None: there is no place that has no engine."""
-        if not self._vacant:
+        at the first one. None: there is no such place that has no engine."""
+        vacant = [one for one, place in self._vacant.items() if place.prefill == prefill]
+        if not vacant:
             return None
-        engine = min(self._vacant, key=lambda one: self._vacant[one].urgency)
+        engine = min(vacant, key=lambda one: self._vacant[one].urgency)
         address = engine.attach()  # where it has no port, the place stays
         del self._vacant[engine]
         return address
@@ -72,8 +78,10 @@ class RemotePlace:
         number: int,
         wanted: Callable[[], bool],
         on_leaving: Callable[[], None],
+        prefill: bool,
     ) -> None:
         self._meeting = meeting
+        self.prefill = prefill
         self._number = number
         self._wanted = wanted
         self.on_leaving = on_leaving

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from rootlace.runtime import processes
 from rootlace.runtime.config import EngineConfig
 from rootlace.runtime.contracts.messages import Ready, Stop, TellCache, ToEngine
 from rootlace.runtime.contracts.request import Request
@@ -23,7 +22,7 @@ from rootlace.runtime.engine.client.siblings import Siblings
 from rootlace.runtime.replicas.answers import Asking, one_ready
 from rootlace.runtime.replicas.departures import Departures
 from rootlace.runtime.replicas.dispatch import Dispatch
-from rootlace.runtime.replicas.handover import Apart, Handover
+from rootlace.runtime.replicas.handover import Apart, Handover, transfer_of
 from rootlace.runtime.replicas.meeting import Meeting
 from rootlace.wire.errors import InvalidRequest
 
@@ -51,7 +50,8 @@ class Replicas:
     ) -> None:
         self._count = count
         self._apart = apart
-        self._memory = -1 if apart is None else processes.new_memory()
+        # Engines of other machines were told how when they were started.
+        self._transfer = None if apart is None or meeting else transfer_of(apart)
         self._handover: Handover | None = None
         self._on_exit = on_exit
         self._meeting = meeting
@@ -116,7 +116,9 @@ class Replicas:
         for at in range(count) if meeting is not None else ():
             replicas._dispatch.down(at)
         if apart is not None:
-            replicas._handover = Handover(apart, replicas._dispatch, replicas._clients)
+            replicas._handover = Handover(
+                apart, replicas._dispatch, replicas._clients, replicas.info.block_size
+            )
         for tell in replicas._early:
             tell(replicas._dispatch)
         return replicas
@@ -132,13 +134,13 @@ class Replicas:
             partial(self._gone_for_good, at),
             self._forgets,
             self._culprits,
-            self._memory,
-            0 if self._apart is None else self._apart.memory_bytes,
+            self._transfer,
         )
         place = None
         if self._meeting is not None:
             leave = partial(self._departures.begin, at)
-            place = self._meeting.place(at, partial(self._holds, at), leave)
+            prefill = self._apart is not None and at >= self._count - self._apart.prefill
+            place = self._meeting.place(at, partial(self._holds, at), leave, prefill)
         return await EngineClient.start(config, siblings=siblings, place=place)
 
     # ------------------------------------------------------------ requests
@@ -225,9 +227,9 @@ class Replicas:
             self._handover.close()
         await asyncio.gather(*(client.stop() for client in self._clients))
         self._forgets.close()
-        if self._memory >= 0:
-            os.close(self._memory)
-            self._memory = -1
+        if self._transfer is not None and self._transfer.memory >= 0:
+            os.close(self._transfer.memory)
+            self._transfer = None
 
     # ------------------------------------------------------------ engines that come and go
 

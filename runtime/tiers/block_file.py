@@ -1,8 +1,8 @@
-"""What a `DiskStore` asks of that which holds its blocks."""
+"""What a `SlotStore` asks of that which holds its blocks."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -21,6 +21,9 @@ class BlockFile(Protocol):
     def publish(self, slot: int, crc: int, key: bytes, owner: bytes) -> None: ...
 
     def erase(self, slots: Iterable[int]) -> None: ...
+
+    def expect(self, slots: Sequence[int]) -> None:
+        """These are read next, in this order."""
 
     def read(self, slot: int, key: bytes, into: np.ndarray, crc: int | None = None) -> None: ...
 

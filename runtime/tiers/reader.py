@@ -5,11 +5,13 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from itertools import islice
 
 import numpy as np
 
 from rootlace.runtime.contracts.block_store import Done
+from rootlace.runtime.contracts.transfer import BlockLost
 from rootlace.runtime.tiers.block_file import BlockFile
 from rootlace.runtime.tiers.buffers import Buffers
 from rootlace.runtime.tiers.slot_file import DamagedBlock
@@ -19,6 +21,8 @@ STALL_SECONDS = 10.0
 """A disk that takes longer to read a block hangs."""
 READ_LATENCY = 0.002
 """Seconds until what was read is seen by the loop, beside those of reading."""
+AHEAD = 4
+"""So many blocks are on their way at a time, where something may be on its way."""
 _KEPT = 0.95
 
 log = logging.getLogger(__name__)
@@ -96,10 +100,11 @@ class Reader:
                     if self._switch.closed:
                         return
                     self._change.wait()
+                near = [slot for slot, _ in islice(self._asked, AHEAD)]
                 slot, key = self._asked.popleft()
                 buffer = self._buffers.take()
                 self._reading = slot, self._clock()
-            ok = self._switch.on and self._read(slot, key, buffer)
+            ok = self._switch.on and self._read(slot, key, buffer, near)
             self._end(slot, buffer, ok)
 
     def _end(self, slot: int, buffer: np.ndarray, ok: bool) -> None:
@@ -116,15 +121,20 @@ class Reader:
             self._done.append(Done(slot, read=True, ok=ok))
             self._change.notify_all()
 
-    def _read(self, slot: int, key: bytes, buffer: np.ndarray) -> bool:
+    def _read(self, slot: int, key: bytes, buffer: np.ndarray, near: Sequence[int]) -> bool:
+        """`near`: this one and those behind it."""
         before = self._clock()
         try:
+            self._file.expect(near)
             self._file.read(slot, key, buffer, self._checksums.get(slot))
         except DamagedBlock as error:
             if not self._file.holds(slot):
                 return False  # it was forgotten meanwhile
             self.damaged_blocks += 1
             log.warning("a damaged block is ignored: %s", error)
+            return False
+        except BlockLost as error:
+            log.debug("a block did not come: %s", error)
             return False
         except OSError as error:
             self._switch.off(error)

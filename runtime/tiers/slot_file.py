@@ -12,7 +12,7 @@ import logging
 import os
 import time
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -136,6 +136,9 @@ class SlotFile:
         for slot in slots:
             self._records[slot] = np.zeros(1, RECORD)[0]
             self._put(slot)
+
+    def expect(self, slots: Sequence[int]) -> None:
+        """Nothing is read before it is asked for."""
 
     def read(self, slot: int, key: bytes, into: np.ndarray, crc: int | None = None) -> None:
         """Read a block (uint8). `crc`: its `checksum`; None: the one in the index. Raises

@@ -157,6 +157,8 @@ class EngineProcess:
         self._tell = tell
         self._context: Any = network.context()()
         self._sockets: list[Socket] = []
+        self._address = b""
+        """Of its own memory for others, where it has one."""
         self._waits = 0
         self._changed = False
         """Whether there was anything to do in the last turn."""
@@ -178,6 +180,8 @@ class EngineProcess:
         if self.code is not None:
             return
         self.code = code
+        if self._address:
+            del self._network.memories[self._address]
         if self._next is not None:
             self._next.cancel()
         lost = self._dice.random() < 0.5
@@ -229,10 +233,12 @@ class EngineProcess:
         assert blocks is not None
         self.executor = Executor(self, blocks, size)
         vocab_size = self.executor.vocab_size
-        handed = None
-        if config.memory >= 0:
-            dice = random.Random(self.pid)
-            store = SharedStore(config.memory_bytes, self._network.memory, dice)
+        handed, slots = None, 0
+        if config.transfer is not None:
+            slots, dice = config.transfer.bytes, random.Random(self.pid)
+            if config.transfer.by != "memory":
+                self._address = b"engine %d" % self.pid
+            store = SharedStore(slots, self._network.memories, self._address, dice)
             wear = HourlyBytes(None, self._clock.time)
             handed = HandedLevel("handed", store.tier, store, wear, 1)
             self.executor.stores.append(store)
@@ -257,7 +263,7 @@ class EngineProcess:
         capacity = min(CONTEXT_LENGTH, blocks * size)
         ready = Ready(
             self.pid, blocks, size, CONTEXT_LENGTH, capacity, vocab_size, "none", "float32",
-            handed_slots=config.memory_bytes,
+            handed_slots=slots, handed_at=self._address,
         )  # fmt: skip
         self._send([ready])
         self.loop = EngineLoop(

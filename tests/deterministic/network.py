@@ -82,8 +82,8 @@ class Network:
         self.split = split
         self.bound: dict[str, Socket] = {}
         self.frames = 0
-        self.memory: Memory = {}
-        """What engines hand each other."""
+        self.memories: dict[bytes, Memory] = {b"": {}}
+        """What engines hand each other, by whose memory it is in."""
         self.tap: Callable[[Socket, bytes], None] = lambda socket, frame: None
         """Sees each frame that a ROUTER sends, with the socket that it is for."""
         self.arrived: dict[int, list[tuple[float, bytes]]] = {}

@@ -11,6 +11,8 @@ from typing import Any
 
 import msgspec
 
+from rootlace.runtime.contracts.transfer import TransferKind
+
 Action = tuple[Any, ...]
 """A verb and what it needs; branches are named by numbers of the program's own."""
 
@@ -46,7 +48,9 @@ class Shape(msgspec.Struct, frozen=True):
     split: float = 0.1
     replicas: int = 1
     prefill: int = 0
-    """So many of the replicas compute prompts for the others."""
+    """So many of the replicas compute prompts for the others ..."""
+    by: TransferKind = "memory"
+    """... and hand them over by a memory of all of them, or of each."""
     state: bool = False
     """Whether the gateway keeps what programs do (`--state`)."""
 
@@ -101,6 +105,7 @@ def draw(seed: int, programs: int = 60) -> Scenario:
         split=dice.choice((0.0, 0.2, 0.7)),
         replicas=replicas,
         prefill=min(apart, replicas - 1),
+        by=random.Random(f"transfer {seed}").choice(("memory", "tcp")),
         state=keeps,
     )
     seconds = programs / dice.choice((3.0, 10.0, 30.0))

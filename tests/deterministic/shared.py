@@ -1,4 +1,4 @@
-"""What engines of a world hand over: blocks in a dictionary that all of them have."""
+"""What engines of a world hand over: blocks in a dictionary that all of them have, or its own."""
 
 from __future__ import annotations
 
@@ -16,26 +16,29 @@ Memory = dict[int, list[np.ndarray]]
 class SharedStore(SimulatedStore):
     """See `HandedState`. Writes and reads take their time."""
 
-    def __init__(self, num_slots: int, memory: Memory, dice: random.Random) -> None:
+    def __init__(
+        self, num_slots: int, memories: dict[bytes, Memory], address: bytes, dice: random.Random
+    ) -> None:
         super().__init__(num_slots, name="handed", slow=True)
-        self._memory = memory
+        self._memories = memories
+        self._memory = memories.setdefault(address, {})
         self._dice = dice
         self._checksums: dict[int, int] = {}
-        self._offered: dict[int, tuple[int, int]] = {}
+        self._offered: dict[int, tuple[bytes, int, int]] = {}
 
     def checksum(self, slot: int) -> int:
         return self._checksums.pop(slot)
 
-    def offer(self, slot: int, place: int, crc: int) -> None:
-        self._offered[slot] = place, crc
+    def offer(self, slot: int, source: bytes, place: int, crc: int) -> None:
+        self._offered[slot] = source, place, crc
 
     def poll(self) -> list[Done]:
         self.go_on(self._dice.randint(0, 3))
         return super().poll()
 
     def fetch(self, slot: int, key: bytes) -> None:
-        place, crc = self._offered[slot]
-        found = self._memory.get(place)
+        source, place, crc = self._offered[slot]
+        found = self._memories.get(source, {}).get(place)
         ok = found is not None and _checksum(key, found) == crc
         if found is not None and ok:
             self._fetched[slot] = [array.copy() for array in found]

@@ -167,8 +167,8 @@ class World:
 
     def _apart(self) -> Apart | None:
         """So little memory that it is full now and then."""
-        prefill = self.scenario.shape.prefill
-        return Apart(prefill, least_tokens=8, memory_bytes=16) if prefill else None
+        shape = self.scenario.shape
+        return Apart(shape.prefill, 8, memory_bytes=16, by=shape.by) if shape.prefill else None
 
     async def _stop_runtime(self) -> None:
         gateway, server = self.gateway, self._server
@@ -364,8 +364,9 @@ class World:
         handover = replicas._handover
         if handover is not None:
             self.handed += handover.blocks
-            if handover._under_way or len(handover._free) != 16:
-                raise Violation(f"not all that was handed over was taken: {handover._free}")
+            lent = {at: 16 - len(slots) for at, slots in handover._slots.items()}
+            if handover._under_way or any(lent.values()):
+                raise Violation(f"not all that was handed over was taken: {lent}")
 
     def check(self) -> None:
         """What only shows at the end. Raises Violation."""

@@ -23,13 +23,15 @@ ALONE = Handling(timeout=1000.0)
 """What has a deadline is not computed apart."""
 
 
-@pytest.fixture(scope="module")
-def pair(start_server) -> Iterator[Server]:
-    yield start_server(
+@pytest.fixture(scope="module", params=["memory", "tcp"])
+def pair(start_server, request: pytest.FixtureRequest) -> Server:
+    """The tests of one way come after those of the other."""
+    return start_server(
         replicas=2,
         disaggregate=1,
         disaggregate_from=LEAST,
         disaggregate_gb=0.02,
+        disaggregate_by=request.param,
         drain_seconds=0.1,
     )
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import random
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +14,7 @@ import pytest
 
 from rootlace.runtime.config import CacheConfig, EngineConfig, ExecutorConfig, SchedulerConfig
 from rootlace.runtime.contracts.request import Request
+from rootlace.runtime.contracts.transfer import TransferConfig, TransferKind
 from rootlace.runtime.engine.steps import Steps
 from rootlace.runtime.engine.tiers import open_tiers
 from rootlace.runtime.model.executor.runner import ModelRunner
@@ -22,6 +25,9 @@ from tests.engine.harness import Outcome, greedy
 from tests.tiny_model import make_tiny_model
 from tests.waiting import eventually
 
+needs_nixl = pytest.mark.skipif(
+    importlib.util.find_spec("nixl") is None, reason="nixl is not installed"
+)
 PROMPT = [random.Random(5).randrange(256) for _ in range(100)]
 BLOCKS = (len(PROMPT) - 1) // 16
 SLOTS = 64
@@ -30,7 +36,9 @@ SLOTS = 64
 class Peer:
     """As `engine.__main__` puts it together. Reading always pays: the model is too small."""
 
-    def __init__(self, model: Path, memory: int = -1, num_blocks: int = 40) -> None:
+    def __init__(
+        self, model: Path, memory: int = -1, num_blocks: int = 40, by: TransferKind = "memory"
+    ) -> None:
         config = EngineConfig(
             executor=ExecutorConfig(
                 model=str(model), dtype="float32", device="cpu", threads=1, kernels="native"
@@ -40,7 +48,9 @@ class Peer:
         )
         runner = ModelRunner.load(config.executor, config.cache, 512, 16)
         self.block_bytes = runner.kv_cache.nbytes // num_blocks
-        self.below = open_tiers(config, runner, 2, memory, SLOTS * self.block_bytes)
+        transfer = TransferConfig(by, SLOTS * self.block_bytes, memory)
+        alone = by == "memory" and memory < 0
+        self.below = open_tiers(config, runner, 2, None if alone else transfer)
         self.scheduler = Scheduler(
             config.scheduler,
             config.cache,
@@ -54,6 +64,13 @@ class Peer:
         self.outcomes: dict[int, Outcome] = {}
         move = self.below and self.below.move
         self.steps = Steps(self.scheduler, runner, False, self.take, move=move)
+
+    @property
+    def address(self) -> bytes:
+        return self.below.handed_at
+
+    def close(self) -> None:
+        self.below.transfer.close()
 
     @property
     def handing(self):
@@ -92,11 +109,13 @@ class Peer:
         self.scheduler.check()
         return checksums
 
-    def offer(self, first: int, slots: list[int], crcs: tuple[int, ...], namespace="") -> None:
+    def offer(
+        self, first: int, slots: list[int], crcs: tuple[int, ...], namespace="", source=b""
+    ) -> None:
         """For the request that is asked next."""
         places = list(zip(slots, crcs, strict=False))
         tokens = np.array(PROMPT, np.int32)
-        self.handing.offer(len(self.outcomes), namespace, tokens, first, places)
+        self.handing.offer(len(self.outcomes), namespace, tokens, first, places, source)
 
     def stats(self, name: str) -> int | float:
         return self.scheduler.stats()[f"handed_{name}"]
@@ -128,15 +147,16 @@ def same(found: Outcome, wanted: Outcome) -> bool:
     )
 
 
+@pytest.mark.parametrize("by", ["memory", "tcp", pytest.param("nixl", marks=needs_nixl)])
 def test_what_the_other_lacks_travels_and_the_tokens_are_the_same(
-    model: Path, alone: Outcome, memory: int
+    model: Path, alone: Outcome, memory: int, by: TransferKind
 ) -> None:
-    source, target = Peer(model, memory), Peer(model, memory)
+    source, target = Peer(model, memory, by=by), Peer(model, memory, by=by)
     target.ask(PROMPT[:40])
     assert source.ask(PROMPT, 0).token_ids == []
     slots = [9, 3, 30, 2]
     crcs = source.give(2, slots)
-    target.offer(2, slots, crcs)
+    target.offer(2, slots, crcs, source=source.address)
     found = target.ask(PROMPT)
     assert same(found, alone) and found.cached_tokens == 16 * BLOCKS
     assert target.stats("read_bytes") == len(slots) * target.block_bytes
@@ -144,6 +164,33 @@ def test_what_the_other_lacks_travels_and_the_tokens_are_the_same(
     # What was offered is forgotten, what came is cached.
     assert target.stats("blocks") == 0
     assert target.ask(PROMPT).cached_tokens == len(PROMPT) - 1
+    source.close()
+    target.close()
+
+
+def test_a_giver_that_dies_in_the_middle(model: Path, alone: Outcome) -> None:
+    """What came before counts; the rest is computed, as fast as ever."""
+    source, target = Peer(model, by="tcp"), Peer(model, by="tcp")
+    source.ask(PROMPT, 0)
+    slots = list(range(BLOCKS))
+    crcs = source.give(0, slots)
+    transfer = target.below.transfer
+    take, taken = transfer.take, []
+
+    def dies(at: bytes, slot: int, into: np.ndarray) -> None:
+        taken.append(slot)
+        if len(taken) == 3:
+            source.close()
+            transfer._drop(at)  # what is on its way is lost, too
+        take(at, slot, into)
+
+    transfer.take = dies
+    target.offer(0, slots, crcs, source=source.address)
+    found = target.ask(PROMPT)
+    assert same(found, alone) and found.cached_tokens == 32
+    eventually(lambda: target.stats("lost_blocks") == BLOCKS - 2)
+    assert target.stats("damaged_blocks") == 0 and target.stats("working") == 1
+    target.close()
 
 
 def test_a_damaged_block_and_all_behind_it_are_computed(
@@ -226,6 +273,36 @@ def test_a_step_that_fails_while_blocks_are_given(model: Path, memory: int) -> N
     assert len(source.give(0, [0, 1])) == 2
 
 
+def test_slots_that_are_written_are_not_given_twice(model: Path, memory: int) -> None:
+    """Neither while they are, nor after a step has failed: the answer comes when all is written."""
+    source = Peer(model, memory)
+    store = source.below.tiers.handed.store
+    source.ask(PROMPT, 0)
+    tokens = np.array(PROMPT, np.int32)
+    held = threading.Event()
+    store.writer.ask(lambda: held.wait(60) and None)
+    source.handing.give(1, "", tokens, 0, [0, 1])
+    source.handing.give(2, "", tokens, 0, [1, 2])
+    assert source.handing.take_answers() == [(2, ())]
+    source.take(source.steps.step())  # the moves are made, and nothing is written yet
+    source.scheduler.add(Request(99, np.array([1, 2], np.int32), greedy(2)))
+    source.outcomes[99] = Outcome()
+    plan = source.scheduler.plan()
+    source.take(source.scheduler.fail(plan, InternalError("broken")))
+    source.handing.give(3, "", tokens, 0, [0])
+    assert source.handing.take_answers() == [(3, ())] and source.handing.busy
+    held.set()
+    answers: list[tuple[int, tuple[int, ...]]] = []
+    eventually(
+        lambda: bool(
+            source.steps.step() or answers.extend(source.handing.take_answers()) or answers
+        )
+    )
+    assert answers == [(1, ())] and not source.handing.busy
+    source.ask(PROMPT, 0)
+    assert len(source.give(0, [0, 1])) == 2
+
+
 def test_who_wants_room_gets_what_is_held_for_others(
     model: Path, alone: Outcome, memory: int
 ) -> None:
@@ -247,7 +324,7 @@ def test_a_memory_without_room_for_a_block_is_refused(model: Path, memory: int) 
     )
     runner = ModelRunner.load(config.executor, config.cache, 512, 16)
     with pytest.raises(InvalidRequest, match="--disaggregate-gb 1e-06: a block takes"):
-        open_tiers(config, runner, 2, memory, 1000)
+        open_tiers(config, runner, 2, TransferConfig("memory", 1000, memory))
 
 
 def test_a_memory_that_cannot_be_written_holds_nobody_up(model: Path, memory: int) -> None:

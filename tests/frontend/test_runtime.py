@@ -141,6 +141,7 @@ def test_every_keyword_has_its_place() -> None:
         "disaggregate": "gateway.disaggregate",
         "disaggregate_from": "gateway.disaggregate_from",
         "disaggregate_gb": "gateway.disaggregate_gb",
+        "disaggregate_by": "gateway.disaggregate_by",
         "replicas": "gateway.replicas", "tp_size": "engine.executor.tensor_parallel",
         "tensor_parallel": "engine.executor.tensor_parallel",
         "cache_host_gb": "engine.cache.host_gb", "cache_disk": "engine.cache.disk",

@@ -15,11 +15,14 @@ from rootlace.runtime.contracts.messages import CacheChanged, HandOver, Offered,
 from rootlace.runtime.contracts.request import Request
 from rootlace.runtime.contracts.update import Update
 from rootlace.runtime.engine.client.in_flight import Submitted
+from rootlace.runtime.replicas import handover
 from rootlace.runtime.replicas.dispatch import Dispatch
 from rootlace.runtime.replicas.handover import Apart, Handover
+from rootlace.runtime.replicas.slots import Slots
 from rootlace.wire.errors import ServerUnavailable
 from rootlace.wire.handling import Cache, Handling
 from rootlace.wire.protocol import SamplingParams
+from tests.waiting import until
 
 INFO = Ready(0, 640, 16, 5120, 10240, 300, "cpu", "float32", handed_slots=40)
 TOKENS = np.arange(400, dtype=np.int32)
@@ -43,8 +46,8 @@ class Client:
     def send(self, message: object) -> None:
         self.sent.append(message)
 
-    async def ask(self, kind: object, *fields: Any) -> tuple[int, ...]:
-        assert kind is HandOver
+    async def ask(self, kind: object, *fields: Any, patience: float | None) -> tuple[int, ...]:
+        assert kind is HandOver and patience is None
         self.asked.append(fields)
         return await self.answer
 
@@ -61,12 +64,16 @@ class Pair:
     def __init__(self, held: int = 0, tokens: np.ndarray = TOKENS, **fields: Any) -> None:
         self.dispatch = Dispatch(2, INFO, lambda at: None, prefill=1)
         self.clients = self.decoder, self.prefiller = Client(), Client()
-        self.handover = Handover(Apart(1, 100, 1 << 20), self.dispatch, self.clients)  # type: ignore[arg-type]
+        self.handover = Handover(Apart(1, 100, 1 << 20), self.dispatch, self.clients, 16)  # type: ignore[arg-type]
         digests = PrefixDigests().of_all("", TOKENS)[16::16][:held]
         self.dispatch.told(0, CacheChanged(1, digests, np.empty(0, np.uint64), True))
         fields = {"params": SamplingParams(max_tokens=9, seed=1), **fields}
         self.request = Request(1, tokens, **fields)
         self.heard: list[Update] = []
+
+    @property
+    def slots(self) -> Slots:
+        return self.handover._slots_of(INFO)
 
     def begin(self) -> None:
         assert self.handover.takes(self.request)
@@ -76,12 +83,11 @@ class Pair:
 
     async def computed(self, finish: str = "length", **fields: Any) -> None:
         self.prefiller.says(Update(1, cached_tokens=32, queued=0.5, finish=finish, **fields))
-        await asyncio.sleep(0)
+        await turns()
 
     async def answered(self, checksums: tuple[int, ...]) -> None:
         self.prefiller.answer.set_result(checksums)
-        for _ in range(3):
-            await asyncio.sleep(0)
+        await turns()
 
     def decoded(self) -> None:
         """The request ends as ever, and nothing is left of it."""
@@ -91,9 +97,15 @@ class Pair:
         self.nothing_left()
 
     def nothing_left(self) -> None:
-        assert sorted(self.handover._free) == list(range(40))
+        assert sorted(self.slots._free) == list(range(40))
         assert not self.handover._under_way and not self.dispatch._running
         assert not self.dispatch._router._sent
+
+
+async def turns() -> None:
+    """What is ready to go on does."""
+    for _ in range(6):
+        await asyncio.sleep(0)
 
 
 def test_what_the_decoder_lacks_is_handed_over() -> None:
@@ -131,10 +143,52 @@ def test_the_decoder_computes_what_does_not_come(why: str) -> None:
                 await pair.answered(())
             else:
                 pair.prefiller.answer.set_exception(ServerUnavailable("it died"))
-        await asyncio.sleep(0)
+        await turns()
         assert not pair.decoder.sent
         pair.decoded()
         assert pair.handover.counters()["not_handed_over"] == 1
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("ends", ["it answers", "it dies"])
+def test_slots_are_nobody_elses_until_their_engine_has_answered_or_is_dead(
+    monkeypatch: pytest.MonkeyPatch, ends: str
+) -> None:
+    async def main() -> None:
+        monkeypatch.setattr(handover, "HAND_OVER_SECONDS", 0.0)
+        pair = Pair()
+        pair.begin()
+        await pair.computed()
+        await until(lambda: bool(pair.decoder.running))
+        assert not pair.decoder.sent, "it computes all of it"
+        pair.decoder.says(Update(1, finish="stop"))
+        assert len(pair.slots) == 40 - BLOCKS
+        if ends == "it answers":
+            await pair.answered((1, 2))
+        else:
+            pair.prefiller.answer.set_exception(ServerUnavailable("it died"))
+            await turns()
+        pair.nothing_left()
+
+    asyncio.run(main())
+
+
+def test_each_engine_has_slots_of_its_own_where_it_says_so() -> None:
+    async def main() -> None:
+        pair = Pair()
+        pair.prefiller.info = msgspec.structs.replace(INFO, handed_at=b"first")
+        pair.begin()
+        await pair.computed()
+        ((_, _, slots, *_),) = pair.prefiller.asked
+        # It is started again meanwhile: what it says next is of other slots.
+        pair.prefiller.info = msgspec.structs.replace(INFO, handed_at=b"second", handed_slots=7)
+        await pair.answered((5, 6))
+        (offered,) = pair.decoder.sent
+        assert offered.source == b"first" and offered.places[0] == (slots[0], 5)
+        assert len(pair.handover._slots_of(pair.prefiller.info)) == 7
+        assert pair.handover._slots.keys() == {b"second"}
+        pair.decoded()
 
     asyncio.run(main())
 
@@ -161,7 +215,7 @@ def test_an_aborted_request_ends_once(when: str) -> None:
         elif when == "computed":
             pair.prefiller.says(Update(1, finish="length"))
             pair.handover.abort(1)
-            await asyncio.sleep(0)
+            await turns()
         else:
             await pair.computed()
             pair.handover.abort(1)
@@ -207,13 +261,13 @@ def test_when_the_second_engine_dies_before_it_has_the_request_another_one_gets_
 def test_where_the_memory_is_full_less_is_handed_over() -> None:
     async def main() -> None:
         pair = Pair()
-        kept, pair.handover._free = pair.handover._free[4:], pair.handover._free[:4]
+        kept = pair.slots.lend(36)
         pair.begin()
         await pair.computed()
         ((tokens, first, slots, *_),) = pair.prefiller.asked
         assert (first, len(slots), len(tokens)) == (0, 4, 64)
         await pair.answered((1, 2, 3, 4))
-        pair.handover._free += kept
+        kept.back()
         pair.decoded()
 
     asyncio.run(main())
@@ -245,7 +299,7 @@ def test_a_stop_ends_all_that_is_on_its_way() -> None:
         pair.begin()
         await pair.computed()
         pair.handover.close()
-        await asyncio.sleep(0)
+        await turns()
         assert [update.finish for update in pair.heard] == ["error"]
         assert not pair.handover._under_way and not pair.decoder.running
 

@@ -39,10 +39,12 @@ def test_what_is_promised_holds_with_several_engines(seed: int) -> None:
     )
 
 
-@pytest.mark.parametrize("seed", [13, 19])
-def test_and_where_some_of_them_compute_prompts_for_the_others(seed: int) -> None:
+@pytest.mark.parametrize(("seed", "by"), [(13, "memory"), (19, "tcp")])
+def test_and_where_some_of_them_compute_prompts_for_the_others(seed: int, by: str) -> None:
     scenario = draw(seed, programs=15)
-    shape = msgspec.structs.replace(scenario.shape, replicas=3, prefill=1, blocks=60, state=False)
+    shape = msgspec.structs.replace(
+        scenario.shape, replicas=3, prefill=1, by=by, blocks=60, state=False
+    )
     assert ran(msgspec.structs.replace(scenario, shape=shape)).handed > 10
 
 

@@ -17,11 +17,11 @@ import pytest
 
 from rootlace.runtime.contracts.block_store import Done
 from rootlace.runtime.tiers import slot_file
-from rootlace.runtime.tiers.disk import DiskStore
 from rootlace.runtime.tiers.folder import PREFIX, open_folder
 from rootlace.runtime.tiers.read_speed import block_seconds
 from rootlace.runtime.tiers.reader import STALL_SECONDS
 from rootlace.runtime.tiers.slot_file import BLOCKS, HEADER_BYTES, INDEX, RECORD, SlotFile
+from rootlace.runtime.tiers.slot_store import SlotStore
 from tests.waiting import eventually
 
 ME, OTHER = bytes(32), bytes([1] * 32)
@@ -33,15 +33,15 @@ def block_of(key: bytes) -> np.ndarray:
     return np.random.default_rng(list(key)).integers(0, 256, SIZE, np.uint8)
 
 
-def opened(folder: Path, slots: int = 8, identity: bytes = ME) -> DiskStore:
-    return DiskStore(SlotFile(folder, identity, SIZE, slots), 0.0, buffer_bytes=4 * SIZE)
+def opened(folder: Path, slots: int = 8, identity: bytes = ME) -> SlotStore:
+    return SlotStore(SlotFile(folder, identity, SIZE, slots), 0.0, buffer_bytes=4 * SIZE)
 
 
 def key_of(number: int) -> bytes:
     return bytes([number] * 16)
 
 
-def save(store: DiskStore, slot: int, key: bytes) -> None:
+def save(store: SlotStore, slot: int, key: bytes) -> None:
     store.reserve(slot, key)
     store.buffer(slot)[:] = block_of(key)
     store.filled(slot)
@@ -51,7 +51,7 @@ def save(store: DiskStore, slot: int, key: bytes) -> None:
     assert store.writer.wait(60)
 
 
-def read(store: DiskStore, slot: int, key: bytes) -> np.ndarray | None:
+def read(store: SlotStore, slot: int, key: bytes) -> np.ndarray | None:
     store.fetch(slot, key)
     done: list[Done] = []
     eventually(lambda: bool(done) or bool(done.extend(store.poll())))
@@ -254,7 +254,7 @@ def test_nobody_waits_for_a_disk_that_hangs(
 ) -> None:
     now, free, begun = [0.0], threading.Event(), threading.Event()
     file = SlotFile(tmp_path, ME, SIZE, 8)
-    store = DiskStore(file, 0.0, buffer_bytes=4 * SIZE, clock=lambda: now[0])
+    store = SlotStore(file, 0.0, buffer_bytes=4 * SIZE, clock=lambda: now[0])
     for slot in range(3):
         save(store, slot, key_of(slot))
 

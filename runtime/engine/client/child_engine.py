@@ -16,6 +16,7 @@ from rootlace.runtime import processes
 from rootlace.runtime.config import EngineConfig
 from rootlace.runtime.contracts.messages import FromEngine, Ready, Stop, ToEngine
 from rootlace.runtime.contracts.step_record import read_step_record
+from rootlace.runtime.contracts.transfer import TransferConfig
 from rootlace.runtime.engine.client.pipes import Pipes
 from rootlace.runtime.engine.client.siblings import Siblings
 from rootlace.wire.errors import ServerUnavailable, from_code
@@ -37,9 +38,8 @@ class EngineProcessConfig(msgspec.Struct, frozen=True):
     """Its number among the engines of this machine, and how many there are."""
     digest_key: str = ""
     """Of the digests that it tells of its cache, hexadecimal; it tells nothing without."""
-    memory: int = -1
-    memory_bytes: int = 0
-    """What engines hand blocks over in: a file descriptor that it inherits; -1: none."""
+    transfer: TransferConfig | None = None
+    """How it hands blocks over, if it does: a file descriptor in it is inherited."""
 
 
 class Children:
@@ -48,14 +48,20 @@ class Children:
     patient = False
 
     def __init__(
-        self, config: EngineConfig, siblings: Siblings | None = None, digest_key: bytes = b""
+        self,
+        config: EngineConfig,
+        siblings: Siblings | None = None,
+        digest_key: bytes = b"",
+        transfer: TransferConfig | None = None,
     ) -> None:
-        """`digest_key`: of one without siblings that tells what it holds."""
+        """`digest_key` and `transfer`: of one without siblings here that has some elsewhere."""
         self._folder = processes.SocketFolder()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._opened = 0
         self._config = EngineProcessConfig(
-            config, "", "", str(self._folder.path), "", digest_key=digest_key.hex()
+            *(config, "", "", str(self._folder.path), ""),
+            digest_key=digest_key.hex(),
+            transfer=transfer,
         )
         if siblings is not None:
             self._config = msgspec.structs.replace(
@@ -63,8 +69,7 @@ class Children:
                 replica=siblings.replica,
                 replicas=siblings.replicas,
                 digest_key=siblings.digest_key.hex(),
-                memory=siblings.memory,
-                memory_bytes=siblings.memory_bytes,
+                transfer=siblings.transfer,
             )
 
     def open(self, hear: Callable[[FromEngine], None]) -> ChildEngine:
@@ -105,13 +110,14 @@ class ChildEngine:
     async def ready(self) -> Ready:
         """Start it and wait until its model is loaded. Raises the typed error that it gave, or
         DiedAtStart where it gave none."""
+        transfer = self._config.transfer
         # A session of its own: the terminal's Ctrl-C reaches the gateway, which stops the engine.
         process = self._process = await asyncio.create_subprocess_exec(
             *processes.child_command("rootlace.runtime.engine"),
             stdin=PIPE,
             stdout=PIPE,
             start_new_session=True,
-            pass_fds=() if self._config.memory < 0 else (self._config.memory,),
+            pass_fds=() if transfer is None or transfer.memory < 0 else (transfer.memory,),
             env=processes.compute_environment(),
         )
         assert process.stdin is not None

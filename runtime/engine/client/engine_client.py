@@ -166,13 +166,19 @@ class EngineClient:
     async def stats(self) -> dict[str, Any]:
         return await self.ask(GetStats)
 
-    async def ask(self, kind: Callable[..., ToEngine], *fields: Any) -> Any:
-        """What answers `kind(ticket, *fields)`, one of `contracts.messages`."""
+    async def ask(
+        self,
+        kind: Callable[..., ToEngine],
+        *fields: Any,
+        patience: float | None = STALL_SECONDS,
+    ) -> Any:
+        """What answers `kind(ticket, *fields)`, one of `contracts.messages`, within `patience`
+        seconds; None: as long as the engine lives."""
         if not self._up:
             raise ServerUnavailable("the engine is not running")
         ticket = self._questions.open()
         self.send(kind(ticket, *fields))
-        return await self._questions.answer_to(ticket, STALL_SECONDS)
+        return await self._questions.answer_to(ticket, patience)
 
     def send(self, message: ToEngine) -> None:
         """Send what needs no answer."""

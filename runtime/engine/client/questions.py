@@ -21,8 +21,9 @@ class Questions:
         self._open[self._last] = asyncio.get_running_loop().create_future()
         return self._last
 
-    async def answer_to(self, ticket: int, patience: float) -> Any:
-        """Raises ServerUnavailable if there is none within `patience` seconds."""
+    async def answer_to(self, ticket: int, patience: float | None) -> Any:
+        """Raises ServerUnavailable if there is none within `patience` seconds, or if nobody will
+        answer."""
         try:
             return await asyncio.wait_for(self._open[ticket], patience)
         except TimeoutError:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from rootlace.runtime.contracts.messages import CacheChanged, CostMeasured
+from rootlace.runtime.contracts.transfer import TransferConfig
 from rootlace.runtime.engine.client.culprits import Culprits
 from rootlace.runtime.engine.client.forgets import Forgets
 from rootlace.runtime.engine.client.in_flight import Submitted
@@ -19,8 +20,7 @@ class Siblings:
     requests that others may go on with, and who was in the steps in which it died
     (`InFlight.judge`); `on_return` is called when it is there again, and `on_gone`, with the
     reason, before its last requests leave, when it will not be. `forgets` and `culprits` are those
-    of all of them. `memory`: a file descriptor of what they hand blocks over in, of so many bytes
-    at most.
+    of all of them. `transfer`: how they hand each other blocks, if they do.
     """
 
     replica: int
@@ -32,5 +32,4 @@ class Siblings:
     on_gone: Callable[[str], None]
     forgets: Forgets
     culprits: Culprits
-    memory: int = -1
-    memory_bytes: int = 0
+    transfer: TransferConfig | None = None

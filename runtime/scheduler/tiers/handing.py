@@ -22,7 +22,8 @@ _MOST_OFFERS = 4096
 @dataclass(eq=False)
 class _Giving:
     """Blocks of a prompt that are put into slots which were given for them: `blocks` of the pool
-    with their keys, those before `planned` are on their way. The handle `node` holds them."""
+    with their keys, those before `planned` are on their way. The handle `node` holds them. It is
+    `void` where nobody knows any more what they hold."""
 
     ticket: int
     node: Node | None
@@ -31,7 +32,8 @@ class _Giving:
     planned: int = 0
     launched: int = 0
     checksums: dict[int, int | None] = field(default_factory=dict)
-    """By slot, of those that were written; None where that went wrong."""
+    """By slot, of those that were written; None where that went wrong, or never began."""
+    void: bool = False
 
     @property
     def written(self) -> bool:
@@ -40,7 +42,7 @@ class _Giving:
     def leading(self) -> tuple[int, ...]:
         """Checksums of the blocks up to the first that was not written."""
         found: list[int] = []
-        for slot in self.slots[: self.planned]:
+        for slot in () if self.void else self.slots[: self.planned]:
             crc = self.checksums.get(slot)
             if crc is None:
                 break
@@ -65,6 +67,7 @@ class Handing:
         self._saving = saving
         self._givings: list[_Giving] = []
         self._by_slot: dict[int, _Giving] = {}
+        """Slots that are being written, or will be."""
         self._answers: list[tuple[int, tuple[int, ...]]] = []
         self._offered: OrderedDict[int, list[Entry]] = OrderedDict()
         self.given_blocks = 0
@@ -75,10 +78,12 @@ class Handing:
         self, ticket: int, namespace: Hashable, tokens: np.ndarray, first: int, slots: Sequence[int]
     ) -> None:
         """Put the blocks from number `first` on of `tokens` (int32), as far as they are cached,
-        into the memory's `slots`. `take_answers` says when it is done."""
+        into `slots` that others know. `take_answers` says when it is done. Nothing is given into
+        slots that something is still written to."""
         size, end = self._size, first + len(slots)
         cached = 0
-        if self._tiers.handed is not None and self._tiers.handed.store.working:
+        handed = self._tiers.handed
+        if handed and handed.store.working and self._by_slot.keys().isdisjoint(slots):
             cached = self._tree.descend(namespace, tokens, end * size)[1] // size
         if cached <= first:
             self._answers.append((ticket, ()))
@@ -88,7 +93,9 @@ class Handing:
         node.fill_table(table, cached, size)
         keys = prefix_keys(self._tiers.space_of(namespace), tokens[: cached * size], size, first)
         blocks = list(zip(keys, table[first:].tolist(), strict=True))
-        self._givings.append(_Giving(ticket, node, blocks, slots))
+        giving = _Giving(ticket, node, blocks, slots)
+        self._givings.append(giving)
+        self._by_slot |= dict.fromkeys(slots[: len(blocks)], giving)
 
     def poll(self) -> None:
         """Plan moves of what is to be given, as far as the store has room, and answer where all was
@@ -97,16 +104,15 @@ class Handing:
         for giving in list(self._givings):
             assert handed is not None
             if not handed.store.working:  # nothing more is written
-                giving.blocks = giving.blocks[: giving.planned]
+                self._stop(giving)
             while giving.planned < len(giving.blocks) and handed.store.room > 0:
                 key, block = giving.blocks[giving.planned]
                 slot = giving.slots[giving.planned]
                 handed.store.reserve(slot, key)
                 self._moves.rows.append((SAVE, self._at, slot, block))
-                self._by_slot[slot] = giving
                 giving.planned += 1
                 giving.launched = self._saving.now
-            if giving.written and self._saving.has_ended(giving.launched):
+            if giving.written and (giving.void or self._saving.has_ended(giving.launched)):
                 self._end(giving)
                 self._answers.append((giving.ticket, giving.leading()))
                 self.given_blocks += len(giving.leading())
@@ -128,7 +134,7 @@ class Handing:
     def give_up(self) -> None:
         """Hold nothing any more: what is not planned yet is not given."""
         for giving in self._givings:
-            giving.blocks = giving.blocks[: giving.planned]
+            self._stop(giving)
             self._leave(giving)
 
     @property
@@ -141,15 +147,24 @@ class Handing:
         return [giving.node for giving in self._givings if giving.node is not None]
 
     def reset(self) -> None:
-        """A step failed, and all KV is lost, the tree and its handles too."""
+        """A step failed, and all KV is lost, the tree and its handles too. What is being given is
+        answered with nothing once none of it is being written any more."""
         handed = self._tiers.handed
         for row in self._moves.rows:
             if row[0] == SAVE and row[1] == self._at and handed is not None:
                 handed.store.cancel(row[2])
+                self._by_slot.pop(row[2]).checksums[row[2]] = None
         self._moves.rows = [row for row in self._moves.rows if row[:2] != (SAVE, self._at)]
-        self._answers += [(giving.ticket, ()) for giving in self._givings]
-        self._givings.clear()
-        self._by_slot.clear()
+        for giving in self._givings:
+            giving.node, giving.void = None, True
+            self._stop(giving)
+        self.poll()
+
+    def _stop(self, giving: _Giving) -> None:
+        """What is not planned yet is not given."""
+        for slot in giving.slots[giving.planned : len(giving.blocks)]:
+            del self._by_slot[slot]
+        giving.blocks = giving.blocks[: giving.planned]
 
     def _end(self, giving: _Giving) -> None:
         self._givings.remove(giving)
@@ -169,9 +184,10 @@ class Handing:
         tokens: np.ndarray,
         first: int,
         given: Sequence[tuple[int, int]],
+        source: bytes = b"",
     ) -> None:
         """For a request to come: the blocks from number `first` on of `tokens` (int32) are in these
-        slots of the memory, and have these checksums."""
+        slots of the giver `source`, and have these checksums."""
         handed = self._tiers.handed
         if handed is None:
             return
@@ -188,7 +204,7 @@ class Handing:
             if entry is None:
                 break
             entry.written = entry.proven = True
-            handed.store.offer(entry.slot, place, crc)
+            handed.store.offer(entry.slot, source, place, crc)
             entries.append(entry)
         if len(self._offered) > _MOST_OFFERS:
             self.drop(next(iter(self._offered)))

@@ -1,4 +1,4 @@
-"""A store on a disk, beside the loop."""
+"""A store of slots that are written and read beside the loop."""
 
 from __future__ import annotations
 
@@ -15,33 +15,33 @@ from rootlace.runtime.tiers.reader import Reader
 from rootlace.runtime.tiers.switch import Switch
 from rootlace.runtime.tiers.writer import Writer
 
-BUFFER_BYTES = 256 << 20
-"""Memory for blocks on their way to the disk, and as much for those on their way back."""
 LEAST_BUFFERS = 2
 
 log = logging.getLogger(__name__)
 
 
-class DiskStore:
-    """See `StoreState` and `StoreMemory`: a `writer` and a `reader` of one file. What goes wrong
-    with a write switches it off, with a warning: nothing is written or read after that. So does a
-    read that hangs."""
+class SlotStore:
+    """See `StoreState` and `StoreMemory`: a `writer` and a `reader` of one file, or of what stands
+    for one. What goes wrong with a write switches it off, with a warning: nothing is written or
+    read after that. So does a read that hangs."""
 
     def __init__(
         self,
         file: BlockFile,
         block_seconds: float,
-        new_buffer: Callable[[int], np.ndarray] = lambda size: np.empty(size, np.uint8),
-        buffer_bytes: int = BUFFER_BYTES,
+        buffer_bytes: int,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """`block_seconds`: what reading a block takes. `new_buffer` makes uint8 arrays."""
+        """`block_seconds`: what reading a block takes. `buffer_bytes`: memory for blocks on their
+        way there, and as much for those on their way back."""
         self._file = file
         self._switch = Switch(file.path.parent)
         self.num_slots = file.num_slots
         count = max(buffer_bytes // file.block_bytes, LEAST_BUFFERS)
-        to_disk, back = (Buffers(count, lambda: new_buffer(file.block_bytes)) for _ in range(2))
-        self.writer = Writer(file, to_disk, self._switch)
+        there, back = (
+            Buffers(count, lambda: np.empty(file.block_bytes, np.uint8)) for _ in range(2)
+        )
+        self.writer = Writer(file, there, self._switch)
         checksums = self.writer.checksums
         self.reader = Reader(file, back, self._switch, block_seconds, checksums, clock)
 
