@@ -217,7 +217,7 @@ def measure_choices(replicas: int, blocks: int, requests: int) -> Choice:
     tell = time.thread_time()
     for i, replica in enumerate(went):
         router.heard(replica, told[i])
-        router.first_token(i)
+        router.first_token(i, 0.5)
         router.ended(i, 1.0)
     end = time.thread_time()
     return Choice(

@@ -137,7 +137,7 @@ class Dispatch:
         computed = update.finish not in ("abort", "error")
         if running.routed and not running.begun and computed:
             running.begun = True
-            self._router.first_token(rid)
+            self._router.first_token(rid, time.monotonic())
         if update.finish is None:
             return
         del self._running[rid]

@@ -59,8 +59,8 @@ class Router:
         self._rows = [0] * count
         self._tokens = np.zeros(count)
         """Of requests under way."""
-        self._base = np.zeros(count)
-        """The price of a prompt that needs no computing."""
+        self._free = np.zeros(count)
+        """When what is queued should be computed."""
         self._each = np.full(count, 1 + config.spread)
         """The price of a second of computing."""
         self._served = np.zeros(count, np.int64)
@@ -111,15 +111,13 @@ class Router:
         digests = self._digests.at_bounds(namespace, tokens, size)
         held, coming = self._held.match(digests), self._coming.match(digests)
         price = self._each * self._prefill_seconds(length, 0)
-        price += self._base
         for count, replicas in held:
-            seconds = self._prefill_seconds(length, count * size)
             which = _members(replicas)
-            price[which] = self._each[which] * seconds + self._base[which]
+            price[which] = self._each[which] * self._prefill_seconds(length, count * size)
         for replica, count in coming.items():
-            seconds = self._prefill_seconds(length, count * size)
-            there = self._each.item(replica) * seconds + self._base.item(replica)
+            there = self._each.item(replica) * self._prefill_seconds(length, count * size)
             price[replica] = min(price.item(replica), there)
+        price += np.maximum(self._free - now, 0.0)
         self._add_delays(price, now)
         most = self._tokens.item(self._tokens.argmax())
         if most + length + output > self._config.capacity:
@@ -130,8 +128,9 @@ class Router:
         known = next((count for count, replicas in held if replicas >> replica & 1), 0)
         known = max(known, coming.get(replica, 0))
         taken = self._prefill_seconds(length, known * size)
-        each = self._each.item(replica) - self._config.spread
-        wait = self._base.item(replica) + taken * each
+        free = max(self._free.item(replica), now) + taken * self._slow(replica)
+        self._free[replica] = free
+        wait = free - now
         due = now + _PATIENCE * wait + _LEEWAY
         sent = Sent(replica, taken, length + output, digests, known, now, due)
         self._sent[request] = sent
@@ -148,19 +147,19 @@ class Router:
         size = self._config.block_size
         return self._held.match(self._digests.at_bounds(namespace, tokens, size))
 
-    def first_token(self, request: Hashable) -> None:
+    def first_token(self, request: Hashable, now: float) -> None:
         """The prompt is computed, and what is cached of it was told before."""
         sent = self._sent[request]
-        self._computed(request, sent)
         self._rows[sent.replica] += 1
         self._renew(sent.replica)
+        self._computed(request, sent, now)
 
     def ended(self, request: Hashable, now: float) -> None:
         sent = self._sent.pop(request)
         if sent.begun:
             self._rows[sent.replica] -= 1
         else:
-            self._computed(request, sent)
+            self._computed(request, sent, now)
             self._leave_to_others(sent)
         self._tokens[sent.replica] -= sent.tokens
         self._renew(sent.replica)
@@ -181,6 +180,7 @@ class Router:
         self._queued[replica] = self._tokens[replica] = self._rows[replica] = 0
         self._owed[replica].clear()
         self._due[replica] = np.inf
+        self._free[replica] = 0.0
         self._renew(replica)
         return gone
 
@@ -206,14 +206,15 @@ class Router:
             self._all_due = min(self._all_due, sent.due)
         owed[request] = sent
 
-    def _computed(self, request: Hashable, sent: Sent) -> None:
+    def _computed(self, request: Hashable, sent: Sent, now: float) -> None:
+        """Or never will be. The next prompt there begins now."""
         owed = self._owed[sent.replica]
         del owed[request]
         self._due[sent.replica] = next(iter(owed.values())).due if owed else np.inf
         self._coming.remove(request, sent)
         sent.begun = True
-        queued = self._queued[sent.replica] - sent.seconds
-        self._queued[sent.replica] = max(queued, 0.0)
+        queued = self._queued[sent.replica] = max(self._queued[sent.replica] - sent.seconds, 0.0)
+        self._free[sent.replica] = now + queued * self._slow(sent.replica)
 
     def _prefill_seconds(self, length: int, cached: int) -> float:
         """Of a prompt alone; its last token is computed in any case."""
@@ -231,13 +232,15 @@ class Router:
         return first if len(equal) == 1 else int(equal[self._served[equal].argmin()])
 
     def _renew(self, replica: int) -> None:
-        """What is queued there, its rows or their tokens have changed. Every step of prompts has
-        the rows, too: so much longer than alone a prompt takes."""
+        """Its rows or their tokens have changed. Every step of prompts has the rows, too: so much
+        longer than alone a prompt takes."""
         cost, rows = self._cost, self._rows[replica]
         beside = rows * cost.decode + cost.context * self._tokens.item(replica) * (rows > 0)
         slow = 1 + beside / (cost.step + cost.prefill * cost.max_step_tokens)
-        self._base[replica] = self._queued[replica] * slow
         self._each[replica] = slow + self._config.spread
+
+    def _slow(self, replica: int) -> float:
+        return self._each.item(replica) - self._config.spread
 
     def _add_delays(self, price: np.ndarray, now: float) -> None:
         """By how much the first tokens that replicas owe are late."""

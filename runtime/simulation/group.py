@@ -101,7 +101,7 @@ class Group:
         if change is not None:
             self._router.heard(replica, change)
         for number in engine.begun:
-            self._router.first_token(number)
+            self._router.first_token(number, engine.now)
         for update in updates:
             if update.finish is not None:
                 self._router.ended(update.rid, engine.now)

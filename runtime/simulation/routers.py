@@ -23,7 +23,7 @@ class Routing(Protocol):
 
     def route(self, number: int, now: float) -> int: ...
 
-    def first_token(self, number: int) -> None: ...
+    def first_token(self, number: int, now: float) -> None: ...
 
     def ended(self, number: int, now: float) -> None: ...
 
@@ -51,8 +51,8 @@ class Exact:
         prompt = self._workload.prompt(number)
         return self._router.route(number, "", prompt, self._output, now)
 
-    def first_token(self, number: int) -> None:
-        self._router.first_token(number)
+    def first_token(self, number: int, now: float) -> None:
+        self._router.first_token(number, now)
 
     def ended(self, number: int, now: float) -> None:
         self._router.ended(number, now)
@@ -92,7 +92,7 @@ class Blind:
         self._turn += 1
         return self._turn % len(self.queues)
 
-    def first_token(self, number: int) -> None:
+    def first_token(self, number: int, now: float) -> None:
         pass
 
     def ended(self, number: int, now: float) -> None:

@@ -39,7 +39,7 @@ def test_a_prompt_goes_where_it_is_cached() -> None:
     one.heard(2, holds(tokens((7, 40))))
     assert one.route("a", "", tokens((7, 40), (1, 8)), 1, 0.0) == 2
     one.heard(2, Change(np.empty(0, np.uint64), holds(tokens((7, 40))).added))
-    one.first_token("a")
+    one.first_token("a", 1.0)
     one.ended("a", 1.0)
     assert one.route("b", "", tokens((7, 40), (1, 8)), 1, 1.0) != 2, "it was evicted"
 
@@ -85,6 +85,19 @@ def test_a_busy_owner_is_left_where_another_is_cheaper() -> None:
     assert set(went[first:]) == {0, 1}, "now both hold it"
 
 
+def test_what_was_computed_since_is_not_waited_for() -> None:
+    one = router(replicas=2)
+    assert one.route("long", "", tokens((1, 100)), 1, 0.0) == 0
+    assert one.route("short", "", tokens((2, 40)), 1, 0.0) == 1
+    one.first_token("short", 40.0)
+    assert one.route("a", "", tokens((3, 30)), 1, 95.0) == 1
+    assert one.route("b", "", tokens((4, 4)), 1, 95.0) == 0, "5 seconds are left there, 30 here"
+    one.ended("long", 96.0)  # its client went away
+    assert one.route("c", "", tokens((5, 4)), 1, 96.0) == 0, "4 are left, 29 there"
+    assert one.route("d", "", tokens((6, 40)), 1, 96.0) == 0
+    assert one.route("e", "", tokens((7, 4)), 1, 96.0) == 1
+
+
 def test_spread_says_what_it_takes_to_hold_a_prefix_twice() -> None:
     for spread, expected in ((0.0, 1), (4.0, 0)):
         one = router(replicas=2, spread=spread)
@@ -98,10 +111,10 @@ def test_a_full_pool_makes_wait() -> None:
     one = router(replicas=2, capacity=100)
     one.heard(0, holds(tokens((7, 40))))
     assert one.route("a", "", tokens((7, 40), (1, 8)), 50, 0.0) == 0
-    one.first_token("a")
+    one.first_token("a", 1.0)
     one.ended("a", 10_000.0)  # requests take long
     assert one.route("b", "", tokens((7, 40), (1, 8)), 50, 10_000.0) == 0
-    one.first_token("b")
+    one.first_token("b", 1.0)
     assert one.route("c", "", tokens((7, 40), (2, 8)), 50, 10_000.0) == 1
 
 
@@ -109,7 +122,7 @@ def test_rows_that_decode_slow_prompts_down() -> None:
     one = router(replicas=2)
     for i in range(4):
         one.route(i, "", tokens((i, 8)), 1, 0.0)
-        one.first_token(i)
+        one.first_token(i, 0.0)
     for i in (1, 3):  # both went to replica 1
         one.ended(i, 1.0)
     assert one.route("a", "", tokens((9, 8)), 1, 1.0) == 1
@@ -125,9 +138,9 @@ def test_what_a_lost_replica_had_can_be_sent_again() -> None:
     assert one.lost(0) == [], "it is no more lost than it was"
     one.heard(0, holds(tokens((7, 40))))  # its last words
     assert one.route("a", "", prompt, 1, 0.0) == 1
-    one.first_token("a")
+    one.first_token("a", 1.0)
     one.ended("a", 1.0)
-    one.first_token("b")
+    one.first_token("b", 1.0)
     one.ended("b", 1.0)
     one.back(0)
     went = {one.route(i, "", tokens((20 + i, 40)), 1, 2.0) for i in range(2)}
@@ -152,8 +165,8 @@ def test_who_is_late_is_left_alone() -> None:
     # Its first token was due at 4 * 8 + 0.5 seconds; 48 + 40 for spread is the other one's price.
     assert one.route("b", "", tokens((7, 40), (2, 8)), 1, 60.0) == 0
     assert one.route("c", "", tokens((7, 40), (3, 8)), 1, 120.0) == 1
-    one.first_token("a")
-    one.first_token("b")
+    one.first_token("a", 1.0)
+    one.first_token("b", 1.0)
     assert one.route("d", "", tokens((7, 40), (4, 8)), 1, 120.0) == 0, "it owes nothing"
 
 
@@ -161,7 +174,7 @@ def test_among_equals_the_preferred_one_is_taken() -> None:
     one = router(replicas=3)
     for i in range(5):
         assert one.route(i, "", tokens((i, 3)), 1, 0.0, prefer=2) == 2
-        one.first_token(i)
+        one.first_token(i, 0.0)
         one.ended(i, 0.0)
     one.heard(1, holds(tokens((7, 40))))
     assert one.route("a", "", tokens((7, 40)), 1, 0.0, prefer=2) == 1, "it is not equal"
