@@ -53,13 +53,12 @@ class PrefixDigests:
         """uint64 [len // size]: the digests of the prefixes of `tokens` (int32) that end with each
         block of `size`."""
         count = len(tokens) // size
-        numbers = tokens[: count * size].astype(np.uint64).reshape(count, size)
-        factors = self._upto(count * size).reshape(count, size)
+        sums = tokens[: count * size].astype(np.uint64)
+        sums *= self._upto(count * size)
+        np.add.accumulate(sums, out=sums)
         # A token counts as one more than its number: `_ones` has that for all of them at once.
-        found: np.ndarray = np.einsum("ij,ij->i", numbers, factors)
-        found[:1] += np.uint64(self._seed(namespace))
-        np.add.accumulate(found, out=found)
-        found += self._ones(count, size)
+        found: np.ndarray = sums[size - 1 :: size] + self._ones(count, size)
+        found += np.uint64(self._seed(namespace))
         return found
 
     def behind(self, digest: int, tokens: np.ndarray, start: int) -> np.ndarray:

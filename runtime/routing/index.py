@@ -19,6 +19,7 @@ _FEWEST = 1 << 10
 """Buckets of a small table, in which none overflows."""
 _LOOKS = 64
 """So many digests of a prompt are looked at, at most."""
+_NONE = np.empty(0, np.uint64)
 _SWEPT = 1 << 12
 """So many buckets are looked at in less than a millisecond."""
 
@@ -47,12 +48,16 @@ class PrefixIndex:
         """Replicas (bits) that may hold something."""
         self._dropped = 0
         """Replicas (bits) whose entries do not count and are being taken out."""
-        self._swept = 0
-        """So many buckets have none of theirs."""
+        self._left: dict[int, int] = {}
+        """In how many buckets there may be some, by replica."""
+        self._next = 0
+        """The bucket that is looked at next for them; behind the last one comes the first."""
         self._gone = np.empty(0, bool)
         """By number: the sets that had any of them."""
-        self._waiting: list[tuple[int, Change]] = []
+        self._waiting: dict[int, list[Change]] = {}
         """What these told since."""
+        self._told = 0
+        """So many digests are in that."""
 
     def __len__(self) -> int:
         return self._known
@@ -69,44 +74,49 @@ class PrefixIndex:
         if change.fresh:
             self.drop(replica)
         if self._dropped >> replica & 1:
-            self._waiting.append((replica, change))
+            self._waiting.setdefault(replica, []).append(change)
+            self._told += len(change.added) + len(change.removed)
+            while self._told > self._most:  # that takes as much room as the table may
+                self.sweep()
             return
-        self.remove(replica, change.removed)
-        self.add(replica, change.added)
+        # All are looked for at once.
+        digests, gone = np.concatenate((change.removed, change.added)), len(change.removed)
+        if not len(digests):
+            return
+        bit, here = 1 << replica, ~self._dropped
+        buckets, rows, which, slots = self._find(digests)
+        there = buckets.take(which)
+        held = int(which.searchsorted(gone))
+        if held:
+            self._change(there[:held], slots[:held], lambda holders: holders & here & ~bit)
+        if len(digests) == gone:
+            return
+        self._heard |= bit
+        if len(which) > held:
+            self._change(there[held:], slots[held:], lambda holders: (holders | bit) & here)
+            new = np.ones(len(digests), bool)
+            new[which] = False
+            new[:gone] = False
+            digests, buckets, rows = digests[new], buckets[new], rows[new]
+        else:
+            digests, buckets, rows = digests[gone:], buckets[gone:], rows[gone:]
+        self._place(digests, buckets, rows, bit)
 
     def add(self, replica: int, digests: np.ndarray) -> None:
         """The replica holds these, of which each is given once."""
-        if not len(digests):
-            return
-        bit = 1 << replica
-        self._heard |= bit
-        buckets, rows, which, slots = self._find(digests)
-        if len(which):
-            here = ~self._dropped
-            self._change(buckets.take(which), slots, lambda holders: (holders | bit) & here)
-            new = np.ones(len(digests), bool)
-            new[which] = False
-            digests, buckets, rows = digests[new], buckets[new], rows[new]
-        self._place(digests, buckets, rows, bit)
-
-    def remove(self, replica: int, digests: np.ndarray) -> None:
-        """The replica no longer holds these, of which each is given once."""
-        if not len(digests):
-            return
-        others = ~(1 << replica | self._dropped)
-        buckets, _, which, slots = self._find(digests)
-        self._change(buckets.take(which), slots, lambda holders: holders & others)
+        self.apply(replica, Change(digests, _NONE))
 
     def drop(self, replica: int) -> None:
         """Forget all that a replica held: it does not count from now on. Where much is known, it
         lies there until `sweep` was called often enough."""
         bit = 1 << replica
-        self._waiting = [(other, change) for other, change in self._waiting if other != replica]
+        for change in self._waiting.pop(replica, ()):
+            self._told -= len(change.added) + len(change.removed)
         if not self._heard & bit:
             return
         self._heard &= ~bit
         self._dropped |= bit
-        self._swept = 0  # again from the beginning, where others are being taken out
+        self._left[replica] = self._buckets
         self._gone = self._holders.with_any(self._dropped)
         if self._buckets <= _SWEPT:
             self.sweep()
@@ -116,17 +126,19 @@ class PrefixIndex:
         if not self._dropped:
             return False
         others = ~self._dropped
-        some = slice(self._swept, self._swept + _SWEPT)
+        some = slice(self._next, min(self._next + _SWEPT, self._buckets))
         buckets, slots = self._gone[self._sets[some]].nonzero()
         if len(slots):
-            self._change(buckets + self._swept, slots, lambda holders: holders & others)
-        self._swept += _SWEPT
-        if self._swept < self._buckets:
-            return True
-        self._dropped = 0
-        waiting, self._waiting = self._waiting, []
-        for replica, change in waiting:
-            self.apply(replica, change)
+            self._change(buckets + some.start, slots, lambda holders: holders & others)
+        self._next = some.stop % self._buckets
+        for replica in list(self._left):
+            self._left[replica] -= some.stop - some.start
+            if self._left[replica] <= 0:
+                del self._left[replica]
+                self._dropped &= ~(1 << replica)
+                for change in self._waiting.pop(replica, ()):
+                    self._told -= len(change.added) + len(change.removed)
+                    self.apply(replica, change)
         return bool(self._dropped)
 
     def match(self, digests: np.ndarray) -> list[tuple[int, int]]:
@@ -158,7 +170,7 @@ class PrefixIndex:
             found.append((low, others(low - 1)))
             gone |= found[-1][1]
             end = low - 1
-        for at in sorted(seen, reverse=True):  # nothing more, unless there were too many
+        for at in sorted(seen, reverse=True) if len(seen) >= _LOOKS else ():
             if rest := others(at):
                 found.append((at + 1, rest))
                 gone |= rest
@@ -188,7 +200,8 @@ class PrefixIndex:
         if number is None:
             return
         while room := min(self._most - self._known, len(digests)):
-            digests, buckets, rows = digests[:room], buckets[:room], rows[:room]
+            if room < len(digests):
+                digests, buckets, rows = digests[:room], buckets[:room], rows[:room]
             free = rows.view(np.uint32)[:, 2 * _WIDTH :] == 0
             slots = free.argmax(1)
             fits = (slots > 0) | free[:, 0]

@@ -228,7 +228,7 @@ class Router:
         most = price.item(first) * (1 + 1e-9)
         if prefer is not None and price[prefer] <= most:
             return prefer
-        equal = np.flatnonzero(price <= most)
+        equal = (price <= most).nonzero()[0]
         return first if len(equal) == 1 else int(equal[self._served[equal].argmin()])
 
     def _renew(self, replica: int) -> None:
@@ -256,15 +256,15 @@ class Router:
         return self._duration * over / np.maximum(self._tokens, 1)
 
 
-def _members(replicas: int) -> int | list[int] | np.ndarray:
-    """The numbers of the bits that are set."""
+def _members(replicas: int) -> int | np.ndarray:
+    """The numbers of the bits that are set, of which there is one at least."""
     if not replicas & (replicas - 1):
         return replicas.bit_length() - 1
     if replicas.bit_count() > 8:
         raw = np.frombuffer(replicas.to_bytes(-(-replicas.bit_length() // 8), "little"), np.uint8)
-        return np.flatnonzero(np.unpackbits(raw, bitorder="little"))
+        return np.unpackbits(raw, bitorder="little").view(bool).nonzero()[0]
     found = []
     while replicas:
         found.append(replicas.bit_length() - 1)
         replicas ^= 1 << found[-1]
-    return found
+    return np.array(found)

@@ -76,7 +76,7 @@ def test_it_is_bounded() -> None:
     index.add(1, array([1, 4]))
     assert len(index) == 3
     assert index.match(array([1, 2, 3, 4])) == [(1, 0b10), (3, 0b01)]
-    index.remove(0, array([2, 3]))
+    index.apply(0, change(set(), {2, 3}))
     index.add(1, array([5]))
     assert index.match(array([5])) == [(1, 0b10)]
     assert index.match(array([])) == index.match(array([9])) == []
@@ -88,7 +88,7 @@ def test_a_bucket_that_is_full_takes_no_more() -> None:
     index.add(0, same[:16])
     index.add(0, same[16:])
     assert len(index) == 16 and index.match(same) == [(16, 1)]
-    index.remove(0, same[:4])
+    index.apply(0, Change(array([]), same[:4]))
     index.add(1, same[30:])
     assert len(index) == 16 and index.match(same[:4]) == []
     known = [index.match(same[at : at + 1]) for at in range(30, 39)]
@@ -133,7 +133,7 @@ def test_many_replicas_hold_one_prefix() -> None:
         index.add(replica, path[: 250 + replica % 3])
     assert len(index) == 252 and len(index._holders) == 4
     for replica in range(199):
-        index.remove(replica, path[100:])
+        index.apply(replica, Change(array([]), path[100:]))
     assert index.match(path) == [(100, 2**199 - 1), (251, 1 << 199)]
 
 
@@ -168,6 +168,41 @@ def test_what_dropped_replicas_held_is_taken_out_in_parts(
     assert len(index._holders) == len(used) + 1, "sets that nobody has are forgotten"
 
 
+def _being_swept(monkeypatch: pytest.MonkeyPatch) -> PrefixIndex:
+    """Two replicas that hold something; taking it out takes eleven goes."""
+    monkeypatch.setattr("rootlace.runtime.routing.index._SWEPT", 100)
+    index = PrefixIndex(100)
+    for replica in range(3):
+        index.add(replica, array(range(1, 40)))
+    index.drop(0)
+    return index
+
+
+def test_engines_that_are_lost_again_and_again_do_not_hold_up_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    index = _being_swept(monkeypatch)
+    index.apply(0, change({50}, set()))
+    for _ in range(12):  # more than all buckets
+        index.sweep()
+        index.apply(1, change({7}, set(), fresh=True))
+    assert index.match(array([50])) == [(1, 1)], "what the first one said since counts"
+    while index.sweep():
+        pass
+    assert index.entries() == {**dict.fromkeys(range(1, 40), 4), 7: 6, 50: 1}
+
+
+def test_what_is_told_by_those_that_are_swept_takes_bounded_room(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    index = _being_swept(monkeypatch)
+    for at in range(50, 90):
+        index.apply(0, change({at}, set(range(50, at))))
+        assert index._told == sum(len(c.added) + len(c.removed) for c in index._waiting.get(0, ()))
+        assert index._told <= 100
+    assert index.match(array([89])) == [(1, 1)] and index.match(array([50])) == []
+
+
 def test_where_there_are_too_many_sets_nobody_is_said_to_hold_what_it_does_not() -> None:
     index = PrefixIndex(100)
     index._holders = HolderSets(most=4)  # the empty one, and three
@@ -176,7 +211,7 @@ def test_where_there_are_too_many_sets_nobody_is_said_to_hold_what_it_does_not()
     index.add(2, array([3, 4]))
     assert [counts(index, [d], 3) for d in (1, 2, 3)] == [[1, 0, 0], [1, 1, 0], [1, 1, 1]]
     assert counts(index, [4], 3) == [0, 0, 0]
-    index.remove(1, array([3]))  # {0, 2} has no number
+    index.apply(1, change(set(), {3}))  # {0, 2} has no number
     assert [counts(index, [d], 3) for d in (1, 2, 3)] == [[1, 0, 0], [1, 1, 0], [0, 0, 0]]
     assert len(index) == 2
     index.add(2, array([4]))
