@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import os
 import secrets
@@ -24,7 +25,7 @@ from rootlace.runtime.replicas.departures import Departures
 from rootlace.runtime.replicas.dispatch import Dispatch
 from rootlace.runtime.replicas.handover import Apart, Handover, transfer_of
 from rootlace.runtime.replicas.meeting import Meeting
-from rootlace.wire.errors import InvalidRequest
+from rootlace.wire.errors import InvalidRequest, RootlaceError
 
 log = logging.getLogger(__name__)
 
@@ -71,9 +72,9 @@ class Replicas:
             lambda at: self._clients[at].send(Stop()),
         )
         self._asking = Asking(count)
-        self._forgets = Forgets()
+        self._forgets = Forgets(keep=True)
         self._culprits = Culprits()
-        self._next_rid = 0
+        self.next_rid = itertools.count(1).__next__
 
     @classmethod
     async def start(
@@ -150,10 +151,6 @@ class Replicas:
         """Whether one of the engines was heard of lately."""
         return any(client.healthy for client in self._clients)
 
-    def next_rid(self) -> int:
-        self._next_rid += 1
-        return self._next_rid
-
     def submit(self, request: Request, on_update: Callable[[Update], None]) -> None:
         """As `EngineClient.submit`, at the engine where it costs least."""
         assert self._dispatch is not None
@@ -163,7 +160,11 @@ class Replicas:
             self._handover.submit(request, on_update)
             return
         at = self._dispatch.place(request)
-        self._clients[at].submit(request, partial(_pass_on, self._dispatch, on_update))
+        try:
+            self._clients[at].submit(request, partial(_pass_on, self._dispatch, on_update))
+        except RootlaceError:
+            self._dispatch.hear(Update(request.rid, finish="error"))
+            raise
 
     def abort(self, rids: Iterable[int]) -> None:
         """As `EngineClient.abort`."""
@@ -237,6 +238,10 @@ class Replicas:
         """An engine is down: what `left` it goes on at others."""
         self._departures.gone(at)
         self._tell(partial(Dispatch.down, at=at))
+        self._move(at, left, in_step)
+
+    def _move(self, at: int, left: list[Submitted], in_step: Mapping[int, int]) -> None:
+        """`in_step`: who was in the steps in which the engine at this place died."""
         if left:
             log.warning("replica %d is down: %d requests go on elsewhere", at, len(left))
         for submitted in left:
@@ -246,13 +251,15 @@ class Replicas:
             target = self._dispatch.place(submitted.resumed(0))
             if len(self._gone) == self._count:  # they end with the last of all
                 target = at
-            self._clients[target].adopt(submitted, {} if target == at else in_step)
+            self._clients[target].adopt(submitted, in_step)
 
     def _returned(self, at: int) -> None:
         self._there.set()
         self._tell(partial(Dispatch.back, at=at))
         # What it said of its cache before that, nobody heard.
         self._tell(lambda _: self._clients[at].send(TellCache()))
+        for other, client in enumerate(self._clients):  # nobody may ever come there
+            self._move(other, *client.leave())
 
     def _holds(self, at: int) -> bool:
         return self._dispatch is not None and self._dispatch.holds(at)

@@ -184,6 +184,11 @@ def test_what_was_to_be_forgotten_is_told_until_all_have_heard_it() -> None:
         forgets.note(ForgetNamespace(str(number)))
     forgets.died()
     assert forgets.to_started(returned=True) == [Flush(0)]
+    forgets = Forgets(lambda: now[0], keep=True)
+    forgets.note(ForgetNamespace("one"))
+    now[0] += 10 * SECONDS
+    forgets.note(ForgetNamespace("two"))
+    assert forgets.to_started(returned=False) == [ForgetNamespace("one"), ForgetNamespace("two")]
 
 
 def test_what_was_to_be_forgotten_outlives_the_server(tmp_path: Path) -> None:
@@ -300,11 +305,11 @@ def test_who_is_aborted_or_comes_during_a_quarantine_has_his_turn() -> None:
     assert in_flight.quarantined
     for rid in (5, 6, 7):
         add(rid, sent=False)
-    in_flight.abort([1])
+    assert in_flight.abort([1, 9], up=True) == (), "the engine does not have it"
+    assert (heard[-1].rid, heard[-1].finish) == (1, "abort")
     assert tell(0) == [5]
     assert tell(0) == []
     assert tell(5) == [2]
-    assert (heard[-1].rid, heard[-1].finish) == (1, "abort")
     assert tell(2, finish="length") == [6]
     assert tell(6) == [3]
     # The engine dies with 3, of which it has told nothing, and with others, of which it has.

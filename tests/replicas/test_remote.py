@@ -4,6 +4,7 @@ over TCP. Stubs stand in the engines' place."""
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -16,14 +17,15 @@ import pytest_asyncio
 import zmq
 
 from rootlace.runtime import processes
-from rootlace.runtime.config import EngineConfig
+from rootlace.runtime.config import CacheConfig, EngineConfig, SchedulerConfig
 from rootlace.runtime.contracts.request import Request
 from rootlace.runtime.contracts.update import Update
+from rootlace.runtime.engine.client import engine_client
 from rootlace.runtime.replicas import Replicas
 from rootlace.runtime.replicas.host import Host
 from rootlace.runtime.replicas.line import Line, LineAddress
 from rootlace.runtime.replicas.meeting import Meeting
-from rootlace.wire.errors import ServerUnavailable
+from rootlace.wire.errors import Overloaded, ServerUnavailable
 from rootlace.wire.protocol import SamplingParams
 from tests.engine.stub_engine import DEADLY, ENDLESS
 from tests.waiting import soon, until
@@ -35,20 +37,21 @@ PARAMS = SamplingParams(max_tokens=1, seed=0)
 class Cluster:
     """A gateway's replicas, and hosts."""
 
-    def __init__(self) -> None:
+    def __init__(self, config: EngineConfig) -> None:
+        self._config = config
         self.meeting = Meeting("127.0.0.1")
         self.hosts: list[Host] = []
         self.replicas: Replicas
 
     async def add(self) -> Host:
-        host = Host(EngineConfig(), KEY, self._attach)
+        host = Host(self._config, KEY, self._attach)
         self.hosts.append(host)
         await host.start()
         return host
 
     async def start(self, engines: int) -> None:
         starting = [asyncio.create_task(self.add()) for _ in range(engines)]
-        replicas = Replicas.start(EngineConfig(), 3, meeting=self.meeting, digest_key=KEY)
+        replicas = Replicas.start(self._config, 3, meeting=self.meeting, digest_key=KEY)
         self.replicas = await soon(replicas)
         await asyncio.gather(*starting)
         await until(lambda: self.up() == engines)
@@ -96,7 +99,7 @@ async def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncItera
 
     monkeypatch.setattr(processes, "child_command", stub)
     monkeypatch.chdir(Path(__file__).parents[2])
-    found = Cluster()
+    found = Cluster(EngineConfig(scheduler=SchedulerConfig(max_waiting=3)))
     await found.start(2)
     yield found
     await found.close()
@@ -156,17 +159,19 @@ async def test_a_request_that_kills_engines_is_given_up_as_on_one_machine(
 
 
 async def test_a_lost_machine_is_noticed_and_what_ran_there_goes_on(cluster: Cluster) -> None:
-    running = [cluster.run(ENDLESS) for _ in range(2)]
+    running = [cluster.run(ENDLESS) for _ in range(4)]
     await until(lambda: all(one.tokens for one in running))
-    aborted, other = running
-    at = engine_of(cluster, aborted)
+    at = engine_of(cluster, running[0])
+    aborted, other = (one for one in running if engine_of(cluster, one) == at)
     lost = host_of(cluster, at)
     lost._engine._process.send_signal(19)  # it does not hear that it is to end this request
     cluster.replicas.abort([aborted.rid])
     lost._line.close()
     # Nobody knows in which step it was, and perhaps there will never be another one in its place.
     assert (await aborted.end()).finish == "abort"
-    assert engine_of(cluster, other) == 1 - at
+    assert {engine_of(cluster, one) for one in running if one is not aborted} == {1 - at}
+    await until(lambda: len(other.tokens) == 2)
+    assert sorted(len(one.tokens) for one in running) == [1, 1, 1, 2]
     lost._engine.kill()
     lost._parted.set()
     await until(lambda: cluster.up() == 2)
@@ -207,6 +212,53 @@ async def test_what_does_not_end_in_time_goes_on_elsewhere(cluster: Cluster) -> 
     await cluster.add()
     assert (await waiting.end()).token_ids == (9,)
     await until(lambda: len(running[0].tokens) == 3)
+
+
+async def test_while_all_are_away_few_wait_and_who_goes_is_gone(cluster: Cluster) -> None:
+    for host in cluster.hosts:
+        await soon(host.leave(0.0))
+    await until(lambda: cluster.up() == 0)
+    first, *others = (cluster.run(token) for token in (5, 6, 7))
+    with pytest.raises(Overloaded, match="3 requests wait for an engine already"):
+        cluster.run(8)
+    cluster.replicas.abort([first.rid])
+    assert first.last is not None and first.last.finish == "abort"
+    others.append(cluster.run(8))
+    await cluster.add()
+    assert [(await one.end()).token_ids for one in others] == [(7,), (8,), (9,)]
+    assert not cluster.replicas._dispatch._running, "who was refused is forgotten, too"  # type: ignore[union-attr]
+
+
+async def test_a_request_does_not_wait_for_a_place_that_stays_empty(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_client, "VACANT_SECONDS", 0.05)
+    running = [cluster.run(ENDLESS) for _ in range(2)]
+    await until(lambda: all(one.tokens for one in running))
+    (tmp_path / "hold").touch()  # no engine starts
+    deadly = await cluster.run(DEADLY).end()
+    assert deadly.finish == "error" and "died twice" in deadly.error
+    assert cluster.up() == 0 and all(one.last is None for one in running)
+    # A host was given the place for which they wait, and is not heard of again.
+    assert {engine_of(cluster, one) for one in running} == {0}
+    known = [len(one.tokens) for one in running]
+    assert cluster.meeting.attach() is not None
+    (tmp_path / "hold").unlink()
+    await until(lambda: cluster.up() > 0)
+    await until(lambda: all(len(one.tokens) > n for one, n in zip(running, known, strict=True)))
+    assert 0 not in cluster.replicas._up
+
+
+async def test_who_comes_is_told_what_was_forgotten_long_ago(cluster: Cluster) -> None:
+    """Its disk may have been here before, at another place."""
+    for client in cluster.replicas._clients:
+        cache = CacheConfig(disk="somewhere")
+        client._config = dataclasses.replace(client._config, cache=cache)
+    cluster.replicas.forget_namespace("a")
+    await cluster.add()
+    await until(lambda: cluster.up() == 3)
+    found = await cluster.replicas.stats()
+    assert [one["forgotten"] for one in found["replicas"]] == [1, 1, 1]
 
 
 async def test_who_does_not_know_the_key_is_nobody() -> None:

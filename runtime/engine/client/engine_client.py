@@ -4,6 +4,7 @@ the next one started if it dies."""
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from functools import partial
@@ -48,6 +49,8 @@ log = logging.getLogger(__name__)
 
 SPILL_SECONDS = 20.0
 """How long an engine has, when it is to end, to write what it has cached to the disk."""
+VACANT_SECONDS = 30.0
+"""So long, what belongs to a place waits for somebody else to start an engine there."""
 
 
 class EngineClient:
@@ -77,12 +80,14 @@ class EngineClient:
         self._engine: PlacedEngine | None = None
         self._watcher: asyncio.Task[None] | None = None
         self._culprits = Culprits() if siblings is None else siblings.culprits
-        self._in_flight = InFlight(self._culprits)
+        self._in_flight = InFlight(self._culprits, config.scheduler.max_waiting)
         self._questions = Questions()
         self._forgets = Forgets.of(config) if siblings is None else siblings.forgets
-        self._next_rid = 0
+        self.next_rid = itertools.count(1).__next__
         self._pulse = Pulse()
         self._up = False
+        self._in_step: Mapping[int, int] = {}
+        """Who was in the steps in which the last engine died."""
         self._stopping = False
         self._deaths = Deaths()
 
@@ -103,7 +108,7 @@ class EngineClient:
         client = cls(config, on_exit, siblings, place)
         if client._place.patient:
             start = partial(client._launch_again, None)
-            client._watcher = asyncio.create_task(client._come_back(start, {}))
+            client._watcher = asyncio.create_task(client._come_back(start))
             return client
         try:
             await client._launch()
@@ -117,13 +122,9 @@ class EngineClient:
         """Whether the loop was heard of lately."""
         return self._up and self._pulse.steady
 
-    def next_rid(self) -> int:
-        self._next_rid += 1
-        return self._next_rid
-
     def submit(self, request: Request, on_update: Callable[[Update], None]) -> None:
         """Start a request; `on_update` hears of it until an update with `finish` set. Raises
-        ClientSuspended."""
+        ClientSuspended, or Overloaded where too many wait for the next engine."""
         if (refusal := self._culprits.refusal(request.client)) is not None:
             raise refusal
         sent = self._up and not self._in_flight.quarantined
@@ -137,10 +138,15 @@ class EngineClient:
         if request is not None:
             self.send(request)
 
+    def leave(self) -> tuple[list[Submitted], Mapping[int, int]]:
+        """What only waits for somebody to start an engine here, and may go on elsewhere; who was in
+        the steps in which the last one died."""
+        free = [] if self._up or not self._place.patient else self._in_flight.leave_free()
+        return free, self._in_step
+
     def abort(self, rids: Iterable[int]) -> None:
         """End requests; those still running get a last update with `finish="abort"`."""
-        running = self._in_flight.abort(rids)
-        if running and self._up:
+        if running := self._in_flight.abort(rids, self._up):
             self.send(Abort(running))
 
     def release_program(self, program: str, wanted: bool = False) -> None:
@@ -231,19 +237,23 @@ class EngineClient:
         log.error("the engine process ended with code %s", code)
         self._questions.fail(ServerUnavailable("the engine restarted"))
         known, siblings = engine.in_step(), self._siblings
-        in_step = known or {}
+        in_step = self._in_step = known or {}
         if known is None and siblings is not None:
             siblings.on_death(self._in_flight.leave_lost(), in_step)
         else:  # who is found to have killed it explains it, and goes nowhere
             self._in_flight.judge(in_step)
             if siblings is not None:
                 siblings.on_death(self._in_flight.leave(in_step), in_step)
-        await self._come_back(partial(self._launch_again, code), in_step)
+        await self._come_back(partial(self._launch_again, code))
 
-    async def _come_back(
-        self, launch: Callable[[], Awaitable[None]], in_step: Mapping[int, int]
-    ) -> None:
-        siblings = self._siblings
+    async def _come_back(self, launch: Callable[[], Awaitable[None]]) -> None:
+        siblings, in_step = self._siblings, self._in_step
+        vacant = None
+        if siblings is not None and self._place.patient:
+            vacant = asyncio.get_running_loop().call_later(
+                VACANT_SECONDS,
+                lambda: siblings.on_death(self._in_flight.leave_lost(), in_step),
+            )
         try:
             await launch()
         except Exception as error:
@@ -255,6 +265,9 @@ class EngineClient:
             if self._on_exit is not None:
                 self._on_exit(str(error))
             return
+        finally:
+            if vacant is not None:
+                vacant.cancel()
         for request in self._in_flight.resume(in_step):
             self.send(request)
         if siblings is not None:

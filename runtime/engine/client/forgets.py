@@ -26,13 +26,18 @@ class Forgets:
     """An engine that dies leaves its blocks on a disk, where it, or whichever of its siblings is
     started again first, finds them. So each is told again as it starts what was to be forgotten
     since an engine went down, and shortly before that; with a `file`, the engines of the next
-    server are, too."""
+    server are, too. `keep`: all that was ever to be forgotten is told, to engines of machines that
+    were away for a while, with disks of their own."""
 
     def __init__(
-        self, clock: Callable[[], float] = time.monotonic, file: ForgetFile | None = None
+        self,
+        clock: Callable[[], float] = time.monotonic,
+        file: ForgetFile | None = None,
+        keep: bool = False,
     ) -> None:
         self._clock = clock
         self._file = file
+        self._keep = keep
         self._told: dict[Flush | ForgetNamespace, float] = {}
         """When it was told, the oldest first."""
         self._down = 0
@@ -76,6 +81,8 @@ class Forgets:
 
     def drop_old(self) -> None:
         """Let go of what all have done by now."""
+        if self._keep:
+            return
         oldest, had = self._clock() - SECONDS, len(self._told)
         while not self._down and self._told and self._told[next(iter(self._told))] < oldest:
             del self._told[next(iter(self._told))]

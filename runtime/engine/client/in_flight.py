@@ -13,7 +13,7 @@ from rootlace.runtime.contracts.request import Request
 from rootlace.runtime.contracts.update import Update
 from rootlace.runtime.engine.client.culprits import Culprits
 from rootlace.runtime.engine.client.deaths import Death
-from rootlace.wire.errors import InternalError, RootlaceError
+from rootlace.wire.errors import InternalError, Overloaded, RootlaceError
 
 MOST_LOST = 8
 """With so many engines a request may go whose machines, or whole replicas, were lost or left."""
@@ -49,9 +49,11 @@ class Submitted:
 class InFlight:
     """Requests that were submitted and have not finished, and who hears of them."""
 
-    def __init__(self, culprits: Culprits | None = None) -> None:
-        """`culprits` is told of requests that kill engines, and whose requests end for that."""
+    def __init__(self, culprits: Culprits | None = None, most_waiting: int = 1 << 60) -> None:
+        """`culprits` is told of requests that kill engines, and whose requests end for that. Where
+        there are `most_waiting`, no other one waits for the next engine."""
         self._culprits = Culprits() if culprits is None else culprits
+        self._most_waiting = most_waiting
         self._submitted: dict[int, Submitted] = {}
         self._held: deque[int] = deque()
         """In quarantine: those that the engine is given one by one."""
@@ -62,6 +64,8 @@ class InFlight:
         """Those that go on when nobody is held any more."""
         self._tried: int | None = None
         """The one of them that it has, and has told nothing of."""
+        self._bound: set[int] = set()
+        """Those that stayed here when the last engine died."""
 
     @property
     def quarantined(self) -> bool:
@@ -70,7 +74,9 @@ class InFlight:
 
     def add(self, request: Request, on_update: Callable[[Update], None], sent: bool) -> None:
         """Keep a request; one that is not `sent` yet waits for the next engine, or for those in
-        quarantine."""
+        quarantine: raises Overloaded where too many do."""
+        if not sent and len(self._submitted) >= self._most_waiting:
+            raise Overloaded(f"{len(self._submitted)} requests wait for an engine already")
         self._submitted[request.rid] = Submitted(request, on_update, engines=int(sent))
         if self.quarantined:
             self._late.append(request.rid)
@@ -82,12 +88,16 @@ class InFlight:
             if submitted.engines and rid not in waiting:
                 submitted.lost.append(death)
 
-    def abort(self, rids: Iterable[int]) -> tuple[int, ...]:
-        """Do not start these again. Returns those still in flight."""
-        running = tuple(rid for rid in rids if rid in self._submitted)
-        for rid in running:
+    def abort(self, rids: Iterable[int], up: bool) -> tuple[int, ...]:
+        """End these, and do not start them again. Returns those that the engine has, which is `up`,
+        and is to end."""
+        mine = [rid for rid in rids if rid in self._submitted]
+        waiting = {*self._held, *self._late, *self._cleared} if up else frozenset(mine)
+        for rid in mine:
             self._submitted[rid].aborted = True
-        return running
+            if rid in waiting:
+                self._ends(rid)
+        return tuple(rid for rid in mine if rid not in waiting)
 
     def hear(self, update: Update) -> Sequence[Request]:
         """Hand an engine's update on. Returns what it is to be sent now, if somebody leaves the
@@ -123,7 +133,7 @@ class InFlight:
         waiting = {*self._held, *self._late, *self._cleared}
         for rid, submitted in list(self._submitted.items()):
             if submitted.aborted:
-                self._end_aborted(rid)
+                self._end(rid, None)
         given = {rid: one for rid, one in self._submitted.items() if one.engines}
         again = not in_step and any(one.engines > 1 for one in given.values())
         if again and tried is None and len(given) == 1:
@@ -155,6 +165,7 @@ class InFlight:
         """What the next engine is to be sent, after `judge` of the same `in_step`, or where nobody
         knows how the one before went."""
         self._tried = None
+        self._bound.clear()
         waiting = {*self._held, *self._late, *self._cleared}
         for rid in list(self._submitted):
             if rid not in waiting and not self._ends(rid):
@@ -164,7 +175,8 @@ class InFlight:
     def leave(self, in_step: Mapping[int, int]) -> list[Submitted]:
         """Take out what another engine may go on with now that this one has died, and that was
         judged: all but what two engines died with, and, where there is a quarantine, what belongs
-        there. The others are for `resume`, which is given the same `in_step`."""
+        there. The others are for `resume`, which is given the same `in_step`, or for `leave_lost`
+        where no other engine comes."""
         stay = {*self._held, *self._late, *self._cleared}
         if not in_step and (
             self.quarantined or any(one.engines > 1 for one in self._submitted.values())
@@ -172,31 +184,42 @@ class InFlight:
             stay |= {rid for rid, one in self._submitted.items() if one.engines}
         left: list[Submitted] = []
         for rid, submitted in list(self._submitted.items()):
-            if not (submitted.aborted or rid in stay or submitted.deaths > 1):
+            if submitted.aborted or rid in stay or submitted.deaths > 1:
+                self._bound.add(rid)
+            else:
                 left.append(self._submitted.pop(rid))
         return left
+
+    def leave_free(self) -> list[Submitted]:
+        """Take out what waits here for the next engine, and may as well go elsewhere: what came
+        since the last one died."""
+        free = [rid for rid in self._submitted if rid not in self._bound]
+        return [self._submitted.pop(rid) for rid in free]
 
     def leave_all(self) -> list[Submitted]:
         """Take out what another engine may go on with where there will be no other one here."""
         left = [one for one in self._submitted.values() if not one.aborted]
         for one in left:
             del self._submitted[one.request.rid]
+        for waiting in (self._held, self._late, self._cleared, self._bound):
+            waiting.clear()
+        self._tried = None
         return left
 
     def leave_lost(self) -> list[Submitted]:
-        """As `leave_all`, of an engine of which nobody knows why it went, and whose place may stay
-        empty; ends what `judge` would, and what many engines went with."""
+        """As `leave_all`, of an engine whose place may stay empty: nobody knows why it went, or no
+        other one came. Ends what `judge` would, and what many engines went with."""
         for rid, submitted in list(self._submitted.items()):
             if not self._ends(rid) and submitted.engines >= MOST_LOST:
                 error = f"{submitted.engines} engines were lost while running this request"
-                self._fail(rid, InternalError(error))
+                self._end(rid, InternalError(error))
         return self.leave_all()
 
     def adopt(self, submitted: Submitted, in_step: Mapping[int, int], sent: bool) -> Request | None:
         """Go on with what left another engine, which died in a step with `in_step`, or with what
-        left this one and found no other (then nothing is `in_step`). Returns what the engine is to
-        be sent, if it is there, nobody has to wait for the quarantine, and the request does not end
-        here, as that of a suspended client does."""
+        left this one and found no other. Returns what the engine is to be sent, if it is there,
+        nobody has to wait for the quarantine, and the request does not end here, as that of a
+        suspended client does."""
         rid = submitted.request.rid
         self._submitted[rid] = submitted
         if self._ends(rid):
@@ -231,11 +254,11 @@ class InFlight:
         """End what is not to go on: what is aborted, and what is of a client that is suspended."""
         submitted = self._submitted[rid]
         if submitted.aborted:
-            self._end_aborted(rid)
+            self._end(rid, None)
             return True
         error = self._culprits.refusal(submitted.request.client)
         if error is not None:
-            self._fail(rid, error)
+            self._end(rid, error)
         return error is not None
 
     def _blame(self, rid: int) -> None:
@@ -243,11 +266,7 @@ class InFlight:
         submitted = self._submitted[rid]
         for death in submitted.lost:
             death.explained = True
-        self._fail(rid, InternalError("the engine died twice while running this request"))
-
-    def _end_aborted(self, rid: int) -> None:
-        submitted = self._submitted.pop(rid)
-        submitted.on_update(Update(rid, finish="abort"))
+        self._end(rid, InternalError("the engine died twice while running this request"))
 
     def _resumed(self, rid: int, in_step: Mapping[int, int]) -> Request:
         submitted = self._submitted[rid]
@@ -260,8 +279,12 @@ class InFlight:
     def fail(self, error: RootlaceError) -> None:
         """End every request with `error`."""
         for rid in list(self._submitted):
-            self._fail(rid, error)
+            self._end(rid, error)
 
-    def _fail(self, rid: int, error: RootlaceError) -> None:
+    def _end(self, rid: int, error: RootlaceError | None) -> None:
+        """With an error, or because it was aborted."""
         submitted = self._submitted.pop(rid)
-        submitted.on_update(Update(rid, finish="error", code=error.code, error=str(error)))
+        update = Update(rid, finish="abort")
+        if error is not None:
+            update = Update(rid, finish="error", code=error.code, error=str(error))
+        submitted.on_update(update)
