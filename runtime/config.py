@@ -331,6 +331,8 @@ class GatewayConfig:
     drain_seconds: Seconds = option(
         30.0, "Seconds after SIGTERM that running requests have to end; new ones get 503."
     )
+    front_secret: str = ""
+    """Of what passes requests on, which is believed where they come from."""
     max_connections: int = option(1024)
     max_branches: int = option(65536)
     max_message_bytes: int = 64 * 2**20

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import AsyncIterator, Iterable
+import secrets
+from collections.abc import AsyncIterator
 from typing import Any
 
 import aiohttp
@@ -15,13 +16,12 @@ from starlette.responses import StreamingResponse
 
 from rootlace.runtime.config import RuntimeConfig
 from rootlace.runtime.gateway.app import Listening, serve
+from rootlace.runtime.gateway.http.source import from_source, passed_on
 from rootlace.runtime.model.hub.local import local_model
 from rootlace.runtime.replicas import Replicas
 from rootlace.runtime.replicas.line import LineAddress
 from rootlace.runtime.replicas.meeting import Meeting
 from rootlace.wire.errors import ServerUnavailable
-
-_OF_THE_CONNECTION = {"connection", "transfer-encoding", "keep-alive", "host"}
 
 
 class Front:
@@ -43,8 +43,10 @@ class Front:
             program_address=runtime.gateway.program_address.replace(
                 "NODE", f"[{address}]" if ":" in address else address
             ),
+            front_secret=secrets.token_hex(16),
         )
         runtime = dataclasses.replace(runtime, gateway=gateway)
+        self._secret = gateway.front_secret
         self._version = version
         self._meeting = Meeting(address)
         self._drain = asyncio.Event()
@@ -77,10 +79,11 @@ class Front:
         await self.check_health()
         url, path = self._listening.result().http_address, request.url.path
         query = f"?{request.url.query}" if request.url.query else ""
+        client = "" if request.client is None else request.client.host
         answer = await self._client.request(
             request.method,
             f"{url}{path}{query}",
-            headers=_passed_on(request.headers.items()),
+            headers=from_source(request.headers.items(), client, self._secret),
             data=await request.body(),
             allow_redirects=False,
         )
@@ -91,7 +94,7 @@ class Front:
                     yield piece
 
         return StreamingResponse(
-            content(), answer.status, headers=dict(_passed_on(answer.headers.items()))
+            content(), answer.status, headers=dict(passed_on(answer.headers.items()))
         )
 
     async def check_health(self) -> None:
@@ -108,7 +111,3 @@ class Front:
         await asyncio.wait({self._serving})
         await self._client.close()
         self._meeting.close()
-
-
-def _passed_on(headers: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
-    return [(name, value) for name, value in headers if name.lower() not in _OF_THE_CONNECTION]

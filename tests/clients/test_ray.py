@@ -50,6 +50,7 @@ class Served:
         self.config["proxy_location"] = "HeadOnly"
         (application,) = self.config["applications"]
         self.args = application["args"]
+        del self.args["keys_file"]
         self.args |= {"model": str(demo_model()), "replicas": "1-2", "cpus": 1, "kv": 0.01}
         self.args |= {"dtype": "float32", "num_blocks": 512, "program_address": "tcp://NODE:0"}
         self.args["autoscaling"] = {

@@ -8,6 +8,7 @@ from aiohttp.abc import AbstractAccessLogger
 from aiohttp.web import BaseRequest, RequestKey, StreamResponse
 
 from rootlace.runtime.gateway.http.request_id import HEADER
+from rootlace.runtime.gateway.http.source import address_of
 
 KEY_NAME = RequestKey("key_name", str)
 """The name of the API key of a request, where it has one of the file's."""
@@ -23,7 +24,7 @@ class AccessLogger(AbstractAccessLogger):
 
     def log(self, request: BaseRequest, response: StreamResponse, time: float) -> None:
         fields = {
-            "client": request.remote or "-",
+            "client": address_of(request),
             "key": request.get(KEY_NAME, "-"),
             "method": request.method,
             "path": request.rel_url.raw_path,

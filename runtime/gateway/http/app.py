@@ -51,7 +51,7 @@ def app_of(server: Gateway | Rooms, served: list[Endpoint], shared: Shared) -> w
     middlewares: list[Middleware] = [
         request_id_middleware,
         cache_header_middleware,
-        source_middleware,
+        source_middleware(config.front_secret),
         error_middleware,
         pages_middleware(pages),
     ]

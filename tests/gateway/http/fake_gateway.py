@@ -243,6 +243,7 @@ class FakeGateway:
         self.report: CacheReport | None = None  # of prompts for which one is asked for
         self.sessions: list[FakeSession] = []
         self.accounts: list[Account | None] = []  # whose the sessions are
+        self.sources: list[str] = []  # where their clients are
         self.flushed = 0
         self.generated = 0
         self.forced = 0  # tokens that each sample says its constraint forced
@@ -258,6 +259,7 @@ class FakeGateway:
         session = FakeSession(self, on_events)
         self.sessions.append(session)
         self.accounts.append(account)
+        self.sources.append(source)
         return session
 
     async def tokenize(self, characters: int, call: Any, *args: Any, **kwargs: Any) -> Any:

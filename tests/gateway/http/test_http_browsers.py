@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from rootlace.runtime.gateway.http.source import from_source
 from tests.gateway.http.conftest import Serve, Served
 from tests.gateway.http.fake_gateway import FakeGateway
 
@@ -65,6 +66,23 @@ async def test_whose_pages_may_ask(
     async with served.http.request(method, path, headers=given) as reply:
         assert reply.status == status
     assert served.gateway.flushed == (path == "/flush_cache" and status == 200)
+
+
+async def test_a_front_says_for_whom_it_asks_and_nobody_else_does(serve: Serve) -> None:
+    knows, alone = await serve(FakeGateway(front_secret="s")), await serve(FakeGateway())
+    forged = [("X-Rootlace-Source", "s 203.0.113.9"), ("Host", "127.0.0.1")]
+    for served, headers, said in (
+        (knows, from_source(forged, "203.0.113.5", "s"), "203.0.113.5"),
+        (knows, from_source([], "203.0.113.5", "t"), "127.0.0.1"),
+        (knows, [], "127.0.0.1"),
+        (alone, from_source([], "203.0.113.5", ""), "127.0.0.1"),
+    ):
+        async with served.http.post("/generate", json={"text": "a"}, headers=headers) as reply:
+            assert reply.status == 200
+        assert served.gateway.sources[-1] == said
+    rebound = from_source([("Host", "page.example")], "203.0.113.5", "s")
+    async with knows.http.get("/version", headers=rebound) as reply:
+        assert reply.status == 403 and "not known as 'page.example'" in await reply.text()
 
 
 @pytest.mark.parametrize("allowed", ["*", "https://other.example, https://page.example/"])
