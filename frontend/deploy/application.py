@@ -5,21 +5,42 @@ from __future__ import annotations
 import hashlib
 import secrets
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import msgspec
+from msgspec import Meta
 
 from rootlace.client.runtime import runtime_config
 from rootlace.runtime.config import RuntimeConfig
+from rootlace.runtime.options import settings
 from rootlace.wire.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from ray.serve import Application
 
+T = TypeVar("T")
+
 MORE_SECONDS = 30.0
 """What Serve waits beyond the seconds in which what runs may end: an engine writes to its disk."""
+_OURS = {"min_replicas", "max_replicas", "policy"}
+"""What `autoscaling` cannot have: other arguments say it."""
 _NOT_HERE = {"load", "idle_unload", "disaggregate"}
 _NOT_HERE |= {f"disaggregate_{what}" for what in ("from", "gb", "by")}
+
+_Count = Annotated[int, Meta(ge=1)]
+
+
+class _Arguments(msgspec.Struct, frozen=True):
+    """What `app` checks of its own arguments."""
+
+    model: str
+    replicas: tuple[_Count, _Count]
+    cpus: Annotated[float, Meta(gt=0, le=65536)]
+    gpus: Annotated[float, Meta(ge=0, le=1024)]
+    waiting: Annotated[float, Meta(gt=0, le=1e9)]
+    kv: Annotated[float, Meta(gt=0, le=1)]
+    autoscaling: dict[str, Any]
+    surge: Annotated[int, Meta(ge=0, le=100)]
 
 
 def app(
@@ -43,37 +64,57 @@ def app(
     `options` are those of `rootlace.Runtime`; the model is a folder, or a name, that every node can
     read. Programs connect to `program_address`, in which NODE is the address of the gateway's node.
 
-    Raises TypeError for an unknown option, InvalidRequest for a value that cannot be, ImportError
-    without Ray.
+    Raises TypeError for an unknown option, InvalidRequest, which names the argument, for a value
+    that cannot be, ImportError without Ray.
     """
+    given = _checked(
+        {
+            "model": model,
+            "replicas": (replicas, replicas) if isinstance(replicas, int | float) else replicas,
+            "cpus": cpus,
+            "gpus": gpus,
+            "waiting": waiting,
+            "kv": kv,
+            "autoscaling": {} if autoscaling is None else autoscaling,
+            "surge": surge,
+        },
+        _Arguments,
+    )
+    least, most = given.replicas
+    if least > most:
+        raise InvalidRequest(f"replicas: from {least} to {most}")
+    if gpus > 1 and gpus % 1:
+        raise InvalidRequest(f"gpus: a part of one, or whole ones, not {gpus}")
+    if twice := sorted(_OURS & given.autoscaling.keys()):
+        raise InvalidRequest(f"autoscaling: {twice[0]} follows from `replicas`, `waiting` and `kv`")
+    if least == most and given.autoscaling:
+        raise InvalidRequest(f"autoscaling: replicas is {most}, not from so many to so many")
+    if refused := sorted(_NOT_HERE & options.keys()):
+        raise InvalidRequest(f"{refused[0]}: not on a Ray cluster, where each engine is by itself")
+    options = {"device": "cuda" if gpus else "cpu", "threads": max(int(cpus), 1), **options}
+    options.setdefault("http_port", 0)
+    address = options.pop("program_address", "tcp://NODE:30001")
+    config = _checked(runtime_config(model, address, options), RuntimeConfig)
+
     from ray import serve
     from ray.serve.config import AutoscalingConfig, AutoscalingPolicy
 
     from rootlace.deploy.engine_replica import EngineReplica
     from rootlace.deploy.front import Front
 
-    least, most = (replicas, replicas) if isinstance(replicas, int) else replicas
-    if not 0 < least <= most:
-        raise InvalidRequest(
-            f"replicas: at least one, and not more at least than at most: {replicas}"
-        )
-    if refused := sorted(_NOT_HERE & options.keys()):
-        raise InvalidRequest(f"{refused[0]}: not on a Ray cluster, where each engine is by itself")
-    given = {"device": "cuda" if gpus else "cpu", "threads": max(int(cpus), 1), **options}
-    given.setdefault("http_port", 0)
-    address = given.pop("program_address", "tcp://NODE:30001")
-    try:
-        config = msgspec.convert(runtime_config(model, address, given), RuntimeConfig)
-    except msgspec.ValidationError as error:
-        raise InvalidRequest(str(error)) from None
     scaled: dict[str, Any] = {"num_replicas": least}
     if least < most:
         policy = AutoscalingPolicy(
             policy_function="rootlace.deploy.autoscaling:ByQueueAndKV",
             policy_kwargs={"waiting": waiting, "kv": kv},
         )
-        further = {"min_replicas": least, "max_replicas": most, **(autoscaling or {})}
-        scaled = {"autoscaling_config": AutoscalingConfig(policy=policy, **further)}
+        if unknown := sorted(given.autoscaling.keys() - AutoscalingConfig.model_fields.keys()):
+            raise InvalidRequest(f"autoscaling: Serve's AutoscalingConfig has no {unknown[0]}")
+        further = {"min_replicas": least, "max_replicas": most, **given.autoscaling}
+        try:
+            scaled = {"autoscaling_config": AutoscalingConfig(policy=policy, **further)}
+        except ValueError as error:
+            raise InvalidRequest(f"autoscaling: {error}") from None
     seconds = config.gateway.drain_seconds
     engine = msgspec.json.encode(config.engine)
     key = secrets.token_hex(16)
@@ -109,7 +150,11 @@ def app(
 def build(args: Mapping[str, Any]) -> Application:
     """`app` with the `args` of a configuration file, or of `serve run`, whose values are texts.
     `replicas` may be written as 1-4."""
-    given = {name.replace("-", "_"): _read(value) for name, value in args.items()}
+    texts = {"model": str, **{n: one.type for one in settings(RuntimeConfig) for n in one.names}}
+    given: dict[str, Any] = {}
+    for name, value in args.items():
+        name = name.replace("-", "_")
+        given[name] = _read(value, texts.get(name, float))
     if "model" not in given:
         raise InvalidRequest("model: which one is to be served, a folder or a name?")
     replicas = given.pop("replicas", 1)
@@ -122,12 +167,24 @@ def build(args: Mapping[str, Any]) -> Application:
     return app(replicas=replicas, **given)
 
 
-def _read(value: Any) -> Any:
-    """A number or a truth value that was written as a text."""
+def _read(value: Any, kind: Any) -> Any:
+    """What a text says that is not what an argument of this type may be as it is: a number, or a
+    truth value."""
     if not isinstance(value, str):
         return value
+    try:
+        return msgspec.convert(value, kind)
+    except msgspec.ValidationError:
+        pass
     try:
         read = msgspec.json.decode(value)
     except msgspec.DecodeError:
         return value
     return read if isinstance(read, int | float) else value
+
+
+def _checked(given: Mapping[str, Any], kind: type[T]) -> T:
+    try:
+        return msgspec.convert(given, kind)
+    except msgspec.ValidationError as error:
+        raise InvalidRequest(str(error)) from None

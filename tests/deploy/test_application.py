@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
+import re
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from rootlace.deploy import build
+from rootlace.deploy import application, build
 from rootlace.deploy.autoscaling import ByQueueAndKV
 from rootlace.wire.errors import InvalidRequest
 
@@ -47,17 +50,58 @@ def test_it_comes_to_rest() -> None:
             assert load / seen[-1] <= 4
 
 
-def test_what_cannot_be_is_refused() -> None:
-    pytest.importorskip("ray.serve", reason="the extra `ray` is not installed")
-    for args, said in (
-        ({"replicas": 2}, "model"),
-        ({"model": "m", "replicas": "many"}, "replicas"),
-        ({"model": "m", "replicas": "4-2"}, "replicas"),
-        ({"model": "m", "replicas": 0}, "replicas"),
-        ({"model": "m", "max_running": 0}, "max_running"),
-        ({"model": "m", "disaggregate": 1}, "disaggregate: not on a Ray cluster"),
-    ):
-        with pytest.raises(InvalidRequest, match=said):
-            build(args)
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        ({"model": None}, "model"),
+        ({"replicas": "many"}, "replicas"),
+        ({"replicas": "4-2"}, "replicas: from 4 to 2"),
+        ({"replicas": 0}, "replicas"),
+        ({"replicas": 2.0}, "replicas"),
+        ({"replicas": (1, 2, 3)}, "replicas"),
+        ({"cpus": -1}, "cpus"),
+        ({"cpus": math.inf}, "cpus"),
+        ({"cpus": "many"}, "cpus"),
+        ({"gpus": 1.5}, "gpus"),
+        ({"waiting": 0}, "waiting"),
+        ({"kv": 1.5}, "kv"),
+        ({"surge": -1}, "surge"),
+        ({"replicas": "1-2", "autoscaling": {"policy": "theirs"}}, "autoscaling: policy follows"),
+        ({"replicas": 2, "autoscaling": {"upscale_delay_s": 3}}, "autoscaling: replicas is 2"),
+        ({"max_running": 0}, "max_running"),
+        ({"disaggregate": 1}, "disaggregate: not on a Ray cluster"),
+    ],
+)
+def test_what_cannot_be_is_refused(args: dict[str, Any], said: str) -> None:
+    with pytest.raises(InvalidRequest, match=re.escape(said)):
+        build({"model": "m", **args})
+
+
+def test_what_nobody_knows_is_refused() -> None:
+    with pytest.raises(InvalidRequest, match="model"):
+        build({"replicas": 2})
     with pytest.raises(TypeError, match="did you mean 'max_running'"):
         build({"model": "m", "max_runing": "3"})
+
+
+@pytest.mark.parametrize(
+    ("field", "said"), [("bogus", "has no bogus"), ("upscale_delay_s", "upscale_delay_s")]
+)
+def test_what_serve_refuses_is_named(field: str, said: str) -> None:
+    pytest.importorskip("ray.serve", reason="the extra `ray` is not installed")
+    with pytest.raises(InvalidRequest, match=f"autoscaling: .*{said}"):
+        build({"model": "m", "replicas": "1-2", "autoscaling": {field: -3}})
+
+
+def test_texts_are_read_as_what_an_argument_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`serve run` gives texts alone; a key or a name may look like a number."""
+    given: dict[str, Any] = {}
+    monkeypatch.setattr(application, "app", lambda **found: given.update(found))
+    build({
+        "model": "7", "api-key": "0123", "served_name": "true", "cpus": "8", "replicas": "1-4",
+        "max_running": "64", "jump_forward": "false", "kernels": "native", "threads": 3,
+    })  # fmt: skip
+    assert given == {
+        "model": "7", "api_key": "0123", "served_name": "true", "cpus": 8, "replicas": (1, 4),
+        "max_running": 64, "jump_forward": False, "kernels": "native", "threads": 3,
+    }  # fmt: skip
