@@ -87,13 +87,15 @@ MAY_IMPORT: dict[str, set[str]] = {
     "rootlace.cli.bench.sending": {"rootlace.cli.bench"},
     # Serve applications: the gateway and the engines of a Ray cluster.
     "rootlace.deploy": {
-        "rootlace.wire",
         "rootlace.client.runtime",
         "rootlace.runtime.config",
         "rootlace.runtime.contracts.transfer",
         "rootlace.runtime.gateway.app",
+        "rootlace.runtime.gateway.http.source",
         "rootlace.runtime.model.hub.local",
+        "rootlace.runtime.options",
         "rootlace.runtime.replicas",
+        "rootlace.wire",
     },
     "rootlace.runtime": set(),
     "rootlace.runtime.config": {"rootlace.runtime.options"},
