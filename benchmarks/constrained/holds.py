@@ -2,10 +2,11 @@
 `python -m benchmarks.constrained.holds [--tokenizer FOLDER] [--json FILE]`.
 
 A thread takes a turn each millisecond while others' constraints are compiled beside it, as the
-engine's loop does, in an interpreter that is set up as the engine's: how much later it comes,
-without what it waited for a processor, is how long the interpreter was held. It also submits them
-itself, and walks through what compiled with tokens drawn from the masks: these are the calls that a
-step makes.
+engine's loop does, in an interpreter that is set up as the engine's: how much later it comes is how
+long the interpreter was held, without what the thread waited for a processor, and no more than what
+the process computed meanwhile, for who holds it may wait for one, too. It also submits them itself,
+and walks through what compiled with tokens drawn from the masks: these are the calls that a step
+makes.
 """
 
 from __future__ import annotations
@@ -77,20 +78,24 @@ def kinds() -> dict[str, list[Constraint]]:
 
 
 class Clock:
-    """Milliseconds of this thread, without those in which it waited for a processor."""
+    """Milliseconds without those that others' programs took."""
 
     def __init__(self) -> None:
         self._waited = Path("/proc/thread-self/schedstat")
         self._there = self._waited.exists()
 
-    def now(self) -> float:
+    def of(self, call: Callable[[], T], asleep: float = 0.0) -> tuple[T, float]:
+        """What `call` returns, and how long this thread was busy with it, or held up, beyond the
+        milliseconds that it was to be `asleep`."""
+        began, computed = self._now(), time.process_time()
+        found = call()
+        computed = 1e3 * (time.process_time() - computed)
+        return found, min(self._now() - began - asleep, computed)
+
+    def _now(self) -> float:
+        """Without what this thread waited for a processor."""
         waited = int(self._waited.read_text().split()[1]) if self._there else 0
         return time.perf_counter() * 1e3 - waited / 1e6
-
-    def of(self, call: Callable[[], T]) -> tuple[T, float]:
-        began = self.now()
-        found = call()
-        return found, self.now() - began
 
 
 def compile_all(
@@ -104,7 +109,7 @@ def compile_all(
         submits.append(took)
     end = time.perf_counter() + (wait if constraints else 2.0)
     while time.perf_counter() < end and not (futures and all(one.done() for one in futures)):
-        late.append(clock.of(lambda: time.sleep(TURN))[1] - 1e3 * TURN)
+        late.append(clock.of(lambda: time.sleep(TURN), 1e3 * TURN)[1])
     return futures, submits, late
 
 

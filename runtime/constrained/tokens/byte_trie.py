@@ -27,7 +27,7 @@ class ByteTrie:
     def __init__(self, token_bytes: Sequence[bytes]) -> None:
         self.vocab_size = len(token_bytes)
         tokens = in_order(token_bytes)
-        end = self._build([token_bytes[i] for i in tokens])
+        end = self._build([token_bytes[i] for i in tokens.tolist()])
         self.node = np.full(-(-self.vocab_size // 32) * 32, self.num_nodes, np.int64)
         self.node[tokens] = end
 

@@ -13,8 +13,8 @@ class TokenOrder:
 
     def __init__(self, token_bytes: Sequence[bytes]) -> None:
         tokens = in_order(token_bytes)
-        self._texts = [token_bytes[token] for token in tokens]
-        self._tokens = np.array(tokens, np.int32)
+        self._texts = [token_bytes[token] for token in tokens.tolist()]
+        self._tokens = tokens
 
     def beginning_with(self, prefix: bytes) -> np.ndarray:
         """int32: the tokens whose bytes begin with `prefix`."""
@@ -22,13 +22,15 @@ class TokenOrder:
         return self._tokens[start : bisect_left(self._texts, bytes_after(prefix), start)]
 
 
-def in_order(token_bytes: Sequence[bytes]) -> list[int]:
-    """The tokens that stand for bytes, by these; one sort of all would hold everybody up."""
+def in_order(token_bytes: Sequence[bytes]) -> np.ndarray:
+    """int32: the tokens that stand for bytes, by these. One sort of all, or one array of a list of
+    all, would hold everybody up."""
     parts: dict[bytes, list[int]] = {}
     for token, data in enumerate(token_bytes):
         parts.setdefault(data[:2], []).append(token)
     parts.pop(b"", None)
-    return [i for part in sorted(parts) for i in sorted(parts[part], key=token_bytes.__getitem__)]
+    order = (i for part in sorted(parts) for i in sorted(parts[part], key=token_bytes.__getitem__))
+    return np.fromiter(order, np.int32)
 
 
 def bytes_after(prefix: bytes) -> bytes:
