@@ -93,25 +93,14 @@ class DraftJob:
 
     def run(self) -> None:
         """Never raises."""
-        matcher, kept, taken = self.matcher, 0, 0
-        try:
-            for place, token in enumerate([*self.draft, None]):
-                if place and time.perf_counter() >= self.deadline:
-                    break
-                if place >= self.first and not self._fill(place):
-                    break
-                kept = place
-                if token is None or not matcher.advance(token):
-                    break
-                taken += 1
-                if matcher.is_finished():
-                    break
-        except BaseException:  # a panic in a compiled library is no Exception
-            log.exception("a constraint failed on a draft")
-        take_back(matcher, taken, self.failed)
-        del self.draft[kept:]
+        kept = walk(self.matcher, self.draft, self._fill, self.failed)
+        del self.draft[max(kept, 0) :]
 
     def _fill(self, place: int) -> bool:
+        if place and time.perf_counter() >= self.deadline:
+            return False
+        if place < self.first:
+            return True
         row, started = self.matcher.mask_row(), time.thread_time()
         made = _fill(self.matcher, self.outs[place - self.first], row)
         if row is None:
@@ -119,12 +108,35 @@ class DraftJob:
         return made
 
 
-def take_back(matcher: Matcher, count: int, failed: Callable[[BaseException], None]) -> None:
-    """Undo so many tokens of a draft. Never raises."""
+def walk(
+    matcher: Matcher,
+    draft: list[int],
+    visit: Callable[[int], bool],
+    failed: Callable[[BaseException], None],
+) -> int:
+    """Have the matcher take in a draft, for as long as it can and `visit` returns True behind so
+    many tokens of it, and take it back. Returns the last number for which it did; -1: none.
+
+    Never raises: `failed` is told what the matcher raised when it was to take the draft back.
+    """
+    kept, taken = -1, 0
     try:
-        matcher.rollback(count)
+        for place, token in enumerate([*draft, None]):
+            if not visit(place):
+                break
+            kept = place
+            if token is None or not matcher.advance(token):
+                break
+            taken += 1
+            if matcher.is_finished():
+                break
+    except BaseException:  # a panic in a compiled library is no Exception
+        log.exception("a constraint failed on a draft")
+    try:
+        matcher.rollback(taken)
     except BaseException as error:
         failed(error)
+    return kept
 
 
 class Job(Protocol):

@@ -11,7 +11,7 @@ import numpy as np
 
 from rootlace.runtime.contracts.matcher import Matcher
 from rootlace.runtime.contracts.plan import AutomatonState, MaskRow, SampleRow
-from rootlace.runtime.scheduler.masks import StepMasks, take_back
+from rootlace.runtime.scheduler.masks import StepMasks, walk
 from rootlace.runtime.scheduler.sequence import Sequence
 from rootlace.wire.protocol import SamplingParams
 
@@ -118,29 +118,19 @@ class SampleRows:
         if matcher is None:
             return [None] * (len(draft) + 1)
         found: list[Constraint | None] = []
-        taken, begun, missing = 0, time.perf_counter(), False
-        try:
-            for token in [*draft, None]:
-                state = _automaton(sequence, matcher) if self._automata else None
-                constraint = state or self._masks.at_hand(matcher, begun)
-                missing = constraint is None
-                if missing:
-                    break
-                found.append(constraint)
-                if token is None or not matcher.advance(token):
-                    break
-                taken += 1
-                if matcher.is_finished():
-                    break
-        except BaseException:  # a panic in a compiled library is no Exception
-            log.exception("%r: its constraint failed on a draft", sequence)
-            found, missing = [], False
-        take_back(matcher, taken, sequence.fail)
+        begun = time.perf_counter()
+
+        def at_hand(place: int) -> bool:
+            state = _automaton(sequence, matcher) if self._automata else None
+            found.append(state or self._masks.at_hand(matcher, begun))
+            return found[-1] is not None
+
+        walk(matcher, draft, at_hand, sequence.fail)
         self._masks.spend(begun)
         if sequence.fault is not None:
             return []
-        if missing:
-            found += self._masks.along(matcher, draft, len(found), sequence.fail)
+        if found and found[-1] is None:
+            found[-1:] = self._masks.along(matcher, draft, len(found) - 1, sequence.fail)
         return found
 
     def start_drafts(self, wait: Callable[[], None] | None) -> Callable[[], None] | None:
