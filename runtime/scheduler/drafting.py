@@ -51,6 +51,8 @@ class Drafting:
         self._fixed = self._price = 0.0
         """Of there being drafts in the step planned last, and of a token: as parts of what a right
         one saves."""
+        self._times = 1.0
+        """How many times as much as expected the drafts cost of the step noted last."""
         self._drafters = 1
         """How many of the running sequences may be drafted for."""
 
@@ -74,9 +76,11 @@ class Drafting:
         self.close(sequence)
 
     def note(self, plan: StepPlan, seconds: float) -> None:
-        """A step took so long."""
+        """A step took so long, which is about to be committed."""
+        self._times = 1.0
         if plan.num_tokens == len(plan.samples):  # else there are prompts, too
-            self.pace.note(plan.num_rows, plan.num_tokens - plan.num_rows, seconds)
+            drafted = plan.num_tokens - plan.num_rows
+            self._times = self.pace.note(plan.num_rows, drafted, seconds)
 
     def plan(
         self, ready: list[Sequence], builder: PlanBuilder, budget: int
@@ -130,7 +134,7 @@ class Drafting:
             right = sequence.close_draft()
             self._count.accepted_tokens += right
             if sequence.prediction is not None:
-                sequence.prediction.drafted(right, draft.cost)
+                sequence.prediction.drafted(right, draft.cost * self._times)
 
     def settle(self, sequence: Sequence) -> None:
         """What was sampled behind a token of the draft is taken in. Where something else than the

@@ -103,24 +103,26 @@ class DraftPace:
         """Over steps with drafts, those of long ago counting less: 1, the drafted tokens, their
         square, the seconds more than without drafts, and these times the tokens."""
 
-    def note(self, rows: int, drafted: int, seconds: float) -> None:
-        """A step of so many rows, and so many tokens beside theirs, took so long."""
-        if not rows:
-            return
+    def note(self, rows: int, drafted: int, seconds: float) -> float:
+        """A step of so many rows, and so many tokens beside theirs, took so long. Returns how many
+        times as much as expected its drafts cost."""
+        if not rows or seconds <= 0:
+            return 1.0
         usual = self._steps.get(rows)
         if usual is None:
             usual = seconds * _DRAFTED_PER_STEP / (_DRAFTED_PER_STEP + drafted)
             self._steps[rows] = usual
         if drafted:
             step, token = self._costs(usual)
-            expected = step + drafted * token
+            expected = max(step + drafted * token, 1e-9)
             most = max(expected * _HELD_UP, usual)
             took = min(max(seconds - usual, expected / _HELD_UP), most)
             seen = (1, drafted, drafted * drafted, took, drafted * took)
             self._sums = [_KEPT * old + new for old, new in zip(self._sums, seen, strict=True)]
-        else:
-            self._steps[rows] += _LEARNT * (min(seconds, _HELD_UP * usual) - usual)
-            self._sums = [_REMEMBERED * old for old in self._sums]
+            return took / expected
+        self._steps[rows] += _LEARNT * (min(seconds, _HELD_UP * usual) - usual)
+        self._sums = [_REMEMBERED * old for old in self._sums]
+        return 1.0
 
     def price(self, rows: int) -> tuple[float, float]:
         """What it costs that there are drafts, and what a drafted token costs, as parts of a row's

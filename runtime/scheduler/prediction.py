@@ -8,10 +8,12 @@ import numpy as np
 
 MAX_DRAFT = 32
 """Tokens of a draft, at most."""
-_FIRST_NEXT, _FIRST_FOUND = 0.75, 0.6
-"""How many of the predicted tokens are believed to be right while nothing is known."""
-_LEARNT, _LEARNT_FOUND = 0.2, 0.3
-"""How much one more token says of the next."""
+_WRONG, _TRIED = 1.0, 4.0
+"""So many of so many expected tokens are believed to have been wrong before anything is known."""
+_KEPT = 0.98
+"""What an older token counts beside the next one."""
+_FIRST_FOUND, _LEARNT_FOUND = 0.6, 0.3
+"""How many are believed to be right at a place that was only found, and how much one more says."""
 _MOST_LOST, _MOST_WON = 2.0, 8.0
 """Drafts may have cost so much more than they saved, in tokens; what they saved before counts up to
 so much."""
@@ -19,13 +21,13 @@ _AGAIN = 0.8
 """Drafts that cost too much are made again where so many of the predicted tokens are right."""
 _GRAM = 4
 """Tokens of the output that are looked for, at most."""
-_LOOKED_AT = 16
+_LOOKED_AT = 4
 """So many places are looked at on either side of the last right place."""
 _NEAR = 8
 """So far behind the last right place, and no further, one token alone says where to go on."""
 _BELIEVED = 0.5
 """A right token at a place that was only found is no chance where so many of them are right."""
-_PART, _MOST_PAUSED = 8, 16
+_PART, _MOST_PAUSED = 4, 16
 """To look for the place costs, too: the next time after such a part of the tokens for which it is
 not known, and so many at most."""
 
@@ -73,7 +75,7 @@ class Prediction:
     """
 
     __slots__ = (
-        *("_anchor", "_guessed", "_known", "_seen", "_text"),
+        *("_anchor", "_guessed", "_known", "_seen", "_text", "_tried", "_wrong"),
         *("at", "found_right", "missed", "next_right", "sure", "until", "won"),
     )
 
@@ -91,7 +93,9 @@ class Prediction:
         self.at = 0
         self.sure = False
         """Whether the last token was the expected one."""
-        self.next_right = _FIRST_NEXT
+        self._wrong, self._tried = 0.0, 0.0
+        """Of so many expected tokens behind a right one, so many were wrong."""
+        self.next_right = 1 - _WRONG / _TRIED
         self.found_right = _FIRST_FOUND
         self.won = 0.0
         """What drafts have saved beyond what they cost, in tokens."""
@@ -127,8 +131,6 @@ class Prediction:
         if self.won < -_MOST_LOST and not (self.sure and right > _AGAIN):
             return 0, 0.0
         count = min(MAX_DRAFT, left)
-        if right > 1 - 1e-9:
-            return count, (first - price) * count
         if price > 0:
             count = min(1 + int(math.log(price / first) / math.log(right)), count)
         return count, first * (1 - right**count) / (1 - right) - price * count
@@ -145,7 +147,9 @@ class Prediction:
             expected = not self._guessed
             right = int(self._text.ids[at]) == token
             if self.sure:
-                self.next_right += _LEARNT * (right - self.next_right)
+                self._wrong = _KEPT * self._wrong + (not right)
+                self._tried = _KEPT * self._tried + 1
+                self.next_right = 1 - (self._wrong + _WRONG) / (self._tried + _TRIED)
             else:
                 self.found_right += _LEARNT_FOUND * (right - self.found_right)
             if right:

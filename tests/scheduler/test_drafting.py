@@ -380,6 +380,23 @@ def test_rows_that_would_save_less_together_than_any_draft_costs_have_none() -> 
     assert drafted[0] > 0 == drafted[1]
 
 
+def test_a_draft_costs_a_row_what_its_step_took() -> None:
+    """Who was drafted for in steps that took much longer gives up after fewer of them."""
+    drafted = []
+    for longer in (1.0, 4.0):
+        world = World()
+        known(world, token=1e-3, step=1e-2)
+        drafting = world.scheduler._drafting
+
+        def note(plan: object, seconds: float, times: float = longer) -> None:
+            drafting._times = times  # noqa: B023
+
+        drafting.note = note  # type: ignore[method-assign]
+        world.run(PROMPT, LENGTH, predict=lambda cold: [t for t in cold for _ in range(2)])
+        drafted.append(world.stats["drafted_tokens"])
+    assert drafted[0] > drafted[1] > 0
+
+
 def test_who_stands_by_misses_a_step_that_counts() -> None:
     """Where others go on without the row; alone it misses nothing."""
     for others in (0, 1):
@@ -478,5 +495,7 @@ def test_what_it_costs_that_there_are_drafts() -> None:
         drafted = 1 + at * 7 % 30
         pace.note(4, drafted, 14e-3 + drafted * 0.5e-3)
     fixed, token = pace.price(4)
+    assert pace.note(4, 0, 10e-3) == 1.0
+    assert pace.note(4, 5, 10e-3 + 2 * (4e-3 + 5 * 0.5e-3)) == pytest.approx(2, rel=0.2)
     assert fixed == pytest.approx(4 * 4 / 10, rel=0.15)
     assert token == pytest.approx(4 * 0.5 / 10, rel=0.15)

@@ -66,8 +66,8 @@ def test_places_of_a_pair() -> None:
     for _ in range(50):
         pair, anchor = (int(dice.integers(0, 5)), int(dice.integers(0, 5))), int(dice.integers(301))
         ends = [at + 2 for at in range(299) if (ids[at], ids[at + 1]) == pair]
-        behind = [end for end in ends if end > anchor][:16]
-        before = [end for end in reversed(ends) if end <= anchor][:16]
+        behind = [end for end in ends if end > anchor][:4]
+        before = [end for end in reversed(ends) if end <= anchor][:4]
         assert text.ends(pair, anchor) == behind + before
     for few in ([], [1]):
         assert PredictedText(np.array(few, np.int32)).ends((1, 1), 0) == []
@@ -87,7 +87,7 @@ def test_where_little_is_right_it_is_looked_for_now_and_then_and_found_again() -
 
 def test_how_much_is_worth_drafting() -> None:
     right = followed(TEXT[:20])
-    assert right.next_right > 0.99
+    assert 0.94 < right.next_right < 0.96  # as if one in 23 or so were wrong
     count, saves = right.worth(0.05)
     assert count == MAX_DRAFT == right.worth(0.0)[0]
     assert saves == pytest.approx(sum(right.next_right**k for k in range(1, 33)) - 32 * 0.05)
