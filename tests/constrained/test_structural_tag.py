@@ -13,6 +13,7 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from rootlace.runtime.constrained import GrammarCompiler, Matcher
+from rootlace.wire import tool_calls
 from rootlace.wire.errors import InvalidConstraint
 
 WEATHER = {
@@ -148,6 +149,48 @@ def test_the_newer_notation(compiler: GrammarCompiler) -> None:
     assert takes(one, stop_after_first=True, at_least_one=True) == (True, True, True)
 
 
+THOUGHTS = ("<think>", "</think>", "\n")
+CALL = '<t>{"x":1}</t>'
+
+
+@pytest.mark.parametrize(
+    ("text", "taken", "complete"),
+    [
+        ('{"days":3,"city":"Rom"}', False, False),
+        ('{"city":"Rom"}', True, True),
+        (CALL, True, True),
+        (f"{CALL}\n{CALL}", True, True),
+        (f'{CALL}\n{{"city"', False, False),
+        ("so: ", False, False),
+        ('<think>so: <t> </think>\n{"city":"Rom"}', True, True),
+        (f"<think>so</think>\n{CALL}", True, True),
+        ("<think>so</think>\nso", False, False),
+        ("<think>so", True, False),
+    ],
+)
+def test_calls_or_json(compiler: GrammarCompiler, text: str, taken: bool, complete: bool) -> None:
+    calls = [("<t>", {"type": "object"})]
+    tag = tool_calls.or_json(calls, "</t>", WEATHER, last=False, thoughts=THOUGHTS)
+    matcher = compiler.compile(structural_tag=tag).matcher()
+    assert feed(compiler, matcher, text) == taken
+    if taken:
+        assert matcher.is_accepting() == complete
+
+
+def test_calls_or_json_of_other_forms(compiler: GrammarCompiler) -> None:
+    def takes(text: str, **more: Any) -> bool:
+        calls = [("[F", {"type": "object"}), ("[G", True)]
+        tag = tool_calls.or_json(calls, "]", {"type": "array"}, **{"last": True, **more})
+        matcher = compiler.compile(structural_tag=tag).matcher()
+        return feed(compiler, matcher, text) and matcher.is_accepting()
+
+    assert takes("[F{}]") and takes("[G3]") and takes("[3]") and takes("[false]")
+    assert not takes("[F{}]\n[G3]") and takes("[F{}]\n[G3]", last=False)
+    assert takes("=[]", before="=") and not takes("[]", before="=")
+    begun = ("", "</think>", "")  # the prompt began thoughts
+    assert takes("so</think>[]", thoughts=begun) and not takes("[]", thoughts=begun)
+
+
 def test_whitespace_of_islands(compiler: GrammarCompiler) -> None:
     text = '<function=weather>{"city": "Rom", "days": 3}</function>'
     assert not feed(compiler, compiler.compile(structural_tag=TAGS).matcher(), text)
@@ -172,6 +215,14 @@ def untyped(tag: dict[str, Any], *path: str | int) -> dict[str, Any]:
     return tag
 
 
+UNIQUE = {"type": "json_schema", "json_schema": {"type": "array", "uniqueItems": True}}
+FREE = {"type": "tag", "begin": "<", "content": {"type": "any_text"}, "end": ""}
+
+
+def either(*elements: Any) -> dict[str, Any]:
+    return {"type": "structural_tag", "format": {"type": "or", "elements": elements}}
+
+
 @pytest.mark.parametrize(
     ("tag", "said"),
     [
@@ -194,6 +245,11 @@ def untyped(tag: dict[str, Any], *path: str | int) -> dict[str, Any]:
         (structure(end="\ud800"), r"structures\[0\]\.end: a lone surrogate"),
         (changed(triggers=["<function=", "[", "\udc00"]), r"triggers\[2\]: a lone surrogate"),
         (triggered(type="any_text"), "format.type"),
+        (either(), r"format\.elements: Expected `array` of length >= 1"),
+        (either({"type": "json"}), r"format\.elements\[0\]\.type"),
+        (either(UNIQUE), r"format\.elements\[0\]\.json_schema: .*uniqueItems"),
+        (either(FREE), r"format\.elements\[0\]\.end"),
+        (either({"type": "const_string", "value": "\ud800"}), r"elements\[0\]\.value: a lone"),
         (untyped(triggered(), "format"), "format: .*missing required field `type`"),
         (
             untyped(triggered(), "format", "tags", 0, "content"),

@@ -11,6 +11,8 @@ and the `triggered_tags` of xgrammar's and vLLM's newer one, with JSON schemas a
      "tags": [{"begin": "<function=f>", "content": {"type": "json_schema", "json_schema": {…}},
                "end": "</function>"}], "at_least_one": false, "stop_after_first": false}}
 
+What a whole text is, is said by the formats of `tag_formats`.
+
 In free text everything may come, until a trigger is complete: then one of the tags that begin with
 it follows, its schema exactly. Where triggers overlap, the one that is complete first counts.
 """
@@ -26,6 +28,7 @@ import msgspec
 
 from rootlace.runtime.constrained.automaton import syntax
 from rootlace.runtime.constrained.automaton.emit import pattern_of
+from rootlace.runtime.constrained.sources import tag_formats
 from rootlace.runtime.constrained.sources.source import is_text, parsed
 from rootlace.wire.errors import InvalidConstraint
 
@@ -92,9 +95,12 @@ class _Format(msgspec.Struct):
     format: _TriggeredTags
 
 
-def parse_structural_tag(source: str) -> StructuralTag:
+def parse_structural_tag(source: str) -> StructuralTag | tag_formats.Format:
     """Raises InvalidConstraint naming the place."""
     value = parsed("structural_tag", source)
+    inner = value.get("format") if isinstance(value, dict) else None
+    if isinstance(inner, dict) and inner.get("type") in tag_formats.TYPES:
+        return _converted(value, tag_formats.Outer).format
     if not (isinstance(value, dict) and "format" in value):
         older = _converted(value, _Structures)
         tags = [

@@ -59,6 +59,11 @@ class Format(Protocol):
         """What ends thoughts that the prompt begins; empty where it begins none."""
         ...
 
+    def thoughts(self, prompt_end: str) -> tuple[str, str, str] | None:
+        """What begins thoughts that may come behind the prompt (nothing where it began them), what
+        ends them, and what stands behind. None where none come."""
+        ...
+
     def answer_prefix(self, prompt_end: str) -> str:
         """What leads from the prompt to the place where text for the user stands."""
         ...

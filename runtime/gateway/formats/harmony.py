@@ -51,6 +51,9 @@ class Harmony:
     def leave_thoughts(self, prompt_end: str) -> str:
         return ""
 
+    def thoughts(self, prompt_end: str) -> tuple[str, str, str] | None:
+        return (f"<|channel|>analysis{_MESSAGE}", "<|end|>", "<|start|>assistant")
+
     def answer_prefix(self, prompt_end: str) -> str:
         return f"<|channel|>final{_MESSAGE}"
 

@@ -97,6 +97,12 @@ class Tagged:
             return ""
         return f"\n{self.think[1]}\n\n"
 
+    def thoughts(self, prompt_end: str) -> tuple[str, str, str] | None:
+        end = prompt_end.rstrip()
+        if self.think is None or end.endswith(self.think[1]):
+            return None
+        return ("" if end.endswith(self.think[0]) else self.think[0], self.think[1], "\n\n")
+
     def answer_prefix(self, prompt_end: str) -> str:
         return self.leave_thoughts(prompt_end)
 

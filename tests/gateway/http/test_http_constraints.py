@@ -16,6 +16,7 @@ from rootlace.runtime.gateway.formats.format import Format
 from rootlace.runtime.gateway.texts import load_chat
 from rootlace.runtime.gateway.tokens.tokenizer import Tokenizer
 from rootlace.runtime.model.checkpoint.source import FolderSource
+from rootlace.wire import tool_calls
 from rootlace.wire.errors import ConstraintNotMet, InvalidConstraint
 from rootlace.wire.protocol import Constraint, Failed
 from tests.gateway.http.conftest import Served
@@ -326,6 +327,72 @@ async def test_where_tools_are_not_strict_nothing_is_constrained(served: Served)
     assert await ask(served, tools=[tool("f", True)], tool_choice="required", **form) == sent
     # The text that another constraint asks for has no room for calls.
     assert await ask(served, tools=[tool("f", True)], regex="a") == Constraint("regex", "a")
+
+
+def _beside_tools(path: str) -> dict[str, Any]:
+    """A tool and a format, as the endpoint's clients spell them."""
+    function = {"name": "f", "parameters": NULL, "strict": True}
+    if path == "/v1/responses":
+        form = {"format": {"type": "json_schema", "name": "n", "schema": {"type": "integer"}}}
+        return {"input": "hi", "tools": [{"type": "function", **function}], "text": form}
+    if path == "/v1/messages":
+        given = {"name": "f", "input_schema": NULL, "strict": True}
+        form = {"format": {"type": "json_schema", "schema": {"type": "integer"}}}
+        return {"messages": ASK, "max_tokens": 99, "tools": [given], "output_config": form}
+    tools = [{"type": "function", "function": function}]
+    return {"messages": ASK, "tools": tools, "response_format": named({"type": "integer"})}
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses", "/v1/messages"])
+async def test_a_format_leaves_room_for_calls(served: Served, path: str) -> None:
+    """OpenAI's and Anthropic's formats are those of a text: a call is still possible."""
+    served.gateway.chat.source = "{# <think> </think> #}"
+    served.gateway.chat.call = '<tool_call>{"name":"$","arguments":%}</tool_call>'
+    prompts = []
+
+    def script(prompt: str, index: int) -> str:
+        prompts.append(prompt)
+        return '<think>hm</think>\n\n<tool_call>{"name":"f","arguments":null}</tool_call>'
+
+    served.gateway.script = script
+    status, reply = await post(served, path, {"model": "fake", **_beside_tools(path)})
+    assert status == 200 and '"f"' in json.dumps(reply), reply
+    assert "<tool_call>" not in json.dumps(reply) and "hm" in json.dumps(reply)
+    sent = served.gateway.last_generate.constraint
+    assert sent is not None and sent.kind == "structural_tag"
+    begin = '<tool_call>{"name":"f","arguments":'
+    assert json.loads(sent.source) == tool_calls.or_json(
+        [(begin, NULL)],
+        "}</tool_call>",
+        {"type": "integer"},
+        last=False,
+        thoughts=("<think>", "</think>", "\n\n"),
+    )
+    # The place for thoughts is the model's to use: nothing is written for it.
+    assert prompts[0].endswith("<assistant>")
+
+
+async def test_a_format_beside_calls_that_are_json_themselves(served: Served) -> None:
+    """Llama's calls have no tag: they are one of the objects that may be written."""
+    served.gateway.chat.source = "{# <|python_tag|> #}"
+    schema = {"$ref": "#/$defs/N", "$defs": {"N": {"type": "integer"}}}
+    given = {"tools": [tool("f", False)], "response_format": named(schema)}
+    call = {
+        "type": "object",
+        "properties": {"name": {"const": "f"}, "parameters": {"type": "object"}},
+        "required": ["name", "parameters"],
+        "additionalProperties": False,
+    }
+    sent = await ask(served, **given)
+    assert sent is not None and sent.kind == "json_schema"
+    assert json.loads(sent.source) == {
+        "anyOf": [call, {"$ref": "#/$defs/N"}],
+        "$defs": {"N": {"type": "integer"}},
+    }
+    served.gateway.script = lambda prompt, index: '{"name":"f","parameters":{"a":1}}'
+    _, reply = await post(served, "/v1/chat/completions", {"messages": ASK, **given})
+    (made,) = reply["choices"][0]["message"]["tool_calls"]
+    assert made["function"] == {"name": "f", "arguments": '{"a":1}'}
 
 
 async def test_a_tool_with_a_bad_schema_is_the_tools_fault(served: Served) -> None:

@@ -15,7 +15,12 @@ from rootlace.runtime.gateway.http import one_shot
 from rootlace.runtime.gateway.http.chat.held import Held, Written, pieces_of
 from rootlace.runtime.gateway.http.chat.pins import Pin, common, in_order
 from rootlace.runtime.gateway.http.chat.request import ChatRequest, Tool
-from rootlace.runtime.gateway.http.chat.tool_choice import forced_call, offered_tools, strict_calls
+from rootlace.runtime.gateway.http.chat.tool_choice import (
+    calls_or_format,
+    forced_call,
+    offered_tools,
+    strict_calls,
+)
 from rootlace.runtime.gateway.http.errors import InvalidParameter
 from rootlace.runtime.gateway.http.sampling import make_params
 from rootlace.runtime.gateway.tokens.pieces import Joined
@@ -137,6 +142,10 @@ class Chats:
             asked = None  # it describes a text, and there will be a call
         # The whole answer has the constraint's form, which is not that of a call or of thoughts.
         whole = asked is not None and asked.constraint.kind != "structural_tag"
+        begins = request.add_generation_prompt and not request.continue_final
+        # A format is that of a text: in its place calls may come, where an answer begins.
+        either = whole and asked is not None and asked.is_format and bool(tools) and begins
+        whole = whole and not either
         if (tools and not whole) or form.always:
             # The tags around calls and thoughts are special tokens in some vocabularies.
             fields.setdefault("skip_special_tokens", False)
@@ -149,9 +158,11 @@ class Chats:
                 raise InvalidParameter("tool_choice", "a forced call excludes other constraints")
             prefix, asked = forced_call(request.choice, tools, form, request.options)
             lead = form.leave_thoughts(end)
+        elif either and asked is not None:
+            asked = calls_or_format(asked, request.choice, tools, form, end)
         elif asked is None and any(tool.strict for tool in tools):
             asked = strict_calls(tools, form, request.options)
-        elif whole and request.add_generation_prompt and not request.continue_final:
+        elif whole and begins:
             lead = form.answer_prefix(end)
         if lead + prefix:
             parts = (*parts, Text(lead + prefix, special=True))

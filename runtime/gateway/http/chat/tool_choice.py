@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import msgspec
+
 from rootlace.runtime.gateway.formats.format import Format
 from rootlace.runtime.gateway.formats.tagged import HERMES
 from rootlace.runtime.gateway.http.chat.request import Tool, ToolChoice
@@ -45,11 +47,42 @@ def forced_call(
 def strict_calls(tools: Sequence[Tool], form: Format, options: Mapping[str, Any]) -> Asked:
     """Free text in which every call is of an offered tool and fits the tool's parameters if it is
     strict (where the model may call, and a tool is strict)."""
-    calls = [
-        (form.begin(tool.name), _parameters(tool) if tool.strict else {"type": "object"})
-        for tool in tools
-    ]
-    return _asked("structural_tag", tool_calls.among_text(calls, form.trigger, form.end), options)
+    tag = tool_calls.among_text(_begun(tools, form), form.trigger, form.end)
+    return _asked("structural_tag", tag, options)
+
+
+def calls_or_format(
+    asked: Asked, choice: ToolChoice, tools: Sequence[Tool], form: Format, prompt_end: str
+) -> Asked:
+    """Calls, or a text in the format that is asked for; thoughts may come before."""
+    schema = msgspec.json.decode(asked.constraint.source)
+    if form.trigger.startswith("{"):  # calls are JSON, too
+        either = _call_or(tools, schema)
+        return _with(asked, "json_schema", either)
+    tag = tool_calls.or_json(
+        _begun(tools, form),
+        form.end,
+        schema,
+        choice.parallel is False,
+        form.answer_prefix(""),
+        form.thoughts(prompt_end),
+    )
+    return _with(asked, "structural_tag", tag)
+
+
+def _with(asked: Asked, kind: Any, source: dict[str, Any]) -> Asked:
+    """The same field's, enforced in the same way."""
+    constraint = msgspec.structs.replace(asked.constraint, kind=kind, source=json_source(source))
+    return Asked(constraint, asked.param)
+
+
+def _begun(tools: Sequence[Tool], form: Format) -> list[tuple[str, dict[str, Any]]]:
+    """How calls begin, and the arguments that follow where the model may call."""
+    return [(form.begin(tool.name), _arguments(tool)) for tool in tools]
+
+
+def _arguments(tool: Tool) -> dict[str, Any]:
+    return _parameters(tool) if tool.strict else {"type": "object"}
 
 
 def _calls(
@@ -72,22 +105,44 @@ def _parameters(tool: Tool) -> dict[str, Any]:
 def _one_of(tools: Sequence[Tool]) -> dict[str, Any]:
     """The schema of a call; the parameters' `$defs` move up to where their references look."""
     definitions: dict[str, Any] = {}
-    calls = [_call_schema(tool, definitions) for tool in tools]
-    schema: dict[str, Any] = calls[0] if len(calls) == 1 else {"anyOf": calls}
+    calls = [_call_schema(tool.name, _parameters(tool), definitions) for tool in tools]
+    return _any_of(calls, definitions)
+
+
+def _call_or(tools: Sequence[Tool], schema: dict[str, Any] | bool) -> dict[str, Any]:
+    """The schema of a call or of a text that fits `schema`."""
+    definitions: dict[str, Any] = {}
+    calls = [_call_schema(t.name, _arguments(t), definitions, "parameters") for t in tools]
+    text = schema if isinstance(schema, bool) else _moved(schema, definitions, "the format")
+    return _any_of([*calls, text], definitions)
+
+
+def _any_of(schemas: list[Any], definitions: dict[str, Any]) -> dict[str, Any]:
+    schema: dict[str, Any] = schemas[0] if len(schemas) == 1 else {"anyOf": schemas}
     return {**schema, "$defs": definitions} if definitions else schema
 
 
-def _call_schema(tool: Tool, definitions: dict[str, Any]) -> dict[str, Any]:
-    parameters = dict(_parameters(tool))
-    own = parameters.pop("$defs", {})
-    if not isinstance(own, dict):
-        raise InvalidParameter("tools", f"the $defs of tool {tool.name!r} must be an object")
-    for name, definition in own.items():
-        if definitions.setdefault(name, definition) != definition:
-            raise InvalidParameter("tools", f"two tools define {name!r} differently")
+def _call_schema(
+    name: str, parameters: dict[str, Any], definitions: dict[str, Any], key: str = "arguments"
+) -> dict[str, Any]:
     return {
         "type": "object",
-        "properties": {"name": {"const": tool.name}, "arguments": parameters},
-        "required": ["name", "arguments"],
+        "properties": {
+            "name": {"const": name},
+            key: _moved(parameters, definitions, f"tool {name!r}"),
+        },
+        "required": ["name", key],
         "additionalProperties": False,
     }
+
+
+def _moved(schema: dict[str, Any], definitions: dict[str, Any], whose: str) -> dict[str, Any]:
+    """The schema without its `$defs`, which are added to `definitions`."""
+    schema = dict(schema)
+    own = schema.pop("$defs", {})
+    if not isinstance(own, dict):
+        raise InvalidParameter("tools", f"the $defs of {whose} must be an object")
+    for name, definition in own.items():
+        if definitions.setdefault(name, definition) != definition:
+            raise InvalidParameter("tools", f"{name!r} is defined differently by {whose}")
+    return schema
