@@ -59,7 +59,18 @@ def test_one_window_in_eight_is_a_fingerprint() -> None:
     tokens = np.random.default_rng(0).integers(0, 50_000, 2000).astype(np.int32)
     hashes, positions = PRINTS.of(tokens)
     assert 0.8 < len(hashes) * EVERY / 2000 < 1.2 and (np.diff(positions) > 0).all()
-    assert len(PRINTS.of(np.concatenate((tokens[:500], tokens[:500])))[0]) < 20  # all twice
+
+
+@pytest.mark.parametrize("period", [1, 2, 3, 7, 9, 11, 13, 40])
+def test_a_passage_that_repeats_itself_has_fingerprints_all_along(period: int) -> None:
+    tokens = np.tile(np.random.default_rng(period).integers(0, 50_000, period), 900 // period)
+    hashes, positions = PRINTS.of(tokens.astype(np.int32))
+    assert len(np.unique(hashes)) == len(hashes)
+    assert max(np.diff(positions)) <= 2 * WINDOW and len(hashes) <= len(tokens) / 3
+    moved, later = PRINTS.of(np.concatenate((np.arange(50_001, 50_021), tokens)).astype(np.int32))
+    common, ours, theirs = np.intersect1d(hashes, moved, return_indices=True)
+    assert len(common) > 0.9 * len(hashes)
+    assert (later[theirs] - positions[ours] - 20 <= period).all()
 
 
 def test_a_time_before_what_prompts_share() -> None:
@@ -75,6 +86,36 @@ def test_a_time_before_what_prompts_share() -> None:
     rest = len(prompts[0]) - position
     assert 0.5 * rest < finding.tokens < 1.2 * rest
     assert "a time or date" in finding.says and "09:15" in finding.says
+
+
+@pytest.mark.parametrize(
+    "shared",
+    [
+        "You are a helpful assistant for the company. " * 20,
+        "Answer each question in one short sentence, and say so where you do not know. " * 25,
+        "-" * 300,
+    ],
+)
+def test_a_time_before_what_repeats_itself(shared: str) -> None:
+    noticed = lint()
+    for at in range(6):
+        text = f"Now is 2026-11-23T15:4{at}:0{at}. {shared}User: {words(12, 40 + at)}"
+        finding = noticed.observe("", array(text), 23 if at else 0)
+        assert (finding is None) == (at == 0)
+    (finding,) = noticed.findings()
+    assert finding.kind == "time" and finding.times == 5
+    assert abs(finding.tokens - len(shared)) < 50
+
+
+def test_prompts_that_begin_alike_and_go_on_otherwise_are_two_findings() -> None:
+    noticed = lint()
+    for at in range(6):
+        for rules in (RULES, GUIDE + GUIDE[::-1]):
+            noticed.observe("", array(f"<system>Now is 15:4{at}:0{at}. {rules}"), 8)
+    second, first = noticed.findings()
+    assert first.times == second.times == 5 and first.before == second.before
+    assert abs(first.tokens - len(RULES)) < 30
+    assert abs(second.tokens - 2 * len(GUIDE)) < 30
 
 
 @pytest.mark.parametrize(

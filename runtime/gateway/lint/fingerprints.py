@@ -1,8 +1,9 @@
 """Fingerprints of a token sequence: hashes of some of its windows, chosen by their content.
 
-Two sequences that share a passage share the fingerprints in it, wherever it stands in either (as
-in Schleimer, Wilkerson, Aiken: "Winnowing: local algorithms for document fingerprinting", 2003,
-with the simpler choice of windows whose hash is divisible by a number).
+Two sequences that share a passage share the fingerprints in it, wherever it stands in either: of
+`RUN` windows that follow each other, the one with the least hash is chosen (Schleimer, Wilkerson,
+Aiken: "Winnowing: local algorithms for document fingerprinting", 2003). So no passage of
+`RUN + WINDOW - 1` tokens is without one, also where it repeats itself.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ import numpy as np
 WINDOW = 16
 """Tokens in a window: what is shorter is not noticed."""
 EVERY = 8
-"""One window in so many is a fingerprint."""
+"""One window in so many is a fingerprint, on average."""
+RUN = 2 * EVERY - 1
 
 _BASE = 0x9E3779B97F4A7C15
 _MASK = 2**64 - 1
@@ -36,22 +38,40 @@ class Fingerprints:
         self._inverse = _powers(_INVERSE, longest)
 
     def of(self, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Hashes (uint64) and the positions (int64, ascending) where their windows begin; of
-        windows that occur more than once, none.
+        """Hashes (uint64) and the positions (int64, ascending) where their windows begin. The hash
+        of a window that occurred before in `tokens` is mixed with how often it did.
 
         `tokens` (int32) is cut at the longest length. The hash of a window is that of its tokens
         alone: a polynomial in 64 bits, whose high bits are mixed into the low ones.
         """
         tokens = tokens[: len(self._powers)]
-        if len(tokens) < WINDOW:
+        if len(tokens) < WINDOW + RUN - 1:
             return np.empty(0, np.uint64), np.empty(0, np.int64)
         terms = (tokens.astype(np.uint64) + np.uint64(1)) * self._powers[: len(tokens)]
         sums = np.concatenate((np.zeros(1, np.uint64), np.cumsum(terms, dtype=np.uint64)))
-        hashes = (sums[WINDOW:] - sums[:-WINDOW]) * self._inverse[: len(tokens) - WINDOW + 1]
-        hashes ^= hashes >> np.uint64(29)
-        hashes *= np.uint64(_BASE)
-        hashes ^= hashes >> np.uint64(32)
-        chosen = np.flatnonzero(hashes % np.uint64(EVERY) == 0)
-        _, first, count = np.unique(hashes[chosen], return_index=True, return_counts=True)
-        chosen = chosen[np.sort(first[count == 1])]
-        return hashes[chosen], chosen
+        hashes = _mixed((sums[WINDOW:] - sums[:-WINDOW]) * self._inverse[: len(sums) - WINDOW])
+        runs = np.lib.stride_tricks.sliding_window_view(hashes, RUN)
+        chosen = np.unique(runs.argmin(axis=1) + np.arange(len(runs)))
+        times, gaps = _repeats(hashes[chosen], chosen)
+        # Where every token or two begins the same window again, only some count.
+        kept = times % np.maximum(EVERY // gaps, 1) == 0
+        chosen, times = chosen[kept], times[kept].astype(np.uint64)
+        again = _mixed(hashes[chosen] + times * np.uint64(_BASE))
+        return np.where(times > 0, again, hashes[chosen]), chosen
+
+
+def _mixed(hashes: np.ndarray) -> np.ndarray:
+    hashes = (hashes ^ (hashes >> np.uint64(29))) * np.uint64(_BASE)
+    return hashes ^ (hashes >> np.uint64(32))
+
+
+def _repeats(hashes: np.ndarray, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Of each hash: how often it occurred before, and how far before the last time (int64)."""
+    order = np.argsort(hashes, kind="stable")
+    first = np.ones(len(order), bool)
+    first[1:] = hashes[order][1:] != hashes[order][:-1]
+    count = np.arange(len(order))
+    times, gaps = np.empty_like(count), np.empty_like(count)
+    times[order] = count - np.maximum.accumulate(np.where(first, count, 0))
+    gaps[order] = np.where(first, EVERY, np.diff(positions[order], prepend=0))
+    return times, gaps

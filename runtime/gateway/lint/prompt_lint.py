@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from rootlace.runtime.gateway.lint.finding import Finding, describe, kind_of
-from rootlace.runtime.gateway.lint.fingerprints import EVERY, WINDOW, Fingerprints
+from rootlace.runtime.gateway.lint.fingerprints import RUN, WINDOW, Fingerprints
 
 LONGEST = 16384
 """Tokens of a prompt that are looked at."""
@@ -57,7 +57,8 @@ class PromptLint:
         self._serial = 0
         self._allowance = _PER_SECOND
         self._spent_at = clock()
-        self._findings: OrderedDict[tuple[str, str, str], Finding] = OrderedDict()
+        self._findings: OrderedDict[tuple[str, str, str, int], Finding] = OrderedDict()
+        """By namespace, kind, what is before, and a fingerprint of what is shared behind."""
 
     def findings(self, namespace: str | None = None) -> list[Finding]:
         """What was noticed, what cost most first; of one namespace, or of all."""
@@ -82,30 +83,35 @@ class PromptLint:
         owner = namespace, adapter
         found = self._compare(owner, tokens, cached, known, positions.tolist())
         self._keep(owner, tokens, known, positions.tolist())
-        return None if found is None else self._note(found)
+        return None if found is None else self._note(*found)
 
     def _compare(
         self, owner: _Owner, tokens: np.ndarray, cached: int, prints: list[int], at: list[int]
-    ) -> Finding | None:
-        """Of the prompt before that shares most behind the difference."""
+    ) -> tuple[Finding, int] | None:
+        """Of the prompt before that shares most behind the difference, with a fingerprint that
+        other prompts of their kind share, too."""
         shared = [
-            (position, *where)
+            (position, *where, print_)
             for print_, position in zip(prints, at, strict=True)
             if position >= cached and (where := self._where.get((owner, print_))) is not None
         ]
-        if len(shared) * EVERY < LEAST:
+        if not shared:
             return None
-        ((serial, count),) = Counter(serial for _, serial, _ in shared).most_common(1)
-        tokens_shared = count * EVERY
-        if tokens_shared < LEAST or serial not in self._prompts:
+        ((serial, _),) = Counter(one[1] for one in shared).most_common(1)
+        if serial not in self._prompts:
             return None
         other = self._prompts[serial].tokens
-        pairs = [(ours, theirs) for ours, number, theirs in shared if number == serial]
         most = min(len(tokens), len(other))
         same = tokens[:most] == other[:most]
         position = int(same.argmin()) if not same.all() else most
-        pairs = [pair for pair in pairs if min(pair) >= position]
-        if len(pairs) * EVERY < LEAST:
+        behind = [
+            (ours, theirs, print_)
+            for ours, number, theirs, print_ in shared
+            if number == serial and min(ours, theirs) >= position
+        ]
+        pairs = [(ours, theirs) for ours, theirs, _ in behind]
+        length = _length(pairs)
+        if length < LEAST:
             return None
         ours, theirs = _resumes(tokens, other, pairs[0], position)
         ordered = all(a[1] < b[1] for a, b in itertools.pairwise(pairs))
@@ -117,18 +123,24 @@ class PromptLint:
             kind = "order"
         else:
             return None  # two texts that quote the same passage
-        return Finding(
+        if ordered:  # which windows are chosen at its very beginning depends on what is before
+            inside = ours + WINDOW
+            mark = next((one for at_, _, one in behind if at_ >= inside), behind[0][2])
+        else:
+            mark = min(one for _, _, one in behind)
+        finding = Finding(
             kind,
             owner[0],
             position,
             self._text(tokens[max(position - _BEFORE, 0) : position]),
             difference[0][:200],
             difference[1][:200],
-            min(len(pairs) * EVERY, len(tokens) - cached),
+            min(length, len(tokens) - cached),
         )
+        return finding, mark
 
-    def _note(self, found: Finding) -> Finding:
-        key = (found.namespace, found.kind, found.before)
+    def _note(self, found: Finding, mark: int) -> Finding:
+        key = (found.namespace, found.kind, found.before, mark)
         known = self._findings.get(key)
         if known is None:
             found.tokens_lost = found.tokens
@@ -176,6 +188,17 @@ class PromptLint:
         return self._decode(tokens[: 2 * _DIFFERENCE].tolist())
 
 
+def _length(pairs: list[tuple[int, int]]) -> int:
+    """About how many tokens two prompts share that have equal windows at `pairs`, in order."""
+    length = WINDOW if pairs else 0
+    for (ours, theirs), (next_ours, next_theirs) in itertools.pairwise(pairs):
+        step = next_ours - ours
+        # Of windows in one passage the next is never far.
+        near = step == next_theirs - theirs and step <= WINDOW + RUN
+        length += step if near else WINDOW
+    return length
+
+
 def _resumes(
     ours: np.ndarray, theirs: np.ndarray, pair: tuple[int, int], position: int
 ) -> tuple[int, int]:
@@ -187,6 +210,3 @@ def _resumes(
         run = back if same.all() else int(same[::-1].argmin())
         a, b = a - run, b - run
     return a, b
-
-
-assert WINDOW >= EVERY
