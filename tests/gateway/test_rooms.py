@@ -7,6 +7,7 @@ import gc
 import weakref
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -161,6 +162,9 @@ async def test_models_are_loaded_when_asked_for_and_unloaded_when_idle(make: Mak
     first = place.ask("/generate", body), place.ask("/generate", body)
     assert [status for status, _ in await asyncio.gather(*first)] == [200, 200]
     assert place.loaded == ["b"]
+    (running,) = (await place.ask("/api/ps"))[1]["models"]
+    until_then = datetime.fromisoformat(running["expires_at"]) - datetime.now(UTC)
+    assert running["name"] == "b" and until_then.total_seconds() < 1
     room = place.rooms.room("b")
     gateway = weakref.ref(room.gateway)
     said = await place.ask("/v1/responses", {"input": "hi", "model": "b", "max_output_tokens": 2})

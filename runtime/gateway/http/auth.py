@@ -12,7 +12,8 @@ from rootlace.runtime.gateway.keys.account import Account, set_caller
 from rootlace.runtime.gateway.keys.keys import Keys
 from rootlace.wire.errors import Unauthorized
 
-OPEN_PATHS = frozenset({"/health", "/ready"})
+OPEN_PATHS = frozenset({"/health", "/ready", "/docs", "/openapi.json"})
+"""What they tell is the same for everybody."""
 
 # What they change or show is not one key's alone.
 OPERATORS_PATHS = ("/flush_cache", "/metrics", "/pause_generation", "/continue_generation")

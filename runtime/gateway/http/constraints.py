@@ -12,7 +12,7 @@ import msgspec
 
 from rootlace.runtime.gateway.http.body import Body
 from rootlace.runtime.gateway.http.errors import InvalidParameter
-from rootlace.runtime.gateway.http.fields import check_refused, ignored, refused
+from rootlace.runtime.gateway.http.fields import ignored, refused
 from rootlace.wire.protocol import CONSTRAINT_OPTIONS, Constraint
 
 MAX_WHITESPACE_PATTERN = 256
@@ -110,7 +110,6 @@ def openai_constraint(body: OpenAIConstraintBody) -> Asked | None:
     Raises InvalidParameter if there are several, or for an option that cannot be kept.
     """
     outputs = body.structured_outputs or StructuredOutputs()
-    check_refused(outputs, "structured_outputs")
     found: dict[str, tuple[Kind, Source | None]] = {
         "response_format": _response_format(body.response_format),
         "guided_regex": ("regex", body.guided_regex),

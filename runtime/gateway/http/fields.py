@@ -6,12 +6,13 @@ OpenAPI document and `docs/api.md` say the same.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 import msgspec
-from msgspec.inspect import Metadata, StructType, type_info
+from msgspec.inspect import ListType, Metadata, StructType, UnionType, type_info
 
 from rootlace.runtime.gateway.http.errors import InvalidParameter
 
@@ -50,21 +51,52 @@ def standing(field: msgspec.inspect.Field) -> Standing | None:
     return None
 
 
+def is_refused(field: msgspec.inspect.Field) -> bool:
+    mark = standing(field)
+    return mark is not None and mark.kind == "refused"
+
+
 def check_refused(body: msgspec.Struct, below: str = "") -> None:
-    """Raises InvalidParameter for a refused field that asks for something."""
-    for name, about in _refused(type(body)):
-        value = getattr(body, name)
-        if value and value not in about.unless:
-            param = f"{below}.{name}" if below else name
-            raise InvalidParameter(param, f"{name} is not supported: {about.why}")
+    """Raises InvalidParameter for a refused field that asks for something, in `body` or in what it
+    holds; `below` is the path of `body`."""
+    for field in _looked_at(type(body)):
+        value = getattr(body, field.name)
+        if not value:
+            continue
+        param = f"{below}.{field.encode_name}" if below else field.encode_name
+        if not is_refused(field):
+            for path, struct in _structs(value, param):
+                check_refused(struct, path)
+        elif (mark := standing(field)) is not None and value not in mark.unless:
+            raise InvalidParameter(param, f"{param} is not supported: {mark.why}")
+
+
+def _structs(value: Any, path: str) -> Iterator[tuple[str, msgspec.Struct]]:
+    if isinstance(value, msgspec.Struct):
+        yield path, value
+    elif isinstance(value, list):
+        for index, item in enumerate(value):
+            yield from _structs(item, f"{path}[{index}]")
 
 
 @cache
-def _refused(kind: type[msgspec.Struct]) -> tuple[tuple[str, Standing], ...]:
+def _looked_at(kind: type[msgspec.Struct]) -> tuple[msgspec.inspect.Field, ...]:
+    """The refused fields, and those that may hold some."""
     info = type_info(kind)
     assert isinstance(info, StructType)
-    marks = ((field.name, standing(field)) for field in info.fields)
-    return tuple((name, mark) for name, mark in marks if mark and mark.kind == "refused")
+    return tuple(f for f in info.fields if is_refused(f) or _holds_refused(f.type, set()))
+
+
+def _holds_refused(type_: msgspec.inspect.Type, seen: set[type]) -> bool:
+    match type_:
+        case Metadata(type=inner) | ListType(item_type=inner):
+            return _holds_refused(inner, seen)
+        case UnionType(types=types):
+            return any(_holds_refused(one, seen) for one in types)
+        case StructType(cls=cls, fields=fields) if cls not in seen:
+            seen.add(cls)
+            return any(is_refused(f) or _holds_refused(f.type, seen) for f in fields)
+    return False
 
 
 def _mark(mark: Standing) -> msgspec.Meta:

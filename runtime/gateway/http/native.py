@@ -25,7 +25,7 @@ from rootlace.runtime.gateway.http.aborts import Aborts
 from rootlace.runtime.gateway.http.body import read_body
 from rootlace.runtime.gateway.http.constraints import ConstraintBody, sglang_constraint
 from rootlace.runtime.gateway.http.errors import InvalidParameter
-from rootlace.runtime.gateway.http.fields import check_refused, ignored, refused
+from rootlace.runtime.gateway.http.fields import ignored, refused
 from rootlace.runtime.gateway.http.handling import HandlingBody, handling_of
 from rootlace.runtime.gateway.http.logprobs import finite
 from rootlace.runtime.gateway.http.prompts import Prompt, parse_prompts
@@ -222,7 +222,6 @@ class Generate:
             listed = isinstance(body.sampling_params, list)
             param = f"sampling_params[{i}]" if listed else "sampling_params"
             settings = sampling[i]
-            check_refused(settings, param)
             fields = _fields(settings)
             if logprobs[i]:
                 fields["logprobs"] = True

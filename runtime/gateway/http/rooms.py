@@ -6,7 +6,7 @@ import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any, cast
 
 import msgspec
@@ -22,7 +22,7 @@ from rootlace.runtime.gateway.http.endpoints import ANSWERED, Shared, answers_of
 from rootlace.runtime.gateway.http.errors import Handler
 from rootlace.runtime.gateway.http.handling import waited
 from rootlace.runtime.gateway.http.info import Info, ModelCard, model_list
-from rootlace.runtime.gateway.http.ollama.models import Entries, Entry, entry_of
+from rootlace.runtime.gateway.http.ollama.models import NEVER, Entries, Entry, entry_of, running_of
 from rootlace.runtime.gateway.http.reference_page import Reference
 from rootlace.runtime.gateway.http.replies import json_response
 from rootlace.runtime.gateway.metrics import CONTENT_TYPE, Model, text_of_all
@@ -181,11 +181,18 @@ class RoomEndpoints:
         return json_response(Entries(models=[self._tag(room) for room in self._rooms.all]))
 
     async def running(self, request: web.Request) -> web.Response:
-        loaded = [room for room in self._rooms.all if room.gateway is not None]
-        return json_response({"models": [{**self._tag(room), "size_vram": 0} for room in loaded]})
+        return json_response(
+            Entries(
+                models=[
+                    running_of(room.gateway, self._tag(room), _expires(room))
+                    for room in self._rooms.all
+                    if room.gateway is not None
+                ]
+            )
+        )
 
     def _tag(self, room: Room) -> Entry:
-        return entry_of(room.name, _written(self._started))
+        return entry_of(room.name, room.config.gateway.model, _written(self._started))
 
     async def model_info(self, request: web.Request) -> web.StreamResponse:
         """Programs ask it where to connect, so it loads nothing."""
@@ -248,6 +255,15 @@ def _loaded(room: Room) -> Gateway:
     if room.gateway is None:
         raise ServerUnavailable(f"the model {room.name} is not loaded")
     return room.gateway
+
+
+def _expires(room: Room) -> str:
+    """When the model is unloaded if nobody uses it any more."""
+    after = room.config.gateway.idle_unload
+    if after is None:
+        return NEVER
+    left = after if room.users else after - (time.monotonic() - room.used)
+    return (datetime.now(UTC) + timedelta(seconds=left)).isoformat()
 
 
 def _written(started: int) -> str:

@@ -8,14 +8,27 @@ from collections.abc import Iterable, Iterator
 
 from msgspec import inspect
 
-# Names of other interfaces that do not look like ours.
+from rootlace.runtime.gateway.http.fields import is_refused
+
+_LENGTHS = ("max_tokens", "max_output_tokens", "max_new_tokens", "num_predict")
+# Names of other interfaces, which need not look like ours; the first that is there is meant. None:
+# what looks like it means something else.
 _SYNONYMS = {
+    "allowed_token_ids": (),
+    "function": ("tools",),
     "input": ("prompt", "messages", "input_ids"),
-    "max_output_tokens": ("max_completion_tokens", "max_tokens"),
+    "instructions": ("system", "messages"),
+    "max_completion_tokens": _LENGTHS,
+    "max_new_tokens": _LENGTHS,
+    "max_output_tokens": ("max_completion_tokens", *_LENGTHS),
+    "max_tokens": _LENGTHS,
     "message": ("messages",),
-    "num_predict": ("max_tokens",),
+    "messages": ("input", "prompt", "text"),
+    "num_predict": _LENGTHS,
     "options": ("sampling_params",),
     "prompt": ("messages", "text", "input"),
+    "response_format": ("text.format", "output_config.format", "format"),
+    "return_token_ids": (),
     "stop_sequences": ("stop",),
     "system": ("messages",),
     "text": ("prompt", "messages", "input"),
@@ -27,9 +40,17 @@ _STEP = re.compile(r"\.?(\w+)|\[(?:\d+|\.\.\.)\]")
 
 def field_suggestion(kind: type, path: str, field: str) -> str:
     """The question whether another name was meant, for an unknown `field` of the object at `path`
-    of a body of type `kind`; empty where nothing is near."""
-    known = [f.encode_name for struct in _structs_at(kind, path) for f in struct.fields]
-    return _question(field, known, _SYNONYMS.get(field, ()))
+    of a body of type `kind`; empty where nothing is near. No field is meant that is refused."""
+    fields = [f for struct in _structs_at(kind, path) for f in struct.fields if not is_refused(f)]
+    known = [f.encode_name for f in fields]
+    for f in fields:
+        inner = _alternatives([f.type])
+        known += [f"{f.encode_name}.{g.encode_name}" for t in inner for g in _fields_of(t)]
+    if field not in _SYNONYMS:
+        meant = nearest(field, known[: len(fields)])
+    else:
+        meant = [name for name in _SYNONYMS[field] if name in known][:1]
+    return f". Did you mean {meant[0]!r}?" if meant else ""
 
 
 def nearest(given: str, known: Iterable[str], at_most: int = 1) -> list[str]:
@@ -39,9 +60,8 @@ def nearest(given: str, known: Iterable[str], at_most: int = 1) -> list[str]:
     return difflib.get_close_matches(given, list(dict.fromkeys(known)), at_most, cutoff=0.6)
 
 
-def _question(given: str, known: list[str], synonyms: Iterable[str]) -> str:
-    meant = [name for name in synonyms if name in known][:1] or nearest(given, known)
-    return f". Did you mean {meant[0]!r}?" if meant else ""
+def _fields_of(type_: inspect.Type) -> tuple[inspect.Field, ...]:
+    return type_.fields if isinstance(type_, inspect.StructType) else ()
 
 
 def _structs_at(kind: type, path: str) -> Iterator[inspect.StructType]:

@@ -11,11 +11,13 @@ import asyncio
 import json
 import math
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 
 from rootlace.runtime.config import GatewayConfig
+from rootlace.runtime.contracts.messages import Ready
 from rootlace.runtime.gateway.drain import Drain
 from rootlace.runtime.gateway.keys.account import Account
 from rootlace.runtime.gateway.keys.keys import Keys
@@ -230,6 +232,9 @@ class FakeGateway:
     def __init__(self, **config: Any) -> None:
         self.config = GatewayConfig(model="/models/fake", program_address="inproc://x", **config)
         self.model_info = ModelInfo("fake", "/models/fake", 1000, VOCAB, 5000, 16)
+        self.engine = SimpleNamespace(
+            info=Ready(1, 10, 16, 1000, 5000, VOCAB, device="cpu", dtype="float32", hidden_size=8)
+        )
         self.program_address = "tcp://127.0.0.1:1"
         self.tokenizer = FakeTokenizer()
         self.chat = FakeChat()

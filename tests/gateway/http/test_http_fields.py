@@ -69,6 +69,11 @@ async def test_fields_that_are_served(served: Served) -> None:
             "messages[0].contents",
             "Did you mean 'content'?",
         ),
+        (
+            {"stream": True, "stream_options": {"continuous_usage_stats": True}},
+            "stream_options.continuous_usage_stats",
+            "include_usage",
+        ),
         ({"response_format": {"typ": "text"}}, "response_format.typ", "Did you mean 'type'?"),
     ],
 )
@@ -78,6 +83,40 @@ async def test_refusals_say_what_to_do(
     status, reply = await _post(served, {**CHAT, **given})
     assert (status, reply["error"]["param"]) == (400, param)
     assert says in reply["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    "path, field, meant",
+    [
+        ("/v1/responses", "max_tokens", "max_output_tokens"),
+        ("/v1/responses", "max_new_tokens", "max_output_tokens"),
+        ("/v1/responses", "response_format", "text.format"),
+        ("/v1/responses", "messages", "input"),
+        ("/v1/completions", "max_completion_tokens", "max_tokens"),
+        ("/v1/completions", "messages", "prompt"),
+        ("/v1/chat/completions", "instructions", "messages"),
+        ("/v1/chat/completions", "function", "tools"),
+        ("/v1/chat/completions", "allowed_token_ids", None),
+        ("/v1/chat/completions", "return_token_ids", None),
+    ],
+)
+async def test_a_field_of_another_interface(
+    served: Served, path: str, field: str, meant: str | None
+) -> None:
+    async with served.http.post(path, json={field: 1}) as reply:
+        message = (await reply.json())["error"]["message"]
+    assert reply.status == 400 and f"unknown field `{field}`" in message
+    _, asks, says = message.partition(". Did you mean ")
+    assert says == (f"{meant!r}?" if meant else "") and bool(asks) == bool(meant)
+
+
+async def test_what_is_refused_within_a_list(served: Served) -> None:
+    given = [{"temperature": 1}, {"custom_params": {"x": 1}}]
+    body = {"text": ["a", "b"], "sampling_params": given}
+    async with served.http.post("/generate", json=body) as reply:
+        assert reply.status == 400
+        error = (await reply.json())["error"]
+    assert error["param"] == "sampling_params[1].custom_params"
 
 
 class _Leaf(msgspec.Struct):

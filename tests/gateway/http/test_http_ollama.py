@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+from datetime import datetime
+from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from rootlace.wire.protocol import Constraint, Text
@@ -87,11 +90,52 @@ async def test_what_is_served(served: Served) -> None:
     for path in ("/api/tags", "/api/ps"):
         async with served.http.get(path) as reply:
             assert [model["model"] for model in (await reply.json())["models"]] == ["fake"]
+    assert not (await running(served))["size"]  # there are no files
     async with served.http.post("/api/show", json={"model": "fake"}) as reply:
         shown = await reply.json()
     assert shown["template"] == "{{ messages }}" and "completion" in shown["capabilities"]
     async with served.http.get("/api/version") as reply:
         assert (await reply.json())["version"]
+
+
+async def running(served: Served) -> Any:
+    async with served.http.get("/api/ps") as reply:
+        (model,) = (await reply.json())["models"]
+    async with served.http.get("/api/tags") as reply:
+        assert model.items() >= (await reply.json())["models"][0].items()
+    return model
+
+
+async def test_the_files_of_a_model(served: Served, tmp_path: Path) -> None:
+    gateway = served.gateway
+    gateway.model_info = msgspec.structs.replace(gateway.model_info, path=str(tmp_path))
+    digests = []
+    for size in (100, 300):
+        (tmp_path / "model.safetensors").write_bytes(bytes(size))
+        (tmp_path / "config.json").write_bytes(b"{}")
+        first, model = await running(served), await running(served)
+        assert model["digest"] == first["digest"] and len(bytes.fromhex(model["digest"])) == 32
+        assert (model["size"], model["size_vram"]) == (size + 2, 0)
+        assert datetime.fromisoformat(model["expires_at"]).year > 2100
+        digests.append(model["digest"])
+    assert digests[0] != digests[1]
+    gateway.engine.info = msgspec.structs.replace(gateway.engine.info, device="cuda:0")
+    assert (await running(served))["size_vram"] == 302
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_call_that_was_cut_is_none(served: Served, stream: bool) -> None:
+    """A limit ends the answer somewhere in its call."""
+    served.gateway.chat.source = "{# <think> </think> #}"
+    served.gateway.script = lambda prompt, index: SAID
+    whole = [{"function": {"name": "f", "arguments": {"x": 1}}}]
+    end = SAID.index("}</tool_call>")
+    for written in (end - 20, end - 9, end - 7, end - 1, end, end + 3):
+        body = {**ASK, "tools": [TOOL], "stream": stream, "options": {"num_predict": written}}
+        replies = await lines(served, "/api/chat", body)
+        calls = [call for reply in replies for call in reply["message"].get("tool_calls", ())]
+        assert calls == (whole if written >= end else []), SAID[:written]
+        assert replies[-1]["done_reason"] == "length"
 
 
 @pytest.mark.parametrize(

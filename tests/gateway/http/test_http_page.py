@@ -42,6 +42,12 @@ async def test_no_other_file(served: Served, name: str) -> None:
 
 async def test_the_page_needs_no_key_and_what_it_asks_does(serve: Serve) -> None:
     served = await serve(FakeGateway(api_key="secret"))
-    for path, status in (("/", 200), ("/page/main.js", 200), ("/v1/models", 401)):
+    for path, status in (
+        ("/", 200),
+        ("/page/main.js", 200),
+        ("/docs", 200),
+        ("/openapi.json", 200),
+        ("/v1/models", 401),
+    ):
         async with served.http.get(path) as reply:
             assert reply.status == status

@@ -21,7 +21,6 @@ from rootlace.runtime.gateway.http.chat.request import ChatRequest, Pinned, Tool
 from rootlace.runtime.gateway.http.chat.thinking import thinking_arguments
 from rootlace.runtime.gateway.http.constraints import Asked, json_source
 from rootlace.runtime.gateway.http.errors import InvalidParameter
-from rootlace.runtime.gateway.http.fields import check_refused
 from rootlace.runtime.gateway.http.handling import handling_of
 from rootlace.runtime.gateway.http.one_shot import MAX_PINS
 from rootlace.wire.handling import Cache
@@ -42,8 +41,6 @@ def chat_request(body: CountBody) -> ChatRequest:
     messages = _system(body.system)
     for index, message in enumerate(body.messages):
         messages += _messages(message, f"messages[{index}]")
-    for index, tool in enumerate(body.tools or ()):
-        check_refused(tool, f"tools[{index}]")
     config = body.output_config
     constraint = None
     if config is not None and config.format is not None:

@@ -18,7 +18,6 @@ from rootlace.runtime.gateway.http.chat.blocks import Block, Blocks, End, More, 
 from rootlace.runtime.gateway.http.chat.chats import Chats, Ended, Prepared
 from rootlace.runtime.gateway.http.chat.request import ChatRequest
 from rootlace.runtime.gateway.http.chat.thinking import thinking_arguments
-from rootlace.runtime.gateway.http.fields import check_refused
 from rootlace.runtime.gateway.http.handling import handling_of
 from rootlace.runtime.gateway.http.ollama.body import (
     NAMES,
@@ -137,8 +136,6 @@ class Answers:
     def _wanted(
         self, body: AnswerBody, model: str, messages: list[dict[str, Any]], **more: Any
     ) -> ChatRequest:
-        if body.options is not None:
-            check_refused(body.options, "options")
         # A level, such as "high", says that the model is to think, too.
         effort = body.think if isinstance(body.think, str) else None
         thinking = bool(body.think) if body.think is not None else None
@@ -166,8 +163,7 @@ class Answers:
         target = reply["message"] if asked.chat else reply
         if answer.reasoning and asked.thoughts:
             target["thinking"] = answer.reasoning
-        calls = [_call(block) for block in blocks_of(answer) if block.kind == "call"]
-        if calls:
+        if calls := [call for block in blocks_of(answer) if (call := _call(block)) is not None]:
             target["tool_calls"] = calls
         return json_response({**_head(asked.model), **reply, **_done(generated, begun)})
 
@@ -185,9 +181,9 @@ class Answers:
                         reply = _text(asked.chat, change.text)
                     elif isinstance(change, More) and kind == "thoughts" and asked.thoughts:
                         target["thinking"] = change.text
-                    elif isinstance(change, End) and kind == "call":
+                    elif isinstance(change, End) and (call := _call(change.block)) is not None:
                         # Ollama's clients take a call in one piece.
-                        target["tool_calls"] = [_call(change.block)]
+                        target["tool_calls"] = [call]
                     else:
                         continue
                     yield {**_head(asked.model), **reply, "done": False}
@@ -211,11 +207,14 @@ def _text(chat: bool, text: str) -> dict[str, Any]:
     return {"message": {"role": "assistant", "content": text}} if chat else {"response": text}
 
 
-def _call(block: Block) -> dict[str, Any]:
+def _call(block: Block) -> dict[str, Any] | None:
+    """None for what is no call: one that was cut has no arguments that could be read."""
     try:
-        arguments = msgspec.json.decode(block.text or "{}")
+        arguments = msgspec.json.decode(block.text)
     except (msgspec.DecodeError, RecursionError):
-        arguments = {}
+        return None
+    if block.kind != "call" or not isinstance(arguments, dict):
+        return None
     return {"function": {"name": block.name, "arguments": arguments}}
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 from datetime import UTC, datetime
 from importlib import metadata
+from pathlib import Path
 from typing import NotRequired, TypedDict
 
 from aiohttp import web
@@ -20,6 +22,9 @@ from rootlace.runtime.gateway.http.prompts import Prompt
 from rootlace.runtime.gateway.http.replies import adapter_of, check_model, json_response
 from rootlace.runtime.gateway.http.source import source
 from rootlace.runtime.gateway.keys.account import admitted, namespace_of
+
+NEVER = "9999-12-31T23:59:59+00:00"
+"""When a model is unloaded that stays."""
 
 
 def check_name(gateway: Gateway, asked: str) -> str:
@@ -39,7 +44,9 @@ class Details(TypedDict):
 
 
 class Entry(TypedDict):
-    """A model as Ollama lists it, with its context where it runs."""
+    """A model as Ollama lists it: the bytes of its files, and 64 hexadecimal digits of their names,
+    sizes and times. Where it runs, also its context, when it is unloaded, and the bytes on a GPU:
+    all or none."""
 
     name: str
     model: str
@@ -47,6 +54,7 @@ class Entry(TypedDict):
     size: int
     digest: str
     details: Details
+    expires_at: NotRequired[str]
     size_vram: NotRequired[int]
     context_length: NotRequired[int]
 
@@ -92,10 +100,7 @@ class Models:
         return json_response(Entries(models=[self._entry()]))
 
     async def running(self, request: web.Request) -> web.Response:
-        entry = self._entry()
-        entry["size_vram"] = 0
-        entry["context_length"] = self._gateway.model_info.context_length
-        return json_response(Entries(models=[entry]))
+        return json_response(Entries(models=[running_of(self._gateway, self._entry())]))
 
     async def show(self, request: web.Request) -> web.Response:
         body = await read_body(request, ShowBody)
@@ -151,19 +156,44 @@ class Models:
         return json_response(reply)
 
     def _entry(self) -> Entry:
-        return entry_of(self._gateway.model_info.name, self._started)
+        info = self._gateway.model_info
+        return entry_of(info.name, info.path, self._started)
 
 
-def entry_of(name: str, modified_at: str) -> Entry:
+def entry_of(name: str, path: str, modified_at: str) -> Entry:
     """A model as Ollama lists it."""
+    size, digest = _files_at(Path(path))
     return {
         "name": name,
         "model": name,
         "modified_at": modified_at,
-        "size": 0,
-        "digest": "",
+        "size": size,
+        "digest": digest,
         "details": _DETAILS,
     }
+
+
+def running_of(gateway: Gateway, entry: Entry, expires_at: str = NEVER) -> Entry:
+    """A model as Ollama lists it where it is loaded."""
+    on_cpu = gateway.engine.info.device == "cpu"
+    return {
+        **entry,
+        "expires_at": expires_at,
+        "size_vram": 0 if on_cpu else entry["size"],
+        "context_length": gateway.model_info.context_length,
+    }
+
+
+def _files_at(path: Path) -> tuple[int, str]:
+    """The bytes of a model's files, and a digest that changes when they do."""
+    files = sorted(path.iterdir()) if path.is_dir() else [path]
+    size, found = 0, []
+    for file in files:
+        if file.is_file() and not file.name.startswith("."):
+            about = file.stat()
+            size += about.st_size
+            found.append(f"{file.name}\0{about.st_size}\0{about.st_mtime_ns}")
+    return size, hashlib.sha256("\0".join(found or [str(path)]).encode()).hexdigest()
 
 
 _DETAILS: Details = {
