@@ -18,7 +18,7 @@ from rootlace.runtime.engine.client.deaths import MAX_RESTARTS, RESTART_WINDOW_S
 from rootlace.runtime.engine.client.forgets import Forgets
 from rootlace.runtime.engine.client.in_flight import InFlight, Submitted
 from rootlace.runtime.engine.client.siblings import Siblings
-from rootlace.wire.errors import ServerUnavailable
+from rootlace.wire.errors import InvalidRequest, ServerUnavailable
 from rootlace.wire.protocol import SamplingParams
 from tests.waiting import until
 
@@ -171,6 +171,32 @@ async def test_who_is_found_at_a_death_is_blamed_before_the_death_counts() -> No
         await place.die(client, {7: 9})
     assert (place.given_up, client.healthy) == ([], True)
     assert [(update.rid, update.code) for update in heard] == [(7, "internal")]
+    await client.stop()
+
+
+async def test_an_engine_that_cannot_be_started_for_a_moment_is_tried_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("rootlace.runtime.engine.client.engine_client.RETRY_SECONDS", (0.001,) * 2)
+    place, heard = Graves(), list[Update]()
+    client = await EngineClient.start(EngineConfig(), place.given_up.append, place=place)
+    opened = place.open
+    wrong: list[Exception] = [OSError(24, "Too many open files"), InvalidRequest("/a/b: gone")]
+
+    def fail(hear: Callable[[FromEngine], None]) -> Doomed:
+        if wrong:
+            raise wrong.pop()
+        return opened(hear)
+
+    monkeypatch.setattr(place, "open", fail)
+    await place.die(client, {})
+    assert (place.given_up, client.healthy) == ([], True)
+    client.submit(request(7, "a"), heard.append)
+    wrong += [OSError(24, "/a/b")] * 3
+    place.engines[-1].kill()
+    await until(lambda: bool(place.given_up))
+    ((code, message),) = [(update.code, update.error) for update in heard]
+    assert code == "unavailable" and "/a/b" not in message
     await client.stop()
 
 

@@ -176,6 +176,25 @@ async def test_programs_end_with_their_last_branch(client: MakeClient) -> None:
     assert len(set(c.engine.released)) == 2
 
 
+async def test_one_client_leaves_branches_for_others(client: MakeClient) -> None:
+    c = client(max_branches=16)
+    c.send(*(Open(n, n) for n in range(1, 20)))
+    await c.settle()
+    assert [type(c.terminal(n)) for n in range(1, 15)] == [Done] * 14
+    assert all(failed(c, n)[0] == "overloaded" for n in range(15, 20))
+    other = Client(c.gateway, c.engine)
+    other.send(Open(1, 1), Open(2, 2))
+    assert [await other.result(1), await other.result(2)] == [Done(1), Done(2)]
+    c.send(Close(20, 1))
+    await c.settle()
+    c.send(Open(21, 1))
+    await c.settle()
+    assert failed(c, 21)[0] == "overloaded"
+    c.session.close()
+    other.session.close()
+    assert not c.gateway.branches_of
+
+
 async def test_branch_bound(client: MakeClient) -> None:
     c = client(max_branches=3)
     c.send(*(Open(n, n) for n in range(1, 9)), Append(20, 4, text("x")))

@@ -43,10 +43,12 @@ from rootlace.runtime.engine.client.place import Place, PlacedEngine
 from rootlace.runtime.engine.client.pulse import STALL_SECONDS, Pulse
 from rootlace.runtime.engine.client.questions import Questions
 from rootlace.runtime.engine.client.siblings import Siblings
-from rootlace.wire.errors import ServerUnavailable
+from rootlace.wire.errors import RootlaceError, ServerUnavailable
 
 log = logging.getLogger(__name__)
 
+RETRY_SECONDS = (1.0, 4.0, 16.0, 64.0)
+"""After how long one that could not be started in place of another one is tried again."""
 SPILL_SECONDS = 20.0
 """How long an engine has, when it is to end, to write what it has cached to the disk."""
 VACANT_SECONDS = 30.0
@@ -261,7 +263,8 @@ class EngineClient:
             if siblings is not None:
                 siblings.on_gone(str(error))
                 siblings.on_death(self._in_flight.leave_all(), in_step)
-            self._in_flight.fail(ServerUnavailable(str(error)))
+            # Why may name what is of this machine: it is in the log.
+            self._in_flight.fail(ServerUnavailable("the engine cannot be started again"))
             if self._on_exit is not None:
                 self._on_exit(str(error))
             return
@@ -275,7 +278,8 @@ class EngineClient:
 
     async def _launch_again(self, code: int | None) -> None:
         """Start an engine for the one that ended, if there was one; another one where it dies as
-        it starts."""
+        it starts, or after a while where it cannot be started."""
+        tries = 0
         while True:
             if self._engine is not None:
                 self._engine.close()
@@ -287,6 +291,14 @@ class EngineClient:
                 log.error("%s", error)
                 self._deaths.note()
                 code = error.code_of_process
+            except (OSError, RootlaceError) as error:
+                if self._place.patient or tries == len(RETRY_SECONDS):
+                    raise
+                # It may be for a moment only that there is no memory, descriptor or model.
+                wait = RETRY_SECONDS[tries]
+                log.error("the engine cannot be started; tried again in %g s: %s", wait, error)
+                await asyncio.sleep(wait)
+                tries += 1
 
     # ------------------------------------------------------------ messages
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, ParamSpec, Protocol, TypeVar
@@ -26,7 +27,7 @@ from rootlace.runtime.gateway.metrics import Metrics
 from rootlace.runtime.gateway.tokens.chat import ChatTemplate
 from rootlace.runtime.gateway.tokens.tokenizer import Tokenizer
 from rootlace.wire.cache_report import CacheReport, Scope
-from rootlace.wire.errors import InvalidRequest
+from rootlace.wire.errors import InvalidRequest, Overloaded
 from rootlace.wire.protocol import ModelInfo
 
 T = TypeVar("T")
@@ -71,8 +72,8 @@ class Engine(Protocol):
 class Core:
     """Engine, tokenizer and chat template of one model, its limits, and counters.
 
-    `eos_ids` end a generation unless it ignores them. `session_count` and `branch_count` are kept
-    by the sessions.
+    `eos_ids` end a generation unless it ignores them. `session_count`, `branch_count` and
+    `branches_of` are kept by the sessions.
     """
 
     def __init__(
@@ -113,11 +114,23 @@ class Core:
         self.deliveries = Deliveries()
         self.session_count = 0
         self.branch_count = 0
+        self.branches_of: Counter[str] = Counter()
+        """By client."""
         self._threads = ThreadPoolExecutor(2, thread_name_prefix="tokenizer")
 
     @property
     def healthy(self) -> bool:
         return self.engine.healthy
+
+    def check_share(self, client: str) -> None:
+        """Raises Overloaded where of the last eighth of all branches, which is for clients that
+        have opened less than the mean, this one would take some."""
+        count, most = self.branch_count, self.config.max_branches
+        own, clients = self.branches_of[client], max(len(self.branches_of), 1)
+        if most - most // 8 <= count < most and own * clients >= count:
+            raise Overloaded(
+                f"{own} branches of this client are open: the last ones are for others"
+            )
 
     @property
     def max_prompt(self) -> int:

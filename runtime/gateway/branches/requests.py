@@ -11,7 +11,7 @@ import msgspec
 from rootlace.runtime.contracts.request import Request
 from rootlace.runtime.contracts.update import Update
 from rootlace.runtime.gateway.branches.core import Engine
-from rootlace.runtime.gateway.keys.account import Account
+from rootlace.runtime.gateway.keys.account import Account, client_of
 from rootlace.wire.errors import Cancelled, from_code
 
 
@@ -30,8 +30,7 @@ class Requests:
         self._engine = engine
         self._account = account
         self._paid = paid
-        # No address and no number of a session looks like this.
-        self._client = source if account is None else f"key {account.name}"
+        self._client = client_of(account, source)
         self._running: set[int] = set()
         self._all_ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 

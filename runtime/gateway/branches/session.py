@@ -16,7 +16,7 @@ from rootlace.runtime.gateway.branches.core import Core
 from rootlace.runtime.gateway.branches.generation import Generation
 from rootlace.runtime.gateway.branches.select import Selection
 from rootlace.runtime.gateway.branches.vectors import embed
-from rootlace.runtime.gateway.keys.account import Account, namespace_of, private
+from rootlace.runtime.gateway.keys.account import Account, client_of, namespace_of, private
 from rootlace.runtime.gateway.state.session_log import SessionLog
 from rootlace.runtime.gateway.tokens.pieces import Piece
 from rootlace.wire.errors import (
@@ -82,6 +82,7 @@ class Session:
         """Whether what its programs leave in the cache counts as that of requests of no program."""
         self._account = account
         self._source = source or f"session {number}"
+        self._client = client_of(account, self._source)
         self.closed = False
         self._core = core
         self._on_events = on_events
@@ -268,6 +269,7 @@ class Session:
         if parent is not None:
             program, namespace = parent.program, parent.namespace
             adapter = parent.adapter if op.adapter is None else op.adapter
+        self._core.check_share(self._client)
         bound = self._core.config.max_branches
         refused: RootlaceError | None = None
         if self._core.branch_count >= bound:
@@ -303,6 +305,7 @@ class Session:
         self._branches[branch.id] = branch
         self._alive.add(branch)
         self._core.branch_count += 1
+        self._core.branches_of[self._client] += 1
         if branch.program:
             self._programs[branch.program] += 1
         if branch.private:
@@ -344,6 +347,9 @@ class Session:
             return
         self._alive.discard(branch)
         self._core.branch_count -= 1
+        self._core.branches_of[self._client] -= 1
+        if not self._core.branches_of[self._client]:
+            del self._core.branches_of[self._client]
         branch.state = BranchState()
         branch.closed = True
         if branch.program:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import uuid
 from array import array
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -109,7 +109,8 @@ class Turn:
 class Sessions:
     """The open sessions of one model.
 
-    Beyond `MAX_SESSIONS` and `MAX_TOKENS` those used least recently are closed.
+    Beyond `MAX_SESSIONS` and `MAX_TOKENS`, of the key that has the most that one is closed which
+    was used least recently and of which nothing runs.
     """
 
     def __init__(self, gateway: Gateway, holds: Holds) -> None:
@@ -237,8 +238,19 @@ class Sessions:
         self._bound()
 
     def _bound(self) -> None:
-        while self._turns and (len(self._turns) > MAX_SESSIONS or self._tokens > MAX_TOKENS):
-            self._close(next(iter(self._turns)))
+        while len(self._turns) > MAX_SESSIONS or self._tokens > MAX_TOKENS:
+            by_tokens = self._tokens > MAX_TOKENS
+            shares: Counter[str] = Counter()
+            for key, turns in self._turns.items():
+                shares[key[0]] += sum(one.counted for one in turns.values()) if by_tokens else 1
+            latest = next(reversed(self._turns))  # what was asked for now
+            old = [key for key in self._turns if key != latest and self._is_idle(key)]
+            if not old:
+                return
+            self._close(max(old, key=lambda key: shares[key[0]]))
+
+    def _is_idle(self, key: _Key) -> bool:
+        return all(turn.done for turn in self._turns[key].values())
 
     def _close(self, key: _Key) -> None:
         self._lines.discard(key)

@@ -126,6 +126,12 @@ def set_caller(account: Account | None) -> None:
     _CALLER.set(account)
 
 
+def client_of(account: Account | None, source: str) -> str:
+    """Whose turn it is, and whose share: the key's or, without one, that of the address or session
+    `source`. None of these looks like a key's."""
+    return source if account is None else f"key {account.name}"
+
+
 def namespace_of(account: Account | None, salt: str | None) -> str:
     """The cache's namespace for a client's `salt`."""
     return account.namespace(salt or "") if account is not None else salt or ""

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
+import pytest
 from tokenizers import Tokenizer as FastTokenizer
 
 from rootlace.runtime.contracts.tree_page import TreeNode, TreePage
 from rootlace.runtime.gateway.keys.key_file import new_key, write_keys
 from tests.gateway.http.conftest import Serve, Served
 from tests.gateway.http.real.served import engine_of, serve_real
+from tests.waiting import until
 
 
 async def test_tenants_are_separate(real: Served) -> None:
@@ -38,6 +41,46 @@ async def test_to_explain_the_cache_is_no_request_of_a_quota(
         async with served.http.post(where, json=body, headers=headers) as reply:
             found.append(reply.status)
     assert found == [200, 200, 200, 429]
+
+
+async def test_who_opens_many_sessions_closes_nobody_elses(
+    folder: str,
+    serve: Serve,
+    reference: FastTokenizer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("rootlace.runtime.gateway.http.sessions.MAX_SESSIONS", 4)
+    path = str(tmp_path / "keys.json")
+    made = [new_key(name) for name in "ab"]
+    write_keys(path, [entry for _, entry in made])
+    served = await serve_real(folder, serve, reference, keys_file=path)
+    engine = engine_of(served)
+
+    async def ask(key: str, where: str, **body: Any) -> Any:
+        headers = {"Authorization": f"Bearer {key}"}
+        async with served.http.post(where, json=body, headers=headers) as reply:
+            return reply.status, await reply.json()
+
+    a, b = (key for key, _ in made)
+    _, mine = await ask(b, "/open_session", capacity_of_str_len=1)
+    _, busy = await ask(a, "/open_session", capacity_of_str_len=1)
+    engine.paused = True
+    body = {"input_ids": [1, 2], "sampling_params": {"max_new_tokens": 2}}
+    running = [
+        asyncio.create_task(ask(key, "/generate", **body, session_params={"id": one}))
+        for key, one in ((a, busy), (b, mine))
+    ]
+    await until(lambda: len(engine.running) == 2)
+    opened = [(await ask(a, "/open_session", capacity_of_str_len=1))[1] for _ in range(6)]
+    engine.pause(False)
+    for status, said in await asyncio.gather(*running):
+        assert (status, said["meta_info"]["finish_reason"]["type"]) == (200, "length")
+    found = [
+        (await ask(key, "/generate", **body, session_params={"id": one}))[0]
+        for key, one in ((b, mine), (a, busy), *((a, one) for one in opened))
+    ]
+    assert found == [200, 200, *(400,) * 4, 200, 200]
 
 
 async def test_each_key_has_a_namespace_and_pays_for_its_tokens(
