@@ -160,6 +160,12 @@ class InternalError(RootlaceError):
     code = "internal"
     http_status = 500
 
+    @classmethod
+    def of(cls, error: Exception) -> InternalError:
+        """What clients hear of an error that nobody expected. What it says is for the log: it may
+        name paths of the server."""
+        return cls(f"internal error ({type(error).__name__})")
+
 
 _BY_CODE: dict[str, type[RootlaceError]] = {
     cls.code: cls

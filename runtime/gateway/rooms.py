@@ -142,8 +142,8 @@ class Rooms:
             room.note_loaded(None)
             return gateway
         except Exception as error:
-            other = InternalError(f"{type(error).__name__}: {error}")
-            room.note_loaded(error if isinstance(error, RootlaceError) else other)
+            known = error if isinstance(error, RootlaceError) else InternalError.of(error)
+            room.note_loaded(known)
             raise
         finally:
             room.loading = None
@@ -229,4 +229,5 @@ async def _within(timeout: float | None, loading: Awaitable[Gateway]) -> Gateway
 def _note_failure(loading: asyncio.Task[Gateway]) -> None:
     """Those who wait are told; perhaps nobody waits any more."""
     if not loading.cancelled() and (error := loading.exception()) is not None:
-        log.warning("a model could not be loaded: %s", error)
+        trace = None if isinstance(error, RootlaceError) else error
+        log.warning("a model could not be loaded: %s", error, exc_info=trace)

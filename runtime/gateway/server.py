@@ -23,6 +23,7 @@ from rootlace.runtime.gateway.rooms import Rooms
 from rootlace.runtime.gateway.state.journal import Journal
 from rootlace.runtime.gateway.state.session_log import attach
 from rootlace.wire.errors import (
+    InternalError,
     InvalidRequest,
     Overloaded,
     ProtocolError,
@@ -199,8 +200,9 @@ class ProgramServer:
     ) -> None:
         try:
             self._welcome(identity, hello, account, await self._gateway.load(hello.model))
-        except RootlaceError as error:
-            self._answer(identity, [Failed(0, error.code, str(error))])
+        except Exception as error:
+            known = error if isinstance(error, RootlaceError) else InternalError.of(error)
+            self._answer(identity, [Failed(0, known.code, str(known))])
 
     def _welcome(
         self, identity: bytes, hello: Hello, account: Account | None, gateway: Gateway

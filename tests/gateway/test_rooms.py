@@ -236,6 +236,13 @@ async def test_a_model_that_crashes_disturbs_no_other(
     # It is not tried with every request.
     status, error = await place.ask("/v1/completions", {"prompt": "hi", "model": "a"})
     assert status == 400 and "it is gone (it is tried again in" in error["error"]["message"]
+    with monkeypatch.context() as patched:  # nor is what nobody expected told in full
+        patched.setattr(module, "open_room", no_disk)
+        place.rooms.room("a")._retry_at = 0.0
+        for known in ("internal error", "internal error (OSError) (it is tried again in"):
+            status, error = await place.ask("/v1/completions", {"prompt": "hi", "model": "a"})
+            said = error["error"]["message"]
+            assert status == 500 and said.startswith(known) and "secret" not in said
     place.broken.clear()
     place.rooms.room("a")._retry_at = 0.0
     assert (await place.ask("/v1/completions", {"prompt": "hi", "model": "a"}))[0] == 200
@@ -243,6 +250,10 @@ async def test_a_model_that_crashes_disturbs_no_other(
         place.engines["b"].step()
         await asyncio.sleep(0)
     assert (await slow)[0] == 200 and place.loaded == ["a", "b", "a", "a"]
+
+
+async def no_disk(*_: object) -> Gateway:
+    raise OSError(28, "No space left on device", "/srv/secret")
 
 
 async def test_who_stops_waiting_for_a_model_leaves_it_loading(make: Make) -> None:

@@ -13,6 +13,7 @@ from rootlace.wire.protocol import (
     Done,
     Generate,
     Generated,
+    GetStatus,
     Hello,
     Op,
     Open,
@@ -62,6 +63,21 @@ async def test_bad_operations_break_their_branch_only(
     for later in (3, 4, 5):
         assert failed(c, later) == ("cancelled", message)
     assert c.terminal(6) == Done(6)
+
+
+async def test_what_nobody_expected_names_no_path(
+    client: MakeClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> None:
+        raise OSError(28, "No space left on device", "/srv/secret")
+
+    c = client()
+    for name in ("submit", "stats"):
+        monkeypatch.setattr(c.engine, name, broken)
+    c.send(Open(1, 1), Append(2, 1, text("x")), Generate(3, 1), GetStatus(4))
+    for op in (3, 4):
+        await c.result(op)
+        assert failed(c, op) == ("internal", "internal error (OSError)")
 
 
 async def test_empty_branch(client: MakeClient) -> None:

@@ -194,7 +194,7 @@ class Branch:
             failure = error.with_traceback(None)
         except Exception as error:
             log.exception("operation %d of branch %d", work.op, self.id)
-            failure = InternalError(f"{type(error).__name__}: {error}")
+            failure = InternalError.of(error)
         self._break(failure)
         return Failed(work.op, failure.code, str(failure)) if work.op else None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import Counter
 from collections.abc import Callable, Coroutine
 from functools import partial
@@ -52,6 +53,8 @@ from rootlace.wire.protocol import (
     Status,
     Unpin,
 )
+
+log = logging.getLogger(__name__)
 
 _Snapshot = asyncio.Future[Any]
 
@@ -421,7 +424,8 @@ class Session:
             except RootlaceError as error:
                 self._emit(Failed(op, error.code, str(error)))
             except Exception as error:
-                self._emit(Failed(op, InternalError.code, f"{type(error).__name__}: {error}"))
+                log.exception("operation %d", op)
+                self._emit(Failed(op, InternalError.code, str(InternalError.of(error))))
 
         task = self._loop.create_task(run())
         self._tasks.add(task)

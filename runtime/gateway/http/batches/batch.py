@@ -51,6 +51,12 @@ class Batch(msgspec.Struct):
     def unfinished(self) -> bool:
         return self.status in UNFINISHED
 
+    @property
+    def result_ids(self) -> tuple[str, str]:
+        """The ids of the files of its good answers and of its errors."""
+        hexes = self.id.removeprefix("batch_")
+        return f"file-{hexes}-output", f"file-{hexes}-errors"
+
     def enter(self, status: str) -> None:
         """Go on to `status`, and note the time."""
         self.status = status

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 from aiohttp import web
 
 from rootlace.runtime.gateway.http.batches.batch import Batch
+from rootlace.runtime.gateway.http.batches.disk import room_needed
 from rootlace.runtime.gateway.http.batches.paging import PageQuery, page
 from rootlace.runtime.gateway.http.batches.service import BatchService, owner
 from rootlace.runtime.gateway.http.body import Body, raw_body, read_body
@@ -70,7 +71,8 @@ class Batches:
             metadata=body.metadata,
             owner=owner(),
         )
-        storage.batches.put(batch)
+        with room_needed():
+            storage.batches.put(batch)
         self._service.runner.wake()
         return json_response(batch)
 

@@ -44,8 +44,6 @@ class FileStore:
         self.bounds = bounds
         self.records = Records(folder, File, "file")
         self._folder = folder
-        for path in folder.glob("upload-*"):  # cut off by the end of a server
-            path.unlink()
 
     def path(self, id_: str) -> Path:
         """Where the content of a file is, or will be; `id_` is one that this server made."""
@@ -68,18 +66,32 @@ class FileStore:
             )
 
     def add(self, content: Path, filename: str, purpose: str, owner: str, id_: str = "") -> File:
-        """Keep what was written to `content` as a file."""
+        """Keep what was written to `content` as a file. Raises OSError; the content of a file whose
+        `id_` is given stays there then, to be tried again."""
         id_ = id_ or f"file-{uuid.uuid4().hex}"
         now = int(time.time())
         content.replace(self.path(id_))
         size = self.path(id_).stat().st_size
         file = File(id_, size, now, now + self.bounds.seconds, filename, purpose, owner=owner)
-        self.records.put(file)
+        try:
+            self.records.put(file)
+        except OSError:
+            if content != self.path(id_):
+                self.path(id_).unlink()
+            raise
         return file
 
     def delete(self, id_: str) -> None:
         self.records.drop(id_)
         self.path(id_).unlink(missing_ok=True)
+
+    def forget_unknown(self, used: set[str]) -> None:
+        """Delete contents that no record is of, but none that is `used`: a server ended before it
+        could keep them."""
+        known = {file.id for file in self.records.all()} | used
+        for path in self._folder.iterdir():
+            if path.suffix != ".json" and path.name not in known:
+                path.unlink()
 
     def forget_old(self, used: set[str]) -> None:
         """Delete files whose time is over, but none that is `used`."""

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from aiohttp import BodyPartReader, web
 
+from rootlace.runtime.gateway.http.batches.disk import private, room_needed
 from rootlace.runtime.gateway.http.batches.file_store import File
 from rootlace.runtime.gateway.http.batches.paging import MAX_PAGE, Deleted, PageQuery, page
 from rootlace.runtime.gateway.http.batches.service import BatchService, owner
@@ -37,12 +38,15 @@ class Files:
         storage.files.check_count()
         content = storage.files.new_upload()
         try:
-            fields, filename = await self._receive(request, content)
-            if filename is None:
-                raise InvalidParameter("file", "file is missing")
-            if fields.get("purpose") != "batch":
-                raise InvalidParameter("purpose", "purpose must be 'batch': files are for batches")
-            file = storage.files.add(content, filename, "batch", owner())
+            with room_needed():
+                fields, filename = await self._receive(request, content)
+                if filename is None:
+                    raise InvalidParameter("file", "file is missing")
+                if fields.get("purpose") != "batch":
+                    raise InvalidParameter(
+                        "purpose", "purpose must be 'batch': files are for batches"
+                    )
+                file = storage.files.add(content, filename, "batch", owner())
         finally:
             content.unlink(missing_ok=True)
         return json_response(file)
@@ -98,7 +102,7 @@ class Files:
     async def _write(self, part: BodyPartReader, content: Path) -> None:
         files = self._service.storage.files
         size, most = 0, files.bounds.file_bytes
-        with content.open("wb") as file:
+        with open(content, "wb", opener=private) as file:
             while piece := await part.read_chunk(_PIECE_BYTES):
                 size += len(piece)
                 if size > most:

@@ -7,6 +7,7 @@ from typing import Generic, Protocol, TypeVar
 
 import msgspec
 
+from rootlace.runtime.gateway.http.batches.disk import private, private_folder
 from rootlace.runtime.gateway.http.errors import RecordNotFound
 
 
@@ -20,6 +21,8 @@ class Record(Protocol):
 
 R = TypeVar("R", bound=Record)
 
+_NEW = ".new"
+
 
 class Records(Generic[R]):
     """Records by id, oldest first. Only ids that were put are ever made into paths."""
@@ -27,7 +30,9 @@ class Records(Generic[R]):
     def __init__(self, folder: Path, kind: type[R], noun: str) -> None:
         self._folder = folder
         self.noun = noun
-        folder.mkdir(parents=True, exist_ok=True)
+        private_folder(folder)
+        for path in folder.glob(f"*{_NEW}"):  # cut off by the end of a server
+            path.unlink()
         found = [
             msgspec.json.decode(path.read_bytes(), type=kind) for path in folder.glob("*.json")
         ]
@@ -43,11 +48,17 @@ class Records(Generic[R]):
         return list(self._of.values())
 
     def put(self, record: R) -> None:
-        """Keep the record as it is now; a crash leaves the old or the new one, whole."""
+        """Keep the record as it is now; a crash leaves the old or the new one, whole.
+        Raises OSError, and then has the old one."""
         path = self._path(record.id)
-        new = path.with_suffix(".new")
-        new.write_bytes(msgspec.json.encode(record))
-        new.replace(path)
+        new = path.with_suffix(_NEW)
+        try:
+            with open(new, "wb", opener=private) as file:
+                file.write(msgspec.json.encode(record))
+            new.replace(path)
+        except OSError:
+            new.unlink(missing_ok=True)
+            raise
         self._of[record.id] = record
 
     def drop(self, id_: str) -> None:

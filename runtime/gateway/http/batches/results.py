@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import BinaryIO, Self
+from typing import Self
 
 import msgspec
 
 from rootlace.runtime.gateway.http.batches.batch import Batch
+from rootlace.runtime.gateway.http.batches.disk import private
 from rootlace.runtime.gateway.http.batches.file_store import FileStore
 
 _NUMBER = re.compile(rb'\{"id":"batch_req_\w+_(\d+)"')
@@ -34,19 +37,19 @@ class Results:
     def __init__(self, files: FileStore, batch: Batch) -> None:
         self._files = files
         self._batch = batch
-        hexes = batch.id.removeprefix("batch_")
-        self._ids = (f"file-{hexes}-output", f"file-{hexes}-errors")
         self.done: set[int] = set()
-        self._bytes = 0
-        self._open: list[BinaryIO] = []
+        self._open: list[_Lines] = []
 
     def __enter__(self) -> Self:
         counts = self._batch.request_counts
         numbers = []
-        for id_ in self._ids:
-            numbers.append(_recover(self._files.path(id_)))
-            self._open.append(self._files.path(id_).open("ab", buffering=0))
-            self._bytes += self._open[-1].tell()
+        try:
+            for id_ in self._batch.result_ids:
+                numbers.append(_recover(self._files.path(id_)))
+                self._open.append(_Lines(self._files.path(id_)))
+        except OSError:
+            self.__exit__(None, None, None)
+            raise
         counts.completed, counts.failed = map(len, numbers)
         self.done = numbers[0] | numbers[1]
         return self
@@ -61,7 +64,7 @@ class Results:
             file.close()
 
     def write(self, number: int, answer: Answer) -> None:
-        """Raises InvalidRequest when the folder is full."""
+        """Raises InvalidRequest when the folder is full, and OSError: nothing was written then."""
         request_id = f"{self._batch.id.replace('batch_', 'batch_req_')}_{number}"
         line = msgspec.json.encode(
             {
@@ -75,27 +78,56 @@ class Results:
                 "error": None,
             }
         )
-        self._bytes += len(line) + 1
-        self._files.check_room(self._bytes)
+        line += b"\n"
+        self._files.check_room(sum(file.size for file in self._open) + len(line))
         good = answer.status < 400
-        self._open[not good].write(line + b"\n")
+        self._open[not good].write(line)
         counts = self._batch.request_counts
         counts.completed += good
         counts.failed += not good
 
     def keep(self) -> None:
-        """Make files of what was written, for clients to read."""
+        """Make files of what was written, for clients to read. Raises OSError; it can be called
+        again."""
         found: list[str | None] = []
-        for id_, noun in zip(self._ids, ("output", "error"), strict=True):
+        for id_, noun in zip(self._batch.result_ids, ("output", "error"), strict=True):
             path = self._files.path(id_)
-            if path.stat().st_size:
+            if path.exists() and path.stat().st_size:
                 name = f"{self._batch.id}_{noun}.jsonl"
                 self._files.add(path, name, "batch_output", self._batch.owner, id_)
                 found.append(id_)
             else:
-                path.unlink()
+                path.unlink(missing_ok=True)
                 found.append(None)
         self._batch.output_file_id, self._batch.error_file_id = found
+
+
+class _Lines:
+    """A file of whole lines, open for more."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = open(path, "ab", buffering=0, opener=private)  # noqa: SIM115
+        self.size = self._file.tell()
+
+    def write(self, line: bytes) -> None:
+        """Raises OSError; what was written of the line is cut off then."""
+        left = memoryview(line)
+        self._cut()
+        try:
+            while left:  # a disk that is nearly full takes a part of it
+                left = left[self._file.write(left) :]
+        except OSError:
+            with contextlib.suppress(OSError):
+                self._cut()
+            raise
+        self.size += len(line)
+
+    def _cut(self) -> None:
+        if self._file.seek(0, os.SEEK_END) != self.size:
+            self._file.truncate(self.size)
+
+    def close(self) -> None:
+        self._file.close()
 
 
 def _recover(path: Path) -> set[int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
 import logging
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
@@ -15,6 +16,7 @@ import msgspec
 
 from rootlace.runtime.gateway.branches.gateway import Gateway
 from rootlace.runtime.gateway.http.batches.batch import Batch
+from rootlace.runtime.gateway.http.batches.disk import FULL
 from rootlace.runtime.gateway.http.batches.results import Answer, Results
 from rootlace.runtime.gateway.http.batches.storage import Storage
 from rootlace.runtime.gateway.http.body import Body, decode_anywhere
@@ -37,6 +39,8 @@ log = logging.getLogger(__name__)
 ROWS_AT_ONCE = 4
 MAX_ROWS = 50_000
 RETRY_SECONDS = 1.0
+ROOM_SECONDS = 2.0
+"""How often writing is tried again where the disk is full."""
 # A row that the engine did not survive so often is an error.
 TRIES = 3
 
@@ -88,6 +92,7 @@ class Runner:
         self._running: dict[str, asyncio.Task[None]] = {}
         """By the batch's id, its rows."""
         self._answering = asyncio.Semaphore(ROWS_AT_ONCE)
+        self._waits_for_room = False
         self._task = asyncio.create_task(self._run())
 
     def wake(self) -> None:
@@ -97,7 +102,8 @@ class Runner:
     def cancel(self, batch: Batch) -> None:
         """End a batch; what it has answered so far is kept."""
         batch.enter("cancelling")
-        self._storage.batches.put(batch)
+        with contextlib.suppress(OSError):  # put again as it ends
+            self._storage.batches.put(batch)
         if batch.id in self._running:
             self._running[batch.id].cancel()
 
@@ -125,22 +131,41 @@ class Runner:
     async def _try(self, batch: Batch) -> None:
         """Finish a batch, or note why it cannot be; its owner's next one follows."""
         try:
-            await self._finish(batch)
+            while True:
+                try:
+                    await self._finish(batch)
+                    break
+                except OSError as error:
+                    await self._wait_for_room(error)
+            self._note_room()
         except Exception as error:
             log.exception("batch %s", batch.id)
-            batch.fail(
-                "storage_error" if isinstance(error, OSError) else "server_error", str(error)
-            )
+            _fail(batch, error)
             with contextlib.suppress(OSError):
                 self._storage.batches.put(batch)
         finally:
             del self._working[batch.owner]
             self._more.set()
 
+    async def _wait_for_room(self, error: OSError) -> None:
+        """Until it is time to write again to a disk that is full; any other error is raised."""
+        if error.errno not in FULL:
+            raise error
+        if not self._waits_for_room:
+            log.warning("batches wait: %s", error)
+        self._waits_for_room = True
+        await asyncio.sleep(ROOM_SECONDS)
+
+    def _note_room(self) -> None:
+        if self._waits_for_room:
+            self._waits_for_room = False
+            log.warning("batches go on: there is room on the disk again")
+
     async def _finish(self, batch: Batch) -> None:
-        """Run the batch to one of its ends."""
+        """Run the batch to one of its ends. Where it raises, it can be called again."""
         with Results(self._storage.files, batch) as results:
             end = "completed"
+            error: BaseException | None = None
             if batch.status != "cancelling":
                 batch.enter("in_progress")
                 self._storage.batches.put(batch)
@@ -153,19 +178,21 @@ class Runner:
                     running.cancel()
                     await asyncio.wait([running])
                 error = None if running.cancelled() else running.exception()
-                if isinstance(error, RootlaceError):
-                    batch.fail(error.code, str(error))
-                elif error is not None:
-                    log.error("batch %s", batch.id, exc_info=error)
-                    batch.fail("server_error", "internal error")
+                if error is not None:
+                    end = "failed"
                 elif time.time() >= batch.expires_at and not batch.request_counts.all_done:
                     end = "expired"
             if batch.status == "cancelling":
                 end = "cancelled"
             results.keep()
-            if batch.status != "failed":
-                batch.enter(end)
-            self._storage.batches.put(batch)
+            ended = copy.copy(batch)  # clients see the end when it is kept
+            if end == "failed" and error is not None:
+                if not isinstance(error, RootlaceError):
+                    log.error("batch %s", batch.id, exc_info=error)
+                _fail(ended, error)
+            else:
+                ended.enter(end)
+            self._storage.batches.put(ended)
 
     async def _rows(self, batch: Batch, results: Results) -> None:
         if batch.owner:  # its rows are the key's requests, in the tasks that begin here
@@ -192,7 +219,14 @@ class Runner:
             if time.time() >= batch.expires_at:
                 return
             answer = await self._answer(batch, _read(path, place))
-            results.write(place.number, answer)
+            while True:
+                try:
+                    results.write(place.number, answer)
+                except OSError as error:  # what was computed is not lost
+                    await self._wait_for_room(error)
+                else:
+                    break
+            self._note_room()
 
     async def _answer(self, batch: Batch, line: bytes) -> Answer:
         """The reply to one row. Whatever is wrong with the row is its reply."""
@@ -238,6 +272,16 @@ class Runner:
                 "url", f"url: {row.url!r} is not the batch's endpoint, {batch.endpoint!r}"
             )
         return row
+
+
+def _fail(batch: Batch, error: BaseException) -> None:
+    """Fail for this; of what nobody expected, clients are not told more than that it was."""
+    if isinstance(error, RootlaceError):
+        batch.fail(error.code, str(error))
+    elif isinstance(error, OSError):
+        batch.fail("storage_error", "the server could not read or write the batch's files")
+    else:
+        batch.fail("server_error", "internal error")
 
 
 def _places(path: Path, done: set[int]) -> tuple[int, list[_Place]]:

@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 
 from rootlace.runtime.gateway.http.batches.batch import Batch
+from rootlace.runtime.gateway.http.batches.disk import private
 from rootlace.runtime.gateway.http.batches.file_store import Bounds, FileStore
 from rootlace.runtime.gateway.http.batches.records import Records
 from rootlace.wire.errors import InvalidRequest
@@ -21,8 +22,8 @@ class Storage:
 
     def __init__(self, folder: Path, bounds: Bounds) -> None:
         try:
-            folder.mkdir(parents=True, exist_ok=True)
-            self._lock = (folder / "lock").open("wb")
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self._lock = open(folder / "lock", "wb", opener=private)  # noqa: SIM115
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             self.files = FileStore(folder / "files", bounds)
             self.batches = Records(folder / "batches", Batch, "batch")
@@ -31,6 +32,8 @@ class Storage:
         except (OSError, msgspec.DecodeError) as error:
             raise InvalidRequest(f"{folder} cannot keep files: {error}") from error
         self.forget_old()
+        unfinished = (batch for batch in self.batches.all() if batch.unfinished)
+        self.files.forget_unknown({id_ for batch in unfinished for id_ in batch.result_ids})
 
     def close(self) -> None:
         self._lock.close()
