@@ -390,7 +390,8 @@ class Welcome(_Event, tag="welcome"):
 class Chunk(_Event, tag="chunk"):
     """New text of sample `index` of a streaming `Generate`. All chunks together are the output.
 
-    `cached_tokens`: of the prompt, in the first chunk of a `Generate` with `tell_cached`.
+    In the first chunk of a `Generate` with `tell_cached`: how long the prompt is, and how much of it
+    was cached.
     """
 
     index: int
@@ -398,6 +399,7 @@ class Chunk(_Event, tag="chunk"):
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprob, ...] = ()
     cached_tokens: int | None = None
+    prompt_tokens: int | None = None
 
 
 class Done(_Event, tag="done"):

@@ -66,6 +66,7 @@ class Generation:
         self._prompt_logprobs: tuple[TokenLogprob, ...] = ()
         self._cached: int | None = None
         self._tells = op.tell_cached
+        self._prompt_tokens = 0
         self._report: CacheReport | None = None
         self._pin = ""
         self._accepted = self._rejected = 0
@@ -101,6 +102,7 @@ class Generation:
         if not state.ids:
             raise InvalidRequest("the branch is empty: there is nothing to generate from")
         prompt = state.prompt()
+        self._prompt_tokens = len(prompt)
         prediction = await self._predicted()
         params = self._engine_params(len(state.ids))
         # The other samples of one prompt find what the first one computes.
@@ -191,7 +193,9 @@ class Generation:
             return
         if self._tells and self._cached is not None:
             self._tells = False
-            chunk = msgspec.structs.replace(chunk, cached_tokens=self._cached)
+            chunk = msgspec.structs.replace(
+                chunk, cached_tokens=self._cached, prompt_tokens=self._prompt_tokens
+            )
         self._emit(chunk)
 
     def _feed(self, sample: Sample, update: Update) -> Chunk | None:

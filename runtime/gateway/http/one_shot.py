@@ -206,7 +206,8 @@ class OneShots:
                     self._written[index] = (*self._written.get(index, ()), written)
                 elif isinstance(event, Generated):
                     self._ended.add(index)
-                    whole = self._with_written(event, index)
+                    usage = self._counted(event.usage, index)
+                    whole = msgspec.structs.replace(event, usage=usage)
                     note_usage(whole.usage, whole.cache_report)
                     yield index, whole
                 elif isinstance(event, Chunk):
@@ -214,14 +215,20 @@ class OneShots:
                         note_found(event.cached_tokens)
                     yield index, event
 
-    def _with_written(self, event: Generated, index: int) -> Generated:
+    def begun(self, chunk: Chunk) -> Usage | None:
+        """What is known of a prompt with the first chunk behind it; None with later ones."""
+        if chunk.cached_tokens is None:
+            return None
+        found = Usage(prompt_tokens=chunk.prompt_tokens or 0, cached_tokens=chunk.cached_tokens)
+        return self._counted(found, (chunk.op - 1) // _OPS_PER_JOB)
+
+    def _counted(self, usage: Usage, index: int) -> Usage:
         """What was computed for pins was not found in the cache, although the last request did."""
         if index not in self._written:
-            return event
+            return usage
         written = self._written[index]
-        cached = max(event.usage.cached_tokens - sum(written), 0)
-        usage = msgspec.structs.replace(event.usage, cached_tokens=cached, written=written)
-        return msgspec.structs.replace(event, usage=usage)
+        cached = max(usage.cached_tokens - sum(written), 0)
+        return msgspec.structs.replace(usage, cached_tokens=cached, written=written)
 
     def _error(self, event: Failed, index: int) -> RootlaceError:
         """The typed error; one about the constraint names the field that asked for it."""

@@ -212,8 +212,8 @@ class FakeSession:
             logprobs = tuple(_score(i, params.top_logprobs) for i in ids) if params.logprobs else ()
             if op.stream:
                 first = op.tell_cached and len(said) == len(ids) and index == 0
-                cached = len(op_prompt) // 2 if first else None
-                self._on_events([Chunk(op.op, index, char, tuple(ids), logprobs, cached)])
+                about = (len(op_prompt) // 2, len(op_prompt)) if first else ()
+                self._on_events([Chunk(op.op, index, char, tuple(ids), logprobs, *about)])
                 await asyncio.sleep(0)
             self._gateway.generated += 1
         scores = tuple(_score(i, params.top_logprobs) for i in said) if params.logprobs else ()

@@ -163,6 +163,23 @@ async def test_the_cache_is_accounted(served: Served) -> None:
     assert await post(served, counted, "/v1/messages/count_tokens") == (200, {"input_tokens": 19})
 
 
+async def test_a_stream_begins_with_what_its_prompt_is(served: Served) -> None:
+    part = {"type": "text", "text": "hi", "cache_control": {"type": "ephemeral"}}
+    for messages in (ASK["messages"], [{"role": "user", "content": [part]}]):
+        found = await events(served, {**ASK, "messages": messages})
+        start, end = found[0]["message"]["usage"], found[-2]["usage"]
+        assert start == {**end, "output_tokens": 0} and start["input_tokens"] == 10
+
+
+async def test_a_call_that_a_stop_sequence_cut(served: Served) -> None:
+    served.gateway.script = lambda prompt, index: SAID
+    given = {**ASK, "tools": [TOOL], "stop_sequences": ["1"]}
+    _, reply = await post(served, given)
+    stopped = {"stop_reason": "stop_sequence", "stop_sequence": "1"}
+    assert stopped.items() <= reply.items() and reply["content"][-1]["name"] == "f"
+    assert (await events(served, given))[-2]["delta"] == stopped
+
+
 async def test_what_is_written_of_a_forced_call_is_counted(served: Served) -> None:
     given = {"tools": [{"name": "f", "input_schema": {}}], "tool_choice": {"type": "any"}}
     _, reply = await post(served, {**ASK, **given})

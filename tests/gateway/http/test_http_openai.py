@@ -222,6 +222,31 @@ async def test_parallel_tool_calls(served: Served) -> None:
     assert tags["triggers"] == ["<tool_call>"] and len(tags["tags"]) == 1
 
 
+async def test_a_call_that_a_stop_string_cut_is_no_call_to_make(served: Served) -> None:
+    served.gateway.script = lambda prompt, index: (
+        '<tool_call>{"name":"add","arguments":{"city":"Oslo"}}</tool_call>'
+    )
+    client = served.openai()
+    given: dict[str, Any] = {"model": "fake", "messages": ASK, "tools": [_tool("add")]}
+    for stop, reason, arguments in (
+        ("O", "stop", '{"city":"'),
+        ("/", "tool_calls", '{"city":"Oslo"}'),  # behind the arguments
+    ):
+        choice = (await client.chat.completions.create(**given, stop=stop)).choices[0]
+        (call,) = choice.message.tool_calls or ()
+        assert (call.function.arguments, choice.finish_reason) == (arguments, reason)  # type: ignore[union-attr]
+        stream = await client.chat.completions.create(**given, stop=stop, stream=True)
+        reasons = [chunk.choices[0].finish_reason async for chunk in stream]
+        assert reasons[-1] == reason
+
+
+async def test_a_tool_without_parameters_has_no_arguments(served: Served) -> None:
+    tools: Any = [{"type": "function", "function": {"name": "now"}}]
+    await served.openai().chat.completions.create(model="fake", messages=ASK, tools=tools)  # type: ignore[arg-type]
+    (told,) = served.gateway.chat.last["tools"]
+    assert told["function"]["parameters"] == {"type": "object", "properties": {}}
+
+
 async def test_thoughts_are_told_apart(served: Served) -> None:
     served.gateway.chat.source = "{# <think> </think> #}"
     served.gateway.script = lambda prompt, index: "<think>\nhm\n</think>\n\nyes"

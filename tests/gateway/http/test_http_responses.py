@@ -78,6 +78,36 @@ async def test_thoughts_and_calls_streamed_or_not(served: Served) -> None:
     assert added == done == [item.id for item in last.output]
 
 
+@pytest.mark.parametrize(
+    "given, reason, cut",
+    [
+        ({"max_output_tokens": 30}, "max_output_tokens", "well"),
+        ({"max_output_tokens": 70}, "max_output_tokens", '{"x'),
+        ({"stop": "1"}, "stop", '{"x":'),
+    ],
+)
+async def test_an_item_that_was_cut_is_incomplete(
+    served: Served, given: dict[str, Any], reason: str, cut: str
+) -> None:
+    served.gateway.script = lambda prompt, index: SAID.partition("</think>")[2].replace(
+        "well", "well, let me see what there is"
+    )
+    body = {"input": "x", "tools": [TOOL], **given}
+    async with served.http.post("/v1/responses", json=body) as reply:
+        whole = await reply.json()
+    async with served.http.post("/v1/responses", json={**body, "stream": True}) as reply:
+        lines = (await reply.text()).splitlines()
+    events = [json.loads(line.removeprefix("data: ")) for line in lines if line[:5] == "data:"]
+    done = [event["item"] for event in events if event["type"] == "response.output_item.done"]
+    for last, items in ((whole, whole["output"]), (events[-1]["response"], done)):
+        assert (last["status"], last["incomplete_details"]) == ("incomplete", {"reason": reason})
+        assert [item["status"] for item in items] == ["completed"] * (len(items) - 1) + [
+            "incomplete"
+        ]
+        assert cut in (items[-1].get("arguments") or items[-1]["content"][0]["text"])
+    assert events[-1]["type"] == "response.incomplete"
+
+
 async def test_a_response_is_gone_on_from(served: Served) -> None:
     served.gateway.script = lambda prompt, index: SAID.partition("</think>\n\n")[2]
     client = served.openai()

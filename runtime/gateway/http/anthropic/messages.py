@@ -143,22 +143,20 @@ class Messages:
         reply: MessageReply = {
             **_message(asked.model),
             "content": [_block(block) for block in blocks_of(answer)],
-            **_stopped(generated.outputs[0], bool(answer.calls)),
-            "usage": _usage(generated, asked.prepared),
+            **_stopped(generated.outputs[0], bool(answer.calls) and not ended.cut_calls[0]),
+            "usage": _usage_and_report(generated, asked.prepared),
         }
         return json_response(reply)
 
     async def _stream(self, asked: _Request) -> AsyncGenerator[dict[str, Any], None]:
-        # How long the prompt is is known at the end; the last event tells it.
-        nothing = _usage(Generated(0, (), Usage()), asked.prepared)
-        start = {**_message(asked.model), "content": [], **_STOPPED_NOT, "usage": nothing}
         blocks, calls = Blocks(), 0
         begun = False
         async with aclosing(self._chats.stream(asked.prepared)) as events:
             async for event in events:
                 if not begun:
                     begun = True
-                    yield {"type": "message_start", "message": start}
+                    found = event.generated.usage if isinstance(event, Ended) else event.begun
+                    yield _start(asked, found or Usage())
                 if not isinstance(event, Ended):
                     for change in blocks.take(event.deltas):
                         calls += isinstance(change, Begin) and change.block.kind == "call"
@@ -166,7 +164,8 @@ class Messages:
                     continue
                 for change in blocks.finish():
                     yield _event(change)
-                yield _end(event.generated, calls > 0, asked.prepared)
+                called = calls > 0 and not event.cut_calls[0]
+                yield _end(event.generated, called, asked.prepared)
         yield {"type": "message_stop"}
 
 
@@ -180,6 +179,12 @@ def _message(model: str) -> MessageHead:
         "role": "assistant",
         "model": model,
     }
+
+
+def _start(asked: _Request, found: Usage) -> dict[str, Any]:
+    usage = _usage(msgspec.structs.replace(found, completion_tokens=0), asked.prepared)
+    message = {**_message(asked.model), "content": [], **_STOPPED_NOT, "usage": usage}
+    return {"type": "message_start", "message": message}
 
 
 def _event(change: BlockEvent) -> dict[str, Any]:
@@ -198,7 +203,7 @@ def _end(generated: Generated, called: bool, prepared: Prepared) -> dict[str, An
     return {
         "type": "message_delta",
         "delta": _stopped(generated.outputs[0], called),
-        "usage": _usage(generated, prepared),
+        "usage": _usage_and_report(generated, prepared),
     }
 
 
@@ -229,12 +234,15 @@ def _stopped(output: Output, called: bool) -> Stopped:
     return {"stop_reason": "end_turn", "stop_sequence": None}
 
 
-def _usage(generated: Generated, prepared: Prepared) -> MessageUsage:
+def _usage_and_report(generated: Generated, prepared: Prepared) -> MessageUsage:
+    return {**_usage(generated.usage, prepared), **report_of(generated)}
+
+
+def _usage(usage: Usage, prepared: Prepared) -> MessageUsage:
     """All of a prompt is cached; what was computed counts as written where a client marked it.
 
     The three counts of the prompt's tokens add up to it.
     """
-    usage = generated.usage
     written: Written = {"ephemeral_5m_input_tokens": 0, "ephemeral_1h_input_tokens": 0}
     for pin, tokens in zip(prepared.job.pins, usage.written, strict=False):
         hour = (pin.cache.ttl or 0.0) > PIN_SECONDS
@@ -245,5 +253,4 @@ def _usage(generated: Generated, prepared: Prepared) -> MessageUsage:
         "cache_creation": written,
         "cache_read_input_tokens": usage.cached_tokens,
         "output_tokens": usage.completion_tokens,
-        **report_of(generated),
     }

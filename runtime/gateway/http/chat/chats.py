@@ -5,10 +5,19 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, replace
 
+import msgspec
+
 from rootlace.runtime.gateway.branches.gateway import Gateway
 from rootlace.runtime.gateway.branches.session import Session
 from rootlace.runtime.gateway.formats.choose import format_of
-from rootlace.runtime.gateway.formats.deltas import Answer, CallBegin, Content, Delta, Reasoning
+from rootlace.runtime.gateway.formats.deltas import (
+    Answer,
+    CallArguments,
+    CallBegin,
+    Content,
+    Delta,
+    Reasoning,
+)
 from rootlace.runtime.gateway.formats.format import Format, Parser
 from rootlace.runtime.gateway.formats.tagged import PLAIN
 from rootlace.runtime.gateway.http import one_shot
@@ -24,7 +33,16 @@ from rootlace.runtime.gateway.http.chat.tool_choice import (
 from rootlace.runtime.gateway.http.errors import InvalidParameter
 from rootlace.runtime.gateway.http.sampling import make_params
 from rootlace.runtime.gateway.tokens.pieces import Joined
-from rootlace.wire.protocol import Chunk, Generated, Output, Part, Text, TokenLogprob, Tokens
+from rootlace.wire.protocol import (
+    Chunk,
+    Generated,
+    Output,
+    Part,
+    Text,
+    TokenLogprob,
+    Tokens,
+    Usage,
+)
 
 # Tokenizing so many characters takes about a second of a thread; models with a long context may be
 # given more, by so many characters for each of its tokens.
@@ -36,19 +54,23 @@ _END_CHARACTERS = 64
 
 @dataclass(slots=True)
 class Said:
-    """New pieces of answer `index`; `logprobs` are those of the tokens that they were made of."""
+    """New pieces of answer `index`; `logprobs` are those of the tokens that they were made of.
+    `begun` is what the first one knows of the prompt."""
 
     index: int
     deltas: list[Delta]
     logprobs: tuple[TokenLogprob, ...] = ()
+    begun: Usage | None = None
 
 
 @dataclass(frozen=True)
 class Ended:
-    """The end of all answers, which had so many tokens of thoughts."""
+    """The end of all answers, which had so many tokens of thoughts. `cut_calls`: whether the last
+    call of each is not whole, because its answer was cut."""
 
     generated: Generated
     reasoning_tokens: int
+    cut_calls: tuple[bool, ...] = ()
     session: Session | None = None
     """That of a branch which is to stay."""
     held: Held | None = None
@@ -88,6 +110,7 @@ class Reader:
         self._calls = 0
         self.thoughts: list[str] = []
         """What was read of the model's thoughts."""
+        self._arguments: list[str] | None = None  # of the last call
         self._first = parser.feed(prefix) if parser is not None and prefix else []
 
     def feed(self, text: str) -> list[Delta]:
@@ -108,7 +131,22 @@ class Reader:
             self._calls += isinstance(delta, CallBegin)
             if self._several or self._calls <= 1:
                 kept.append(delta)
+                if isinstance(delta, CallBegin):
+                    self._arguments = []
+                elif isinstance(delta, CallArguments) and self._arguments is not None:
+                    self._arguments.append(delta.text)
         return kept
+
+    def has_cut_call(self, output: Output) -> bool:
+        """Whether something else than the model ended `output`, which was read, within a call."""
+        ended = output.finish_reason == "stop" and not isinstance(output.matched, str)
+        if ended or self._arguments is None:
+            return False
+        try:
+            msgspec.json.decode("".join(self._arguments))
+        except (msgspec.DecodeError, RecursionError):
+            return True
+        return False
 
 
 class Chats:
@@ -272,10 +310,12 @@ class Chats:
         the session as by `run`."""
         readers = [prepared.reader() for _ in range(prepared.job.params.n)]
 
-        def said(chunk: Chunk) -> Said:
-            return Said(chunk.index, readers[chunk.index].feed(chunk.text), chunk.logprobs)
-
         with one_shot.OneShots(self._gateway, [prepared.job], stream=True) as shots:
+
+            def said(chunk: Chunk) -> Said:
+                deltas = readers[chunk.index].feed(chunk.text)
+                return Said(chunk.index, deltas, chunk.logprobs, shots.begun(chunk))
+
             if direct is not None:
                 take = direct.take
                 shots.divert(one_shot.Direct(direct.is_open, lambda chunk: take(said(chunk))))
@@ -297,10 +337,14 @@ class Chats:
     ) -> Ended:
         thoughts = ["".join(reader.thoughts) for reader in readers]
         count = await self._count(thoughts, generated)
+        cut = tuple(
+            reader.has_cut_call(output)
+            for reader, output in zip(readers, generated.outputs, strict=True)
+        )
         if prepared.written is None:
-            return Ended(generated, count)
+            return Ended(generated, count, cut)
         held = Held.behind(prepared.written, generated.outputs[0], prepared.job.params)
-        return Ended(generated, count, shots.keep(), held)
+        return Ended(generated, count, cut, shots.keep(), held)
 
     async def _count(self, thoughts: Sequence[str], generated: Generated) -> int:
         """How many tokens of all answers are thoughts: those that their text is made of."""
@@ -339,5 +383,5 @@ def _end_of(parts: tuple[Part, ...]) -> str:
 
 
 def finish_reason(output: Output, called: bool) -> str:
-    """OpenAI's: an answer that ended by itself and holds calls ended for them."""
+    """OpenAI's: an answer that ended by itself and holds calls, whole ones, ended for them."""
     return "tool_calls" if called and output.finish_reason == "stop" else output.finish_reason

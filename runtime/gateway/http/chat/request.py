@@ -13,7 +13,8 @@ from rootlace.wire.handling import PLAIN, Cache, Handling
 
 @dataclass(frozen=True)
 class Tool:
-    """A function that the model may call. `strict`: its arguments fit `parameters` in any case."""
+    """A function that the model may call, without arguments where it has no `parameters`.
+    `strict`: its arguments fit them in any case."""
 
     name: str
     description: str | None = None
@@ -25,8 +26,8 @@ class Tool:
         function: dict[str, Any] = {"name": self.name}
         if self.description is not None:
             function["description"] = self.description
-        if self.parameters is not None:
-            function["parameters"] = self.parameters
+        # Templates that write them are not ready for none.
+        function["parameters"] = self.parameters or {"type": "object", "properties": {}}
         return {"type": "function", "function": function}
 
 

@@ -203,10 +203,7 @@ class ChatCompletions:
         asked = await self._parse(body)
         ended, answers = await self._chats.run(asked.prepared)
         choices = [
-            self._choice(asked, index, output, answer)
-            for index, (output, answer) in enumerate(
-                zip(ended.generated.outputs, answers, strict=True)
-            )
+            self._choice(asked, index, ended, answer) for index, answer in enumerate(answers)
         ]
         head = envelope("chatcmpl", "chat.completion", asked.model, asked.id)
         return {**head, "choices": choices, "usage": asked.usage(ended)}
@@ -256,8 +253,9 @@ class ChatCompletions:
             id=chosen_id(body.request_id),
         )
 
-    def _choice(self, asked: _Request, index: int, output: Output, answer: Answer) -> ChatChoice:
+    def _choice(self, asked: _Request, index: int, ended: Ended, answer: Answer) -> ChatChoice:
         """One sample, complete."""
+        output = ended.generated.outputs[index]
         message: ChatMessage = {
             "role": "assistant",
             "content": answer.content,
@@ -275,7 +273,9 @@ class ChatCompletions:
             "index": index,
             "message": message,
             "logprobs": logprobs,
-            "finish_reason": finish_reason(output, bool(answer.calls)),
+            "finish_reason": finish_reason(
+                output, bool(answer.calls) and not ended.cut_calls[index]
+            ),
             "matched_stop": output.matched,
         }
 
@@ -306,8 +306,10 @@ class ChatCompletions:
                     continue
                 chunks = [
                     chunk
-                    for writer, output in zip(writers, event.generated.outputs, strict=True)
-                    for chunk in writer.finish(output)
+                    for writer, output, cut in zip(
+                        writers, event.generated.outputs, event.cut_calls, strict=True
+                    )
+                    for chunk in writer.finish(output, cut)
                 ]
                 if asked.usage_chunk:
                     chunks.append({**head, "choices": [], "usage": asked.usage(event)})
@@ -345,8 +347,8 @@ class _Writer:
             )
         return chunks
 
-    def finish(self, output: Output) -> list[dict[str, Any]]:
-        reason = finish_reason(output, self._calls > 0)
+    def finish(self, output: Output, cut: bool) -> list[dict[str, Any]]:
+        reason = finish_reason(output, self._calls > 0 and not cut)
         last = self._chunk({}, finish_reason=reason, matched_stop=output.matched)
         return [*self._begin(), last]
 

@@ -75,8 +75,9 @@ class Items:
             return OutputReasoning(item_id, status, [ReasoningText(block.text)] if written else [])
         return OutputMessage(item_id, status, [OutputText(block.text)] if written else [])
 
-    def events(self, change: BlockEvent) -> list[dict[str, Any]]:
-        """What is streamed of a change, but for the numbers of the events."""
+    def events(self, change: BlockEvent, status: str = "completed") -> list[dict[str, Any]]:
+        """What is streamed of a change, but for the numbers of the events. `status` is that of an
+        item that ends."""
         block = change.block
         at: dict[str, Any] = {"item_id": self._of(block)[0], "output_index": block.index}
         inside = at if block.kind == "call" else {**at, "content_index": 0}
@@ -95,7 +96,7 @@ class Items:
         if block.kind != "call":
             part = _part(block, block.text)
             events.append({"type": "response.content_part.done", **inside, "part": part})
-        return [*events, _item_event("response.output_item.done", block, self.item(block))]
+        return [*events, _item_event("response.output_item.done", block, self.item(block, status))]
 
     def call_id(self, block: Block) -> str:
         return self._of(block)[1]

@@ -197,9 +197,9 @@ class Responses:
             number += 1
             return {**event, "sequence_number": number - 1}
 
-        def changed(changes: list[BlockEvent]) -> list[dict[str, Any]]:
+        def changed(changes: list[BlockEvent], *status: str) -> list[dict[str, Any]]:
             written.extend(change.block for change in changes if isinstance(change, End))
-            return [numbered(event) for c in changes for event in asked.items.events(c)]
+            return [numbered(event) for c in changes for event in asked.items.events(c, *status)]
 
         started = {**asked.head, "status": "in_progress", "output": [], "usage": None}
         try:
@@ -212,7 +212,7 @@ class Responses:
                         for one in changed(blocks.take(event.deltas)):
                             yield one
                         continue
-                    last = changed(blocks.finish())
+                    last = changed(blocks.finish(), "incomplete" if _cut(event) else "completed")
                     whole = self._ended(asked, written, event)
                     await self._store.flush()
                     for one in last:
@@ -227,11 +227,11 @@ class Responses:
 
     def _ended(self, asked: _Request, blocks: list[Block], ended: Ended) -> ResponseReply:
         """The whole response, which is kept."""
-        cut = ended.generated.outputs[0].finish_reason == "length"
+        cut = _cut(ended)
         response: ResponseReply = {
             **asked.head,
             "status": "incomplete" if cut else "completed",
-            "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
+            "incomplete_details": {"reason": cut} if cut else None,
             "completed_at": None if cut else time.time(),
             "output": [asked.items.item(block) for block in blocks],
             "usage": _usage(ended),
@@ -255,6 +255,13 @@ class Responses:
                 asked.previous.let_go()
         new = [*asked.new, answer]
         self._store.put(response, asked.before, new, owner(), asked.salt, ended.held, let_go)
+
+
+def _cut(ended: Ended) -> str:
+    """Why the last item is not whole; empty where it is."""
+    if ended.generated.outputs[0].finish_reason == "length":
+        return "max_output_tokens"
+    return "stop" if ended.cut_calls[0] else ""
 
 
 def _nothing() -> None:
