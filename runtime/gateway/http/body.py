@@ -12,7 +12,11 @@ from aiohttp import web
 from rootlace.runtime.gateway.http.errors import InvalidParameter
 from rootlace.runtime.gateway.http.fields import check_refused
 from rootlace.runtime.gateway.http.json_weight import CONTAINER, weight_beyond
-from rootlace.runtime.gateway.http.suggestions import LONGEST, field_suggestion
+from rootlace.runtime.gateway.http.suggestions import (
+    LONGEST,
+    choices_at,
+    field_suggestion,
+)
 from rootlace.wire.errors import DeadlineExceeded, InvalidRequest
 
 T = TypeVar("T", bound=msgspec.Struct)
@@ -108,4 +112,6 @@ def as_parameter(message: str, kind: type, below: str = "") -> InvalidRequest:
     hint = ""
     if field and field[1] == "contains unknown":
         hint = field_suggestion(kind, path, field[2])
+    elif reason.startswith(("Invalid enum value", "Invalid value")):
+        hint = choices_at(kind, path)
     return InvalidParameter(param, f"{param}: {reason[0].lower()}{reason[1:]}{hint}")

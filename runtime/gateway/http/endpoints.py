@@ -52,6 +52,11 @@ from rootlace.runtime.gateway.http.openai.embeddings import (
     EmbeddingReply,
     Embeddings,
 )
+from rootlace.runtime.gateway.http.openai.response_inputs import (
+    InputItem,
+    InputQuery,
+    ResponseQuery,
+)
 from rootlace.runtime.gateway.http.openai.response_store import ResponseStore
 from rootlace.runtime.gateway.http.openai.responses import ResponseReply, Responses
 from rootlace.runtime.gateway.http.openai.responses_body import RESPONSES_BODY
@@ -158,7 +163,16 @@ def endpoints(gateway: Gateway, shared: Shared | None = None) -> list[Endpoint]:
             "/v1/responses/{id}",
             responses.get,
             "a response that was kept",
+            query=ResponseQuery,
             reply=ResponseReply,
+        ),
+        Endpoint(
+            "GET",
+            "/v1/responses/{id}/input_items",
+            responses.inputs,
+            "what a response that was kept was made from",
+            query=InputQuery,
+            reply=Listing[InputItem],
         ),
         Endpoint(
             "DELETE", "/v1/responses/{id}", responses.delete, "forget a response", reply=Deleted

@@ -89,3 +89,23 @@ def _alternatives(types: Iterable[inspect.Type]) -> Iterator[inspect.Type]:
             yield from _alternatives(type_.types)
         else:
             yield type_
+
+
+def choices_at(kind: type, path: str) -> str:
+    """Which values there are for the field at `path` of a body of type `kind`, and the reason that
+    a class gives in `ONLY` for there being no other `type`; empty where any may stand."""
+    above, _, name = path.rpartition(".")
+    known: list[str] = []
+    why = ""
+    for struct in _structs_at(kind, above):
+        here = [struct.tag] if struct.tag_field == name else []
+        for type_ in _alternatives([f.type for f in struct.fields if f.encode_name == name]):
+            if isinstance(type_, inspect.LiteralType):
+                here += type_.values
+        known += [repr(value) for value in here]
+        if name == "type":
+            why = why or getattr(struct.cls, "ONLY", "")
+    if not known:
+        return ""
+    said = f"there is {known[0]}" if len(known) == 1 else f"there are {', '.join(known)}"
+    return f" ({said}{': ' if why else ''}{why})"

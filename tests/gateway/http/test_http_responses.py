@@ -150,6 +150,81 @@ async def test_a_response_is_gone_on_from(served: Served) -> None:
         await client.responses.retrieve(forgotten.id)
 
 
+async def test_what_a_response_was_made_from(served: Served) -> None:
+    served.gateway.script = lambda prompt, index: SAID.partition("</think>\n\n")[2]
+    client = served.openai()
+    first: Any = await client.responses.create(model="fake", input="hi", tools=[TOOL])
+    result: Any = {
+        "type": "function_call_output",
+        "call_id": first.output[-1].call_id,
+        "output": "3",
+    }
+    second = await client.responses.create(
+        model="fake", input=[result], previous_response_id=first.id
+    )
+    items: list[Any] = [
+        item async for item in client.responses.input_items.list(second.id, limit=2, order="asc")
+    ]
+    assert [item.type for item in items] == [
+        "message",
+        "message",
+        "function_call",
+        "function_call_output",
+    ]
+    assert [items[0].role, items[0].content[0].type, items[0].content[0].text] == [
+        "user",
+        "input_text",
+        "hi",
+    ]
+    assert (items[1].role, items[1].content[0].text) == ("assistant", "well")
+    assert (items[2].arguments, items[2].call_id) == ('{"x":1}', items[3].call_id)
+    assert items[3].output == "3" and len({item.id for item in items}) == 4
+    path = f"/v1/responses/{second.id}/input_items"
+    async with served.http.get(path, params={"limit": 1, "after": items[3].id}) as reply:
+        page = await reply.json()
+    assert (page["object"], page["has_more"]) == ("list", True)
+    assert page["first_id"] == page["last_id"] == page["data"][0]["id"] == items[2].id
+
+
+async def test_queries_about_a_kept_response(served: Served) -> None:
+    made = await served.openai().responses.create(model="fake", input="hi")
+    kept = await served.openai().responses.retrieve(
+        made.id, include=["reasoning.encrypted_content"], stream=False
+    )
+    assert kept.output_text == "hello"
+    for rest, param in (
+        ("?stream=true", "stream"),
+        ("?colour=red", "colour"),
+        ("/input_items?limit=0", "limit"),
+        ("/input_items?after=x", "after"),
+    ):
+        async with served.http.get(f"/v1/responses/{made.id}{rest}") as reply:
+            error = (await reply.json())["error"]
+        assert (reply.status, error["param"]) == (400, param)
+
+
+async def test_allowed_tools(served: Served) -> None:
+    other = {**TOOL, "name": "g"}
+    named = [{"type": "function", "name": "g"}]
+    chat_named = [{"type": "function", "function": {"name": "g"}}]
+    for mode, kind in (("auto", None), ("required", "json_schema")):
+        choice: Any = {"type": "allowed_tools", "mode": mode, "tools": named}
+        body = {"input": "x", "tools": [TOOL, other], "tool_choice": choice}
+        inner = {"mode": mode, "tools": chat_named}
+        chat = {
+            "messages": [{"role": "user", "content": "x"}],
+            "tools": [{"type": "function", "function": {"name": name}} for name in "fg"],
+            "tool_choice": {"type": "allowed_tools", "allowed_tools": inner},
+        }
+        for path, asked in (("/v1/responses", body), ("/v1/chat/completions", chat)):
+            async with served.http.post(path, json=asked) as reply:
+                assert reply.status == 200
+            offered = served.gateway.chat.last["tools"]
+            assert [tool["function"]["name"] for tool in offered] == ["g"]
+            sent = served.gateway.last_generate.constraint
+            assert (sent and sent.kind) == kind
+
+
 async def test_constraints(served: Served) -> None:
     schema = {"type": "integer"}
     form: Any = {"type": "json_schema", "name": "n", "schema": schema, "strict": True}
@@ -178,6 +253,23 @@ async def test_constraints(served: Served) -> None:
         ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tool_choice": {"type": "mcp"}}, "tool_choice"),
+        ({"tool_choice": {"type": "allowed_tools", "mode": "any"}}, "tool_choice.mode"),
+        (
+            {
+                "tools": [TOOL],
+                "tool_choice": {
+                    "type": "allowed_tools",
+                    "mode": "auto",
+                    "tools": [{"type": "function", "name": "g"}],
+                },
+            },
+            "tool_choice",
+        ),
+        (
+            {"input": [{"type": "function_call_output", "call_id": "c", "output": "x"}]},
+            "input[0].call_id",
+        ),
+        ({"include": ["bogus"]}, "include[0]"),
         ({"background": True}, "background"),
         ({"max_output_tokens": -1}, "max_output_tokens"),
         ({"text": {"format": {"type": "json_schema"}}}, "text.format.schema"),
@@ -194,6 +286,50 @@ async def test_refusals(served: Served, given: dict[str, Any], param: str) -> No
     async with served.http.post("/v1/responses", json=body) as reply:
         error = (await reply.json())["error"]
     assert (reply.status, error["param"]) == (400, param), error
+
+
+MESSAGE = {"role": "user", "content": "x"}
+
+
+@pytest.mark.parametrize(
+    "path, given, said",
+    [
+        (
+            "responses",
+            {"input": "x", "tools": [{"type": "web_search"}]},
+            "tools[0].type: invalid enum value 'web_search' (there is 'function': tools are run by",
+        ),
+        (
+            "chat/completions",
+            {"messages": [MESSAGE], "tools": [{"type": "custom"}]},
+            "tools[0].type: invalid enum value 'custom' (there is 'function': tools are run by",
+        ),
+        (
+            "messages",
+            {"messages": [MESSAGE], "max_tokens": 9, "tools": [{"type": "web_search_20250305"}]},
+            "invalid enum value 'web_search_20250305' (there is 'custom': tools are run by the",
+        ),
+        (
+            "messages",
+            {"messages": [{"role": "user", "content": [{"type": "image"}]}], "max_tokens": 9},
+            "messages[0].content[0].type: invalid value 'image' (there are 'text', 'thinking', "
+            "'redacted_thinking', 'tool_use', 'tool_result': only text can be read)",
+        ),
+        (
+            "chat/completions",
+            {"messages": [{"role": "usr", "content": "x"}]},
+            "messages[0].role: invalid enum value 'usr' (there are 'assistant', 'developer', "
+            "'function', 'system', 'tool', 'user')",
+        ),
+    ],
+)
+async def test_refused_values_name_those_that_there_are(
+    served: Served, path: str, given: dict[str, Any], said: str
+) -> None:
+    async with served.http.post(f"/v1/{path}", json=given) as reply:
+        error = (await reply.json())["error"]
+    assert reply.status == 400
+    assert said in error["message"] and len(error["message"]) < 250
 
 
 async def test_a_stream_that_fails_says_so(served: Served) -> None:

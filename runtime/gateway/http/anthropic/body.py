@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from rootlace.runtime.gateway.http.body import MANY, Body
 from rootlace.runtime.gateway.http.chat.thinking import Thinking
@@ -24,6 +24,8 @@ _CacheControl = CacheControl | None
 
 
 class TextBlock(Body, tag_field="type", tag="text"):
+    ONLY: ClassVar[str] = "only text can be read"
+
     text: str
     cache_control: _CacheControl = None
     citations: Annotated[Any, ignored("nothing is cited")] = None
@@ -65,6 +67,8 @@ class Message(Body):
 
 class Tool(Body):
     """A tool that the client runs."""
+
+    ONLY: ClassVar[str] = "tools are run by the client"
 
     name: str
     input_schema: dict[str, Any]

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Generic, Literal, TypeVar
+from typing import Annotated, Generic, Literal, Protocol, TypeVar
 
 import msgspec
 
-from rootlace.runtime.gateway.http.batches.records import Record
 from rootlace.runtime.gateway.http.errors import InvalidParameter
 
-R = TypeVar("R", bound=Record)
+
+class Identified(Protocol):
+    """What is listed."""
+
+    id: str
+
+
+R = TypeVar("R", bound=Identified)
 
 MAX_PAGE = 10_000
 

@@ -36,12 +36,13 @@ class ToolChoice:
     """Whether the model may, must or must not call a tool; `name`: it must call this one.
 
     `parallel`: it may make several calls at once. None leaves it to the model where it may call,
-    and means one call where it must.
+    and means one call where it must. `allowed`: it may call no others than these; None: any.
     """
 
     kind: Literal["auto", "required", "none"] = "auto"
     name: str | None = None
     parallel: bool | None = None
+    allowed: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True)

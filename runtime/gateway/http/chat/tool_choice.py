@@ -17,7 +17,12 @@ from rootlace.wire.protocol import Constraint
 
 
 def offered_tools(choice: ToolChoice, tools: Sequence[Tool]) -> tuple[Tool, ...]:
-    """The tools to list in the prompt. Raises InvalidParameter for a choice without tools."""
+    """The tools to list in the prompt. Raises InvalidParameter for a choice without tools, or of
+    one that there is not."""
+    if choice.allowed is not None:
+        for name in {*choice.allowed} - {tool.name for tool in tools}:
+            raise InvalidParameter("tool_choice", f"tool_choice: there is no tool {name!r}")
+        tools = [tool for tool in tools if tool.name in choice.allowed]
     if choice.kind == "required" and not tools:
         raise InvalidParameter("tool_choice", "tool_choice needs tools")
     return () if choice.kind == "none" else tuple(tools)

@@ -120,6 +120,15 @@ class _Choice(msgspec.Struct, tag_field="type", tag="function"):
     function: _Named
 
 
+class _AllowedTools(msgspec.Struct):
+    mode: Literal["auto", "required"]
+    tools: list[_Choice]
+
+
+class _Allowed(msgspec.Struct, tag_field="type", tag="allowed_tools"):
+    allowed_tools: _AllowedTools
+
+
 class CalledFunction(TypedDict):
     """A function, and its arguments as JSON."""
 
@@ -402,8 +411,13 @@ def _tool_choice(body: ChatBody) -> ToolChoice:
         return ToolChoice("required", parallel=parallel)
     if isinstance(choice, str):
         raise InvalidParameter(
-            "tool_choice", "tool_choice must be 'none', 'auto', 'required' or a function"
+            "tool_choice",
+            "tool_choice must be 'none', 'auto', 'required', a function or allowed_tools",
         )
+    if choice.get("type") == "allowed_tools":
+        given = convert(choice, _Allowed, "tool_choice").allowed_tools
+        names = tuple(tool.function.name for tool in given.tools)
+        return ToolChoice(given.mode, parallel=parallel, allowed=names)
     name = convert(choice, _Choice, "tool_choice").function.name
     return ToolChoice("required", name)
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from rootlace.runtime.gateway.http.body import MANY, Body
 from rootlace.runtime.gateway.http.fields import ignored
 
+CLIENTS_RUN = "tools are run by the client"
 CACHED = ignored("every prompt is cached")
 
 
@@ -58,6 +59,8 @@ class Function(Body):
 
 
 class Tool(Body):
+    ONLY: ClassVar[str] = CLIENTS_RUN
+
     type: Literal["function"]
     function: Function
     cache_control: Annotated[Any, CACHED] = None

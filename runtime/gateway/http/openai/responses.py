@@ -12,16 +12,23 @@ from typing import Any, Literal, TypedDict
 from aiohttp import web
 
 from rootlace.runtime.gateway.branches.gateway import Gateway
-from rootlace.runtime.gateway.http.batches.paging import Deleted
+from rootlace.runtime.gateway.http.batches.paging import Deleted, page
 from rootlace.runtime.gateway.http.body import read_body
 from rootlace.runtime.gateway.http.chat.blocks import Block, BlockEvent, Blocks, End, blocks_of
 from rootlace.runtime.gateway.http.chat.chats import Chats, Ended, Prepared
 from rootlace.runtime.gateway.http.chat.request import ChatRequest
 from rootlace.runtime.gateway.http.chat.thinking import thinking_arguments
 from rootlace.runtime.gateway.http.errors import InvalidParameter
+from rootlace.runtime.gateway.http.fields import check_refused
 from rootlace.runtime.gateway.http.handling import handling_of
 from rootlace.runtime.gateway.http.holds import Holds
 from rootlace.runtime.gateway.http.openai.conversation import call_of
+from rootlace.runtime.gateway.http.openai.response_inputs import (
+    PAGE,
+    InputQuery,
+    ResponseQuery,
+    input_items,
+)
 from rootlace.runtime.gateway.http.openai.response_items import Items, OutputItem
 from rootlace.runtime.gateway.http.openai.response_store import ResponseStore, Stored
 from rootlace.runtime.gateway.http.openai.responses_body import (
@@ -33,6 +40,7 @@ from rootlace.runtime.gateway.http.openai.responses_body import (
     tool_choice,
     tools_of,
 )
+from rootlace.runtime.gateway.http.query import read_query
 from rootlace.runtime.gateway.http.replies import (
     Reports,
     adapter_of,
@@ -136,7 +144,14 @@ class Responses:
         return json_response(response)
 
     async def get(self, request: web.Request) -> web.Response:
+        check_refused(read_query(request, ResponseQuery))
         return json_response(self._store.get(request.match_info["id"], owner=owner()).response)
+
+    async def inputs(self, request: web.Request) -> web.Response:
+        """What a response was made from: all of its conversation but the answer."""
+        query, response_id = read_query(request, InputQuery), request.match_info["id"]
+        messages = self._store.get(response_id, owner=owner()).messages[:-1]
+        return json_response(page(query, input_items(response_id, messages), PAGE))
 
     async def delete(self, request: web.Request) -> web.Response:
         response_id = request.match_info["id"]
@@ -154,7 +169,7 @@ class Responses:
             )
         before = previous.messages if previous is not None else ()
         store, handling = body.store is not False, handling_of(body)
-        new = messages_of(body.input)
+        new = messages_of(body.input, before)
         fields = sampling_fields(body, "openai")
         if fields.get("n", 1) != 1:
             raise InvalidParameter("n", "a response is one answer: n must be 1")

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from collections.abc import Sequence
+from typing import Annotated, Any, ClassVar, Literal
 
-from rootlace.runtime.gateway.http.body import MANY, Body
+import msgspec
+
+from rootlace.runtime.gateway.http.body import MANY, Body, convert
 from rootlace.runtime.gateway.http.chat.request import Tool, ToolChoice
 from rootlace.runtime.gateway.http.constraints import Asked, json_source
 from rootlace.runtime.gateway.http.errors import InvalidParameter
@@ -12,6 +15,7 @@ from rootlace.runtime.gateway.http.fields import ignored, refused
 from rootlace.runtime.gateway.http.handling import HandlingBody
 from rootlace.runtime.gateway.http.openai.body import ACCOUNT, CACHE
 from rootlace.runtime.gateway.http.openai.conversation import call_of
+from rootlace.runtime.gateway.http.openai.messages import CLIENTS_RUN
 from rootlace.runtime.gateway.http.sampling import with_sampling
 from rootlace.wire.protocol import Constraint
 
@@ -52,6 +56,8 @@ class Item(Body):
 
 
 class FunctionTool(Body):
+    ONLY: ClassVar[str] = CLIENTS_RUN
+
     type: Literal["function"]
     name: str
     description: str | None = None
@@ -125,16 +131,40 @@ class ResponsesBody(HandlingBody):
 RESPONSES_BODY = with_sampling(ResponsesBody, "openai")
 
 
-def messages_of(given: str | list[Item]) -> list[dict[str, Any]]:
+class _Function(msgspec.Struct, tag_field="type", tag="function"):
+    name: str
+
+
+class _Allowed(msgspec.Struct, tag_field="type", tag="allowed_tools"):
+    mode: Literal["auto", "required"]
+    tools: list[_Function]
+
+
+_INCLUDED = (
+    "code_interpreter_call.outputs",
+    "computer_call_output.output.image_url",
+    "file_search_call.results",
+    "message.input_image.image_url",
+    "reasoning.encrypted_content",
+    "web_search_call.action.sources",
+    "web_search_call.results",
+)
+
+
+def messages_of(
+    given: str | list[Item], before: Sequence[dict[str, Any]] = ()
+) -> list[dict[str, Any]]:
     """The input as messages: calls and thoughts belong to the assistant's message beside them.
 
-    Raises InvalidParameter for content that is not text.
+    Raises InvalidParameter for content that is not text, and for the result of a call that is
+    neither in it nor in the messages `before`.
     """
     if isinstance(given, str):
         return [{"role": "user", "content": given}]
     if not given:
         raise InvalidParameter("input", "input must not be empty")
     messages: list[dict[str, Any]] = []
+    calls = {call["id"] for message in before for call in message.get("tool_calls", ())}
     thoughts = ""
     for index, item in enumerate(given):
         param = f"input[{index}]"
@@ -143,12 +173,17 @@ def messages_of(given: str | list[Item]) -> list[dict[str, Any]]:
         elif item.type == "function_call_output":
             content = _text(_given(item, "output", param), f"{param}.output")
             call_id = _given(item, "call_id", param)
+            if call_id not in calls:
+                raise InvalidParameter(
+                    f"{param}.call_id", f"{param}.call_id: there is no call {call_id!r} before it"
+                )
             messages.append({"role": "tool", "tool_call_id": call_id, "content": content})
         elif item.type == "function_call":
             name, call_id = _given(item, "name", param), _given(item, "call_id", param)
             if not messages or messages[-1]["role"] != "assistant":
                 messages.append({"role": "assistant", "content": ""})
             call = call_of(call_id, name, item.arguments)
+            calls.add(call_id)
             messages[-1].setdefault("tool_calls", []).append(call)
         else:
             # "developer" is OpenAI's newer name of the system role; templates know the old one.
@@ -162,12 +197,14 @@ def messages_of(given: str | list[Item]) -> list[dict[str, Any]]:
 
 
 def check_include(body: ResponsesBody) -> None:
-    """Raises InvalidParameter for what is not there."""
+    """Raises InvalidParameter for what is not there, or unknown."""
     for index, wanted in enumerate(body.include or ()):
+        param = f"include[{index}]"
         if wanted == "message.output_text.logprobs":
-            raise InvalidParameter(
-                f"include[{index}]", f"there is no {wanted}: use /v1/chat/completions"
-            )
+            raise InvalidParameter(param, f"there is no {wanted}: use /v1/chat/completions")
+        if wanted not in _INCLUDED:
+            known = ", ".join(_INCLUDED)
+            raise InvalidParameter(param, f"{param}: {wanted!r} is none of {known}")
 
 
 def tools_of(body: ResponsesBody) -> tuple[Tool, ...]:
@@ -186,10 +223,15 @@ def tool_choice(body: ResponsesBody) -> ToolChoice:
         return ToolChoice("none")
     if given == "required":
         return ToolChoice("required", parallel=parallel)
+    if isinstance(given, dict) and given.get("type") == "allowed_tools":
+        wanted = convert(given, _Allowed, "tool_choice")
+        names = tuple(tool.name for tool in wanted.tools)
+        return ToolChoice(wanted.mode, parallel=parallel, allowed=names)
     name = given.get("name") if isinstance(given, dict) else None
     if not isinstance(given, dict) or given.get("type") != "function" or not isinstance(name, str):
         raise InvalidParameter(
-            "tool_choice", "tool_choice must be 'none', 'auto', 'required' or a function"
+            "tool_choice",
+            "tool_choice must be 'none', 'auto', 'required', a function or allowed_tools",
         )
     return ToolChoice("required", name)
 
