@@ -95,13 +95,15 @@ def choices_at(kind: type, path: str) -> str:
     """Which values there are for the field at `path` of a body of type `kind`, and the reason that
     a class gives in `ONLY` for there being no other `type`; empty where any may stand."""
     above, _, name = path.rpartition(".")
+    name = name.partition("[")[0]
     known: list[str] = []
     why = ""
     for struct in _structs_at(kind, above):
         here = [struct.tag] if struct.tag_field == name else []
         for type_ in _alternatives([f.type for f in struct.fields if f.encode_name == name]):
-            if isinstance(type_, inspect.LiteralType):
-                here += type_.values
+            items = [type_.item_type] if isinstance(type_, inspect.ListType) else [type_]
+            for item in _alternatives(items):
+                here += item.values if isinstance(item, inspect.LiteralType) else ()
         known += [repr(value) for value in here]
         if name == "type":
             why = why or getattr(struct.cls, "ONLY", "")

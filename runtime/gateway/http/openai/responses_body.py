@@ -19,6 +19,18 @@ from rootlace.runtime.gateway.http.openai.messages import CLIENTS_RUN
 from rootlace.runtime.gateway.http.sampling import with_sampling
 from rootlace.wire.protocol import Constraint
 
+Included = Literal[
+    "code_interpreter_call.outputs",
+    "computer_call_output.output.image_url",
+    "file_search_call.results",
+    "message.input_image.image_url",
+    "message.output_text.logprobs",
+    "reasoning.encrypted_content",
+    "web_search_call.action.sources",
+    "web_search_call.results",
+]
+"""What clients may ask for that OpenAI leaves out otherwise."""
+
 
 class Part(Body):
     """Content. Only text can be read."""
@@ -101,6 +113,8 @@ class ResponsesBody(HandlingBody):
     text: TextConfig | None = None
     reasoning: ReasoningConfig | None = None
     metadata: dict[str, str] | None = None
+    # All there is is included, thoughts as plain text.
+    include: list[Included] | None = None
     cache_salt: str | None = None
     return_cache_report: bool | None = None
 
@@ -110,10 +124,6 @@ class ResponsesBody(HandlingBody):
     prompt_cache_key: Annotated[str | None, CACHE] = None
     prompt_cache_retention: Annotated[str | None, CACHE] = None
     prompt_cache_options: Annotated[dict[str, Any] | None, CACHE] = None
-    include: Annotated[
-        list[str] | None,
-        ignored("all there is is included, thoughts as plain text; log-probabilities are refused"),
-    ] = None
     stream_options: Annotated[Any, ignored("nothing is obfuscated")] = None
     max_tool_calls: Annotated[int | None, ignored("the client runs the tools")] = None
     moderation: Annotated[Any, ignored("nothing is moderated")] = None
@@ -138,17 +148,6 @@ class _Function(msgspec.Struct, tag_field="type", tag="function"):
 class _Allowed(msgspec.Struct, tag_field="type", tag="allowed_tools"):
     mode: Literal["auto", "required"]
     tools: list[_Function]
-
-
-_INCLUDED = (
-    "code_interpreter_call.outputs",
-    "computer_call_output.output.image_url",
-    "file_search_call.results",
-    "message.input_image.image_url",
-    "reasoning.encrypted_content",
-    "web_search_call.action.sources",
-    "web_search_call.results",
-)
 
 
 def messages_of(
@@ -197,14 +196,12 @@ def messages_of(
 
 
 def check_include(body: ResponsesBody) -> None:
-    """Raises InvalidParameter for what is not there, or unknown."""
+    """Raises InvalidParameter for what is not there."""
     for index, wanted in enumerate(body.include or ()):
-        param = f"include[{index}]"
         if wanted == "message.output_text.logprobs":
-            raise InvalidParameter(param, f"there is no {wanted}: use /v1/chat/completions")
-        if wanted not in _INCLUDED:
-            known = ", ".join(_INCLUDED)
-            raise InvalidParameter(param, f"{param}: {wanted!r} is none of {known}")
+            raise InvalidParameter(
+                f"include[{index}]", f"there is no {wanted}: use /v1/chat/completions"
+            )
 
 
 def tools_of(body: ResponsesBody) -> tuple[Tool, ...]:
