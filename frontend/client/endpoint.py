@@ -195,7 +195,8 @@ def _model_info(url: str, api_key: str) -> dict[str, Any]:
         kind: type[RootlaceError] = Unauthorized if error.code == 401 else ServerUnavailable
         raise kind(f"{url} answered {error.code} {error.reason}") from None
     except (OSError, ValueError) as error:
-        raise ServerUnavailable(f"{url} does not answer: {error}") from None
+        reason = getattr(error, "reason", error)
+        raise ServerUnavailable(f"there is no server at {url}: {reason}") from None
     if not isinstance(info, dict):
         raise ServerUnavailable(f"{url} is not a Rootlace server")
     return info

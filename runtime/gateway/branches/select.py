@@ -93,10 +93,9 @@ class Selection:
         branch.state.begin = branch.state.begins
         branch.state.pending += (Piece(choice),)
         branch.state.gained.append(Piece(choice))
-        usage = Usage(
-            prompt_tokens=sum(len(s.ids) for s in (*scored, *alone)),
-            cached_tokens=sum(s.cached for s in (*scored, *alone)),
-        )
+        # The prompt is that of all choices, and what one found another may have computed.
+        prompt = scored[0].start
+        usage = Usage(prompt_tokens=prompt, cached_tokens=min(prompt, *(s.cached for s in scored)))
         total = time.monotonic() - started
         return Selected(
             op.op,

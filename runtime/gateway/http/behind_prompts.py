@@ -9,6 +9,8 @@ from itertools import islice
 import msgspec
 
 from rootlace.runtime.gateway.branches.gateway import Gateway
+from rootlace.runtime.gateway.http.cache_header import note_usage
+from rootlace.runtime.gateway.http.errors import named
 from rootlace.runtime.gateway.http.handling import remaining
 from rootlace.runtime.gateway.http.source import source
 from rootlace.runtime.gateway.keys.account import admitted, caller
@@ -46,12 +48,13 @@ async def behind_prompts(
     handling: Handling = PLAIN,
     at_once: int = 1,
     free: bool = False,
+    param: Callable[[int], str] | None = None,
 ) -> list[Result]:
     """The results, in the order of the `count` prompts. Raises the first error.
 
     `at_once` prompts at most are under way, so that other requests find room in the queue. `free`:
     nothing is computed, so it is no request of the key's quota. The timeout of `handling` is that
-    of all together.
+    of all together. `param` names the field that holds a prompt.
     """
     events: asyncio.Queue[list[Event]] = asyncio.Queue()
     account = caller() if free else admitted()
@@ -87,10 +90,14 @@ async def behind_prompts(
                     ]
                 )
             for event in await events.get():
+                index = (event.op - 1) // _OPS
                 if isinstance(event, Failed):
-                    raise from_code(event.code, event.message)
+                    where = param(index) if param is not None and event.op > 0 else None
+                    raise named(from_code(event.code, event.message), where)
+                if isinstance(event, Generated | Selected):
+                    note_usage(event.usage, None)
                 if isinstance(event, Result):
-                    found[(event.op - 1) // _OPS] = event
+                    found[index] = event
     finally:
         session.close()
     return [found[index] for index in range(count)]

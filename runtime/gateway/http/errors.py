@@ -10,6 +10,7 @@ import msgspec
 from aiohttp import web
 
 from rootlace.wire.errors import (
+    ContextLengthExceeded,
     InternalError,
     InvalidConstraint,
     InvalidRequest,
@@ -96,6 +97,17 @@ class UnsupportedMediaType(InvalidRequest):
     http_status = 415
 
 
+def named(error: RootlaceError, prompt: str | None) -> RootlaceError:
+    """An error that came as a text, with the field that is wrong where that is seen from it;
+    `prompt` is the field that held the prompt."""
+    if isinstance(error, InvalidRequest) and error.param is None:
+        if "priority: the API key" in str(error):
+            error.param = "priority"
+        elif isinstance(error, ContextLengthExceeded) or "the branch is empty" in str(error):
+            error.param = prompt
+    return error
+
+
 def error_body(error: Exception, path: str = "") -> dict[str, object]:
     """The JSON for anything a handler may raise, in the shape that clients of `path` expect."""
     message, about = "internal error", _about(500, InternalError.code, None)
@@ -107,11 +119,16 @@ def error_body(error: Exception, path: str = "") -> dict[str, object]:
         if isinstance(error, web.HTTPMethodNotAllowed):
             allowed = " or ".join(sorted(error.allowed_methods))
             message = f"{error.method} is not answered here; use {allowed}"
+        elif isinstance(error, web.HTTPRequestEntityTooLarge) and message.startswith("Maximum"):
+            message += " The server's --max-body says how large a body may be."
         about = _about(error.status, _http_code(error), None)
     if path.startswith("/api/"):  # Ollama
         return {"error": message}
+    anthropic = path.startswith("/v1/messages")
+    if anthropic and isinstance(error, web.HTTPRequestEntityTooLarge):
+        about["type"] = "request_too_large"
     body: dict[str, object] = {"error": {"message": message, **about}}
-    return {"type": "error", **body} if path.startswith("/v1/messages") else body
+    return {"type": "error", **body} if anthropic else body
 
 
 def error_response(error: Exception, path: str = "") -> web.Response:

@@ -44,7 +44,7 @@ from rootlace.runtime.gateway.http.sampling import (
 )
 from rootlace.runtime.gateway.http.sessions import SessionParams, Sessions, Turn
 from rootlace.runtime.gateway.http.sse import stream_events
-from rootlace.wire.protocol import Chunk, Generated, Output, TokenLogprob
+from rootlace.wire.protocol import Chunk, Generated, Output, SamplingParams, TokenLogprob
 
 T = TypeVar("T")
 
@@ -237,12 +237,14 @@ class Generate:
                     )
             job = one_shot.Job(
                 prompt.parts(),
-                make_params(fields, vocab_size, _NAMES),
+                _params(fields, vocab_size, param),
                 sglang_constraint(settings, param),
                 salts[i] or keys[i],
                 bool(body.return_cache_report),
                 adapter_of(self._gateway, model, paths[i], "lora_path"),
                 handling,
+                param=_prompt_field(body, i),
+                sampling=param,
             )
             rid = f"{rids[i]}-{i}" if shared else rids[i] or uuid.uuid4().hex
             texts = bool(body.return_text_in_logprobs)
@@ -418,6 +420,23 @@ def _logprobs(side: str, tokens: Sequence[TokenLogprob], asked: _Asked) -> dict[
 
 def _fields(body: SamplingParamsBody) -> dict[str, Any]:
     return {**sampling_fields(body, "generate"), "max_tokens": body.max_new_tokens}
+
+
+def _params(fields: dict[str, Any], vocab_size: int, param: str) -> SamplingParams:
+    """Those of a prompt; errors name the field below `param`, the path of their object."""
+    try:
+        return make_params(fields, vocab_size, _NAMES)
+    except InvalidParameter as error:
+        if (error.param or "").partition("[")[0] in _SAMPLING.__struct_fields__:
+            raise InvalidParameter(f"{param}.{error.param}", f"{param}.{error}") from None
+        raise
+
+
+def _prompt_field(body: GenerateBody, index: int) -> str:
+    """What holds a prompt."""
+    name, given = ("input_ids", body.input_ids) if body.text is None else ("text", body.text)
+    several = isinstance(given, list) and not isinstance(given[0], int)
+    return f"{name}[{index}]" if several else name
 
 
 def _per_prompt(value: T | list[T] | None, count: int, param: str, default: T) -> list[T]:

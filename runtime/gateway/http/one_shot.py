@@ -20,7 +20,7 @@ from rootlace.runtime.gateway.branches.session import Session
 from rootlace.runtime.gateway.http.cache_header import note_found, note_usage
 from rootlace.runtime.gateway.http.chat.pins import Pin, cut
 from rootlace.runtime.gateway.http.constraints import Asked
-from rootlace.runtime.gateway.http.errors import InvalidParameter, RefusedConstraint
+from rootlace.runtime.gateway.http.errors import InvalidParameter, RefusedConstraint, named
 from rootlace.runtime.gateway.http.source import source
 from rootlace.runtime.gateway.keys.account import admitted
 from rootlace.wire.errors import InvalidConstraint, InvalidRequest, RootlaceError, from_code
@@ -56,7 +56,8 @@ _STOP = re.compile(r"stop(_regex)?\[\d+\]")
 class Job:
     """One prompt and how to continue it. `pins`, at most `MAX_PINS`, are in order; what ends at
     each of them is computed first. With `keep` its branch stays open, that of a program which still
-    runs (see `OneShots.keep`)."""
+    runs (see `OneShots.keep`). `param` names the field that holds the prompt, and `sampling` is the
+    path of the sampling parameters, for errors."""
 
     parts: tuple[Part, ...]
     params: SamplingParams
@@ -68,6 +69,8 @@ class Job:
     pins: tuple[Pin, ...] = ()
     keep: bool = False
     prediction: str = ""
+    param: str | None = None
+    sampling: str = ""
 
 
 @dataclass(frozen=True)
@@ -238,8 +241,9 @@ class OneShots:
         if isinstance(error, InvalidConstraint) and asked is not None:
             return RefusedConstraint(asked.param, str(error))
         if isinstance(error, InvalidRequest) and (field := _STOP.match(event.message)):
-            return InvalidParameter(field[0], str(error))
-        return error
+            sampling = self._jobs[index].sampling
+            return InvalidParameter(f"{sampling}.{field[0]}" if sampling else field[0], str(error))
+        return named(error, self._jobs[index].param if event.op > 0 else None)
 
 
 def _appends(op: int, branch: int, job: Job) -> list[Op]:

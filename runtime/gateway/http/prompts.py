@@ -62,6 +62,13 @@ def parse_prompts(
     return prompts
 
 
+def check_texts(texts: Sequence[str], param: str) -> None:
+    """Raises InvalidParameter for an empty one."""
+    for index, text in enumerate(texts):
+        if not text:
+            raise InvalidParameter(f"{param}[{index}]", f"{param}[{index}] is empty")
+
+
 def _of_ids(ids: Sequence[int], param: str, vocab_size: int) -> Prompt:
     if not ids:
         raise InvalidParameter(param, f"{param} must not be empty")

@@ -20,7 +20,7 @@ from rootlace.runtime.gateway.http.chat.request import ChatRequest
 from rootlace.runtime.gateway.http.errors import InvalidParameter
 from rootlace.runtime.gateway.http.fields import ignored, refused
 from rootlace.runtime.gateway.http.handling import HandlingBody, handling_without_pin
-from rootlace.runtime.gateway.http.prompts import MAX_PROMPTS, Prompt, parse_prompts
+from rootlace.runtime.gateway.http.prompts import MAX_PROMPTS, Prompt, check_texts, parse_prompts
 from rootlace.runtime.gateway.http.replies import (
     adapter_of,
     check_model,
@@ -175,7 +175,8 @@ class Scores:
         prompts = self._prompts(body)
         if body.label_token_ids is None:
             parts = (prompt.parts() for prompt in prompts)
-            scored = await self._select(parts, len(prompts), labels, place)
+            field = "items" if isinstance(body.items, str) else "items[{}]"
+            scored = await self._select(parts, len(prompts), labels, place, field)
         else:
             _check_count(len(prompts) * len(body.label_token_ids), MAX_PROMPTS)
             ids = [await self._ids(prompt) for prompt in prompts]
@@ -193,7 +194,7 @@ class Scores:
         if body.top_n is not None and body.top_n < 1:
             raise InvalidParameter("top_n", f"top_n must be at least 1, not {body.top_n}")
         pairs = [(body.query, text) for text in texts]
-        scored = await self._relevance(body, pairs, self._place(body, model))
+        scored = await self._relevance(body, pairs, self._place(body, model), "documents[{}]")
         scores = [_probabilities(one.logprobs, True)[0] for one in scored]
         order = sorted(range(len(texts)), key=lambda i: -scores[i])[: body.top_n]
         shown = body.return_documents is not False
@@ -213,20 +214,23 @@ class Scores:
                 "text_2", f"text_2 has {len(second)} texts for the {len(first)} of text_1"
             )
         pairs = list(zip(first, second, strict=True))
-        scored = await self._relevance(body, pairs, self._place(body, model))
+        field = "text_2" if isinstance(body.text_2, str) else "text_2[{}]"
+        scored = await self._relevance(body, pairs, self._place(body, model), field)
         data = [PairScore(i, _probabilities(one.logprobs, True)[0]) for i, one in enumerate(scored)]
         head = envelope("score", "list", model)
         return PairScores(head["id"], head["created"], model, data, _usage(scored))
 
     async def _relevance(
-        self, body: _Ranked, pairs: Sequence[tuple[str, str]], place: _Place
+        self, body: _Ranked, pairs: Sequence[tuple[str, str]], place: _Place, field: str
     ) -> list[_Scored]:
         """How likely "yes" and "no" are as answers whether each text answers its query."""
         instruction = body.instruction or INSTRUCTION
-        for query, text in pairs:
-            check_length(self._gateway, "documents", len(instruction) + len(query) + len(text))
+        for index, (query, text) in enumerate(pairs):
+            check_length(
+                self._gateway, field.format(index), len(instruction) + len(query) + len(text)
+            )
         parts = (self._question(instruction, query, text) for query, text in pairs)
-        return await self._select(parts, len(pairs), _ANSWERS, place)
+        return await self._select(parts, len(pairs), _ANSWERS, place, field)
 
     def _question(self, instruction: str, query: str, text: str) -> tuple[Part, ...]:
         asked = f"<Instruct>: {instruction}\n\n<Query>: {query}\n\n<Document>: {text}"
@@ -252,6 +256,7 @@ class Scores:
                 raise InvalidParameter(
                     "label_token_ids", f"label_token_ids: {token} is not a token id"
                 )
+        check_texts(body.labels or (), "labels")
         return body.labels or ()
 
     def _prompts(self, body: ScoreBody) -> list[Prompt]:
@@ -297,7 +302,12 @@ class Scores:
             ((Tokens((*ids, label)),), partial(read, ids)) for ids in prompts for label in labels
         )
         results = await behind_prompts(
-            self._gateway, asked, len(prompts) * len(labels), at_once=_AT_ONCE, **place
+            self._gateway,
+            asked,
+            len(prompts) * len(labels),
+            at_once=_AT_ONCE,
+            param=lambda index: f"items[{index // len(labels)}]",
+            **place,
         )
         found = []
         for index, ids in enumerate(prompts):
@@ -312,9 +322,14 @@ class Scores:
         return found
 
     async def _select(
-        self, prompts: Iterable[tuple[Part, ...]], count: int, labels: Sequence[str], place: _Place
+        self,
+        prompts: Iterable[tuple[Part, ...]],
+        count: int,
+        labels: Sequence[str],
+        place: _Place,
+        field: str,
     ) -> list[_Scored]:
-        """Labels that are texts, scored by one `Select` for each prompt."""
+        """Labels that are texts, scored by one `Select` for each prompt, which `field` holds."""
         _check_count(count, MAX_PROMPTS)
         _check_count(count * len(labels), MAX_LABELS)
 
@@ -324,7 +339,10 @@ class Scores:
         asked = ((parts, select) for parts in prompts)
         at_once = max(1, _AT_ONCE // len(labels))
         found = []
-        for one in await behind_prompts(self._gateway, asked, count, at_once=at_once, **place):
+        results = await behind_prompts(
+            self._gateway, asked, count, at_once=at_once, param=field.format, **place
+        )
+        for one in results:
             assert isinstance(one, Selected)
             found.append(_Scored(one.scores, one.usage.prompt_tokens))
         return found

@@ -10,7 +10,7 @@ from rootlace.runtime.gateway.http.behind_prompts import behind_prompts
 from rootlace.runtime.gateway.http.body import read_body
 from rootlace.runtime.gateway.http.errors import InvalidParameter
 from rootlace.runtime.gateway.http.handling import HandlingBody, handling_without_pin
-from rootlace.runtime.gateway.http.prompts import parse_prompts
+from rootlace.runtime.gateway.http.prompts import check_texts, parse_prompts
 from rootlace.runtime.gateway.http.replies import adapter_of, check_model, json_response
 from rootlace.wire.protocol import ChoicesMethod, Select, Selected
 
@@ -57,6 +57,7 @@ class Selections:
             raise InvalidParameter("text", "give either text or input_ids")
         if not body.choices:
             raise InvalidParameter("choices", "choices must not be empty")
+        check_texts(body.choices, "choices")
         size = self._gateway.model_info.vocab_size
         if body.text is not None:
             (prompt,) = parse_prompts([body.text], "text", size)
@@ -79,6 +80,7 @@ class Selections:
             namespace=body.cache_salt or "",
             adapter=adapter_of(self._gateway, model, body.adapter),
             handling=handling_without_pin(body),
+            param=lambda index: "input_ids" if body.text is None else "text",
         )
         assert isinstance(found, Selected)
         used = PromptUsage(found.usage.prompt_tokens, found.usage.cached_tokens)

@@ -9,12 +9,13 @@ from aiohttp.typedefs import Middleware
 
 from rootlace.runtime.gateway.http.endpoint import Endpoint
 from rootlace.runtime.gateway.http.errors import Handler, UnknownPath
+from rootlace.runtime.gateway.http.reference import shown_path
 from rootlace.runtime.gateway.http.suggestions import nearest
 
 
 def unknown_path_middleware(endpoints: Sequence[Endpoint]) -> Middleware:
     """Raise UnknownPath, which lists the paths, where no route fits."""
-    paths = list(dict.fromkeys(endpoint.path for endpoint in endpoints))
+    paths = list(dict.fromkeys(map(shown_path, endpoints)))
 
     @web.middleware
     async def check(request: web.Request, handler: Handler) -> web.StreamResponse:

@@ -176,6 +176,10 @@ async def test_ends(serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     gateway.fail = None
     empty = await until(served, (await start(served, [""])).id, "failed")
     assert "0 rows" in empty.errors.data[0].message
+    twice = [row("a"), "", row("b"), row("a", "ho")]
+    refused = await until(served, (await start(served, twice)).id, "failed")
+    assert "line 4" in refused.errors.data[0].message and "line 1" in refused.errors.data[0].message
+    assert refused.output_file_id is None
 
 
 async def test_refusals(serve: Serve, tmp_path: Path) -> None:

@@ -202,7 +202,20 @@ async def test_sglangs_client_protocol(served: Served) -> None:
         ({"input_ids": [1, [2]]}, "input_ids"),
         ({"input_ids": [[]]}, "input_ids[0]"),
         ({"input_ids": [99999]}, "input_ids"),
-        ({"text": "a", "sampling_params": {"max_new_tokens": -1}}, "max_new_tokens"),
+        (
+            {"text": "a", "sampling_params": {"max_new_tokens": -1}},
+            "sampling_params.max_new_tokens",
+        ),
+        (
+            {"text": ["a", "b"], "sampling_params": [{}, {"temperature": -1}]},
+            "sampling_params[1].temperature",
+        ),
+        (
+            {"text": ["a", "b"], "sampling_params": [{}, {"stop": [""]}]},
+            "sampling_params[1].stop",
+        ),
+        ({"text": ["a", "boom"]}, "text[1]"),
+        ({"text": "boom"}, "text"),
         ({"text": "a", "sampling_params": {"temperature": "x"}}, "sampling_params.temperature"),
         ({"text": "a", "sampling_params": {"max_tokens": 3}}, "sampling_params.max_tokens"),
         (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import math
 from collections.abc import Callable
 from typing import Any
@@ -14,8 +15,10 @@ from rootlace.runtime.gateway.http import scores
 from rootlace.wire.protocol import (
     Append,
     Event,
+    Failed,
     Generate,
     Generated,
+    Op,
     Open,
     Select,
     Selected,
@@ -87,6 +90,8 @@ async def test_relevance(served: Served) -> None:
         ("/v1/score", {"query": "a", "items": ["b"], "label_token_ids": [9999]}, "label_token_ids"),
         ("/v1/score", {"text_1": ["a", "b"], "text_2": ["a", "b", "c"]}, "text_2"),
         ("/v1/score", {"text_1": "a"}, "text_2"),
+        ("/v1/score", {"query": "a", "items": ["b"], "labels": ["x", ""]}, "labels[1]"),
+        ("/select", {"text": "a", "choices": ["b", ""]}, "choices[1]"),
         ("/v1/rerank", {"query": "a", "documents": []}, "documents"),
         ("/v1/rerank", {"query": "a", "documents": ["b"], "top_n": 0}, "top_n"),
     ],
@@ -95,6 +100,43 @@ async def test_refusals(served: Served, path: str, body: dict[str, Any], param: 
     reply = await post(served, path, body, 400)
     assert reply["error"]["param"] == param
     assert not served.gateway.sessions
+
+
+async def test_the_header_says_what_was_cached(served: Served) -> None:
+    pair = {"query": "a", "items": ["b"]}
+    for path, body in (
+        ("/v1/score", {**pair, "labels": ["c"]}),
+        ("/v1/score", {**pair, "label_token_ids": [7]}),
+        ("/v1/rerank", {"query": "a", "documents": ["b"]}),
+        ("/select", {"text": "a", "choices": ["b", "c"]}),
+    ):
+        async with served.http.post(path, json=body) as reply:
+            assert reply.status == 200
+            told = json.loads(reply.headers["x-rootlace-cache"])
+        assert told["prompt"] > 0 and told["cached"] >= 0
+
+
+async def test_a_document_that_does_not_fit_is_named(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The engine's side says so of one prompt, without a field."""
+    handle = FakeSession.handle
+
+    def failing(session: FakeSession, ops: list[Op]) -> None:
+        at = next((op.op for op in ops if isinstance(op, Select)), 0)
+        if at > 4:
+            session._on_events([Failed(at, "context_length_exceeded", "it does not fit")])
+        else:
+            handle(session, ops)
+
+    monkeypatch.setattr(FakeSession, "handle", failing)
+    for path, body, param in (
+        ("/v1/rerank", {"query": "a", "documents": ["b", "c"]}, "documents[1]"),
+        ("/v1/score", {"query": "a", "items": ["b", "c"], "labels": ["d"]}, "items[1]"),
+        ("/v1/score", {"text_1": "a", "text_2": ["b", "c"]}, "text_2[1]"),
+    ):
+        reply = await post(served, path, body, 400)
+        assert reply["error"]["param"] == param
 
 
 async def test_adapters(served: Served) -> None:

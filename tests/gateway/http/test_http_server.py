@@ -64,14 +64,18 @@ async def test_body_bound(serve: Serve) -> None:
     served = await serve(FakeGateway(max_body_bytes=10_000))
     async with served.http.post("/generate", json={"text": "x" * 20_000}) as reply:
         assert reply.status == 413
-        assert "error" in await reply.json()
+        assert "--max-body" in (await reply.json())["error"]["message"]
+    async with served.http.post("/v1/messages", json={"text": "x" * 20_000}) as reply:
+        assert (await reply.json())["error"]["type"] == "request_too_large"
     async with served.http.post("/generate", json={"text": "x" * 5_000}) as reply:
         assert reply.status == 200
 
 
 async def test_unknown_paths_and_methods(served: Served) -> None:
     async with served.http.get("/v2/nothing") as reply:
-        assert (reply.status, (await reply.json())["error"]["type"]) == (404, "not_found_error")
+        error = (await reply.json())["error"]
+        assert (reply.status, error["type"]) == (404, "not_found_error")
+        assert "/v1/models/{name}," in error["message"]
     async with served.http.get("/generate") as reply:
         assert (reply.status, reply.headers["Allow"]) == (405, "POST")
         assert "error" in await reply.json()

@@ -65,6 +65,13 @@ class Row(Body, kw_only=True):
     body: msgspec.Raw
 
 
+class _Named(msgspec.Struct):
+    custom_id: str | None = None
+
+
+_named = msgspec.json.Decoder(_Named)
+
+
 @dataclass(frozen=True)
 class _Place:
     """Where a row stands in the input."""
@@ -286,13 +293,19 @@ def _fail(batch: Batch, error: BaseException) -> None:
 
 def _places(path: Path, done: set[int]) -> tuple[int, list[_Place]]:
     """How many rows a file has, and where those are that are not `done`. Lines count from 1;
-    empty ones are no rows."""
+    empty ones are no rows. Raises InvalidRequest where two rows have one `custom_id`."""
     total = offset = 0
+    lines: dict[str, int] = {}
     places = []
     with path.open("rb") as file:
         for number, line in enumerate(file, 1):
             if line.strip():
                 total += 1
+                id_ = _custom_id(line)
+                if id_ is not None and (other := lines.setdefault(id_, number)) != number:
+                    raise InvalidRequest(
+                        f"line {number}: its custom_id {id_!r} is that of line {other}, too"
+                    )
                 if number not in done:
                     places.append(_Place(number, offset, len(line)))
             offset += len(line)
@@ -306,10 +319,8 @@ def _read(path: Path, place: _Place) -> bytes:
 
 
 def _custom_id(line: bytes) -> str | None:
-    """That of a row that is wrong, if it can be read."""
+    """That of a row, if it can be read."""
     try:
-        row = msgspec.json.decode(line)
+        return _named.decode(line).custom_id
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
-    found = row.get("custom_id") if isinstance(row, dict) else None
-    return found if isinstance(found, str) else None

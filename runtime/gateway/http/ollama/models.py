@@ -13,6 +13,7 @@ from aiohttp import web
 from rootlace.runtime.gateway.branches.gateway import Gateway
 from rootlace.runtime.gateway.branches.vectors import find_vectors
 from rootlace.runtime.gateway.http.body import read_body
+from rootlace.runtime.gateway.http.cache_header import note_usage
 from rootlace.runtime.gateway.http.chat.chats import Chats
 from rootlace.runtime.gateway.http.errors import InvalidParameter
 from rootlace.runtime.gateway.http.handling import handling_without_pin
@@ -22,6 +23,7 @@ from rootlace.runtime.gateway.http.prompts import Prompt
 from rootlace.runtime.gateway.http.replies import adapter_of, check_model, json_response
 from rootlace.runtime.gateway.http.source import source
 from rootlace.runtime.gateway.keys.account import admitted, namespace_of
+from rootlace.wire.protocol import Usage
 
 NEVER = "9999-12-31T23:59:59+00:00"
 """When a model is unloaded that stays."""
@@ -148,10 +150,13 @@ class Models:
             adapter=adapter_of(self._gateway, model),
             handling=handling_without_pin(body),
         )
+        total = sum(vector.prompt_tokens for vector in found)
+        cached = sum(vector.cached_tokens for vector in found)
+        note_usage(Usage(prompt_tokens=total, cached_tokens=cached), None)
         reply: Embedded = {
             "model": model,
             "embeddings": [vector.values.tolist() for vector in found],
-            "prompt_eval_count": sum(vector.prompt_tokens for vector in found),
+            "prompt_eval_count": total,
         }
         return json_response(reply)
 

@@ -10,6 +10,7 @@ from aiohttp import web
 from rootlace.runtime.gateway.branches.gateway import Gateway
 from rootlace.runtime.gateway.branches.vectors import Vector, find_vectors
 from rootlace.runtime.gateway.http.body import read_body
+from rootlace.runtime.gateway.http.cache_header import note_usage
 from rootlace.runtime.gateway.http.errors import InvalidParameter
 from rootlace.runtime.gateway.http.fields import ignored
 from rootlace.runtime.gateway.http.handling import HandlingBody, handling_without_pin
@@ -22,6 +23,7 @@ from rootlace.runtime.gateway.http.replies import (
 )
 from rootlace.runtime.gateway.http.source import source
 from rootlace.runtime.gateway.keys.account import admitted, namespace_of
+from rootlace.wire.protocol import Usage
 
 
 class EmbeddingBody(HandlingBody, kw_only=True):
@@ -94,6 +96,7 @@ class Embeddings:
         )
         total = sum(vector.prompt_tokens for vector in found)
         cached = sum(vector.cached_tokens for vector in found)
+        note_usage(Usage(prompt_tokens=total, cached_tokens=cached), None)
         return {
             "object": "list",
             "model": model,
