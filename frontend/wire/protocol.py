@@ -69,10 +69,14 @@ class Text(_Wire, tag="text"):
     special: bool = False
 
 
+MAX_TOKENS = 2**22
+"""Of one part: a longer list is refused before any of it is made."""
+
+
 class Tokens(_Wire, tag="tokens"):
     """Token ids as they are."""
 
-    ids: tuple[int, ...]
+    ids: Annotated[tuple[int, ...], msgspec.Meta(max_length=MAX_TOKENS)]
 
 
 class Image(_Wire, tag="image"):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import Any
 
 import zmq
 
@@ -22,9 +23,13 @@ class MessageReader:
     signal up. So whoever sends on the socket calls `look` afterwards. `take` may close the reader.
     """
 
-    def __init__(self, socket: zmq.Socket[bytes], take: Callable[[list[bytes]], object]) -> None:
+    def __init__(
+        self, socket: zmq.Socket[bytes], take: Callable[[list[Any]], object], copy: bool = True
+    ) -> None:
+        """Without `copy`, frames are `zmq.Frame`s, which know where they come from."""
         self._socket = socket
         self._take = take
+        self._copy = copy
         self._loop = asyncio.get_running_loop()
         self._descriptor: int = socket.get(zmq.FD)  # type: ignore[assignment]
         self._scheduled = False
@@ -55,7 +60,7 @@ class MessageReader:
             if self._closed:
                 return
             try:
-                message = self._socket.recv_multipart(zmq.NOBLOCK)
+                message = self._socket.recv_multipart(zmq.NOBLOCK, self._copy)
             except zmq.Again:
                 return
             try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 
 import zmq
@@ -15,13 +16,15 @@ SEND_HWM = 1000
 
 
 class ProgramSocket:
-    """`on_message` is given the frames of each message, the sender's identity first."""
+    """`on_message` is given the frames of each message, the sender's identity first, and the
+    sender's address, "" where there is none."""
 
-    def __init__(self, on_message: Callable[[list[bytes]], None]) -> None:
+    def __init__(self, on_message: Callable[[list[bytes], str], None]) -> None:
         self._on_message = on_message
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._socket: zmq.Socket[bytes] | None = None
         self._reader: MessageReader | None = None
+        self._remote = False
 
     def bind(self, address: str, max_message_bytes: int, secret: bytes | None = None) -> str:
         """Returns the address that clients connect to (port 0 becomes a real one).
@@ -45,11 +48,19 @@ class ProgramSocket:
             socket.close()
             raise InvalidRequest(f"cannot listen on {address}: {error}") from error
         self._socket = socket
+        self._remote = address.startswith("tcp:")
         endpoint = socket.get(zmq.LAST_ENDPOINT)
         assert isinstance(endpoint, bytes)
-        self._reader = MessageReader(socket, self._on_message)
+        self._reader = MessageReader(socket, self._take, copy=False)
         bound = endpoint.rstrip(b"\0").decode()
         return bound if secret is None else f"{bound}#{public_part(secret)}"
+
+    def _take(self, frames: list[zmq.Frame]) -> None:
+        address = ""
+        if self._remote:
+            with contextlib.suppress(zmq.ZMQError):  # a message without a body has none
+                address = str(frames[-1].get("Peer-Address"))
+        self._on_message([frame.bytes for frame in frames], address)
 
     def send(self, identity: bytes, frame: bytes) -> zmq.ZMQError | None:
         """Send without waiting. Returns what went wrong: a full queue, or a peer that is gone."""

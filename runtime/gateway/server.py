@@ -10,7 +10,7 @@ import time
 from collections import deque
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
@@ -52,10 +52,28 @@ RETRY_SECONDS = 0.02
 SLICE_SECONDS = 0.005
 MAX_WAITING_BYTES = 16 * 2**20
 
+# What a frame holds is made all at once: so little before anybody is known, so many operations, and
+# each by itself, as it takes its turn, in a frame of more bytes.
+MAX_HELLO_BYTES = 2**16
+MAX_OPS = 2**18
+LARGE_BYTES = 2**20
+
 _ops = msgspec.msgpack.Decoder(list[Op])
 _raw_ops = msgspec.msgpack.Decoder(list[msgspec.Raw])
 _op = msgspec.msgpack.Decoder(Op)
 _anything = msgspec.msgpack.Decoder()
+NUMBER_BYTES = 9
+"""No number takes more."""
+
+
+class _Numbers(msgspec.Struct):
+    """What is read of an operation that cannot be decoded; nothing is made of the rest."""
+
+    op: msgspec.Raw = msgspec.Raw()
+    branch: msgspec.Raw = msgspec.Raw()
+
+
+_numbers = msgspec.msgpack.Decoder(_Numbers)
 
 
 class _Malformed(NamedTuple):
@@ -80,7 +98,7 @@ class Connection:
         self.heard = True
         self.silent = 0.0
         self.spoke = now
-        self.waiting: deque[Op | _Malformed] = deque()
+        self.waiting: deque[Op | msgspec.Raw] = deque()
         self.waiting_bytes = 0
         self.scheduled = False
         self.backlog: deque[bytes] = deque()
@@ -140,13 +158,13 @@ class ProgramServer:
 
     # ------------------------------------------------------------ receiving
 
-    def _receive(self, frames: list[bytes]) -> None:
+    def _receive(self, frames: list[bytes], address: str) -> None:
         try:
-            self._take(frames)
+            self._take(frames, address)
         except Exception:
             log.exception("a message could not be handled")
 
-    def _take(self, frames: list[bytes]) -> None:
+    def _take(self, frames: list[bytes], address: str) -> None:
         identity, *body = frames
         connection = self._connections.get(identity)
         if connection is not None:
@@ -160,16 +178,19 @@ class ProgramServer:
                     f"at most {self._config.max_message_bytes} are allowed"
                 )
             if connection is None:
-                self._greet(identity, body[0])
+                self._greet(identity, body[0], address)
             else:
                 self._operate(connection, body[0])
         except RootlaceError as error:
             self._answer(identity, [Failed(0, error.code, str(error))])
 
-    def _greet(self, identity: bytes, frame: bytes) -> None:
-        """The first message of a peer. Raises what the handshake fails with."""
+    def _greet(self, identity: bytes, frame: bytes, address: str) -> None:
+        """The first message of a peer. Without a key it shares with all of its address. Raises what
+        the handshake fails with."""
+        ops: list[Op] = []
         try:
-            ops = [_op.decode(raw) for raw in _raw_ops.decode(frame)]
+            if _count(frame) == 1 and len(frame) <= MAX_HELLO_BYTES:
+                ops = _ops.decode(frame)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise ProtocolError(f"the first message must be a hello: {error}") from error
         if len(ops) != 1 or not isinstance(ops[0], Hello):
@@ -189,23 +210,29 @@ class ProgramServer:
             raise Overloaded(f"{len(self._connections)} clients are connected already")
         gateway = self._gateway.loaded(hello.model)
         if gateway is not None:
-            self._welcome(identity, hello, account, gateway)
+            self._welcome(identity, hello, account, gateway, address)
         elif identity not in self._greeting:
-            task = asyncio.create_task(self._load_and_welcome(identity, hello, account))
+            task = asyncio.create_task(self._load_and_welcome(identity, hello, account, address))
             self._greeting[identity] = task
             task.add_done_callback(lambda _: self._greeting.pop(identity, None))
 
     async def _load_and_welcome(
-        self, identity: bytes, hello: Hello, account: Account | None
+        self, identity: bytes, hello: Hello, account: Account | None, address: str
     ) -> None:
         try:
-            self._welcome(identity, hello, account, await self._gateway.load(hello.model))
+            gateway = await self._gateway.load(hello.model)
+            self._welcome(identity, hello, account, gateway, address)
         except Exception as error:
             known = error if isinstance(error, RootlaceError) else InternalError.of(error)
             self._answer(identity, [Failed(0, known.code, str(known))])
 
     def _welcome(
-        self, identity: bytes, hello: Hello, account: Account | None, gateway: Gateway
+        self,
+        identity: bytes,
+        hello: Hello,
+        account: Account | None,
+        gateway: Gateway,
+        address: str,
     ) -> None:
         owner = "" if account is None else account.name
         for other in list(self._connections.values()):
@@ -218,7 +245,7 @@ class ProgramServer:
         connection = Connection(identity, time.monotonic())
         client = hello.client if account is None else f"{account.name}:{hello.client}"
         connection.session = gateway.open_session(
-            partial(self._deliver, connection), client, account, log=log
+            partial(self._deliver, connection), client, account, address, log=log
         )
         connection.session.counts_requests = True
         self._connections[identity] = connection
@@ -227,10 +254,17 @@ class ProgramServer:
 
     def _operate(self, connection: Connection, frame: bytes) -> None:
         """Take the operations of a frame. A malformed one fails alone."""
-        try:
-            connection.waiting.extend(_ops.decode(frame))
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            connection.waiting.extend(_decode_each(frame))
+        if (count := _count(frame)) > MAX_OPS:
+            raise InvalidRequest(
+                f"the message has {count} operations; at most {MAX_OPS} are allowed"
+            )
+        if len(frame) > LARGE_BYTES:
+            connection.waiting.extend(_split(frame))
+        else:
+            try:
+                connection.waiting.extend(_ops.decode(frame))
+            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+                connection.waiting.extend(_split(frame))
         connection.waiting_bytes += len(frame)
         if not connection.scheduled or connection.waiting_bytes > MAX_WAITING_BYTES:
             self._work(connection)
@@ -242,7 +276,8 @@ class ProgramServer:
         connection.scheduled = False
         end = time.monotonic() + SLICE_SECONDS
         while waiting:
-            op = waiting.popleft()
+            taken = waiting.popleft()
+            op = _decode(taken) if isinstance(taken, msgspec.Raw) else taken
             try:
                 if isinstance(op, _Malformed):
                     session.reject(*op)
@@ -348,38 +383,47 @@ class ProgramServer:
         connection.session.close()
 
 
-def _decode_each(frame: bytes) -> list[Op | _Malformed]:
-    """A frame's operations, decoded one by one because one is malformed.
+def _count(frame: bytes) -> int:
+    """Of how many elements a frame says that its list is; 0 if it is none."""
+    kind = frame[:1]
+    if b"\x90" <= kind <= b"\x9f":
+        return kind[0] & 0x0F
+    return int.from_bytes(frame[1 : {b"\xdc": 3, b"\xdd": 5}.get(kind, 1)])
+
+
+def _split(frame: bytes) -> list[msgspec.Raw]:
+    """A frame's operations, to be decoded one by one, for it is large or one is malformed.
 
     Raises ProtocolError for a frame that is not a list.
     """
     try:
-        raws = _raw_ops.decode(frame)
+        return _raw_ops.decode(frame)
     except (msgspec.DecodeError, RecursionError) as error:
         raise ProtocolError(f"not a list of operations: {error}") from error
-    found: list[Op | _Malformed] = []
-    for raw in raws:
-        try:
-            found.append(_op.decode(raw))
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            number, branch = _identify(raw)
-            found.append(_Malformed(number, branch, _as_typed(error, number)))
-    return found
+
+
+def _decode(raw: msgspec.Raw) -> Op | _Malformed:
+    try:
+        return _op.decode(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        number, branch = _identify(raw)
+        return _Malformed(number, branch, _as_typed(error, number))
 
 
 def _identify(raw: msgspec.Raw) -> tuple[int, int | None]:
     """Number and branch of an operation that could not be decoded, as far as they can be read."""
     try:
-        fields: Any = _anything.decode(raw)
+        found = _numbers.decode(raw)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return 0, None
-    if not isinstance(fields, dict):
-        return 0, None
-    number, branch = fields.get("op"), fields.get("branch")
-    return (
-        number if type(number) is int else 0,  # true is an int, too
-        branch if type(branch) is int else None,
-    )
+    return _number(found.op) or 0, _number(found.branch)
+
+
+def _number(raw: msgspec.Raw) -> int | None:
+    if not 0 < memoryview(raw).nbytes <= NUMBER_BYTES:
+        return None
+    value = _anything.decode(raw)
+    return value if type(value) is int else None  # true is an int, too
 
 
 def _as_typed(error: Exception, number: int) -> RootlaceError:

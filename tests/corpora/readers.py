@@ -20,7 +20,7 @@ from rootlace.runtime.constrained import GrammarCompiler
 from rootlace.runtime.constrained.service.build import check_size
 from rootlace.runtime.constrained.service.suspicion import is_suspicious
 from rootlace.runtime.constrained.service.trial import make_first_mask
-from rootlace.runtime.gateway.server import _decode_each
+from rootlace.runtime.gateway.server import _decode, _split
 from rootlace.runtime.model.checkpoint.files import Checkpoint
 from rootlace.runtime.model.gguf.file import GgufFile
 from rootlace.wire import protocol
@@ -36,7 +36,8 @@ def read_frame(data: bytes) -> None:
     """A program's frame, as the gateway takes it, and a gateway's, as the program does."""
     with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         protocol.decode_events(data)
-    _decode_each(data)
+    for raw in _split(data):
+        _decode(raw)
 
 
 def read_body(data: bytes) -> None:

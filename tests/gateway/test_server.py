@@ -233,6 +233,57 @@ async def test_malformed_messages_disturb_nobody(stories: Tokenizer) -> None:
         assert isinstance(await good.terminal(3), Generated)
 
 
+async def test_what_a_frame_holds_is_bounded_before_it_is_made(
+    stories: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def nils(count: int) -> bytes:
+        return b"\xdd" + count.to_bytes(4, "big") + b"\xc0" * count
+
+    large = encode([Hello(0, PROTOCOL_VERSION, client="x" * server_module.MAX_HELLO_BYTES)])
+    async with world(stories) as w:
+        stranger, known = w.peer(), await w.ready()
+        known.events.clear()
+        made: list[int] = []
+        decode = server_module._raw_ops.decode
+
+        class Raws:
+            def decode(self, frame: bytes) -> list[msgspec.Raw]:
+                made.append(len(frame))
+                return decode(frame)
+
+        monkeypatch.setattr(server_module, "_raw_ops", Raws())
+        many = nils(server_module.MAX_OPS + 1)
+        for peer, frame, said in (
+            (stranger, many, "exactly one hello"),
+            (stranger, large, "exactly one hello"),
+            (known, many, f"{server_module.MAX_OPS + 1} operations; at most"),
+        ):
+            await peer.raw(frame)
+            failed = await peer.until(lambda e: True)
+            assert isinstance(failed, Failed) and said in failed.message
+            peer.events.clear()
+        assert not made
+        # In a large frame, and in one with something malformed, each is made by itself.
+        monkeypatch.setattr(server_module, "LARGE_BYTES", 10)
+        long = Text("x" * 100)
+        await known.send(Open(1, 1), Append(2, 1, (long,)), Append(3, 9, (long,)), Ping(4))
+        assert await known.terminal(2) == Done(2) and await known.terminal(4) == Done(4)
+        assert isinstance(await known.terminal(3), Failed) and len(made) == 1
+
+
+async def test_programs_without_a_key_share_by_their_address(
+    stories: Tokenizer, tmp_path: Path
+) -> None:
+    for address, sources in (("tcp://127.0.0.1:0", 1), (f"ipc://{tmp_path}/x", 2)):
+        async with world(stories, program_address=address) as w:
+            for _ in range(2):
+                peer = await w.ready()
+                await peer.send(Open(1, 1), Append(2, 1, (Text("x"),)), Generate(3, 1))
+                await peer.terminal(3)
+            clients = {request.client for request in w.engine.submitted}
+            assert len(clients) == sources
+
+
 async def test_a_frame_of_many_operations_leaves_others_their_turn(
     stories: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,7 +13,7 @@ from rootlace.runtime.gateway.branches.cache_texts import page_with_texts
 from rootlace.runtime.gateway.branches.gateway import Gateway
 from rootlace.runtime.gateway.http import one_shot
 from rootlace.runtime.gateway.http.behind_prompts import behind_prompts
-from rootlace.runtime.gateway.http.body import raw_body, read_body
+from rootlace.runtime.gateway.http.body import read_body
 from rootlace.runtime.gateway.http.errors import InvalidParameter, RecordNotFound
 from rootlace.runtime.gateway.http.openai.chat import CHAT_BODY, ChatCompletions
 from rootlace.runtime.gateway.http.openai.completions import COMPLETION_BODY, Completions
@@ -42,6 +42,12 @@ class TreeQuery(CacheQuery):
 
     under: Annotated[int, msgspec.Meta(ge=0, le=2**53)] = 0
     limit: Annotated[int, msgspec.Meta(ge=0, le=MAX_NODES)] = 200
+
+
+class _Given(msgspec.Struct):
+    """What tells a chat completion from a completion; nothing else is made of it."""
+
+    messages: msgspec.Raw = msgspec.Raw()
 
 
 class Findings(msgspec.Struct):
@@ -87,11 +93,7 @@ class Cache:
 
     async def _jobs(self, request: web.Request) -> list[one_shot.Job]:
         """What the body of a completion or chat completion asks for, read as it would be there."""
-        try:
-            given = msgspec.json.decode(await raw_body(request))
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            given = None  # read again below, where it is told what is wrong
-        if isinstance(given, dict) and "messages" in given:
+        if (await read_body(request, _Given)).messages:
             return await self._chat.jobs(await read_body(request, CHAT_BODY))
         jobs = self._completions.jobs(await read_body(request, COMPLETION_BODY))
         if len(jobs) != 1:

@@ -19,7 +19,7 @@ from rootlace.runtime.gateway.http.batches.batch import Batch
 from rootlace.runtime.gateway.http.batches.disk import FULL
 from rootlace.runtime.gateway.http.batches.results import Answer, Results
 from rootlace.runtime.gateway.http.batches.storage import Storage
-from rootlace.runtime.gateway.http.body import Body, decode_anywhere
+from rootlace.runtime.gateway.http.body import LARGE_BYTES, Body, decode_anywhere
 from rootlace.runtime.gateway.http.errors import InvalidParameter, error_body
 from rootlace.runtime.gateway.keys.account import set_caller
 from rootlace.runtime.gateway.rooms import Rooms
@@ -56,6 +56,10 @@ class Answering:
     answer: Answerer
 
 
+class _Named(msgspec.Struct):
+    custom_id: str
+
+
 class Row(Body, kw_only=True):
     """One line of a batch's input."""
 
@@ -63,13 +67,6 @@ class Row(Body, kw_only=True):
     method: Literal["POST"] = "POST"
     url: str
     body: msgspec.Raw
-
-
-class _Named(msgspec.Struct):
-    custom_id: str | None = None
-
-
-_named = msgspec.json.Decoder(_Named)
 
 
 @dataclass(frozen=True)
@@ -263,11 +260,18 @@ class Runner:
                 wait = RETRY_SECONDS if told is None else told
                 await asyncio.sleep(wait)
             except RootlaceError as error:
-                shown = custom_id or _custom_id(line)
+                shown = custom_id or await self._custom_id(line)
                 return Answer(shown, error.http_status, error_body(error))
             except Exception as error:
                 log.exception("a row of batch %s", batch.id)
                 return Answer(custom_id, 500, error_body(error))
+
+    async def _custom_id(self, line: bytes) -> str | None:
+        if len(line) > self._server.config.max_body_bytes:
+            return None
+        if len(line) > LARGE_BYTES:
+            return await asyncio.to_thread(custom_id_of, line)
+        return custom_id_of(line)
 
     async def _row(self, batch: Batch, line: bytes) -> Row:
         most = self._server.config.max_body_bytes
@@ -301,7 +305,7 @@ def _places(path: Path, done: set[int]) -> tuple[int, list[_Place]]:
         for number, line in enumerate(file, 1):
             if line.strip():
                 total += 1
-                id_ = _custom_id(line)
+                id_ = custom_id_of(line)
                 if id_ is not None and (other := lines.setdefault(id_, number)) != number:
                     raise InvalidRequest(
                         f"line {number}: its custom_id {id_!r} is that of line {other}, too"
@@ -318,9 +322,9 @@ def _read(path: Path, place: _Place) -> bytes:
         return file.read(place.length)
 
 
-def _custom_id(line: bytes) -> str | None:
-    """That of a row, if it can be read."""
+def custom_id_of(line: bytes) -> str | None:
+    """That of a row that is wrong, if it can be read; nothing is made of the rest."""
     try:
-        return _named.decode(line).custom_id
+        return msgspec.json.decode(line, type=_Named).custom_id
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
