@@ -414,9 +414,9 @@ def _identify(raw: msgspec.Raw) -> tuple[int, int | None]:
     """Number and branch of an operation that could not be decoded, as far as they can be read."""
     try:
         found = _numbers.decode(raw)
+        return _number(found.op) or 0, _number(found.branch)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return 0, None
-    return _number(found.op) or 0, _number(found.branch)
 
 
 def _number(raw: msgspec.Raw) -> int | None:

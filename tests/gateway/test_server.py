@@ -217,6 +217,7 @@ async def test_malformed_messages_disturb_nobody(stories: Tokenizer) -> None:
             {"type": "nonsense", "op": 5},
             {"type": "open", "op": 6, "branch": 3, "surprise": 1},
             {"type": "append", "op": True, "branch": True, "parts": []},  # no numbers
+            {"type": "append", "op": msgspec.Raw(b"\xa1\xff"), "branch": 1, "parts": []},
             {"type": "ping", "op": 7},
         ]
         await bad.raw(msgspec.msgpack.encode(ops))

@@ -28,7 +28,7 @@ from rootlace.runtime.gateway.http.errors import InvalidParameter
 from rootlace.runtime.gateway.http.fields import ignored, refused
 from rootlace.runtime.gateway.http.handling import HandlingBody, handling_of
 from rootlace.runtime.gateway.http.logprobs import finite
-from rootlace.runtime.gateway.http.prompts import Prompt, parse_prompts
+from rootlace.runtime.gateway.http.prompts import Prompt, check_samples, parse_prompts
 from rootlace.runtime.gateway.http.replies import (
     Reports,
     adapter_of,
@@ -249,6 +249,7 @@ class Generate:
             rid = f"{rids[i]}-{i}" if shared else rids[i] or uuid.uuid4().hex
             texts = bool(body.return_text_in_logprobs)
             asked.append(_Asked(prompt, job, rid, logprobs[i], tops[i], texts))
+        check_samples(sum(one.job.params.n for one in asked), "sampling_params")
         return asked
 
     async def _in_session(

@@ -47,6 +47,8 @@ from rootlace.wire.protocol import (
 T = TypeVar("T")
 
 MAX_PINS = 4
+SAMPLES_AT_ONCE = 32
+"""As many begin in one turn of the event loop."""
 _OPS_PER_JOB = 4 + 2 * MAX_PINS
 _GENERATE = 2
 _STOP = re.compile(r"stop(_regex)?\[\d+\]")
@@ -103,34 +105,22 @@ class OneShots:
         self._next_op = len(jobs) * _OPS_PER_JOB + 1
         self._ended: set[int] = set()
         self._written: dict[int, tuple[int, ...]] = {}
-        ops: list[Op] = []
-        for index, job in enumerate(jobs):
-            op, branch = index * _OPS_PER_JOB + 1, index + 1
-            ops += [
-                Open(
-                    op,
-                    branch,
-                    program="kept" if job.keep else "",
-                    namespace=job.namespace,
-                    adapter=job.adapter,
-                    share=job.handling.cache.share,
-                ),
-                *_appends(op + _GENERATE + 2, branch, job),
-                Generate(
-                    op + _GENERATE,
-                    branch,
-                    params=job.params,
-                    constraint=job.asked.constraint if job.asked else None,
-                    stream=stream,
-                    cache_report=job.cache_report,
-                    tell_cached=stream,
-                    handling=job.handling,
-                    prediction=job.prediction,
-                ),
-            ]
-            if not job.keep:
-                ops.append(Close(op + _GENERATE + 1, branch))
-        self._session.handle(ops)
+        self._aborted: set[int] = set()
+        self._begin(0, stream)
+
+    def _begin(self, index: int, stream: bool) -> None:
+        """Begin the jobs from this one on: some now, the rest after what else the loop has to do,
+        for each takes time."""
+        if self._session.closed:
+            return
+        samples = 0
+        while index < len(self._jobs) and samples < SAMPLES_AT_ONCE:
+            if index not in self._aborted:
+                samples += self._jobs[index].params.n
+                self._session.handle(_ops(index, self._jobs[index], stream))
+            index += 1
+        if index < len(self._jobs):
+            asyncio.get_running_loop().call_soon(self._begin, index, stream)
 
     def __enter__(self) -> Self:
         return self
@@ -178,6 +168,7 @@ class OneShots:
 
     def abort(self, index: int) -> None:
         """End one job: its outputs are empty ones, ended by "abort"."""
+        self._aborted.add(index)
         output = Output("", (), "abort")
         outputs = (output,) * self._jobs[index].params.n
         # It comes before the failure of the operation, which then is that of an ended job.
@@ -244,6 +235,36 @@ class OneShots:
             sampling = self._jobs[index].sampling
             return InvalidParameter(f"{sampling}.{field[0]}" if sampling else field[0], str(error))
         return named(error, self._jobs[index].param if event.op > 0 else None)
+
+
+def _ops(index: int, job: Job, stream: bool) -> list[Op]:
+    """What a job is to the session."""
+    op, branch = index * _OPS_PER_JOB + 1, index + 1
+    ops: list[Op] = [
+        Open(
+            op,
+            branch,
+            program="kept" if job.keep else "",
+            namespace=job.namespace,
+            adapter=job.adapter,
+            share=job.handling.cache.share,
+        ),
+        *_appends(op + _GENERATE + 2, branch, job),
+        Generate(
+            op + _GENERATE,
+            branch,
+            params=job.params,
+            constraint=job.asked.constraint if job.asked else None,
+            stream=stream,
+            cache_report=job.cache_report,
+            tell_cached=stream,
+            handling=job.handling,
+            prediction=job.prediction,
+        ),
+    ]
+    if not job.keep:
+        ops.append(Close(op + _GENERATE + 1, branch))
+    return ops
 
 
 def _appends(op: int, branch: int, job: Job) -> list[Op]:

@@ -9,6 +9,7 @@ from rootlace.runtime.gateway.http.errors import InvalidParameter
 from rootlace.wire.protocol import Part, Text, Tokens
 
 MAX_PROMPTS = 4096
+"""Also of their samples, together: each is a request of the engine."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +68,14 @@ def check_texts(texts: Sequence[str], param: str) -> None:
     for index, text in enumerate(texts):
         if not text:
             raise InvalidParameter(f"{param}[{index}]", f"{param}[{index}] is empty")
+
+
+def check_samples(count: int, param: str) -> None:
+    """Raises InvalidParameter for more samples, of all prompts of a body, than may be asked for."""
+    if count > MAX_PROMPTS:
+        raise InvalidParameter(
+            param, f"{param}: at most {MAX_PROMPTS} samples of all prompts together, not {count}"
+        )
 
 
 def _of_ids(ids: Sequence[int], param: str, vocab_size: int) -> Prompt:

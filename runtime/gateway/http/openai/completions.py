@@ -22,7 +22,7 @@ from rootlace.runtime.gateway.http.logprobs import (
     text_length,
 )
 from rootlace.runtime.gateway.http.openai.body import SamplingBody, check_best_of
-from rootlace.runtime.gateway.http.prompts import Prompt, parse_prompts
+from rootlace.runtime.gateway.http.prompts import Prompt, check_samples, parse_prompts
 from rootlace.runtime.gateway.http.replies import (
     Envelope,
     UsageReply,
@@ -149,10 +149,13 @@ class Completions:
             fields["top_logprobs"] = body.logprobs
             if body.echo:
                 fields["prompt_logprobs_from"] = 0
+        prompts = parse_prompts(body.prompt, "prompt", vocab_size)
+        params = make_params(fields, vocab_size, {"top_logprobs": "logprobs"})
+        check_samples(len(prompts) * params.n, "n")
         return _Request(
             model=model,
-            prompts=parse_prompts(body.prompt, "prompt", vocab_size),
-            params=make_params(fields, vocab_size, {"top_logprobs": "logprobs"}),
+            prompts=prompts,
+            params=params,
             constraint=openai_constraint(body),
             namespace=body.cache_salt or "",
             handling=handling_of(body),
