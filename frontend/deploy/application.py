@@ -24,8 +24,11 @@ MORE_SECONDS = 30.0
 """What Serve waits beyond the seconds in which what runs may end: an engine writes to its disk."""
 _OURS = {"min_replicas", "max_replicas", "policy"}
 """What `autoscaling` cannot have: other arguments say it."""
-_NOT_HERE = {"load", "idle_unload", "disaggregate"}
-_NOT_HERE |= {f"disaggregate_{what}" for what in ("from", "gb", "by")}
+_NOT_HERE = {
+    "load": "each engine is by itself",
+    "idle_unload": "each engine is by itself",
+    "disaggregate": "write prefill: so many engines beside the replicas",
+}
 
 _Count = Annotated[int, Meta(ge=1)]
 
@@ -41,6 +44,7 @@ class _Arguments(msgspec.Struct, frozen=True):
     kv: Annotated[float, Meta(gt=0, le=1)]
     autoscaling: dict[str, Any]
     surge: Annotated[int, Meta(ge=0, le=100)]
+    prefill: Annotated[int, Meta(ge=0)]
 
 
 def app(
@@ -53,6 +57,7 @@ def app(
     kv: float = 0.8,
     autoscaling: Mapping[str, Any] | None = None,
     surge: int = 0,
+    prefill: int = 0,
     **options: Any,
 ) -> Application:
     """A Serve application with so many engines of `model`, or from so many to so many: more where
@@ -61,6 +66,7 @@ def app(
 
     Each engine has `cpus` cores, as many threads, and `gpus`. In an update Serve replaces a fifth
     of them at a time, at least one; with `surge`, in percent, it starts so many new ones first.
+    `prefill` engines more compute long prompts for the others, `disaggregate_by` TCP or NIXL.
     `options` are those of `rootlace.Runtime`; the model is a folder, or a name, that every node can
     read. Programs connect to `program_address`, in which NODE is the address of the gateway's node.
 
@@ -77,6 +83,7 @@ def app(
             "kv": kv,
             "autoscaling": {} if autoscaling is None else autoscaling,
             "surge": surge,
+            "prefill": prefill,
         },
         _Arguments,
     )
@@ -89,12 +96,18 @@ def app(
         raise InvalidRequest(f"autoscaling: {twice[0]} follows from `replicas`, `waiting` and `kv`")
     if least == most and given.autoscaling:
         raise InvalidRequest(f"autoscaling: replicas is {most}, not from so many to so many")
-    if refused := sorted(_NOT_HERE & options.keys()):
-        raise InvalidRequest(f"{refused[0]}: not on a Ray cluster, where each engine is by itself")
+    if refused := sorted(_NOT_HERE.keys() & options.keys()):
+        raise InvalidRequest(f"{refused[0]}: not on a Ray cluster: {_NOT_HERE[refused[0]]}")
     options = {"device": "cuda" if gpus else "cpu", "threads": max(int(cpus), 1), **options}
     options.setdefault("http_port", 0)
+    options.setdefault("disaggregate_by", "tcp")
     address = options.pop("program_address", "tcp://NODE:30001")
     config = _checked(runtime_config(model, address, options), RuntimeConfig)
+
+    from rootlace.runtime.replicas import apart_of, transfer_of
+
+    apart = apart_of(config.gateway, 2 * prefill)
+    way = msgspec.json.encode(apart and transfer_of(apart, shared=False))
 
     from ray import serve
     from ray.serve.config import AutoscalingConfig, AutoscalingPolicy
@@ -119,15 +132,18 @@ def app(
     engine = msgspec.json.encode(config.engine)
     key = secrets.token_hex(16)
     version = hashlib.sha256(engine + key.encode()).hexdigest()
-    engines = serve.deployment(
-        EngineReplica,
-        name="engines",
-        graceful_shutdown_timeout_s=seconds + MORE_SECONDS,
-        graceful_shutdown_wait_loop_s=0.1,
-        max_surge_percent=surge,
-        ray_actor_options={"num_cpus": cpus, "num_gpus": gpus},
-        **scaled,
-    )
+    common: dict[str, Any] = {
+        "graceful_shutdown_timeout_s": seconds + MORE_SECONDS,
+        "graceful_shutdown_wait_loop_s": 0.1,
+        "max_surge_percent": surge,
+        "ray_actor_options": {"num_cpus": cpus, "num_gpus": gpus},
+    }
+    engines = serve.deployment(EngineReplica, name="engines", **common, **scaled)
+    described = (engine, version, key, seconds, way)
+    bound = [engines.bind(*described)]
+    if prefill:
+        apart_too = serve.deployment(EngineReplica, name="prefill", num_replicas=prefill, **common)
+        bound.append(apart_too.bind(*described, True))
     front = serve.deployment(
         Front,
         name="gateway",
@@ -137,14 +153,8 @@ def app(
         ray_actor_options={"num_cpus": 0},
     )
     # During an update, those that end are there beside those that begin.
-    places = 2 * most
-    return front.bind(
-        msgspec.json.encode(config),
-        version,
-        key,
-        places,
-        engines.bind(engine, version, key, seconds),
-    )
+    places = 2 * (most + prefill)
+    return front.bind(msgspec.json.encode(config), version, key, places, 2 * prefill, *bound)
 
 
 def build(args: Mapping[str, Any]) -> Application:

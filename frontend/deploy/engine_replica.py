@@ -7,11 +7,13 @@ import dataclasses
 import logging
 
 import msgspec
+import ray
 from ray import serve
 from ray.exceptions import RayError
 from ray.serve.exceptions import RayServeException
 
 from rootlace.runtime.config import EngineConfig
+from rootlace.runtime.contracts.transfer import TransferConfig
 from rootlace.runtime.model.hub.local import local_model
 from rootlace.runtime.replicas.host import Host
 from rootlace.runtime.replicas.line import LineAddress
@@ -25,19 +27,29 @@ class EngineReplica:
     of the engine looks for the application's gateway, which then speaks with it directly."""
 
     async def __init__(  # type: ignore[misc]
-        self, config: bytes, version: str, digest_key: str, drain_seconds: float
+        self,
+        config: bytes,
+        version: str,
+        digest_key: str,
+        drain_seconds: float,
+        transfer: bytes,
+        prefill: bool = False,
     ) -> None:
+        """`prefill`: it computes prompts for others. `transfer`: None or a `TransferConfig`, as
+        JSON."""
         engine = msgspec.json.decode(config, type=EngineConfig)
-        self._version = version
+        self._version, self._prefill = version, prefill
         self._drain_seconds = drain_seconds
         self._gateway = serve.get_deployment_handle("gateway")
         model = await asyncio.to_thread(
             local_model, engine.executor.model, allow_pickle=engine.executor.allow_pickle
         )
         executor = dataclasses.replace(engine.executor, model=str(model))
-        self._host = Host(
-            dataclasses.replace(engine, executor=executor), bytes.fromhex(digest_key), self._attach
-        )
+        engine = dataclasses.replace(engine, executor=executor)
+        way = msgspec.json.decode(transfer, type=TransferConfig | None)
+        if way is not None:
+            way = msgspec.structs.replace(way, host=ray.util.get_node_ip_address())
+        self._host = Host(engine, bytes.fromhex(digest_key), self._attach, way)
         await self._host.start()
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
@@ -56,7 +68,8 @@ class EngineReplica:
 
     async def _attach(self) -> LineAddress | None:
         try:
-            address: LineAddress | None = await self._gateway.attach.remote(self._version)
+            asked = self._gateway.attach.remote(self._version, self._prefill)
+            address: LineAddress | None = await asked
         except (RayError, RayServeException, ServerUnavailable) as error:
             log.warning("the gateway is not there: %s", type(error).__name__)
             return None

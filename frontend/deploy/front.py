@@ -18,7 +18,7 @@ from rootlace.runtime.config import RuntimeConfig
 from rootlace.runtime.gateway.app import Listening, serve
 from rootlace.runtime.gateway.http.source import from_source, passed_on
 from rootlace.runtime.model.hub.local import local_model
-from rootlace.runtime.replicas import Replicas
+from rootlace.runtime.replicas import Replicas, apart_of
 from rootlace.runtime.replicas.line import LineAddress
 from rootlace.runtime.replicas.meeting import Meeting
 from rootlace.wire.errors import ServerUnavailable
@@ -29,9 +29,10 @@ class Front:
     Serve's HTTP is passed to the gateway's own; programs connect to the gateway itself."""
 
     async def __init__(  # type: ignore[misc]
-        self, config: bytes, version: str, digest_key: str, most: int, engines: Any
+        self, config: bytes, version: str, digest_key: str, most: int, prefill: int, *engines: Any
     ) -> None:
-        """For at most so many `engines`, a deployment of this application."""
+        """For at most so many `engines`, deployments of this application, of which so many compute
+        prompts for the others."""
         runtime = msgspec.json.decode(config, type=RuntimeConfig)
         address = ray.util.get_node_ip_address()
         model = await asyncio.to_thread(
@@ -52,13 +53,18 @@ class Front:
         self._drain = asyncio.Event()
         self._listening: asyncio.Future[Listening] = asyncio.get_running_loop().create_future()
         engines_key = bytes.fromhex(digest_key)
+        apart = apart_of(gateway, prefill)
         self._serving = asyncio.create_task(
             serve(
                 [runtime],
                 self._listening.set_result,
                 drain=self._drain,
                 engines=lambda: Replicas.start(
-                    runtime.engine, most, meeting=self._meeting, digest_key=engines_key
+                    runtime.engine,
+                    most,
+                    apart=apart,
+                    meeting=self._meeting,
+                    digest_key=engines_key,
                 ),
             )
         )
@@ -68,10 +74,10 @@ class Front:
             timeout=aiohttp.ClientTimeout(total=None),
         )
 
-    async def attach(self, version: str) -> LineAddress | None:
+    async def attach(self, version: str, prefill: bool) -> LineAddress | None:
         """For a replica of `engines` with an engine: where it is to connect. None: it is one of
         another version of the application, or there is no place for it."""
-        return self._meeting.attach() if version == self._version else None
+        return self._meeting.attach(prefill) if version == self._version else None
 
     async def __call__(self, request: Request) -> StreamingResponse:
         either: set[asyncio.Future[Any]] = {self._listening, self._serving}

@@ -69,7 +69,9 @@ def test_it_comes_to_rest() -> None:
         ({"replicas": "1-2", "autoscaling": {"policy": "theirs"}}, "autoscaling: policy follows"),
         ({"replicas": 2, "autoscaling": {"upscale_delay_s": 3}}, "autoscaling: replicas is 2"),
         ({"max_running": 0}, "max_running"),
-        ({"disaggregate": 1}, "disaggregate: not on a Ray cluster"),
+        ({"disaggregate": 1}, "disaggregate: not on a Ray cluster: write prefill"),
+        ({"prefill": -1}, "prefill"),
+        ({"prefill": 1, "disaggregate_by": "memory"}, "disaggregate_by memory: engines of several"),
     ],
 )
 def test_what_cannot_be_is_refused(args: dict[str, Any], said: str) -> None:
