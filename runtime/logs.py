@@ -58,6 +58,12 @@ class JsonFormatter(logging.Formatter):
         return msgspec.json.encode(line).decode()
 
 
+def format_in_force() -> Literal["text", "json"]:
+    """What `set_up` was told in this process."""
+    handlers = logging.getLogger().handlers
+    return "json" if any(isinstance(one.formatter, JsonFormatter) for one in handlers) else "text"
+
+
 def set_up(config: LogConfig, process: Process, replica: int | None = None) -> None:
     """Log what `config` says from now on. Called as the process starts."""
     handler = logging.StreamHandler(sys.stderr)

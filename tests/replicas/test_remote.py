@@ -282,3 +282,20 @@ async def test_who_does_not_know_the_key_is_nobody() -> None:
     await soon(lost.wait())
     near.close()
     context.destroy(linger=0)
+
+
+async def test_engines_for_prompts_alone_have_places_of_their_own() -> None:
+    meeting = Meeting("127.0.0.1")
+    places = [meeting.place(at, lambda: False, lambda: None, at == 2) for at in range(3)]
+    engines = [place.open(lambda _: None) for place in places]
+
+    def taken() -> list[bool]:
+        return [engine._line is not None for engine in engines]
+
+    assert meeting.attach(prefill=True) and taken() == [False, False, True]
+    assert meeting.attach(prefill=True) is None
+    assert meeting.attach() and meeting.attach() and taken() == [True] * 3
+    assert meeting.attach() is None
+    for engine in engines:
+        engine.close()
+    meeting.close()

@@ -13,6 +13,7 @@ import torch
 
 from rootlace.kernels import KernelSet
 from rootlace.kernels.native.cores import read_cores, usable_cores
+from rootlace.runtime import logs
 from rootlace.runtime.config import CacheConfig, ExecutorConfig
 from rootlace.runtime.contracts.plan import ExecutorLost, StepPlan
 from rootlace.runtime.model.checkpoint.config import ModelConfig
@@ -132,7 +133,7 @@ def lead(
             [
                 WorkerConfig(
                     replace(executor, device=_device_of(device, rank)),
-                    *(cache, rank, file, _cores_of(rank, count)),
+                    *(cache, rank, file, _cores_of(rank, count), logs.format_in_force()),
                 )
                 for rank in range(1, count)
             ]

@@ -44,6 +44,7 @@ def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         config = processes.read_config(sys.stdin.buffer, WorkerConfig)
+        logs.set_up(LogConfig("warning", config.log_format), "engine")
         processes.call_when_parent_ends(sys.stdin.buffer, lambda: os._exit(0))
         work(config)
     except RootlaceError as error:

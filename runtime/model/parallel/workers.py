@@ -5,6 +5,7 @@ from __future__ import annotations
 import selectors
 import subprocess
 from collections.abc import Sequence
+from typing import Literal
 
 import msgspec
 
@@ -23,13 +24,14 @@ SILENCE_SECONDS = 120.0
 class WorkerConfig(msgspec.Struct, frozen=True):
     """What a worker reads from its standard input. Type and device of `executor` are not "auto",
     its threads are the worker's; `group`: the file by which ranks find each other; `cores`: the
-    hardware threads that it is bound to, none: it is not."""
+    hardware threads that it is bound to, none: it is not; `log_format`: see `LogConfig`."""
 
     executor: ExecutorConfig
     cache: CacheConfig
     rank: int
     group: str
     cores: tuple[int, ...]
+    log_format: Literal["text", "json"] = "text"
 
 
 class Said(msgspec.Struct, frozen=True):

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 
 import pytest
 
-from rootlace.runtime import processes
+from rootlace.runtime import logs, processes
 from rootlace.runtime.config import CacheConfig, ExecutorConfig
 from rootlace.runtime.model.parallel import workers
 from rootlace.runtime.model.parallel.workers import WorkerConfig, Workers
@@ -47,3 +48,11 @@ def test_a_rank_that_stops_while_it_loads_ends_the_start(monkeypatch: pytest.Mon
     monkeypatch.setattr(workers, "SILENCE_SECONDS", 0.01)
     with pytest.raises(ServerUnavailable, match="rank 1 said nothing for"):
         wait(monkeypatch, [], 60)
+
+
+def test_ranks_are_told_how_their_engine_logs(monkeypatch: pytest.MonkeyPatch) -> None:
+    handler = logging.StreamHandler()
+    monkeypatch.setattr(logging.getLogger(), "handlers", [handler])
+    assert logs.format_in_force() == "text"
+    handler.setFormatter(logs.JsonFormatter("engine"))
+    assert logs.format_in_force() == "json"
