@@ -5,18 +5,21 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import signal
 import sys
+from asyncio.subprocess import PIPE
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import psutil
 import pytest
 import pytest_asyncio
 import zmq
 
-from rootlace.runtime import processes
+from rootlace.runtime import curve, processes
 from rootlace.runtime.config import CacheConfig, EngineConfig, SchedulerConfig
 from rootlace.runtime.contracts.request import Request
 from rootlace.runtime.contracts.update import Update
@@ -175,6 +178,33 @@ async def test_a_lost_machine_is_noticed_and_what_ran_there_goes_on(cluster: Clu
     lost._engine.kill()
     lost._parted.set()
     await until(lambda: cluster.up() == 2)
+
+
+async def test_a_machine_that_falls_silent_is_noticed(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It closes nothing. When it wakes up, others have what it had, and it begins anew."""
+    monkeypatch.setattr(curve, "HEARTBEAT_MS", 200)
+    monkeypatch.setattr(curve, "SILENCE_MS", 1000)
+    command = [sys.executable, "-m", "tests.replicas.host_process", str(tmp_path)]
+    host = await asyncio.create_subprocess_exec(*command, stdin=PIPE, stdout=PIPE)
+    assert host.stdin is not None and host.stdout is not None
+    for wakes in (False, True):
+        await soon(host.stdout.readline())
+        host.stdin.write(msgspec.json.encode(cluster.meeting.attach()) + b"\n")
+        await until(lambda: cluster.up() == 3)
+        if wakes:
+            break
+        running = [cluster.run(ENDLESS) for _ in range(3)]
+        await until(lambda: all(one.tokens for one in running))
+        (there,) = (one for one in running if engine_of(cluster, one) == 2)
+        host.send_signal(signal.SIGSTOP)
+        await until(lambda: len(there.tokens) == 2)
+        assert cluster.up() == 2 and engine_of(cluster, there) != 2
+        host.send_signal(signal.SIGCONT)
+    assert (there.tokens, there.last) == ([ENDLESS + 1, ENDLESS + 2], None)
+    host.kill()
+    await host.wait()
 
 
 async def test_a_replica_that_leaves_ends_what_it_has_and_gets_nothing_new(
