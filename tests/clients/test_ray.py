@@ -9,11 +9,12 @@ import time
 import urllib.error
 import urllib.request
 import uuid
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import yaml
 
@@ -184,31 +185,80 @@ def test_who_goes_away_is_noticed(served: Served) -> None:
     eventually(lambda: metrics().get(aborted) == before + 1)
 
 
+def test_who_asks_by_a_strange_name_is_refused(served: Served) -> None:
+    """The name that a client asks by comes through both proxies."""
+    request = urllib.request.Request(f"{URL}/version", headers={"Host": "page.example"})
+    with pytest.raises(urllib.error.HTTPError, match="403"):
+        urllib.request.urlopen(request, timeout=60)
+
+
 def test_there_are_more_engines_where_they_are_used(texts: dict[str, str]) -> None:
     with load(texts):
         eventually(both_run, PATIENCE)
 
 
-def test_what_ran_on_a_replica_that_is_killed_goes_on_elsewhere(texts: dict[str, str]) -> None:
+def strike(texts: dict[str, str], blow: Callable[[], object]) -> None:
+    """Under load, what ran goes on elsewhere after the blow, and then both engines run again."""
     with load(texts):
         eventually(both_run, PATIENCE)
         before = moved()
-        ray.kill(ray.get_actor(min(actors("engines"))))
-        eventually(lambda: moved() > before)
+        back = blow()
+        eventually(lambda: moved() > before, PATIENCE)
+        if callable(back):
+            back()
         eventually(both_run, PATIENCE)
+
+
+def processes() -> list[psutil.Process]:
+    """The engines' processes, each of which is a child of its actor's."""
+    every = psutil.Process().children(recursive=True)
+    return [one for one in every if "rootlace.runtime.engine" in " ".join(one.cmdline())]
+
+
+def test_an_engine_whose_process_dies_is_started_again(texts: dict[str, str]) -> None:
+    replicas = actors("engines")
+    strike(texts, lambda: processes()[0].kill())
+    assert actors("engines") == replicas, "its host did so"
+
+
+def test_what_ran_on_a_machine_that_falls_silent_goes_on_elsewhere(texts: dict[str, str]) -> None:
+    """It says nothing more, closes nothing, and wakes up when others have what it had."""
+
+    def silence() -> Callable[[], None]:
+        engine = processes()[0]
+        host = engine.parent()
+        assert host is not None
+        for process in (host, engine):
+            process.suspend()
+
+        def wake() -> None:
+            for process in (engine, host):
+                with suppress(psutil.NoSuchProcess):  # Serve may have given it up
+                    process.resume()
+
+        return wake
+
+    strike(texts, silence)
+
+
+def test_what_ran_on_a_replica_that_is_killed_goes_on_elsewhere(texts: dict[str, str]) -> None:
+    strike(texts, lambda: ray.kill(ray.get_actor(min(actors("engines")))))
+
+
+def test_where_all_engines_are_lost_requests_wait_for_the_next(texts: dict[str, str]) -> None:
+    strike(texts, lambda: [ray.kill(ray.get_actor(name)) for name in actors("engines")])
 
 
 def test_what_ran_on_a_node_that_is_lost_goes_on_elsewhere(
     served: Served, texts: dict[str, str]
 ) -> None:
     (node,) = (one for one in served.cluster.list_all_nodes() if one != served.cluster.head_node)
-    with load(texts):
-        eventually(both_run, PATIENCE)
-        before = moved()
+
+    def lose() -> Callable[[], object]:
         served.cluster.remove_node(node, allow_graceful=False)
-        eventually(lambda: moved() > before)
-        served.cluster.add_node(**NODE)
-        eventually(both_run, PATIENCE)
+        return lambda: served.cluster.add_node(**NODE)
+
+    strike(texts, lose)
 
 
 def test_engines_are_replaced_one_after_the_other(served: Served, texts: dict[str, str]) -> None:

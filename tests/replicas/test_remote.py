@@ -188,20 +188,23 @@ async def test_a_machine_that_falls_silent_is_noticed(
     monkeypatch.setattr(curve, "SILENCE_MS", 1000)
     command = [sys.executable, "-m", "tests.replicas.host_process", str(tmp_path)]
     host = await asyncio.create_subprocess_exec(*command, stdin=PIPE, stdout=PIPE)
-    assert host.stdin is not None and host.stdout is not None
-    for wakes in (False, True):
-        await soon(host.stdout.readline())
-        host.stdin.write(msgspec.json.encode(cluster.meeting.attach()) + b"\n")
+    asks, told = host.stdout, host.stdin
+    assert asks is not None and told is not None
+
+    async def comes() -> None:
+        await soon(asks.readline())
+        told.write(msgspec.json.encode(cluster.meeting.attach()) + b"\n")
         await until(lambda: cluster.up() == 3)
-        if wakes:
-            break
-        running = [cluster.run(ENDLESS) for _ in range(3)]
-        await until(lambda: all(one.tokens for one in running))
-        (there,) = (one for one in running if engine_of(cluster, one) == 2)
-        host.send_signal(signal.SIGSTOP)
-        await until(lambda: len(there.tokens) == 2)
-        assert cluster.up() == 2 and engine_of(cluster, there) != 2
-        host.send_signal(signal.SIGCONT)
+
+    await comes()
+    running = [cluster.run(ENDLESS) for _ in range(3)]
+    await until(lambda: all(one.tokens for one in running))
+    (there,) = (one for one in running if engine_of(cluster, one) == 2)
+    host.send_signal(signal.SIGSTOP)
+    await until(lambda: len(there.tokens) == 2)
+    assert cluster.up() == 2 and engine_of(cluster, there) != 2
+    host.send_signal(signal.SIGCONT)
+    await comes()
     assert (there.tokens, there.last) == ([ENDLESS + 1, ENDLESS + 2], None)
     host.kill()
     await host.wait()
