@@ -58,7 +58,8 @@ def _explore(name: str, minutes: float) -> bool:
     shutil.rmtree(merged, ignore_errors=True)
     shutil.copytree(CORPORA / name, merged)
     before = {path.name for path in merged.iterdir()}
-    _child(name, str(merged), str(found), "-merge=1")
+    # Without counters: how often a line ran is no reason to keep an input.
+    _child(name, str(merged), str(found), "-merge=1", "-use_counters=0")
     new = [path for path in merged.iterdir() if path.name not in before]
     for path in sorted(new, key=lambda path: path.stat().st_size)[:MAX_KEPT]:
         shutil.copy(path, CORPORA / name / path.name[:16])
