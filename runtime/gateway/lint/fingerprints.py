@@ -8,6 +8,8 @@ Aiken: "Winnowing: local algorithms for document fingerprinting", 2003). So no p
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 WINDOW = 16
@@ -50,14 +52,25 @@ class Fingerprints:
         terms = (tokens.astype(np.uint64) + np.uint64(1)) * self._powers[: len(tokens)]
         sums = np.concatenate((np.zeros(1, np.uint64), np.cumsum(terms, dtype=np.uint64)))
         hashes = _mixed((sums[WINDOW:] - sums[:-WINDOW]) * self._inverse[: len(sums) - WINDOW])
-        runs = np.lib.stride_tricks.sliding_window_view(hashes, RUN)
-        chosen = np.unique(runs.argmin(axis=1) + np.arange(len(runs)))
+        edge = np.zeros(RUN - 1, np.uint64)
+        least = np.concatenate((edge, _over_runs(np.minimum, hashes), edge))
+        # The least of any run that it is in.
+        chosen = np.flatnonzero(_over_runs(np.maximum, least) == hashes)
         times, gaps = _repeats(hashes[chosen], chosen)
         # Where every token or two begins the same window again, only some count.
         kept = times % np.maximum(EVERY // gaps, 1) == 0
         chosen, times = chosen[kept], times[kept].astype(np.uint64)
         again = _mixed(hashes[chosen] + times * np.uint64(_BASE))
         return np.where(times > 0, again, hashes[chosen]), chosen
+
+
+def _over_runs(
+    of: Callable[[np.ndarray, np.ndarray], np.ndarray], values: np.ndarray
+) -> np.ndarray:
+    """`of` (minimum or maximum) over each `RUN` values that follow each other."""
+    for step in (1, 2, 4):
+        values = of(values[:-step], values[step:])
+    return of(values[: -(RUN - 8)], values[RUN - 8 :])
 
 
 def _mixed(hashes: np.ndarray) -> np.ndarray:
