@@ -394,8 +394,8 @@ class Welcome(_Event, tag="welcome"):
 class Chunk(_Event, tag="chunk"):
     """New text of sample `index` of a streaming `Generate`. All chunks together are the output.
 
-    In the first chunk of a `Generate` with `tell_cached`: how long the prompt is, and how much of it
-    was cached.
+    In the first chunk of a `Generate` with `tell_cached`: how long the prompt is, and how much of
+    it was cached.
     """
 
     index: int
