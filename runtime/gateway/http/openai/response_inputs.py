@@ -89,5 +89,5 @@ def _items(message: dict[str, Any]) -> Iterator[InputItem]:
     for call in calls:
         function = call["function"]
         given = function["arguments"]
-        text = given if isinstance(given, str) else msgspec.json.encode(given).decode()
-        yield OutputCall("fc", "completed", call["id"], function["name"], text)
+        source = given if isinstance(given, str) else msgspec.json.encode(given).decode()
+        yield OutputCall("fc", "completed", call["id"], function["name"], source)
