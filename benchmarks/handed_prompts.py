@@ -12,9 +12,11 @@ import asyncio
 import os
 import random
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import aiohttp
 import numpy as np
@@ -66,7 +68,7 @@ async def first_tokens(url: str, prompts: list[list[int]]) -> tuple[list[float],
 def speed(way: str, block_bytes: int) -> float:
     """Blocks from one end to another one in this process, over and over, in 10^9 bytes/s."""
     memory = new_memory()
-    ways = {
+    ways: dict[str, Callable[[], Transfer]] = {
         "memory": lambda: SharedMemory(memory, block_bytes),
         "tcp": lambda: Tcp("127.0.0.1", block_bytes, BLOCKS),
         "nixl": lambda: Nixl(block_bytes, BLOCKS),
@@ -95,9 +97,14 @@ def _round(giver: Transfer, taker: Transfer, blocks: np.ndarray) -> None:
         checksum(b"", into)
 
 
-def measure(model: Path, way: str, tokens: int, pairs: int, **options: object) -> Finding:
+def measure(model: Path, way: str, tokens: int, pairs: int, **options: Any) -> Finding:
     dice = random.Random(0)
-    two = {"replicas": 2, "disaggregate": 1, "disaggregate_by": way, "disaggregate_from": 64}
+    two: dict[str, Any] = {
+        "replicas": 2,
+        "disaggregate": 1,
+        "disaggregate_by": way,
+        "disaggregate_from": 64,
+    }
     with rl.Runtime(model, device="cpu", http_port=0, **two, **options) as runtime:
         vocabulary = runtime.endpoint.model_info.vocab_size
         prompts = [
