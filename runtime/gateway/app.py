@@ -18,6 +18,7 @@ from rootlace.runtime.config import RuntimeConfig
 from rootlace.runtime.gateway.keys.key_file import read_keys
 from rootlace.runtime.gateway.keys.program_key import read_program_key
 from rootlace.runtime.gateway.room import close_room, open_room
+from rootlace.runtime.gateway.spans import exporter_class
 from rootlace.wire.errors import ServerUnavailable
 
 if TYPE_CHECKING:
@@ -58,6 +59,8 @@ async def serve(
         read_keys(config.keys_file)  # raises before anything is started
     if config.program_key:
         read_program_key(config.program_key)
+    if config.otlp:
+        exporter_class()
     journal = _open_journal(config.state)
     stop, drain = stop or asyncio.Event(), drain or asyncio.Event()
     gone: list[str] = []

@@ -27,6 +27,17 @@ def note_request(path: str, headers: Mapping[str, str]) -> None:
     _HEADERS.set((path, headers))
 
 
+def exporter_class() -> Any:
+    """Of spans to a collector. Raises InvalidRequest where its packages are missing."""
+    try:
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+    except ImportError as error:
+        raise InvalidRequest(
+            f"--otlp needs OpenTelemetry's packages: pip install 'rootlace[otel]' ({error})"
+        ) from error
+    return OTLPSpanExporter
+
+
 class Spans:
     """Sends spans to where `exporter` does, from a thread of its own."""
 
@@ -52,15 +63,7 @@ class Spans:
     def to(cls, endpoint: str) -> Spans | None:
         """To an OpenTelemetry collector, such as http://localhost:4318/v1/traces; None for "".
         Raises InvalidRequest where the packages are missing."""
-        if not endpoint:
-            return None
-        try:
-            from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-        except ImportError as error:
-            raise InvalidRequest(
-                f"--otlp needs OpenTelemetry's packages: pip install 'rootlace[otel]' ({error})"
-            ) from error
-        return cls(OTLPSpanExporter(endpoint=endpoint))
+        return cls(exporter_class()(endpoint=endpoint)) if endpoint else None
 
     def generated(
         self,

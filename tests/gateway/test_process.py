@@ -10,6 +10,10 @@ from typing import Any
 
 import pytest
 
+from rootlace.runtime.config import GatewayConfig, RuntimeConfig
+from rootlace.runtime.gateway.app import serve_until
+from rootlace.wire.errors import InvalidRequest
+
 
 def run(line: bytes) -> tuple[int, dict[str, Any]]:
     """Exit status and the last line said; standard input stays open, as a parent's would."""
@@ -48,3 +52,14 @@ def test_no_model(tmp_path: Path) -> None:
     code, said = run(json.dumps(config).encode())
     assert code == 1 and said["error"] == "unsupported_model"
     assert "no config.json" in said["message"]
+
+
+async def test_spans_without_their_packages_are_refused_before_anything_is_started(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    exporter = "opentelemetry.exporter.otlp.proto.http.trace_exporter"
+    monkeypatch.setitem(sys.modules, exporter, None)
+    monkeypatch.setattr("rootlace.runtime.gateway.app.open_room", None)
+    gateway = GatewayConfig(model="x", program_address="", otlp="http://localhost:1")
+    with pytest.raises(InvalidRequest, match="--otlp needs OpenTelemetry's packages"):
+        await serve_until([RuntimeConfig(gateway)])

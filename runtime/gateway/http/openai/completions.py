@@ -78,6 +78,8 @@ class _Request:
 
     model: str
     prompts: list[Prompt]
+    alone: bool
+    """Whether the prompt is not in a list of some."""
     params: SamplingParams
     constraint: Asked | None
     namespace: str
@@ -101,8 +103,9 @@ class _Request:
                 self.cache_report,
                 self.adapter,
                 self.handling,
+                param="prompt" if self.alone else f"prompt[{index}]",
             )
-            for prompt in self.prompts
+            for index, prompt in enumerate(self.prompts)
         ]
 
 

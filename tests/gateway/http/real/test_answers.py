@@ -33,6 +33,13 @@ async def test_completion(real: Served, reference: FastTokenizer) -> None:
     assert real.gateway.branch_count == 0 and real.gateway.session_count == 0  # type: ignore[attr-defined]
 
 
+@pytest.mark.parametrize(("prompt", "param"), [("", "prompt"), (["a", ""], "prompt[1]")])
+async def test_an_empty_prompt_is_named(real: Served, prompt: Any, param: str) -> None:
+    body = {"prompt": prompt, "add_special_tokens": False, "max_tokens": 1}
+    async with real.http.post("/v1/completions", json=body) as reply:
+        assert (reply.status, (await reply.json())["error"]["param"]) == (400, param)
+
+
 async def test_content_of_a_chat_cannot_forge_a_role(
     real: Served, reference: FastTokenizer
 ) -> None:
