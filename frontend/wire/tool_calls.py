@@ -59,6 +59,12 @@ def or_json(
     return {"type": "structural_tag", "format": text}
 
 
+def either_json(schemas: Iterable[Mapping[str, Any] | bool]) -> dict[str, Any]:
+    """What fits one of `schemas`, in each of which references count from its own root."""
+    elements = [_json(schema) for schema in schemas]
+    return {"type": "structural_tag", "format": {"type": "or", "elements": elements}}
+
+
 def _tags(calls: Calls, end: str) -> list[dict[str, Any]]:
     return [{"begin": begin, "content": _json(schema), "end": end} for begin, schema in calls]
 

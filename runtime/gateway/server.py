@@ -54,7 +54,7 @@ MAX_WAITING_BYTES = 16 * 2**20
 
 # What a frame holds is made all at once: so little before anybody is known, so many operations, and
 # each by itself, as it takes its turn, in a frame of more bytes.
-MAX_HELLO_BYTES = 2**16
+MAX_HELLO_BYTES = 2**20
 MAX_OPS = 2**18
 LARGE_BYTES = 2**20
 
@@ -188,8 +188,11 @@ class ProgramServer:
         """The first message of a peer. Without a key it shares with all of its address. Raises what
         the handshake fails with."""
         ops: list[Op] = []
+        if len(frame) > MAX_HELLO_BYTES:
+            most = MAX_HELLO_BYTES >> 10
+            raise ProtocolError(f"the first message is exactly one hello of at most {most} KiB")
         try:
-            if _count(frame) == 1 and len(frame) <= MAX_HELLO_BYTES:
+            if _count(frame) == 1:
                 ops = _ops.decode(frame)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise ProtocolError(f"the first message must be a hello: {error}") from error

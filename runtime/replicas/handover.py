@@ -148,7 +148,12 @@ class Handover:
             prediction=NO_TOKENS,
         )
         at = self._dispatch.place(prompt, prefill=True)
-        self._clients[at].submit(prompt, lambda update: self._computed(handed, at, update))
+        try:
+            self._clients[at].submit(prompt, lambda update: self._computed(handed, at, update))
+        except RootlaceError:
+            self._under_way.pop(request.rid)
+            self._dispatch.hear(Update(request.rid, finish="error"))
+            raise
 
     def abort(self, rid: int) -> None:
         """If nobody decodes the request yet, nobody will."""
@@ -266,7 +271,7 @@ class Handover:
             return ()
         tokens = handed.tokens[: (first + len(lent.numbers)) * size]
         fields = (tokens, first, lent.numbers, request.namespace, request.adapter)
-        asking = asyncio.ensure_future(client.ask(HandOver, *fields, patience=None))
+        asking = asyncio.ensure_future(client.ask(HandOver, *fields, patient=True))
         try:
             given: tuple[int, ...] = await asyncio.wait_for(
                 asyncio.shield(asking), HAND_OVER_SECONDS

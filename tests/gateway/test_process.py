@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from rootlace.runtime.config import GatewayConfig, RuntimeConfig
-from rootlace.runtime.gateway.app import serve_until
+from rootlace.runtime.gateway.app import serve
 from rootlace.wire.errors import InvalidRequest
 
 
@@ -62,4 +62,4 @@ async def test_spans_without_their_packages_are_refused_before_anything_is_start
     monkeypatch.setattr("rootlace.runtime.gateway.app.open_room", None)
     gateway = GatewayConfig(model="x", program_address="", otlp="http://localhost:1")
     with pytest.raises(InvalidRequest, match="--otlp needs OpenTelemetry's packages"):
-        await serve_until([RuntimeConfig(gateway)])
+        await serve([RuntimeConfig(gateway)])

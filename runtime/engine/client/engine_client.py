@@ -178,15 +178,15 @@ class EngineClient:
         self,
         kind: Callable[..., ToEngine],
         *fields: Any,
-        patience: float | None = STALL_SECONDS,
+        patient: bool = False,
     ) -> Any:
-        """What answers `kind(ticket, *fields)`, one of `contracts.messages`, within `patience`
-        seconds; None: as long as the engine lives."""
+        """What answers `kind(ticket, *fields)`, one of `contracts.messages`, within
+        `STALL_SECONDS` or, if `patient`, as long as the engine lives."""
         if not self._up:
             raise ServerUnavailable("the engine is not running")
         ticket = self._questions.open()
         self.send(kind(ticket, *fields))
-        return await self._questions.answer_to(ticket, patience)
+        return await self._questions.answer_to(ticket, None if patient else STALL_SECONDS)
 
     def send(self, message: ToEngine) -> None:
         """Send what needs no answer."""

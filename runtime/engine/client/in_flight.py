@@ -194,6 +194,7 @@ class InFlight:
         """Take out what waits here for the next engine, and may as well go elsewhere: what came
         since the last one died."""
         free = [rid for rid in self._submitted if rid not in self._bound]
+        self._late = deque(rid for rid in self._late if rid in self._bound)
         return [self._submitted.pop(rid) for rid in free]
 
     def leave_all(self) -> list[Submitted]:

@@ -83,6 +83,8 @@ class Session:
         """Whether operations count as requests: those of HTTP were counted when they came."""
         self.stays_wanted = False
         """Whether what its programs leave in the cache counts as that of requests of no program."""
+        self.admitted = False
+        """Whether it was begun before the server drains, whatever it opens yet."""
         self._account = account
         self._source = source or f"session {number}"
         self._client = client_of(account, self._source)
@@ -283,7 +285,7 @@ class Session:
             refused = InvalidRequest(f"parent branch {op.parent} is not open")
         else:
             try:
-                if parent is None:
+                if parent is None and not self.admitted:
                     self._core.drain.check()
                 self._core.check_adapter(adapter)
             except (InvalidRequest, ServerUnavailable) as error:

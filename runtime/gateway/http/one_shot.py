@@ -117,8 +117,13 @@ class OneShots:
         while index < len(self._jobs) and samples < SAMPLES_AT_ONCE:
             if index not in self._aborted:
                 samples += self._jobs[index].params.n
-                self._session.handle(_ops(index, self._jobs[index], stream))
+                try:
+                    self._session.handle(_ops(index, self._jobs[index], stream))
+                except Exception as error:
+                    self._events.put_nowait(error)
+                    return
             index += 1
+        self._session.admitted = True
         if index < len(self._jobs):
             asyncio.get_running_loop().call_soon(self._begin, index, stream)
 

@@ -110,7 +110,7 @@ class Sessions:
     """The open sessions of one model.
 
     Beyond `MAX_SESSIONS` and `MAX_TOKENS`, of the key that has the most that one is closed which
-    was used least recently and of which nothing runs.
+    was used least recently and of which nothing runs; of its only one, the oldest turns go.
     """
 
     def __init__(self, gateway: Gateway, holds: Holds) -> None:
@@ -243,11 +243,22 @@ class Sessions:
             shares: Counter[str] = Counter()
             for key, turns in self._turns.items():
                 shares[key[0]] += sum(one.counted for one in turns.values()) if by_tokens else 1
+            most = max(shares, key=lambda name: shares[name])
             latest = next(reversed(self._turns))  # what was asked for now
-            old = [key for key in self._turns if key != latest and self._is_idle(key)]
-            if not old:
-                return
-            self._close(max(old, key=lambda key: shares[key[0]]))
+            old = (key for key in self._turns if key[0] == most and key != latest)
+            idle = next(filter(self._is_idle, old), None)
+            if idle is not None:
+                self._close(idle)
+            elif not (by_tokens and latest[0] == most and self._forget_oldest(latest)):
+                return  # what is left runs
+
+    def _forget_oldest(self, key: _Key) -> bool:
+        """Of the session's turns that have ended; whether there is one."""
+        turns = self._turns[key]
+        oldest = next((turn for turn in turns.values() if turn.done), None)
+        if oldest is not None:
+            self._forget(turns.pop(oldest.rid))
+        return oldest is not None
 
     def _is_idle(self, key: _Key) -> bool:
         return all(turn.done for turn in self._turns[key].values())

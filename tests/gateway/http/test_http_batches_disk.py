@@ -127,8 +127,13 @@ async def test_nobody_else_reads_them_and_nothing_is_left_behind(
     (folder / "files").chmod(0o755)  # as an earlier version made it
     await stop(served)
     kept = set(folder.rglob("*"))
-    for name in ("files/file-1-output", "files/upload-1", "files/file-1.new", "batches/b.new"):
-        (folder / name).touch()
+    hexes = "0" * 32
+    for name in (f"file-{hexes}-output", f"upload-{hexes}", f"file-{hexes}.new"):
+        (folder / "files" / name).touch()
+    (folder / "batches" / f"batch_{hexes}.new").touch()
+    for name in ("thesis", "file-of-mine", "a.new"):  # whoever put them there
+        (folder / "files" / name).touch()
+        kept.add(folder / "files" / name)
     await serve(FakeGateway(files=str(folder)))
     assert set(folder.rglob("*")) == kept
     folders = [folder, *(path for path in folder.iterdir() if path.is_dir())]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 import uuid
 from dataclasses import dataclass
@@ -35,6 +36,10 @@ class File(msgspec.Struct):
     object: str = "file"
     status: str = "processed"
     owner: str = ""
+
+
+_OURS = re.compile(r"upload-[0-9a-f]{32}|file-[0-9a-f]{32}(-output|-errors)?")
+"""Names of contents: in the folder there may be what is somebody else's."""
 
 
 class FileStore:
@@ -90,7 +95,7 @@ class FileStore:
         could keep them."""
         known = {file.id for file in self.records.all()} | used
         for path in self._folder.iterdir():
-            if path.suffix != ".json" and path.name not in known:
+            if _OURS.fullmatch(path.name) and path.name not in known and path.is_file():
                 path.unlink()
 
     def forget_old(self, used: set[str]) -> None:

@@ -31,7 +31,7 @@ class Records(Generic[R]):
         self._folder = folder
         self.noun = noun
         private_folder(folder)
-        for path in folder.glob(f"*{_NEW}"):  # cut off by the end of a server
+        for path in folder.glob(f"{noun}[-_]*{_NEW}"):  # cut off by the end of a server
             path.unlink()
         found = [
             msgspec.json.decode(path.read_bytes(), type=kind) for path in folder.glob("*.json")

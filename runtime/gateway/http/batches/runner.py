@@ -205,7 +205,8 @@ class Runner:
         total, places = await asyncio.to_thread(_places, path, results.done)
         batch.request_counts.total = total
         if not 0 < total <= MAX_ROWS:
-            raise InvalidRequest(f"the file has {total} rows; a batch has from 1 to {MAX_ROWS}")
+            rows = f"more than {MAX_ROWS} rows" if total else "0 rows"
+            raise InvalidRequest(f"the file has {rows}; a batch has from 1 to {MAX_ROWS}")
         left = iter(places)
         workers = [
             asyncio.create_task(self._work(batch, left, results)) for _ in range(ROWS_AT_ONCE)
@@ -305,6 +306,8 @@ def _places(path: Path, done: set[int]) -> tuple[int, list[_Place]]:
         for number, line in enumerate(file, 1):
             if line.strip():
                 total += 1
+                if total > MAX_ROWS:
+                    break
                 id_ = custom_id_of(line)
                 if id_ is not None and (other := lines.setdefault(id_, number)) != number:
                     raise InvalidRequest(

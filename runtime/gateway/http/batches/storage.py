@@ -27,13 +27,13 @@ class Storage:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             self.files = FileStore(folder / "files", bounds)
             self.batches = Records(folder / "batches", Batch, "batch")
+            self.forget_old()
+            unfinished = (batch for batch in self.batches.all() if batch.unfinished)
+            self.files.forget_unknown({id_ for batch in unfinished for id_ in batch.result_ids})
         except BlockingIOError:
             raise InvalidRequest(f"{folder} is used by another server; give it its own") from None
         except (OSError, msgspec.DecodeError) as error:
             raise InvalidRequest(f"{folder} cannot keep files: {error}") from error
-        self.forget_old()
-        unfinished = (batch for batch in self.batches.all() if batch.unfinished)
-        self.files.forget_unknown({id_ for batch in unfinished for id_ in batch.result_ids})
 
     def close(self) -> None:
         self._lock.close()

@@ -62,8 +62,8 @@ def calls_or_format(
     """Calls, or a text in the format that is asked for; thoughts may come before."""
     schema = msgspec.json.decode(asked.constraint.source)
     if form.trigger.startswith("{"):  # calls are JSON, too
-        either = _call_or(tools, schema)
-        return _with(asked, "json_schema", either)
+        calls = [_call_alone(tool) for tool in tools]
+        return _with(asked, "structural_tag", tool_calls.either_json([*calls, schema]))
     tag = tool_calls.or_json(
         _begun(tools, form),
         form.end,
@@ -114,12 +114,11 @@ def _one_of(tools: Sequence[Tool]) -> dict[str, Any]:
     return _any_of(calls, definitions)
 
 
-def _call_or(tools: Sequence[Tool], schema: dict[str, Any] | bool) -> dict[str, Any]:
-    """The schema of a call or of a text that fits `schema`."""
+def _call_alone(tool: Tool) -> dict[str, Any]:
+    """The schema of its call as a format is asked for beside it."""
     definitions: dict[str, Any] = {}
-    calls = [_call_schema(t.name, _arguments(t), definitions, "parameters") for t in tools]
-    text = schema if isinstance(schema, bool) else _moved(schema, definitions, "the format")
-    return _any_of([*calls, text], definitions)
+    call = _call_schema(tool.name, _arguments(tool), definitions, "parameters")
+    return _any_of([call], definitions)
 
 
 def _any_of(schemas: list[Any], definitions: dict[str, Any]) -> dict[str, Any]:

@@ -158,6 +158,7 @@ class Completions:
         return _Request(
             model=model,
             prompts=prompts,
+            alone=isinstance(body.prompt, str) or isinstance(body.prompt[0], int),
             params=params,
             constraint=openai_constraint(body),
             namespace=body.cache_salt or "",

@@ -212,7 +212,7 @@ async def test_a_pattern_ends_a_stream(real: Served) -> None:
     params = {"stop_regex": ["x", "("]}
     async with real.http.post("/generate", json={"text": "x", "sampling_params": params}) as reply:
         error = (await reply.json())["error"]
-    assert (reply.status, error["param"]) == (400, "stop_regex[1]")
+    assert (reply.status, error["param"]) == (400, "sampling_params.stop_regex[1]")
 
 
 async def test_an_overloaded_engine(real: Served) -> None:
