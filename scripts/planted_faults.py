@@ -130,8 +130,8 @@ FAULTS = (
     Fault(
         "a branch that is let go is still counted",
         SESSION,
-        "        self._core.branch_count -= 1\n        branch.state = BranchState()",
-        "        branch.state = BranchState()",
+        "        self._core.branch_count -= 1\n        self._core.branches_of",
+        "        self._core.branches_of",
     ),
     Fault(
         "a terminal event is sent twice where an operation fails",
