@@ -210,10 +210,11 @@ class Socket:
         self.network.tap(peer, frames[1])
         line.send(self, frames[1])
 
-    def recv_multipart(self, flags: int = 0) -> list[bytes]:
+    def recv_multipart(self, flags: int = 0, copy: bool = True) -> list[Any]:
         if not self._inbox:
             raise zmq.Again
-        return self._inbox.popleft()
+        frames = self._inbox.popleft()
+        return frames if copy else [zmq.Frame(frame) for frame in frames]
 
     def close(self) -> None:
         if self.closed:
