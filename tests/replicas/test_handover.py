@@ -46,8 +46,8 @@ class Client:
     def send(self, message: object) -> None:
         self.sent.append(message)
 
-    async def ask(self, kind: object, *fields: Any, patience: float | None) -> tuple[int, ...]:
-        assert kind is HandOver and patience is None
+    async def ask(self, kind: object, *fields: Any, patient: bool) -> tuple[int, ...]:
+        assert kind is HandOver and patient
         self.asked.append(fields)
         return await self.answer
 
