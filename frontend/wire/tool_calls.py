@@ -16,7 +16,7 @@ def among_text(calls: Calls, trigger: str, end: str) -> dict[str, Any]:
 
 
 def at_least_one(calls: Calls, trigger: str, end: str, last: bool) -> dict[str, Any]:
-    """Nothing but `calls`, at least one of them. `last`: the first is the last, too."""
+    """Free text with at least one of `calls`. `last`: nothing follows the first one."""
     text = {
         "type": "triggered_tags",
         "triggers": [trigger],
@@ -32,37 +32,40 @@ def or_json(
     end: str,
     schema: Mapping[str, Any] | bool,
     last: bool,
+    around: tuple[str, str, str] = ("", "\n", ""),
     before: str = "",
     thoughts: tuple[str, str, str] | None = None,
 ) -> dict[str, Any]:
     """Nothing but `calls`, or `before` and what fits `schema`. `last`: the first call is the last.
 
+    `around` are what all calls together begin with (and so each of `calls`), what stands between
+    two, and what they end with.
+
     `thoughts` are what begins free text ahead of it, what ends it and what stands behind; where
     nothing begins it, there is such text, and else there may be.
     """
+    first, between, behind = around
+    each = [(begin.removeprefix(first), schema) for begin, schema in calls]
     some = {
         "type": "tags_with_separator",
-        "tags": _tags(calls, end),
-        "separator": "\n",
+        "tags": _tags(each, end.removesuffix(behind)),
+        "separator": between,
         "at_least_one": True,
         "stop_after_first": last,
     }
-    answer = [_const(before), _json(schema)] if before else [_json(schema)]
-    text = {"type": "or", "elements": [some, {"type": "sequence", "elements": answer}]}
+    together = _sequence(_const(first), some, _const(behind))
+    text = _either(together, _sequence(_const(before), _json(schema)))
     if thoughts is not None:
-        begin, finish, behind = thoughts
+        begin, finish, then = thoughts
         free = {"type": "tag", "begin": begin, "content": {"type": "any_text"}, "end": finish}
-        ahead = {"type": "sequence", "elements": [free, _const(behind)]}
-        if begin:
-            ahead = {"type": "or", "elements": [ahead, _const("")]}
-        text = {"type": "sequence", "elements": [ahead, text]}
+        ahead = _sequence(free, _const(then))
+        text = _sequence(_either(ahead, _const("")) if begin else ahead, text)
     return {"type": "structural_tag", "format": text}
 
 
 def either_json(schemas: Iterable[Mapping[str, Any] | bool]) -> dict[str, Any]:
     """What fits one of `schemas`, in each of which references count from its own root."""
-    elements = [_json(schema) for schema in schemas]
-    return {"type": "structural_tag", "format": {"type": "or", "elements": elements}}
+    return {"type": "structural_tag", "format": _either(*map(_json, schemas))}
 
 
 def _tags(calls: Calls, end: str) -> list[dict[str, Any]]:
@@ -75,3 +78,11 @@ def _json(schema: Mapping[str, Any] | bool) -> dict[str, Any]:
 
 def _const(text: str) -> dict[str, Any]:
     return {"type": "const_string", "value": text}
+
+
+def _sequence(*elements: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "sequence", "elements": [*elements]}
+
+
+def _either(*elements: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "or", "elements": [*elements]}

@@ -9,6 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rootlace.runtime.gateway.formats.calls import (
+    DEEPSEEK,
+    DEEPSEEK_31,
+    HERMES,
+    LLAMA3,
+    MISTRAL,
+    MISTRAL_ARGS,
+)
 from rootlace.runtime.gateway.formats.choose import format_of
 from rootlace.runtime.gateway.formats.deltas import (
     Answer,
@@ -22,15 +30,7 @@ from rootlace.runtime.gateway.formats.deltas import (
 from rootlace.runtime.gateway.formats.format import Format
 from rootlace.runtime.gateway.formats.harmony import Harmony
 from rootlace.runtime.gateway.formats.json_text import JsonEnd
-from rootlace.runtime.gateway.formats.tagged import (
-    DEEPSEEK,
-    DEEPSEEK_31,
-    HERMES,
-    LLAMA3,
-    MISTRAL,
-    MISTRAL_ARGS,
-    Tagged,
-)
+from rootlace.runtime.gateway.formats.tagged import Tagged
 from rootlace.runtime.gateway.http.chat.blocks import Blocks, End, blocks_of
 from rootlace.runtime.gateway.tokens.chat import ChatTemplate
 

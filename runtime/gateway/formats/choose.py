@@ -8,9 +8,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from rootlace.runtime.gateway.formats.format import Format
-from rootlace.runtime.gateway.formats.harmony import Harmony
-from rootlace.runtime.gateway.formats.tagged import (
+from rootlace.runtime.gateway.formats.calls import (
     DEEPSEEK,
     DEEPSEEK_31,
     HERMES,
@@ -18,8 +16,10 @@ from rootlace.runtime.gateway.formats.tagged import (
     MISTRAL,
     MISTRAL_ARGS,
     Calls,
-    Tagged,
 )
+from rootlace.runtime.gateway.formats.format import Format
+from rootlace.runtime.gateway.formats.harmony import Harmony
+from rootlace.runtime.gateway.formats.tagged import Tagged
 from rootlace.wire.errors import InvalidRequest
 from rootlace.wire.protocol import Part, Text
 

@@ -39,6 +39,12 @@ class Format(Protocol):
         ...
 
     @property
+    def around(self) -> tuple[str, str, str]:
+        """What calls that stand together begin with (and so the first one of them), what stands
+        between two, and what they end with."""
+        ...
+
+    @property
     def always(self) -> bool:
         """Whether answers are to be parsed even if nobody offers a tool: they may have thoughts."""
         ...

@@ -41,6 +41,7 @@ class Harmony:
     always = True
     trigger = "<|channel|>commentary to=functions."
     end = "<|call|>"
+    around = ("", "<|start|>assistant", "")
 
     def parser(self, prompt_end: str, tools: Collection[str], reasoning: bool) -> HarmonyParser:
         return HarmonyParser(prompt_end.endswith(_MESSAGE), bool(tools), reasoning)

@@ -9,6 +9,7 @@ from enum import Enum, auto
 
 import msgspec
 
+from rootlace.runtime.gateway.formats.calls import HERMES, Calls
 from rootlace.runtime.gateway.formats.deltas import (
     CallArguments,
     CallBegin,
@@ -19,7 +20,6 @@ from rootlace.runtime.gateway.formats.deltas import (
 from rootlace.runtime.gateway.formats.json_text import JsonEnd
 from rootlace.runtime.gateway.formats.tags import first_tag, pieces, possible_begin
 
-_NAME_CHARACTERS = 128
 # No header is longer, and nothing else that stands around arguments; what is, is text. This bounds
 # what is looked at again with every new piece.
 _HEADER_CHARACTERS = 512
@@ -27,40 +27,6 @@ _OBJECT = re.compile(
     r'\s*\{\s*"name"\s*:\s*(?P<name>"(?:[^"\\]|\\.)*")\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)',
     re.DOTALL,
 )
-
-
-class Calls(msgspec.Struct, frozen=True, kw_only=True):
-    """Where calls stand, and how they are written.
-
-    A call is a JSON object with a name and arguments or, where `header` matches what stands behind
-    the tag, the name in the group `name` and then the arguments.
-    """
-
-    begin: str
-    """The tag before a call."""
-    opening: str
-    between: str
-    """What the model is used to around a call's name."""
-    end: str
-    """What stands behind the arguments."""
-    fence: str = ""
-    """What ends the arguments behind a `header`, and is no content."""
-    ends: tuple[str, ...] = ()
-    """Tags that may stand behind a call, in this order, and are no content."""
-    again: str = ""
-    """What stands between two calls behind one tag."""
-    array: bool = False
-    """Whether the calls may stand in a JSON array."""
-    header: re.Pattern[str] | None = None
-    noise: tuple[str, ...] = ()
-    """Tags before calls that are no content."""
-    bare: bool = False
-    """Whether an answer that begins with an object may be a call, without a tag."""
-
-    @property
-    def stops(self) -> tuple[str, ...]:
-        """Tags that end a call whose JSON was left open."""
-        return tuple(tag for tag in (self.begin, self.fence, *self.ends) if tag)
 
 
 @dataclass(frozen=True)
@@ -82,6 +48,10 @@ class Tagged:
     @property
     def end(self) -> str:
         return self.calls.end
+
+    @property
+    def around(self) -> tuple[str, str, str]:
+        return self.calls.around
 
     def parser(self, prompt_end: str, tools: Collection[str], reasoning: bool) -> TaggedParser:
         think = self.think if reasoning else None
@@ -428,73 +398,6 @@ def _whole_call(source: str) -> _Whole | None:
         return None
     return _Whole(call.name, "{}" if arguments == "null" else arguments, bool(given))
 
-
-HERMES = Calls(
-    begin="<tool_call>",
-    opening='<tool_call>\n{"name": "',
-    between='", "arguments": ',
-    end="}\n</tool_call>",
-    ends=("</tool_call>",),
-)
-"""Of Hermes and Qwen models, and of the embedded one."""
-
-LLAMA3 = Calls(
-    begin="<|python_tag|>",
-    opening='{"name": "',
-    between='", "parameters": ',
-    end="}",
-    again=";",
-    bare=True,
-)
-
-MISTRAL = Calls(
-    begin="[TOOL_CALLS]",
-    opening='[TOOL_CALLS][{"name": "',
-    between='", "arguments": ',
-    end="}]",
-    again=",",
-    array=True,
-)
-
-MISTRAL_ARGS = Calls(
-    begin="[TOOL_CALLS]",
-    opening="[TOOL_CALLS]",
-    between="[ARGS]",
-    end="",
-    header=re.compile(
-        rf"\s{{0,8}}(?P<name>[\w.-]{{1,{_NAME_CHARACTERS}}})(?:\[CALL_ID\]\w{{1,64}})?"
-        r"(?:\[ARGS\])?\s{0,8}(?=\{)"
-    ),
-    array=True,
-    again=",",
-)
-"""Of Mistral's newer models."""
-
-_DEEPSEEK_TAGS = ("<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>")
-
-DEEPSEEK = Calls(
-    begin="<｜tool▁call▁begin｜>",
-    opening="<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>",
-    between="\n```json\n",
-    end="\n```<｜tool▁call▁end｜>",
-    header=re.compile(
-        rf"function<｜tool▁sep｜>(?P<name>[^\n]{{1,{_NAME_CHARACTERS}}})\n```json\s{{0,8}}(?=\{{)"
-    ),
-    fence="```",
-    ends=_DEEPSEEK_TAGS,
-    noise=("<｜tool▁calls▁begin｜>",),
-)
-"""Of DeepSeek V3 and R1."""
-
-DEEPSEEK_31 = Calls(
-    begin="<｜tool▁call▁begin｜>",
-    opening="<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>",
-    between="<｜tool▁sep｜>",
-    end="<｜tool▁call▁end｜>",
-    header=re.compile(rf"(?P<name>[^<\n]{{1,{_NAME_CHARACTERS}}})<｜tool▁sep｜>\s{{0,8}}(?=\{{)"),
-    ends=_DEEPSEEK_TAGS,
-    noise=("<｜tool▁calls▁begin｜>",),
-)
 
 PLAIN = Tagged(HERMES)
 """Of text that is no answer."""

@@ -7,8 +7,8 @@ from typing import Any
 
 import msgspec
 
+from rootlace.runtime.gateway.formats.calls import HERMES
 from rootlace.runtime.gateway.formats.format import Format
-from rootlace.runtime.gateway.formats.tagged import HERMES
 from rootlace.runtime.gateway.http.chat.request import Tool, ToolChoice
 from rootlace.runtime.gateway.http.constraints import Asked, json_source
 from rootlace.runtime.gateway.http.errors import InvalidParameter
@@ -69,6 +69,7 @@ def calls_or_format(
         form.end,
         schema,
         choice.parallel is False,
+        form.around,
         form.answer_prefix(""),
         form.thoughts(prompt_end),
     )
@@ -93,7 +94,7 @@ def _arguments(tool: Tool) -> dict[str, Any]:
 def _calls(
     tools: Sequence[Tool], form: Format, options: Mapping[str, Any], one: bool = False
 ) -> Asked:
-    """Text of calls, at least one; exactly one if only `one` is wanted."""
+    """Free text with calls, at least one; `one`: with one, which ends it."""
     calls = [(form.begin(tool.name), _parameters(tool)) for tool in tools]
     tag = tool_calls.at_least_one(calls, form.trigger, form.end, last=one)
     return _asked("structural_tag", tag, options)

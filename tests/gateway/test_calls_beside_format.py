@@ -1,0 +1,117 @@
+"""Several calls in the place of a text with a format: as each family's template writes them."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+from rootlace.runtime.constrained import GrammarCompiler
+from rootlace.runtime.gateway.formats.calls import (
+    DEEPSEEK,
+    DEEPSEEK_31,
+    HERMES,
+    MISTRAL,
+    MISTRAL_ARGS,
+)
+from rootlace.runtime.gateway.formats.deltas import Answer, Call
+from rootlace.runtime.gateway.formats.format import Format
+from rootlace.runtime.gateway.formats.harmony import Harmony
+from rootlace.runtime.gateway.formats.tagged import Tagged
+from rootlace.runtime.gateway.http.chat.request import Tool, ToolChoice
+from rootlace.runtime.gateway.http.chat.tool_choice import calls_or_format
+from rootlace.runtime.gateway.http.constraints import Asked
+from rootlace.wire.protocol import Constraint
+
+TOOLS = [Tool("f"), Tool("g")]
+NAMES = frozenset(tool.name for tool in TOOLS)
+F, G = Call("f", '{"x":1}'), Call("g", "{}")
+
+# As the chat templates of Qwen3, Mistral Nemo, Ministral 3, DeepSeek V3, DeepSeek V3.1 and gpt-oss
+# write two calls, in pieces: up to the first one's end, the second one, what ends both.
+WRITTEN: dict[str, tuple[Format, tuple[str, str, str]]] = {
+    "hermes": (
+        Tagged(HERMES),
+        (
+            '<tool_call>\n{"name": "f", "arguments": {"x":1}}\n</tool_call>',
+            '\n<tool_call>\n{"name": "g", "arguments": {}}\n</tool_call>',
+            "",
+        ),
+    ),
+    "mistral": (
+        Tagged(MISTRAL),
+        (
+            '[TOOL_CALLS][{"name": "f", "arguments": {"x":1}}',
+            ', {"name": "g", "arguments": {}}',
+            "]",
+        ),
+    ),
+    "mistral_args": (
+        Tagged(MISTRAL_ARGS, ("[THINK]", "[/THINK]")),
+        ('[TOOL_CALLS]f[ARGS]{"x":1}', "[TOOL_CALLS]g[ARGS]{}", ""),
+    ),
+    "deepseek": (
+        Tagged(DEEPSEEK, ("<think>", "</think>")),
+        (
+            "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n"
+            '```json\n{"x":1}\n```<｜tool▁call▁end｜>',
+            "\n<｜tool▁call▁begin｜>function<｜tool▁sep｜>g\n```json\n{}\n```<｜tool▁call▁end｜>",
+            "<｜tool▁calls▁end｜>",
+        ),
+    ),
+    "deepseek_31": (
+        Tagged(DEEPSEEK_31, ("<think>", "</think>")),
+        (
+            '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>{"x":1}<｜tool▁call▁end｜>',
+            "<｜tool▁call▁begin｜>g<｜tool▁sep｜>{}<｜tool▁call▁end｜>",
+            "<｜tool▁calls▁end｜>",
+        ),
+    ),
+    "harmony": (
+        Harmony(),
+        (
+            '<|channel|>commentary to=functions.f <|constrain|>json<|message|>{"x":1}<|call|>',
+            "<|start|>assistant<|channel|>commentary to=functions.g <|constrain|>json<|message|>"
+            "{}<|call|>",
+            "",
+        ),
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def compiler() -> GrammarCompiler:
+    tokens = ["<eos>", *sorted(pre_tokenizers.ByteLevel.alphabet())]
+    tokenizer = Tokenizer(models.BPE(vocab={t: i for i, t in enumerate(tokens)}, merges=[]))
+    tokenizer.decoder = decoders.ByteLevel()
+    return GrammarCompiler(tokenizer, eos_token_ids=[0])
+
+
+@pytest.mark.parametrize("family", WRITTEN)
+@pytest.mark.parametrize("parallel", [None, False])
+def test_calls_are_in_the_familys_own_form(
+    compiler: GrammarCompiler, family: str, parallel: bool | None
+) -> None:
+    form, (first, second, end) = WRITTEN[family]
+    asked = Asked(Constraint("json_schema", '{"type":"integer"}'), "response_format")
+    choice = ToolChoice(parallel=parallel)
+    tag = calls_or_format(asked, choice, TOOLS, form, "").constraint
+    matcher = compiler.compile(structural_tag=json.loads(tag.source)).matcher()
+
+    def whole(text: str) -> bool | None:
+        """Whether the answer may end behind it; None where it may not begin so."""
+        matcher.reset()
+        taken = all(matcher.advance(compiler.vocabulary.byte_tokens[b]) for b in text.encode())
+        return matcher.is_accepting() if taken else None
+
+    assert whole(first) is (not end) and whole(first + end)
+    assert whole(form.answer_prefix("") + "12")
+    several = parallel is None
+    assert whole(first + second) is (not end if several else None)
+    assert whole(first + second + end) is (True if several else None)
+    assert whole(first + second + "12") is None
+
+    parser = form.parser("", NAMES, True)
+    text = first + second + end
+    assert Answer.of([*parser.feed(text), *parser.finish()]) == Answer("", "", [F, G])
