@@ -334,6 +334,11 @@ class GatewayConfig:
     front_secret: str = ""
     """Of what passes requests on, which is believed where they come from."""
     max_connections: int = option(1024)
+    max_http_connections: Positive | None = option(
+        None,
+        "Connections by HTTP; idle ones make room, what is beyond gets 503.",
+        shown="half of the descriptors, at most 4096",
+    )
     max_branches: int = option(65536)
     max_message_bytes: int = 64 * 2**20
     """Of a program."""

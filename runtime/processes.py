@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import resource
 import shutil
 import signal
 import sys
@@ -26,6 +27,7 @@ T = TypeVar("T")
 
 _WAITING = {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME"}
 """How threads of an OpenMP team wait, in its different runtimes' words."""
+DESCRIPTORS = 65_536
 _PR_SET_PDEATHSIG = 1
 """Of <linux/prctl.h>."""
 
@@ -84,6 +86,16 @@ def compete() -> None:
     if sys.platform == "linux" and os.sched_getscheduler(0) == os.SCHED_BATCH:
         with contextlib.suppress(OSError):
             os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
+
+
+def take_descriptors() -> None:
+    """Have as many descriptors as the system lets this process have, if it is not `DESCRIPTORS`
+    already: each connection is one, and a login's default is 1,024."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, DESCRIPTORS)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def child_command(module: str) -> list[str]:

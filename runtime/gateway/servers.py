@@ -12,6 +12,7 @@ from aiohttp import web
 from rootlace.runtime.config import GatewayConfig
 from rootlace.runtime.gateway.branches.gateway import Gateway
 from rootlace.runtime.gateway.http.app import make_runner
+from rootlace.runtime.gateway.http.connections import quiet_accepts
 from rootlace.runtime.gateway.http.rooms import make_rooms_runner
 from rootlace.runtime.gateway.rooms import Rooms
 from rootlace.runtime.gateway.server import ProgramServer
@@ -38,6 +39,7 @@ class Servers:
             else:
                 self._runner = make_runner(served)
             http_address = await _listen(self._runner, served.config)
+            quiet_accepts(asyncio.get_running_loop())
         return served.program_address, http_address
 
     async def drain(self, seconds: float, stop: asyncio.Event) -> None:

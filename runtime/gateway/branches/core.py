@@ -24,6 +24,7 @@ from rootlace.runtime.gateway.formats.choose import format_of
 from rootlace.runtime.gateway.formats.listing import tool_format
 from rootlace.runtime.gateway.lint.prompt_lint import PromptLint
 from rootlace.runtime.gateway.metrics import Metrics
+from rootlace.runtime.gateway.shares import kept_for_others
 from rootlace.runtime.gateway.tokens.chat import ChatTemplate
 from rootlace.runtime.gateway.tokens.tokenizer import Tokenizer
 from rootlace.wire.cache_report import CacheReport, Scope
@@ -126,8 +127,8 @@ class Core:
         """Raises Overloaded where of the last eighth of all branches, which is for clients that
         have opened less than the mean, this one would take some."""
         count, most = self.branch_count, self.config.max_branches
-        own, clients = self.branches_of[client], max(len(self.branches_of), 1)
-        if most - most // 8 <= count < most and own * clients >= count:
+        own, clients = self.branches_of[client], len(self.branches_of)
+        if count < most and kept_for_others(own, clients, count, most):
             raise Overloaded(
                 f"{own} branches of this client are open: the last ones are for others"
             )

@@ -9,11 +9,13 @@ from pathlib import Path
 from aiohttp import web
 from aiohttp.typedefs import Middleware
 
+from rootlace.runtime.config import GatewayConfig
 from rootlace.runtime.gateway.branches.gateway import Gateway
 from rootlace.runtime.gateway.http.access_log import AccessLogger
 from rootlace.runtime.gateway.http.auth import api_key_middleware
 from rootlace.runtime.gateway.http.browsers import Pages, allow_page, pages_middleware
 from rootlace.runtime.gateway.http.cache_header import add_cache_header, cache_header_middleware
+from rootlace.runtime.gateway.http.connections import BoundedRunner, most_connections
 from rootlace.runtime.gateway.http.content_type import checked
 from rootlace.runtime.gateway.http.draining import drain_middleware
 from rootlace.runtime.gateway.http.endpoint import Endpoint
@@ -97,12 +99,13 @@ async def trace_middleware(request: web.Request, handler: Handler) -> web.Stream
 
 def make_runner(gateway: Gateway) -> web.AppRunner:
     """The application in a runner that cancels a handler when its client disconnects."""
-    return runner_of(make_app(gateway))
+    return runner_of(make_app(gateway), gateway.config)
 
 
-def runner_of(app: web.Application) -> web.AppRunner:
-    return web.AppRunner(
+def runner_of(app: web.Application, config: GatewayConfig) -> web.AppRunner:
+    return BoundedRunner(
         app,
+        most_connections(config.max_http_connections),
         handler_cancellation=True,
         shutdown_timeout=SHUTDOWN_SECONDS,
         keepalive_timeout=IDLE_SECONDS,

@@ -289,4 +289,4 @@ async def _asked(request: web.Request) -> tuple[str | None, float | None]:
 def make_rooms_runner(rooms: Rooms) -> web.AppRunner:
     """As `make_runner`, for several models."""
     found = RoomEndpoints(rooms)
-    return runner_of(app_of(rooms, found.all, found.shared))
+    return runner_of(app_of(rooms, found.all, found.shared), rooms.config)
