@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import TypeVar
 
 import msgspec
@@ -55,11 +57,18 @@ async def read_body(request: web.Request, kind: type[T]) -> T:
 
 async def raw_body(request: web.Request) -> bytes:
     """The body as it was sent. Raises DeadlineExceeded for one that comes too slowly."""
+    async with in_time(BODY_SECONDS):
+        return await request.read()
+
+
+@asynccontextmanager
+async def in_time(seconds: float) -> AsyncIterator[None]:
+    """Raises DeadlineExceeded where the block, which reads a body, takes longer."""
     try:
-        async with asyncio.timeout(BODY_SECONDS):
-            return await request.read()
+        async with asyncio.timeout(seconds):
+            yield
     except TimeoutError:
-        raise DeadlineExceeded(f"the body did not come within {BODY_SECONDS:g} s") from None
+        raise DeadlineExceeded(f"the body did not come within {seconds:g} s") from None
 
 
 async def decode_anywhere(raw: bytes | memoryview, kind: type[T]) -> T:

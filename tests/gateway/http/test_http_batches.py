@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
 
+from rootlace.runtime.gateway.http.batches import batches, files, storage
+from rootlace.runtime.gateway.http.batches.batch import Batch
 from rootlace.runtime.gateway.http.batches.file_store import Bounds, FileStore
 from rootlace.runtime.gateway.http.batches.runner import ROWS_AT_ONCE
 from rootlace.runtime.gateway.http.batches.storage import Storage
@@ -207,18 +210,103 @@ def test_bounds(tmp_path: Path) -> None:
     files = FileStore(tmp_path, Bounds(total_bytes=10, files=2, seconds=-1))
     kept = []
     for name in "ab":
-        files.check_count()
-        content = files.new_upload()
+        content = files.new_upload("")
         content.write_bytes(b"1234")
         kept.append(files.add(content, name, "batch", "").id)
-    with pytest.raises(InvalidRequest, match="2 files"):
-        files.check_count()
-    files.check_room(2)
-    with pytest.raises(InvalidRequest, match="MiB"):
-        files.check_room(3)
+    with pytest.raises(Overloaded, match="2 files"):
+        files.new_upload("")
+    files.grow(tmp_path / "x", "", 2)
+    with pytest.raises(Overloaded, match="MiB"):
+        files.grow(tmp_path / "x", "", 3)
+    with pytest.raises(Overloaded, match="MiB"):  # what is being written counts
+        files.grow(tmp_path / "y", "", 1)
+    files.drop(tmp_path / "x")
+    files.grow(tmp_path / "y", "", 1)
     files.forget_old({kept[0]})
+    files.grow(tmp_path / "y", "", 6)
     again = FileStore(tmp_path, Bounds())
     assert [file.id for file in again.records.all()] == kept[:1]
+
+
+def test_a_key_leaves_files_and_room_to_others(tmp_path: Path) -> None:
+    files = FileStore(tmp_path, Bounds(total_bytes=1600, files=16))
+
+    def add(owner: str, size: int) -> str:
+        content = files.new_upload(owner)
+        files.grow(content, owner, size)
+        content.write_bytes(b"x" * size)
+        return files.add(content, "a", "batch", owner).id
+
+    first, *_ = (add("greedy", 1) for _ in range(13))
+    sending = files.new_upload("greedy")
+    with pytest.raises(Overloaded, match="14 files, the last of 16 are for others"):
+        files.new_upload("greedy")
+    add("other", 1)
+    files.grow(sending, "greedy", 1386)
+    with pytest.raises(Overloaded, match="are for others"):
+        files.grow(sending, "greedy", 1387)
+    add("other", 199)
+    with pytest.raises(Overloaded, match="kept at most"):
+        files.new_upload("other")
+    files.delete(first)
+    content = files.new_upload("third")
+    with pytest.raises(Overloaded, match="kept at most"):
+        files.grow(content, "third", 3)
+    files.grow(content, "third", 2)
+    # What is there when a server starts counts, too.
+    again = FileStore(tmp_path, Bounds(total_bytes=300, files=16))
+    again.grow(content, "third", 88)
+    with pytest.raises(Overloaded, match="kept at most"):
+        again.grow(content, "third", 89)
+
+
+def test_batches_that_ended_are_forgotten_of_the_key_that_has_most(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(storage, "MAX_BATCHES", 4)
+    kept = Storage(tmp_path, Bounds())
+    for at, owner in enumerate(("a", "b", "b", "a", "b", "b", "b", "c")):
+        batch = Batch(f"batch_{at}", CHAT, "f", "24h", at, 0, status="failed", owner=owner)
+        kept.batches.put(batch)
+    kept.forget_old()
+    assert [batch.id for batch in kept.batches.all()] == [f"batch_{at}" for at in (3, 5, 6, 7)]
+    kept.close()
+
+
+async def test_a_key_leaves_batches_to_others(
+    serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batches, "MAX_UNFINISHED", 8)
+    (a, first), (b, second) = new_key("a"), new_key("b")
+    write_keys(str(tmp_path / "keys"), [first, second])
+    gateway = FakeGateway(files=str(tmp_path / "files"), keys_file=str(tmp_path / "keys"))
+    gateway.script = lambda prompt, index: PAUSE
+    served = await serve(gateway)
+    mine = [await start(served, [row("1")], key=a) for _ in range(7)]
+    with pytest.raises(openai.RateLimitError, match="7 batches of this API key.* for others"):
+        await start(served, [row("1")], key=a)
+    await start(served, [row("1")], key=b)
+    with pytest.raises(openai.RateLimitError, match="8 batches are unfinished"):
+        await start(served, [row("1")], key=b)
+    for batch in mine:
+        await served.openai(a).batches.cancel(batch.id)
+
+
+async def test_a_file_that_never_comes_is_not_waited_for(
+    serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served = await serve(FakeGateway(files=str(tmp_path)))
+    monkeypatch.setattr(files, "UPLOAD_SECONDS", 0.05)
+
+    async def endless() -> AsyncIterator[bytes]:
+        yield b'--x\r\nContent-Disposition: form-data; name="file"; filename="a"\r\n\r\n{}'
+        await asyncio.Event().wait()
+
+    form = {"Content-Type": "multipart/form-data; boundary=x"}
+    async with served.http.post("/v1/files", data=endless(), headers=form) as reply:
+        assert reply.status == 408
+        assert "did not come within" in (await reply.json())["error"]["message"]
+    assert not list((tmp_path / "files").iterdir())
 
 
 async def test_each_key_has_its_own_batches(serve: Serve, tmp_path: Path) -> None:

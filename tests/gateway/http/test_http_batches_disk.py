@@ -72,6 +72,46 @@ async def test_a_full_disk_costs_no_answer(
     assert len(gateway.sessions) == 6  # each was computed once
 
 
+class FlakyDisk(Disk):
+    """Takes each other line: short ones find room where long ones do not."""
+
+    def __init__(self) -> None:
+        super().__init__(0)
+        self._times = 0
+
+    @property
+    def room(self) -> int:
+        self._times += 1
+        return 10**6 * ((self._times // 4) % 2)
+
+    @room.setter
+    def room(self, left: int) -> None:
+        pass
+
+
+async def test_a_disk_that_is_nearly_full_is_told_once(
+    serve: Serve,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def told() -> list[str]:
+        found = [record for record in caplog.records if record.name == runner.__name__]
+        return [record.getMessage().partition(":")[0] for record in found]
+
+    served = await serve(FakeGateway(files=str(tmp_path)))
+    disk = FlakyDisk()
+    use(disk, monkeypatch, results)
+    batch = await start(served, [row(str(number)) for number in range(10)])
+    await until(served, batch.id, "completed")
+    assert disk.refused.is_set() and told() == ["batches wait"]
+    monkeypatch.setattr(runner, "SETTLED_SECONDS", 0.0)
+    use(Disk(10**6), monkeypatch, results)
+    batch = await start(served, [row(name) for name in "ab"])
+    await until(served, batch.id, "completed")
+    assert told() == ["batches wait", "batches go on"]
+
+
 async def test_an_end_that_cannot_be_written_waits(
     serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

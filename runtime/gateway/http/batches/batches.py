@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
+from collections import Counter
 from typing import Annotated, Any
 
 from aiohttp import web
@@ -18,6 +19,7 @@ from rootlace.runtime.gateway.http.fields import ignored
 from rootlace.runtime.gateway.http.query import read_query
 from rootlace.runtime.gateway.http.replies import json_response
 from rootlace.runtime.gateway.keys.account import caller
+from rootlace.runtime.gateway.shares import kept_for_others
 from rootlace.wire.errors import InvalidRequest, Overloaded
 
 MAX_UNFINISHED = 100
@@ -56,10 +58,17 @@ class Batches:
         unfinished = [batch for batch in storage.batches.all() if batch.unfinished]
         account = caller()
         most = None if account is None else account.entry.max_batches
-        if most is not None and sum(batch.owner == owner() for batch in unfinished) >= most:
+        owners = Counter(batch.owner for batch in unfinished)
+        own, taken = owners.get(owner(), 0), len(unfinished)
+        if most is not None and own >= most:
             raise Overloaded(f"the API key may have {most} unfinished batches (max_batches)")
-        if len(unfinished) >= MAX_UNFINISHED:
+        if taken >= MAX_UNFINISHED:
             raise Overloaded(f"{MAX_UNFINISHED} batches are unfinished")
+        if owner() and kept_for_others(own, len(owners), taken, MAX_UNFINISHED):
+            raise Overloaded(
+                f"{own} batches of this API key are unfinished: the last of {MAX_UNFINISHED} are "
+                "for others"
+            )
         now = int(time.time())
         batch = Batch(
             id=f"batch_{uuid.uuid4().hex}",

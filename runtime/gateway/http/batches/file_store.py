@@ -5,18 +5,21 @@ from __future__ import annotations
 import re
 import time
 import uuid
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
 from rootlace.runtime.gateway.http.batches.records import Records
-from rootlace.wire.errors import InvalidRequest
+from rootlace.runtime.gateway.shares import kept_for_others
+from rootlace.wire.errors import Overloaded
 
 
 @dataclass(frozen=True)
 class Bounds:
-    """What a folder may hold, and for how many seconds."""
+    """What a folder may hold, and for how many seconds. Of files and bytes the last eighth is for
+    API keys that have less than the mean."""
 
     file_bytes: int = 100 * 2**20
     total_bytes: int = 2 * 2**30
@@ -49,26 +52,56 @@ class FileStore:
         self.bounds = bounds
         self.records = Records(folder, File, "file")
         self._folder = folder
+        self._bytes: Counter[str] = Counter()
+        """By owner, also of what is being written."""
+        for file in self.records.all():
+            self._bytes[file.owner] += file.bytes
+        self._writing: dict[Path, tuple[str, int]] = {}
 
     def path(self, id_: str) -> Path:
         """Where the content of a file is, or will be; `id_` is one that this server made."""
         return self._folder / id_
 
-    def new_upload(self) -> Path:
-        """Where the content of a file that is being sent can be written."""
-        return self._folder / f"upload-{uuid.uuid4().hex}"
-
-    def check_count(self) -> None:
-        """Raises InvalidRequest if there are so many files that none can be sent."""
-        if len(self.records.all()) >= self.bounds.files:
-            raise InvalidRequest(f"{self.bounds.files} files are kept at most: delete some")
-
-    def check_room(self, more: int) -> None:
-        """Raises InvalidRequest if there is no room for `more` bytes."""
-        if sum(file.bytes for file in self.records.all()) + more > self.bounds.total_bytes:
-            raise InvalidRequest(
-                f"files of {self.bounds.total_bytes >> 20} MiB are kept at most: delete some"
+    def new_upload(self, owner: str) -> Path:
+        """Where the content of a file that is being sent can be written: it counts until it is
+        added or dropped. Raises Overloaded if there are so many files that none can be sent."""
+        owners = Counter(file.owner for file in self.records.all())
+        owners.update(owner for owner, _ in self._writing.values())
+        own, taken, most = owners.get(owner, 0), owners.total(), self.bounds.files
+        if taken >= most:
+            raise Overloaded(f"{most} files are kept at most: delete some")
+        if owner and kept_for_others(own, len(owners), taken, most):
+            raise Overloaded(
+                f"this API key has {own} files, the last of {most} are for others: delete some"
             )
+        content = self._folder / f"upload-{uuid.uuid4().hex}"
+        self._writing[content] = owner, 0
+        return content
+
+    def grow(self, content: Path, owner: str, size: int) -> None:
+        """Count what is being written to `content` with `size` bytes, before it has them. Raises
+        Overloaded if there is no room for them."""
+        had = self._writing.get(content, (owner, 0))[1]
+        taken, most, more = self._bytes.total(), self.bounds.total_bytes, size - had
+        own, owners = self._bytes[owner], sum(map(bool, self._bytes.values()))
+        if taken + more > most:
+            raise Overloaded(f"files of {most >> 20} MiB are kept at most: delete some")
+        if owner and kept_for_others(own, owners, taken, most, more):
+            raise Overloaded(
+                f"this API key has files of {own >> 20} MiB, the last of {most >> 20} are for "
+                "others: delete some"
+            )
+        self._writing[content] = owner, size
+        self._bytes[owner] += more
+
+    def drop(self, content: Path) -> None:
+        """Delete what was being written, if it was not added."""
+        self._forget(content)
+        content.unlink(missing_ok=True)
+
+    def _forget(self, content: Path) -> None:
+        owner, size = self._writing.pop(content, ("", 0))
+        self._bytes[owner] -= size
 
     def add(self, content: Path, filename: str, purpose: str, owner: str, id_: str = "") -> File:
         """Keep what was written to `content` as a file. Raises OSError; the content of a file whose
@@ -78,16 +111,21 @@ class FileStore:
         content.replace(self.path(id_))
         size = self.path(id_).stat().st_size
         file = File(id_, size, now, now + self.bounds.seconds, filename, purpose, owner=owner)
+        before = sum(known.bytes for known in self.records.all() if known.id == id_)
         try:
             self.records.put(file)
         except OSError:
             if content != self.path(id_):
                 self.path(id_).unlink()
             raise
+        self._forget(content)
+        self._bytes[owner] += size - before
         return file
 
     def delete(self, id_: str) -> None:
+        file = self.records.get(id_)
         self.records.drop(id_)
+        self._bytes[file.owner] -= file.bytes
         self.path(id_).unlink(missing_ok=True)
 
     def forget_unknown(self, used: set[str]) -> None:

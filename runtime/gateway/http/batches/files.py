@@ -10,11 +10,14 @@ from rootlace.runtime.gateway.http.batches.disk import private, room_needed
 from rootlace.runtime.gateway.http.batches.file_store import File
 from rootlace.runtime.gateway.http.batches.paging import MAX_PAGE, Deleted, PageQuery, page
 from rootlace.runtime.gateway.http.batches.service import BatchService, owner
+from rootlace.runtime.gateway.http.body import in_time
 from rootlace.runtime.gateway.http.errors import InvalidParameter
 from rootlace.runtime.gateway.http.query import read_query
 from rootlace.runtime.gateway.http.replies import json_response
 from rootlace.wire.errors import InvalidRequest
 
+UPLOAD_SECONDS = 600.0
+"""A file that has not come by then holds its connection, and what it has of the disk, no longer."""
 _PIECE_BYTES = 2**16
 _FIELD_BYTES = 1024
 _IGNORED = ("expires_after[anchor]", "expires_after[seconds]")
@@ -35,11 +38,11 @@ class Files:
     async def upload(self, request: web.Request) -> web.Response:
         storage = self._service.storage
         storage.forget_old()
-        storage.files.check_count()
-        content = storage.files.new_upload()
+        content = storage.files.new_upload(owner())
         try:
             with room_needed():
-                fields, filename = await self._receive(request, content)
+                async with in_time(UPLOAD_SECONDS):
+                    fields, filename = await self._receive(request, content)
                 if filename is None:
                     raise InvalidParameter("file", "file is missing")
                 if fields.get("purpose") != "batch":
@@ -48,7 +51,7 @@ class Files:
                     )
                 file = storage.files.add(content, filename, "batch", owner())
         finally:
-            content.unlink(missing_ok=True)
+            storage.files.drop(content)
         return json_response(file)
 
     async def list(self, request: web.Request) -> web.Response:
@@ -109,5 +112,5 @@ class Files:
                     raise web.HTTPRequestEntityTooLarge(
                         most, size, text=f"a file has at most {most} bytes"
                     )
+                files.grow(content, owner(), size)
                 file.write(piece)
-        files.check_room(size)

@@ -64,7 +64,8 @@ class Results:
             file.close()
 
     def write(self, number: int, answer: Answer) -> None:
-        """Raises InvalidRequest when the folder is full, and OSError: nothing was written then."""
+        """Raises Overloaded when the folder, or the owner's share, is full, and OSError: nothing
+        was written then."""
         request_id = f"{self._batch.id.replace('batch_', 'batch_req_')}_{number}"
         line = msgspec.json.encode(
             {
@@ -79,9 +80,10 @@ class Results:
             }
         )
         line += b"\n"
-        self._files.check_room(sum(file.size for file in self._open) + len(line))
         good = answer.status < 400
-        self._open[not good].write(line)
+        file, content = self._open[not good], self._files.path(self._batch.result_ids[not good])
+        self._files.grow(content, self._batch.owner, file.size + len(line))
+        file.write(line)
         counts = self._batch.request_counts
         counts.completed += good
         counts.failed += not good
@@ -97,7 +99,7 @@ class Results:
                 self._files.add(path, name, "batch_output", self._batch.owner, id_)
                 found.append(id_)
             else:
-                path.unlink(missing_ok=True)
+                self._files.drop(path)
                 found.append(None)
         self._batch.output_file_id, self._batch.error_file_id = found
 

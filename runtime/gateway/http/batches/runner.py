@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import copy
 import logging
+import math
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -41,6 +42,8 @@ MAX_ROWS = 50_000
 RETRY_SECONDS = 1.0
 ROOM_SECONDS = 2.0
 """How often writing is tried again where the disk is full."""
+SETTLED_SECONDS = 60.0
+"""A disk that was full so long ago has room again, and is said to, once."""
 # A row that the engine did not survive so often is an error.
 TRIES = 3
 
@@ -96,7 +99,9 @@ class Runner:
         self._running: dict[str, asyncio.Task[None]] = {}
         """By the batch's id, its rows."""
         self._answering = asyncio.Semaphore(ROWS_AT_ONCE)
-        self._waits_for_room = False
+        self._full_at = -math.inf
+        """When the disk was last full, by `time.monotonic`."""
+        self._said_full = False
         self._task = asyncio.create_task(self._run())
 
     def wake(self) -> None:
@@ -155,14 +160,17 @@ class Runner:
         """Until it is time to write again to a disk that is full; any other error is raised."""
         if error.errno not in FULL:
             raise error
-        if not self._waits_for_room:
+        now, before = time.monotonic(), self._full_at
+        self._full_at = now
+        if now - before >= SETTLED_SECONDS:
+            self._said_full = True
             log.warning("batches wait: %s", error)
-        self._waits_for_room = True
         await asyncio.sleep(ROOM_SECONDS)
 
     def _note_room(self) -> None:
-        if self._waits_for_room:
-            self._waits_for_room = False
+        """Something was written. A short line finds room where a long one did not."""
+        if self._said_full and time.monotonic() - self._full_at >= SETTLED_SECONDS:
+            self._said_full = False
             log.warning("batches go on: there is room on the disk again")
 
     async def _finish(self, batch: Batch) -> None:

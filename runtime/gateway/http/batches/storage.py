@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+from collections import Counter
 from pathlib import Path
 
 import msgspec
@@ -13,7 +14,7 @@ from rootlace.runtime.gateway.http.batches.file_store import Bounds, FileStore
 from rootlace.runtime.gateway.http.batches.records import Records
 from rootlace.wire.errors import InvalidRequest
 
-# Of batches that have ended; the oldest are forgotten first.
+# Of batches that have ended; of the key that has the most, the oldest are forgotten first.
 MAX_BATCHES = 1000
 
 
@@ -42,6 +43,11 @@ class Storage:
         """Forget files whose time is over, and the oldest batches if there are too many."""
         batches = self.batches.all()
         ended = [batch for batch in batches if not batch.unfinished]
-        for batch in ended[: max(0, len(ended) - MAX_BATCHES)]:
-            self.batches.drop(batch.id)
+        owners = Counter(batch.owner for batch in ended)
+        for _ in range(len(ended) - MAX_BATCHES):
+            ((most, _),) = owners.most_common(1)
+            oldest = next(batch for batch in ended if batch.owner == most)
+            ended.remove(oldest)
+            owners[most] -= 1
+            self.batches.drop(oldest.id)
         self.files.forget_old({b.input_file_id for b in batches if b.unfinished})
