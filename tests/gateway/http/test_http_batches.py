@@ -283,7 +283,7 @@ async def test_a_key_leaves_batches_to_others(
     gateway.script = lambda prompt, index: PAUSE
     served = await serve(gateway)
     mine = [await start(served, [row("1")], key=a) for _ in range(7)]
-    with pytest.raises(openai.RateLimitError, match="7 batches of this API key.* for others"):
+    with pytest.raises(openai.RateLimitError, match=r"7 batches of this API key.* for others"):
         await start(served, [row("1")], key=a)
     await start(served, [row("1")], key=b)
     with pytest.raises(openai.RateLimitError, match="8 batches are unfinished"):

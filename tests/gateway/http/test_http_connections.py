@@ -1,4 +1,4 @@
-"""How many connections there are: idle ones make room, busy ones do not, and the log stays short."""
+"""How many connections there are: idle ones make room, busy ones do not, the log stays short."""
 
 from __future__ import annotations
 
