@@ -16,7 +16,7 @@ def among_text(calls: Calls, trigger: str, end: str) -> dict[str, Any]:
 
 
 def at_least_one(calls: Calls, trigger: str, end: str, last: bool) -> dict[str, Any]:
-    """Free text with at least one of `calls`. `last`: nothing follows the first one."""
+    """One of `calls`, and behind it, unless it is the `last`, free text with more of them."""
     text = {
         "type": "triggered_tags",
         "triggers": [trigger],

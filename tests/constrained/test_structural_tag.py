@@ -137,16 +137,21 @@ def test_the_newer_notation(compiler: GrammarCompiler) -> None:
         matcher = compiler.compile(structural_tag=triggered(**more)).matcher()
         return feed(compiler, matcher, text), matcher.is_accepting(), matcher.is_finished()
 
-    one = "a <t>true</t>"
+    tag = "<t>true</t>"
+    one = "a " + tag
     assert takes("plain") == (True, True, False)
     assert takes(one + " b" + one) == (True, True, False)
-    assert takes("plain", at_least_one=True) == (True, False, False)
-    assert takes(one + " b" + one, at_least_one=True) == (True, True, False)
     assert takes("plain", stop_after_first=True) == (True, True, False)
     assert takes(one, stop_after_first=True) == (True, True, True)
     assert takes(one + "b", stop_after_first=True)[0] is False
-    assert takes("plain", stop_after_first=True, at_least_one=True) == (True, False, False)
-    assert takes(one, stop_after_first=True, at_least_one=True) == (True, True, True)
+    # One that there has to be comes first, as in xgrammar: a model might say anything for ever.
+    for stop in (False, True):
+        assert takes("plain", at_least_one=True, stop_after_first=stop)[0] is False
+        assert takes(one, at_least_one=True, stop_after_first=stop)[0] is False
+        assert takes(tag, at_least_one=True, stop_after_first=stop) == (True, True, stop)
+        assert takes("<t>", at_least_one=True, stop_after_first=stop) == (True, False, False)
+    assert takes(tag + " b" + one, at_least_one=True) == (True, True, False)
+    assert takes(tag + " b <t>1", at_least_one=True)[0] is False
 
 
 THOUGHTS = ("<think>", "</think>", "\n")

@@ -14,7 +14,8 @@ and the `triggered_tags` of xgrammar's and vLLM's newer one, with JSON schemas a
 What a whole text is, is said by the formats of `tag_formats`.
 
 In free text everything may come, until a trigger is complete: then one of the tags that begin with
-it follows, its schema exactly. Where triggers overlap, the one that is complete first counts.
+it follows, its schema exactly. Where triggers overlap, the one that is complete first counts. With
+`at_least_one` the text begins with a tag.
 """
 
 from __future__ import annotations
@@ -164,8 +165,9 @@ def lark_of_tags(tag: StructuralTag, schema_of: Callable[[Tag], dict[str, Any]])
     """llguidance's grammar. `schema_of` gives what of a tag's schema goes into it."""
     # A lazy lexeme ends as soon as it can, so the free text before a trigger holds none.
     lines = ["FREE: /(?s:.)*/"]
+    first = []
     for number, trigger in enumerate(tag.triggers):
-        lines.append(f"trigger{number}[lazy]: FREE /{pattern_of(syntax.Literal(trigger))}/")
+        lines.append(f"trigger{number}[lazy]: FREE {_lexeme(trigger)}")
         bodies = [
             " ".join(
                 [
@@ -177,13 +179,16 @@ def lark_of_tags(tag: StructuralTag, schema_of: Callable[[Tag], dict[str, Any]])
             for island in tag.tags
             if island.begin.startswith(trigger)
         ]
-        lines.append(f"tag{number}: trigger{number} ({' | '.join(bodies)})")
+        lines.append(f"body{number}: {' | '.join(bodies)}")
+        lines.append(f"tag{number}: trigger{number} body{number}")
+        first.append(f"{_lexeme(trigger)} body{number}")
     any_tag = "(" + " | ".join(f"tag{number}" for number in range(len(tag.triggers))) + ")"
-    some = any_tag if tag.stop_after_first else any_tag + "*+"[tag.at_least_one]
+    # As xgrammar has it, the one that there has to be comes first: behind free text it may never.
+    start = f"({' | '.join(first)})" if tag.at_least_one else ""
     if not tag.stop_after_first:
-        start = f"{some} FREE"
-    else:
-        start = some if tag.at_least_one else f"{some} | FREE"
+        start = f"{start} {any_tag}* FREE"
+    elif not tag.at_least_one:
+        start = f"{any_tag} | FREE"
     return "\n".join([f"start: {start}", *lines]) + "\n"
 
 

@@ -49,12 +49,13 @@ async def behind_prompts(
     at_once: int = 1,
     free: bool = False,
     param: Callable[[int], str] | None = None,
+    choices: str = "choices",
 ) -> list[Result]:
     """The results, in the order of the `count` prompts. Raises the first error.
 
     `at_once` prompts at most are under way, so that other requests find room in the queue. `free`:
     nothing is computed, so it is no request of the key's quota. The timeout of `handling` is that
-    of all together. `param` names the field that holds a prompt.
+    of all together. `param` names the field that holds a prompt, and `choices` that of choices.
     """
     events: asyncio.Queue[list[Event]] = asyncio.Queue()
     account = caller() if free else admitted()
@@ -93,7 +94,7 @@ async def behind_prompts(
                 index = (event.op - 1) // _OPS
                 if isinstance(event, Failed):
                     where = param(index) if param is not None and event.op > 0 else None
-                    raise named(from_code(event.code, event.message), where)
+                    raise named(from_code(event.code, event.message), where, choices)
                 if isinstance(event, Generated | Selected):
                     note_usage(event.usage, None)
                 if isinstance(event, Result):

@@ -6,6 +6,7 @@ import asyncio
 import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import cache
 from typing import TypeVar
 
 import msgspec
@@ -105,6 +106,17 @@ def convert(value: object, kind: type[T], param: str) -> T:
     return body
 
 
+@cache
+def _all_names() -> frozenset[str]:
+    """The names of the fields of all endpoints' bodies, which are there when one is decoded."""
+    kinds, names = [Body], set[str]()
+    while kinds:
+        kind = kinds.pop()
+        kinds += kind.__subclasses__()
+        names.update(kind.__struct_encode_fields__)
+    return frozenset(names)
+
+
 def as_parameter(message: str, kind: type, below: str = "") -> InvalidRequest:
     """What msgspec says of a wrong value of `kind`, as an error that names the field."""
     field = _FIELD.search(message)
@@ -120,7 +132,7 @@ def as_parameter(message: str, kind: type, below: str = "") -> InvalidRequest:
     reason = _PATH.sub("", message)
     hint = ""
     if field and field[1] == "contains unknown":
-        hint = field_suggestion(kind, path, field[2])
+        hint = field_suggestion(kind, path, field[2], _all_names())
     elif reason.startswith(("Invalid enum value", "Invalid value")):
         hint = choices_at(kind, path)
     return InvalidParameter(param, f"{param}: {reason[0].lower()}{reason[1:]}{hint}")

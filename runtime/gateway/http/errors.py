@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import re
 from collections.abc import Awaitable, Callable
 
 import msgspec
@@ -36,6 +37,9 @@ _TYPES = {
     429: "rate_limit_error",
     503: "service_unavailable_error",
 }
+
+
+_CHOICE = re.compile(r"select: choice (\d+) ")
 
 
 class InvalidParameter(InvalidRequest):
@@ -97,14 +101,19 @@ class UnsupportedMediaType(InvalidRequest):
     http_status = 415
 
 
-def named(error: RootlaceError, prompt: str | None) -> RootlaceError:
+def named(error: RootlaceError, prompt: str | None, choices: str = "choices") -> RootlaceError:
     """An error that came as a text, with the field that is wrong where that is seen from it;
-    `prompt` is the field that held the prompt."""
+    `prompt` is the field that held the prompt, and `choices` what held those of a `Select`."""
     if isinstance(error, InvalidRequest) and error.param is None:
+        choice = _CHOICE.match(str(error))
         if "priority: the API key" in str(error):
             error.param = "priority"
         elif isinstance(error, ContextLengthExceeded) or "the branch is empty" in str(error):
             error.param = prompt
+        elif "log-probabilities are wanted from token" in str(error):
+            error.param = "logprob_start_len"  # only sglang's interface says where from
+        elif choice is not None:
+            error.param = f"{choices}[{choice[1]}]"
     return error
 
 
@@ -164,12 +173,23 @@ async def error_middleware(request: web.Request, handler: Handler) -> web.Stream
         if isinstance(error, web.HTTPException) and error.status < 400:
             raise
         return error_response(error, request.path)
+    except web.RequestPayloadError as error:
+        return _unreadable(request, error)
     except ConnectionResetError:
         # The client is gone, and nobody reads this; raised, it would be logged as a fault of ours.
         return web.Response(status=CLIENT_GONE)
     except Exception as error:
         log.exception("%s %s failed", request.method, request.path)
         return error_response(error, request.path)
+
+
+def _unreadable(request: web.Request, error: web.RequestPayloadError) -> web.Response:
+    """The body is not in its Content-Encoding, say: nothing else can be read of this connection."""
+    reason = " ".join(str(error).split())
+    reply = error_response(InvalidRequest(f"the body cannot be read: {reason}"), request.path)
+    reply.force_close()
+    request.content.feed_eof()  # or the rest would be read, which is logged as a fault of ours
+    return reply
 
 
 def _about(status: int, code: str, param: str | None) -> dict[str, object]:

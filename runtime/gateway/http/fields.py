@@ -20,7 +20,7 @@ from rootlace.runtime.gateway.http.errors import InvalidParameter
 @dataclass(frozen=True)
 class Standing:
     """What becomes of a field, and why. A refused field may still have one of the values `unless`,
-    which ask for nothing, or be empty or null."""
+    which ask for nothing, or be null, false or an empty text or list."""
 
     kind: str  # "ignored" or "refused"
     why: str
@@ -61,7 +61,8 @@ def check_refused(body: msgspec.Struct, below: str = "") -> None:
     holds; `below` is the path of `body`."""
     for field in _looked_at(type(body)):
         value = getattr(body, field.name)
-        if not value:
+        # 0 and {} may ask for something: a prompt's log-probabilities, a search of the web.
+        if value is None or value is False or value == "" or value == []:
             continue
         param = f"{below}.{field.encode_name}" if below else field.encode_name
         if not is_refused(field):

@@ -340,7 +340,13 @@ class Scores:
         at_once = max(1, _AT_ONCE // len(labels))
         found = []
         results = await behind_prompts(
-            self._gateway, asked, count, at_once=at_once, param=field.format, **place
+            self._gateway,
+            asked,
+            count,
+            at_once=at_once,
+            param=field.format,
+            choices="labels",
+            **place,
         )
         for one in results:
             assert isinstance(one, Selected)

@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 
 from msgspec import inspect
 
 from rootlace.runtime.gateway.http.fields import is_refused
 
 _LENGTHS = ("max_tokens", "max_output_tokens", "max_new_tokens", "num_predict")
+_FORMATS = ("response_format", "text.format", "output_config.format", "format", "json_schema")
 # Names of other interfaces, which need not look like ours; the first that is there is meant. None:
 # what looks like it means something else.
 _SYNONYMS = {
+    "add_special_tokens": (),
     "allowed_token_ids": (),
-    "function": ("tools",),
+    "cache_control": ("cache",),
+    "enable_thinking": ("think", "thinking", "reasoning"),
+    "format": _FORMATS,
+    "function": ("name", "tools"),
+    "functions": ("tools",),
     "input": ("prompt", "messages", "input_ids"),
     "instructions": ("system", "messages"),
     "max_completion_tokens": _LENGTHS,
@@ -26,31 +32,52 @@ _SYNONYMS = {
     "messages": ("input", "prompt", "text"),
     "num_predict": _LENGTHS,
     "options": ("sampling_params",),
+    "output_format": _FORMATS,
     "prompt": ("messages", "text", "input"),
-    "response_format": ("text.format", "output_config.format", "format"),
+    "repetition_penalty": ("repeat_penalty",),
+    "request_id": ("rid",),
+    "response_format": _FORMATS,
     "return_token_ids": (),
+    "rid": ("request_id",),
+    "stop": ("stop_sequences",),
     "stop_sequences": ("stop",),
-    "system": ("messages",),
+    "system": ("instructions", "messages"),
     "text": ("prompt", "messages", "input"),
+    "think": ("enable_thinking", "thinking", "reasoning"),
+    "thinking": ("think", "reasoning"),
+    "user": ("metadata.user_id",),
 }
 LONGEST = 64
 """No name is longer; comparing long texts takes seconds."""
 _STEP = re.compile(r"\.?(\w+)|\[(?:\d+|\.\.\.)\]")
 
 
-def field_suggestion(kind: type, path: str, field: str) -> str:
+def field_suggestion(
+    kind: type, path: str, field: str, elsewhere: Collection[str] = frozenset()
+) -> str:
     """The question whether another name was meant, for an unknown `field` of the object at `path`
-    of a body of type `kind`; empty where nothing is near. No field is meant that is refused."""
-    fields = [f for struct in _structs_at(kind, path) for f in struct.fields if not is_refused(f)]
-    known = [f.encode_name for f in fields]
-    for f in fields:
-        inner = _alternatives([f.type])
-        known += [f"{f.encode_name}.{g.encode_name}" for t in inner for g in _fields_of(t)]
-    if field not in _SYNONYMS:
-        meant = nearest(field, known[: len(fields)])
-    else:
-        meant = [name for name in _SYNONYMS[field] if name in known][:1]
-    return f". Did you mean {meant[0]!r}?" if meant else ""
+    of a body of type `kind`; empty where nothing is near. No field is meant that is refused.
+    `elsewhere`: names of other bodies' fields, which are no misspelt ones."""
+    here = [f for struct in _structs_at(kind, path) for f in struct.fields if not is_refused(f)]
+    known = [f.encode_name for f in here]
+    within = [
+        f"{f.encode_name}.{inner.encode_name}"
+        for f in here
+        for type_ in _alternatives([f.type])
+        for inner in _fields_of(type_)
+        if not is_refused(inner)
+    ]
+    meant = [
+        full
+        for name in (field, *_SYNONYMS.get(field, ()))
+        for full in (*known, *within)
+        if full == name or full.endswith(f".{name}")
+    ]
+    if not meant and field not in _SYNONYMS and field not in elsewhere:
+        meant = nearest(field, known)
+    if meant:
+        return f". Did you mean {meant[0]!r}?"
+    return ". It is a field of other endpoints" if field in elsewhere else ""
 
 
 def nearest(given: str, known: Iterable[str], at_most: int = 1) -> list[str]:

@@ -63,6 +63,8 @@ async def test_fields_that_are_served(served: Served) -> None:
         ({"length_penalty": 2.0}, "length_penalty", "beam"),
         ({"truncate_prompt_tokens": 8}, "truncate_prompt_tokens", "shorten"),
         ({"echo": True}, "echo", "prompt"),
+        ({"web_search_options": {}}, "web_search_options", "there is no web search"),
+        ({"prompt_logprobs": 0}, "prompt_logprobs", "echo and logprobs"),
         ({"best_of": 2}, "best_of", "equal to n"),
         (
             {"messages": [{"role": "user", "contents": "hi"}]},
@@ -98,6 +100,11 @@ async def test_refusals_say_what_to_do(
         ("/v1/chat/completions", "function", "tools"),
         ("/v1/chat/completions", "allowed_token_ids", None),
         ("/v1/chat/completions", "return_token_ids", None),
+        ("/v1/messages", "output_format", "output_config.format"),
+        ("/v1/messages", "enable_thinking", "thinking"),
+        ("/generate", "max_tokens", "sampling_params.max_new_tokens"),
+        ("/generate", "temperature", "sampling_params.temperature"),
+        ("/generate", "response_format", "sampling_params.json_schema"),
     ],
 )
 async def test_a_field_of_another_interface(
@@ -108,6 +115,34 @@ async def test_a_field_of_another_interface(
     assert reply.status == 400 and f"unknown field `{field}`" in message
     _, asks, says = message.partition(". Did you mean ")
     assert says == (f"{meant!r}?" if meant else "") and bool(asks) == bool(meant)
+
+
+@pytest.mark.parametrize(
+    "path, field",
+    [
+        ("/v1/responses", "add_special_tokens"),  # not skip_special_tokens
+        ("/v1/messages", "seed"),  # not speed
+        ("/select", "echo"),  # not method
+        ("/v1/responses", "dimensions"),  # not instructions
+        ("/v1/embeddings", "truncate_prompt_tokens"),
+    ],
+)
+async def test_a_field_that_others_have_is_no_misspelt_one(
+    served: Served, path: str, field: str
+) -> None:
+    async with served.http.post(path, json={field: 1}) as reply:
+        message = (await reply.json())["error"]["message"]
+    assert reply.status == 400 and message.endswith("It is a field of other endpoints")
+
+
+async def test_a_tool_in_another_interfaces_form(served: Served) -> None:
+    flat = {"type": "function", "name": "f"}
+    for path, tool, meant in (
+        ("/v1/chat/completions", flat, "'function.name'"),
+        ("/v1/responses", {"type": "function", "function": {}}, "'name'"),
+    ):
+        async with served.http.post(path, json={"tools": [tool]}) as reply:
+            assert f"Did you mean {meant}?" in (await reply.json())["error"]["message"]
 
 
 async def test_what_is_refused_within_a_list(served: Served) -> None:

@@ -145,6 +145,9 @@ async def test_a_call_that_was_cut_is_none(served: Served, stream: bool) -> None
         ({"options": {"mirostat": 1}}, 400, "top_p"),
         ({"options": {"temprature": 1}}, 400, "Did you mean 'temperature'?"),
         ({"options": {"num_predict": 2**40}}, 400, "num_predict"),
+        ({"seed": 1}, 400, "Did you mean 'options.seed'?"),
+        ({"max_new_tokens": 1}, 400, "Did you mean 'options.num_predict'?"),
+        ({"repetition_penalty": 1}, 400, "Did you mean 'options.repeat_penalty'?"),
         ({"messages": [{"role": "user", "content": "x", "images": ["aa"]}]}, 400, "text"),
     ],
 )

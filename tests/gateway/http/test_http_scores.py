@@ -139,6 +139,23 @@ async def test_a_document_that_does_not_fit_is_named(
         assert reply["error"]["param"] == param
 
 
+async def test_a_choice_that_adds_no_token_is_named(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(session: FakeSession, ops: list[Op]) -> None:
+        at = next(op.op for op in ops if isinstance(op, Select))
+        said = "select: choice 1 ('d') adds no token"
+        session._on_events([Failed(at, "invalid_request", said)])
+
+    monkeypatch.setattr(FakeSession, "handle", failing)
+    for path, body, param in (
+        ("/select", {"text": "a", "choices": ["c", "d"]}, "choices[1]"),
+        ("/v1/score", {"query": "a", "items": ["b"], "labels": ["c", "d"]}, "labels[1]"),
+    ):
+        reply = await post(served, path, body, 400)
+        assert reply["error"]["param"] == param
+
+
 async def test_adapters(served: Served) -> None:
     gateway = served.gateway
     gateway.model_info = msgspec.structs.replace(gateway.model_info, adapters=("formal",))

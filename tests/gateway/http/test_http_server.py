@@ -71,6 +71,17 @@ async def test_body_bound(serve: Serve) -> None:
         assert reply.status == 200
 
 
+async def test_a_body_that_is_not_encoded_as_it_says(
+    served: Served, caplog: pytest.LogCaptureFixture
+) -> None:
+    headers = {"Content-Encoding": "gzip", "Content-Type": "application/json"}
+    for _ in range(2):
+        async with served.http.post("/generate", data=b'{"text": "a"}', headers=headers) as reply:
+            assert reply.status == 400
+            assert "the body cannot be read" in (await reply.json())["error"]["message"]
+    assert not caplog.records  # it is no fault of the server
+
+
 async def test_unknown_paths_and_methods(served: Served) -> None:
     async with served.http.get("/v2/nothing") as reply:
         error = (await reply.json())["error"]

@@ -220,6 +220,7 @@ class Chats:
                 pins,
                 keep=written is not None,
                 prediction=request.prediction,
+                param=request.param,
             ),
             form=form,
             prompt_end=end + lead,

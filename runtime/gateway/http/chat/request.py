@@ -83,3 +83,5 @@ class ChatRequest:
     keep: bool = False
     behind: Held | None = None
     prediction: str = ""
+    param: str = "messages"
+    """The field that holds the conversation, for errors."""

@@ -146,6 +146,7 @@ class Answers:
             constraint=constraint_of(body),
             template=thinking_arguments(thinking, effort),
             adapter=adapter_of(self._gateway, model),
+            namespace=body.cache_salt or "",
             cache_report=bool(body.return_cache_report),
             handling=handling_of(body),
             **more,

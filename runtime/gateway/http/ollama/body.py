@@ -53,7 +53,7 @@ class Options(Body):
     penalize_newline: Annotated[bool | None, ignored("a line's end is a token like others")] = None
     mirostat_eta: Annotated[float | None, ignored("there is no mirostat")] = None
     mirostat_tau: Annotated[float | None, ignored("there is no mirostat")] = None
-    mirostat: Annotated[int | None, refused("use top_p or min_p")] = None
+    mirostat: Annotated[int | None, refused("use top_p or min_p", 0)] = None
     tfs_z: Annotated[float | None, refused("use top_p or min_p", 1.0)] = None
     typical_p: Annotated[float | None, refused("use top_p or min_p", 1.0)] = None
 
@@ -92,8 +92,8 @@ class Message(Body):
 
 
 class AnswerBody(HandlingBody, kw_only=True):
-    """What chat and generate share. Without `stream` it is a stream. `priority`, `timeout`, `cache`
-    and `return_cache_report` are ours."""
+    """What chat and generate share. Without `stream` it is a stream. `priority`, `timeout`,
+    `cache`, `cache_salt` and `return_cache_report` are ours."""
 
     model: str
     stream: bool | None = None
@@ -101,6 +101,7 @@ class AnswerBody(HandlingBody, kw_only=True):
     format: Literal["", "json"] | dict[str, Any] | None = None
     think: bool | str | None = None
     return_cache_report: bool | None = None
+    cache_salt: str | None = None
     keep_alive: Annotated[float | str | None, _STAYS] = None
     logprobs: Annotated[bool | None, _LOGPROBS] = None
     top_logprobs: Annotated[int | None, _LOGPROBS] = None
@@ -141,6 +142,7 @@ class EmbedBody(HandlingBody, kw_only=True):
 
     model: str
     input: str | list[str]
+    cache_salt: str | None = None
     dimensions: int | None = None
     truncate: Annotated[bool | None, ignored("a text that is too long is an error")] = None
     keep_alive: Annotated[float | str | None, _STAYS] = None

@@ -144,7 +144,7 @@ class Models:
             None,
             normalise=True,
             dimensions=body.dimensions,
-            namespace=namespace_of(account, None),
+            namespace=namespace_of(account, body.cache_salt),
             account=account,
             source=source(),
             adapter=adapter_of(self._gateway, model),

@@ -192,6 +192,7 @@ class Responses:
             keep=store and handling.cache.share,
             # Another model has other tokens.
             behind=previous.held if previous and previous.response["model"] == model else None,
+            param="input",
         )
         prepared = await self._chats.prepare(request)
         return _Request(

@@ -131,7 +131,7 @@ class ResponsesBody(HandlingBody):
     background: Annotated[bool | None, refused("every request is waited for")] = None
     conversation: Annotated[Any, refused("use previous_response_id")] = None
     prompt: Annotated[Any, refused("no prompts are stored")] = None
-    top_logprobs: Annotated[int | None, refused("use /v1/chat/completions")] = None
+    top_logprobs: Annotated[int | None, refused("use /v1/chat/completions", 0)] = None
     context_management: Annotated[Any, refused("the whole conversation is read")] = None
     truncation: Annotated[
         str | None, refused("a conversation that is too long is an error", "disabled")

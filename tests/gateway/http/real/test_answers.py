@@ -40,6 +40,30 @@ async def test_an_empty_prompt_is_named(real: Served, prompt: Any, param: str) -
         assert (reply.status, (await reply.json())["error"]["param"]) == (400, param)
 
 
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        (
+            "/v1/chat/completions",
+            {"messages": [{"role": "user", "content": "x" * 999}]},
+            "messages",
+        ),
+        ("/v1/responses", {"input": "x" * 999}, "input"),
+        (
+            "/generate",
+            {"text": "x", "return_logprob": True, "logprob_start_len": 9},
+            "logprob_start_len",
+        ),
+    ],
+)
+async def test_what_is_found_late_is_named(
+    real: Served, path: str, body: dict[str, Any], param: str
+) -> None:
+    async with real.http.post(path, json=body) as reply:
+        error = (await reply.json())["error"]
+    assert (reply.status, error["param"]) == (400, param), error
+
+
 async def test_content_of_a_chat_cannot_forge_a_role(
     real: Served, reference: FastTokenizer
 ) -> None:
