@@ -3,6 +3,7 @@ shared memory, TCP). Nothing is encrypted: the network has to be trusted."""
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import logging
 import secrets
@@ -21,7 +22,7 @@ TAKE_SECONDS = 2.0
 LOST_SECONDS = 5.0
 """... and its giver is read from again after so many."""
 _NAP_SECONDS = 20e-6
-_MOST_LOST = 64
+_MOST_GIVERS = 64
 
 
 class Nixl:
@@ -29,7 +30,7 @@ class Nixl:
 
     def __init__(self, block_bytes: int, num_slots: int, patience: float = TAKE_SECONDS) -> None:
         """`patience`, in seconds: with each block. Raises `InvalidRequest` where NIXL is not
-        installed, or has no UCX."""
+        installed, has no UCX, or cannot be started."""
         try:
             api = importlib.import_module("nixl._api")
         except ImportError as error:
@@ -39,20 +40,28 @@ class Nixl:
         logger.handlers, logger.propagate = [], True
         logger.setLevel(logging.WARNING)
         name = secrets.token_hex(16)
-        self._agent: Any = api.nixl_agent(name, api.nixl_agent_config(backends=["UCX"]))
-        if "UCX" not in self._agent.backends:
-            raise InvalidRequest("--disaggregate-by nixl: it was built without UCX")
         self._patience = patience
         self._slots = np.zeros((num_slots, block_bytes), np.uint8)
-        self._given = self._register(self._slots)
-        self._landing = self._new_landing()
-        self._abandoned: list[Any] = []
-        """Where blocks that came too late may still be written to."""
-        self._known: set[bytes] = set()
+        # One is enough, though a read that was given up may still write to it: what is taken has
+        # the checksum that was offered, or is computed.
+        self._landing = np.zeros(block_bytes, np.uint8)
+        self._givers: dict[bytes, str] = {}
+        """The names of the agents that are known, those last that were read from last."""
         self._lost: dict[bytes, float] = {}
         """Until when they are not read from."""
-        at = self._slots.ctypes.data
-        self.address = msgspec.msgpack.encode((name, at, self._agent.get_agent_metadata()))
+        self._ended: list[Any] = []
+        """Handles of reads that NIXL has not let go of."""
+        try:
+            self._agent: Any = api.nixl_agent(name, api.nixl_agent_config(backends=["UCX"]))
+            if "UCX" not in self._agent.backends:
+                raise InvalidRequest("--disaggregate-by nixl: it was built without UCX")
+            self._registered = [self._register(self._slots), self._register(self._landing)]
+            metadata = self._agent.get_agent_metadata()
+        except InvalidRequest:
+            raise
+        except Exception as error:  # NIXL's own have no base but this one
+            raise InvalidRequest(f"--disaggregate-by nixl: {error!r}") from error
+        self.address = msgspec.msgpack.encode((name, self._slots.ctypes.data, metadata))
 
     def put(self, slot: int, block: np.ndarray) -> None:
         self._slots[slot] = block
@@ -68,41 +77,60 @@ class Nixl:
             return
         try:
             self._read(source, slot)
-        except Exception as error:  # NIXL's own have no base but this one
-            self._abandoned.append(self._landing)
-            self._landing = self._new_landing()
-            if len(self._lost) >= _MOST_LOST:
+        except Exception as error:  # as above
+            if len(self._lost) >= _MOST_GIVERS:
                 self._lost.clear()
             self._lost[source] = time.monotonic() + LOST_SECONDS
+            self._drop(source)
             raise BlockLost(f"{type(error).__name__}: {error}") from error
-        into[:] = self._landing[0]
+        into[:] = self._landing
 
     def close(self) -> None:
-        self._agent.deregister_memory(self._given)
+        for source in list(self._givers):
+            self._drop(source)
+        for one in self._registered:
+            self._agent.deregister_memory(one)
 
     def _read(self, source: bytes, slot: int) -> None:
         """Into the landing; raises whatever NIXL does."""
         name, start, metadata = msgspec.msgpack.decode(source, type=tuple[str, int, bytes])
-        if source not in self._known:
+        if source not in self._givers:
+            if len(self._givers) >= _MOST_GIVERS:
+                self._drop(next(iter(self._givers)))
             self._agent.add_remote_agent(metadata)
-            self._known.add(source)
-        size = self._slots.shape[1]
-        near = self._agent.get_xfer_descs([(self._landing[0].ctypes.data, size, 0)], "DRAM")
+        self._givers.pop(source, None)
+        self._givers[source] = name
+        size = len(self._landing)
+        near = self._agent.get_xfer_descs([(self._landing.ctypes.data, size, 0)], "DRAM")
         far = self._agent.get_xfer_descs([(start + slot * size, size, 0)], "DRAM")
         handle = self._agent.initialize_xfer("READ", near, far, name)
-        state, end = self._agent.transfer(handle), time.monotonic() + self._patience
-        while state == "PROC":
-            if time.monotonic() > end:
-                raise BlockLost("its giver says nothing")
-            time.sleep(_NAP_SECONDS)
-            state = self._agent.check_xfer_state(handle)
-        self._agent.release_xfer_handle(handle)
-        if state != "DONE":
-            raise BlockLost("it could not be read")
+        try:
+            state, end = self._agent.transfer(handle), time.monotonic() + self._patience
+            while state == "PROC":
+                if time.monotonic() > end:
+                    raise BlockLost("its giver says nothing")
+                time.sleep(_NAP_SECONDS)
+                state = self._agent.check_xfer_state(handle)
+            if state != "DONE":
+                raise BlockLost("it could not be read")
+        finally:
+            self._ended.append(handle)
+            self._release()
 
-    def _new_landing(self) -> tuple[np.ndarray, Any]:
-        memory = np.zeros(self._slots.shape[1], np.uint8)
-        return memory, self._register(memory)
+    def _release(self) -> None:
+        """Let go of what is over. A read that was given up and goes on cannot be let go of yet."""
+        ended, self._ended = self._ended, []
+        for handle in ended:
+            try:
+                self._agent.release_xfer_handle(handle)
+            except Exception:  # as above
+                self._ended.append(handle)
+
+    def _drop(self, source: bytes) -> None:
+        """End the connection to a giver: it may be gone, and others come."""
+        if (name := self._givers.pop(source, None)) is not None:
+            with contextlib.suppress(Exception):
+                self._agent.remove_remote_agent(name)
 
     def _register(self, memory: np.ndarray) -> Any:
         return self._agent.register_memory([(memory.ctypes.data, memory.nbytes, 0, "")], "DRAM")
