@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import errno
 import os
 import signal
 import sys
@@ -237,6 +238,28 @@ def test_what_was_to_be_forgotten_outlives_the_server(tmp_path: Path) -> None:
     assert server().to_started(returned=False) == [Flush(0)]
     for one in servers:
         one.close()
+
+
+def test_a_full_disk_loses_nothing_that_was_to_be_forgotten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    first = Forgets(file=ForgetFile(tmp_path, "one"))
+    for number in range(SPARE_LINES + 4):
+        first.note(ForgetNamespace(str(number % 2)))
+    with monkeypatch.context() as full:
+        full.setattr(os, "write", refuse)
+        full.setattr(os, "pwrite", refuse)
+        for number in range(2):  # what is of no use is to be left out now
+            first.note(ForgetNamespace(str(number % 2)))
+    assert "No space left" in caplog.text
+    first.close()
+    second = Forgets(file=ForgetFile(tmp_path, "one"))
+    known = {ForgetNamespace("0"), ForgetNamespace("1")}
+    assert set(second.to_started(returned=False)) == known
+    second.close()
 
 
 async def test_a_request_that_kills_engines_is_given_up(client: EngineClient) -> None:

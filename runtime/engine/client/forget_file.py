@@ -22,7 +22,7 @@ class ForgetFile:
         """In this folder, which is made if need be. Raises OSError."""
         root.mkdir(parents=True, exist_ok=True, mode=0o700)
         digest = hashlib.blake2b(model.encode(), digest_size=8).hexdigest()
-        flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
         for number in itertools.count():  # other servers may have those before
             self._file = os.open(root / f"forget-{digest}-{number}", flags, 0o600)
             try:
@@ -41,14 +41,22 @@ class ForgetFile:
 
     def add(self, message: Flush | ForgetNamespace) -> None:
         """The death of this process does not lose it. Raises OSError."""
-        os.write(self._file, _line(message))
+        self._write(_line(message), os.fstat(self._file).st_size)
         self.lines += 1
 
     def replace(self, messages: list[Flush | ForgetNamespace]) -> None:
         """Raises OSError."""
-        os.ftruncate(self._file, 0)
-        os.write(self._file, b"".join(map(_line, messages)))
+        lines = b"".join(map(_line, messages))
+        # Over what is there: a full disk has room for that, and what comes behind it, with a line
+        # that is cut, stays until all of this is there.
+        self._write(lines, 0)
+        os.ftruncate(self._file, len(lines))
         self.lines = len(messages)
+
+    def _write(self, lines: bytes, at: int) -> None:
+        while lines:
+            count = os.pwrite(self._file, lines, at)
+            lines, at = lines[count:], at + count
 
     def close(self) -> None:
         os.close(self._file)
