@@ -14,8 +14,8 @@ import torch
 from rootlace.kernels.interface import AttentionBatch, KVScaling
 from rootlace.kernels.triton.attention_plan import DecodePlan, SplitRule, plan_decode, split_rule
 from rootlace.kernels.triton.decode_attention import decode_attention
-from rootlace.kernels.triton.extend_attention import extend_attention, tile_shapes
-from rootlace.kernels.triton.extend_plan import ExtendPlan, plan_extend
+from rootlace.kernels.triton.extend_attention import extend_attention
+from rootlace.kernels.triton.extend_plan import ExtendPlan, plan_extend, tile_shapes
 from rootlace.kernels.triton.kv_storage import check_cache
 from rootlace.kernels.triton.merge_attention import merge_attention
 from rootlace.kernels.triton.numerics import architecture

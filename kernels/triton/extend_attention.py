@@ -29,7 +29,13 @@ import triton
 import triton.language as tl
 
 from rootlace.kernels.interface import KVCodes, KVScales, KVScaling
-from rootlace.kernels.triton.extend_plan import FIELDS, MERGE_FIELDS, ExtendPlan, TileShape
+from rootlace.kernels.triton.extend_plan import (
+    FIELDS,
+    MERGE_FIELDS,
+    ExtendPlan,
+    TileShape,
+    tile_shapes,
+)
 from rootlace.kernels.triton.kv_codes import load_codes
 from rootlace.kernels.triton.kv_storage import (
     Stored,
@@ -48,10 +54,8 @@ from rootlace.kernels.triton.numerics import (
     padded,
     tanh,
 )
-from rootlace.kernels.triton.tuning import Launch, settings
 from rootlace.kernels.triton.variants import Variant
 
-NAME = "extend_attention"
 LOG2_E = 1.4426950408889634
 LN_2 = tl.constexpr(0.6931471805599453)
 ITEM = tl.constexpr(FIELDS)
@@ -268,32 +272,6 @@ def _merge_kernel(
     tl.store(out + offset[:, None] + column[None, :], value, mask=stored)
     if LSE:
         tl.store(lse + token * HEADS + head, peak + tl.log(total), mask=exists)
-
-
-def tile_shapes(
-    arch: int, head_dim: int, group: int, dtype: torch.dtype
-) -> tuple[TileShape, TileShape]:
-    """The (large, small) tiles for `plan_extend`; `arch` as in `numerics.architecture`.
-
-    They suit an fp8 cache too. Raises ValueError for a group of more query heads than a tile has
-    rows.
-    """
-    if arch == 0:  # interpreted: every operation costs the same, whatever its size
-        large, small = TileShape(64, 64, 4, 1), TileShape(16, 64, 4, 1)
-    else:
-        large, small = (
-            _shape(settings(NAME, arch, head_dim=head_dim, dtype=TYPE_NAMES[dtype], tile=tile))
-            for tile in ("large", "small")
-        )
-    if group > large.block_m:
-        raise ValueError(f"{group} query heads per KV head; at most {large.block_m} are supported")
-    return large, small if group <= small.block_m else large
-
-
-def _shape(launch: Launch) -> TileShape:
-    return TileShape(
-        launch.blocks["BLOCK_M"], launch.blocks["BLOCK_N"], launch.num_warps, launch.num_stages
-    )
 
 
 def extend_attention(

@@ -18,8 +18,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 
 from rootlace.kernels.interface import AttentionBatch
+from rootlace.kernels.triton.numerics import TYPE_NAMES
+from rootlace.kernels.triton.tuning import Launch, settings
 
 SPLIT = 2048
 """Positions per part of a context that is cut; a multiple of every `block_n`."""
@@ -175,3 +178,30 @@ def _cut(
 
 def _int32(values: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(values, dtype=np.int32)
+
+
+def tile_shapes(
+    arch: int, head_dim: int, group: int, dtype: torch.dtype
+) -> tuple[TileShape, TileShape]:
+    """The (large, small) tiles for `plan_extend`; `arch` as in `numerics.architecture`.
+
+    They suit an fp8 cache too. Raises ValueError for a group of more query heads than a tile has
+    rows.
+    """
+    if arch == 0:  # interpreted: every operation costs the same, whatever its size
+        large, small = TileShape(64, 64, 4, 1), TileShape(16, 64, 4, 1)
+    else:
+        kind = TYPE_NAMES[dtype]
+        large, small = (
+            _shape(settings("extend_attention", arch, head_dim=head_dim, dtype=kind, tile=tile))
+            for tile in ("large", "small")
+        )
+    if group > large.block_m:
+        raise ValueError(f"{group} query heads per KV head; at most {large.block_m} are supported")
+    return large, small if group <= small.block_m else large
+
+
+def _shape(launch: Launch) -> TileShape:
+    return TileShape(
+        launch.blocks["BLOCK_M"], launch.blocks["BLOCK_N"], launch.num_warps, launch.num_stages
+    )

@@ -9,8 +9,13 @@ import pytest
 import torch
 
 from rootlace.kernels.triton import extend_plan
-from rootlace.kernels.triton.extend_attention import extend_attention, tile_shapes
-from rootlace.kernels.triton.extend_plan import ExtendPlan, TileShape, plan_extend
+from rootlace.kernels.triton.extend_attention import extend_attention
+from rootlace.kernels.triton.extend_plan import (
+    ExtendPlan,
+    TileShape,
+    plan_extend,
+    tile_shapes,
+)
 from tests.kernels.cases import (
     FP8,
     AttentionCase,
