@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
+from typing import TypeVar
 
 import numpy as np
 
 from rootlace.runtime.cache.tier import Label, Tier
 from rootlace.runtime.contracts.block_store import Done
+
+AnyStore = TypeVar("AnyStore", bound="SimulatedStore")
 
 
 class SimulatedStore:
@@ -39,7 +42,10 @@ class SimulatedStore:
 
     def next_start(self) -> SimulatedStore:
         """What another process finds."""
-        found = SimulatedStore(self.num_slots, 8, self.name, self.slow)
+        return self.found_by(SimulatedStore(self.num_slots, 8, self.name, self.slow))
+
+    def found_by(self, found: AnyStore) -> AnyStore:
+        """The store of another process, which finds what is here."""
         found.content = {slot: self.content[slot] for slot in self.published}
         found.published = dict(self.published)
         order = [one.slot for one in self.tier.entries() if one.slot in self.published]

@@ -55,6 +55,9 @@ class Tier:
         self._slots: Slots[Entry] = Slots(num_slots)
         self.unwanted = Unwanted(min(_REMEMBERED * num_slots, _MOST_REMEMBERED))
         self.dropped = 0
+        self.journal: dict[bytes, bool] | None = None
+        """Keys of blocks that can be read, or no longer can, since somebody emptied this; None:
+        nobody does."""
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -139,12 +142,12 @@ class Tier:
         if self.get(entry.label.key) is not entry:
             self._slots.give_back(slot)
             return None
-        return entry if entry.whole else None
+        return entry if self._readable(entry) else None
 
     def prove(self, entry: Entry) -> bool:
         """The steps that computed the block have ended well; whether it can be read from now on."""
         entry.proven = True
-        return self.get(entry.label.key) is entry and entry.whole
+        return self.get(entry.label.key) is entry and self._readable(entry)
 
     def discard(self, entry: Entry) -> None:
         """Forget a block. Its slot is free once it is neither written nor read."""
@@ -165,6 +168,14 @@ class Tier:
     def _forget(self, entry: Entry) -> None:
         if self._entries.get(entry.label.key) is entry:
             del self._entries[entry.label.key]
+            if self.journal is not None:
+                self.journal[entry.label.key] = False
+
+    def _readable(self, entry: Entry) -> bool:
+        """Whether it can be read, which was not so before."""
+        if entry.whole and self.journal is not None:
+            self.journal[entry.label.key] = True
+        return entry.whole
 
     def check(self) -> None:
         """Raise AssertionError at the first broken invariant."""

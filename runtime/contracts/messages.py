@@ -8,7 +8,7 @@ request resume where another engine left it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -159,8 +159,9 @@ ToEngine = (
 class Ready(_Message, tag="ready"):
     """The model is loaded and the pool made. `labels`: how many scores its head gives a text; 0: it
     has no head; None: it gives logits of tokens. `adapters` are the names of those that requests
-    may ask for. `handed_slots`: for blocks that it gives to other engines, which are told
-    `handed_at` (`contracts.transfer`)."""
+    may ask for; where anything lies below the pool, `adapter_contents` are theirs (`kv_space`).
+    `handed_slots`: for blocks that it gives to other engines, which are told `handed_at`
+    (`contracts.transfer`)."""
 
     pid: int
     num_blocks: int
@@ -175,6 +176,7 @@ class Ready(_Message, tag="ready"):
     adapters: tuple[str, ...] = ()
     handed_slots: int = 0
     handed_at: bytes = b""
+    adapter_contents: dict[str, bytes] = {}
 
 
 class Flushed(_Message, tag="flushed"):
@@ -225,9 +227,22 @@ class Heartbeat(_Message, tag="heartbeat"):
     turns: int
 
 
+class Below(NamedTuple):
+    """What can be read at a level below the pool since the last of these, and what no longer can:
+    the first 8 bytes (uint64) of keys of prefixes (`cache.prefix_keys`). A block takes `seconds` to
+    be read; inf: nothing is read there any more. The level has so many `slots`."""
+
+    level: int
+    slots: int
+    seconds: float
+    added: np.ndarray
+    removed: np.ndarray
+
+
 class CacheChanged(_Message, tag="changed", eq=False):
     """Digests (uint64) of prefixes that the cache holds since the last of these messages, and of
-    those that it no longer does; `fresh`: nothing that was said before counts. Their `number`s
+    those that it no longer does, and the same of what lies `below` the pool, for each level that
+    changed; `fresh`: nothing that was said before counts, of neither. Their `number`s
     follow each other. Sent before what requests are told of the steps that changed it, by an engine
     that is one of several of a model."""
 
@@ -235,6 +250,7 @@ class CacheChanged(_Message, tag="changed", eq=False):
     added: np.ndarray
     removed: np.ndarray
     fresh: bool = False
+    below: tuple[Below, ...] = ()
 
 
 class CostMeasured(_Message, tag="cost", eq=False):

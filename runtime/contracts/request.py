@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from typing import Annotated, Literal
 
 import msgspec
@@ -28,6 +28,16 @@ def kv_namespace(namespace: str, adapter: str) -> Hashable:
 def adapter_and_namespace(kv: Hashable) -> tuple[str, str]:
     """Of what `kv_namespace` gave, adapter and namespace."""
     return kv if isinstance(kv, tuple) else ("", str(kv or ""))
+
+
+def kv_space(kv: Hashable, contents: Mapping[str, bytes] | None = None) -> bytes:
+    """32 bytes that are others for every namespace and every content of an adapter, of which
+    `contents` has digests, 32 bytes each, by name; one that is not there counts by its name."""
+    adapter, namespace = adapter_and_namespace(kv)
+    # Lengths are fixed, so no two pairs are written alike.
+    named = hashlib.blake2b(adapter.encode(), digest_size=32).digest() if adapter else bytes(32)
+    content = (contents or {}).get(adapter, named)
+    return hashlib.blake2b(content + namespace.encode(), digest_size=32).digest()
 
 
 def pin_id(kv: Hashable, token_ids: np.ndarray) -> str:

@@ -157,6 +157,7 @@ def _serve(
         adapters=runner.adapters,
         handed_slots=0 if below is None else below.handed_slots,
         handed_at=b"" if below is None else below.handed_at,
+        adapter_contents={} if below is None else below.adapters,
     )
     record = StepRecord(Path(config.record), engine.scheduler.max_running)
     send([ready])

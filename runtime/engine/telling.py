@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import numpy as np
+
+from rootlace.runtime.cache.journal import Change
 from rootlace.runtime.contracts.messages import CacheChanged, CostMeasured, FromEngine
 from rootlace.runtime.contracts.plan import StepPlan
 from rootlace.runtime.scheduler.cache_control import CacheControl
 from rootlace.runtime.scheduler.measured_cost import MeasuredCost
 
+_NONE = np.empty(0, np.uint64)
 _STEPS = 256
 """Costs are told after 2, 4, 8 and so on steps, and then after each so many more."""
 
@@ -34,10 +38,14 @@ class Telling:
         """What is to be told now; often nothing."""
         said: list[FromEngine] = []
         change = self._cache.changes(self._all_of_it)
-        if change is not None:
+        below = self._cache.changes_below(change is not None and change.fresh)
+        if change is not None or below:
+            change = change or Change(_NONE, _NONE)
             self._all_of_it = False
             self._number += 1
-            said.append(CacheChanged(self._number, change.added, change.removed, change.fresh))
+            said.append(
+                CacheChanged(self._number, change.added, change.removed, change.fresh, below)
+            )
         if self._cost.steps >= self._next_cost:
             self._next_cost = self._cost.steps + min(self._cost.steps, _STEPS)
             said.append(CostMeasured(self._cost.cost()))

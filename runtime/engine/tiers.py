@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -14,12 +15,13 @@ from rootlace.runtime.cache.tier import Label, Tier
 from rootlace.runtime.cache.wear import HourlyBytes
 from rootlace.runtime.config import CacheConfig, EngineConfig
 from rootlace.runtime.contracts.block_store import StoreMemory
+from rootlace.runtime.contracts.request import kv_space
 from rootlace.runtime.contracts.transfer import BlockLost, Transfer, TransferConfig
 from rootlace.runtime.engine.client.engine_client import SPILL_SECONDS
 from rootlace.runtime.model.executor.runner import ModelRunner
 from rootlace.runtime.model.kv.block_mover import BlockMover
 from rootlace.runtime.model.kv.device_memory import made_up_plan
-from rootlace.runtime.model.kv.identity import kv_identity, kv_spaces
+from rootlace.runtime.model.kv.identity import adapter_contents, kv_identity
 from rootlace.runtime.scheduler.scheduler import Scheduler
 from rootlace.runtime.scheduler.tiers.levels import HandedLevel, Level, Tiers
 from rootlace.runtime.tiers.folder import TierFolder, open_folder
@@ -48,12 +50,14 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class OpenTiers:
-    """What is below the pool. `disk`, `folder` and `transfer`: None where there is none."""
+    """What is below the pool. `disk`, `folder` and `transfer`: None where there is none.
+    `adapters`: digests of their contents, by name."""
 
     tiers: Tiers
     mover: BlockMover
     disk: SlotStore | None
     folder: TierFolder | None
+    adapters: dict[str, bytes]
     transfer: Transfer | None = None
 
     @property
@@ -117,7 +121,7 @@ def open_tiers(
     cannot be read, and for a transfer that cannot be."""
     cache = config.cache
     try:
-        spaces = kv_spaces(config.executor)
+        contents = adapter_contents(config.executor)
     except OSError as error:
         raise InvalidRequest(f"the files of an adapter cannot be read: {error}") from error
     levels: list[Level] = []
@@ -145,7 +149,8 @@ def open_tiers(
     if not stores:
         return None
     mover = BlockMover(runner.kv_cache, stores, runner.work)
-    return OpenTiers(Tiers(tuple(levels), spaces, handed=handed), mover, disk, folder, way)
+    tiers = Tiers(tuple(levels), partial(kv_space, contents=contents), handed=handed)
+    return OpenTiers(tiers, mover, disk, folder, contents, way)
 
 
 def _open_handed(

@@ -11,8 +11,9 @@ from functools import partial
 
 import numpy as np
 
+from rootlace.runtime.cache.journal import Change
 from rootlace.runtime.contracts.messages import CacheChanged, CostMeasured, Ready
-from rootlace.runtime.contracts.request import Request, kv_namespace
+from rootlace.runtime.contracts.request import Request, kv_namespace, kv_space
 from rootlace.runtime.contracts.step_cost import PRIOR, StepCost, mean_cost
 from rootlace.runtime.contracts.update import Update
 from rootlace.runtime.replicas.hearing import Hearing
@@ -53,7 +54,14 @@ class Dispatch:
         `prefill` ones compute prompts for the others, and requests only if no other one is up."""
         capacity = info.num_blocks * info.block_size
         self._router = Router(
-            RouterConfig(count, info.block_size, capacity, PRIOR, digest_key=digest_key)
+            RouterConfig(
+                count,
+                info.block_size,
+                capacity,
+                PRIOR,
+                digest_key=digest_key,
+                space_of=partial(kv_space, contents=info.adapter_contents),
+            )
         )
         self._count = count
         self._prefill = frozenset(range(count - prefill, count))
@@ -180,6 +188,7 @@ class Dispatch:
         """For `GetStatus`."""
         return {
             "prefixes_known": len(self._router),
+            "prefixes_below": self._router.known_below,
             "requests_moved": self._moved,
             "cache_gaps": self._gaps + sum(hearing.gaps for hearing in self._hearing),
         }
@@ -196,7 +205,11 @@ class Dispatch:
         self._running[rid] = running
 
     def _new_hearing(self, at: int) -> Hearing:
-        return Hearing(partial(self._ask, at), partial(self._router.heard, at))
+        return Hearing(partial(self._ask, at), partial(self._heard, at))
+
+    def _heard(self, at: int, message: CacheChanged) -> None:
+        change = Change(message.added, message.removed, message.fresh)
+        self._router.heard(at, change, message.below)
 
     def _sweep_soon(self) -> None:
         """What lost engines held leaves the table, a little at a time."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from rootlace.runtime.cache.journal import Change
 from rootlace.runtime.contracts.messages import CacheChanged
 
 _PATIENCE = 64
@@ -15,7 +14,7 @@ class Hearing:
     """Of one engine: passes changes on in their order. Where one is missing, nothing is passed on
     until the engine has said all that it holds, for which it is asked."""
 
-    def __init__(self, ask: Callable[[], None], heard: Callable[[Change], None]) -> None:
+    def __init__(self, ask: Callable[[], None], heard: Callable[[CacheChanged], None]) -> None:
         self._ask = ask
         self._heard = heard
         self._last = 0
@@ -32,4 +31,4 @@ class Hearing:
             return
         self._ignored = 0
         self._last = message.number
-        self._heard(Change(message.added, message.removed, message.fresh))
+        self._heard(message)

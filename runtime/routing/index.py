@@ -148,19 +148,26 @@ class PrefixIndex:
         those of the longest prefixes first, and a bounded number in all: then some replicas are
         said to hold less than they do.
         """
+        return self.longest(digests.item, len(digests))
+
+    def longest(
+        self, digest: Callable[[int], int], end: int, first: int = 0, among: int = -1
+    ) -> list[tuple[int, int]]:
+        """As `match`, where the prefix with block number `at` has the digest `digest(at)`: who of
+        `among` (bits) holds how many of those up to `end`, from number `first` on."""
         seen: dict[int, int] = {}
         """Who holds what was looked at."""
         found: list[tuple[int, int]] = []
-        gone, end = self._dropped, len(digests)
+        gone = self._dropped | ~among
 
         def others(at: int) -> int:
             if at not in seen:
-                seen[at] = self._holders_of(digests.item(at))
+                seen[at] = self._holders_of(digest(at))
             return seen[at] & ~gone
 
-        while end and len(seen) < _LOOKS and others(0):
+        while end > first and len(seen) < _LOOKS and others(first):
             # The longest prefix that is held by somebody of whom no longer one is known.
-            low, high = 1, end
+            low, high = first + 1, end
             while low < high:
                 middle = (low + high + 1) // 2
                 if others(middle - 1):

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from rootlace.runtime.cache.digest import PrefixDigests
 from rootlace.runtime.cache.journal import Change
+from rootlace.runtime.cache.prefix_keys import LazyKeys
+from rootlace.runtime.contracts.messages import Below
+from rootlace.runtime.contracts.request import kv_space
 from rootlace.runtime.contracts.step_cost import StepCost
+from rootlace.runtime.routing.below import BelowPools, Read
 from rootlace.runtime.routing.coming import Coming, Sent
 from rootlace.runtime.routing.index import MOST_ENTRIES, PrefixIndex
 
@@ -22,7 +26,8 @@ overtake it where many wait."""
 class RouterConfig:
     """`block_size`: at which bounds replicas tell what they hold. `capacity`: tokens of a replica's
     KV pool, `cost` what its steps take. `spread`: how many times its computing a token counts that
-    another replica has: what is held twice leaves less room for other prefixes."""
+    another replica has: what is held twice leaves less room for other prefixes. `space_of`: what
+    keys of blocks below the pools begin with (`prefix_keys`)."""
 
     replicas: int
     block_size: int
@@ -31,6 +36,7 @@ class RouterConfig:
     spread: float = 8.0
     most_entries: int = MOST_ENTRIES
     digest_key: bytes = b""
+    space_of: Callable[[Hashable], bytes] = kv_space
 
 
 class Router:
@@ -42,6 +48,7 @@ class Router:
     free. Prompts on their way count as cached where they were sent: so requests that arrive
     together and share a prefix stay together, a program's branches among them. A prefix that many
     want makes its owner busy, until another one is cheaper, computes it and then holds it, too.
+    What lies below a pool counts as computed in the time that reading it takes, if that is less.
     """
 
     def __init__(self, config: RouterConfig) -> None:
@@ -50,6 +57,7 @@ class Router:
         self._digests = PrefixDigests(config.digest_key)
         blocks = config.replicas * config.capacity // config.block_size
         self._held = PrefixIndex(min(blocks, config.most_entries))
+        self._below = BelowPools(config.replicas, config.most_entries)
         self._coming = Coming()
         self._sent: dict[Hashable, Sent] = {}
         count = config.replicas
@@ -74,10 +82,12 @@ class Router:
         self._duration = 1.0
         """Seconds from sending to the end, of late."""
 
-    def heard(self, replica: int, change: Change) -> None:
-        """What a replica's cache holds has changed. Of a lost one nothing counts."""
+    def heard(self, replica: int, change: Change, below: Sequence[Below] = ()) -> None:
+        """What a replica's cache holds has changed, or what lies below it. Of a lost one nothing
+        counts."""
         if replica not in self._dead:
             self._held.apply(replica, change)
+            self._below.apply(replica, below, change.fresh)
 
     def learn(self, cost: StepCost) -> None:
         """What the steps of replicas were measured to take."""
@@ -85,11 +95,17 @@ class Router:
 
     def sweep(self) -> bool:
         """Take out some of what lost replicas held; to be called until it returns False."""
-        return self._held.sweep()
+        more = self._held.sweep()
+        return self._below.sweep() or more
 
     def __len__(self) -> int:
         """How many prefixes are known to be held."""
         return len(self._held)
+
+    @property
+    def known_below(self) -> int:
+        """How many blocks are known to lie below pools."""
+        return len(self._below)
 
     def route(
         self,
@@ -114,9 +130,14 @@ class Router:
         for count, replicas in held:
             which = _members(replicas)
             price[which] = self._each[which] * self._prefill_seconds(length, count * size)
+        reads = self._reads(namespace, tokens, held) if len(self._below) else ()
+        for read in reads:
+            which = _members(read.replicas)
+            there = self._each[which] * self._reading_seconds(length, read, which)
+            price[which] = np.minimum(price[which], there)
         for replica, count in coming.items():
-            there = self._each.item(replica) * self._prefill_seconds(length, count * size)
-            price[replica] = min(price.item(replica), there)
+            soon = self._each.item(replica) * self._prefill_seconds(length, count * size)
+            price[replica] = min(price.item(replica), soon)
         price += np.maximum(self._free - now, 0.0)
         self._add_delays(price, now)
         most = self._tokens.item(self._tokens.argmax())
@@ -128,6 +149,9 @@ class Router:
         known = next((count for count, replicas in held if replicas >> replica & 1), 0)
         known = max(known, coming.get(replica, 0))
         taken = self._prefill_seconds(length, known * size)
+        for read in reads:
+            if read.replicas >> replica & 1:
+                taken = min(taken, float(self._reading_seconds(length, read, replica)))
         free = max(self._free.item(replica), now) + taken * self._slow(replica)
         self._free[replica] = free
         wait = free - now
@@ -172,6 +196,7 @@ class Router:
             return []
         self._dead.append(replica)
         self._held.drop(replica)
+        self._below.drop(replica)
         gone = [request for request, sent in self._sent.items() if sent.replica == replica]
         for request in gone:
             sent = self._sent.pop(request)
@@ -221,6 +246,20 @@ class Router:
         cost, rest = self._cost, max(length - cached, 1)
         each = cost.prefill + cost.step / cost.max_step_tokens
         return rest * (each + cost.pair * (length + cached) / 2)
+
+    def _reads(
+        self, namespace: Hashable, tokens: np.ndarray, held: list[tuple[int, int]]
+    ) -> list[Read]:
+        size = self._config.block_size
+        keys = LazyKeys(self._config.space_of(namespace), tokens, size)
+        return self._below.match(keys.item, len(tokens) // size, held)
+
+    def _reading_seconds(
+        self, length: int, read: Read, which: int | np.ndarray
+    ) -> float | np.ndarray:
+        """Of a prompt of which some is read first: by replica."""
+        rest = self._prefill_seconds(length, read.end * self._config.block_size)
+        return rest + self._below.seconds(read, which)
 
     def _cheapest(self, price: np.ndarray, prefer: int | None) -> int:
         """Of those that are equally good, the one to `prefer`, or to which less was sent."""

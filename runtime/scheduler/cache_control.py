@@ -6,9 +6,11 @@ from collections.abc import Callable, Hashable, Mapping
 
 from rootlace.runtime.cache.digest import PrefixDigests
 from rootlace.runtime.cache.journal import Change, Journal
+from rootlace.runtime.contracts.messages import Below
 from rootlace.runtime.contracts.request import adapter_and_namespace
 from rootlace.runtime.scheduler.kv import KVStore
 from rootlace.runtime.scheduler.sequence import Sequence
+from rootlace.runtime.scheduler.tiers.level_journals import LevelJournals
 
 
 class CacheControl:
@@ -21,6 +23,7 @@ class CacheControl:
         self._kv = kv
         self._sequences = sequences
         self._changed = changed
+        self._below = LevelJournals(())
         self._forgotten: set[Hashable] = set()
         """What is to be forgotten when its last request ends."""
 
@@ -58,6 +61,7 @@ class CacheControl:
         tree = self._kv.tree
         tree.evicted.digests = PrefixDigests(key)
         tree.journal = Journal(tree.block_size, tree.evicted.digests)
+        self._below = LevelJournals(self._kv.tiering.levels)
 
     def changes(self, all_of_it: bool = False) -> Change | None:
         """What is held and was not when this was asked last, and the reverse, or `all_of_it`; None
@@ -68,6 +72,10 @@ class CacheControl:
         if all_of_it:
             return tree.journal.snapshot(tree.roots.values())
         return tree.journal.take() if tree.journal.changed else None
+
+    def changes_below(self, all_of_it: bool = False) -> tuple[Below, ...]:
+        """The same of what lies below the pool."""
+        return self._below.take(all_of_it)
 
     def request_ended(self, namespace: Hashable) -> None:
         """A request of `namespace` is over and no longer among the sequences."""

@@ -33,12 +33,12 @@ from rootlace.runtime.engine.loop import EngineLoop
 from rootlace.runtime.engine.telling import Telling
 from rootlace.runtime.scheduler.masks import StepMasks
 from rootlace.runtime.scheduler.scheduler import Scheduler
-from rootlace.runtime.scheduler.tiers.levels import HandedLevel, Tiers
+from rootlace.runtime.scheduler.tiers.levels import HandedLevel, Level, Tiers
 from rootlace.wire.errors import InvalidConstraint
 from rootlace.wire.protocol import Constraint
 from tests.deterministic import tokens
 from tests.deterministic.network import Network, Socket
-from tests.deterministic.shared import SharedStore
+from tests.deterministic.shared import SharedStore, SlowStore
 from tests.simulated_executor import CostModel, SimulatedExecutor, SimulatedStep
 
 CONTEXT_LENGTH = 120
@@ -130,6 +130,7 @@ class EngineProcess:
         compiler: GrammarCompiler,
         pid: int,
         tell: Callable[[int], None],
+        disk: int = 0,
     ) -> None:
         self.pid = pid
         self.code: int | None = None
@@ -155,6 +156,8 @@ class EngineProcess:
         self._dice = dice
         self._compiler = compiler
         self._tell = tell
+        self._disk = disk
+        """Slots of the disk below its pool."""
         self._context: Any = network.context()()
         self._sockets: list[Socket] = []
         self._address = b""
@@ -242,6 +245,7 @@ class EngineProcess:
             wear = HourlyBytes(None, self._clock.time)
             handed = HandedLevel("handed", store.tier, store, wear, 1)
             self.executor.stores.append(store)
+        levels = (self._open_disk(),) if self._disk else ()
         self.scheduler = Scheduler(
             engine.scheduler,
             engine.cache,
@@ -249,8 +253,10 @@ class EngineProcess:
             self._clock.time,
             vocab_size=vocab_size,
             masks=StepMasks(vocab_size, spot_seconds=0.0, draft_seconds=math.inf),
-            tiers=Tiers(handed=handed),
+            tiers=Tiers(levels, handed=handed),
         )
+        if self._disk:
+            self.scheduler.view.pace.begin(1, 1.0)  # reading is faster than that
         self._inbox, self._outbox, self._beats = (
             self._connect(kind, address)
             for kind, address in (
@@ -287,6 +293,15 @@ class EngineProcess:
         )
         self._beat()
         self._turn_soon(0.0)
+
+    def _open_disk(self) -> Level:
+        """What the process before it has left there."""
+        store = SlowStore(self._disk, random.Random(self.pid))
+        if self.replica in self._network.disks:
+            self._network.disks[self.replica].found_by(store)
+        self._network.disks[self.replica] = store
+        self.executor.stores.insert(0, store)
+        return Level("disk", store.tier, store, HourlyBytes(None, self._clock.time), 1)
 
     def _connect(self, kind: int, address: str) -> Socket:
         socket: Socket = self._context.socket(kind)

@@ -19,7 +19,7 @@ import zmq
 
 from rootlace.wire.protocol import Op
 from tests.deterministic.clock import VirtualLoop
-from tests.deterministic.shared import Memory
+from tests.deterministic.shared import Memory, SlowStore
 
 _raws = msgspec.msgpack.Decoder(list[msgspec.Raw])
 _op = msgspec.msgpack.Decoder(Op)
@@ -83,6 +83,7 @@ class Network:
         self.bound: dict[str, Socket] = {}
         self.frames = 0
         self.memories: dict[bytes, Memory] = {b"": {}}
+        self.disks: dict[int, SlowStore] = {}
         """What engines hand each other, by whose memory it is in."""
         self.tap: Callable[[Socket, bytes], None] = lambda socket, frame: None
         """Sees each frame that a ROUTER sends, with the socket that it is for."""

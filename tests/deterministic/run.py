@@ -15,7 +15,8 @@ from tests.deterministic.world import World
 @dataclass(frozen=True)
 class Result:
     """`failure`: what did not hold; empty if all did. `digest`: of all that clients were sent.
-    `deaths`: how many engines ended. `handed`: blocks that they gave each other."""
+    `deaths`: how many engines ended. `handed`: blocks that they gave each other. `restored`: tokens
+    that were read back from disks."""
 
     operations: int
     virtual_seconds: float
@@ -23,6 +24,7 @@ class Result:
     digest: str
     deaths: int
     handed: int
+    restored: int
 
 
 def run(scenario: Scenario) -> Result:
@@ -47,6 +49,7 @@ def run(scenario: Scenario) -> Result:
         world.digest.hexdigest(),
         len(world.deaths),
         world.handed,
+        world.restored,
     )
 
 

@@ -51,6 +51,8 @@ class Shape(msgspec.Struct, frozen=True):
     """So many of the replicas compute prompts for the others ..."""
     by: TransferKind = "memory"
     """... and hand them over by a memory of all of them, or of each."""
+    disk: int = 0
+    """Slots of the disk below each engine's pool."""
     state: bool = False
     """Whether the gateway keeps what programs do (`--state`)."""
 

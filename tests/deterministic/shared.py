@@ -1,4 +1,5 @@
-"""What engines of a world hand over: blocks in a dictionary that all of them have, or its own."""
+"""What engines of a world have below their pools: blocks on a disk, and those that they hand over,
+in a dictionary that all of them have, or its own."""
 
 from __future__ import annotations
 
@@ -13,16 +14,31 @@ from tests.simulated_store import SimulatedStore
 Memory = dict[int, list[np.ndarray]]
 
 
-class SharedStore(SimulatedStore):
-    """See `HandedState`. Writes and reads take their time."""
+class SlowStore(SimulatedStore):
+    """Writes and reads take their time."""
+
+    def __init__(self, num_slots: int, dice: random.Random, name: str = "disk") -> None:
+        super().__init__(num_slots, name=name, slow=True)
+        self._dice = dice
+
+    def poll(self) -> list[Done]:
+        self.go_on(self._dice.randint(0, 3))
+        return super().poll()
+
+    def seconds(self, blocks: int) -> float:
+        """Less than what an engine measures of its steps, which are over at once here."""
+        return 1e-9 * blocks
+
+
+class SharedStore(SlowStore):
+    """See `HandedState`."""
 
     def __init__(
         self, num_slots: int, memories: dict[bytes, Memory], address: bytes, dice: random.Random
     ) -> None:
-        super().__init__(num_slots, name="handed", slow=True)
+        super().__init__(num_slots, dice, "handed")
         self._memories = memories
         self._memory = memories.setdefault(address, {})
-        self._dice = dice
         self._checksums: dict[int, int] = {}
         self._offered: dict[int, tuple[bytes, int, int]] = {}
 
@@ -31,10 +47,6 @@ class SharedStore(SimulatedStore):
 
     def offer(self, slot: int, source: bytes, place: int, crc: int) -> None:
         self._offered[slot] = source, place, crc
-
-    def poll(self) -> list[Done]:
-        self.go_on(self._dice.randint(0, 3))
-        return super().poll()
 
     def fetch(self, slot: int, key: bytes) -> None:
         source, place, crc = self._offered[slot]

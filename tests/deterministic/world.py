@@ -81,6 +81,8 @@ class World:
         )
         self.lives: list[float] = []
         """When gateways ended."""
+        self.restored = 0
+        """Tokens that were read back from disks."""
         self.handed = 0
         """Blocks that engines gave each other."""
         self.told: dict[tuple[int, int], list[float]] = {}
@@ -121,7 +123,12 @@ class World:
             transport.ended(code)
 
         process = EngineProcess(
-            self.network, self.dice, self.compiler, 1000 + len(self.processes), ended
+            self.network,
+            self.dice,
+            self.compiler,
+            1000 + len(self.processes),
+            ended,
+            self.scenario.shape.disk,
         )
         transport.process = process
         self.processes.append(process)
@@ -361,6 +368,14 @@ class World:
                 wanted[digest] = wanted.get(digest, 0) | 1 << process.replica
         if router._held.entries() != wanted:
             raise Violation("the table differs from what the caches hold")
+        wanted.clear()
+        for process in live:
+            self.restored += int(process.scheduler.stats().get("restored_tokens", 0))
+            for level in process.scheduler.cache.changes_below(all_of_it=True):
+                for key in level.added.tolist():
+                    wanted[key] = wanted.get(key, 0) | 1 << process.replica
+        if wanted and router._below._levels[0].entries() != wanted:
+            raise Violation("the table differs from what the disks hold")
         handover = replicas._handover
         if handover is not None:
             self.handed += handover.blocks

@@ -285,7 +285,7 @@ def test_adapters_that_cannot_be_read_are_named(
     def unreadable(executor: ExecutorConfig) -> None:
         raise PermissionError(13, "Permission denied", "adapter_model.safetensors")
 
-    monkeypatch.setattr("rootlace.runtime.engine.tiers.kv_spaces", unreadable)
+    monkeypatch.setattr("rootlace.runtime.engine.tiers.adapter_contents", unreadable)
     with pytest.raises(InvalidRequest, match=r"of an adapter .*adapter_model\.safetensors"):
         Engine(config(model, tmp_path))
 

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import random
+import sys
+import time
 
 import numpy as np
+import pytest
 
 from rootlace.runtime.cache.journal import Change
+from rootlace.runtime.cache.tier import Label
+from rootlace.runtime.cache.wear import HourlyBytes
 from rootlace.runtime.contracts.messages import (
     CacheChanged,
     decode_from_engine,
@@ -14,14 +20,24 @@ from rootlace.runtime.contracts.messages import (
 )
 from rootlace.runtime.engine.telling import Telling
 from rootlace.runtime.replicas.hearing import Hearing
+from rootlace.runtime.routing.below import BelowPools
 from rootlace.runtime.routing.index import PrefixIndex
 from rootlace.runtime.scheduler.cache_control import CacheControl
+from rootlace.runtime.scheduler.tiers.levels import Level
 from tests.cache.test_tree import Cache
+from tests.simulated_store import SimulatedStore
 
 
 class _Kv:
+    """Also its own `tiering`, with one level."""
+
     def __init__(self, cache: Cache) -> None:
         self.tree = cache.tree
+        self.store = SimulatedStore(30)
+        self.tier = self.store.tier
+        wear = HourlyBytes(None, time.monotonic)
+        self.levels = (Level("disk", self.tier, self.store, wear, 1),)
+        self.tiering = self
 
 
 def changed(number: int, *added: int, fresh: bool = False) -> CacheChanged:
@@ -54,13 +70,18 @@ def test_a_table_is_right_again_after_any_loss() -> None:
     """A real tree and its journal, a line that loses every fifth message, questions included."""
     dice = random.Random(3)
     cache, index = Cache(block_size=4, num_blocks=60), PrefixIndex(1000)
-    telling = Telling(CacheControl(_Kv(cache), {}, lambda: None), 64)  # type: ignore[arg-type]
+    kv, below = _Kv(cache), BelowPools(1, 1000)
+    telling = Telling(CacheControl(kv, {}, lambda: None), 64)  # type: ignore[arg-type]
 
     def ask() -> None:
         if dice.random() < 0.8:
             telling.tell_all()
 
-    hearing = Hearing(ask, lambda change: index.apply(0, change))
+    def heard(said: CacheChanged) -> None:
+        index.apply(0, Change(said.added, said.removed, said.fresh))
+        below.apply(0, said.below, said.fresh)
+
+    hearing = Hearing(ask, heard)
 
     def tell(lossy: bool) -> None:
         for message in decode_from_engine(encode(telling.take())):
@@ -78,9 +99,25 @@ def test_a_table_is_right_again_after_any_loss() -> None:
             cache.tree.evict(30)
         cache.keep(tokens)
         known.append(tokens)
+        if entry := kv.tier.add(Label(turn.to_bytes(16, "little"), b"")):
+            kv.tier.written(entry.slot, turn % 10 > 0)
+            kv.tier.prove(entry)
+        if turn % 3 == 0 and (entry := kv.tier.next_dropped()):
+            kv.tier.discard(entry)
         tell(lossy=turn < 250)
-    assert hearing.gaps > 10
+    assert hearing.gaps >= 5
     journal = cache.tree.journal
     assert journal is not None
     whole: Change = journal.snapshot(cache.tree.roots.values())
     assert index.entries() == dict.fromkeys(whole.added.tolist(), 1)
+    keys = [int.from_bytes(one.label.key[:8], sys.byteorder) for one in kv.tier.entries()]
+    assert len(keys) > 10 and below._levels[0].entries() == dict.fromkeys(keys, 1)
+
+
+def test_a_level_that_reads_nothing_any_more_is_told() -> None:
+    kv = _Kv(Cache(block_size=4, num_blocks=60))
+    telling = Telling(CacheControl(kv, {}, lambda: None), 64)  # type: ignore[arg-type]
+    assert [said.below[0].seconds for said in telling.take()] == [pytest.approx(1e-6)]  # type: ignore[union-attr]
+    kv.store.working = False
+    assert [said.below[0].seconds for said in telling.take()] == [math.inf]  # type: ignore[union-attr]
+    assert not telling.take()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from rootlace.runtime.routing.below import BelowPools
 from tests.deterministic.cli import short
 from tests.deterministic.run import Result, run
 from tests.deterministic.scenario import Fault, Program, Scenario, Shape, draw
@@ -48,6 +49,14 @@ def test_and_where_some_of_them_compute_prompts_for_the_others(seed: int, by: st
     assert ran(msgspec.structs.replace(scenario, shape=shape)).handed > 10
 
 
+def test_and_where_each_has_a_disk_below_its_pool() -> None:
+    """One engine dies while something is written, and the next one finds what was there."""
+    scenario = draw(8, programs=10)
+    shape = msgspec.structs.replace(scenario.shape, replicas=2, blocks=32, disk=40)
+    result = ran(msgspec.structs.replace(scenario, shape=shape))
+    assert result.restored and result.deaths
+
+
 @pytest.mark.parametrize(
     "faults",
     [
@@ -87,3 +96,16 @@ def test_a_request_goes_on_while_its_engine_is_away(monkeypatch: pytest.MonkeyPa
         took = max(ended) - min(ended)
         assert took < most, replicas
         assert replicas == 2 or took > 0.19, "an engine takes so long to start"
+
+
+def test_what_lies_on_disks_is_asked_for_where_it_lies(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seven prompts, twice, one after the other: two pools have room for two of them each."""
+    shape = Shape(clients=1, replicas=2, blocks=40, disk=400)
+    asked = [story(0, f"{at} the cat and the blue cat name the age. " * 3) for at in range(7)]
+    programs = tuple(
+        msgspec.structs.replace(program, start=0.2 * at) for at, program in enumerate(2 * asked)
+    )
+    knowing = ran(Scenario(0, shape, programs))
+    monkeypatch.setattr(BelowPools, "match", lambda *_: [])
+    blind = ran(Scenario(0, shape, programs))
+    assert knowing.restored > 1.5 * blind.restored

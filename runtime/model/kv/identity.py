@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Hashable
 from importlib.metadata import version
 
 import torch
 
 from rootlace.kernels.native import library as native
 from rootlace.runtime.config import CacheConfig, ExecutorConfig
-from rootlace.runtime.contracts.request import adapter_and_namespace
 from rootlace.runtime.model.adapters.config import read_adapters
 from rootlace.runtime.model.checkpoint.files import Checkpoint
 from rootlace.runtime.model.executor.runner import ModelRunner
@@ -35,20 +33,13 @@ def kv_identity(runner: ModelRunner, executor: ExecutorConfig, cache: CacheConfi
     return hashlib.blake2b(key.encode(), digest_size=32).digest()
 
 
-def kv_spaces(executor: ExecutorConfig) -> Callable[[Hashable], bytes]:
-    """`Tiers.space_of` for the adapters of an engine: one whose files change has other spaces.
-    Raises OSError for a file that cannot be read."""
+def adapter_contents(executor: ExecutorConfig) -> dict[str, bytes]:
+    """For `kv_space`, of the adapters of an engine: one whose files change has other spaces. Raises
+    OSError for a file that cannot be read."""
     contents = {}
     for adapter in read_adapters(executor.adapters):
         digest = hashlib.blake2b(digest_size=32)
         for file in sorted(adapter.folder.glob("adapter*")):
             digest.update(file.name.encode() + file.read_bytes())
         contents[adapter.name] = digest.digest()
-
-    def space_of(kv: Hashable) -> bytes:
-        adapter, namespace = adapter_and_namespace(kv)
-        # Lengths are fixed, so no two pairs are written alike.
-        content = contents[adapter] if adapter else bytes(32)
-        return hashlib.blake2b(content + namespace.encode(), digest_size=32).digest()
-
-    return space_of
+    return contents

@@ -11,7 +11,7 @@ import numpy as np
 from rootlace.runtime.cache.tier import Entry, Tier
 from rootlace.runtime.cache.wear import HourlyBytes
 from rootlace.runtime.contracts.block_store import NO_MOVES, HandedState, StoreState
-from rootlace.runtime.contracts.request import adapter_and_namespace
+from rootlace.runtime.contracts.request import adapter_and_namespace, kv_space
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Tiers:
     hand over."""
 
     levels: tuple[Level, ...] = ()
-    space_of: Callable[[Hashable], bytes] = lambda kv: _digest(ascii(kv))
+    space_of: Callable[[Hashable], bytes] = kv_space
     prefill_seconds: Callable[[int], float] = lambda tokens: float("inf")
     handed: HandedLevel | None = None
 

@@ -11,7 +11,7 @@ from rootlace.runtime.cache.prefix_keys import prefix_keys
 from rootlace.runtime.scheduler.sequence import Sequence
 from rootlace.runtime.scheduler.tiers.fetching import Fetching
 from rootlace.runtime.scheduler.tiers.handing import Handing
-from rootlace.runtime.scheduler.tiers.levels import Moves, Tiers, owner_of
+from rootlace.runtime.scheduler.tiers.levels import Level, Moves, Tiers, owner_of
 from rootlace.runtime.scheduler.tiers.saving import Saving
 
 
@@ -37,6 +37,11 @@ class Tiering:
         if tiers.readable:
             tree.expiring = self.expire_later
             tree.forgetting = self.forget
+
+    @property
+    def levels(self) -> tuple[Level, ...]:
+        """What the pool gives up goes there, the fastest first."""
+        return self._tiers.levels
 
     def poll(self) -> None:
         """Take in what the stores have done; before a step is planned."""
