@@ -56,7 +56,7 @@ class BelowPools:
 
     def sweep(self) -> bool:
         """As `PrefixIndex.sweep`."""
-        return any([index.sweep() for index in self._levels.values()])
+        return sum(index.sweep() for index in self._levels.values()) > 0
 
     def match(
         self, key: Callable[[int], int], blocks: int, held: Sequence[tuple[int, int]]
