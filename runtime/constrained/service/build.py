@@ -29,12 +29,7 @@ from rootlace.runtime.constrained.schema.regular import declared_part
 from rootlace.runtime.constrained.sources import ebnf
 from rootlace.runtime.constrained.sources.embedded_schemas import with_exact_schemas
 from rootlace.runtime.constrained.sources.source import parsed_choices, parsed_schema
-from rootlace.runtime.constrained.sources.structural_tag import (
-    StructuralTag,
-    lark_of_tags,
-    parse_structural_tag,
-)
-from rootlace.runtime.constrained.sources.tag_formats import lark_of_format
+from rootlace.runtime.constrained.sources.structural_tag import lark_of_structural_tag
 from rootlace.runtime.constrained.tokens.canonical import Canonicalizer
 from rootlace.runtime.constrained.tokens.vocabulary import Vocabulary
 from rootlace.runtime.contracts.matcher import Grammar
@@ -142,17 +137,12 @@ class GrammarBuilder:
 
     def _structural_tag(self, constraint: Constraint) -> Grammar:
         self._refuse_if_not_regular("structural_tag")
-        tags = parse_structural_tag(constraint.source)
 
         def schema_at(schema: dict[str, Any] | bool, place: str) -> dict[str, Any]:
             mask = self._embedded(schema, f"structural_tag: {place}", "free text")
             return _with_whitespace(mask, constraint.whitespace)
 
-        if isinstance(tags, StructuralTag):
-            return self._llguidance(
-                lark_of_tags(tags, lambda tag: schema_at(tag.schema, tag.place))
-            )
-        return self._llguidance(lark_of_format(tags, schema_at))
+        return self._llguidance(lark_of_structural_tag(constraint.source, schema_at))
 
     def _schema(self, constraint: Constraint) -> Grammar:
         prepared = PreparedSchema(parsed_schema(constraint.source), self._documents)
