@@ -6,6 +6,8 @@ import re
 
 import msgspec
 
+from rootlace.wire.tool_calls import LINES, Around
+
 _NAME_CHARACTERS = 128
 
 
@@ -29,8 +31,8 @@ class Calls(msgspec.Struct, frozen=True, kw_only=True):
     """Tags that may stand behind a call, in this order, and are no content."""
     again: str = ""
     """What stands between two calls behind one tag."""
-    around: tuple[str, str, str] = ("", "\n", "")
-    """See `Format`."""
+    around: Around = LINES
+    """How they stand together."""
     array: bool = False
     """Whether the calls may stand in a JSON array."""
     header: re.Pattern[str] | None = None

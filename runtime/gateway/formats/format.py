@@ -6,6 +6,7 @@ from collections.abc import Collection
 from typing import Protocol
 
 from rootlace.runtime.gateway.formats.deltas import Delta
+from rootlace.wire.tool_calls import Around
 
 
 class Parser(Protocol):
@@ -39,9 +40,8 @@ class Format(Protocol):
         ...
 
     @property
-    def around(self) -> tuple[str, str, str]:
-        """What calls that stand together begin with (and so the first one of them), what stands
-        between two, and what they end with."""
+    def around(self) -> Around:
+        """How calls stand together."""
         ...
 
     @property

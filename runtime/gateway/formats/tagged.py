@@ -19,6 +19,7 @@ from rootlace.runtime.gateway.formats.deltas import (
 )
 from rootlace.runtime.gateway.formats.json_text import JsonEnd
 from rootlace.runtime.gateway.formats.tags import first_tag, pieces, possible_begin
+from rootlace.wire.tool_calls import Around
 
 # No header is longer, and nothing else that stands around arguments; what is, is text. This bounds
 # what is looked at again with every new piece.
@@ -50,7 +51,7 @@ class Tagged:
         return self.calls.end
 
     @property
-    def around(self) -> tuple[str, str, str]:
+    def around(self) -> Around:
         return self.calls.around
 
     def parser(self, prompt_end: str, tools: Collection[str], reasoning: bool) -> TaggedParser:

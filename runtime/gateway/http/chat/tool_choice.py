@@ -52,7 +52,7 @@ def forced_call(
 def strict_calls(tools: Sequence[Tool], form: Format, options: Mapping[str, Any]) -> Asked:
     """Free text in which every call is of an offered tool and fits the tool's parameters if it is
     strict (where the model may call, and a tool is strict)."""
-    tag = tool_calls.among_text(_begun(tools, form), form.trigger, form.end)
+    tag = tool_calls.among_text(_begun(tools, form), form.trigger, form.end, form.around)
     return _asked("structural_tag", tag, options)
 
 
@@ -96,7 +96,7 @@ def _calls(
 ) -> Asked:
     """Free text with calls, at least one; `one`: with one, which ends it."""
     calls = [(form.begin(tool.name), _parameters(tool)) for tool in tools]
-    tag = tool_calls.at_least_one(calls, form.trigger, form.end, last=one)
+    tag = tool_calls.at_least_one(calls, form.trigger, form.end, one, form.around)
     return _asked("structural_tag", tag, options)
 
 

@@ -1,8 +1,9 @@
-"""Several calls in the place of a text with a format: as each family's template writes them."""
+"""Several calls where they are constrained: as each family's template writes them."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
@@ -20,7 +21,11 @@ from rootlace.runtime.gateway.formats.format import Format
 from rootlace.runtime.gateway.formats.harmony import Harmony
 from rootlace.runtime.gateway.formats.tagged import Tagged
 from rootlace.runtime.gateway.http.chat.request import Tool, ToolChoice
-from rootlace.runtime.gateway.http.chat.tool_choice import calls_or_format
+from rootlace.runtime.gateway.http.chat.tool_choice import (
+    calls_or_format,
+    forced_call,
+    strict_calls,
+)
 from rootlace.runtime.gateway.http.constraints import Asked
 from rootlace.wire.protocol import Constraint
 
@@ -88,23 +93,29 @@ def compiler() -> GrammarCompiler:
     return GrammarCompiler(tokenizer, eos_token_ids=[0])
 
 
-@pytest.mark.parametrize("family", WRITTEN)
-@pytest.mark.parametrize("parallel", [None, False])
-def test_calls_are_in_the_familys_own_form(
-    compiler: GrammarCompiler, family: str, parallel: bool | None
-) -> None:
-    form, (first, second, end) = WRITTEN[family]
-    asked = Asked(Constraint("json_schema", '{"type":"integer"}'), "response_format")
-    choice = ToolChoice(parallel=parallel)
-    tag = calls_or_format(asked, choice, TOOLS, form, "").constraint
-    matcher = compiler.compile(structural_tag=json.loads(tag.source)).matcher()
+Whole = Callable[[str], bool | None]
+
+
+def whole_of(compiler: GrammarCompiler, asked: Asked) -> Whole:
+    """Whether an answer may end behind a text; None where it may not begin so."""
+    tag = json.loads(asked.constraint.source)
+    matcher = compiler.compile(structural_tag=tag).matcher()
 
     def whole(text: str) -> bool | None:
-        """Whether the answer may end behind it; None where it may not begin so."""
         matcher.reset()
         taken = all(matcher.advance(compiler.vocabulary.byte_tokens[b]) for b in text.encode())
         return matcher.is_accepting() if taken else None
 
+    return whole
+
+
+@pytest.mark.parametrize("family", WRITTEN)
+@pytest.mark.parametrize("parallel", [None, False])
+def test_beside_a_format(compiler: GrammarCompiler, family: str, parallel: bool | None) -> None:
+    form, (first, second, end) = WRITTEN[family]
+    asked = Asked(Constraint("json_schema", '{"type":"integer"}'), "response_format")
+    choice = ToolChoice(parallel=parallel)
+    whole = whole_of(compiler, calls_or_format(asked, choice, TOOLS, form, ""))
     assert whole(first) is (not end) and whole(first + end)
     assert whole(form.answer_prefix("") + "12")
     several = parallel is None
@@ -115,3 +126,27 @@ def test_calls_are_in_the_familys_own_form(
     parser = form.parser("", NAMES, True)
     text = first + second + end
     assert Answer.of([*parser.feed(text), *parser.finish()]) == Answer("", "", [F, G])
+
+
+@pytest.mark.parametrize("family", WRITTEN)
+def test_where_a_call_has_to_be_made(compiler: GrammarCompiler, family: str) -> None:
+    form, (first, second, end) = WRITTEN[family]
+    choice = ToolChoice("required", parallel=True)
+    whole = whole_of(compiler, forced_call(choice, TOOLS, form, {})[1])
+    assert whole(first) is (not end) and whole(first + end)
+    assert whole(first + second + end + " so")
+    assert whole("so " + first) is None
+
+
+@pytest.mark.parametrize("family", WRITTEN)
+def test_in_free_text(compiler: GrammarCompiler, family: str) -> None:
+    """A call that follows another one is held to its tool's parameters, too."""
+    form, (first, second, end) = WRITTEN[family]
+    number = {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"]}
+    whole = whole_of(
+        compiler, strict_calls([Tool("f"), Tool("g", None, number, strict=True)], form, {})
+    )
+    assert whole("so") and whole("so " + first + end + " so")
+    right = second.replace("{}", '{"x":2}')
+    assert whole(first + right + end) and whole(first + right + end + " so")
+    assert whole(first + second + end) is None
