@@ -32,6 +32,7 @@ MEMORY = {
 objects and the tables in it; small objects lie elsewhere."""
 EXPLAINING = ("mapped", "kept", "tracing")
 """Those of them that need not be flat by themselves: they say what else grew."""
+COUNTED = ("engine_traced_mib", "engine_tracing_mib")
 SERIES = {
     f"{part}_{name}_mib": f"{part}: {what}, MiB"
     for part in ("gateway", "engine")
@@ -65,13 +66,15 @@ class Record:
         return list(dict.fromkeys(one.engine for one in self.samples if one.engine))
 
     def slopes(self, settle: float) -> dict[str, Slope | None]:
-        """Of each series, without the first `settle` seconds of its process."""
+        """Of each series, without the first `settle` seconds of its process. Engines whose objects
+        were counted say how these grew, the others, if there are some, how all else did."""
         began = {engine: self._of(engine)[0].seconds for engine in self.engines}
         late = [one for one in self.samples if one.seconds > settle]
         lives = [
             [one for one in self._of(engine) if one.seconds > began[engine] + settle]
             for engine in self.engines
         ]
+        plain = [life for life in lives if not any(_is_traced(one) for one in life)]
         found = {}
         for name in SERIES:
             if name != "hit_rate" and not any(name in one.values for one in self.samples):
@@ -79,7 +82,10 @@ class Record:
             if name == "hit_rate":
                 series = [_hit_rates(life) for life in lives]
             else:
-                parts = [late] if name.startswith("gateway") else lives
+                if name.startswith("gateway"):
+                    parts = [late]
+                else:
+                    parts = lives if name in COUNTED else plain or lives
                 series = [
                     (
                         [one.seconds for one in part],
@@ -158,6 +164,10 @@ class Watcher:
             found["rss"] = process.memory_info().rss
             found["mapped"] = found["rss"] - _anonymous(process.pid)
         return {f"{part}_{name}_mib": value / MIB for name, value in found.items()}
+
+
+def _is_traced(one: Sample) -> bool:
+    return any(name in one.values for name in COUNTED)
 
 
 def _anonymous(pid: int) -> int:

@@ -3,7 +3,9 @@
 Both are the real ones. A thread in each writes every few seconds to a file of the process how much
 memory `tracemalloc` counts (in an engine: since its first request) and what the C library's malloc
 has handed out, and on demand by which lines it was taken; the engine checks every invariant of its
-tree and pool now and then, and writes what it found.
+tree and pool now and then, and writes what it found. Engines that start behind `no_more_tracing`
+are not traced: the tables of tracemalloc grow with what it has seen, and leave holes in the memory
+when they move.
 """
 
 from __future__ import annotations
@@ -47,8 +49,17 @@ def lines_file(folder: Path, pid: int, number: int) -> Path:
     return folder / f"{pid}.lines-{number}"
 
 
+def untraced_file(folder: Path) -> Path:
+    """It is there once engines that start are not to be traced."""
+    return folder / "untraced"
+
+
+def no_more_tracing(folder: Path) -> None:
+    untraced_file(folder).touch()
+
+
 class Lines(msgspec.Struct, frozen=True):
-    """Bytes by the lines of code that hold them; how many malloc then had that nobody needed, and
+    """Bytes by the lines of code that hold them, where these are traced; how many malloc then had that nobody needed, and
     gave back."""
 
     sizes: dict[str, int]
@@ -80,12 +91,13 @@ _libc = ctypes.CDLL(None)
 
 
 def memory_of_this_process() -> dict[str, int]:
-    """Bytes: `traced` in Python's objects, `tracing` in the tables about these; of glibc's malloc
-    what is `held` by whoever asked for it and what is `kept` for who will ask."""
-    found = {
-        "traced": tracemalloc.get_traced_memory()[0],
-        "tracing": tracemalloc.get_tracemalloc_memory(),
-    }
+    """Bytes: `traced` in Python's objects, `tracing` in the tables about these, where they are
+    traced; of glibc's malloc what is `held` by whoever asked for it and what is `kept` for who will
+    ask."""
+    found: dict[str, int] = {}
+    if tracemalloc.is_tracing():
+        found["traced"] = tracemalloc.get_traced_memory()[0]
+        found["tracing"] = tracemalloc.get_tracemalloc_memory()
     if hasattr(_libc, "mallinfo2"):
         _libc.mallinfo2.restype = _MallInfo
         info = _libc.mallinfo2()
@@ -114,11 +126,10 @@ class MemoryTeller(threading.Thread):
         return len(list(self._folder.glob("lines-*")))
 
     def _tell_lines(self, file: Path) -> None:
-        found = tracemalloc.take_snapshot().statistics("lineno")[:LINES]
-        sizes = {
-            f"{one.traceback[0].filename}:{one.traceback[0].lineno}": one.size for one in found
-        }
-        del found
+        sizes: dict[str, int] = {}
+        if tracemalloc.is_tracing():
+            for one in tracemalloc.take_snapshot().statistics("lineno")[:LINES]:
+                sizes[f"{one.traceback[0].filename}:{one.traceback[0].lineno}"] = one.size
         gc.collect()
         process = psutil.Process()
         before = process.memory_info().rss
@@ -131,12 +142,13 @@ class MemoryTeller(threading.Thread):
 class Checker:
     """What is called in place of `Scheduler._check_if_asked`, wherever nothing is half done."""
 
-    def __init__(self, file: Path) -> None:
+    def __init__(self, file: Path, traced: bool) -> None:
         self._file = file
+        self._traced = traced
         self._next = time.monotonic()
 
     def __call__(self, scheduler: Scheduler) -> None:
-        if not tracemalloc.is_tracing():
+        if self._traced and not tracemalloc.is_tracing():
             tracemalloc.start()  # not before: importing torch would take several times as long
         if time.monotonic() < self._next:
             return
@@ -159,7 +171,7 @@ def main(part: str) -> int:
     if part == "engine":
         from rootlace.runtime.engine.__main__ import main as engine_main
 
-        checker = Checker(checks_file(folder))
+        checker = Checker(checks_file(folder), traced=not untraced_file(folder).exists())
         with patch.object(Scheduler, "_check_if_asked", lambda scheduler: checker(scheduler)):
             return engine_main()
     tracemalloc.start()

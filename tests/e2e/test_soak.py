@@ -69,6 +69,20 @@ def test_what_is_measured_of_a_process_begins_when_it_has_settled() -> None:
     assert with_start is not None and with_start.per_hour > 10
 
 
+def test_an_engine_whose_objects_are_counted_says_how_these_grew_and_nothing_else() -> None:
+    def sample(second: float) -> Sample:
+        """The second engine keeps what it has; the first one's count of objects grows."""
+        if second >= 1200:
+            return Sample(second, 2, {"engine_rss_mib": 60.0})
+        grown = second / 3600
+        return Sample(second, 1, {"engine_rss_mib": 80 + grown, "engine_traced_mib": 20 + grown})
+
+    slopes = Record([sample(second) for second in np.arange(0, 2400, 5.0)]).slopes(60)
+    resident, objects = slopes["engine_rss_mib"], slopes["engine_traced_mib"]
+    assert resident is not None and (resident.per_hour, resident.mean) == (0, 60)
+    assert objects is not None and objects.per_hour == pytest.approx(1)
+
+
 def test_what_surely_grows_is_a_fault() -> None:
     def named(name: str, per_hour: float, error: float) -> bool:
         return bool(drifts({name: Slope(per_hour, error, 100.0, 50)}))
