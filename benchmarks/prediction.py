@@ -3,13 +3,15 @@
 Each row generates a text; then the same again, and what came out is predicted: as it is ("right"),
 as somebody would have it who asks for edits ("edited": one in 25 tokens is another one, is left out
 or is put in), or another row's ("wrong"). Sampled with a seed, since models with random weights
-repeat themselves otherwise. All ways in turns; a way's time is its fastest round's. Engine and
-scheduler alone, in one process. That tokens are the same is checked.
+repeat themselves otherwise. All ways in turns; medians of all rounds, of the speedup that over
+"nothing" of the same round. Engine and scheduler alone, in one process. That tokens are the same is
+checked.
 """
 
 from __future__ import annotations
 
 import random
+import statistics
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -100,30 +102,32 @@ WAYS: dict[str, Callable[[Outputs, random.Random], Outputs]] = {
 
 def measure(server: Server, rows: int, tokens: int, rounds: int) -> list[Finding]:
     outputs, _, _ = server.run(rows, [])
-    best: dict[str, tuple[float, dict[str, float]]] = {}
+    took: dict[str, list[float]] = {name: [] for name in WAYS}
+    counts: dict[str, list[dict[str, float]]] = {name: [] for name in WAYS}
     for _ in range(rounds):
         for name, way in WAYS.items():
             again, seconds, counted = server.run(rows, way(outputs, random.Random(0)))
             if again != outputs:
                 raise AssertionError(f"{rows} rows, {name}: other tokens than without prediction")
-            best[name] = min(best.get(name, (seconds, counted)), (seconds, counted), key=_seconds)
-    plain, total = best["nothing"][0], rows * tokens
+            took[name].append(seconds)
+            counts[name].append(counted)
+    plain, total = took["nothing"], rows * tokens
+
+    def count(way: str, name: str) -> float:
+        return statistics.median(counted[name] for counted in counts[way])
+
     return [
         Finding(
             rows,
-            name,
-            1000 * seconds / (tokens - 1),
-            plain / seconds,
-            int(counted["steps"]),
-            counted["drafted_tokens"] / total,
-            counted["accepted_tokens"] / total,
+            way,
+            1000 * statistics.median(took[way]) / (tokens - 1),
+            statistics.median(before / after for before, after in zip(plain, took[way], strict=True)),
+            int(count(way, "steps")),
+            count(way, "drafted_tokens") / total,
+            count(way, "accepted_tokens") / total,
         )
-        for name, (seconds, counted) in best.items()
+        for way in WAYS
     ]
-
-
-def _seconds(found: tuple[float, dict[str, float]]) -> float:
-    return found[0]
 
 
 def main() -> None:
@@ -132,7 +136,7 @@ def main() -> None:
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--rows", nargs="+", type=int, default=(1, 8), help="at a time")
     parser.add_argument("--tokens", type=int, default=256, help="of an output")
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=15)
     args = parser.parse_args()
     console, report = console_of(80), Report("prediction", args)
     server = Server(args.model, args.tokens, max(args.rows), args.dtype)

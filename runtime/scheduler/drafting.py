@@ -19,6 +19,8 @@ from rootlace.runtime.scheduler.sequence import Sequence
 
 _MARGIN = 1.7
 """A draft is to save so many times what it costs: the cost is known roughly."""
+_MOST_RESTED = 8
+"""Steps for which nothing is looked at where drafts are not worth it, at most."""
 
 
 class Drafting:
@@ -32,7 +34,8 @@ class Drafting:
     step has any, and so much for each token. One that is right saves its row's share of a further
     step: less, the more rows there are. So where many rows share a step, drafts are short, and then
     there are none; and none are made where those of all rows together would save less than it
-    costs that there are any.
+    costs that there are any. To follow the predictions costs, too: where nothing is drafted though
+    something could be, that rests for ever more steps.
 
     *Overlap.* Whose next token is planned ahead has no draft: it is not known what to draft behind.
     A row with a draft is in no step that is planned meanwhile, and one whose prediction is right
@@ -53,6 +56,8 @@ class Drafting:
         one saves."""
         self._times = 1.0
         """How many times as much as expected the drafts cost of the step noted last."""
+        self._rests, self._rest = 0, 0
+        """For how many steps nothing is followed, and how many of them are left."""
         self._drafters = 1
         """How many of the running sequences may be drafted for."""
 
@@ -67,6 +72,7 @@ class Drafting:
             sequence.predicted = self._texts.setdefault(digest, PredictedText(ids))
             ids = sequence.predicted.ids
             self.requests += 1
+            self._rests = self._rest = 0
         kept = NO_TOKENS if sequence.predicted is None else ids
         sequence.request = msgspec.structs.replace(sequence.request, prediction=kept)
 
@@ -87,8 +93,11 @@ class Drafting:
     ) -> tuple[list[Sequence], int]:
         """Add the rows of `ready` that have a draft, of at most `budget` tokens in all; returns the
         others, and what is left of the budget. Each of `ready` has room for one token."""
+        if self._rest:
+            self._rest -= 1
+            return ready, budget
         near = [s for s in ready if s.prediction is not None and s.prediction.at >= 0]
-        if not near:
+        if not near or self.pace.doubtful:
             return ready, budget
         # Before anybody is able: who stands by to be drafted for is decided by it.
         fixed, price = self.pace.price(len(ready))
@@ -104,7 +113,9 @@ class Drafting:
             if count:
                 wanted.append((sequence, count))
         if not wanted or saved <= self._fixed:
+            self._rests = self._rest = min(2 * self._rests + 1, _MOST_RESTED)
             return ready, budget
+        self._rests = 0
         most = min(MAX_DRAFT, MAX_DRAFTED // len(wanted))
         drafting = set()
         self._sample_rows.begin_drafts()
@@ -148,7 +159,7 @@ class Drafting:
             self.close(sequence)
             sequence.drop_pending()
             self._kv.rewind(sequence, min(right, sequence.length - 1))
-        if prediction is not None and sequence.length >= prediction.until:
+        if prediction is not None and sequence.length >= prediction.until and not self._rest:
             prediction.follow(sequence.tokens, sequence.length)
             sequence.stands_by = self._should_stand_by(prediction)
 

@@ -19,8 +19,11 @@ _MOST_PER_STEP = 64
 """Not more drafted tokens than this are ever believed to take as long as a step."""
 _BELIEVED = 0.25
 """What is believed counts as much as so many steps with one drafted token, and with many."""
-_LEARNT = 0.2
-"""What a step without drafts counts beside those before."""
+_LEARNT, _LEARNT_LONGER = 0.2, 0.05
+"""What a step without drafts counts beside those before, and one that took longer than these, which
+others' work or a prompt before it may have done."""
+_DRAFTED_STEPS = 24
+"""After so many steps with drafts it is time to see how long one takes without."""
 _REMEMBERED = 0.995
 """How much of what drafted tokens take is remembered after a step without any."""
 _HELD_UP = 3.0
@@ -93,12 +96,15 @@ class DraftPace:
     What took much longer than expected was held up by something else, and counts as a few times as
     long, or as a step without drafts; where a step without drafts was held up, those with drafts
     seem to take no time. Where drafts seem to cost too much, none are made, and it would never be
-    seen that they do not: so what is known of them is forgotten step by step.
+    seen that they do not: so what is known of them is forgotten step by step. Where all steps have
+    drafts it would not be seen how long others take: so one has none now and then.
     """
 
     def __init__(self) -> None:
         self._steps: dict[int, float] = {}
         """Seconds without drafts, by the number of rows."""
+        self._drafted_steps = 0
+        """Since the last step without drafts."""
         self._sums = [0.0] * 5
         """Over steps with drafts, those of long ago counting less: 1, the drafted tokens, their
         square, the seconds more than without drafts, and these times the tokens."""
@@ -113,6 +119,7 @@ class DraftPace:
             usual = seconds * _DRAFTED_PER_STEP / (_DRAFTED_PER_STEP + drafted)
             self._steps[rows] = usual
         if drafted:
+            self._drafted_steps += 1
             step, token = self._costs(usual)
             expected = max(step + drafted * token, 1e-9)
             most = max(expected * _HELD_UP, usual)
@@ -120,9 +127,16 @@ class DraftPace:
             seen = (1, drafted, drafted * drafted, took, drafted * took)
             self._sums = [_KEPT * old + new for old, new in zip(self._sums, seen, strict=True)]
             return took / expected
-        self._steps[rows] += _LEARNT * (min(seconds, _HELD_UP * usual) - usual)
+        self._drafted_steps = 0
+        learnt = _LEARNT if seconds < usual else _LEARNT_LONGER
+        self._steps[rows] += learnt * (min(seconds, _HELD_UP * usual) - usual)
         self._sums = [_REMEMBERED * old for old in self._sums]
         return 1.0
+
+    @property
+    def doubtful(self) -> bool:
+        """Whether the next step better has no drafts, to see how long it takes."""
+        return self._drafted_steps >= _DRAFTED_STEPS
 
     def price(self, rows: int) -> tuple[float, float]:
         """What it costs that there are drafts, and what a drafted token costs, as parts of a row's

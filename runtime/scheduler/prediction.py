@@ -106,9 +106,10 @@ class Prediction:
         """The sequence has `length` tokens now; what is new of it is output."""
         if length < self.until:
             return
-        for end in range(self._seen + 1 if self.at >= 0 else length, length + 1):
-            self._take(sequence, end)
-        self._seen = length
+        while self._seen < length:
+            # Where the place is not known, only the end of the output can tell.
+            self._seen = self._seen + 1 if self.at >= 0 else length
+            self._take(sequence, self._seen)
 
     def draft(self, count: int) -> list[int]:
         """The next tokens that are expected, `count` at most."""

@@ -1,0 +1,63 @@
+"""Where drafts are not worth it, predictions cost next to nothing; where all steps have drafts, one
+without shows now and then how long it takes."""
+
+from __future__ import annotations
+
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+
+from rootlace.runtime.scheduler.pace import DraftPace
+from rootlace.runtime.scheduler.prediction import Prediction
+from tests.scheduler.test_drafting import LENGTH, PROMPT, known
+from tests.scheduler.world import World
+
+
+def test_predictions_are_followed_ever_more_rarely_where_nothing_is_drafted() -> None:
+    """And to the same place: where it gets cheaper, the rest of the output comes in drafts."""
+    world = World(max_step_tokens=512)
+    known(world, token=1e-2, step=1e-2)
+    looks = 0
+    follow = Prediction.follow
+
+    def counted(prediction: Prediction, sequence: np.ndarray, length: int) -> None:
+        nonlocal looks
+        looks += 1
+        follow(prediction, sequence, length)
+
+    rid = world.submit(PROMPT, 4 * LENGTH, predict=list)
+    with patch.object(Prediction, "follow", counted):
+        while len(world.jobs[rid].output) < 2 * LENGTH:
+            world.step()
+    assert looks < LENGTH and not world.stats["drafted_tokens"]
+    known(world, token=1e-5, step=1e-2)
+    before = world.stats["steps"]
+    world.drain()
+    assert world.stats["steps"] - before < LENGTH
+    assert world.stats["accepted_tokens"] > LENGTH
+    world.expect_cold(world.jobs[rid])
+
+
+def test_a_step_without_drafts_comes_now_and_then() -> None:
+    pace = DraftPace()
+    pace.note(4, 0, 30e-3)  # the first one was held up
+    for _ in range(50):
+        assert not pace.doubtful
+        steps = 0
+        while not pace.doubtful:
+            pace.note(4, 20, 15e-3)
+            steps += 1
+        assert steps > 10
+        pace.note(4, 0, 10e-3)
+    fixed, token = pace.price(4)
+    assert fixed + 20 * token == pytest.approx(4 * 5 / 10, rel=0.1)
+
+
+def test_a_step_that_takes_longer_is_believed_less_than_one_that_does_not() -> None:
+    pace = DraftPace()
+    for _ in range(20):
+        pace.note(4, 0, 10e-3)
+    for seconds in (20e-3, 20e-3, 10e-3, 10e-3):
+        pace.note(4, 0, seconds)
+    assert pace._steps[4] < 11e-3
