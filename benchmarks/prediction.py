@@ -3,9 +3,9 @@
 Each row generates a text; then the same again, and what came out is predicted: as it is ("right"),
 as somebody would have it who asks for edits ("edited": one in 25 tokens is another one, is left out
 or is put in), or another row's ("wrong"). Sampled with a seed, since models with random weights
-repeat themselves otherwise. All ways in each round, in random order; medians of all rounds, of the speedup that over
-"nothing" of the same round. Engine and scheduler alone, in one process. That tokens are the same is
-checked.
+repeat themselves otherwise. All ways in each round, in random order. Printed are medians of all
+rounds, of the speedup that over "nothing" in the same round. Engine and scheduler alone, in one
+process. That tokens are the same is checked.
 """
 
 from __future__ import annotations
