@@ -59,8 +59,8 @@ def no_more_tracing(folder: Path) -> None:
 
 
 class Lines(msgspec.Struct, frozen=True):
-    """Bytes by the lines of code that hold them, where these are traced; how many malloc then had that nobody needed, and
-    gave back."""
+    """Bytes by the lines of code that hold them, where these are traced; how many malloc then had
+    that nobody needed, and gave back."""
 
     sizes: dict[str, int]
     trimmed: int
