@@ -122,7 +122,7 @@ def measure(server: Server, rows: int, tokens: int, rounds: int) -> list[Finding
             rows,
             way,
             1000 * statistics.median(took[way]) / (tokens - 1),
-            statistics.median(before / after for before, after in zip(plain, took[way], strict=True)),
+            statistics.median(one / other for one, other in zip(plain, took[way], strict=True)),
             int(count(way, "steps")),
             count(way, "drafted_tokens") / total,
             count(way, "accepted_tokens") / total,
