@@ -19,6 +19,7 @@ from rootlace.runtime.gateway.branches.growth import check_fits, settle
 from rootlace.runtime.gateway.branches.requests import Requests
 from rootlace.runtime.gateway.branches.sample import Sample, token_logprob
 from rootlace.runtime.gateway.branches.stop_patterns import searches_of
+from rootlace.runtime.gateway.large import call_for
 from rootlace.runtime.gateway.state.session_log import GenerationLog
 from rootlace.runtime.gateway.tokens.pieces import Piece
 from rootlace.wire.cache_report import CacheReport
@@ -36,6 +37,8 @@ from rootlace.wire.protocol import (
 
 # Bounds the cost per token of looking for stop strings.
 MAX_STOP_LENGTH = 1024
+MAX_PROMPT_LOGPROBS = 2**19
+"""Alternatives included: the wire's encoder takes 40 ms for them, in which nothing else runs."""
 # How many tokens the engine reports at a time where nobody streams and there is no stop string. If
 # the engine dies, up to that many are lost and sampled again by the next one.
 QUIET_TOKENS = 32
@@ -63,7 +66,7 @@ class Generation:
         self._op = op
         self._emit = emit
         self._samples: list[Sample] = []
-        self._prompt_logprobs: tuple[TokenLogprob, ...] = ()
+        self._prompt_scores: Update | None = None
         self._cached: int | None = None
         self._tells = op.tell_cached
         self._prompt_tokens = 0
@@ -103,6 +106,7 @@ class Generation:
             raise InvalidRequest("the branch is empty: there is nothing to generate from")
         prompt = state.prompt()
         self._prompt_tokens = len(prompt)
+        rows = self._scored_rows(len(prompt))
         prediction = await self._predicted()
         params = self._engine_params(len(state.ids))
         # The other samples of one prompt find what the first one computes.
@@ -144,13 +148,31 @@ class Generation:
                 partial(self._take, sample),
             )
         await requests.finish(branch.wait)
-        generated = self._generated(prompt)
+        generated = self._generated(prompt, await call_for(rows, self._prompt_logprobs))
         kept, rest = self._samples[0].kept()
         state.ids.extend(kept)
         state.pending = (Piece(rest),) if rest else ()
         if text := generated.outputs[0].text:
             state.gained.append(Piece(text))
         return generated
+
+    def _scored_rows(self, prompt: int) -> int:
+        """How many log-probabilities of the prompt's tokens are asked for. Raises InvalidRequest
+        for too many."""
+        params = self._op.params
+        if params.prompt_logprobs_from is None:
+            return 0
+        rows = (prompt - params.prompt_logprobs_from) * (1 + params.top_logprobs)
+        if rows > MAX_PROMPT_LOGPROBS:
+            raise InvalidRequest(
+                f"{rows} log-probabilities of the prompt are more than {MAX_PROMPT_LOGPROBS}: begin"
+                " later in it, or ask for fewer alternatives"
+            )
+        return rows
+
+    def _prompt_logprobs(self) -> tuple[TokenLogprob, ...]:
+        scores = [] if self._prompt_scores is None else self._prompt_scores.prompt_token_scores()
+        return tuple(token_logprob(self._core.tokenizer, score) for score in scores)
 
     async def _predicted(self) -> np.ndarray:
         """The tokens of the predicted text, as many as any output may have."""
@@ -212,11 +234,9 @@ class Generation:
             if update.report is not None:
                 self._report = update.report
             self._pin = update.pin or self._pin
-            if scores := update.prompt_token_scores():
+            if update.prompt_targets is not None:
                 # They come in one update, and again if the engine died and the request is replayed.
-                self._prompt_logprobs = tuple(
-                    token_logprob(self._core.tokenizer, score) for score in scores
-                )
+                self._prompt_scores = update
         chunk = None
         if self._op.stream:
             chunk = sample.feed_chunk(update, self._op.op)
@@ -290,7 +310,9 @@ class Generation:
         first = total if self._first_token is None else self._first_token - self._started
         return Timing(self._queued, first, total, tuple(self._progress))
 
-    def _generated(self, prompt: np.ndarray) -> Generated:
+    def _generated(
+        self, prompt: np.ndarray, prompt_logprobs: tuple[TokenLogprob, ...]
+    ) -> Generated:
         outputs = tuple(sample.output() for sample in self._samples)
         timing = self._timing()
         usage = Usage(
@@ -310,7 +332,7 @@ class Generation:
             advice = "" if finding is None else finding.says
             report = with_texts(report, prompt, self._core.tokenizer, advice)
         return Generated(
-            self._op.op, outputs, usage, timing, self._prompt_logprobs, report, self._pin
+            self._op.op, outputs, usage, timing, prompt_logprobs, report, self._pin
         )
 
 

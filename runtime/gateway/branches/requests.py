@@ -12,7 +12,12 @@ from rootlace.runtime.contracts.request import Request
 from rootlace.runtime.contracts.update import Update
 from rootlace.runtime.gateway.branches.core import Engine
 from rootlace.runtime.gateway.keys.account import Account, client_of
+from rootlace.runtime.gateway.large import Turn
 from rootlace.wire.errors import Cancelled, from_code
+
+
+_MORE = -1
+"""In the place of those that are still to be added."""
 
 
 class Requests:
@@ -48,6 +53,27 @@ class Requests:
             self._paid = 0
         return rid
 
+    async def add_all(
+        self,
+        asked: Iterable[tuple[Callable[[int], Request], Callable[[Update], int | None]]],
+        wait: Callable[[asyncio.Future[None]], Awaitable[None]],
+    ) -> None:
+        """`add` each, and let others have their turns in between, by `wait`. Where it raises, all
+        are aborted; where one fails meanwhile, no more are added, and `finish` raises."""
+        self._running.add(_MORE)
+        try:
+            turn = Turn()
+            for make, on_update in asked:
+                if self._all_ended.done():
+                    break
+                self.add(make, on_update)
+                if turn.over:
+                    await wait(turn.next())
+        except BaseException:
+            self._abort()
+            raise
+        self._running.discard(_MORE)
+
     async def finish(self, wait: Callable[[asyncio.Future[None]], Awaitable[None]]) -> None:
         """Wait until every request has ended, by `wait`. Raises the error of the first that failed.
 
@@ -57,9 +83,12 @@ class Requests:
             if self._running:
                 await wait(self._all_ended)
         finally:
-            running, self._running = self._running, set()
-            if running:
-                self._engine.abort(running)
+            self._abort()
+
+    def _abort(self) -> None:
+        running, self._running = self._running - {_MORE}, set()
+        if running:
+            self._engine.abort(running)
 
     def _pass_on(self, on_update: Callable[[Update], int | None], update: Update) -> None:
         if update.rid not in self._running:

@@ -24,6 +24,7 @@ import math
 import random
 import time
 from collections.abc import Sequence
+from functools import partial
 
 import msgspec
 import numpy as np
@@ -35,7 +36,9 @@ from rootlace.runtime.gateway.branches.core import Core
 from rootlace.runtime.gateway.branches.growth import check_fits, settle
 from rootlace.runtime.gateway.branches.requests import Requests
 from rootlace.runtime.gateway.branches.sample import token_logprob
+from rootlace.runtime.gateway.large import call_for
 from rootlace.runtime.gateway.tokens.pieces import Piece
+from rootlace.runtime.gateway.tokens.tokenizer import Tokenizer
 from rootlace.wire.errors import InternalError, InvalidRequest
 from rootlace.wire.handling import Cache
 from rootlace.wire.protocol import (
@@ -50,22 +53,34 @@ from rootlace.wire.protocol import (
 )
 
 MAX_CHOICES = 4096
+MAX_CHARACTERS = 16 * 2**20
+"""Of all choices, each behind the text that may still become other tokens with it."""
+MAX_TOKENS = 16 * 2**20
+"""Of all choices, each with the whole prompt: what the engine is sent."""
+MAX_SCORED = 2**18
+"""Tokens of all choices behind what they have in common."""
 
 _random = random.SystemRandom()
 
 
 class _Scored:
-    """One prompt whose last tokens are scored: the tokens from `start` on."""
+    """One prompt, int32, whose last tokens are scored: the tokens from `start` on."""
 
-    def __init__(self, ids: list[int], start: int) -> None:
+    def __init__(self, ids: np.ndarray, start: int) -> None:
         self.ids = ids
         self.start = start
-        self.logprobs: tuple[TokenLogprob, ...] = ()
+        self.scores: Update | None = None
         self.cached = 0
         self.queued = 0.0
 
-    def values(self) -> list[float | None]:
-        return [token.logprob for token in self.logprobs]
+    def logprobs(self, tokenizer: Tokenizer) -> tuple[TokenLogprob, ...]:
+        """Raises InternalError where one is missing."""
+        scores = [] if self.scores is None else self.scores.prompt_token_scores()
+        if len(scores) != len(self.ids) - self.start:
+            raise InternalError(
+                f"select: {len(self.ids) - self.start} tokens to score, {len(scores)} scored"
+            )
+        return tuple(token_logprob(tokenizer, score) for score in scores)
 
 
 class Selection:
@@ -86,7 +101,8 @@ class Selection:
         if op.method == "unconditional_likelihood_normalized":
             alone = [_Scored(s.ids[s.start :], 0) for s in scored]
         await self._score([*scored, *alone])
-        best, scores = choose(op.method, [s.values() for s in scored], [s.values() for s in alone])
+        rows = sum(len(s.ids) - s.start for s in scored)
+        best, scores, logprobs = await call_for(rows, self._best, scored, alone)
         if op.temperature > 0:
             best = draw(scores, op.temperature, _random.random())
         choice = op.choices[best]
@@ -103,7 +119,7 @@ class Selection:
             best,
             tuple(scores),
             usage,
-            tuple(s.logprobs for s in scored),
+            logprobs,
             Timing(max(s.queued for s in scored), total, total),
         )
 
@@ -121,29 +137,31 @@ class Selection:
 
     async def _conditional(self) -> list[_Scored]:
         """The branch with each choice, tokenized jointly, and where they begin to differ."""
-        state = self._branch.state
-        length = (state.pending_length() + 1) * len(self._op.choices)
-        length += sum(map(len, self._op.choices))
-        base, joint = await self._core.tokenize(length, self._tokenize)
-        common = min(_common_prefix(base, ids) for ids in joint)
-        settled = state.ids.tolist()
+        state, choices = self._branch.state, self._op.choices
+        length = (state.pending_length() + 1) * len(choices) + sum(map(len, choices))
+        _check_size(length, MAX_CHARACTERS, "characters, text that has no tokens yet included")
+        common, joint = await self._core.tokenize(length, self._tokenize)
+        settled = np.array(state.ids, np.int32)
         start = len(settled) + common
         for index, ids in enumerate(joint):
             if len(ids) == common:
-                raise InvalidRequest(
-                    f"select: choice {index} ({self._op.choices[index]!r}) adds no token"
-                )
+                raise InvalidRequest(f"select: choice {index} ({choices[index]!r}) adds no token")
             check_fits(self._core, len(settled) + len(ids), room=0)
-        return [_Scored(settled + ids, start) for ids in joint]
+        tokens = sum(map(len, joint))
+        _check_size(tokens - common * len(joint), MAX_SCORED, "tokens to score")
+        _check_size(tokens + len(settled) * len(joint), MAX_TOKENS, "tokens, each with the prompt")
+        return [_Scored(np.concatenate((settled, ids)), start) for ids in joint]
 
-    def _tokenize(self) -> tuple[list[int], list[list[int]]]:
+    def _tokenize(self) -> tuple[int, list[np.ndarray]]:
+        """How many tokens all begin with, and each choice's behind what has no tokens yet."""
         state, encode = self._branch.state, self._core.tokenizer.encode_pieces
         base = encode(state.pending, state.previous, state.begins)
-        joint = [
-            encode((*state.pending, Piece(choice)), state.previous, state.begins)
-            for choice in self._op.choices
-        ]
-        return base, joint
+        common, joint = len(base), []
+        for choice in self._op.choices:
+            ids = encode((*state.pending, Piece(choice)), state.previous, state.begins)
+            common = min(common, _common_prefix(base[:common], ids))
+            joint.append(np.array(ids, np.int32))
+        return common, joint
 
     async def _score(self, prompts: Sequence[_Scored]) -> None:
         branch, core = self._branch, self._core
@@ -152,37 +170,54 @@ class Selection:
         # A choice is no prompt to be pinned.
         cache = Cache() if given.cache.pin else given.cache
         handling = msgspec.structs.replace(given, cache=cache)
-        for scored in prompts:
+
+        def request(scored: _Scored, rid: int) -> Request:
             params = SamplingParams(
                 max_tokens=0, temperature=0.0, seed=0, prompt_logprobs_from=scored.start
             )
-            requests.add(
-                lambda rid, scored=scored, params=params: Request(  # type: ignore[misc]
-                    rid,
-                    np.array(scored.ids, np.int32),
-                    params,
-                    namespace=branch.namespace,
-                    program=branch.program,
-                    adapter=branch.adapter,
-                    handling=handling,
-                ),
-                lambda update, scored=scored: self._take(scored, update),  # type: ignore[misc]
+            return Request(
+                rid,
+                scored.ids,
+                params,
+                namespace=branch.namespace,
+                program=branch.program,
+                adapter=branch.adapter,
+                handling=handling,
             )
-        await requests.finish(branch.wait)
-        for scored in prompts:
-            if len(scored.logprobs) != len(scored.ids) - scored.start:
-                raise InternalError(
-                    f"select: {len(scored.ids) - scored.start} tokens to score, "
-                    f"{len(scored.logprobs)} scored"
-                )
 
-    def _take(self, scored: _Scored, update: Update) -> None:
-        if update.cached_tokens is not None:
-            scored.cached = update.cached_tokens
-        if update.queued is not None:
-            scored.queued = update.queued
-        if scores := update.prompt_token_scores():
-            scored.logprobs = tuple(token_logprob(self._core.tokenizer, score) for score in scores)
+        asked = ((partial(request, scored), partial(_take, scored)) for scored in prompts)
+        await requests.add_all(asked, branch.wait)
+        await requests.finish(branch.wait)
+
+    def _best(
+        self, scored: Sequence[_Scored], alone: Sequence[_Scored]
+    ) -> tuple[int, list[float], tuple[tuple[TokenLogprob, ...], ...]]:
+        """The best choice, the scores of all, and the log-probabilities that they are made of."""
+        tokenizer = self._core.tokenizer
+        logprobs = tuple(one.logprobs(tokenizer) for one in scored)
+        by_itself = [one.logprobs(tokenizer) for one in alone]
+        best, scores = choose(self._op.method, _values(logprobs), _values(by_itself))
+        return best, scores, logprobs
+
+
+def _take(scored: _Scored, update: Update) -> None:
+    if update.cached_tokens is not None:
+        scored.cached = update.cached_tokens
+    if update.queued is not None:
+        scored.queued = update.queued
+    if update.prompt_targets is not None:
+        scored.scores = update
+
+
+def _values(rows: Sequence[Sequence[TokenLogprob]]) -> list[list[float | None]]:
+    return [[token.logprob for token in row] for row in rows]
+
+
+def _check_size(size: int, most: int, what: str) -> None:
+    if size > most:
+        raise InvalidRequest(
+            f"select: the choices are {size} {what}, at most {most} may be: ask for fewer at a time"
+        )
 
 
 def choose(
@@ -232,4 +267,6 @@ def _greedy(values: Sequence[Sequence[float]], means: Sequence[float]) -> int:
 
 def _common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
     length = min(len(a), len(b))
+    if a[:length] == b[:length]:
+        return length
     return next((i for i in range(length) if a[i] != b[i]), length)

@@ -14,6 +14,7 @@ from rootlace.runtime.gateway.http.errors import named
 from rootlace.runtime.gateway.http.handling import remaining
 from rootlace.runtime.gateway.http.source import source
 from rootlace.runtime.gateway.keys.account import admitted, caller
+from rootlace.runtime.gateway.large import Turn
 from rootlace.wire.errors import from_code
 from rootlace.wire.handling import PLAIN, Handling
 from rootlace.wire.protocol import (
@@ -68,8 +69,11 @@ async def behind_prompts(
     started = clock()
     try:
         begun = 0
+        turn = Turn()
         while len(found) < count:
             for index, (parts, ask) in islice(waiting, at_once - (begun - len(found))):
+                if turn.over:
+                    await turn.next()
                 begun += 1
                 op, branch = index * _OPS + 1, index + 1
                 asked_for = ask(op + 2, branch)

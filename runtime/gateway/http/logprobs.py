@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import codecs
-from collections.abc import Sequence
-from typing import NotRequired, TypedDict
+from collections.abc import Iterable, Sequence
+from typing import NotRequired, TypedDict, TypeVar, cast
+
+import msgspec
 
 from rootlace.runtime.gateway.tokens.tokenizer import Tokenizer
-from rootlace.wire.protocol import TokenLogprob
+from rootlace.wire.protocol import Generated, TokenLogprob
+
+T = TypeVar("T")
 
 # JSON has no infinity; this is what OpenAI writes for "impossible".
 IMPOSSIBLE = -9999.0
+PART_ROWS = 256
+"""Of up to 129 log-probabilities each."""
 
 
 class TokenReply(TypedDict):
@@ -44,6 +50,25 @@ class CompletionLogprobs(TypedDict):
     text_offset: list[int]
 
 
+def rows_of(results: Iterable[Generated]) -> int:
+    """How many log-probabilities results hold, alternatives included."""
+    return sum(
+        len(tokens) * (1 + len(tokens[-1].top))
+        for result in results
+        for tokens in (result.prompt_logprobs, *(output.logprobs for output in result.outputs))
+        if tokens
+    )
+
+
+def in_parts(rows: list[T]) -> list[T]:
+    """A long list, encoded part by part: as long as its encoder runs, nothing else does."""
+    if len(rows) <= PART_ROWS:
+        return rows
+    starts = range(0, len(rows), PART_ROWS)
+    parts = [msgspec.json.encode(rows[start : start + PART_ROWS])[1:-1] for start in starts]
+    return cast(list[T], msgspec.Raw(b"[" + b",".join(parts) + b"]"))
+
+
 def finite(logprob: float) -> float:
     return max(logprob, IMPOSSIBLE)
 
@@ -66,7 +91,7 @@ def chat_logprobs(tokenizer: Tokenizer, tokens: Sequence[TokenLogprob], top: int
         if token.forced:
             chosen["forced"] = True
         content.append(chosen)
-    return {"content": content, "refusal": None}
+    return {"content": in_parts(content), "refusal": None}
 
 
 def _entry(tokenizer: Tokenizer, token_id: int, text: str, logprob: float | None) -> TokenReply:
@@ -121,10 +146,12 @@ def completion_logprobs(
     the same text the more probable one is kept.
     """
     return {
-        "tokens": [token.text for token in tokens],
-        "token_logprobs": [None if t.logprob is None else finite(t.logprob) for t in tokens],
-        "top_logprobs": [_alternatives(token, top) for token in tokens] if top else None,
-        "text_offset": offsets.of(tokens),
+        "tokens": in_parts([token.text for token in tokens]),
+        "token_logprobs": in_parts(
+            [None if t.logprob is None else finite(t.logprob) for t in tokens]
+        ),
+        "top_logprobs": in_parts([_alternatives(token, top) for token in tokens]) if top else None,
+        "text_offset": in_parts(offsets.of(tokens)),
     }
 
 

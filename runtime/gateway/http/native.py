@@ -27,7 +27,7 @@ from rootlace.runtime.gateway.http.constraints import ConstraintBody, sglang_con
 from rootlace.runtime.gateway.http.errors import InvalidParameter
 from rootlace.runtime.gateway.http.fields import ignored, refused
 from rootlace.runtime.gateway.http.handling import HandlingBody, handling_of
-from rootlace.runtime.gateway.http.logprobs import finite
+from rootlace.runtime.gateway.http.logprobs import finite, in_parts, rows_of
 from rootlace.runtime.gateway.http.prompts import Prompt, check_samples, parse_prompts
 from rootlace.runtime.gateway.http.replies import (
     Reports,
@@ -44,6 +44,7 @@ from rootlace.runtime.gateway.http.sampling import (
 )
 from rootlace.runtime.gateway.http.sessions import SessionParams, Sessions, Turn
 from rootlace.runtime.gateway.http.sse import stream_events
+from rootlace.runtime.gateway.large import call_for
 from rootlace.wire.protocol import Chunk, Generated, Output, SamplingParams, TokenLogprob
 
 T = TypeVar("T")
@@ -188,13 +189,8 @@ class Generate:
         with self._running(body, asked, turn) as shots:
             results = await shots.results()
             self._end(turn, results[0], shots)
-        replies = []
-        for one, result in zip(asked, results, strict=True):
-            for index, output in enumerate(result.outputs):
-                reply = _reply(one, result, output, time.monotonic() - begun)
-                if index:
-                    reply["meta_info"]["id"] = f"{one.rid}-{index}"
-                replies.append(reply)
+        elapsed = time.monotonic() - begun
+        replies = await call_for(rows_of(results), _replies, asked, results, elapsed)
         return json_response(replies if _is_batch(body, asked) else replies[0])
 
     def _parse(self, body: GenerateBody) -> list[_Asked]:
@@ -315,10 +311,8 @@ class Generate:
                 else:
                     self._end(turn, event, shots)
                     elapsed = time.monotonic() - begun
-                    replies = {
-                        first[prompt] + index: _reply(one, event, output, elapsed)
-                        for index, output in enumerate(event.outputs)
-                    }
+                    made = await call_for(rows_of([event]), _replies, [one], [event], elapsed)
+                    replies = dict(enumerate(made, first[prompt]))
                     for choice in replies.keys() & grown.keys():
                         if event.outputs[0].finish_reason == "abort":
                             grown[choice].complete(replies[choice], cached.get(prompt, 0))
@@ -371,6 +365,20 @@ class _Grown:
         return {"text": self.text, "output_ids": list(self.ids), "meta_info": meta}
 
 
+def _replies(
+    asked: Sequence[_Asked], results: Sequence[Generated], elapsed: float
+) -> list[dict[str, Any]]:
+    """Every sample of every prompt."""
+    replies = []
+    for one, result in zip(asked, results, strict=True):
+        for index, output in enumerate(result.outputs):
+            reply = _reply(one, result, output, elapsed)
+            if index:
+                reply["meta_info"]["id"] = f"{one.rid}-{index}"
+            replies.append(reply)
+    return replies
+
+
 def _reply(asked: _Asked, result: Generated, output: Output, elapsed: float) -> dict[str, Any]:
     """One finished sample."""
     meta: dict[str, Any] = {
@@ -384,8 +392,9 @@ def _reply(asked: _Asked, result: Generated, output: Output, elapsed: float) -> 
     }
     meta |= report_of(result)
     if asked.logprobs:
-        meta |= _logprobs("input", result.prompt_logprobs, asked)
-        meta |= _logprobs("output", output.logprobs, asked)
+        for side, tokens in (("input", result.prompt_logprobs), ("output", output.logprobs)):
+            for name, rows in _logprobs(side, tokens, asked).items():
+                meta[name] = in_parts(rows)
     return {"text": output.text, "output_ids": list(output.token_ids), "meta_info": meta}
 
 

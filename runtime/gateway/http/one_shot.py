@@ -16,6 +16,7 @@ from typing import Generic, Self, TypeVar
 import msgspec
 
 from rootlace.runtime.gateway.branches.gateway import Gateway
+from rootlace.runtime.gateway.branches.generation import MAX_PROMPT_LOGPROBS
 from rootlace.runtime.gateway.branches.session import Session
 from rootlace.runtime.gateway.http.cache_header import note_found, note_usage
 from rootlace.runtime.gateway.http.chat.pins import Pin, cut
@@ -23,6 +24,7 @@ from rootlace.runtime.gateway.http.constraints import Asked
 from rootlace.runtime.gateway.http.errors import InvalidParameter, RefusedConstraint, named
 from rootlace.runtime.gateway.http.source import source
 from rootlace.runtime.gateway.keys.account import admitted
+from rootlace.runtime.gateway.large import Turn
 from rootlace.wire.errors import InvalidConstraint, InvalidRequest, RootlaceError, from_code
 from rootlace.wire.handling import PLAIN, Handling
 from rootlace.wire.protocol import (
@@ -48,7 +50,7 @@ T = TypeVar("T")
 
 MAX_PINS = 4
 SAMPLES_AT_ONCE = 32
-"""As many begin in one turn of the event loop."""
+"""As many begin in one turn of the event loop, or fewer that take long."""
 _OPS_PER_JOB = 4 + 2 * MAX_PINS
 _GENERATE = 2
 _STOP = re.compile(r"stop(_regex)?\[\d+\]")
@@ -106,6 +108,8 @@ class OneShots:
         self._ended: set[int] = set()
         self._written: dict[int, tuple[int, ...]] = {}
         self._aborted: set[int] = set()
+        self._scores = 0
+        """Log-probabilities of prompts, alternatives included."""
         self._begin(0, stream)
 
     def _begin(self, index: int, stream: bool) -> None:
@@ -113,8 +117,8 @@ class OneShots:
         for each takes time."""
         if self._session.closed:
             return
-        samples = 0
-        while index < len(self._jobs) and samples < SAMPLES_AT_ONCE:
+        samples, turn = 0, Turn()
+        while index < len(self._jobs) and samples < SAMPLES_AT_ONCE and not turn.over:
             if index not in self._aborted:
                 samples += self._jobs[index].params.n
                 try:
@@ -205,6 +209,7 @@ class OneShots:
                     self._written[index] = (*self._written.get(index, ()), written)
                 elif isinstance(event, Generated):
                     self._ended.add(index)
+                    self._count_scores(event, index)
                     usage = self._counted(event.usage, index)
                     whole = msgspec.structs.replace(event, usage=usage)
                     note_usage(whole.usage, whole.cache_report)
@@ -213,6 +218,16 @@ class OneShots:
                     if event.cached_tokens is not None:
                         note_found(event.cached_tokens)
                     yield index, event
+
+    def _count_scores(self, event: Generated, index: int) -> None:
+        """Raises InvalidRequest where those of all prompts are too many, for all are kept until the
+        last has ended."""
+        self._scores += len(event.prompt_logprobs) * (1 + self._jobs[index].params.top_logprobs)
+        if self._scores > MAX_PROMPT_LOGPROBS:
+            raise InvalidRequest(
+                f"more than {MAX_PROMPT_LOGPROBS} log-probabilities of all prompts: ask for fewer "
+                "prompts at a time, or fewer alternatives"
+            )
 
     def begun(self, chunk: Chunk) -> Usage | None:
         """What is known of a prompt with the first chunk behind it; None with later ones."""

@@ -36,7 +36,7 @@ from rootlace.runtime.gateway.http.constraints import constraint_options, openai
 from rootlace.runtime.gateway.http.errors import InvalidParameter
 from rootlace.runtime.gateway.http.fields import ignored, refused
 from rootlace.runtime.gateway.http.handling import handling_of
-from rootlace.runtime.gateway.http.logprobs import ChatLogprobs, chat_logprobs
+from rootlace.runtime.gateway.http.logprobs import ChatLogprobs, chat_logprobs, rows_of
 from rootlace.runtime.gateway.http.openai.body import SamplingBody, check_best_of
 from rootlace.runtime.gateway.http.openai.conversation import (
     template_arguments,
@@ -58,6 +58,7 @@ from rootlace.runtime.gateway.http.replies import (
 from rootlace.runtime.gateway.http.request_id import chosen_id
 from rootlace.runtime.gateway.http.sampling import sampling_fields, with_sampling
 from rootlace.runtime.gateway.http.sse import DirectEvents, stream_events
+from rootlace.runtime.gateway.large import call_for
 from rootlace.wire.protocol import Output, TokenLogprob
 
 MAX_TOP_LOGPROBS = 20
@@ -211,9 +212,8 @@ class ChatCompletions:
         """The whole reply."""
         asked = await self._parse(body)
         ended, answers = await self._chats.run(asked.prepared)
-        choices = [
-            self._choice(asked, index, ended, answer) for index, answer in enumerate(answers)
-        ]
+        rows = rows_of([ended.generated])
+        choices = await call_for(rows, self._choices, asked, ended, answers)
         head = envelope("chatcmpl", "chat.completion", asked.model, asked.id)
         return {**head, "choices": choices, "usage": asked.usage(ended)}
 
@@ -261,6 +261,11 @@ class ChatCompletions:
             thoughts=body.include_reasoning is not False,
             id=chosen_id(body.request_id),
         )
+
+    def _choices(
+        self, asked: _Request, ended: Ended, answers: Sequence[Answer]
+    ) -> list[ChatChoice]:
+        return [self._choice(asked, index, ended, answer) for index, answer in enumerate(answers)]
 
     def _choice(self, asked: _Request, index: int, ended: Ended, answer: Answer) -> ChatChoice:
         """One sample, complete."""

@@ -19,6 +19,7 @@ from rootlace.runtime.gateway.http.logprobs import (
     CompletionLogprobs,
     TextOffsets,
     completion_logprobs,
+    rows_of,
     text_length,
 )
 from rootlace.runtime.gateway.http.openai.body import SamplingBody, check_best_of
@@ -36,6 +37,7 @@ from rootlace.runtime.gateway.http.replies import (
 from rootlace.runtime.gateway.http.request_id import chosen_id
 from rootlace.runtime.gateway.http.sampling import make_params, sampling_fields, with_sampling
 from rootlace.runtime.gateway.http.sse import DirectEvents, stream_events
+from rootlace.runtime.gateway.large import call_for
 from rootlace.wire.handling import Handling
 from rootlace.wire.protocol import Chunk, Generated, Output, SamplingParams
 
@@ -127,11 +129,7 @@ class Completions:
         """The whole reply."""
         asked = self._parse(body)
         results = await one_shot.run(self._gateway, asked.jobs)
-        choices = [
-            self._choice(asked, prompt, result, index)
-            for prompt, result in enumerate(results)
-            for index in range(len(result.outputs))
-        ]
+        choices = await call_for(rows_of(results), self._choices, asked, results)
         head = envelope("cmpl", "text_completion", asked.model, asked.id)
         return {**head, "choices": choices, "usage": usage_of(results)}
 
@@ -171,6 +169,13 @@ class Completions:
             begin=body.add_special_tokens is not False,
             cache_report=bool(body.return_cache_report),
         )
+
+    def _choices(self, asked: _Request, results: list[Generated]) -> list[CompletionChoice]:
+        return [
+            self._choice(asked, prompt, result, index)
+            for prompt, result in enumerate(results)
+            for index in range(len(result.outputs))
+        ]
 
     def _choice(
         self, asked: _Request, prompt: int, result: Generated, index: int
@@ -233,7 +238,10 @@ class Completions:
                 for index, output in enumerate(event.outputs):
                     choice = prompt * n + index
                     if whole:
-                        yield {**head, "choices": [self._choice(asked, prompt, event, index)]}
+                        made = call_for(
+                            rows_of([event]), self._choice, asked, prompt, event, index
+                        )
+                        yield {**head, "choices": [await made]}
                         continue
                     text = ""
                     if asked.echo and choice not in offsets:  # nothing was generated
