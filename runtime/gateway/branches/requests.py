@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
 
 import msgspec
@@ -14,7 +14,6 @@ from rootlace.runtime.gateway.branches.core import Engine
 from rootlace.runtime.gateway.keys.account import Account, client_of
 from rootlace.runtime.gateway.large import Turn
 from rootlace.wire.errors import Cancelled, from_code
-
 
 _MORE = -1
 """In the place of those that are still to be added."""
