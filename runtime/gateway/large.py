@@ -45,4 +45,3 @@ class Turn:
         self._end = self._clock() + TURN_SECONDS
         if not turn.done():
             turn.set_result(None)
-

@@ -331,9 +331,7 @@ class Generation:
         if report is not None:
             advice = "" if finding is None else finding.says
             report = with_texts(report, prompt, self._core.tokenizer, advice)
-        return Generated(
-            self._op.op, outputs, usage, timing, prompt_logprobs, report, self._pin
-        )
+        return Generated(self._op.op, outputs, usage, timing, prompt_logprobs, report, self._pin)
 
 
 def _for_sample(params: SamplingParams, index: int) -> SamplingParams:

@@ -238,9 +238,7 @@ class Completions:
                 for index, output in enumerate(event.outputs):
                     choice = prompt * n + index
                     if whole:
-                        made = call_for(
-                            rows_of([event]), self._choice, asked, prompt, event, index
-                        )
+                        made = call_for(rows_of([event]), self._choice, asked, prompt, event, index)
                         yield {**head, "choices": [await made]}
                         continue
                     text = ""
