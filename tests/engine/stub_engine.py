@@ -3,7 +3,8 @@
 Its start takes as long as the file `hold` in the folder given as the first argument exists. The
 token `DEADLY` kills it when it is submitted or sampled, in one step with all that is running unless
 the request is suspected; `SUDDEN` kills it outside of any step; `ENDLESS` requests are never
-finished.
+finished. What is to be pinned is, unless there is a file `full`; requests for no token wait as long
+as there is one named `busy`.
 """
 
 from __future__ import annotations
@@ -22,18 +23,24 @@ from rootlace.runtime.contracts.messages import (
     Flush,
     Flushed,
     ForgetNamespace,
+    GetPins,
     GetStats,
     Heartbeat,
+    Pinned,
     Ready,
     Stats,
     Stop,
+    Unpin,
+    Unpinned,
     decode_to_engine,
     encode,
 )
 from rootlace.runtime.contracts.request import Request
 from rootlace.runtime.contracts.step_record import StepRecord
+from rootlace.runtime.contracts.tree_page import PinnedPrefix
 from rootlace.runtime.contracts.update import Update
 from rootlace.runtime.engine.client import EngineProcessConfig
+from rootlace.wire.handling import PIN_SECONDS
 
 DEADLY = 13
 SUDDEN = 14
@@ -53,6 +60,7 @@ def main(folder: Path) -> None:
     outbox.send(encode([ready]))
     record = StepRecord(Path(config.record), 8)
     running: set[int] = set()
+    pins: dict[str, PinnedPrefix] = {}
     turns = flushed = forgotten = 0
     while True:
         turns += 1
@@ -73,9 +81,16 @@ def main(folder: Path) -> None:
                     record.begin(0, np.array([message.rid, *company]), np.ones(1))
                     context.destroy(linger=1000)  # what was told before has arrived
                     os._exit(9)
+                while message.params.max_tokens == 0 and (folder / "busy").exists():
+                    time.sleep(0.01)
                 running.add(message.rid)
+                pin = ""
+                if message.handling.cache.pin and not (folder / "full").exists():
+                    pin, ttl = f"pin {last}", message.handling.cache.ttl or PIN_SECONDS
+                    of = message.namespace, message.adapter, len(message.token_ids)
+                    pins[pin] = PinnedPrefix(pin, *of, message.params.max_tokens or 0, ttl)
                 finish = None if last >= ENDLESS else "length"
-                outbox.send(encode([Update(message.rid, (last + 1,), finish=finish)]))
+                outbox.send(encode([Update(message.rid, (last + 1,), finish=finish, pin=pin)]))
                 if finish:
                     running.discard(message.rid)
             elif isinstance(message, Abort):
@@ -85,6 +100,12 @@ def main(folder: Path) -> None:
             elif isinstance(message, GetStats):
                 found = {"running": len(running), "flushed": flushed, "forgotten": forgotten}
                 outbox.send(encode([Stats(message.ticket, found)]))
+            elif isinstance(message, GetPins):
+                outbox.send(encode([Pinned(message.ticket, tuple(pins.values()))]))
+            elif isinstance(message, Unpin):
+                outbox.send(
+                    encode([Unpinned(message.ticket, pins.pop(message.pin, None) is not None)])
+                )
             elif isinstance(message, Flush):
                 flushed += 1
                 outbox.send(encode([Flushed(message.ticket)]))

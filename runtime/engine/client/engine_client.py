@@ -30,6 +30,7 @@ from rootlace.runtime.contracts.messages import (
     Stats,
     ToEngine,
     Tree,
+    Unpin,
     Unpinned,
 )
 from rootlace.runtime.contracts.request import Request
@@ -39,6 +40,7 @@ from rootlace.runtime.engine.client.culprits import Culprits
 from rootlace.runtime.engine.client.deaths import Deaths
 from rootlace.runtime.engine.client.forgets import Forgets
 from rootlace.runtime.engine.client.in_flight import InFlight, Submitted
+from rootlace.runtime.engine.client.pinned_prompts import PinnedPrompts
 from rootlace.runtime.engine.client.place import Place, PlacedEngine
 from rootlace.runtime.engine.client.pulse import STALL_SECONDS, Pulse
 from rootlace.runtime.engine.client.questions import Questions
@@ -59,7 +61,7 @@ class EngineClient:
     """One engine process. All methods belong to the event loop that `start` ran on.
 
     When the engine dies, it is started again and every request that was running is submitted again
-    with the tokens it had: its client notices a pause. One that hangs is killed, which is the same.
+    with the tokens it had: its client notices a pause. What was pinned is pinned again. One that hangs is killed, which is the same.
     What was in the step that it computed is computed alone at first, so that a request that kills
     engines is given up alone (`InFlight`), and a client that sends many of them is suspended
     (`Culprits`); where too many deaths have no such reason (`Deaths`), the engine stays down and
@@ -84,6 +86,7 @@ class EngineClient:
         self._culprits = Culprits() if siblings is None else siblings.culprits
         self._in_flight = InFlight(self._culprits, config.scheduler.max_waiting)
         self._questions = Questions()
+        self._pinned = PinnedPrompts()
         self._forgets = Forgets.of(config) if siblings is None else siblings.forgets
         self.next_rid = itertools.count(1).__next__
         self._pulse = Pulse()
@@ -172,7 +175,8 @@ class EngineClient:
         await self.ask(Flush)
 
     async def stats(self) -> dict[str, Any]:
-        return await self.ask(GetStats)
+        pins = {"pins_restored": self._pinned.restored, "pins_lost": self._pinned.lost}
+        return {**await self.ask(GetStats), **pins}
 
     async def ask(
         self,
@@ -186,7 +190,15 @@ class EngineClient:
             raise ServerUnavailable("the engine is not running")
         ticket = self._questions.open()
         self.send(kind(ticket, *fields))
-        return await self._questions.answer_to(ticket, None if patient else STALL_SECONDS)
+        answer = await self._questions.answer_to(ticket, None if patient else STALL_SECONDS)
+        return self._unpinned(answer, *fields) if kind is Unpin else answer
+
+    def _unpinned(self, found: bool, pin: str, namespace: str | None) -> bool:
+        """Whether there was such a pin; `found`: the engine had it."""
+        known, again = self._pinned.release(pin, None if found else namespace)
+        if again is not None:
+            self.abort([again])
+        return found or known
 
     def send(self, message: ToEngine) -> None:
         """Send what needs no answer."""
@@ -273,6 +285,11 @@ class EngineClient:
                 vacant.cancel()
         for request in self._in_flight.resume(in_step):
             self.send(request)
+        for pin, request in self._pinned.again(self.next_rid):
+            try:
+                self.submit(request, partial(self._pinned.heard, pin))
+            except RootlaceError as error:
+                self._pinned.lose(pin, str(error))
         if siblings is not None:
             siblings.on_return()
 
@@ -305,8 +322,10 @@ class EngineClient:
     def _handle(self, message: FromEngine) -> None:
         if isinstance(message, Update):
             # There are thousands a second, and heartbeats tell the pulse as much.
-            for request in self._in_flight.hear(message):
-                self.send(request)
+            if message.pin and (request := self._in_flight.request(message.rid)) is not None:
+                self._pinned.note(message.pin, request)
+            for next_one in self._in_flight.hear(message):
+                self.send(next_one)
             return
         self._pulse.hear(message)
         if isinstance(message, Stats):

@@ -99,6 +99,11 @@ class InFlight:
                 self._ends(rid)
         return tuple(rid for rid in mine if rid not in waiting)
 
+    def request(self, rid: int) -> Request | None:
+        """One that has not finished."""
+        submitted = self._submitted.get(rid)
+        return None if submitted is None else submitted.request
+
     def hear(self, update: Update) -> Sequence[Request]:
         """Hand an engine's update on. Returns what it is to be sent now, if somebody leaves the
         quarantine by it."""

@@ -1,0 +1,113 @@
+"""The prompts that an engine has pinned, for the next one to pin them again."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from rootlace.runtime.contracts.request import Request
+from rootlace.runtime.contracts.update import Update
+from rootlace.wire.handling import PIN_SECONDS, PRIORITIES, Cache, Handling
+from rootlace.wire.protocol import SamplingParams
+
+log = logging.getLogger(__name__)
+
+_COMPUTED = SamplingParams(max_tokens=0, temperature=0.0, seed=0)
+
+MOST_TOKENS = 16 * 2**20
+"""Of all prompts that are kept, four bytes each; beyond it, the oldest are not pinned again."""
+
+
+@dataclass
+class _Pinned:
+    request: Request
+    until: float
+    again: int | None = None
+    """The id of the request that pins it again."""
+
+
+class PinnedPrompts:
+    """Pins die with their engine: the one that follows computes them again, behind all other work,
+    and each is pinned for the time that it had left."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._pinned: dict[str, _Pinned] = {}
+        self._tokens = 0
+        self.restored = self.lost = 0
+
+    def note(self, pin: str, request: Request) -> None:
+        """The engine has pinned the request's prompt, or has renewed the pin."""
+        until = self._clock() + (request.handling.cache.ttl or PIN_SECONDS)
+        known = self._pinned.get(pin)
+        if known is not None:
+            if known.again != request.rid:
+                known.until = max(known.until, until)
+            return
+        self._drop_old()
+        self._pinned[pin] = _Pinned(request, until)
+        self._tokens += len(request.token_ids)
+        while self._tokens > MOST_TOKENS:
+            self._drop(next(iter(self._pinned)))
+
+    def release(self, pin: str, namespace: str | None) -> tuple[bool, int | None]:
+        """A pin of this namespace (None: of any) is no more. Whether there was one, and the request
+        that was to pin it again, if one does."""
+        known = self._pinned.get(pin)
+        if known is None or namespace not in (None, known.request.namespace):
+            return False, None
+        self._drop(pin)
+        return True, known.again
+
+    def again(self, next_rid: Callable[[], int]) -> Iterator[tuple[str, Request]]:
+        """What the next engine is to be sent, each with its pin. What the one before had still to
+        pin again waits for it anyway."""
+        self._drop_old()
+        for pin, known in list(self._pinned.items()):
+            if known.again is not None:
+                continue
+            known.again = next_rid()
+            left = known.until - self._clock()
+            yield (
+                pin,
+                Request(
+                    known.again,
+                    known.request.token_ids,
+                    _COMPUTED,
+                    namespace=known.request.namespace,
+                    adapter=known.request.adapter,
+                    handling=Handling(-PRIORITIES, cache=Cache(pin="try", ttl=left)),
+                    resumed=True,
+                    client=known.request.client,
+                    max_pins=known.request.max_pins,
+                ),
+            )
+
+    def heard(self, pin: str, update: Update) -> None:
+        """What the engine tells of a request that pins again."""
+        known = self._pinned.get(pin)
+        if known is None or known.again != update.rid:
+            return
+        if update.pin:
+            known.again = None
+            self.restored += 1
+        elif update.finish is not None:
+            self.lose(pin, update.error or "there is no room for it")
+
+    def lose(self, pin: str, reason: str) -> None:
+        """It cannot be pinned again."""
+        tokens = len(self._drop(pin).request.token_ids)
+        self.lost += 1
+        log.warning("a pinned prompt of %d tokens is not pinned any more: %s", tokens, reason)
+
+    def _drop_old(self) -> None:
+        now = self._clock()
+        for pin in [pin for pin, known in self._pinned.items() if known.until <= now]:
+            self._drop(pin)
+
+    def _drop(self, pin: str) -> _Pinned:
+        known = self._pinned.pop(pin)
+        self._tokens -= len(known.request.token_ids)
+        return known

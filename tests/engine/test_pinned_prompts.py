@@ -1,0 +1,146 @@
+"""Pins after an engine's death: the next engine has them, or it is said that they are gone."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rootlace.runtime.contracts.messages import GetPins, Unpin
+from rootlace.runtime.contracts.request import Request
+from rootlace.runtime.contracts.tree_page import PinnedPrefix
+from rootlace.runtime.contracts.update import Update
+from rootlace.runtime.engine.client import EngineClient, pinned_prompts
+from rootlace.runtime.engine.client.pinned_prompts import PinnedPrompts
+from rootlace.wire.handling import PRIORITIES, Cache, Handling
+from tests.engine.test_client import PARAMS, client, kill
+from tests.waiting import soon
+
+__all__ = ["client"]
+
+
+def request(rid: int, *tokens: int, ttl: float | None = None, namespace: str = "") -> Request:
+    handling = Handling(cache=Cache(pin=True, ttl=ttl))
+    return Request(
+        rid,
+        np.array(tokens, np.int32),
+        PARAMS,
+        namespace=namespace,
+        adapter="a",
+        handling=handling,
+        client="key",
+        max_pins=3,
+    )
+
+
+async def pin(client: EngineClient, *tokens: int, ttl: float | None = None) -> None:
+    ended = asyncio.Event()
+
+    def hear(update: Update) -> None:
+        assert update.pin
+        ended.set()
+
+    client.submit(request(client.next_rid(), *tokens, ttl=ttl, namespace="n"), hear)
+    await soon(ended.wait())
+
+
+async def pins(client: EngineClient) -> dict[str, PinnedPrefix]:
+    while not client.healthy:
+        await asyncio.sleep(0.01)
+    return {one.id: one for one in await client.ask(GetPins)}
+
+
+async def counted(client: EngineClient, restored: int, lost: int) -> None:
+    while True:
+        stats = await client.stats()
+        if (stats["pins_restored"], stats["pins_lost"]) == (restored, lost):
+            return
+        await asyncio.sleep(0.01)
+
+
+async def test_pins_outlive_their_engine(client: EngineClient) -> None:
+    await pin(client, 1, 2, 3, ttl=500.0)
+    await pin(client, 5)
+    assert await client.ask(Unpin, "pin 5", "another") is True  # the stub lets anybody's go
+    for deaths in (1, 2):
+        await kill(client)
+        await pins(client)
+        await soon(counted(client, deaths, 0))
+        again = await pins(client)
+        assert list(again) == ["pin 3"]
+        found = again["pin 3"]
+        assert (found.namespace, found.adapter, found.tokens) == ("n", "a", 3)
+        assert found.node == 0, "tokens were generated"
+        assert 400 < found.seconds_left < 500
+    assert await client.ask(Unpin, "pin 3", "n") is True
+    await kill(client)
+    assert not await pins(client)
+
+
+async def test_a_pin_without_room_is_said_to_be_lost(
+    client: EngineClient, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    await pin(client, 1, 2, 3)
+    (tmp_path / "full").touch()
+    await kill(client)
+    await pins(client)
+    await soon(counted(client, 0, 1))
+    said = [one for one in caplog.records if one.name == pinned_prompts.__name__]
+    assert [one.levelno for one in said] == [logging.WARNING]
+    assert "3 tokens is not pinned any more: there is no room" in said[0].getMessage()
+    assert not await pins(client)
+
+
+async def test_what_is_let_go_before_it_is_pinned_again_stays_away(
+    client: EngineClient, tmp_path: Path
+) -> None:
+    await pin(client, 1, 2, 3)
+    (tmp_path / "busy").touch()
+    await kill(client)
+    while not client.healthy:
+        await asyncio.sleep(0.01)
+    letting = asyncio.create_task(client.ask(Unpin, "pin 3", "n"))
+    await asyncio.sleep(0)
+    (tmp_path / "busy").unlink()
+    assert await soon(letting) is True
+    await kill(client)
+    assert not await pins(client)
+
+
+def test_what_is_pinned_again_and_for_how_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    known, rids = PinnedPrompts(lambda: now), itertools.count(100).__next__
+    known.note("a", request(1, 1, ttl=10.0))
+    known.note("b", request(2, 2, 3, ttl=30.0))
+    known.note("c", request(3, 4))
+    now = 5.0
+    known.note("a", request(4, 1, ttl=20.0))  # until 25
+    known.note("b", request(5, 2, 3, ttl=1.0))  # until 30 still
+    now = 20.0
+    again = dict(known.again(rids))
+    assert {name: one.handling.cache.ttl for name, one in again.items()} == {
+        "a": 5.0, "b": 10.0, "c": 280.0,
+    }  # fmt: skip
+    one = again["b"]
+    assert (one.rid, one.token_ids.tolist(), one.params.max_tokens) == (101, [2, 3], 0)
+    assert (one.client, one.max_pins, one.adapter, one.resumed) == ("key", 3, "a", True)
+    assert (one.handling.priority, one.handling.cache.pin) == (-PRIORITIES, "try")
+    # It dies again: what was not pinned yet waits in the queue of requests anyway.
+    known.note("b", one)
+    known.heard("b", Update(one.rid, pin="b", finish="length"))
+    known.heard("c", Update(again["c"].rid, finish="error", code="x", error="y"))
+    assert (known.restored, known.lost) == (1, 1)
+    assert [name for name, _ in known.again(rids)] == ["b"]
+    assert known.release("b", "other") == (False, None)
+    assert known.release("b", "") == (True, 103)
+    now = 26.0
+    assert not list(known.again(rids)) and known.release("a", None) == (False, None)
+    # No more is kept than has room.
+    monkeypatch.setattr(pinned_prompts, "MOST_TOKENS", 4)
+    for name in "xyz":
+        known.note(name, request(9, 1, 1))
+    assert [name for name, _ in known.again(rids)] == ["y", "z"]
