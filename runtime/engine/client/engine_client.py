@@ -61,7 +61,8 @@ class EngineClient:
     """One engine process. All methods belong to the event loop that `start` ran on.
 
     When the engine dies, it is started again and every request that was running is submitted again
-    with the tokens it had: its client notices a pause. What was pinned is pinned again. One that hangs is killed, which is the same.
+    with the tokens it had: its client notices a pause. What was pinned is pinned again. One that
+    hangs is killed, which is the same.
     What was in the step that it computed is computed alone at first, so that a request that kills
     engines is given up alone (`InFlight`), and a client that sends many of them is suspended
     (`Culprits`); where too many deaths have no such reason (`Deaths`), the engine stays down and
