@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import time
 from collections.abc import AsyncIterator, Awaitable, Sequence
 from contextlib import asynccontextmanager
@@ -19,6 +20,7 @@ from rootlace.wire.errors import (
     InternalError,
     RootlaceError,
     ServerUnavailable,
+    UnsupportedModel,
 )
 
 log = logging.getLogger(__name__)
@@ -53,7 +55,7 @@ class Room:
         """Raises the last failure again while it is too early to try."""
         wait = self._retry_at - time.monotonic()
         if self.failure is not None and wait > 0:
-            raise type(self.failure)(f"{self.failure} (it is tried again in {wait:.0f} s)")
+            raise type(self.failure)(f"{self.failure} (it is tried again in {math.ceil(wait)} s)")
 
     def note_loaded(self, failure: RootlaceError | None) -> None:
         """It was loaded, or it could not be."""
@@ -103,11 +105,21 @@ class Rooms:
         return room.gateway
 
     async def load(self, asked: str) -> Gateway:
-        """The model's gateway, loaded if it was not. Raises what `open_room` does, or did lately.
+        """The model's gateway, loaded if it was not. Raises what `open_room` does, or did lately,
+        but ServerUnavailable, which names no path, for a model that cannot be read: it is no fault
+        of who asks.
 
         Whoever stops waiting for it leaves it loading: others may wait, too.
         """
         room = self.room(asked)
+        try:
+            return await self._opened(room)
+        except UnsupportedModel as error:
+            path = room.config.gateway.model
+            reason = str(error).replace(f"{path}/", "").replace(path, room.name)
+            raise ServerUnavailable(f"the model {room.name} cannot be loaded: {reason}") from None
+
+    async def _opened(self, room: Room) -> Gateway:
         gateway = room.gateway
         if gateway is None:
             if room.loading is None:
@@ -165,7 +177,7 @@ class Rooms:
         demand, none. Raises what loading one raises."""
         if self.config.load == "start":
             for room in self.all:
-                await self.load(room.name)
+                await self._opened(room)
         if self.config.idle_unload is not None:
             self._watching = asyncio.create_task(self._unload_idle(self.config.idle_unload))
 

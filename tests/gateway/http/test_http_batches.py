@@ -181,7 +181,8 @@ async def test_ends(serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert "0 rows" in empty.errors.data[0].message
     twice = [row("a"), "", row("b"), row("a", "ho")]
     refused = await until(served, (await start(served, twice)).id, "failed")
-    assert "line 4" in refused.errors.data[0].message and "line 1" in refused.errors.data[0].message
+    (error,) = refused.errors.data
+    assert (error.line, error.param) == (4, "custom_id") and "line 1" in error.message
     assert refused.output_file_id is None
 
 

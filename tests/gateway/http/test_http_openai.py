@@ -245,6 +245,13 @@ async def test_a_tool_without_parameters_has_no_arguments(served: Served) -> Non
     await served.openai().chat.completions.create(model="fake", messages=ASK, tools=tools)  # type: ignore[arg-type]
     (told,) = served.gateway.chat.last["tools"]
     assert told["function"]["parameters"] == {"type": "object", "properties": {}}
+    given: dict[str, Any] = {"model": "fake", "messages": ASK, "tools": tools}
+    await served.openai().chat.completions.create(**given, tool_choice="required")
+    constraint = served.gateway.last_generate.constraint
+    assert constraint is not None
+    validator = jsonschema.Draft202012Validator(json.loads(constraint.source))
+    assert validator.is_valid({"name": "now", "arguments": {}})
+    assert not validator.is_valid({"name": "now", "arguments": {"x": 1}})
 
 
 async def test_thoughts_are_told_apart(served: Served) -> None:

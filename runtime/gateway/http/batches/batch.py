@@ -62,7 +62,10 @@ class Batch(msgspec.Struct):
         self.status = status
         setattr(self, f"{status}_at", int(time.time()))
 
-    def fail(self, code: str, message: str) -> None:
+    def fail(
+        self, code: str, message: str, line: int | None = None, param: str | None = None
+    ) -> None:
+        """End for this, and say in which `line` of the input it is, and in which field."""
         self.enter("failed")
-        data = [{"code": code, "message": message, "line": None, "param": None}]
+        data = [{"code": code, "message": message, "line": line, "param": param}]
         self.errors = {"object": "list", "data": data}

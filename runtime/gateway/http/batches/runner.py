@@ -294,9 +294,19 @@ class Runner:
         return row
 
 
+class InvalidLine(InvalidParameter):
+    """A line of the input for which the whole batch is refused."""
+
+    def __init__(self, line: int, param: str, message: str) -> None:
+        super().__init__(param, message)
+        self.line = line
+
+
 def _fail(batch: Batch, error: BaseException) -> None:
     """Fail for this; of what nobody expected, clients are not told more than that it was."""
-    if isinstance(error, RootlaceError):
+    if isinstance(error, InvalidLine):
+        batch.fail(error.code, str(error), error.line, error.param)
+    elif isinstance(error, RootlaceError):
         batch.fail(error.code, str(error))
     elif isinstance(error, OSError):
         batch.fail("storage_error", "the server could not read or write the batch's files")
@@ -306,7 +316,7 @@ def _fail(batch: Batch, error: BaseException) -> None:
 
 def _places(path: Path, done: set[int]) -> tuple[int, list[_Place]]:
     """How many rows a file has, and where those are that are not `done`. Lines count from 1;
-    empty ones are no rows. Raises InvalidRequest where two rows have one `custom_id`."""
+    empty ones are no rows. Raises InvalidLine where two rows have one `custom_id`."""
     total = offset = 0
     lines: dict[str, int] = {}
     places = []
@@ -318,9 +328,8 @@ def _places(path: Path, done: set[int]) -> tuple[int, list[_Place]]:
                     break
                 id_ = custom_id_of(line)
                 if id_ is not None and (other := lines.setdefault(id_, number)) != number:
-                    raise InvalidRequest(
-                        f"line {number}: its custom_id {id_!r} is that of line {other}, too"
-                    )
+                    said = f"line {number}: its custom_id {id_!r} is that of line {other}, too"
+                    raise InvalidLine(number, "custom_id", said)
                 if number not in done:
                     places.append(_Place(number, offset, len(line)))
             offset += len(line)

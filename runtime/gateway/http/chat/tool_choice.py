@@ -105,6 +105,8 @@ def _asked(kind: Any, source: dict[str, Any], options: Mapping[str, Any]) -> Ask
 
 
 def _parameters(tool: Tool) -> dict[str, Any]:
+    if tool.parameters is None:  # it takes none
+        return {"type": "object", "additionalProperties": False}
     return tool.parameters or {"type": "object"}
 
 
