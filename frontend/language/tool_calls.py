@@ -46,9 +46,13 @@ class Offer(NamedTuple):
 
 def find_calls(text: str, form: ToolFormat) -> Iterator[ToolCall]:
     """The calls in `text`; one whose arguments are no JSON object has an error."""
-    begins = re.compile(re.escape(form.begin) + r"(.{1,64}?)" + re.escape(form.between), re.DOTALL)
+    first, between, behind = form.around
+    begins = _call_beginning_with(form.begin, form)
+    # Behind another one, where all of them together have one beginning.
+    again = form.end.removesuffix(behind) + between + form.begin.removeprefix(first)
+    goes_on = _call_beginning_with(again, form)
     at = 0
-    while (match := begins.search(text, at)) is not None:
+    while (match := goes_on.match(text, at) or begins.search(text, at)) is not None:
         try:
             arguments, at = _decoder.raw_decode(text, match.end())
             if not isinstance(arguments, dict):
@@ -57,6 +61,10 @@ def find_calls(text: str, form: ToolFormat) -> Iterator[ToolCall]:
         except ValueError as error:  # it was cut off, or written without the constraint
             at = match.end()
             yield ToolCall(match[1], {}, f"error: the arguments cannot be read: {error}", error)
+
+
+def _call_beginning_with(begin: str, form: ToolFormat) -> re.Pattern[str]:
+    return re.compile(re.escape(begin) + r"(.{1,64}?)" + re.escape(form.between), re.DOTALL)
 
 
 def run(call: ToolCall, tools: Tools, timeout: float | None) -> ToolCall:

@@ -86,8 +86,8 @@ class Tools(Expression):
             offered = [tool]
         calls = [(form.begin + tool.name + form.between, tool.parameters) for tool in offered]
         if choice == "auto":
-            return tool_calls.among_text(calls, form.trigger, form.end)
-        return tool_calls.at_least_one(calls, form.trigger, form.end, last=True)
+            return tool_calls.among_text(calls, form.trigger, form.end, form.around)
+        return tool_calls.at_least_one(calls, form.trigger, form.end, True, form.around)
 
 
 def tools(*given: Callable[..., Any] | Tool | Tools) -> Tools:

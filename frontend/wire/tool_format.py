@@ -8,6 +8,8 @@ from typing import Any, Literal
 
 import msgspec
 
+from rootlace.wire.tool_calls import LINES, Around
+
 Form = Literal["tool", "function", "tool_indented", "function_indented", "signature"]
 """What stands for one tool in a list: OpenAI's object {"type", "function"} or what it holds under
 "function", as JSON, or `name(arguments): description`."""
@@ -17,8 +19,9 @@ FORMS: tuple[Form, ...] = ("tool", "tool_indented", "function", "function_indent
 
 class ToolFormat(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """A call is `begin + name + between`, its arguments as a JSON object, `end`; every call begins
-    with `trigger`. In a system message, behind its content, tools are listed as `before`, each as
-    `form` says with `separator` between them, `after`.
+    with `trigger`, and several stand together as `around` says. In a system message, behind its
+    content, tools are listed as `before`, each as `form` says with `separator` between them,
+    `after`.
 
     The defaults are those of a model whose template shows none.
     """
@@ -27,6 +30,7 @@ class ToolFormat(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown
     begin: str = '<tool_call>\n{"name": "'
     between: str = '", "arguments": '
     end: str = "}\n</tool_call>"
+    around: Around = LINES
     form: Form = "function"
     before: str = "\n\nThese tools can be called:\n"
     separator: str = "\n"

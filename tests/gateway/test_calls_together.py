@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
+from rootlace.language.tool_calls import ToolCall, find_calls
+from rootlace.language.tools import tools
 from rootlace.runtime.constrained import GrammarCompiler
 from rootlace.runtime.gateway.formats.calls import (
     DEEPSEEK,
@@ -19,6 +22,7 @@ from rootlace.runtime.gateway.formats.calls import (
 from rootlace.runtime.gateway.formats.deltas import Answer, Call
 from rootlace.runtime.gateway.formats.format import Format
 from rootlace.runtime.gateway.formats.harmony import Harmony
+from rootlace.runtime.gateway.formats.listing import tool_format
 from rootlace.runtime.gateway.formats.tagged import Tagged
 from rootlace.runtime.gateway.http.chat.request import Tool, ToolChoice
 from rootlace.runtime.gateway.http.chat.tool_choice import (
@@ -27,7 +31,8 @@ from rootlace.runtime.gateway.http.chat.tool_choice import (
     strict_calls,
 )
 from rootlace.runtime.gateway.http.constraints import Asked
-from rootlace.wire.protocol import Constraint
+from rootlace.wire.errors import InvalidRequest
+from rootlace.wire.protocol import Constraint, Part
 
 TOOLS = [Tool("f"), Tool("g")]
 NAMES = frozenset(tool.name for tool in TOOLS)
@@ -96,9 +101,9 @@ def compiler() -> GrammarCompiler:
 Whole = Callable[[str], bool | None]
 
 
-def whole_of(compiler: GrammarCompiler, asked: Asked) -> Whole:
+def whole_of(compiler: GrammarCompiler, asked: Asked | Mapping[str, Any] | None) -> Whole:
     """Whether an answer may end behind a text; None where it may not begin so."""
-    tag = json.loads(asked.constraint.source)
+    tag = json.loads(asked.constraint.source) if isinstance(asked, Asked) else dict(asked or {})
     matcher = compiler.compile(structural_tag=tag).matcher()
 
     def whole(text: str) -> bool | None:
@@ -150,3 +155,27 @@ def test_in_free_text(compiler: GrammarCompiler, family: str) -> None:
     right = second.replace("{}", '{"x":2}')
     assert whole(first + right + end) and whole(first + right + end + " so")
     assert whole(first + second + end) is None
+
+
+class NoTemplate:
+    def render(self, *_: object, **__: object) -> tuple[Part, ...]:
+        raise InvalidRequest("there is none")
+
+
+@pytest.mark.parametrize("family", WRITTEN)
+def test_of_programs(compiler: GrammarCompiler, family: str) -> None:
+    """They are constrained and found as those of HTTP are, and what is none is not."""
+    form, (first, second, end) = WRITTEN[family]
+
+    def f(x: int) -> None: ...
+
+    def g() -> None: ...
+
+    written = tool_format(NoTemplate(), form)
+    whole = whole_of(compiler, tools(f, g).constrain(written, "auto"))
+    text = "so " + first + second + end + ' {"name": "f", "arguments": {}}'
+    assert whole(text) and whole(text.replace('{"x":1}', '{"y":1}')) is None
+    assert whole("so " + first + second.replace("{}", "[]") + end) is None
+    assert list(find_calls(text, written)) == [ToolCall("f", {"x": 1}), ToolCall("g", {})]
+    one = whole_of(compiler, tools(f, g).constrain(written, "required"))
+    assert one(first + end) and not one(first + second + end)

@@ -33,6 +33,7 @@ def tool_format(template: Template, form: Format) -> ToolFormat:
         begin=begin,
         between=between,
         end=form.end,
+        around=form.around,
         after=f"\nA call is written like this:\n{example}",
     )
     try:
