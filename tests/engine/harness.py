@@ -11,7 +11,7 @@ from rootlace.runtime.config import CacheConfig, SchedulerConfig
 from rootlace.runtime.contracts.matcher import Matcher
 from rootlace.runtime.contracts.plan import Executor
 from rootlace.runtime.contracts.request import Pooling, Request
-from rootlace.runtime.contracts.update import Update
+from rootlace.runtime.contracts.update import TokenScore, Update
 from rootlace.runtime.engine.steps import Steps
 from rootlace.runtime.scheduler.masks import SPOT_SECONDS, MaskFiller, StepMasks
 from rootlace.runtime.scheduler.scheduler import Scheduler
@@ -27,6 +27,8 @@ class Outcome:
     forced: list[int] = field(default_factory=list)
     """Indices of the tokens that were not sampled."""
     top: list[tuple[list[int], list[float]]] = field(default_factory=list)
+    prompt: list[TokenScore] = field(default_factory=list)
+    """Those of the prompt's tokens that were asked for."""
     cached_tokens: int = 0
     vector: np.ndarray | None = None
     finish: str | None = None
@@ -40,6 +42,7 @@ class Outcome:
             self.logprobs.extend(update.scores.logprobs.tolist())
             top_ids, top = update.scores.top_ids.tolist(), update.scores.top_logprobs.tolist()
             self.top.extend(zip(top_ids, top, strict=True))
+        self.prompt += update.prompt_token_scores()
         if update.cached_tokens is not None:
             self.cached_tokens = update.cached_tokens
         self.vector = update.vector

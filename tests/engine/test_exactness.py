@@ -1,10 +1,12 @@
 """Exact mode: tokens and log-probabilities are the same bits, however their work was done.
 
-Scheduler and native kernels together; what `docs/exactness.md` promises.
+Scheduler, native kernels and compiled constraints together; what `docs/exactness.md` promises.
 """
 
 from __future__ import annotations
 
+import functools
+import json
 import random
 from collections.abc import Callable
 from typing import NamedTuple
@@ -12,15 +14,17 @@ from typing import NamedTuple
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from rootlace.runtime.config import CacheConfig, ExecutorConfig
+from rootlace.runtime.constrained import GrammarCompiler
+from rootlace.runtime.contracts.matcher import Grammar
 from rootlace.runtime.model.executor.runner import ModelRunner
-from rootlace.wire.protocol import SamplingParams
+from rootlace.wire.protocol import Constraint, SamplingParams
 from tests.engine.harness import Harness, Outcome
 from tests.model.checkpoints import SHAPE, configs, save
 from tests.model.test_native_decoder import tokens
 from tests.native import native_library
-from tests.scheduler.matchers import Script
 
 VOCAB = SHAPE["vocab_size"]
 FAMILY = tokens(45, seed=1)
@@ -33,6 +37,25 @@ PROMPTS = [
     FAMILY + tokens(5, seed=2) + tokens(20, seed=6),
 ]
 LENGTH = 20
+PERSON = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "minLength": 9},
+        "vegetarian": {"type": "boolean"},
+    },
+    "required": ["name", "vegetarian"],
+    "additionalProperties": False,
+}
+DISTINCT = {"type": "array", "items": {"enum": [1, 2, 3]}, "minItems": 3, "uniqueItems": True}
+CONSTRAINTS = {
+    1: Constraint("ebnf", 'root ::= "(" root ")" [a-z] | [a-z .]+ "!"'),
+    2: Constraint("json_schema", json.dumps(PERSON)),
+    4: Constraint("json_schema", json.dumps(DISTINCT)),
+    5: Constraint("regex", "(Dear (true|null), ?[a-z ]{9,19}; )+yours"),
+}
+"""Of the requests at these places: with tokens that are forced, and tokens that are taken back."""
+SCORED = {0: 18, 3: 25, 5: 40}
+"""Of the requests at these places the prompt is scored, from these tokens on."""
 
 Load = Callable[..., ModelRunner]
 
@@ -56,12 +79,29 @@ def load(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return loaded
 
 
+@functools.cache
+def grammars() -> dict[int, Grammar]:
+    """Compiled for printable ASCII and a few words."""
+    tokens = ["<pad>", "<s>", "</s>", *map(chr, range(33, 127)), "Ġ"]
+    words = ("true", "false", "null", '":', '","', "Ġyour", "Dear", "name", "vege")
+    merges = [(word[:end], word[end]) for word in words for end in range(1, len(word))]
+    tokens += map("".join, merges)
+    vocabulary = {token: number for number, token in enumerate(tokens)}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges))
+    tokenizer.add_special_tokens(tokens[:3])
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    compiler = GrammarCompiler(tokenizer, eos_token_ids=[2], vocab_size=VOCAB)
+    return {place: compiler.compile(constraint) for place, constraint in CONSTRAINTS.items()}
+
+
 def add_all(
     harness: Harness,
     told: list[Outcome] | None = None,
     predictions: list[list[int]] | None = None,
 ) -> list[int]:
-    """Greedy, seeded and constrained requests, in turns; each goes on after what was `told`."""
+    """Greedy and seeded requests, some of them constrained, or with scores of their prompts; each
+    goes on after what was `told`."""
     rids = []
     for i, prompt in enumerate(PROMPTS):
         output = told[i].token_ids if told else []
@@ -71,11 +111,12 @@ def add_all(
             top_p=1.0 if i % 2 else 0.95,
             frequency_penalty=0.3 if i == 4 else 0.0,
             seed=100 + i,
-            logprobs=True,
+            logprobs=i % 3 != 1,
             top_logprobs=3,
+            prompt_logprobs_from=SCORED.get(i),
             ignore_eos=True,
         )
-        matcher = Script(i, LENGTH, VOCAB, forcing=3) if i % 3 == 2 else None
+        matcher = grammars()[i].matcher() if i in CONSTRAINTS else None
         predicted = predictions[i] if predictions else []
         rids.append(
             harness.add(
@@ -92,7 +133,7 @@ def add_all(
 def found(harness: Harness, rids: list[int]) -> list[tuple[object, ...]]:
     outcomes = [harness.outcomes[rid] for rid in rids]
     assert all(o.finish is not None and not o.error for o in outcomes)
-    return [(o.token_ids, o.logprobs, o.top) for o in outcomes]
+    return [(o.token_ids, o.logprobs, o.top, o.prompt) for o in outcomes]
 
 
 def one_by_one(runner: ModelRunner) -> list[tuple[object, ...]]:
@@ -100,6 +141,11 @@ def one_by_one(runner: ModelRunner) -> list[tuple[object, ...]]:
     harness = Harness(runner, block_size=runner.block_size, max_running=1, enabled=False)
     rids = add_all(harness)
     harness.finish()
+    assert harness.scheduler.stats()["retreats"]
+    assert all(harness.outcomes[rids[i]].forced for i in (2, 4, 5))
+    assert all(
+        len(harness.outcomes[rids[i]].prompt) == len(PROMPTS[i]) - at for i, at in SCORED.items()
+    )
     return found(harness, rids)
 
 
@@ -119,7 +165,7 @@ def test_company_chunks_cache_threads_and_blocks(load: Load) -> None:
 
 def test_a_pool_too_small_for_all(load: Load) -> None:
     """Sequences give their blocks up and are computed again."""
-    harness = Harness(load(2, 4, 64), block_size=4, num_blocks=48, max_step_tokens=64)
+    harness = Harness(load(2, 4, 64), block_size=4, num_blocks=24, max_step_tokens=64)
     rids = add_all(harness)
     harness.finish()
     assert harness.scheduler.stats()["retractions"] > 0
@@ -141,11 +187,9 @@ def test_a_new_engine_goes_on_after_any_token(load: Load) -> None:
     rids = add_all(second, told)
     second.finish()
     for i in going:
-        token_ids, logprobs, top = found(second, rids)[i]
-        begun = told[i]
-        assert (begun.token_ids + token_ids, begun.logprobs + logprobs, begun.top + top) == (
-            expected[i]
-        )
+        begun, (ids, logprobs, top, prompt) = told[i], found(second, rids)[i]
+        whole = (begun.token_ids + ids, begun.logprobs + logprobs, begun.top + top)
+        assert (*whole, begun.prompt + prompt) == expected[i]
 
 
 class Predicted(NamedTuple):
