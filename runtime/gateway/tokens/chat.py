@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from itertools import chain
+from types import BuiltinMethodType
 from typing import Any, NoReturn
 
 import jinja2
 from jinja2 import nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
+from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from rootlace.runtime.gateway.tokens import chat_format
+from rootlace.runtime.gateway.tokens.lookalikes import Lookalikes, split
 from rootlace.runtime.model.checkpoint.source import ModelSource
 from rootlace.wire.errors import InvalidRequest
-from rootlace.wire.protocol import ChatFormat, Part, Text
+from rootlace.wire.protocol import ChatFormat, Part
 
 _TOKEN_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token")
 _PRIVATE_USE = (range(0xE000, 0xF900), range(0xF0000, 0xFFFFE), range(0x100000, 0x10FFFE))
+# A variable of this name: no template can write it.
+_MARK = "the mark of content"
 
 
 class ChatTemplate:
@@ -41,12 +45,12 @@ class ChatTemplate:
         """Raises InvalidRequest where the template has a syntax error."""
         self.source = source
         self._tokens = dict(tokens or {})
-        self._special = _special_matcher(special)
         self._bos = bos
         self._template: jinja2.Template | None = None
         if source is not None:
             try:
-                self._template = _environment().from_string(source)
+                self._environment = _Environment(source, special)
+                self._template = self._environment.from_string(source)
             except jinja2.TemplateError as error:
                 raise InvalidRequest(f"the chat template cannot be read: {error}") from error
         self.format: ChatFormat = chat_format.plain(bos)
@@ -73,10 +77,10 @@ class ChatTemplate:
         """A conversation as parts for one `Append`; with `continue_final` it ends with the last
         message's content, which the model is to go on with.
 
-        The template's text is special, and so is content that holds no special token; of special
-        tokens in the messages (or tools) the first character is ordinary text, so that they are not
-        recognised. `more` are further variables of the template. Raises InvalidRequest where the
-        template refuses the conversation, or values are nested too deeply.
+        The template's text is special, and so is content that looks like no special token; of what
+        does (`Lookalikes`) the first character is ordinary text, so that it is not recognised.
+        `more` are further variables of the template. Raises InvalidRequest where the template
+        refuses the conversation, or values are nested too deeply.
         """
         if self._template is None:
             parts = chat_format.write(self.format, messages, add_generation_prompt)
@@ -85,18 +89,19 @@ class ChatTemplate:
         given = {"messages": flat, "tools": tools or None, **more}
         try:
             mark = _unused_character(given)
-            marked = _marked(given, self._special, mark)
+            marked = self._environment.lookalikes.marked(given, mark)
         except RecursionError:
             raise InvalidRequest("the conversation holds values nested too deeply") from None
         if continue_final:
             last = marked["messages"][-1]
             last["content"] = (last.get("content") or "") + 2 * mark
-        text = self._render(**marked, add_generation_prompt=add_generation_prompt)
+        marked |= {"add_generation_prompt": add_generation_prompt, _MARK: mark}
+        text = self._render(**marked)
         if continue_final:
             text, found, _ = text.rpartition(2 * mark)
             if not found:
                 raise InvalidRequest("the chat template does not write the last message's content")
-        return tuple(_split(text, mark))
+        return tuple(split(text, mark))
 
     def _render(self, /, **context: Any) -> str:
         assert self._template is not None
@@ -120,14 +125,42 @@ class _GenerationTag(Extension):
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
-def _environment() -> jinja2.Environment:
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, loopcontrols]
-    )
-    environment.filters["tojson"] = _to_json
-    environment.globals["raise_exception"] = _refuse
-    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
-    return environment
+class _Environment(ImmutableSandboxedEnvironment):
+    """What a template may do. Where it replaces a part of a text, content stays content."""
+
+    def __init__(self, source: str, special: Iterable[str]) -> None:
+        """Raises jinja2.TemplateError where the template has a syntax error."""
+        super().__init__(
+            trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, loopcontrols]
+        )
+        self.lookalikes = Lookalikes(special, _words(self.parse(source)))
+        self.filters["tojson"] = _to_json
+        self.filters["replace"] = self.replace
+        self.globals["raise_exception"] = _refuse
+        self.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+
+    @jinja2.pass_context
+    def replace(
+        self, context: Context, text: Any, old: Any, new: Any, count: int | None = None
+    ) -> str:
+        """Jinja's filter, and the method of a text."""
+        before = str(text)
+        after = before.replace(str(old), str(new), -1 if count is None else count)
+        mark = context.get(_MARK)
+        return after if mark is None else self.lookalikes.remarked(before, after, mark)
+
+    def call(self, context: Context, called: Any, /, *args: Any, **kwargs: Any) -> Any:
+        own = called.__self__ if isinstance(called, BuiltinMethodType) else None
+        if isinstance(own, str) and called.__name__ == "replace":
+            return self.replace(context, own, *args)
+        return super().call(context, called, *args, **kwargs)
+
+
+def _words(template: nodes.Template) -> set[str]:
+    """What a template looks for in messages: names of items, and texts."""
+    found = {node.attr for node in template.find_all(nodes.Getattr)}
+    consts = (node.value for node in template.find_all(nodes.Const))
+    return found | {value for value in consts if isinstance(value, str)}
 
 
 def _to_json(
@@ -161,22 +194,6 @@ def _flat(message: Mapping[str, Any]) -> dict[str, Any]:
     return dict(message)
 
 
-# ---------------------------------------------------------------- content that looks like a token
-
-
-def _special_matcher(special: Iterable[str]) -> re.Pattern[str] | None:
-    """Finds special tokens in content, and at its ends parts that a template could complete."""
-    contents = sorted(set(special), key=len, reverse=True)
-    if not contents:
-        return None
-    whole = [re.escape(c) for c in contents]
-    heads = {re.escape(c[:n]) for c in contents for n in range(2, len(c))}
-    tails = {re.escape(c[n:]) for c in contents for n in range(1, len(c) - 1)}
-    ends = [f"(?:{'|'.join(sorted(heads, key=len, reverse=True))})\\Z"] if heads else []
-    starts = [f"\\A(?:{'|'.join(sorted(tails, key=len, reverse=True))})"] if tails else []
-    return re.compile("|".join([*whole, *ends, *starts]))
-
-
 def _unused_character(given: Any) -> str:
     """Raises InvalidRequest where every character of private use is in `given`."""
     used = set(json.dumps(given, ensure_ascii=False, default=str))
@@ -184,28 +201,3 @@ def _unused_character(given: Any) -> str:
         if character not in used:
             return character
     raise InvalidRequest("the conversation holds every character of private use")
-
-
-def _marked(value: Any, special: re.Pattern[str] | None, mark: str) -> Any:
-    """`value` with the mark behind the first character of everything that looks special."""
-    if special is None:
-        return value
-    if isinstance(value, str):
-        return special.sub(lambda m: m.group()[0] + mark + m.group()[1:], value)
-    if isinstance(value, dict):
-        return {_marked(k, special, mark): _marked(v, special, mark) for k, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [_marked(v, special, mark) for v in value]
-    return value
-
-
-def _split(text: str, mark: str) -> Iterable[Text]:
-    position = 0
-    while (at := text.find(mark, position)) >= 0:
-        # The character before the mark interrupts the special run, and with it the token.
-        if at - 1 > position:
-            yield Text(text[position : at - 1], special=True)
-        yield Text(text[at - 1 : at])
-        position = at + 1
-    if position < len(text):
-        yield Text(text[position:], special=True)

@@ -16,6 +16,7 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Literal
 
 from tokenizers import Encoding
@@ -80,6 +81,13 @@ class Tokenizer(Vocabulary):
             spec, vocabulary
         )
         self._splits = fast.pre_tokenizer is not None
+        self._made_of_text = frozenset(
+            token.id
+            for token in self.added.values()
+            if token.special and token.content in vocabulary and len(token.content) > 1
+        )
+        """Special tokens that the model's own vocabulary has: some models make them of any text
+        that is spelt so."""
         self.longest_token = max((len(c) for c in (*vocabulary, *self.by_content)), default=1)
         self._texts: dict[int, str] = {}
 
@@ -118,10 +126,10 @@ class Tokenizer(Vocabulary):
         ids = list(self.bos_ids) if begin and previous is None else []
         position, after = 0, previous
         for atom in self._atoms(joined):
-            ids += self._encode_text(joined.text[position : atom.start], after, position == 0)[0]
+            ids += self._ordinary(joined.text[position : atom.start], after, position == 0)
             ids.append(atom.token.id)
             position, after = atom.end, atom.token.id
-        return ids + self._encode_text(joined.text[position:], after, position == 0)[0]
+        return ids + self._ordinary(joined.text[position:], after, position == 0)
 
     def settle(
         self, pieces: Sequence[Piece], previous: int | None = None, begin: bool = False
@@ -145,7 +153,7 @@ class Tokenizer(Vocabulary):
             if atom.end > limit or (open_ended and atom.end == len(text)):
                 limit = min(limit, atom.start)
                 break
-            ids += self._encode_text(text[done : atom.start], after, done == 0)[0]
+            ids += self._ordinary(text[done : atom.start], after, done == 0)
             ids.append(atom.token.id)
             done, after = atom.end, atom.token.id
         stable, length = self._stable_text(text[done:limit], after, done == 0)
@@ -221,6 +229,30 @@ class Tokenizer(Vocabulary):
         # After an added token the library tokenizes afresh; after any other token we continue.
         return " " if dummy.where == "always" and after in self.added else ""
 
+    def _ordinary(self, text: str, after: int | None, first: bool) -> list[int]:
+        """Ids of text in which no special token is recognised."""
+        ids, encoding, shift = self._encode_text(text, after, first)
+        if encoding is None or not (cuts := self._spelt_special(text, encoding, shift)):
+            return ids
+        parts = [text[start:end] for start, end in pairwise((0, *cuts, len(text)))]
+        parts[0] = self._prefix(text, after, first) + parts[0]
+        found = self.fast.encode_batch(parts, add_special_tokens=False)
+        return [token for part in found for token in part.ids]
+
+    def _spelt_special(self, text: str, encoding: Encoding, shift: int) -> list[int]:
+        """Behind the first characters of special tokens that `text` only spells."""
+        if self._made_of_text.isdisjoint(encoding.ids):
+            return []
+        cuts = []
+        for token, (start, end) in zip(encoding.ids, encoding.offsets, strict=True):
+            if token in self._made_of_text:
+                # What is unknown may be a special token, too, and is not spelt so.
+                spelt = text[max(start - shift, 0) : end - shift].casefold()
+                content = self.added[token].content.casefold()
+                if (at := spelt.find(content)) >= 0:
+                    cuts.append(max(start - shift, 0) + at + 1)
+        return cuts
+
     def _encode_text(
         self, text: str, after: int | None, first: bool
     ) -> tuple[list[int], Encoding | None, int]:
@@ -241,6 +273,8 @@ class Tokenizer(Vocabulary):
             return [], 0
         ids, encoding, shift = self._encode_text(text, after, first)
         assert encoding is not None
+        if self._spelt_special(text, encoding, shift):
+            return [], 0
         breaks = {m.start() + shift for m in _BREAK.finditer(text)}
         offsets, words = encoding.offsets, encoding.word_ids
         for i in range(len(ids) - 1, 0, -1):

@@ -190,11 +190,12 @@ class Chats:
         params = make_params(fields, self._gateway.model_info.vocab_size, request.names)
         parts = self.render(request, tools)
         end = _end_of(parts)
-        prefix = lead = ""
+        lead = ""
+        begun: tuple[Text, ...] = ()
         if forced:
             if asked is not None:
                 raise InvalidParameter("tool_choice", "a forced call excludes other constraints")
-            prefix, asked = forced_call(request.choice, tools, form, request.options)
+            begun, asked = forced_call(request.choice, tools, form, request.options)
             lead = form.leave_thoughts(end)
         elif either and asked is not None:
             asked = calls_or_format(asked, request.choice, tools, form, end)
@@ -202,8 +203,8 @@ class Chats:
             asked = strict_calls(tools, form, request.options)
         elif whole and begins:
             lead = form.answer_prefix(end)
-        if lead + prefix:
-            parts = (*parts, Text(lead + prefix, special=True))
+        prefix = "".join(text.text for text in begun)
+        parts = (*parts, *((Text(lead, special=True),) if lead else ()), *begun)
         pins = self._pins(request, tools, parts)
         written = self._write(request, parts)
         if written is not None:

@@ -13,7 +13,9 @@ from rootlace.runtime.gateway.http.chat.request import Tool, ToolChoice
 from rootlace.runtime.gateway.http.constraints import Asked, json_source
 from rootlace.runtime.gateway.http.errors import InvalidParameter
 from rootlace.wire import tool_calls
-from rootlace.wire.protocol import Constraint
+from rootlace.wire.protocol import Constraint, Text
+
+_NAME = "a_name"
 
 
 def offered_tools(choice: ToolChoice, tools: Sequence[Tool]) -> tuple[Tool, ...]:
@@ -30,7 +32,7 @@ def offered_tools(choice: ToolChoice, tools: Sequence[Tool]) -> tuple[Tool, ...]
 
 def forced_call(
     choice: ToolChoice, tools: Sequence[Tool], form: Format, options: Mapping[str, Any]
-) -> tuple[str, Asked]:
+) -> tuple[tuple[Text, ...], Asked]:
     """How the model is made to call: what is written for it, and the constraint of the rest.
 
     Raises InvalidParameter for an unknown tool.
@@ -40,13 +42,21 @@ def forced_call(
         if not tools:
             raise InvalidParameter("tool_choice", f"tool_choice: there is no tool {choice.name!r}")
     if choice.parallel:
-        return "", _calls(tools, form, options)
+        return (), _calls(tools, form, options)
     if form.trigger == HERMES.begin:
         # One call's JSON, where the model has learnt to write it.
-        return HERMES.begin, _asked("json_schema", _one_of(tools), options)
+        return (Text(HERMES.begin, special=True),), _asked("json_schema", _one_of(tools), options)
     if len(tools) == 1:
-        return form.begin(tools[0].name), _asked("json_schema", _parameters(tools[0]), options)
-    return "", _calls(tools, form, options, one=True)
+        asked = _asked("json_schema", _parameters(tools[0]), options)
+        return _begin(form, tools[0].name), asked
+    return (), _calls(tools, form, options, one=True)
+
+
+def _begin(form: Format, name: str) -> tuple[Text, ...]:
+    """The begin of a call, in which the name is content."""
+    before, _, behind = form.begin(_NAME).partition(_NAME)
+    spelt = form.begin(name).removeprefix(before).removesuffix(behind)
+    return (Text(before, special=True), Text(spelt), Text(behind, special=True))
 
 
 def strict_calls(tools: Sequence[Tool], form: Format, options: Mapping[str, Any]) -> Asked:
