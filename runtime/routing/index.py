@@ -158,12 +158,13 @@ class PrefixIndex:
         seen: dict[int, int] = {}
         """Who holds what was looked at."""
         found: list[tuple[int, int]] = []
-        gone = self._dropped | ~among
+        left = among & ~self._dropped
 
         def others(at: int) -> int:
-            if at not in seen:
-                seen[at] = self._holders_of(digest(at))
-            return seen[at] & ~gone
+            holders = seen.get(at)
+            if holders is None:
+                holders = seen[at] = self._holders_of(digest(at))
+            return holders & left
 
         while end > first and len(seen) < _LOOKS and others(first):
             # The longest prefix that is held by somebody of whom no longer one is known.
@@ -175,12 +176,12 @@ class PrefixIndex:
                 else:
                     high = middle - 1
             found.append((low, others(low - 1)))
-            gone |= found[-1][1]
+            left &= ~found[-1][1]
             end = low - 1
         for at in sorted(seen, reverse=True) if len(seen) >= _LOOKS else ():
             if rest := others(at):
                 found.append((at + 1, rest))
-                gone |= rest
+                left &= ~rest
         return sorted(found)
 
     def _holders_of(self, digest: int) -> int:

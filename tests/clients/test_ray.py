@@ -35,6 +35,7 @@ URL = f"http://127.0.0.1:{PORT}"
 NODE = {"num_cpus": 1, "object_store_memory": 80_000_000}
 PROMPTS = [f"The story of number {at} began on a long day where the road ends. " for at in range(6)]
 PATIENCE = 300.0
+PAUSE = 0.5
 # Serve alone takes a minute to start where others want the processor, too.
 pytestmark = pytest.mark.timeout(1200)
 
@@ -59,12 +60,15 @@ class Served:
             "look_back_period_s": 1,
             "metrics_interval_s": 0.5,
         }
-        self.engines: dict[str, Any] = {"name": "engines", "ray_actor_options": {"num_cpus": 1}}
         gateway = {"num_cpus": 0, "resources": {"head": 0.1}}
-        application["deployments"] = [
-            {"name": "gateway", "ray_actor_options": gateway},
-            self.engines,
-        ]
+        self._deployments = [{"name": "gateway", "ray_actor_options": gateway}]
+        application["deployments"] = self._deployments
+        self.engines = self.add("engines", 1)
+
+    def add(self, name: str, cpus: float) -> dict[str, Any]:
+        """A deployment with so many cores for each replica, which it returns."""
+        self._deployments.append({"name": name, "ray_actor_options": {"num_cpus": cpus}})
+        return self._deployments[-1]
 
     def run(self) -> None:
         self._file.write_text(yaml.safe_dump(self.config))
@@ -152,12 +156,16 @@ def texts(served: Served) -> dict[str, str]:
 
 
 @contextmanager
-def load(texts: Mapping[str, str]) -> Iterator[None]:
-    """All prompts are asked over and over, at once; every answer has to be the same as ever."""
-    over, wrong = threading.Event(), list[Any]()
+def load(texts: Mapping[str, str]) -> Iterator[threading.Event]:
+    """All prompts are asked over and over, at once; every answer has to be the same as ever. While
+    the event is set, each client pauses before it asks again: engines that start want the
+    processor, too."""
+    over, calm, wrong = threading.Event(), threading.Event(), list[Any]()
 
     def run(prompt: str) -> None:
         while not over.is_set():
+            if calm.is_set():
+                over.wait(PAUSE)
             try:
                 if (said := ask(prompt)) != texts[prompt]:
                     wrong.append((prompt, said))
@@ -168,7 +176,7 @@ def load(texts: Mapping[str, str]) -> Iterator[None]:
     for thread in threads:
         thread.start()
     try:
-        yield
+        yield calm
     finally:
         over.set()
         for thread in threads:
@@ -199,13 +207,16 @@ def test_there_are_more_engines_where_they_are_used(texts: dict[str, str]) -> No
 
 def strike(texts: dict[str, str], blow: Callable[[], object]) -> None:
     """Under load, what ran goes on elsewhere after the blow, and then both engines run again."""
-    with load(texts):
+    with load(texts) as calm:
         eventually(both_run, PATIENCE)
         before = moved()
         back = blow()
         eventually(lambda: moved() > before, PATIENCE)
+        calm.set()
         if callable(back):
             back()
+        eventually(lambda: up() == 2, PATIENCE)
+        calm.clear()
         eventually(both_run, PATIENCE)
 
 
@@ -263,17 +274,31 @@ def test_what_ran_on_a_node_that_is_lost_goes_on_elsewhere(
 
 def test_engines_are_replaced_one_after_the_other(served: Served, texts: dict[str, str]) -> None:
     gateway, old = actors("gateway"), actors("engines")
-    with load(texts):
-        served.engines["ray_actor_options"]["num_cpus"] = 0.9
+    with load(texts) as calm:
+        served.engines["ray_actor_options"]["num_cpus"] = 0.5
         served.run()
-        eventually(lambda: not old & actors("engines"), PATIENCE)
+        calm.set()
+        eventually(lambda: not old & actors("engines") and up() == 2, PATIENCE)
+        calm.clear()
         eventually(both_run, PATIENCE)
     assert actors("gateway") == gateway
 
 
-def test_a_new_version_fails_nobody(served: Served, texts: dict[str, str]) -> None:
+def test_a_new_version_fails_nobody_and_computes_prompts_apart(
+    served: Served, texts: dict[str, str]
+) -> None:
+    """One engine for what there were two for, and one that computes long prompts for it."""
     old = actors("engines") | actors("gateway")
-    with load(texts):
-        served.args["max_running"] = 64
+    long = {8 * prompt: ask(8 * prompt, tokens=40) for prompt in PROMPTS[:3]}
+    with load(texts) as calm:
+        calm.set()
+        served.args |= {"replicas": 1, "prefill": 1, "disaggregate_from": 64}
+        served.args["disaggregate_gb"] = 0.01
+        del served.args["autoscaling"]
+        served.add("prefill", 0.5)
         served.run()
         eventually(lambda: not old & (actors("engines") | actors("gateway")), PATIENCE)
+    eventually(lambda: up() == 2, PATIENCE)
+    assert metrics()["rootlace_handed_over_blocks_total"] == 0, "the others' prompts are short"
+    assert {prompt: ask(prompt, tokens=40) for prompt in long} == long
+    assert metrics()["rootlace_handed_over_blocks_total"] >= 3 * 5
