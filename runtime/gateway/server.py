@@ -209,12 +209,16 @@ class ProgramServer:
             )
         account = self._gateway.keys.check(hello.api_key)
         self._gateway.drain.check()
-        if len(self._connections) >= self._config.max_connections:
-            raise Overloaded(f"{len(self._connections)} clients are connected already")
+        if identity in self._greeting:
+            return
+        # Those that wait for their model will be connected.
+        connected = len(self._connections) + len(self._greeting)
+        if connected >= self._config.max_connections:
+            raise Overloaded(f"{connected} clients are connected already")
         gateway = self._gateway.loaded(hello.model)
         if gateway is not None:
             self._welcome(identity, hello, account, gateway, address)
-        elif identity not in self._greeting:
+        else:
             task = asyncio.create_task(self._load_and_welcome(identity, hello, account, address))
             self._greeting[identity] = task
             task.add_done_callback(lambda _: self._greeting.pop(identity, None))

@@ -22,7 +22,7 @@ from rootlace.runtime.contracts.messages import Flush, ForgetNamespace, Heartbea
 from rootlace.runtime.contracts.request import Request
 from rootlace.runtime.contracts.step_record import StepRecord, read_step_record
 from rootlace.runtime.contracts.update import Update
-from rootlace.runtime.engine.client import EngineClient, child_engine, pulse
+from rootlace.runtime.engine.client import EngineClient, child_engine, engine_client, pulse
 from rootlace.runtime.engine.client.forget_file import ForgetFile
 from rootlace.runtime.engine.client.forgets import MOST, SECONDS, SPARE_LINES, Forgets
 from rootlace.runtime.engine.client.in_flight import InFlight
@@ -144,8 +144,25 @@ async def test_an_engine_that_dies_as_it_starts_is_started_again(
     assert (await Heard(client, 1).end()).token_ids == (2,)
 
 
+async def test_questions_wait_for_the_next_engine(client: EngineClient, tmp_path: Path) -> None:
+    (tmp_path / "hold").touch()
+    await kill(client)
+    asking = asyncio.create_task(client.stats())
+    await asyncio.sleep(0.1)
+    assert not asking.done()
+    (tmp_path / "hold").unlink()
+    assert (await soon(asking))["running"] == 0
+    (tmp_path / "hold").touch()
+    await kill(client)
+    asking = asyncio.create_task(client.stats())
+    await asyncio.sleep(0)
+    await client.stop()
+    with pytest.raises(ServerUnavailable, match="stopping"):
+        await soon(asking)
+
+
 async def test_what_was_to_be_forgotten_while_an_engine_was_down_is_told_the_next(
-    client: EngineClient, tmp_path: Path
+    client: EngineClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cache = dataclasses.replace(client._config.cache, disk="somewhere")
     client._config = dataclasses.replace(client._config, cache=cache)
@@ -153,7 +170,8 @@ async def test_what_was_to_be_forgotten_while_an_engine_was_down_is_told_the_nex
     client.forget_namespace("as it dies")
     (tmp_path / "hold").touch()
     await kill(client)
-    with pytest.raises(ServerUnavailable):
+    monkeypatch.setattr(engine_client, "RESTART_SECONDS", 0.01)
+    with pytest.raises(ServerUnavailable, match="not running"):
         await client.flush()
     client.forget_namespace("while it is down")
     request = Heard(client, 1)

@@ -135,10 +135,13 @@ def test_what_is_pinned_again_and_for_how_long(monkeypatch: pytest.MonkeyPatch) 
     known.heard("c", Update(again["c"].rid, finish="error", code="x", error="y"))
     assert (known.restored, known.lost) == (1, 1)
     assert [name for name, _ in known.again(rids)] == ["b"]
-    assert known.release("b", "other") == (False, None)
-    assert known.release("b", "") == (True, 103)
+    aborted: list[int] = []
+    assert not known.let_go(False, "b", "other", aborted.extend)
+    assert known.let_go(False, "b", "", aborted.extend) and aborted == [103]
     now = 26.0
-    assert not list(known.again(rids)) and known.release("a", None) == (False, None)
+    assert not list(known.again(rids))
+    assert not known.let_go(False, "a", None, aborted.extend)
+    assert known.let_go(True, "a", None, aborted.extend) and aborted == [103]
     # No more is kept than has room.
     monkeypatch.setattr(pinned_prompts, "MOST_TOKENS", 4)
     for name in "xyz":

@@ -182,6 +182,12 @@ async def test_one_client_leaves_branches_for_others(client: MakeClient) -> None
     await c.settle()
     assert [type(c.terminal(n)) for n in range(1, 15)] == [Done] * 14
     assert all(failed(c, n)[0] == "overloaded" for n in range(15, 20))
+    # What was sent behind hears why, until the id is used again.
+    c.send(Append(30, 16, text("x")), Generate(31, 16), Close(32, 16), Append(33, 77, text("x")))
+    await c.settle()
+    for op in (30, 31, 32):
+        assert failed(c, op)[0] == "cancelled" and "last ones are for others" in failed(c, op)[1]
+    assert failed(c, 33) == ("invalid_request", "branch 77 is not open")
     other = Client(c.gateway, c.engine)
     other.send(Open(1, 1), Open(2, 2))
     assert [await other.result(1), await other.result(2)] == [Done(1), Done(2)]
@@ -190,6 +196,9 @@ async def test_one_client_leaves_branches_for_others(client: MakeClient) -> None
     c.send(Open(21, 1))
     await c.settle()
     assert failed(c, 21)[0] == "overloaded"
+    c.send(Close(22, 2), Close(23, 3), Open(24, 16), Append(25, 16, text("x")))
+    await c.settle()
+    assert [c.terminal(n) for n in (24, 25)] == [Done(24), Done(25)]
     c.session.close()
     other.session.close()
     assert not c.gateway.branches_of

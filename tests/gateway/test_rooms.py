@@ -13,6 +13,7 @@ from typing import Any
 
 import aiohttp
 import pytest
+import zmq.asyncio
 from aiohttp import web
 
 import rootlace as rl
@@ -25,9 +26,17 @@ from rootlace.runtime.gateway.rooms import Rooms
 from rootlace.runtime.gateway.server import ProgramServer
 from rootlace.runtime.gateway.tokens.chat import ChatTemplate
 from rootlace.wire.errors import ModelNotFound, UnsupportedModel
+from rootlace.wire.protocol import (
+    PROTOCOL_VERSION,
+    Failed,
+    Hello,
+    Welcome,
+    decode_events,
+    encode,
+)
 from tests.gateway.conftest import load
 from tests.gateway.fake_engine import FakeEngine
-from tests.waiting import until
+from tests.waiting import soon, until
 
 
 @dataclass
@@ -313,3 +322,26 @@ async def test_programs_choose_when_they_connect(make: Make) -> None:
     assert place.loaded == ["b", "a"]
     with pytest.raises(ModelNotFound):
         await asyncio.to_thread(run, "c")
+
+
+async def test_programs_that_wait_for_their_model_count_as_connected(make: Make) -> None:
+    place = await make(load="on-demand", max_connections=2)
+    place.gate.clear()
+    context = zmq.asyncio.Context()
+    peers = []
+    for _ in range(3):
+        peers.append(peer := context.socket(zmq.DEALER))
+        peer.linger = 0
+        peer.connect(place.programs.address)
+        hello = encode([Hello(0, PROTOCOL_VERSION)])
+        await peer.send(hello)
+        if len(peers) < 3:
+            await until(lambda: len(place.programs._greeting) == len(peers))
+            await peer.send(hello)  # once more is not another one
+    (refused,) = decode_events(await soon(peers[2].recv()))
+    assert isinstance(refused, Failed) and refused.code == "overloaded"
+    place.gate.set()
+    for peer in peers[:2]:
+        (event,) = decode_events(await soon(peer.recv()))
+        assert isinstance(event, Welcome)
+    context.destroy(linger=0)

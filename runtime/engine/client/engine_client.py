@@ -51,6 +51,8 @@ log = logging.getLogger(__name__)
 
 RETRY_SECONDS = (1.0, 4.0, 16.0, 64.0)
 """After how long one that could not be started in place of another one is tried again."""
+RESTART_SECONDS = 5.0
+"""So long, questions wait for the next engine."""
 SPILL_SECONDS = 20.0
 """How long an engine has, when it is to end, to write what it has cached to the disk."""
 VACANT_SECONDS = 30.0
@@ -188,18 +190,12 @@ class EngineClient:
         """What answers `kind(ticket, *fields)`, one of `contracts.messages`, within
         `STALL_SECONDS` or, if `patient`, as long as the engine lives."""
         if not self._up:
-            raise ServerUnavailable("the engine is not running")
+            # Where there are siblings, they answer.
+            await self._questions.until_up(0.0 if self._siblings else RESTART_SECONDS)
         ticket = self._questions.open()
         self.send(kind(ticket, *fields))
         answer = await self._questions.answer_to(ticket, None if patient else STALL_SECONDS)
-        return self._unpinned(answer, *fields) if kind is Unpin else answer
-
-    def _unpinned(self, found: bool, pin: str, namespace: str | None) -> bool:
-        """Whether there was such a pin; `found`: the engine had it."""
-        known, again = self._pinned.release(pin, None if found else namespace)
-        if again is not None:
-            self.abort([again])
-        return found or known
+        return self._pinned.let_go(answer, *fields, self.abort) if kind is Unpin else answer
 
     def send(self, message: ToEngine) -> None:
         """Send what needs no answer."""
@@ -218,7 +214,7 @@ class EngineClient:
         if self._siblings is None:
             self._forgets.close()
         error = ServerUnavailable("the runtime is stopping")
-        self._questions.fail(error)
+        self._questions.fail(error, for_good=True)
         self._in_flight.fail(error)
 
     # ------------------------------------------------------------ one engine after another
@@ -231,6 +227,7 @@ class EngineClient:
         for message in self._forgets.to_started(returned=self._deaths.count > 0):
             self.send(message)
         self._up = True
+        self._questions.resume()
         self._watcher = asyncio.create_task(self._watch(engine))
 
     async def _watch(self, engine: PlacedEngine) -> None:
@@ -273,6 +270,7 @@ class EngineClient:
             await launch()
         except Exception as error:
             log.error("the engine cannot be started again: %s", error)
+            self._questions.fail(ServerUnavailable("the engine is not running"), for_good=True)
             if siblings is not None:
                 siblings.on_gone(str(error))
                 siblings.on_death(self._in_flight.leave_all(), in_step)

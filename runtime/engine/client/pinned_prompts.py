@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from rootlace.runtime.contracts.request import Request
@@ -52,14 +52,22 @@ class PinnedPrompts:
         while self._tokens > MOST_TOKENS:
             self._drop(next(iter(self._pinned)))
 
-    def release(self, pin: str, namespace: str | None) -> tuple[bool, int | None]:
-        """A pin of this namespace (None: of any) is no more. Whether there was one, and the request
-        that was to pin it again, if one does."""
+    def let_go(
+        self,
+        found: bool,
+        pin: str,
+        namespace: str | None,
+        abort: Callable[[Iterable[int]], None],
+    ) -> bool:
+        """A pin of this namespace (None: of any) was let go, if the engine had it: `found`. Whether
+        there was one; if a request is to pin it again, that is aborted."""
         known = self._pinned.get(pin)
-        if known is None or namespace not in (None, known.request.namespace):
-            return False, None
+        if known is None or not (found or namespace in (None, known.request.namespace)):
+            return found
         self._drop(pin)
-        return True, known.again
+        if known.again is not None:
+            abort([known.again])
+        return True
 
     def again(self, next_rid: Callable[[], int]) -> Iterator[tuple[str, Request]]:
         """What the next engine is to be sent, each with its pin. What the one before had still to

@@ -14,6 +14,24 @@ class Questions:
     def __init__(self) -> None:
         self._open: dict[int, asyncio.Future[Any]] = {}
         self._last = 0
+        self._settled = asyncio.Event()
+        """Whether there is an engine, or will not be one any more."""
+        self._gone: ServerUnavailable | None = None
+
+    def resume(self) -> None:
+        """There is an engine."""
+        self._gone = None
+        self._settled.set()
+
+    async def until_up(self, patience: float) -> None:
+        """Wait for the next engine, as requests do. Raises ServerUnavailable if there is none in
+        so many seconds."""
+        try:
+            await asyncio.wait_for(self._settled.wait(), patience)
+        except TimeoutError:
+            raise ServerUnavailable("the engine is not running") from None
+        if self._gone is not None:
+            raise self._gone
 
     def open(self) -> int:
         """A new ticket."""
@@ -36,8 +54,12 @@ class Questions:
         if future is not None and not future.done():
             future.set_result(value)
 
-    def fail(self, error: ServerUnavailable) -> None:
-        """Nobody will answer."""
+    def fail(self, error: ServerUnavailable, for_good: bool = False) -> None:
+        """Nobody will answer; `for_good`: nor will another engine."""
+        self._settled.clear()
+        if for_good:
+            self._gone = error
+            self._settled.set()
         for future in self._open.values():
             if not future.done():
                 future.set_exception(error)

@@ -15,6 +15,7 @@ from rootlace.runtime.gateway.branches.backlog import Backlog
 from rootlace.runtime.gateway.branches.branch import Branch, BranchState, Deadline, Work
 from rootlace.runtime.gateway.branches.core import Core
 from rootlace.runtime.gateway.branches.generation import Generation
+from rootlace.runtime.gateway.branches.refused import Refused
 from rootlace.runtime.gateway.branches.select import Selection
 from rootlace.runtime.gateway.branches.vectors import embed
 from rootlace.runtime.gateway.keys.account import Account, client_of, namespace_of, private
@@ -104,6 +105,7 @@ class Session:
         self._tasks: set[asyncio.Task[None]] = set()
         self._events: list[Event] = []
         self._backlog = Backlog(core.config.max_message_bytes)
+        self._refused = Refused()
         self.log = log
         core.session_count += 1
         if log is not None:
@@ -171,13 +173,14 @@ class Session:
         if op.op <= 0:
             raise InvalidRequest(f"operation ids begin at 1, not {op.op}")
         if isinstance(op, Open):
-            self._open(op)
+            with self._refused.noting(op.branch):
+                self._open(op)
         elif isinstance(op, Append | Prefill | Generate | Select | Explain | Close | Cancel):
             branch = self._branches.get(op.branch)
             if branch is None and isinstance(op, Cancel):
                 branch = self._closing.get(op.branch)
             if branch is None:
-                raise InvalidRequest(f"branch {op.branch} is not open")
+                raise self._refused.error(op.branch)
             self._on_branch(op, branch)
         elif isinstance(op, Ping):
             if self.log is not None:
@@ -269,17 +272,16 @@ class Session:
         program = f"{self._number}:{op.program}" if op.program else ""
         namespace = namespace_of(self._account, op.namespace)
         adapter = op.adapter or ""
-        if not op.share:
-            namespace = private(namespace)
+        namespace = namespace if op.share else private(namespace)
         if parent is not None:
             program, namespace = parent.program, parent.namespace
             adapter = parent.adapter if op.adapter is None else op.adapter
         self._core.check_share(self._client)
-        bound = self._core.config.max_branches
+        bound, count = self._core.config.max_branches, self._core.branch_count
         refused: RootlaceError | None = None
-        if self._core.branch_count >= bound:
+        if count >= bound:
             refused = Overloaded(f"{bound} branches are open; the server allows no more")
-            if self._core.branch_count >= 2 * bound:
+            if count >= 2 * bound:
                 raise refused
         elif op.parent is not None and parent is None:
             refused = InvalidRequest(f"parent branch {op.parent} is not open")
