@@ -136,12 +136,12 @@ def test_what_is_pinned_again_and_for_how_long(monkeypatch: pytest.MonkeyPatch) 
     assert (known.restored, known.lost) == (1, 1)
     assert [name for name, _ in known.again(rids)] == ["b"]
     aborted: list[int] = []
-    assert not known.let_go(False, "b", "other", aborted.extend)
-    assert known.let_go(False, "b", "", aborted.extend) and aborted == [103]
+    assert not known.let_go(aborted.extend, False, "b", "other")
+    assert known.let_go(aborted.extend, False, "b", "") and aborted == [103]
     now = 26.0
     assert not list(known.again(rids))
-    assert not known.let_go(False, "a", None, aborted.extend)
-    assert known.let_go(True, "a", None, aborted.extend) and aborted == [103]
+    assert not known.let_go(aborted.extend, False, "a", None)
+    assert known.let_go(aborted.extend, True, "a", None) and aborted == [103]
     # No more is kept than has room.
     monkeypatch.setattr(pinned_prompts, "MOST_TOKENS", 4)
     for name in "xyz":

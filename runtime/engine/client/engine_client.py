@@ -195,7 +195,7 @@ class EngineClient:
         ticket = self._questions.open()
         self.send(kind(ticket, *fields))
         answer = await self._questions.answer_to(ticket, None if patient else STALL_SECONDS)
-        return self._pinned.let_go(answer, *fields, self.abort) if kind is Unpin else answer
+        return self._pinned.let_go(self.abort, answer, *fields) if kind is Unpin else answer
 
     def send(self, message: ToEngine) -> None:
         """Send what needs no answer."""

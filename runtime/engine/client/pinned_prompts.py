@@ -54,10 +54,10 @@ class PinnedPrompts:
 
     def let_go(
         self,
+        abort: Callable[[Iterable[int]], None],
         found: bool,
         pin: str,
         namespace: str | None,
-        abort: Callable[[Iterable[int]], None],
     ) -> bool:
         """A pin of this namespace (None: of any) was let go, if the engine had it: `found`. Whether
         there was one; if a request is to pin it again, that is aborted."""
