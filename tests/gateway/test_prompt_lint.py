@@ -128,6 +128,8 @@ def test_prompts_that_begin_alike_and_go_on_otherwise_are_two_findings() -> None
         ("req8f2k1m0", "req1a2b3c4", "id"),
         ("17", "18", "number"),
         ("Anna", "Bert", "text"),
+        ('day": 3, "at": "10:15"', 'at": "10:15", "day": 4', "order"),
+        ("a1b", "b1a", "number"),
     ],
 )
 def test_kinds_of_differences(ours: str, theirs: str, kind: str) -> None:

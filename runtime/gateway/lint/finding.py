@@ -18,6 +18,7 @@ _PATTERNS: tuple[tuple[Kind, str], ...] = (
     ("id", r"(?i:[0-9a-f]{4,}-[0-9a-f-]{4,}|(?=[a-z]*\d)(?=\d*[a-z])[0-9a-z]{8,})"),
     ("number", r"\d"),
 )
+_WHOLE_WORDS = re.compile(r"\b[^\W\d_]+\b")
 _WORDS: dict[Kind, str] = {
     "time": "a time or date",
     "id": "an id",
@@ -27,7 +28,7 @@ _WORDS: dict[Kind, str] = {
 }
 
 
-class Finding(msgspec.Struct, omit_defaults=True):
+class Finding(msgspec.Struct):
     """Prompts that would share a long prefix but for an early difference.
 
     They are the same up to `position`, whose last text is `before`; there one has `ours` and one
@@ -57,6 +58,9 @@ class Finding(msgspec.Struct, omit_defaults=True):
 
 def kind_of(ours: str, theirs: str) -> Kind:
     """What two texts are that stand in the same place of two prompts."""
+    mine, others = _WHOLE_WORDS.findall(ours), _WHOLE_WORDS.findall(theirs)
+    if mine != others and sorted(mine) == sorted(others):
+        return "order"  # the keys of an object, say
     for kind, pattern in _PATTERNS:
         if re.search(pattern, ours) and re.search(pattern, theirs):
             return kind
