@@ -107,7 +107,7 @@ def plan_extend(
     launches, merges, num_parts = [], [], 0
     for shape, chosen in ((large, rows[~few]), (small, rows[few])):
         items = _tiles(batch, chosen, window, shape)
-        items, merged = _cut(items, batch.num_kv_heads, window, shape, num_parts)
+        items, merged = _cut(items, batch.num_kv_heads, shape, num_parts)
         size = items[:, 5] - items[:, 4]
         launches.append(ExtendLaunch(shape, _int32(items[np.argsort(-size, kind="stable")])))
         merges.append(merged)
@@ -142,7 +142,7 @@ def _tiles(
 
 
 def _cut(
-    items: np.ndarray, num_kv_heads: int, window: int | None, shape: TileShape, first_part: int
+    items: np.ndarray, num_kv_heads: int, shape: TileShape, first_part: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """Cut the items of rows with few programs -> items, merges [M, 4] (see `ExtendPlan`)."""
     if SPLIT % shape.block_n:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,8 +17,6 @@ from rootlace.runtime.contracts.step_cost import PRIOR, StepCost, mean_cost
 from rootlace.runtime.contracts.update import Update
 from rootlace.runtime.replicas.hearing import Hearing
 from rootlace.runtime.routing.router import Router, RouterConfig
-
-log = logging.getLogger(__name__)
 
 _OUTPUT = 64.0
 """Tokens that a request is taken to generate, until some have ended."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Iterable, Sequence
 from itertools import takewhile
@@ -18,8 +17,6 @@ BUFFER_BYTES = 32 << 20
 """Memory for blocks on their way to where others find them, and as much for those that came from
 others: what moves between two turns of the loop."""
 _TIMED = 8
-
-log = logging.getLogger(__name__)
 
 
 class HandedBlocks:

@@ -45,7 +45,6 @@ class ChatTemplate:
         """Raises InvalidRequest where the template has a syntax error."""
         self.source = source
         self._tokens = dict(tokens or {})
-        self._bos = bos
         self._template: jinja2.Template | None = None
         if source is not None:
             try:

@@ -43,7 +43,7 @@ def read_weight(layout: Layout, stored: Stored, rows: int, columns: int) -> Quan
         case Gptq():
             return _gptq(layout, stored, rows, columns)
         case Awq():
-            return _awq(layout, stored, rows, columns)
+            return _awq(layout, stored, columns)
         case Floats4() | Blocks():
             return _floats4(layout, stored, rows, columns)
         case Ggml():
@@ -112,7 +112,7 @@ def _gptq(layout: Gptq, stored: Stored, rows: int, columns: int) -> Quantised:
     return _sorted(layout, values, scales, MIDDLE[layout.bits] - zeros, groups)
 
 
-def _awq(layout: Awq, stored: Stored, rows: int, columns: int) -> Quantised:
+def _awq(layout: Awq, stored: Stored, columns: int) -> Quantised:
     def in_order(packed: torch.Tensor) -> torch.Tensor:
         found = _unpacked(packed, 4).t().contiguous()
         return found.view(-1, 8, len(packed))[:, AWQ_ORDER].flatten(0, 1)
