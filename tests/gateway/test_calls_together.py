@@ -34,7 +34,7 @@ from rootlace.runtime.gateway.http.constraints import Asked
 from rootlace.wire.errors import InvalidRequest
 from rootlace.wire.protocol import Constraint, Part
 
-TOOLS = [Tool("f"), Tool("g")]
+TOOLS = [Tool(name, None, {"type": "object"}) for name in "fg"]
 NAMES = frozenset(tool.name for tool in TOOLS)
 F, G = Call("f", '{"x":1}'), Call("g", "{}")
 
