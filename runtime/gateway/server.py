@@ -118,8 +118,10 @@ class ProgramServer:
         self._journal = journal
         self._config = gateway.config
         self._greeting: dict[bytes, asyncio.Task[None]] = {}
-        self._socket = ProgramSocket(self._receive)
         self._connections: dict[bytes, Connection] = {}
+        self._socket = ProgramSocket(
+            self._receive, lambda peer: peer in self._connections or peer in self._greeting
+        )
         self._behind: set[Connection] = set()
         self._someone_behind = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
@@ -137,7 +139,7 @@ class ProgramServer:
         """
         config = self._config
         secret = read_program_key(config.program_key) if config.program_key else None
-        self.address = self._socket.bind(config.program_address, config.max_message_bytes, secret)
+        self.address = self._socket.bind(config, secret)
         self._tasks = [
             asyncio.create_task(self._watch()),
             asyncio.create_task(self._retry()),
@@ -360,6 +362,7 @@ class ProgramServer:
         while True:
             await asyncio.sleep(PING_SECONDS)
             now = time.monotonic()
+            self._socket.look(PING_SECONDS)
             if self._journal is not None:
                 self._journal.forget_old()
             for connection in list(self._connections.values()):

@@ -193,6 +193,9 @@ class Socket:
         self._monitor = Socket(self.network, zmq.PAIR)
         return self._monitor
 
+    def disable_monitor(self) -> None:
+        self._monitor = None
+
     def send(self, frame: bytes, flags: int = 0) -> None:
         assert not self.closed
         line = next(iter(self.lines.values()), None)

@@ -15,13 +15,13 @@ from typing import Any
 
 from aiohttp import web
 
+from rootlace.runtime.gateway.rare_log import RareLog
 from rootlace.runtime.gateway.shares import kept_for_others
 
 log = logging.getLogger(__name__)
 
 MOST = 4096
 """Unless the configuration says otherwise, or descriptors are few."""
-LOG_SECONDS = 60.0
 LOOK_SECONDS = 0.1
 """Where no connection is idle, they are looked through again after so long."""
 
@@ -44,21 +44,6 @@ def most_connections(configured: int | None) -> int:
     return configured or max(min(MOST, descriptors // 2), 1)
 
 
-class Rare:
-    """Logs one line a minute at most, with how often there was something to say."""
-
-    def __init__(self) -> None:
-        self._next = 0.0
-        self._times = 0
-
-    def warn(self, text: str, *values: object) -> None:
-        self._times += 1
-        now = time.monotonic()
-        if now >= self._next:
-            log.warning(text + " (%d times since this was last said)", *values, self._times)
-            self._next, self._times = now + LOG_SECONDS, 0
-
-
 class BoundedServer(web.Server):
     """Has at most `most` connections.
 
@@ -77,7 +62,7 @@ class BoundedServer(web.Server):
         """By address, connections that waited for a request when they were looked through, with
         the times at which that would have been too long; a request moves its connection's."""
         self._look_at = 0.0
-        self._rare = Rare()
+        self._rare = RareLog(log)
 
     def connection_made(self, handler: web.RequestHandler, transport: asyncio.Transport) -> None:
         super().connection_made(handler, transport)
@@ -167,7 +152,7 @@ def _closes_at(handler: web.RequestHandler) -> float:
 
 def quiet_accepts(loop: asyncio.AbstractEventLoop) -> None:
     """Have the loop say at most once a minute that it accepts nobody, for descriptors are gone."""
-    rare = Rare()
+    rare = RareLog(log)
 
     def handle(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         error = context.get("exception")
