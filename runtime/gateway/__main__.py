@@ -31,7 +31,6 @@ LAST_RESORT_SECONDS = 20.0
 
 def main() -> int:
     processes.give_way()
-    processes.take_descriptors()
     try:
         config = processes.read_config(sys.stdin.buffer, RuntimeConfig)
     except (msgspec.DecodeError, TypeError, ValueError) as error:

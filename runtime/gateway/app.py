@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from rootlace.runtime import logs
+from rootlace.runtime import logs, processes
 from rootlace.runtime.config import RuntimeConfig
 from rootlace.runtime.gateway.keys.key_file import read_keys
 from rootlace.runtime.gateway.keys.program_key import read_program_key
@@ -144,6 +144,7 @@ async def serve_until(
     """All of a gateway's process: as `serve`, with its logs set up; but if an event is set while
     a model is loading, the loading ends at once."""
     logs.set_up(models[0].engine.logs, "gateway")
+    processes.take_descriptors()
     is_ready = False
 
     def on_ready(listening: Listening) -> None:

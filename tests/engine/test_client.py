@@ -152,6 +152,11 @@ async def test_questions_wait_for_the_next_engine(client: EngineClient, tmp_path
     assert not asking.done()
     (tmp_path / "hold").unlink()
     assert (await soon(asking))["running"] == 0
+    os.kill(client.info.pid, signal.SIGSTOP)  # one that was asked before it died
+    asking = asyncio.create_task(client.stats())
+    await asyncio.sleep(0)
+    os.kill(client.info.pid, signal.SIGKILL)
+    assert (await soon(asking))["running"] == 0
     (tmp_path / "hold").touch()
     await kill(client)
     asking = asyncio.create_task(client.stats())

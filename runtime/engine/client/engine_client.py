@@ -43,7 +43,7 @@ from rootlace.runtime.engine.client.in_flight import InFlight, Submitted
 from rootlace.runtime.engine.client.pinned_prompts import PinnedPrompts
 from rootlace.runtime.engine.client.place import Place, PlacedEngine
 from rootlace.runtime.engine.client.pulse import STALL_SECONDS, Pulse
-from rootlace.runtime.engine.client.questions import Questions
+from rootlace.runtime.engine.client.questions import EngineDied, Questions
 from rootlace.runtime.engine.client.siblings import Siblings
 from rootlace.wire.errors import RootlaceError, ServerUnavailable
 
@@ -51,7 +51,7 @@ log = logging.getLogger(__name__)
 
 RETRY_SECONDS = (1.0, 4.0, 16.0, 64.0)
 """After how long one that could not be started in place of another one is tried again."""
-RESTART_SECONDS = 5.0
+RESTART_SECONDS = 8.0
 """So long, questions wait for the next engine."""
 SPILL_SECONDS = 20.0
 """How long an engine has, when it is to end, to write what it has cached to the disk."""
@@ -189,12 +189,19 @@ class EngineClient:
     ) -> Any:
         """What answers `kind(ticket, *fields)`, one of `contracts.messages`, within
         `STALL_SECONDS` or, if `patient`, as long as the engine lives."""
-        if not self._up:
-            # Where there are siblings, they answer.
-            await self._questions.until_up(0.0 if self._siblings else RESTART_SECONDS)
-        ticket = self._questions.open()
-        self.send(kind(ticket, *fields))
-        answer = await self._questions.answer_to(ticket, None if patient else STALL_SECONDS)
+        alone, again = self._siblings is None, False  # siblings answer where there are any
+        while True:
+            if not self._up:
+                await self._questions.until_up(RESTART_SECONDS if alone else 0.0)
+            ticket = self._questions.open()
+            self.send(kind(ticket, *fields))
+            try:
+                answer = await self._questions.answer_to(ticket, None if patient else STALL_SECONDS)
+                break
+            except EngineDied:
+                if again or patient or not alone:
+                    raise
+                again = True
         return self._pinned.let_go(self.abort, answer, *fields) if kind is Unpin else answer
 
     def send(self, message: ToEngine) -> None:
@@ -247,7 +254,7 @@ class EngineClient:
         self._in_flight.died(self._deaths.note())
         self._forgets.died()
         log.error("the engine process ended with code %s", code)
-        self._questions.fail(ServerUnavailable("the engine restarted"))
+        self._questions.fail(EngineDied("the engine restarted"))
         known, siblings = engine.in_step(), self._siblings
         in_step = self._in_step = known or {}
         if known is None and siblings is not None:

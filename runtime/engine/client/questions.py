@@ -8,6 +8,10 @@ from typing import Any
 from rootlace.wire.errors import ServerUnavailable
 
 
+class EngineDied(ServerUnavailable):
+    """Who was asked died; the next one may answer."""
+
+
 class Questions:
     """Tickets, and who waits for the answer that carries them."""
 
