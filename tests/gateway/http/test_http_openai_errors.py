@@ -108,10 +108,14 @@ async def test_errors_as_the_client_sees_them(served: Served) -> None:
     assert long.value.code == "context_length_exceeded"
     with pytest.raises(openai.BadRequestError, match="prompt 1: the prompt is too long"):
         await client.completions.create(model="fake", prompt=["x", "boom", "y"])
-    with pytest.raises(openai.BadRequestError, match="template refuses"):
+    with pytest.raises(openai.BadRequestError, match="template refuses") as refused:
         await client.chat.completions.create(
             model="fake", messages=[{"role": "user", "content": "refuse me"}]
         )
+    assert refused.value.param == "messages"
+    with pytest.raises(openai.BadRequestError, match="template refuses") as refused:
+        await client.responses.create(model="fake", input="refuse me")
+    assert refused.value.param == "input"
     # Before the first event a stream has a status like any other reply.
     with pytest.raises(openai.BadRequestError):
         await client.completions.create(model="fake", prompt="boom", stream=True)

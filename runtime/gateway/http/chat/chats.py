@@ -33,6 +33,7 @@ from rootlace.runtime.gateway.http.chat.tool_choice import (
 from rootlace.runtime.gateway.http.errors import InvalidParameter
 from rootlace.runtime.gateway.http.sampling import make_params
 from rootlace.runtime.gateway.tokens.pieces import Joined
+from rootlace.wire.errors import InvalidRequest
 from rootlace.wire.protocol import (
     Chunk,
     Generated,
@@ -260,14 +261,19 @@ class Chats:
         return Prepared(job, PLAIN, "", "", frozenset(), reasoning=False, several=True)
 
     def render(self, request: ChatRequest, tools: tuple[Tool, ...]) -> tuple[Part, ...]:
-        """The conversation as the model's template writes it."""
-        return self._gateway.chat.render(
-            request.messages,
-            tools=[tool.for_template() for tool in tools] or None,
-            add_generation_prompt=request.add_generation_prompt and not request.continue_final,
-            **({"continue_final": True} if request.continue_final else {}),
-            **request.template,
-        )
+        """The conversation as the model's template writes it. Raises InvalidRequest, which names
+        its field, where the template refuses it."""
+        try:
+            return self._gateway.chat.render(
+                request.messages,
+                tools=[tool.for_template() for tool in tools] or None,
+                add_generation_prompt=request.add_generation_prompt and not request.continue_final,
+                **({"continue_final": True} if request.continue_final else {}),
+                **request.template,
+            )
+        except InvalidRequest as error:
+            error.param = error.param or request.param
+            raise
 
     def _pins(
         self, request: ChatRequest, tools: tuple[Tool, ...], parts: tuple[Part, ...]
