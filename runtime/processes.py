@@ -98,6 +98,12 @@ def take_descriptors() -> None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
+def descriptors() -> int:
+    """How many this process may have."""
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return DESCRIPTORS if most == resource.RLIM_INFINITY else most
+
+
 def child_command(module: str) -> list[str]:
     """The command line of a child that runs `module`."""
     return [sys.executable, "-m", module]

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 import zmq
 
+from rootlace.runtime import processes
 from rootlace.runtime.config import GatewayConfig
 from rootlace.runtime.gateway.rare_log import RareLog
 from rootlace.wire.sockets import MessageReader
@@ -60,7 +61,7 @@ class _Peer:
 class ProgramPeers:
     """Those of one bound socket. Ends connections on which more comes of a message than one may
     have, or which have no session for as long as a client may be silent; and the oldest that have
-    none where there are `SPARE` more than clients may be."""
+    none where there are `SPARE` more than clients may be, or a quarter of all descriptors."""
 
     def __init__(
         self,
@@ -70,7 +71,7 @@ class ProgramPeers:
         has_session: Callable[[bytes], bool],
     ) -> None:
         self._port = port
-        self._most = config.max_connections + SPARE
+        self._most = min(config.max_connections + SPARE, processes.descriptors() // 4)
         self._message_bytes = config.max_message_bytes
         self._patience = config.client_timeout
         self._has_session = has_session

@@ -140,20 +140,9 @@ class Selection:
         state, choices = self._branch.state, self._op.choices
         length = (state.pending_length() + 1) * len(choices) + sum(map(len, choices))
         _check_size(length, MAX_CHARACTERS, "characters, text that has no tokens yet included")
-        common, joint = await self._core.tokenize(length, self._tokenize)
-        settled = np.array(state.ids, np.int32)
-        start = len(settled) + common
-        for index, ids in enumerate(joint):
-            if len(ids) == common:
-                raise InvalidRequest(f"select: choice {index} ({choices[index]!r}) adds no token")
-            check_fits(self._core, len(settled) + len(ids), room=0)
-        tokens = sum(map(len, joint))
-        _check_size(tokens - common * len(joint), MAX_SCORED, "tokens to score")
-        _check_size(tokens + len(settled) * len(joint), MAX_TOKENS, "tokens, each with the prompt")
-        return [_Scored(np.concatenate((settled, ids)), start) for ids in joint]
+        return await self._core.tokenize(length, self._tokenize)
 
-    def _tokenize(self) -> tuple[int, list[np.ndarray]]:
-        """How many tokens all begin with, and each choice's behind what has no tokens yet."""
+    def _tokenize(self) -> list[_Scored]:
         state, encode = self._branch.state, self._core.tokenizer.encode_pieces
         base = encode(state.pending, state.previous, state.begins)
         common, joint = len(base), []
@@ -161,7 +150,17 @@ class Selection:
             ids = encode((*state.pending, Piece(choice)), state.previous, state.begins)
             common = min(common, _common_prefix(base[:common], ids))
             joint.append(np.array(ids, np.int32))
-        return common, joint
+        settled = np.array(state.ids, np.int32)
+        for index, ids in enumerate(joint):
+            if len(ids) == common:
+                choice = self._op.choices[index]
+                raise InvalidRequest(f"select: choice {index} ({choice!r}) adds no token")
+            check_fits(self._core, len(settled) + len(ids), room=0)
+        tokens = sum(map(len, joint))
+        _check_size(tokens - common * len(joint), MAX_SCORED, "tokens to score")
+        _check_size(tokens + len(settled) * len(joint), MAX_TOKENS, "tokens, each with the prompt")
+        start = len(settled) + common
+        return [_Scored(np.concatenate((settled, ids)), start) for ids in joint]
 
     async def _score(self, prompts: Sequence[_Scored]) -> None:
         branch, core = self._branch, self._core

@@ -8,13 +8,13 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
-import resource
 import time
 from collections import Counter, deque
 from typing import Any
 
 from aiohttp import web
 
+from rootlace.runtime import processes
 from rootlace.runtime.gateway.rare_log import RareLog
 from rootlace.runtime.gateway.shares import kept_for_others
 
@@ -38,10 +38,7 @@ _NO_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
 
 def most_connections(configured: int | None) -> int:
     """The bound; half of the descriptors are left for programs, files and engines."""
-    descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    if descriptors == resource.RLIM_INFINITY:
-        descriptors = 2 * MOST
-    return configured or max(min(MOST, descriptors // 2), 1)
+    return configured or max(min(MOST, processes.descriptors() // 2), 1)
 
 
 class BoundedServer(web.Server):
