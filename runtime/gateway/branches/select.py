@@ -151,16 +151,16 @@ class Selection:
             common = min(common, _common_prefix(base[:common], ids))
             joint.append(np.array(ids, np.int32))
         settled = np.array(state.ids, np.int32)
-        for index, ids in enumerate(joint):
-            if len(ids) == common:
+        for index, length in enumerate(map(len, joint)):
+            if length == common:
                 choice = self._op.choices[index]
                 raise InvalidRequest(f"select: choice {index} ({choice!r}) adds no token")
-            check_fits(self._core, len(settled) + len(ids), room=0)
+            check_fits(self._core, len(settled) + length, room=0)
         tokens = sum(map(len, joint))
         _check_size(tokens - common * len(joint), MAX_SCORED, "tokens to score")
         _check_size(tokens + len(settled) * len(joint), MAX_TOKENS, "tokens, each with the prompt")
         start = len(settled) + common
-        return [_Scored(np.concatenate((settled, ids)), start) for ids in joint]
+        return [_Scored(np.concatenate((settled, own)), start) for own in joint]
 
     async def _score(self, prompts: Sequence[_Scored]) -> None:
         branch, core = self._branch, self._core
