@@ -135,6 +135,7 @@ class Replicas:
             partial(self._gone_for_good, at),
             self._forgets,
             self._culprits,
+            self.next_rid,
             self._transfer,
         )
         place = None

@@ -213,7 +213,7 @@ async def test_who_is_suspended_for_a_death_leaves_for_no_other_engine_after_it(
 
     def ignore(*_: object) -> None: ...
 
-    siblings = Siblings(0, 2, b"key", ignore, on_death, lambda: None, ignore, Forgets(), culprits)
+    siblings = Siblings(0, 2, b"key", ignore, on_death, lambda: None, ignore, Forgets(), culprits, int)
     client = await EngineClient.start(EngineConfig(), siblings=siblings, place=place)
     for rid, name in enumerate(("bad", "bad", "good")):
         client.submit(request(rid, name), heard.append)
@@ -223,3 +223,25 @@ async def test_who_is_suspended_for_a_death_leaves_for_no_other_engine_after_it(
     codes = {update.rid: update.code for update in heard}
     assert codes == {0: "internal", 1: "client_suspended"}
     await client.stop()
+
+
+async def test_what_stays_waits_for_the_next_engine_of_its_place() -> None:
+    place, left = Graves(), list[list[int]]()
+
+    def on_death(those: list[Submitted], in_step: Mapping[int, int]) -> None:
+        left.append([one.request.rid for one in those])
+
+    def ignore(*_: object) -> None: ...
+
+    siblings = Siblings(
+        0, 2, b"key", ignore, on_death, lambda: None, ignore, Forgets(), Culprits(), int
+    )
+    client = await EngineClient.start(EngineConfig(), siblings=siblings, place=place)
+    heard = list[Update]()
+    client.submit(request(1, "a"), heard.append, stays=True)
+    client.submit(request(2, "a"), heard.append)
+    assert client.next_rid() == 0, "the number is that of all siblings"
+    await place.die(client, {})
+    assert left == [[2]] and not heard
+    await client.stop()
+    assert [update.rid for update in heard] == [1]

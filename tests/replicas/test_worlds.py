@@ -40,6 +40,13 @@ def test_what_is_promised_holds_with_several_engines(seed: int) -> None:
     )
 
 
+def test_what_pins_again_is_the_business_of_its_own_engine() -> None:
+    """One that was started again dies while it pins what the one before had pinned."""
+    scenario = draw(57, programs=20)
+    shape = msgspec.structs.replace(scenario.shape, replicas=3, blocks=40)
+    ran(msgspec.structs.replace(scenario, shape=shape))
+
+
 @pytest.mark.parametrize(("seed", "by"), [(13, "memory"), (19, "tcp")])
 def test_and_where_some_of_them_compute_prompts_for_the_others(seed: int, by: str) -> None:
     scenario = draw(seed, programs=15)

@@ -91,7 +91,8 @@ class EngineClient:
         self._questions = Questions()
         self._pinned = PinnedPrompts()
         self._forgets = Forgets.of(config) if siblings is None else siblings.forgets
-        self.next_rid = itertools.count(1).__next__
+        own = itertools.count(1).__next__
+        self.next_rid = own if siblings is None else siblings.next_rid
         self._pulse = Pulse()
         self._up = False
         self._in_step: Mapping[int, int] = {}
@@ -130,13 +131,16 @@ class EngineClient:
         """Whether the loop was heard of lately."""
         return self._up and self._pulse.steady
 
-    def submit(self, request: Request, on_update: Callable[[Update], None]) -> None:
-        """Start a request; `on_update` hears of it until an update with `finish` set. Raises
-        ClientSuspended, or Overloaded where too many wait for the next engine."""
+    def submit(
+        self, request: Request, on_update: Callable[[Update], None], stays: bool = False
+    ) -> None:
+        """Start a request; `on_update` hears of it until an update with `finish` set. One that
+        `stays` is of no use to a sibling. Raises ClientSuspended, or Overloaded where too many wait
+        for the next engine."""
         if (refusal := self._culprits.refusal(request.client)) is not None:
             raise refusal
         sent = self._up and not self._in_flight.quarantined
-        self._in_flight.add(request, on_update, sent)
+        self._in_flight.add(request, on_update, sent, stays)
         if sent:  # else the next engine is given it when it is ready
             self.send(request)
 
@@ -293,7 +297,7 @@ class EngineClient:
             self.send(request)
         for pin, request in self._pinned.again(self.next_rid):
             try:
-                self.submit(request, partial(self._pinned.heard, pin))
+                self.submit(request, partial(self._pinned.heard, pin), stays=True)
             except RootlaceError as error:
                 self._pinned.lose(pin, str(error))
         if siblings is not None:

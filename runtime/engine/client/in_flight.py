@@ -35,6 +35,8 @@ class Submitted:
     lost: list[Death] = field(default_factory=list)
     """Of the engines that had it."""
     aborted: bool = False
+    stays: bool = False
+    """Whether no other engine's client may go on with it."""
 
     def resumed(self, suspected: int) -> Request:
         """The request as the next engine is sent it."""
@@ -72,12 +74,20 @@ class InFlight:
         """Whether new requests have to take turns with those in quarantine: see `judge`."""
         return self._tried is not None or bool(self._held)
 
-    def add(self, request: Request, on_update: Callable[[Update], None], sent: bool) -> None:
+    def add(
+        self,
+        request: Request,
+        on_update: Callable[[Update], None],
+        sent: bool,
+        stays: bool = False,
+    ) -> None:
         """Keep a request; one that is not `sent` yet waits for the next engine, or for those in
         quarantine: raises Overloaded where too many do."""
         if not sent and len(self._submitted) >= self._most_waiting:
             raise Overloaded(f"{len(self._submitted)} requests wait for an engine already")
-        self._submitted[request.rid] = Submitted(request, on_update, engines=int(sent))
+        self._submitted[request.rid] = Submitted(
+            request, on_update, engines=int(sent), stays=stays
+        )
         if self.quarantined:
             self._late.append(request.rid)
 
@@ -189,7 +199,7 @@ class InFlight:
             stay |= {rid for rid, one in self._submitted.items() if one.engines}
         left: list[Submitted] = []
         for rid, submitted in list(self._submitted.items()):
-            if submitted.aborted or rid in stay or submitted.deaths > 1:
+            if submitted.aborted or submitted.stays or rid in stay or submitted.deaths > 1:
                 self._bound.add(rid)
             else:
                 left.append(self._submitted.pop(rid))
@@ -198,13 +208,17 @@ class InFlight:
     def leave_free(self) -> list[Submitted]:
         """Take out what waits here for the next engine, and may as well go elsewhere: what came
         since the last one died."""
-        free = [rid for rid in self._submitted if rid not in self._bound]
-        self._late = deque(rid for rid in self._late if rid in self._bound)
+        free = [
+            rid
+            for rid, one in self._submitted.items()
+            if rid not in self._bound and not one.stays
+        ]
+        self._late = deque(rid for rid in self._late if rid not in free)
         return [self._submitted.pop(rid) for rid in free]
 
     def leave_all(self) -> list[Submitted]:
         """Take out what another engine may go on with where there will be no other one here."""
-        left = [one for one in self._submitted.values() if not one.aborted]
+        left = [one for one in self._submitted.values() if not one.aborted and not one.stays]
         for one in left:
             del self._submitted[one.request.rid]
         for waiting in (self._held, self._late, self._cleared, self._bound):
