@@ -213,7 +213,9 @@ async def test_who_is_suspended_for_a_death_leaves_for_no_other_engine_after_it(
 
     def ignore(*_: object) -> None: ...
 
-    siblings = Siblings(0, 2, b"key", ignore, on_death, lambda: None, ignore, Forgets(), culprits, int)
+    siblings = Siblings(
+        0, 2, b"key", ignore, on_death, lambda: None, ignore, Forgets(), culprits, int
+    )
     client = await EngineClient.start(EngineConfig(), siblings=siblings, place=place)
     for rid, name in enumerate(("bad", "bad", "good")):
         client.submit(request(rid, name), heard.append)

@@ -85,9 +85,7 @@ class InFlight:
         quarantine: raises Overloaded where too many do."""
         if not sent and len(self._submitted) >= self._most_waiting:
             raise Overloaded(f"{len(self._submitted)} requests wait for an engine already")
-        self._submitted[request.rid] = Submitted(
-            request, on_update, engines=int(sent), stays=stays
-        )
+        self._submitted[request.rid] = Submitted(request, on_update, engines=int(sent), stays=stays)
         if self.quarantined:
             self._late.append(request.rid)
 
@@ -208,11 +206,11 @@ class InFlight:
     def leave_free(self) -> list[Submitted]:
         """Take out what waits here for the next engine, and may as well go elsewhere: what came
         since the last one died."""
-        free = [
-            rid
+        free = {
+            rid: one
             for rid, one in self._submitted.items()
             if rid not in self._bound and not one.stays
-        ]
+        }
         self._late = deque(rid for rid in self._late if rid not in free)
         return [self._submitted.pop(rid) for rid in free]
 

@@ -18,9 +18,10 @@ class Siblings:
 
     `on_told` hears what the engine says of its cache and its steps; `on_death` is given the
     requests that others may go on with, and who was in the steps in which it died
-    (`InFlight.judge`); `next_rid` gives ids that no other request has; `on_return` is called when it is there again, and `on_gone`, with the
+    (`InFlight.judge`); `on_return` is called when it is there again, and `on_gone`, with the
     reason, before its last requests leave, when it will not be. `forgets` and `culprits` are those
-    of all of them. `transfer`: how they hand each other blocks, if they do.
+    of all of them; `next_rid` gives ids that no other request has. `transfer`: how they hand each
+    other blocks, if they do.
     """
 
     replica: int
