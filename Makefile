@@ -131,7 +131,7 @@ soak: $(READY)
 # The audit asks a database for each package and version; what is consistent is checked without.
 audit: $(TOOLS)/.ready
 	$(BIN)/python -m pip check
-	$(TOOLS)/bin/pip-audit --path $$($(BIN)/python -c "import sysconfig; print(sysconfig.get_path('purelib'))") --progress-spinner off
+	$(BIN)/python scripts/audit.py $(TOOLS)/bin/pip-audit --path $$($(BIN)/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")
 
 sbom: $(TOOLS)/.ready
 	@mkdir -p build
