@@ -94,8 +94,8 @@ FAULTS = (
     Fault(
         "what comes while no engine is there is forgotten",
         ENGINE_CLIENT,
-        "        self._in_flight.add(request, on_update, sent)\n",
-        "        if self._up:\n            self._in_flight.add(request, on_update, sent)\n",
+        "        self._in_flight.add(request, on_update, sent, stays)\n",
+        "        if self._up:\n            self._in_flight.add(request, on_update, sent, stays)\n",
     ),
     Fault(
         "a silent engine is never given up",
