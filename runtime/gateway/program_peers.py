@@ -6,10 +6,13 @@ last one has come, nor how many connections there are. It tells their descriptor
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import logging
 import os
 import socket
 import struct
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -36,6 +39,8 @@ _RECEIVED = struct.Struct("=Q")
 _RECEIVED_AT = 128
 """Of `tcpi_bytes_received` in Linux's `struct tcp_info` (linux/tcp.h)."""
 _INFO_BYTES = 256
+_NOWHERE = struct.pack("=H14x", socket.AF_UNSPEC)
+"""Who connects there is disconnected: connect(2)."""
 
 
 @dataclass
@@ -154,7 +159,7 @@ class ProgramPeers:
         """ZeroMQ finds the connection closed, and forgets what it has of it."""
         self._rare.warn("a connection of a program is closed: %s", reason)
         self._peers.pop(descriptor, None)
-        connection.shutdown(socket.SHUT_RDWR)
+        _abort(connection)
 
     def _open(self, descriptor: int) -> socket.socket | None:
         """A connection of ZeroMQ's, under a descriptor of ours; None if it is not one any more."""
@@ -171,6 +176,14 @@ class ProgramPeers:
             pass
         connection.close()
         return None
+
+
+def _abort(connection: socket.socket) -> None:
+    """End a connection at once. After a `shutdown`, ZeroMQ would read on as long as more comes."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).connect(connection.fileno(), _NOWHERE, len(_NOWHERE))
+    with contextlib.suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)
 
 
 def _received(connection: socket.socket) -> int:
