@@ -140,6 +140,7 @@ class OneShots:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        self._direct = None  # it knows this
         if not self._kept:
             self._session.close()
 
