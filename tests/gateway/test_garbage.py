@@ -10,11 +10,11 @@ import pytest
 from rootlace.runtime.gateway.http import one_shot
 from rootlace.wire.errors import DeadlineImpossible, RootlaceError
 from rootlace.wire.handling import Handling
-from rootlace.wire.protocol import SamplingParams, Text
+from rootlace.wire.protocol import Chunk, SamplingParams, Text
 from tests.gateway.operations import MakeClient
 
 
-@pytest.mark.parametrize("fate", ["answered", "refused", "late"])
+@pytest.mark.parametrize("fate", ["answered", "streamed", "refused", "late"])
 async def test_a_request_of_http_leaves_nothing_to_the_garbage_collector(
     client: MakeClient, fate: str
 ) -> None:
@@ -30,16 +30,22 @@ async def test_a_request_of_http_leaves_nothing_to_the_garbage_collector(
     seen: list[weakref.ref[object]] = []
 
     async def ask() -> None:
-        with one_shot.OneShots(c.gateway, [job]) as shots:
+        with one_shot.OneShots(c.gateway, [job], stream=fate == "streamed") as shots:
+
+            def take(chunk: Chunk) -> None:
+                shots.begun(chunk)
+
+            if fate == "streamed":
+                shots.divert(one_shot.Direct(lambda: True, take))
             seen.append(weakref.ref(shots))
             seen.append(weakref.ref(shots.keep()))
             shots._kept = False
             try:
                 await shots.results()
             except RootlaceError:
-                assert fate != "answered"
+                assert fate in ("refused", "late")
             else:
-                assert fate == "answered"
+                assert fate in ("answered", "streamed")
 
     await ask()  # what is made once
     gc.collect()

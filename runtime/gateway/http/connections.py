@@ -79,6 +79,10 @@ class BoundedServer(web.Server):
         self, handler: web.RequestHandler, exc: BaseException | None = None
     ) -> None:
         self._forget(handler)
+        transport: Any = handler.transport
+        if hasattr(transport, "_read_ready_cb"):
+            # A method of its own, so that nothing but the garbage collector would end it.
+            transport._read_ready_cb = None
         super().connection_lost(handler, exc)
 
     def _forget(self, handler: web.RequestHandler) -> None:
