@@ -8,7 +8,7 @@ import errno
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +18,11 @@ import pytest_asyncio
 
 from rootlace.runtime import processes
 from rootlace.runtime.config import EngineConfig
-from rootlace.runtime.contracts.messages import Flush, ForgetNamespace, Heartbeat
+from rootlace.runtime.contracts.messages import Flush, ForgetNamespace
 from rootlace.runtime.contracts.request import Request
 from rootlace.runtime.contracts.step_record import StepRecord, read_step_record
 from rootlace.runtime.contracts.update import Update
-from rootlace.runtime.engine.client import EngineClient, child_engine, engine_client, pulse
+from rootlace.runtime.engine.client import EngineClient, engine_client, pulse
 from rootlace.runtime.engine.client.forget_file import ForgetFile
 from rootlace.runtime.engine.client.forgets import MOST, SECONDS, SPARE_LINES, Forgets
 from rootlace.runtime.engine.client.in_flight import InFlight
@@ -426,69 +426,6 @@ async def test_what_ran_on_a_suspended_engine_goes_on_in_the_next(
         await until(lambda: client.info.pid != first)
     await until(lambda: len(request.updates) > 1)
     assert [u.token_ids for u in request.updates] == [(ENDLESS + 1,), (ENDLESS + 2,)]
-
-
-class Asleep(Exception):
-    """Enough naps were taken."""
-
-
-@pytest.mark.parametrize(
-    ("heard", "naps"),
-    [(lambda nap: nap, None), (lambda nap: min(nap, 5), 605), (lambda nap: None, 20)],
-    ids=["goes on", "stands still", "is silent"],
-)
-async def test_an_engine_hangs_that_is_silent_or_whose_loop_stands_still(
-    heard: Callable[[int], int | None], naps: int | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """An idle loop goes round, too: it may be idle for ever."""
-    engine, taken = pulse.Pulse(), 0
-
-    async def nap(seconds: float) -> None:
-        nonlocal taken
-        taken += 1
-        if taken == 10_000:
-            raise Asleep
-        if (turns := heard(taken)) is not None:
-            engine.hear(Heartbeat(turns))
-
-    monkeypatch.setattr(pulse.asyncio, "sleep", nap)
-    if naps is None:
-        with pytest.raises(Asleep):
-            await engine.lost()
-    else:
-        assert await engine.lost()
-        assert taken == naps
-
-
-class EndsTooLate:
-    """A process that ends when it was waited for long enough, but is not killed yet."""
-
-    returncode = None
-    stdin = None
-    ended = False
-
-    async def wait(self) -> int:
-        if not self.ended:
-            try:
-                await asyncio.sleep(3600)
-            finally:
-                self.ended = True
-        return 0
-
-    def kill(self) -> None:
-        raise ProcessLookupError  # as asyncio does of one that has ended
-
-
-async def test_an_engine_that_ends_when_patience_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    late = EndsTooLate()
-    monkeypatch.setattr(child_engine, "STOP_GRACE_SECONDS", 0.01)
-    place = child_engine.Children(EngineConfig())
-    engine = place.open(lambda message: None)
-    monkeypatch.setattr(engine, "_process", late)
-    await engine.end()
-    assert late.ended
-    engine.close()
-    place.close()
 
 
 def test_an_engines_threads_sleep_while_they_wait_unless_told_otherwise(

@@ -1,0 +1,75 @@
+"""Engines that hang, and those that end when nobody waits for them any more."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+
+from rootlace.runtime.config import EngineConfig
+from rootlace.runtime.contracts.messages import Heartbeat
+from rootlace.runtime.engine.client import child_engine, pulse
+
+
+class Asleep(Exception):
+    """Enough naps were taken."""
+
+
+@pytest.mark.parametrize(
+    ("heard", "naps"),
+    [(lambda nap: nap, None), (lambda nap: min(nap, 5), 605), (lambda nap: None, 20)],
+    ids=["goes on", "stands still", "is silent"],
+)
+async def test_an_engine_hangs_that_is_silent_or_whose_loop_stands_still(
+    heard: Callable[[int], int | None], naps: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An idle loop goes round, too: it may be idle for ever."""
+    engine, taken = pulse.Pulse(), 0
+
+    async def nap(seconds: float) -> None:
+        nonlocal taken
+        taken += 1
+        if taken == 10_000:
+            raise Asleep
+        if (turns := heard(taken)) is not None:
+            engine.hear(Heartbeat(turns))
+
+    monkeypatch.setattr(pulse.asyncio, "sleep", nap)
+    if naps is None:
+        with pytest.raises(Asleep):
+            await engine.lost()
+    else:
+        assert await engine.lost()
+        assert taken == naps
+
+
+class EndsTooLate:
+    """A process that ends when it was waited for long enough, but is not killed yet."""
+
+    returncode = None
+    stdin = None
+    ended = False
+
+    async def wait(self) -> int:
+        if not self.ended:
+            try:
+                await asyncio.sleep(3600)
+            finally:
+                self.ended = True
+        return 0
+
+    def kill(self) -> None:
+        raise ProcessLookupError  # as asyncio does of one that has ended
+
+
+async def test_an_engine_that_ends_when_patience_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    late = EndsTooLate()
+    monkeypatch.setattr(child_engine, "STOP_GRACE_SECONDS", 0.01)
+    place = child_engine.Children(EngineConfig())
+    engine = place.open(lambda message: None)
+    monkeypatch.setattr(engine, "_process", late)
+    await engine.end()
+    assert late.ended
+    engine.close()
+    place.close()
