@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable
+from itertools import pairwise
 from typing import Any
 
 from rootlace.wire.protocol import Text
@@ -19,13 +20,11 @@ class Lookalikes:
     """
 
     def __init__(self, special: Iterable[str], words: Collection[str] = ()) -> None:
-        contents = sorted({*special} - {""}, key=len, reverse=True)
-        whole = "|".join(map(re.escape, contents)) or "(?!)"
-        heads = {c[:n] for c in contents for n in range(1, len(c))}
-        tails = {c[n:] for c in contents for n in range(1, len(c))}
-        head, tail = _any_of(heads), _any_of(tails)
-        self._whole = re.compile(whole, re.IGNORECASE)
-        self._any = re.compile(rf"{whole}|{head}(?=\s*\Z)|\A\s*{tail}", re.IGNORECASE)
+        contents = {*special} - {""}
+        self._whole = re.compile(_one_of(contents), re.IGNORECASE)
+        cut = [(c[:n].rstrip(), c[n:].lstrip()) for c in contents for n in range(1, len(c))]
+        self._heads = {_folded(head) for head, _ in cut if _looks_special(head)}
+        self._tails = {_folded(tail) for _, tail in cut if _looks_special(tail)}
         self._all = "\n".join(contents).casefold()
         self._cores = {c[1:-1].casefold() for c in contents}
         self._longest = max(map(len, contents), default=0)
@@ -48,11 +47,22 @@ class Lookalikes:
         return self._text(after, mark) if made - Counter(self._whole.findall(before)) else after
 
     def _text(self, text: str, mark: str) -> str:
-        found = self._any.sub(lambda match: _behind_first(match.group(), mark), text)
-        inner = text.strip()
-        if len(inner) <= self._longest and found == text and self._is_inner(inner):
-            return _behind_first(text, mark)
-        return found
+        begin, end = len(text) - len(text.lstrip()), len(text.rstrip())
+        places, at = set[int](), 0
+        while match := self._whole.search(text, at):
+            at = _first_of(match) + 1  # one may begin within another
+            places.add(at - 1)
+        # What is only looked for at the ends is looked for there alone: texts may be long.
+        most = range(min(self._longest, end - begin), 0, -1)
+        if any(_folded(text[begin : begin + n]) in self._tails for n in most):
+            places.add(begin)
+        places.update(end - n for n in most if _folded(text[end - n : end]) in self._heads)
+        if not places and end - begin <= self._longest and self._is_inner(text[begin:end]):
+            places.add(begin)
+        if not places:
+            return text
+        borders = [0, *(place + 1 for place in sorted(places)), len(text)]
+        return mark.join(text[one:other] for one, other in pairwise(borders))
 
     def _is_inner(self, text: str) -> bool:
         if not text or text in self._words:
@@ -74,13 +84,38 @@ def split(text: str, mark: str) -> Iterable[Text]:
         yield Text(text[position:], special=True)
 
 
-def _any_of(parts: Iterable[str]) -> str:
-    """A single letter or digit is left out: it looks like no token."""
-    found = sorted((p for p in parts if len(p) > 1 or not p.isalnum()), key=len, reverse=True)
-    return f"(?:{'|'.join(map(re.escape, found))})" if found else "(?!)"
+def _one_of(contents: Collection[str]) -> str:
+    """A pattern of these, the longest that fits: of a tree of their characters, so that each place
+    of a text is looked at for as long as one of them may stand there."""
+    tree: dict[str, Any] = {}
+    for content in contents:
+        node = tree
+        for character in content:
+            node = node.setdefault(character, {})
+        node[""] = {}
+    return _pattern(tree) if contents else "(?!)"
 
 
-def _behind_first(text: str, mark: str) -> str:
-    """`text` with the mark behind its first character that is no white space."""
-    at = len(text) - len(text.lstrip() or text) + 1
-    return text[:at] + mark + text[at:]
+def _pattern(node: dict[str, Any]) -> str:
+    ways = [re.escape(character) + _pattern(below) for character, below in node.items() if character]
+    if not ways:
+        return ""
+    some = f"(?:{'|'.join(ways)})" if len(ways) > 1 or "" in node else ways[0]
+    return some + "?" * ("" in node)
+
+
+def _looks_special(part: str) -> bool:
+    """A single letter or digit looks like no token."""
+    part = part.strip()
+    return len(part) > 1 or bool(part and not part.isalnum())
+
+
+def _folded(text: str) -> str:
+    """So that texts are equal which differ in case alone, or would after `upper`."""
+    return text.upper().casefold()
+
+
+def _first_of(match: re.Match[str]) -> int:
+    """The first place of it that is no white space."""
+    found = match.group()
+    return match.start() + len(found) - len(found.lstrip() or found)
