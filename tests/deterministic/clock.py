@@ -8,6 +8,7 @@ import contextlib
 import functools
 import random
 import secrets
+import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -122,11 +123,13 @@ def virtual(loop: VirtualLoop, context: type, disk: Disk, seed: int) -> Iterator
     """Within the block the product's clocks are the loop's, its sockets are those of `context`, its
     state is written to `disk`, and its dice are seeded. This is the one place where anything is
     patched."""
-    dice = random.Random(f"product {seed}")
+    dice, thread = random.Random(f"product {seed}"), threading.get_ident()
 
     def clock() -> float:
         """Who looks at the clock finds that it goes on, and now and then that others had their
-        turn in between."""
+        turn in between. The world has one thread: others were there before it."""
+        if threading.get_ident() != thread:
+            return loop.now
         loop.now += DESCHEDULED if dice.random() < 0.002 else LOOK
         return loop.now
 
@@ -140,8 +143,8 @@ def virtual(loop: VirtualLoop, context: type, disk: Disk, seed: int) -> Iterator
             patch.object(uuid, "uuid4", lambda: uuid.UUID(int=dice.getrandbits(128), version=4))
         )
         stack.enter_context(patch.object(select, "_random", dice))
-        thread = functools.partial(DiskThread, loop, dice)
-        stack.enter_context(patch.object(journal, "ThreadPoolExecutor", lambda *_, **__: thread()))
+        disk_thread = functools.partial(DiskThread, loop, dice)
+        stack.enter_context(patch.object(journal, "ThreadPoolExecutor", lambda *_, **__: disk_thread()))
         write = functools.partialmethod(_write, disk, LogFile._write)
         stack.enter_context(patch.object(LogFile, "_write", write))
         # Nobody is compiling on another thread: there is nothing to wait for.

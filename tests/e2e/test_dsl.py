@@ -39,11 +39,15 @@ FEW_SHOT = (
 
 @pytest.fixture(autouse=True)
 def nothing_stays_behind(runtime: rl.Runtime) -> Iterator[None]:
+    # Other files' clients may have left responses that are kept for a while.
+    kept = runtime.get_server_info()["branches"]
     rl.set_default_backend(runtime)
     yield
     rl.set_default_backend(None)
     gc.collect()
-    eventually(lambda: (info := runtime.get_server_info())["branches"] == 0 and not info["running"])
+    eventually(
+        lambda: (info := runtime.get_server_info())["branches"] <= kept and not info["running"]
+    )
 
 
 @rl.function
