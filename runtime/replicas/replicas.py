@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 from rootlace.runtime.config import EngineConfig
-from rootlace.runtime.contracts.messages import Ready, Stop, TellCache, ToEngine
+from rootlace.runtime.contracts.messages import Ready, Stop, TellCache, ToEngine, Unpin
 from rootlace.runtime.contracts.request import Request
 from rootlace.runtime.contracts.update import Update
 from rootlace.runtime.engine.client import EngineClient
@@ -211,7 +211,9 @@ class Replicas:
 
     async def ask(self, kind: Callable[..., ToEngine], *fields: Any) -> Any:
         """As `EngineClient.ask`; the answer is of all engines, or of the one it is about."""
-        return await self._asking.ask(self._up, kind, *fields)
+        # Who is down, or away, is to let go of what it would pin again.
+        engines = dict(enumerate(self._clients)) if kind is Unpin else self._up
+        return await self._asking.ask(engines, kind, *fields)
 
     @property
     def _up(self) -> dict[int, EngineClient]:

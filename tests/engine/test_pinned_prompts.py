@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from rootlace.runtime.contracts.messages import GetPins, Unpin
+from rootlace.runtime.config import EngineConfig
+from rootlace.runtime.contracts.messages import Abort, GetPins, Unpin, Unpinned
 from rootlace.runtime.contracts.request import Request
 from rootlace.runtime.contracts.tree_page import PinnedPrefix
 from rootlace.runtime.contracts.update import Update
@@ -111,7 +114,61 @@ async def test_what_is_let_go_before_it_is_pinned_again_stays_away(
     assert not await pins(client)
 
 
-def test_what_is_pinned_again_and_for_how_long(monkeypatch: pytest.MonkeyPatch) -> None:
+class Engine:
+    """Pins again what it was given, once it has read so many further messages, and tells all of a
+    turn together."""
+
+    def __init__(self, client: Any, after: int) -> None:
+        self.sent: list[Any] = []
+        self.pins: set[str] = set()
+        self._client = client
+        self._waiting = {message.rid for message in client.given}
+        self._after = after
+
+    def send(self, message: Any) -> None:
+        self.sent.append(message)
+
+    def turn(self) -> None:
+        told: list[Any] = []
+        sent, self.sent = self.sent, []
+        for message in [*sent, None]:
+            if self._after == 0:
+                told += [Update(rid, finish="length", pin="p") for rid in self._waiting]
+                self.pins |= {"p"} if self._waiting else set()
+                self._waiting.clear()
+            self._after -= message is not None
+            if isinstance(message, Abort):
+                told += [Update(rid, finish="abort") for rid in {*message.rids} & self._waiting]
+                self._waiting -= {*message.rids}
+            elif isinstance(message, Unpin):
+                told.append(Unpinned(message.ticket, message.pin in self.pins))
+                self.pins.discard(message.pin)
+        for message in told:
+            self._client._handle(message)
+
+
+@pytest.mark.parametrize("after", [0, 1, 2])
+async def test_what_is_let_go_while_it_is_pinned_again_stays_away(after: int) -> None:
+    client: Any = EngineClient(EngineConfig())
+    client._pinned.note("p", request(client.next_rid(), 1, 2, namespace="n"))
+    client._up, client.given = True, []
+    for pin, again in client._pinned.again(client.next_rid):
+        client.submit(again, partial(client._pinned.heard, pin), stays=True)
+        client.given.append(again)
+    engine = client._engine = Engine(client, after)
+    letting = asyncio.create_task(client.ask(Unpin, "p", "n"))
+    for _ in range(3):
+        await asyncio.sleep(0)
+        engine.turn()
+    assert await soon(letting) is True
+    assert not engine.pins and not list(client._pinned.again(client.next_rid))
+    client._pinned.note("p", request(client.next_rid(), 1, 2))  # as anybody may again
+    assert len(list(client._pinned.again(client.next_rid))) == 1
+
+
+def test_what_is_pinned_again_and_for_how_long(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     now = 0.0
     known, rids = PinnedPrompts(lambda: now), itertools.count(100).__next__
     known.note("a", request(1, 1, ttl=10.0))
@@ -136,14 +193,20 @@ def test_what_is_pinned_again_and_for_how_long(monkeypatch: pytest.MonkeyPatch) 
     assert (known.restored, known.lost) == (1, 1)
     assert [name for name, _ in known.again(rids)] == ["b"]
     aborted: list[int] = []
-    assert not known.let_go(aborted.extend, False, "b", "other")
-    assert known.let_go(aborted.extend, False, "b", "") and aborted == [103]
+    assert not known.let_go(aborted.extend, "b", "other")
+    assert known.let_go(aborted.extend, "b", "") and aborted == [103]
     now = 26.0
     assert not list(known.again(rids))
-    assert not known.let_go(aborted.extend, False, "a", None)
-    assert known.let_go(aborted.extend, True, "a", None) and aborted == [103]
+    assert not known.let_go(aborted.extend, "a", None) and aborted == [103]
     # No more is kept than has room.
     monkeypatch.setattr(pinned_prompts, "MOST_TOKENS", 4)
-    for name in "xyz":
+    for name in "wxyz":
         known.note(name, request(9, 1, 1))
-    assert [name for name, _ in known.again(rids)] == ["y", "z"]
+    known.note("w", request(10, 1, 1))  # renewed, so that it is the latest
+    assert known.lost == 1
+    with caplog.at_level(logging.WARNING):
+        assert [name for name, _ in known.again(rids)] == ["z", "w"]
+    assert known.lost == 3
+    assert [one.getMessage().partition(":")[0] for one in caplog.records[-2:]] == [
+        "a pinned prompt of 2 tokens is not pinned any more"
+    ] * 2

@@ -6,10 +6,13 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+import pytest
 
-from rootlace.runtime.contracts.messages import Ready
+from rootlace.runtime.config import EngineConfig
+from rootlace.runtime.contracts.messages import Ready, Unpin
 from rootlace.runtime.contracts.request import Request
 from rootlace.runtime.contracts.update import Update
+from rootlace.runtime.engine.client import EngineClient
 from rootlace.runtime.engine.client.in_flight import InFlight, Submitted
 from rootlace.runtime.replicas import Replicas
 from rootlace.runtime.replicas.dispatch import Dispatch
@@ -44,3 +47,28 @@ def test_who_finds_no_other_engine_has_died_once() -> None:
         resumed = list(own.resume(in_step))
         assert [one.suspected for one in resumed] == ([] if suspected is None else [suspected])
     assert [update.finish for update in heard] == ["error"]
+
+
+class _Up:
+    """The client of an engine that has no pin."""
+
+    healthy = True
+
+    async def ask(self, kind: Any, *fields: Any) -> bool:
+        return False
+
+
+@pytest.mark.parametrize("meeting", [None, object()])
+async def test_what_is_let_go_of_while_its_engine_is_down_is_not_pinned_again(
+    meeting: Any,
+) -> None:
+    """Also where engines come and go, and only those that are there are asked."""
+    down: Any = EngineClient(EngineConfig())
+    request = Request(1, np.array([5, 6], np.int32), SamplingParams(max_tokens=9), namespace="n")
+    down._pinned.note("p", request)
+    whole: Any = Replicas(2, None, meeting=meeting)
+    whole._clients = [down, _Up()]
+    assert await whole.ask(Unpin, "p", "other") is False
+    assert await whole.ask(Unpin, "p", "n") is True
+    assert not list(down._pinned.again(down.next_rid))
+    assert await whole.ask(Unpin, "p", "n") is False

@@ -192,7 +192,12 @@ class EngineClient:
         patient: bool = False,
     ) -> Any:
         """What answers `kind(ticket, *fields)`, one of `contracts.messages`, within
-        `STALL_SECONDS` or, if `patient`, as long as the engine lives."""
+        `STALL_SECONDS` or, if `patient`, as long as the engine lives. A pin that is known here is
+        let go without waiting for an engine, which may be down."""
+        if kind is Unpin and self._pinned.let_go(self.abort, *fields):
+            if self._up:
+                self.send(kind(0, *fields))
+            return True
         alone, again = self._siblings is None, False  # siblings answer where there are any
         while True:
             if not self._up:
@@ -206,7 +211,9 @@ class EngineClient:
                 if again or patient or not alone:
                     raise
                 again = True
-        return self._pinned.let_go(self.abort, answer, *fields) if kind is Unpin else answer
+        if kind is Unpin and answer:  # it was told of after the question
+            self._pinned.let_go(self.abort, fields[0], None)
+        return answer
 
     def send(self, message: ToEngine) -> None:
         """Send what needs no answer."""

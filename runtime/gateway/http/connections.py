@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import ipaddress
 import logging
 import time
 from collections import Counter, deque
@@ -41,6 +42,19 @@ def most_connections(configured: int | None) -> int:
     return configured or max(min(MOST, processes.descriptors() // 2), 1)
 
 
+def owner_of(address: str) -> str:
+    """Whose an address is: of IPv6, all of a /64 are one's, who may have as many as one likes."""
+    try:
+        known = ipaddress.ip_address(address)
+    except ValueError:  # of a Unix socket
+        return address
+    if isinstance(known, ipaddress.IPv4Address):
+        return address
+    if known.ipv4_mapped is not None:
+        return str(known.ipv4_mapped)
+    return str(ipaddress.IPv6Network((int(known), 64), strict=False))
+
+
 class BoundedServer(web.Server):
     """Has at most `most` connections.
 
@@ -53,7 +67,7 @@ class BoundedServer(web.Server):
         super().__init__(*args, **kwargs)
         self._most = most
         self._of: dict[web.RequestHandler, str] = {}
-        """The address of each connection."""
+        """The address of each connection, as `owner_of` says."""
         self._by_address: Counter[str] = Counter()
         self._idle: dict[str, deque[tuple[float, web.RequestHandler]]] = {}
         """By address, connections that waited for a request when they were looked through, with
@@ -63,7 +77,7 @@ class BoundedServer(web.Server):
 
     def connection_made(self, handler: web.RequestHandler, transport: asyncio.Transport) -> None:
         super().connection_made(handler, transport)
-        address = str((transport.get_extra_info("peername") or ("",))[0])
+        address = owner_of(str((transport.get_extra_info("peername") or ("",))[0]))
         taken, owners = len(self._of), len(self._by_address)
         for_others = kept_for_others(self._by_address.get(address, 0), owners, taken, self._most)
         full = for_others or taken >= self._most

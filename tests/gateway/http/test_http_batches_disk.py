@@ -6,16 +6,20 @@ import asyncio
 import errno
 import io
 import os
+import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import openai
 import pytest
 
-from rootlace.runtime.gateway.http.batches import files, records, results, runner
+from rootlace.runtime.gateway.http.batches import files, records, results, runner, service
+from rootlace.runtime.gateway.http.batches.file_store import Bounds, FileStore
 from tests.gateway.http.conftest import Serve, stop
 from tests.gateway.http.fake_gateway import FakeGateway
 from tests.gateway.http.test_http_batches import answers, row, start, until
+from tests.waiting import until as until_true
 
 
 class Disk:
@@ -70,6 +74,67 @@ async def test_a_full_disk_costs_no_answer(
     batch = await until(served, batch.id, "completed")
     assert sorted(await answers(served, batch.output_file_id)) == list("abcdef")
     assert len(gateway.sessions) == 6  # each was computed once
+
+
+@pytest.mark.parametrize("end", ["completed", "expired"])
+async def test_a_full_share_of_files_costs_no_answer(
+    serve: Serve,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    end: str,
+) -> None:
+    """Room may be made as long as the batch has not expired."""
+    clock = SimpleNamespace(time=time.time, monotonic=time.monotonic)
+    monkeypatch.setattr(runner, "time", clock)
+    monkeypatch.setattr(runner, "ROOM_SECONDS", 0.01)
+    monkeypatch.setattr(service, "Bounds", lambda: Bounds(total_bytes=6000))
+    gateway = FakeGateway(files=str(tmp_path))
+    served = await serve(gateway)
+    client = served.openai()
+    ballast = await client.files.create(file=b"{}" * 2500, purpose="batch")
+    batch = await start(served, [row(name) for name in "abcdef"])
+    await until_true(lambda: "batches wait: files of 0 MiB are kept at most" in caplog.text)
+    waiting = await until(served, batch.id, "in_progress")
+    assert waiting.request_counts.completed < 6
+    if end == "expired":
+        clock.time = lambda: time.time() + 25 * 3600
+        batch = await until(served, batch.id, end)
+        assert batch.request_counts.completed == waiting.request_counts.completed
+        return
+    await client.files.delete(ballast.id)
+    batch = await until(served, batch.id, end)
+    assert sorted(await answers(served, batch.output_file_id)) == list("abcdef")
+    assert len(gateway.sessions) == 6  # each was computed once
+
+
+@pytest.mark.parametrize("times", [1, 100])
+async def test_a_batch_that_cannot_end_takes_no_room(
+    serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, times: int
+) -> None:
+    """Its results are kept if a second try succeeds, and are gone otherwise."""
+    left, add = times, FileStore.add
+
+    def broken(store: FileStore, content: Path, name: str, *more: str) -> Any:
+        nonlocal left
+        left -= "output" in name
+        if "output" in name and left >= 0:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return add(store, content, name, *more)
+
+    monkeypatch.setattr(FileStore, "add", broken)
+    monkeypatch.setattr(service, "Bounds", lambda: Bounds(total_bytes=6000))
+    served = await serve(FakeGateway(files=str(tmp_path)))
+    batch = await until(served, (await start(served, [row("a")])).id, "failed")
+    if times == 1:
+        assert list(await answers(served, batch.output_file_id)) == ["a"]
+    else:
+        assert batch.output_file_id is None
+    client = served.openai()
+    for file in (await client.files.list()).data:
+        await client.files.delete(file.id)
+    assert not list((tmp_path / "files").iterdir())
+    await client.files.create(file=b"{}" * 3000, purpose="batch")
 
 
 class FlakyDisk(Disk):

@@ -16,7 +16,12 @@ import pytest
 
 from rootlace.runtime import processes
 from rootlace.runtime.gateway.http import connections
-from rootlace.runtime.gateway.http.connections import MOST, most_connections, quiet_accepts
+from rootlace.runtime.gateway.http.connections import (
+    MOST,
+    most_connections,
+    owner_of,
+    quiet_accepts,
+)
 from tests.gateway.http.conftest import Serve, Served
 from tests.gateway.http.fake_gateway import PAUSE, FakeGateway
 from tests.waiting import soon, until
@@ -123,6 +128,15 @@ async def test_one_address_leaves_some_to_others(serve: Serve) -> None:
         assert await peers.ask(own[0]) == b"HTTP/1.1 200 OK"
         assert await peers.ask(await peers.connect("127.0.0.3")) == b"HTTP/1.1 200 OK"
         assert await soon(own[1][0].read()) == b""
+
+
+def test_an_ipv6_network_is_one_owner() -> None:
+    own = {owner_of(f"2001:db8:1:2:{tail}") for tail in (":1", "ffff:1:2:3", "0:0:0:9")}
+    assert len(own) == 1
+    assert owner_of("2001:db8:1:3::1") not in own
+    assert owner_of("fe80::1%eth0") == owner_of("fe80::2")
+    assert owner_of("::ffff:10.0.0.1") == owner_of("10.0.0.1") != owner_of("10.0.0.2")
+    assert owner_of("") == ""  # a Unix socket
 
 
 async def test_descriptors_that_are_gone_are_told_once_a_minute(

@@ -91,17 +91,33 @@ class Results:
     def keep(self) -> None:
         """Make files of what was written, for clients to read. Raises OSError; it can be called
         again."""
-        found: list[str | None] = []
-        for id_, noun in zip(self._batch.result_ids, ("output", "error"), strict=True):
-            path = self._files.path(id_)
-            if path.exists() and path.stat().st_size:
-                name = f"{self._batch.id}_{noun}.jsonl"
-                self._files.add(path, name, "batch_output", self._batch.owner, id_)
-                found.append(id_)
-            else:
+        output, error = self._batch.result_ids
+        kept = self._keep(output, "output"), self._keep(error, "error")
+        self._batch.output_file_id, self._batch.error_file_id = kept
+
+    def keep_or_drop(self) -> None:
+        """As `keep`, of a batch that goes no further: what cannot be kept is forgotten."""
+        output, error = self._batch.result_ids
+        kept = self._keep_or_drop(output, "output"), self._keep_or_drop(error, "error")
+        self._batch.output_file_id, self._batch.error_file_id = kept
+
+    def _keep_or_drop(self, id_: str, noun: str) -> str | None:
+        path = self._files.path(id_)
+        try:
+            _recover(path)
+            return self._keep(id_, noun)
+        except OSError:
+            with contextlib.suppress(OSError):
                 self._files.drop(path)
-                found.append(None)
-        self._batch.output_file_id, self._batch.error_file_id = found
+            return None
+
+    def _keep(self, id_: str, noun: str) -> str | None:
+        path = self._files.path(id_)
+        if not path.exists() or not path.stat().st_size:
+            self._files.drop(path)
+            return None
+        name = f"{self._batch.id}_{noun}.jsonl"
+        return self._files.add(path, name, "batch_output", self._batch.owner, id_).id
 
 
 class _Lines:

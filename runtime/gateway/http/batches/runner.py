@@ -41,9 +41,9 @@ ROWS_AT_ONCE = 4
 MAX_ROWS = 50_000
 RETRY_SECONDS = 1.0
 ROOM_SECONDS = 2.0
-"""How often writing is tried again where the disk is full."""
+"""How often writing is tried again where the disk, or the share of files, is full."""
 SETTLED_SECONDS = 60.0
-"""A disk that was full so long ago has room again, and is said to, once."""
+"""What was full so long ago has room again, and is said to, once."""
 # A row that the engine did not survive so often is an error.
 TRIES = 3
 
@@ -100,7 +100,7 @@ class Runner:
         """By the batch's id, its rows."""
         self._answering = asyncio.Semaphore(ROWS_AT_ONCE)
         self._full_at = -math.inf
-        """When the disk was last full, by `time.monotonic`."""
+        """When the disk, or a share, was last full, by `time.monotonic`."""
         self._said_full = False
         self._task = asyncio.create_task(self._run())
 
@@ -149,6 +149,7 @@ class Runner:
             self._note_room()
         except Exception as error:
             log.exception("batch %s", batch.id)
+            Results(self._storage.files, batch).keep_or_drop()
             _fail(batch, error)
             with contextlib.suppress(OSError):
                 self._storage.batches.put(batch)
@@ -156,9 +157,10 @@ class Runner:
             del self._working[batch.owner]
             self._more.set()
 
-    async def _wait_for_room(self, error: OSError) -> None:
-        """Until it is time to write again to a disk that is full; any other error is raised."""
-        if error.errno not in FULL:
+    async def _wait_for_room(self, error: OSError | Overloaded) -> None:
+        """Until it is time to write again to a disk, or a share, that is full; any other error is
+        raised."""
+        if isinstance(error, OSError) and error.errno not in FULL:
             raise error
         now, before = time.monotonic(), self._full_at
         self._full_at = now
@@ -171,7 +173,7 @@ class Runner:
         """Something was written. A short line finds room where a long one did not."""
         if self._said_full and time.monotonic() - self._full_at >= SETTLED_SECONDS:
             self._said_full = False
-            log.warning("batches go on: there is room on the disk again")
+            log.warning("batches go on: there is room again")
 
     async def _finish(self, batch: Batch) -> None:
         """Run the batch to one of its ends. Where it raises, it can be called again."""
@@ -235,7 +237,9 @@ class Runner:
             while True:
                 try:
                     results.write(place.number, answer)
-                except OSError as error:  # what was computed is not lost
+                except (OSError, Overloaded) as error:  # what was computed is not lost
+                    if isinstance(error, Overloaded) and time.time() >= batch.expires_at:
+                        return  # nobody made room
                     await self._wait_for_room(error)
                 else:
                     break
