@@ -143,8 +143,8 @@ def virtual(loop: VirtualLoop, context: type, disk: Disk, seed: int) -> Iterator
             patch.object(uuid, "uuid4", lambda: uuid.UUID(int=dice.getrandbits(128), version=4))
         )
         stack.enter_context(patch.object(select, "_random", dice))
-        disk_thread = functools.partial(DiskThread, loop, dice)
-        stack.enter_context(patch.object(journal, "ThreadPoolExecutor", lambda *_, **__: disk_thread()))
+        writer = functools.partial(DiskThread, loop, dice)
+        stack.enter_context(patch.object(journal, "ThreadPoolExecutor", lambda *_, **__: writer()))
         write = functools.partialmethod(_write, disk, LogFile._write)
         stack.enter_context(patch.object(LogFile, "_write", write))
         # Nobody is compiling on another thread: there is nothing to wait for.

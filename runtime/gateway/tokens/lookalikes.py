@@ -97,7 +97,9 @@ def _one_of(contents: Collection[str]) -> str:
 
 
 def _pattern(node: dict[str, Any]) -> str:
-    ways = [re.escape(character) + _pattern(below) for character, below in node.items() if character]
+    ways = [
+        re.escape(character) + _pattern(below) for character, below in node.items() if character
+    ]
     if not ways:
         return ""
     some = f"(?:{'|'.join(ways)})" if len(ways) > 1 or "" in node else ways[0]
