@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import logging
 import os
 import socket
@@ -41,6 +42,7 @@ _RECEIVED_AT = 128
 _INFO_BYTES = 256
 _NOWHERE = struct.pack("=H14x", socket.AF_UNSPEC)
 """Who connects there is disconnected: connect(2)."""
+_NO_DESCRIPTOR = (errno.EMFILE, errno.ENFILE)
 
 
 @dataclass
@@ -83,30 +85,47 @@ class ProgramPeers:
         self._peers: dict[int, _Peer] = {}
         self._rare = RareLog(log)
         self._bound = bound
-        self._monitor = bound.get_monitor_socket(zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED)
+        # Where events are not read, ZeroMQ waits in the middle of one as soon as so many are there,
+        # and `disable_monitor` waits for it. With 0 here, there is no bound.
+        events = f"inproc://program-peers-{bound.FD}"
+        bound.monitor(events, zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED)
+        self._monitor = bound.context.socket(zmq.PAIR)
+        self._monitor.setsockopt(zmq.RCVHWM, 0)
+        self._monitor.connect(events)
         self._reader = MessageReader(self._monitor, self._note)
 
     def heard(self, descriptor: int, identity: bytes) -> None:
         """A whole message came from there, and was handled."""
-        peer = self._peers.setdefault(descriptor, _Peer())
+        if descriptor not in self._peers:
+            # That it was accepted was told before, but maybe not read yet.
+            with contextlib.suppress(zmq.Again):
+                while True:
+                    self._note(self._monitor.recv_multipart(zmq.NOBLOCK))
+        peer = self._peers.get(descriptor)
+        if peer is None:  # it has gone since
+            return
         peer.heard, peer.identity, peer.known = True, identity, self._has_session(identity)
 
     def look(self, seconds: float) -> None:
-        """Look at all of them; the last time was so many seconds ago."""
+        """Look at all of them; the last time was so many seconds ago. Ends early where no
+        descriptor is left to look with."""
         for descriptor in list(self._peers):
-            connection = self._open(descriptor)
-            if connection is None:
-                del self._peers[descriptor]
-                continue
-            with connection:
-                peer = self._update(descriptor, connection, seconds)
-                if (reason := self._fault(peer)) is not None:
-                    self._end(descriptor, connection, reason)
+            try:
+                connection, name = self._open(descriptor)
+                with connection:
+                    peer = self._update(descriptor, connection, name, seconds)
+                    if (reason := self._fault(peer)) is not None:
+                        self._end(descriptor, connection, reason)
+            except OSError as error:
+                if error.errno in _NO_DESCRIPTOR:
+                    return
+                self._peers.pop(descriptor, None)
         unfinished = sum(peer.unfinished for peer in self._peers.values())
         while unfinished > MESSAGES * self._message_bytes:
             largest = max(self._peers, key=lambda one: self._peers[one].unfinished)
             unfinished -= self._peers[largest].unfinished
-            self._end_at(largest, "it has sent most of all that is not whole")
+            if not self._end_at(largest, "it has sent most of all that is not whole"):
+                return
 
     def close(self) -> None:
         """To be called before the socket is closed."""
@@ -116,21 +135,20 @@ class ProgramPeers:
 
     def _note(self, frames: list[bytes]) -> None:
         kind, descriptor = _EVENT.unpack(frames[0])
+        self._peers.pop(descriptor, None)  # whoever had it is gone
         if kind == zmq.EVENT_DISCONNECTED:
-            self._peers.pop(descriptor, None)
             return
-        if len(self._peers) >= self._most:
-            unknown = (at for at, peer in self._peers.items() if not peer.known)
-            oldest = next(unknown, descriptor)
+        self._peers[descriptor] = _Peer()
+        if len(self._peers) > self._most:
+            oldest = next(at for at, peer in self._peers.items() if not peer.known)
             self._end_at(oldest, f"there are {len(self._peers)} connections")
-            if oldest == descriptor:
-                return
-        self._peers.setdefault(descriptor, _Peer())
 
-    def _update(self, descriptor: int, connection: socket.socket, seconds: float) -> _Peer:
-        peer, name = self._peers[descriptor], connection.getpeername()
+    def _update(
+        self, descriptor: int, connection: socket.socket, name: object, seconds: float
+    ) -> _Peer:
+        peer = self._peers[descriptor]
         if peer.name not in (None, name):  # the descriptor is another connection's now
-            peer = self._peers[descriptor] = _Peer(identity=peer.identity, heard=peer.heard)
+            peer = self._peers[descriptor] = _Peer()
         peer.name = name
         peer.known = self._has_session(peer.identity)
         peer.strange = 0.0 if peer.known else peer.strange + seconds
@@ -147,13 +165,18 @@ class ProgramPeers:
             return f"it has had no session for {peer.strange:.0f} s"
         return None
 
-    def _end_at(self, descriptor: int, reason: str) -> None:
-        connection = self._open(descriptor)
-        if connection is None:
+    def _end_at(self, descriptor: int, reason: str) -> bool:
+        """False where no descriptor is left to do it with."""
+        try:
+            connection, _ = self._open(descriptor)
+        except OSError as error:
+            if error.errno in _NO_DESCRIPTOR:
+                return False
             self._peers.pop(descriptor, None)
-            return
+            return True
         with connection:
             self._end(descriptor, connection, reason)
+        return True
 
     def _end(self, descriptor: int, connection: socket.socket, reason: str) -> None:
         """ZeroMQ finds the connection closed, and forgets what it has of it."""
@@ -161,21 +184,24 @@ class ProgramPeers:
         self._peers.pop(descriptor, None)
         _abort(connection)
 
-    def _open(self, descriptor: int) -> socket.socket | None:
-        """A connection of ZeroMQ's, under a descriptor of ours; None if it is not one any more."""
+    def _open(self, descriptor: int) -> tuple[socket.socket, object]:
+        """A connection of ZeroMQ's, under a descriptor of ours, and its peer's name. Raises OSError
+        if it is not one any more, or if no descriptor is left."""
+        copy = os.dup(descriptor)
         try:
-            connection = socket.socket(fileno=os.dup(descriptor))
+            connection = socket.socket(fileno=copy)
         except OSError:
-            return None
+            os.close(copy)
+            raise
         try:
-            connection.getpeername()
+            name = connection.getpeername()
             inet = connection.family in (socket.AF_INET, socket.AF_INET6)
-            if inet and connection.getsockname()[1] == self._port:
-                return connection
+            if not inet or connection.getsockname()[1] != self._port:
+                raise OSError(errno.ENOTCONN, "no connection of this socket")
         except OSError:
-            pass
-        connection.close()
-        return None
+            connection.close()
+            raise
+        return connection, name
 
 
 def _abort(connection: socket.socket) -> None:
@@ -188,7 +214,7 @@ def _abort(connection: socket.socket) -> None:
 
 def _received(connection: socket.socket) -> int:
     """All bytes that ever came; 0 where the system does not tell."""
-    if not hasattr(socket, "TCP_INFO"):
+    if sys.platform != "linux":
         return 0
     info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO_BYTES)
     if len(info) < _RECEIVED_AT + _RECEIVED.size:

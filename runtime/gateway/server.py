@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import errno
 import logging
 import time
 from collections import deque
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -152,10 +152,14 @@ class ProgramServer:
         for task in tasks:
             task.cancel()
         for task in tasks:
-            with contextlib.suppress(asyncio.CancelledError):
+            try:
                 await task
+            except asyncio.CancelledError:
+                pass
+            except Exception:
+                log.exception("a task of the server had failed")
         for connection in list(self._connections.values()):
-            self._drop(connection, "the server stops")
+            _attempt(partial(self._drop, connection, "the server stops"))
         self._socket.close()
 
     # ------------------------------------------------------------ receiving
@@ -359,19 +363,22 @@ class ProgramServer:
         Silence is counted in naps: a pause of this process, in which nobody was listened to, is not
         taken for one of its clients.
         """
+
+        def ping(connection: Connection) -> None:
+            connection.silent = 0.0 if connection.heard else connection.silent + PING_SECONDS
+            connection.heard = False
+            if connection.silent > self._config.client_timeout:
+                self._tell_and_drop(connection, f"silent for {connection.silent:.0f} s")
+            elif connection.session.busy and time.monotonic() - connection.spoke >= PING_SECONDS:
+                self._send(connection, encode([]))
+
         while True:
             await asyncio.sleep(PING_SECONDS)
-            now = time.monotonic()
-            self._socket.look(PING_SECONDS)
+            _attempt(partial(self._socket.look, PING_SECONDS))
             if self._journal is not None:
-                self._journal.forget_old()
+                _attempt(self._journal.forget_old)
             for connection in list(self._connections.values()):
-                connection.silent = 0.0 if connection.heard else connection.silent + PING_SECONDS
-                connection.heard = False
-                if connection.silent > self._config.client_timeout:
-                    self._tell_and_drop(connection, f"silent for {connection.silent:.0f} s")
-                elif connection.session.busy and now - connection.spoke >= PING_SECONDS:
-                    self._send(connection, encode([]))
+                _attempt(partial(ping, connection))
 
     def _tell_and_drop(self, connection: Connection, reason: str) -> None:
         """Drop a client that may still be there; if its queue is full, it is not told."""
@@ -391,6 +398,14 @@ class ProgramServer:
         connection.backlog.clear()
         connection.waiting.clear()
         connection.session.close()
+
+
+def _attempt(act: Callable[[], object]) -> None:
+    """What fails of it is logged: what comes behind it is to be done all the same."""
+    try:
+        act()
+    except Exception:
+        log.exception("the server could not look after its clients")
 
 
 def _count(frame: bytes) -> int:

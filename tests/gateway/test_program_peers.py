@@ -4,19 +4,31 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import resource
+import socket
 import struct
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
+import zmq
 
+from rootlace.runtime.config import GatewayConfig
 from rootlace.runtime.gateway import program_peers
 from rootlace.runtime.gateway import server as server_module
+from rootlace.runtime.gateway.program_peers import ProgramPeers
 from rootlace.runtime.gateway.tokens.tokenizer import Tokenizer
-from rootlace.wire.protocol import PROTOCOL_VERSION, Append, Done, Hello, Open, Text, encode
+from rootlace.wire.protocol import PROTOCOL_VERSION, Append, Done, Failed, Hello, Open, Text, encode
 from tests.gateway.test_server import World, world
-from tests.waiting import soon, until
+from tests.waiting import PATIENCE, eventually, soon, until
 
 MORE, LONG = 1, 2
 Raw = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+tells_bytes = pytest.mark.skipif(
+    sys.platform != "linux", reason="other systems do not tell how many bytes came"
+)
 
 
 def frame(body: bytes, flags: int = 0) -> bytes:
@@ -67,6 +79,7 @@ def often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server_module, "PING_SECONDS", 0.01)
 
 
+@tells_bytes
 @pytest.mark.parametrize("known", [False, True])
 async def test_a_message_that_does_not_end_is_cut_off(
     stories: Tokenizer, monkeypatch: pytest.MonkeyPatch, known: bool
@@ -83,6 +96,7 @@ async def test_a_message_that_does_not_end_is_cut_off(
         assert isinstance(await good.terminal(1), Done)
 
 
+@tells_bytes
 async def test_all_that_is_not_whole_has_a_bound(
     stories: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -132,3 +146,165 @@ async def test_where_there_are_too_many_the_oldest_without_a_session_goes(
         assert not first[0].at_eof() and not third[0].at_eof()
         for _, writer in (first, third):
             writer.close()
+
+
+class Bound:
+    """A socket and its peers, whose events are read only when a test lets the loop run."""
+
+    def __init__(self) -> None:
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self.socket = self._context.socket(zmq.ROUTER)
+        self._port = self.socket.bind_to_random_port("tcp://127.0.0.1")
+        config = GatewayConfig(model="m", program_address="tcp://127.0.0.1:1", client_timeout=1e6)
+        self.peers = ProgramPeers(self.socket, self._port, config, lambda _: True)
+
+    def connect(self) -> socket.socket:
+        """One that ZeroMQ has accepted: it has greeted."""
+        connection = socket.create_connection(("127.0.0.1", self._port), PATIENCE)
+        assert connection.recv(1)
+        return connection
+
+    async def descriptors(self, count: int) -> list[int]:
+        await until(lambda: len(self.peers._peers) == count)
+        return list(self.peers._peers)
+
+    def close(self) -> None:
+        self.peers.close()
+        self._context.destroy(linger=0)
+
+
+@pytest.fixture
+async def bound() -> AsyncIterator[Bound]:
+    bound = Bound()
+    yield bound
+    bound.close()
+
+
+def next_descriptor() -> int:
+    """The lowest that is free."""
+    free = os.dup(0)
+    os.close(free)
+    return free
+
+
+async def test_a_reset_at_any_moment_drops_one_peer(
+    bound: Bound, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connections = [bound.connect()]
+    first = (await bound.descriptors(1))[0]
+    connections.append(bound.connect())
+    await bound.descriptors(2)
+    open_ = bound.peers._open
+
+    def gone(connection: socket.socket) -> bool:
+        try:
+            return not connection.getpeername()
+        except OSError:
+            return True
+
+    def reset_behind(descriptor: int) -> tuple[socket.socket, object]:
+        opened = open_(descriptor)
+        if descriptor == first:
+            linger = struct.pack("ii", 1, 0)
+            connections[0].setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+            connections[0].close()
+            eventually(lambda: gone(opened[0]))
+        return opened
+
+    def received(connection: socket.socket) -> int:
+        connection.getpeername()
+        return 1
+
+    monkeypatch.setattr(bound.peers, "_open", reset_behind)
+    monkeypatch.setattr(program_peers, "_received", received)
+    bound.peers.look(1.0)
+    (left,) = bound.peers._peers.values()
+    assert left.received == 1
+    connections[1].close()
+
+
+async def test_a_descriptor_that_is_a_file_by_now_leaves_none_open(bound: Bound) -> None:
+    with Path(os.devnull).open() as file:
+        bound.peers._peers[file.fileno()] = program_peers._Peer()
+        free = next_descriptor()
+        bound.peers.look(1.0)
+        assert next_descriptor() == free and not bound.peers._peers
+
+
+async def test_a_message_counts_for_a_connection_that_is_there(bound: Bound) -> None:
+    client = zmq.Context.instance().socket(zmq.DEALER)
+    client.connect(bound.socket.get(zmq.LAST_ENDPOINT).rstrip(b"\0"))  # type: ignore[union-attr,arg-type]
+    client.send(b"hello")
+    identity, frame = bound.socket.recv_multipart(copy=False)
+    descriptor = int(frame.get(zmq.SRCFD))
+    assert not bound.peers._peers  # the loop has not run since it was accepted
+    bound.peers.heard(descriptor, identity.bytes)
+    assert bound.peers._peers[descriptor].identity == identity.bytes
+    client.close(0)
+    await bound.descriptors(0)
+    bound.peers.heard(descriptor, identity.bytes)
+    assert not bound.peers._peers
+
+
+async def test_without_a_descriptor_nobody_is_forgotten(bound: Bound) -> None:
+    connections = [bound.connect() for _ in range(2)]
+    await bound.descriptors(2)
+    bound.peers._most = 1
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    late = bound.connect()
+    free = next_descriptor()
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free, limits[1]))
+    try:
+        bound.peers.look(1.0)
+        await bound.descriptors(3)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    bound.peers.look(1.0)
+    assert len(bound.peers._peers) == 3
+    for connection in (*connections, late):
+        connection.close()
+
+
+async def test_a_flood_while_the_loop_stands_still_does_not_hang_the_end() -> None:
+    """Each is two events, and ZeroMQ has by itself room for 2,000."""
+    bound = Bound()
+    try:
+        for _ in range(1100):
+            bound.connect().close()
+    except TimeoutError:
+        while bound.peers._monitor.poll(100):  # or `close` never ends
+            bound.peers._monitor.recv_multipart()
+        raise
+    finally:
+        bound.close()
+
+
+async def test_a_turn_that_fails_does_not_end_the_watch(
+    stories: Tokenizer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with world(stories, client_timeout=0.05) as w:
+        turns = 0
+
+        def look(seconds: float) -> None:
+            nonlocal turns
+            turns += 1
+            raise OSError("no")
+
+        monkeypatch.setattr(w.server._socket, "look", look)
+        silent = await w.ready()
+        await until(lambda: turns > 2 and w.gateway.session_count == 0)
+        assert await silent.until(lambda event: isinstance(event, Failed))
+        assert "could not look after" in caplog.text
+
+
+async def test_a_task_that_failed_does_not_keep_the_server_from_stopping(
+    stories: Tokenizer, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def fail() -> None:
+        raise OSError("no")
+
+    async with world(stories) as w:
+        w.server._tasks.append(asyncio.create_task(fail()))
+        await until(lambda: w.server._tasks[-1].done())
+    assert "had failed" in caplog.text
+    assert w.server._socket._context.closed
