@@ -89,6 +89,8 @@ class Network:
         """Sees each frame that a ROUTER sends, with the socket that it is for."""
         self.arrived: dict[int, list[tuple[float, bytes]]] = {}
         """When ROUTERs got which frames, by the descriptor of who sent them."""
+        self.monitored: dict[str, Socket] = {}
+        """By the address of their events."""
         self._next = 0
 
     def descriptor(self) -> int:
@@ -124,6 +126,7 @@ class Network:
 
             def socket(self, kind: int) -> Socket:
                 socket = Socket(network, kind)
+                socket.context = self
                 self._sockets.append(socket)
                 return socket
 
@@ -146,6 +149,7 @@ class Socket:
         self.local = kind in (zmq.PUSH, zmq.PULL)
         self.lines: dict[bytes, Line] = {}
         self.closed = False
+        self.context: Any = None
         self.on_message: Callable[[], None] = lambda: None
         """Called when something came (for who has no event loop of its own)."""
         self.later = 0.0
@@ -179,6 +183,9 @@ class Socket:
         self.network.bound[address] = self
 
     def connect(self, address: str) -> None:
+        if address in self.network.monitored:
+            self.network.monitored[address]._monitor = self
+            return
         far = self.network.bound.get(address)
         loop, delay = self.network.loop, self.network.dice.uniform(1e-4, 2e-3)
         if far is None or far.closed:
@@ -188,6 +195,9 @@ class Socket:
         line = Line(self.network, self, far, identity)
         self.lines[identity] = far.lines[identity] = line
         loop.call_later(delay, self._tell_monitor, zmq.EVENT_HANDSHAKE_SUCCEEDED)
+
+    def monitor(self, address: str, _: int) -> None:
+        self.network.monitored[address] = self
 
     def get_monitor_socket(self, _: int) -> Socket:
         self._monitor = Socket(self.network, zmq.PAIR)
