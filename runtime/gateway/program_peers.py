@@ -87,7 +87,7 @@ class ProgramPeers:
         self._bound = bound
         # Where events are not read, ZeroMQ waits in the middle of one as soon as so many are there,
         # and `disable_monitor` waits for it. With 0 here, there is no bound.
-        events = f"inproc://program-peers-{bound.get(zmq.FD)}"
+        events = f"inproc://program-peers-{id(bound)}"
         bound.monitor(events, zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED)
         self._monitor = bound.context.socket(zmq.PAIR)
         self._monitor.setsockopt(zmq.RCVHWM, 0)
