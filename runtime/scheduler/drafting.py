@@ -97,7 +97,7 @@ class Drafting:
             self._rest -= 1
             return ready, budget
         near = [s for s in ready if s.prediction is not None and s.prediction.at >= 0]
-        if not near or self.pace.doubtful:
+        if not near or self.pace.wants_none():
             return ready, budget
         # Before anybody is able: who stands by to be drafted for is decided by it.
         fixed, price = self.pace.price(len(ready))

@@ -104,7 +104,7 @@ class DraftPace:
         self._steps: dict[int, float] = {}
         """Seconds without drafts, by the number of rows."""
         self._drafted_steps = 0
-        """Since the last step without drafts."""
+        """Since the last step without drafts, or since one was wanted."""
         self._sums = [0.0] * 5
         """Over steps with drafts, those of long ago counting less: 1, the drafted tokens, their
         square, the seconds more than without drafts, and these times the tokens."""
@@ -133,10 +133,14 @@ class DraftPace:
         self._sums = [_REMEMBERED * old for old in self._sums]
         return 1.0
 
-    @property
-    def doubtful(self) -> bool:
-        """Whether the next step better has no drafts, to see how long it takes."""
-        return self._drafted_steps >= _DRAFTED_STEPS
+    def wants_none(self) -> bool:
+        """Whether the next step better has no drafts, to see how long it takes. That is said once:
+        where prompts are in that step, nothing is seen, and drafts are not to wait for their end.
+        """
+        if self._drafted_steps < _DRAFTED_STEPS:
+            return False
+        self._drafted_steps = 0
+        return True
 
     def price(self, rows: int) -> tuple[float, float]:
         """What it costs that there are drafts, and what a drafted token costs, as parts of a row's

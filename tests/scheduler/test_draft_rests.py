@@ -43,15 +43,22 @@ def test_a_step_without_drafts_comes_now_and_then() -> None:
     pace = DraftPace()
     pace.note(4, 0, 30e-3)  # the first one was held up
     for _ in range(50):
-        assert not pace.doubtful
         steps = 0
-        while not pace.doubtful:
+        while not pace.wants_none():
             pace.note(4, 20, 15e-3)
             steps += 1
         assert steps > 10
         pace.note(4, 0, 10e-3)
     fixed, token = pace.price(4)
     assert fixed + 20 * token == pytest.approx(4 * 5 / 10, rel=0.1)
+
+
+def test_drafts_do_not_wait_for_a_step_without_prompts() -> None:
+    """In a step with prompts nothing is seen of what drafts cost: it is not noted."""
+    pace = DraftPace()
+    while not pace.wants_none():
+        pace.note(4, 20, 15e-3)
+    assert not pace.wants_none()
 
 
 def test_a_step_that_takes_longer_is_believed_less_than_one_that_does_not() -> None:
