@@ -67,9 +67,12 @@ class Record:
 
     def slopes(self, settle: float) -> dict[str, Slope | None]:
         """Of each series, without the first `settle` seconds of its process. Engines whose objects
-        were counted say how these grew, the others, if there are some, how all else did."""
+        were counted say how these grew, the others, if there are some, how all else did. The
+        gateway has settled as long after the last engine's start: while there is none its memory
+        rises to what a thousand requests take that wait, and Python keeps that."""
         began = {engine: self._of(engine)[0].seconds for engine in self.engines}
-        late = [one for one in self.samples if one.seconds > settle]
+        last = max(began.values(), default=0.0)
+        late = [one for one in self.samples if one.seconds > last + settle]
         lives = [
             [one for one in self._of(engine) if one.seconds > began[engine] + settle]
             for engine in self.engines

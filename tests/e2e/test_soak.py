@@ -83,6 +83,19 @@ def test_an_engine_whose_objects_are_counted_says_how_these_grew_and_nothing_els
     assert objects is not None and objects.per_hour == pytest.approx(1)
 
 
+def test_the_gateway_has_settled_after_the_last_engine() -> None:
+    """While there is no engine, what waits takes memory, and some of that stays."""
+
+    def sample(second: float) -> Sample:
+        waited = 0.0 if second < 1200 else 20.0
+        values = {"gateway_rss_mib": 200 + waited + second / 3600, "engine_rss_mib": 60.0}
+        return Sample(second, 1 + (second >= 1200), values)
+
+    slope = Record([sample(second) for second in np.arange(0, 2400, 5.0)]).slopes(60)
+    found = slope["gateway_rss_mib"]
+    assert found is not None and found.per_hour == pytest.approx(1) and found.points == 19
+
+
 def test_what_surely_grows_is_a_fault() -> None:
     def named(name: str, per_hour: float, error: float) -> bool:
         return bool(drifts({name: Slope(per_hour, error, 100.0, 50)}))
