@@ -14,6 +14,10 @@ from rootlace.runtime.contracts.request import Request
 from rootlace.wire.protocol import Constraint
 
 
+AT_ONCE = 16
+"""What a turn of the loop takes of those that are ready: beginning a constraint takes time."""
+
+
 class Compiler(Protocol):
     """What the loop asks of `constrained.service.CompileService`."""
 
@@ -67,16 +71,18 @@ class CompilingRequests:
 
     def wait(self, seconds: float) -> None:
         """Until something is compiled, at most `seconds`."""
+        if self._ready:
+            return
         try:
             self._ready.append(self._done.get(timeout=seconds))
         except Empty:
             return
 
     def take(self) -> Iterator[Waiting]:
-        """Requests whose compilation has ended, well or badly."""
+        """Requests whose compilation has ended, well or badly: the first `AT_ONCE` of them."""
         while not self._done.empty():
             self._ready.append(self._done.get())
-        ready, self._ready = self._ready, []
+        ready, self._ready = self._ready[:AT_ONCE], self._ready[AT_ONCE:]
         for rid in ready:
             waiting = self._by_rid.get(rid)
             if waiting is not None and waiting.grammar.done():

@@ -23,7 +23,7 @@ from rootlace.runtime.contracts.messages import (
 )
 from rootlace.runtime.contracts.request import Request
 from rootlace.runtime.contracts.update import Update
-from rootlace.runtime.engine.compiling import CompilingRequests
+from rootlace.runtime.engine.compiling import AT_ONCE, CompilingRequests
 from rootlace.runtime.engine.loop import EngineLoop
 from rootlace.runtime.scheduler.scheduler import Scheduler
 from rootlace.wire.errors import InvalidConstraint
@@ -224,6 +224,20 @@ def test_what_was_waited_for_is_not_kept() -> None:
         assert grammar() is None
     finally:
         gc.enable()
+
+
+def test_a_turn_takes_some_of_many_that_are_ready() -> None:
+    service = FakeService()
+    requests = CompilingRequests(service)
+    for rid in range(1, 97):
+        requests.add(submit(rid, "a"), Constraint("regex", "a"))
+    service.finish("a")
+    turns = []
+    while len(requests):
+        requests.wait(1e6)  # there is something already, or will never be
+        turns.append([waiting.request.rid for waiting in requests.take()])
+    assert [rid for turn in turns for rid in turn] == [*range(1, 97)]
+    assert max(map(len, turns)) == AT_ONCE
 
 
 def test_jumping_takes_both_the_request_and_the_configuration() -> None:

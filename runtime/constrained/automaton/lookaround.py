@@ -206,7 +206,8 @@ class _Reversal:
             for node, kinds in reached.items():
                 ranges = union(part for kind in kinds for part in self._kinds[kind])
                 targets.append(nfa.leaf(char_automaton(ranges), node))
-        nfa.start = () if start is None else nfa.entries(start)
+        if start is not None:
+            nfa.begin(start)
         return nfa
 
     def _explore(self) -> tuple[np.ndarray, list[np.ndarray]]:

@@ -10,7 +10,7 @@ and 65,536 choices are one leaf. Counted repeats are copied, until there are too
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from rootlace.runtime.constrained.automaton.limits import TooLarge
 from rootlace.runtime.constrained.automaton.syntax import (
@@ -90,7 +90,7 @@ class Nfa:
 
     def __init__(self, max_leaves: int) -> None:
         self._max_leaves = max_leaves
-        self._forks: dict[int, list[int]] = {}
+        self._forks: dict[int, Sequence[int]] = {}
         self._leaves: dict[int, Leaf] = {}
         self._next: dict[int, int] = {}
         self._leaf_nodes: list[int] = []
@@ -99,7 +99,7 @@ class Nfa:
         self._nodes = 1
         self._followers = 0
         self._entries: dict[int, tuple[int, ...]] = {ACCEPT: (ACCEPT,)}
-        self._edges: dict[int, list[ByteEdge]] = {ACCEPT: []}
+        self._edges: dict[int, tuple[ByteEdge, ...]] = {ACCEPT: ()}
         self.start: tuple[int, ...] = ()
 
     def fork(self, targets: list[int]) -> int:
@@ -129,6 +129,12 @@ class Nfa:
             raise TooLarge(f"the pattern has more than {self._max_leaves} positions")
         return node
 
+    def begin(self, node: int) -> None:
+        """All is built, and begins at `node`. A collection of garbage looks at each list, but only
+        once at tuples of numbers."""
+        self._forks = {fork: tuple(targets) for fork, targets in self._forks.items()}
+        self.start = self.entries(node)
+
     def entries(self, node: int) -> tuple[int, ...]:
         """The items that `node` stands for, ascending: the first items behind all forks."""
         known = self._entries.get(node)
@@ -154,7 +160,7 @@ class Nfa:
         entries = self._entries[node] = tuple(sorted(found))
         return entries
 
-    def edges(self, item: int) -> list[ByteEdge]:
+    def edges(self, item: int) -> tuple[ByteEdge, ...]:
         """Where `item` goes, by ascending, disjoint byte ranges."""
         known = self._edges.get(item)
         if known is not None:
@@ -179,8 +185,8 @@ class Nfa:
                 if to >= 0:
                     after.add(base + to)
                 edges.append((byte, byte, tuple(sorted(after))))
-        self._edges[item] = edges
-        return edges
+        known = self._edges[item] = tuple(edges)
+        return known
 
     def borders(self) -> set[int]:
         """The bytes at which some edge of some item begins, or the one before ends."""
@@ -218,7 +224,7 @@ def nfa_of(regex: Regex, max_leaves: int) -> Nfa:
     nfa = Nfa(max_leaves)
     try:
         if regex != NOTHING:
-            nfa.start = nfa.entries(_Builder(nfa).build(regex, ACCEPT))
+            nfa.begin(_Builder(nfa).build(regex, ACCEPT))
     except RecursionError:
         raise TooLarge("the pattern is nested too deeply") from None
     return nfa
