@@ -10,6 +10,8 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from tokenizers import Tokenizer as FastTokenizer
 from tokenizers import decoders, models, pre_tokenizers
 
@@ -215,14 +217,62 @@ def test_words_that_a_template_looks_for_are_found() -> None:
     assert "".join(part.text for part in parts) == "<tool>7"  # type: ignore[union-attr]
 
 
-def test_special_tokens_of_a_models_own_vocabulary() -> None:
-    """A model of pieces makes them of whatever is spelt so."""
+def pieces_tokenizer() -> Tokenizer:
+    """A model of pieces makes special tokens of whatever is spelt so."""
     letters = [(c, -5.0) for c in "abs/<>é▁"]
     fast = FastTokenizer(models.Unigram([("<unk>", 0.0), ("</s>", 0.0), *letters], unk_id=0))
     fast.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
     fast.decoder = decoders.Metaspace()
     fast.add_special_tokens(["<unk>", "</s>"])
-    tokenizer = Tokenizer(fast)
+    return Tokenizer(fast)
+
+
+class Counting:
+    """The library's tokenizer, and how many characters it was given."""
+
+    def __init__(self, fast: FastTokenizer) -> None:
+        self._fast, self.characters = fast, 0
+
+    def encode_batch(self, texts: list[str], **options: Any) -> Any:
+        self.characters += sum(map(len, texts))
+        return self._fast.encode_batch(texts, **options)
+
+
+def grown(tokenizer: Tokenizer, texts: list[str]) -> tuple[list[int], list[int]]:
+    """The ids of a branch to which they are appended, settled each time, and those of the whole."""
+    ids: list[int] = []
+    pending: tuple[Piece, ...] = ()
+    for text in texts:
+        previous = ids[-1] if ids else None
+        settled, pending = tokenizer.settle((*pending, Piece(text)), previous)
+        ids += settled
+    ids += tokenizer.encode_pieces(pending, ids[-1] if ids else None)
+    return ids, tokenizer.encode_pieces([Piece("".join(texts))])
+
+
+SPELT = st.sampled_from(["</s>", "<", "/s>", " ", "  ", "a", "b<s", "<unk>", "é", "日", "，", "\n"])
+
+
+@given(st.lists(st.lists(SPELT, max_size=4).map("".join), max_size=12))
+def test_appended_pieces_that_spell_special_tokens_give_the_ids_of_the_whole(
+    texts: list[str],
+) -> None:
+    ids, whole = grown(pieces_tokenizer(), texts)
+    assert ids == whole
+
+
+def test_text_that_spells_special_tokens_is_settled_as_it_grows() -> None:
+    """Else each append would tokenize all of it again."""
+    tokenizer: Any = pieces_tokenizer()
+    texts = ["a </s> b, <s> a", "b </s></s> a "] * 100
+    count = tokenizer.fast = Counting(tokenizer.fast)
+    ids, whole = grown(tokenizer, texts)
+    assert ids == whole
+    assert count.characters < 20 * sum(map(len, texts))
+
+
+def test_special_tokens_of_a_models_own_vocabulary() -> None:
+    tokenizer = pieces_tokenizer()
     assert 1 in tokenizer.encode("a</s>b")
     for text in ("</s>", "a</s>b", "</s></s> <s>é", "日本人間</s>日 <s> b"):
         ids = tokenizer.encode_pieces([Piece(text)])

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Literal
@@ -32,6 +32,8 @@ from rootlace.wire.errors import InvalidRequest
 # punctuation, so that the run of white space is complete; or a letter before CJK punctuation that
 # is followed by something. Combining marks and joiners are left out: they may still merge.
 _BREAK = re.compile(r"(?<=\S)\s+(?=[^\W_]|[!-/:-@\[-`{-~])|(?<=[^\W\d_])[，。！？；：、](?=\S)")
+_BREAKING = re.compile(rf"[\s{SPACE}，。！？；：、]")
+"""What a break may consist of."""
 
 
 @dataclass(frozen=True)
@@ -88,6 +90,9 @@ class Tokenizer(Vocabulary):
         )
         """Special tokens that the model's own vocabulary has: some models make them of any text
         that is spelt so."""
+        self._special_has_break = any(
+            _BREAKING.search(self.added[token].content) for token in self._made_of_text
+        )
         self.longest_token = max((len(c) for c in (*vocabulary, *self.by_content)), default=1)
         self._texts: dict[int, str] = {}
 
@@ -234,10 +239,7 @@ class Tokenizer(Vocabulary):
         ids, encoding, shift = self._encode_text(text, after, first)
         if encoding is None or not (cuts := self._spelt_special(text, encoding, shift)):
             return ids
-        parts = [text[start:end] for start, end in pairwise((0, *cuts, len(text)))]
-        parts[0] = self._prefix(text, after, first) + parts[0]
-        found = self.fast.encode_batch(parts, add_special_tokens=False)
-        return [token for part in found for token in part.ids]
+        return self._parts(text, cuts, self._prefix(text, after, first))
 
     def _spelt_special(self, text: str, encoding: Encoding, shift: int) -> list[int]:
         """Behind the first characters of special tokens that `text` only spells."""
@@ -273,16 +275,56 @@ class Tokenizer(Vocabulary):
             return [], 0
         ids, encoding, shift = self._encode_text(text, after, first)
         assert encoding is not None
-        if self._spelt_special(text, encoding, shift):
-            return [], 0
-        breaks = {m.start() + shift for m in _BREAK.finditer(text)}
-        offsets, words = encoding.offsets, encoding.word_ids
-        for i in range(len(ids) - 1, 0, -1):
-            start = offsets[i][0]
-            border = words[i] != words[i - 1] if self._splits else text[start - shift] == " "
-            if border and start in breaks and offsets[i - 1][1] <= start:
-                return ids[:i], start - shift
+        cuts = self._spelt_special(text, encoding, shift)
+        borders = self._borders(text, {m.start() for m in _BREAK.finditer(text)}, encoding, shift)
+        if cuts:
+            ascending = [at for _, at in borders][::-1]
+            return self._stable_parts(text, cuts, ascending, self._prefix(text, after, first))
+        for count, at in borders:
+            return ids[:count], at
         return [], 0
+
+    def _borders(
+        self, text: str, breaks: Collection[int], encoding: Encoding, shift: int
+    ) -> Iterator[tuple[int, int]]:
+        """Those of two pre-tokens that lie at one of the breaks of `text`, last first: how many
+        tokens are before it, and where it is. Before `text` there was a dummy prefix of `shift`."""
+        offsets, words = encoding.offsets, encoding.word_ids
+        for i in range(len(offsets) - 1, 0, -1):
+            at = offsets[i][0] - shift
+            border = words[i] != words[i - 1] if self._splits else text[at] == " "
+            if border and at in breaks and offsets[i - 1][1] - shift <= at:
+                yield i, at
+
+    def _stable_parts(
+        self, text: str, cuts: list[int], borders: list[int], prefix: str
+    ) -> tuple[list[int], int]:
+        """The same for text that spells special tokens: what is before the last of its `borders`
+        (ascending) that is one of the part between two cuts, too. No later text changes the cuts
+        before it, since these are seen from the tokens."""
+        if self._special_has_break:
+            return [], 0
+        ends = [0, *cuts, len(text)]
+        for number in range(len(cuts), -1, -1):
+            begin, end = ends[number], ends[number + 1]
+            inside = []
+            while borders and borders[-1] >= begin:
+                inside.append(borders.pop() - begin)
+            if not inside:
+                continue
+            part, put = text[begin:end], "" if number else prefix
+            [encoding] = self.fast.encode_batch([put + part], add_special_tokens=False)
+            for count, at in self._borders(part, inside, encoding, len(put)):
+                before = self._parts(text[:begin], cuts[: number - 1], prefix) if number else []
+                return before + encoding.ids[:count], begin + at
+        return [], 0
+
+    def _parts(self, text: str, cuts: list[int], prefix: str) -> list[int]:
+        """Ids of what is between two cuts, each by itself."""
+        parts = [text[start:end] for start, end in pairwise((0, *cuts, len(text)))]
+        parts[0] = prefix + parts[0]
+        found = self.fast.encode_batch(parts, add_special_tokens=False)
+        return [token for part in found for token in part.ids]
 
 
 def _sequence_ends(fast: FastTokenizer) -> tuple[tuple[int, ...], tuple[int, ...]]:
