@@ -13,7 +13,6 @@ from rootlace.runtime.contracts.matcher import Grammar
 from rootlace.runtime.contracts.request import Request
 from rootlace.wire.protocol import Constraint
 
-
 AT_ONCE = 16
 """What a turn of the loop takes of those that are ready: beginning a constraint takes time."""
 

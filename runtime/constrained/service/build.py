@@ -6,7 +6,6 @@ finitely many shapes) and llguidance for the rest, and where the automaton would
 
 from __future__ import annotations
 
-import json
 import threading
 from collections.abc import Mapping
 from typing import Any
@@ -24,6 +23,7 @@ from rootlace.runtime.constrained.matchers.hybrid import HybridGrammar
 from rootlace.runtime.constrained.matchers.llguidance import LLGuidanceGrammar
 from rootlace.runtime.constrained.matchers.outlines import OutlinesGrammar
 from rootlace.runtime.constrained.matchers.stepped import SteppedBuilds
+from rootlace.runtime.constrained.schema.guidance import written
 from rootlace.runtime.constrained.schema.prepare import PreparedSchema
 from rootlace.runtime.constrained.schema.regular import declared_part
 from rootlace.runtime.constrained.sources import ebnf
@@ -158,7 +158,7 @@ class GrammarBuilder:
         if constraint.strict:
             prepared.refuse_residuals("here (strict)")
         schema = _with_whitespace(prepared.mask_schema, constraint.whitespace)
-        llguidance = self._llguidance(f"start: %json {json.dumps(schema)}")
+        llguidance = self._llguidance(f"start: %json {written(schema)}")
         inner: Grammar = llguidance
         if constraint.whitespace == "compact" and self._config.backend == "auto":
             inner = self._with_automaton(llguidance, prepared.mask_schema)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -10,6 +9,7 @@ import msgspec
 
 from rootlace.runtime.constrained.automaton import syntax
 from rootlace.runtime.constrained.automaton.emit import pattern_of
+from rootlace.runtime.constrained.schema.guidance import written
 from rootlace.runtime.constrained.sources import tag_formats as given
 from rootlace.runtime.constrained.sources.source import is_text, parsed
 from rootlace.wire.errors import InvalidConstraint
@@ -92,7 +92,7 @@ class _Lark:
         return f"{first} {some}* FREE"
 
     def _json(self, schema: dict[str, Any] | bool, place: str) -> str:
-        return "%json " + json.dumps(self._schema_at(schema, place))
+        return "%json " + written(self._schema_at(schema, place))
 
     def _tag(self, tag: given.Tag | given.Structure, place: str, begun: str = "") -> str:
         """`begun`: so much of its begin is there."""

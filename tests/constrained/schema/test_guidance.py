@@ -1,0 +1,32 @@
+"""What llguidance is asked, against what it makes of a schema itself."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from llguidance import LLMatcher
+
+from rootlace.runtime.constrained.schema.guidance import accepted, grammar_of
+
+SCHEMAS: list[dict[str, Any]] = [
+    {},
+    {"type": "string", "x-guidance": {"item_separator": ", ", "whitespace_flexible": True}},
+    {"$ref": "#/$defs/é", "$defs": {"é": {"properties": {"\n": {"const": 1e30}}}}},
+    {"type": "array", "items": {"enum": [None, True, 2**70, "日本", -0.5]}},
+]
+
+
+@pytest.mark.parametrize("schema", SCHEMAS, ids=range(len(SCHEMAS)))
+def test_the_grammar_of_a_schema_is_llguidances(schema: dict[str, Any]) -> None:
+    theirs = LLMatcher.grammar_from_json_schema(
+        json.dumps(schema), overrides={"whitespace_flexible": False}
+    )
+    assert json.loads(grammar_of(schema)) == json.loads(theirs)
+    assert accepted(schema) == LLMatcher.validate_grammar(theirs)
+
+
+def test_what_llguidance_refuses_is_told() -> None:
+    assert accepted({"type": "string", "pattern": "("})
+    assert accepted({"type": "string", "minLength": 2, "maxLength": 1}).startswith("Unsatisfiable")
