@@ -7,7 +7,7 @@ import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import cache
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 from aiohttp import web
@@ -29,8 +29,10 @@ class Body(msgspec.Struct, forbid_unknown_fields=True):
     """Base of all bodies: a misspelt field is an error."""
 
 
-MANY = msgspec.Meta(max_length=2**14)
-"""For a list of messages: each costs time before anything can be refused by its length."""
+_MOST = 2**14
+"""Messages: each costs time before anything can be refused by its length."""
+MANY = msgspec.Meta(max_length=_MOST)
+SOME = msgspec.Meta(min_length=1, max_length=_MOST)
 
 LARGE_BYTES = 2**20
 """A larger body is decoded in a thread."""
@@ -93,7 +95,16 @@ def decode_body(raw: bytes | memoryview, kind: type[T]) -> T:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidRequest(f"the body is not valid JSON: {error}") from None
     check_refused(body)
+    names = one_of(kind)
+    if names and sum(getattr(body, name) is not None for name in names) != 1:
+        raise InvalidParameter(names[0], f"give either {' or '.join(names)}")
     return body
+
+
+def one_of(kind: Any) -> tuple[str, ...]:
+    """The fields of a body of which there has to be one, and one alone; it says so itself."""
+    names: tuple[str, ...] = getattr(kind, "one_of", ())
+    return names
 
 
 def convert(value: object, kind: type[T], param: str) -> T:

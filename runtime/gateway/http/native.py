@@ -14,7 +14,7 @@ from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Annotated, Any, Literal, NotRequired, TypedDict, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, NotRequired, TypedDict, TypeVar
 
 import msgspec
 from aiohttp import web
@@ -74,6 +74,7 @@ _ONE_PROCESS = refused("prompts are computed where tokens are sampled")
 class GenerateBody(HandlingBody):
     """`POST /generate`. Of a batch, every field may be a list with one entry per prompt."""
 
+    one_of: ClassVar = ("text", "input_ids")
     text: str | list[str] | None = None
     input_ids: list[int | list[int]] | None = None
     sampling_params: Any = None  # typed below
@@ -195,8 +196,6 @@ class Generate:
 
     def _parse(self, body: GenerateBody) -> list[_Asked]:
         model = check_model(self._gateway, body.model)
-        if (body.text is None) == (body.input_ids is None):
-            raise InvalidParameter("text", "give either text or input_ids")
         vocab_size = self._gateway.model_info.vocab_size
         if body.text is not None:
             prompts = parse_prompts(body.text, "text", vocab_size)

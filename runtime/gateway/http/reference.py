@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 from msgspec import inspect
 
+from rootlace.runtime.gateway.http.body import one_of
 from rootlace.runtime.gateway.http.endpoint import Endpoint
 from rootlace.runtime.gateway.http.fields import Standing, standing
 
@@ -114,8 +115,11 @@ def openapi(endpoints: Sequence[Endpoint], name: str) -> dict[str, Any]:
         types, ref_template="#/components/schemas/{name}"
     )
     for schema in components.values():
-        if "model" in schema.get("properties", {}):
-            schema["properties"]["model"]["examples"] = [name]
+        _give_examples(schema.get("properties", {}), name)
+    for kind, schema in zip(types, schemas, strict=True):
+        if names := one_of(kind):
+            component = components[schema["$ref"].rpartition("/")[2]]
+            component["oneOf"] = [_alone(name, names) for name in names]
     found = iter(schemas)
     paths: dict[str, dict[str, Any]] = {}
     for endpoint in endpoints:
@@ -137,6 +141,28 @@ def openapi(endpoints: Sequence[Endpoint], name: str) -> dict[str, Any]:
         },
         "security": [{"bearer": []}, {"key": []}, {}],
     }
+
+
+_EXAMPLES = {
+    "prompt": "Two and two make",
+    "text": "Two and two make",
+    "query": "Which is a fruit?",
+    "documents": ["an apple", "a stone"],
+    "choices": [" four", " five"],
+    "messages": [{"role": "user", "content": "Hello"}],
+}
+
+
+def _give_examples(properties: dict[str, Any], model: str) -> None:
+    for name, example in ({"model": model} | _EXAMPLES).items():
+        if name in properties:
+            properties[name]["examples"] = [example]
+
+
+def _alone(name: str, names: Sequence[str]) -> dict[str, Any]:
+    """That of the fields `names` this one is given, and no other."""
+    kinds: dict[str, Any] = {each: {"type": "null"} for each in names}
+    return {"required": [name], "properties": kinds | {name: {"not": {"type": "null"}}}}
 
 
 # The interfaces differ in what stands beside the error, and Ollama's is a text.

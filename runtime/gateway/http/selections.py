@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Annotated, ClassVar
+
 import msgspec
 from aiohttp import web
 
 from rootlace.runtime.gateway.branches.gateway import Gateway
 from rootlace.runtime.gateway.http.behind_prompts import behind_prompts
-from rootlace.runtime.gateway.http.body import read_body
-from rootlace.runtime.gateway.http.errors import InvalidParameter
+from rootlace.runtime.gateway.http.body import SOME, read_body
 from rootlace.runtime.gateway.http.handling import HandlingBody, handling_without_pin
 from rootlace.runtime.gateway.http.prompts import check_texts, parse_prompts
 from rootlace.runtime.gateway.http.replies import adapter_of, check_model, json_response
@@ -18,9 +19,10 @@ from rootlace.wire.protocol import ChoicesMethod, Select, Selected
 class SelectBody(HandlingBody, kw_only=True):
     """`POST /select`. With a temperature, the choice is drawn."""
 
+    one_of: ClassVar = ("text", "input_ids")
     text: str | None = None
     input_ids: list[int] | None = None
-    choices: list[str]
+    choices: Annotated[list[str], SOME]
     method: ChoicesMethod | None = None
     temperature: float | None = None
     model: str | None = None
@@ -53,10 +55,6 @@ class Selections:
     async def handle(self, request: web.Request) -> web.Response:
         body = await read_body(request, SelectBody)
         model = check_model(self._gateway, body.model)
-        if (body.text is None) == (body.input_ids is None):
-            raise InvalidParameter("text", "give either text or input_ids")
-        if not body.choices:
-            raise InvalidParameter("choices", "choices must not be empty")
         check_texts(body.choices, "choices")
         size = self._gateway.model_info.vocab_size
         if body.text is not None:

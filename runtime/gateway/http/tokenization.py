@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 from aiohttp import web
@@ -11,7 +11,6 @@ from rootlace.runtime.gateway.branches.gateway import Gateway
 from rootlace.runtime.gateway.http.body import read_body
 from rootlace.runtime.gateway.http.chat.chats import Chats, check_length
 from rootlace.runtime.gateway.http.chat.request import ChatRequest
-from rootlace.runtime.gateway.http.errors import InvalidParameter
 from rootlace.runtime.gateway.http.openai.conversation import (
     template_arguments,
     template_messages,
@@ -25,6 +24,7 @@ from rootlace.runtime.gateway.http.replies import check_model, json_response
 class TokenizeBody(msgspec.Struct, forbid_unknown_fields=True):
     """A prompt, or a conversation that the chat template writes."""
 
+    one_of: ClassVar = ("prompt", "messages")
     prompt: str | None = None
     messages: Messages | None = None
     model: str | None = None
@@ -64,8 +64,6 @@ class Tokenization:
     async def tokenize(self, request: web.Request) -> web.Response:
         body = await read_body(request, TokenizeBody)
         check_model(self._gateway, body.model)
-        if (body.prompt is None) == (body.messages is None):
-            raise InvalidParameter("prompt", "give either prompt or messages")
         ids = await (self._of_text(body) if body.messages is None else self._of_messages(body))
         strings = None
         if body.return_token_strs:

@@ -25,7 +25,7 @@ def little_memory(most: int) -> Iterator[None]:
 
 async def test_an_explanation_is_told_by_one_field(served: Served) -> None:
     headers = {"Content-Type": "application/json"}
-    for start in (b'{"prompt":"hi"', b'{"messages":[]'):
+    for start in (b'{"prompt":"hi"', b'{"messages":[{"role":"user"}]'):
         body = start + b',"x":' + LISTS + b"}"
         with little_memory(2_000_000):
             async with served.http.post("/cache/explain", data=body, headers=headers) as reply:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from rootlace.runtime.gateway.http.body import MANY, Body
+from rootlace.runtime.gateway.http.body import SOME, Body
 from rootlace.runtime.gateway.http.chat.thinking import Thinking
 from rootlace.runtime.gateway.http.fields import ignored, refused
 from rootlace.runtime.gateway.http.handling import HandlingBody
@@ -101,7 +101,7 @@ class OutputConfig(Body):
 class CountBody(HandlingBody, kw_only=True):
     """`POST /v1/messages/count_tokens`, and what a request for an answer adds to."""
 
-    messages: Annotated[list[Message], MANY]
+    messages: Annotated[list[Message], SOME]
     model: str | None = None
     system: str | list[TextBlock] | None = None
     tools: list[Tool] | None = None

@@ -36,8 +36,6 @@ _CHOICES = {"auto": "auto", "any": "required", "tool": "required", "none": "none
 
 def chat_request(body: CountBody) -> ChatRequest:
     """Raises InvalidParameter for what cannot be served."""
-    if not body.messages:
-        raise InvalidParameter("messages", "messages must not be empty")
     messages = _system(body.system)
     for index, message in enumerate(body.messages):
         messages += _messages(message, f"messages[{index}]")

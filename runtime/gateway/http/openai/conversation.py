@@ -29,8 +29,6 @@ def template_messages(messages: list[Message]) -> list[dict[str, Any]]:
 
     Raises InvalidParameter for content that is not text.
     """
-    if not messages:
-        raise InvalidParameter("messages", "messages must not be empty")
     return [_message(message, f"messages[{i}]") for i, message in enumerate(messages)]
 
 

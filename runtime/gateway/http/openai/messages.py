@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from rootlace.runtime.gateway.http.body import MANY, Body
+from rootlace.runtime.gateway.http.body import SOME, Body
 from rootlace.runtime.gateway.http.fields import ignored
 
 CLIENTS_RUN = "tools are run by the client"
@@ -48,7 +48,7 @@ class Message(Body):
     cache_control: Annotated[Any, CACHED] = None
 
 
-Messages = Annotated[list[Message], MANY]
+Messages = Annotated[list[Message], SOME]
 
 
 class Function(Body):
