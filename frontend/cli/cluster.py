@@ -10,6 +10,7 @@ from typing import Any
 from rootlace.cli.failure import fail
 
 _WIDEST = 1000
+_UNITS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9}
 
 
 def print_wide(console: Any, table: Any) -> None:
@@ -54,6 +55,35 @@ def apart_of(
     return aparts
 
 
+def below_of(host: str | None, disk: str | None, token_bytes: int) -> tuple[Any, ...]:
+    """What `--host` and `--disk` ask for. Ends the command where they say something else."""
+    from rootlace.runtime.simulation.below import Below
+
+    found = []
+    for name, given in (("host", host), ("disk", disk)):
+        if given is None:
+            continue
+        tokens, _, speed = given.partition(":")
+        if not re.fullmatch(r"\d+(\.\d+)?", speed, re.ASCII) or not float(speed):
+            fail(f"--{name} {given}: write tokens and GB/s, as 4M:2.5")
+        (size,) = sizes_of(f"--{name}", tokens)
+        found.append(Below(name, size, token_bytes / (1e9 * float(speed))))
+    return tuple(found)
+
+
+def sizes_of(option: str, text: str) -> list[int]:
+    """The sizes in tokens that an option gives, in their order; ends the command where one is
+    none."""
+    sizes = []
+    for part in text.split(","):
+        found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)([kMG]?)\s*", part)
+        size = int(float(found[1]) * _UNITS[found[2]]) if found else 0
+        if size < 1:
+            fail(f"{option} {text}: {part.strip()!r} is no size; write 500k, 1M or 2000000")
+        sizes.append(size)
+    return sorted(set(sizes))
+
+
 def run_clusters(
     workload: Any,
     policy: Any,
@@ -93,6 +123,9 @@ def show_clusters(reports: Sequence[Any]) -> None:
     table = Table(box=None, header_style="bold", pad_edge=False)
     titles = "cache,router,hits,TTFT s,TPOT ms,req/s,busy,busiest,router us"
     apart = any(report.prefill_replicas for report in reports)
+    below = any(report.read_back for report in reports)
+    if below:
+        titles += ",read back"
     if apart:
         titles += ",prefill,handed,moved,busy prefill,busy decode"
     for title in titles.split(","):
@@ -108,6 +141,7 @@ def show_clusters(reports: Sequence[Any]) -> None:
             f"{report.busy:.0%}",
             f"{report.imbalance:.2f}",
             f"{report.router_microseconds:.0f}",
+            *([f"{report.read_back:.2%}"] if below else ()),
             *(_of_apart(report) if apart else ()),
         )
     console = Console(highlight=False)

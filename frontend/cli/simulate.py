@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from rootlace.cli.cluster import apart_of, print_wide, routers_of, run_clusters, show_clusters
+from rootlace.cli.cluster import (
+    apart_of,
+    below_of,
+    print_wide,
+    routers_of,
+    run_clusters,
+    show_clusters,
+    sizes_of,
+)
 from rootlace.cli.failure import fail
 
 if TYPE_CHECKING:
     from rootlace.runtime.simulation.study import Study
 
 _PICTURES = (".svg", ".png", ".pdf")
-_UNITS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9}
 
 
 def simulate(
@@ -93,6 +99,16 @@ def simulate(
     token_bytes: Annotated[
         int, typer.Option(min=1, help="KV of a token; the default is that of the 8B model.")
     ] = 131072,
+    host: Annotated[
+        str | None,
+        typer.Option(
+            metavar="N:GB/S", help="Tokens in main memory below each cache, and its speed."
+        ),
+    ] = None,
+    disk: Annotated[
+        str | None,
+        typer.Option(metavar="N:GB/S", help="Tokens on a disk below each cache, and its speed."),
+    ] = None,
     json_file: Annotated[
         Path | None, typer.Option("--json", metavar="FILE", help="Write all figures to this file.")
     ] = None,
@@ -113,6 +129,7 @@ def simulate(
     if replicas > 1 and plot is not None:
         fail("--plot draws studies of one engine: not with --replicas")
     aparts = apart_of(disaggregate, replicas, disaggregate_from, link, token_bytes)
+    below = below_of(host, disk, token_bytes)
     _check_outputs(json_file, plot)
     _check_packages(plot)
     from rootlace.runtime.contracts.step_cost import BadCost
@@ -130,17 +147,18 @@ def simulate(
             named = {each.name: each for each in all_policies()} | named
         load = Load(rate=rate, repeat=repeat, requests=requests, granularity=granularity)
         workload = Workload(read_trace(trace), load)
-        sizes = _sizes(cache_tokens) if cache_tokens else default_sizes(workload)
+        given = sizes_of("--cache-tokens", cache_tokens) if cache_tokens else []
+        sizes = given or default_sizes(workload)
         model = read_cost(cost or DEFAULT_COST)
         if replicas > 1:
-            machines = [Machine(size, model, max_running) for size in sizes]
+            machines = [Machine(size, model, max_running, below) for size in sizes]
             order = parse_policy(policy[0] if policy else "lpm")
             names = routers_of(router or ["all"])
             reports = run_clusters(workload, order, machines, replicas, names, aparts)
             show_clusters(reports)
             _write(json_file, {"runs": [report.to_json() for report in reports]})
             return
-        study = _run(workload, list(named.values()), sizes, model, max_running)
+        study = _run(workload, list(named.values()), sizes, model, max_running, below)
     except (BadTrace, BadPolicy, BadCost, ValueError) as error:
         fail(str(error))
     except OSError as error:
@@ -184,18 +202,9 @@ def _check_outputs(json_file: Path | None, plot: Path | None) -> None:
         fail(f"--plot {plot}: the name must end with one of {', '.join(_PICTURES)}")
 
 
-def _sizes(text: str) -> list[int]:
-    sizes = []
-    for part in text.split(","):
-        found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)([kMG]?)\s*", part)
-        size = int(float(found[1]) * _UNITS[found[2]]) if found else 0
-        if size < 1:
-            fail(f"--cache-tokens {text}: {part.strip()!r} is no size; write 500k, 1M or 2000000")
-        sizes.append(size)
-    return sorted(set(sizes))
-
-
-def _run(workload: Any, policies: Any, sizes: list[int], cost: Any, max_running: int) -> Study:
+def _run(
+    workload: Any, policies: Any, sizes: list[int], cost: Any, max_running: int, below: Any
+) -> Study:
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -209,7 +218,7 @@ def _run(workload: Any, policies: Any, sizes: list[int], cost: Any, max_running:
         def show(what: str, done: int, total: int) -> None:
             bar.update(task, description=what, completed=done, total=total)
 
-        return run_study(workload, policies, sizes, cost, max_running, show)
+        return run_study(workload, policies, sizes, cost, max_running, show, below)
 
 
 def _show(study: Study) -> None:
@@ -236,6 +245,9 @@ def _show(study: Study) -> None:
     for title in titles.split(","):
         justify: Literal["left", "right"] = "left" if title == "policy" else "right"
         table.add_column(title, justify=justify, no_wrap=True)
+    below = any(report.read_back for report in study.reports)
+    if below:
+        table.add_column("read back", justify="right", no_wrap=True)
     size = 0
     for report in study.reports:
         if report.cache_tokens != size:
@@ -257,6 +269,7 @@ def _show(study: Study) -> None:
             f"{report.requests_per_second:.3g}",
             f"{report.output_tokens_per_second:.4g}",
             f"{report.busy:.0%}",
+            *([f"{report.read_back:.2%}"] if below else ()),
         )
     print_wide(console, table)
     console.print("TTFT, TPOT and waiting: p50 / p90 / p99")

@@ -33,7 +33,7 @@ from rootlace.runtime.scheduler.running import Headroom, RunningSet, by_order
 from rootlace.runtime.scheduler.sample_rows import SampleRows, dead_row
 from rootlace.runtime.scheduler.sequence import Ending, Sequence
 from rootlace.runtime.scheduler.suspects import Suspects
-from rootlace.runtime.scheduler.tiers.levels import Tiers
+from rootlace.runtime.scheduler.tiers.levels import Tiers, as_measured
 from rootlace.runtime.scheduler.waiting import WaitingQueue
 from rootlace.wire.errors import (
     DeadlineImpossible,
@@ -91,7 +91,7 @@ class Scheduler:
                 raise ValueError(f"{name} must be at least 1, not {getattr(config, name)}")
         self.config = config
         pace = PromptPace()
-        if tiers is not None:
+        if tiers is not None and tiers.prefill_seconds is as_measured:
             tiers = replace(tiers, prefill_seconds=pace.seconds)
         self.kv = KVStore(cache, clock, tiers)
         self._clock = clock

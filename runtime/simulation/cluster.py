@@ -25,7 +25,7 @@ class ClusterReport:
     `router_microseconds`: CPU time of a choice and of what the router was told, per request.
     `prefill_replicas` of the replicas compute prompts alone, those of `handed` requests; they were
     busy for `prefill_busy` of the time, the others for `decode_busy`. `moved`: tokens that
-    travelled, of all tokens of prompts.
+    travelled, of all tokens of prompts; `read_back`: those that were read from below the pools.
     """
 
     router: str
@@ -45,6 +45,7 @@ class ClusterReport:
     moved: float = 0.0
     prefill_busy: float = 0.0
     decode_busy: float = 0.0
+    read_back: float = 0.0
 
     def to_json(self) -> dict[str, Any]:
         row = {name: getattr(self, name) for name in self.__dataclass_fields__}
@@ -158,4 +159,5 @@ class Cluster:
             moved=moved / prompts,
             prefill_busy=float(busy[decoders:].sum()) / max(len(engines) - decoders, 1) / seconds,
             decode_busy=float(busy[:decoders].mean()) / seconds,
+            read_back=sum(engine.restored_units for engine in engines) / prompts,
         )

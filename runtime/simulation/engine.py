@@ -12,6 +12,8 @@ from rootlace.runtime.contracts.step_cost import StepCost
 from rootlace.runtime.contracts.update import Update
 from rootlace.runtime.scheduler.running import Headroom
 from rootlace.runtime.scheduler.scheduler import Scheduler
+from rootlace.runtime.scheduler.tiers.levels import Tiers
+from rootlace.runtime.simulation.below import Below, StoresBelow
 from rootlace.runtime.simulation.cost import time_step
 from rootlace.runtime.simulation.executor import STOP, ReplayExecutor, StepWork
 from rootlace.runtime.simulation.policies import NamedPolicy
@@ -30,11 +32,13 @@ _FIRST = np.zeros(1, np.int64)
 
 @dataclass(frozen=True)
 class Machine:
-    """What the requests run on: tokens of KV memory, rows, and what steps cost."""
+    """What the requests run on: tokens of KV memory, rows, what steps cost, and what is below that
+    memory, the fastest first."""
 
     cache_tokens: int
     cost: StepCost
     max_running: int = 256
+    below: tuple[Below, ...] = ()
 
 
 class Times:
@@ -71,6 +75,9 @@ class SimulatedEngine:
         # from `max_tokens` how long this one is.
         self._most_units = int(workload.output_units[fitting].max(initial=1))
         default = Headroom()
+        self.now = 0.0
+        self._below = StoresBelow(machine.below, self.block * size, lambda: self.now)
+        each = machine.cost.prefill + machine.cost.step / machine.cost.max_step_tokens
         self.scheduler = Scheduler(
             SchedulerConfig(
                 policy=policy.policy,
@@ -86,8 +93,9 @@ class SimulatedEngine:
             _NEVER,
             self._read_clock,
             headroom=Headroom(default.least / size, default.most / size, default.decay**size),
+            # Steps take no time before they are committed here, so none can be measured.
+            tiers=Tiers(self._below.levels, prefill_seconds=lambda units: each * size * units),
         )
-        self.now = 0.0
         self.busy = 0.0
         self.steps = 0
         self.begun: list[int] = []
@@ -105,12 +113,25 @@ class SimulatedEngine:
         """One simulated step, after which the clock stands at its end; None if there is nothing to
         compute."""
         plan = self.scheduler.plan()
+        self._below.move(self.scheduler.kv.tiering.take_moves())
         if plan is None:
             return None
         result, work = self._executor.run(plan)
         updates = self.scheduler.commit(plan, result)
         self._take(work, updates)
         return updates
+
+    @property
+    def next_read(self) -> float:
+        """When there may be more to compute, since requests wait for what is below the pool; inf:
+        none does."""
+        waits = self.scheduler.kv.tiering.waiting
+        return self._below.next_done if waits else float("inf")
+
+    @property
+    def restored_units(self) -> int:
+        """Units of prompts that were read from below the pool."""
+        return self.scheduler.kv.tiering.fetching.restored_tokens
 
     def _read_clock(self) -> float:
         self.now += _TICK

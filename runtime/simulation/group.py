@@ -6,13 +6,19 @@ import heapq
 import itertools
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
+import numpy as np
+
+from rootlace.runtime.cache.journal import Change
 from rootlace.runtime.contracts.step_cost import StepCost
 from rootlace.runtime.contracts.update import Update
 from rootlace.runtime.simulation.engine import Machine, SimulatedEngine, Times
 from rootlace.runtime.simulation.policies import NamedPolicy
 from rootlace.runtime.simulation.routers import ROUTINGS, Routing
 from rootlace.runtime.simulation.workload import Workload
+
+UNCHANGED = Change(np.empty(0, np.uint64), np.empty(0, np.uint64))
 
 
 class Clock:
@@ -54,7 +60,7 @@ class Group:
         self.engines = [
             SimulatedEngine(workload, policy, machine, self.times) for _ in range(replicas)
         ]
-        known = Machine(machine.cache_tokens, priced or machine.cost, machine.max_running)
+        known = replace(machine, cost=priced or machine.cost)
         self._router: Routing = ROUTINGS[router](workload, known, self.engines)
         self._clock = clock
         self._begun = begun
@@ -86,7 +92,7 @@ class Group:
         updates = engine.step()
         if updates is None:
             if engine.scheduler.has_work:
-                raise RuntimeError("the scheduler has work and plans nothing")
+                self._wait_for_read(replica)
             return
         self._said[replica] = updates
         for number in engine.begun:
@@ -96,10 +102,11 @@ class Group:
     def _stepped(self, replica: int) -> None:
         """A step has ended."""
         engine, updates = self.engines[replica], self._said.pop(replica)
-        change = engine.scheduler.cache.changes()
+        cache = engine.scheduler.cache
+        change, below = cache.changes(), cache.changes_below()
         began = self._clock.cpu()
-        if change is not None:
-            self._router.heard(replica, change)
+        if change is not None or below:
+            self._router.heard(replica, change or UNCHANGED, below)
         for number in engine.begun:
             self._router.first_token(number, engine.now)
         for update in updates:
@@ -107,3 +114,17 @@ class Group:
                 self._router.ended(update.rid, engine.now)
         self.routing_seconds += self._clock.cpu() - began
         self._step(replica)
+
+    def _wait_for_read(self, replica: int) -> None:
+        """All that the replica has waits for what is below its pool."""
+        engine = self.engines[replica]
+        then = engine.next_read
+        if then == float("inf"):
+            raise RuntimeError("the scheduler has work and plans nothing")
+
+        def go_on() -> None:
+            if replica not in self._said:  # no request has come meanwhile that can be computed
+                engine.now = max(engine.now, then)
+                self._step(replica)
+
+        self._clock.at(then, go_on)

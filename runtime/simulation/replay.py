@@ -40,6 +40,7 @@ class Outcome:
     steps: int
     evicted_tokens: int
     retractions: int
+    restored_tokens: int
 
 
 class Replay:
@@ -63,9 +64,10 @@ class Replay:
             self._arrive()
             updates = engine.step()
             if updates is None:
-                if self._arrived == count:
+                then = min(self._next_arrival, engine.next_read)
+                if then == math.inf:
                     break
-                engine.now = max(engine.now, float(self._workload.arrivals[self._arrived]))
+                engine.now = max(engine.now, then)
                 continue
             ended += sum(update.finish is not None for update in updates)
             if ended + self._refused >= told + count // 1000:
@@ -111,6 +113,7 @@ class Replay:
             steps=engine.steps,
             evicted_tokens=int(stats["evicted_blocks"]) * block,
             retractions=int(stats["retractions"]),
+            restored_tokens=engine.restored_units * self._workload.granularity,
         )
 
 

@@ -18,7 +18,8 @@ PERCENTILES = (50, 90, 99)
 class Report:
     """One policy on one cache size. Times in seconds; percentiles are (p50, p90, p99).
 
-    `hit_rate`: of the prompt tokens of the requests that were served. `clairvoyant_own_order`: the
+    `hit_rate`: of the prompt tokens of the requests that were served, `read_back` those of them
+    that were read from below the pool. `clairvoyant_own_order`: the
     bound for the order in which this policy served them (None if it was not asked for).
     """
 
@@ -41,6 +42,7 @@ class Report:
     requests_per_second: float
     output_tokens_per_second: float
     simulation_seconds: float
+    read_back: float = 0.0
 
     def to_json(self) -> dict[str, Any]:
         row = {name: getattr(self, name) for name in self.__dataclass_fields__}
@@ -82,6 +84,7 @@ def report_on(
         requests_per_second=len(served) / seconds,
         output_tokens_per_second=int(outputs.sum()) / seconds,
         simulation_seconds=simulation_seconds,
+        read_back=outcome.restored_tokens / max(prompts * workload.granularity, 1),
     )
 
 

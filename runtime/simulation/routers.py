@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import random
 import zlib
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Protocol
 
 import numpy as np
 
 from rootlace.runtime.cache.journal import Change
+from rootlace.runtime.contracts.messages import Below
 from rootlace.runtime.contracts.step_cost import StepCost
 from rootlace.runtime.routing.index import PrefixIndex
 from rootlace.runtime.routing.router import Router, RouterConfig
@@ -27,7 +29,7 @@ class Routing(Protocol):
 
     def ended(self, number: int, now: float) -> None: ...
 
-    def heard(self, replica: int, change: Change) -> None: ...
+    def heard(self, replica: int, change: Change, below: Sequence[Below] = ()) -> None: ...
 
 
 class Exact:
@@ -57,8 +59,8 @@ class Exact:
     def ended(self, number: int, now: float) -> None:
         self._router.ended(number, now)
 
-    def heard(self, replica: int, change: Change) -> None:
-        self._router.heard(replica, change)
+    def heard(self, replica: int, change: Change, below: Sequence[Below] = ()) -> None:
+        self._router.heard(replica, change, below)
 
 
 def _by_the_unit(cost: StepCost, size: int) -> StepCost:
@@ -98,7 +100,7 @@ class Blind:
     def ended(self, number: int, now: float) -> None:
         self.queues[self._where.pop(number)] -= 1
 
-    def heard(self, replica: int, change: Change) -> None:
+    def heard(self, replica: int, change: Change, below: Sequence[Below] = ()) -> None:
         pass
 
 

@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 from rootlace.runtime.contracts.step_cost import StepCost
+from rootlace.runtime.simulation.below import Below
 from rootlace.runtime.simulation.bounds import clairvoyant_bound, infinite_bound
 from rootlace.runtime.simulation.engine import Machine
 from rootlace.runtime.simulation.policies import NamedPolicy
@@ -72,8 +73,10 @@ def run_study(
     cost: StepCost,
     max_running: int = 256,
     progress: Progress = lambda what, done, total: None,
+    below: tuple[Below, ...] = (),
 ) -> Study:
-    """Replay `workload` under each of `policies` with each of `sizes` tokens of cache."""
+    """Replay `workload` under each of `policies` with each of `sizes` tokens of cache, and `below`
+    it."""
     total, done = len(workload) * len(sizes) * len(policies), 0
     reports = []
     for size in sizes:
@@ -81,7 +84,7 @@ def run_study(
             name = f"{policy.name}, {short(size)} tokens"
             progress(name, done, total)
             began = time.perf_counter()
-            replay = Replay(workload, policy, Machine(size, cost, max_running))
+            replay = Replay(workload, policy, Machine(size, cost, max_running, below))
             outcome = replay.run(partial(_tell, progress, name, done, total))
             reports.append(report_on(workload, outcome, time.perf_counter() - began))
             done += len(workload)

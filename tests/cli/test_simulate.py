@@ -78,6 +78,19 @@ def test_prefill_apart(mooncake: Path, tmp_path: Path) -> None:
         assert result.exit_code == 1 and says in result.output, result.output
 
 
+def test_a_disk_below_the_cache(mooncake: Path, tmp_path: Path) -> None:
+    figures = tmp_path / "out.json"
+    for arguments in ([], ["--replicas", 2, "--router", "turns"]):
+        result = _simulate(mooncake, *arguments, "--cache-tokens", "3k", "--policy", "fcfs",
+                           "--host", "3k:25", "--disk", "1M:2.5", "--json", figures)  # fmt: skip
+        assert result.exit_code == 0 and "read back" in result.output, result.output
+        (run,) = json.loads(figures.read_text())["runs"]
+        assert 0.1 < run["read_back"] <= run["hit_rate"]
+    for given, says in (("4M", "write tokens and GB/s"), ("none:1", "'none' is no size")):
+        result = _simulate(mooncake, "--disk", given)
+        assert result.exit_code == 1 and says in result.output, result.output
+
+
 def test_policies_in_one_word(mooncake: Path, tmp_path: Path) -> None:
     figures = tmp_path / "out.json"
     result = _simulate(mooncake, "--policy", "fcfs, lpm:4", "--policy", "fcfs",

@@ -52,6 +52,11 @@ class HandedLevel(Level):
     store: HandedState
 
 
+def as_measured(tokens: int) -> float:
+    """Stands for what the scheduler finds its own steps to take."""
+    raise NotImplementedError
+
+
 @dataclass(frozen=True)
 class Tiers:
     """What is below the pool, the fastest first. `space_of`: at most 64 bytes that are others for
@@ -61,7 +66,7 @@ class Tiers:
 
     levels: tuple[Level, ...] = ()
     space_of: Callable[[Hashable], bytes] = kv_space
-    prefill_seconds: Callable[[int], float] = lambda tokens: float("inf")
+    prefill_seconds: Callable[[int], float] = as_measured
     handed: HandedLevel | None = None
 
     @property
