@@ -113,6 +113,12 @@ def test_numbers_that_are_not_finite(folder, copied, bad) -> None:
         load(folder, copied)
 
 
+def test_weights_that_git_has_not_fetched(folder, copied) -> None:
+    (copied / "adapter_model.safetensors").write_text("version https://git-lfs.github.com/spec/v1")
+    with pytest.raises(UnsupportedModel, match=r"adapter_model.safetensors: a pointer of Git LFS"):
+        load(folder, copied)
+
+
 def test_tensors_that_do_not_fit(folder, copied) -> None:
     file = copied / "adapter_model.safetensors"
     tensors = load_file(file)

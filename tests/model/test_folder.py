@@ -11,6 +11,7 @@ from huggingface_hub import constants
 
 import rootlace as rl
 from rootlace.runtime.model.checkpoint.folder import model_folder, servable_folder
+from rootlace.runtime.model.checkpoint.source import servable_source
 from rootlace.wire.errors import ServerUnavailable, UnsupportedModel
 
 
@@ -27,6 +28,36 @@ def adapter(folder: Path) -> None:
     (folder / "adapter_model.safetensors").write_bytes(b"")
     text = json.dumps({"base_model_name_or_path": "someone/base", "peft_type": "LORA"})
     (folder / "adapter_config.json").write_text(text)
+
+
+FETCH = ["a pointer of Git LFS", "git lfs pull"]
+
+
+def pointer(name: str) -> Callable[[Path], None]:
+    """What git leaves of a large file that it has not fetched."""
+
+    def make(folder: Path) -> None:
+        touch("config.json", "tokenizer.json", "model.safetensors")(folder)
+        lines = ("version https://git-lfs.github.com/spec/v1", f"oid sha256:{'4d' * 32}", "size 9")
+        (folder / name).write_text("\n".join(lines))
+
+    return make
+
+
+def parts(
+    *names: str, there: list[str], pointers: list[str] | None = None
+) -> Callable[[Path], None]:
+    """A folder whose index names these files, of which some are there."""
+
+    def make(folder: Path) -> None:
+        for name in pointers or []:
+            pointer(name)(folder)
+        touch("config.json", "tokenizer.json", *there)(folder)
+        (folder / "model.safetensors").unlink(missing_ok=True)
+        index = json.dumps({"weight_map": {f"{name}.weight": name for name in names}})
+        (folder / "model.safetensors.index.json").write_text(index)
+
+    return make
 
 
 CASES: dict[str, tuple[Callable[[Path], object], str, list[str]]] = {
@@ -53,6 +84,11 @@ CASES: dict[str, tuple[Callable[[Path], object], str, list[str]]] = {
         ".",
         ["pytorch_model-00001-of-00002.bin", "can run code", "save_pretrained", "safetensors"],
     ),
+    "another name": (
+        touch("config.json", "tokenizer.json", "model-00001-of-00001.safetensors"),
+        ".",
+        ["no weights", "model-00001-of-00001.safetensors: other names are not read"],
+    ),
     "slow tokenizer": (
         touch("config.json", "vocab.json", "model.safetensors"),
         ".",
@@ -75,8 +111,35 @@ def test_what_is_no_model_is_named(
         assert word in str(caught.value)
 
 
+LACKING: dict[str, tuple[Callable[[Path], object], str, list[str]]] = {
+    "a part that is missing": (
+        parts("a.safetensors", "b.safetensors", there=["a.safetensors"]),
+        ".",
+        ["b.safetensors: the file is missing"],
+    ),
+    "weights to be fetched": (pointer("model.safetensors"), ".", ["model.safetensors: ", *FETCH]),
+    "a part to be fetched": (
+        parts("a.safetensors", there=[], pointers=["a.safetensors"]),
+        ".",
+        ["a.safetensors: ", *FETCH],
+    ),
+    "a tokenizer to be fetched": (pointer("tokenizer.json"), ".", ["tokenizer.json: ", *FETCH]),
+    "a gguf file to be fetched": (pointer("m.gguf"), "m.gguf", ["m.gguf: ", *FETCH]),
+}
+
+
+@pytest.mark.parametrize("name", LACKING)
+def test_files_that_are_not_there_yet(name: str, tmp_path: Path) -> None:
+    make, given, words = LACKING[name]
+    make(tmp_path)
+    with pytest.raises(UnsupportedModel) as caught:
+        servable_source(tmp_path / given)
+    for word in words:
+        assert word in str(caught.value)
+
+
 def test_a_model_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    touch("config.json", "tokenizer.json", "model.safetensors.index.json")(tmp_path)
+    parts("a.safetensors", there=["a.safetensors"])(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path.parent))
     assert servable_folder(tmp_path) == tmp_path
     assert servable_folder(f"~/{tmp_path.name}") == tmp_path

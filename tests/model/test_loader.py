@@ -338,6 +338,16 @@ FAULTS: dict[str, tuple[Callable[[Path], object], list[str]]] = {
         ),
         ["index.json", "../other.safetensors"],
     ),
+    "a weight in two files": (
+        lambda f: (
+            (f / "model.safetensors").rename(f / "part-1.safetensors"),
+            save_file({NORM: torch.ones(64)}, f / "part-2.safetensors"),
+            (f / "model.safetensors.index.json").write_text(
+                json.dumps({"weight_map": {"a": "part-1.safetensors", NORM: "part-2.safetensors"}})
+            ),
+        ),
+        [NORM, "part-1.safetensors", "part-2.safetensors"],
+    ),
     "missing shard": (
         lambda f: (
             (f / "model.safetensors").unlink(),

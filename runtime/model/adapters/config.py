@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rootlace.runtime.model.checkpoint.folder import check_fetched
 from rootlace.runtime.model.families.given import (
     COUNT,
     FLAG,
@@ -27,7 +28,7 @@ from rootlace.runtime.model.families.given import (
 )
 from rootlace.wire.errors import InvalidRequest, UnsupportedModel
 
-FILE = "adapter_config.json"
+FILE, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 ALL_LINEAR = "all-linear"
 NAMES = Kind("a text or a list of texts", lambda v: TEXT.fits(v) or TEXTS.fits(v))
 LAYERS = Kind(
@@ -135,6 +136,7 @@ def _read(name: str, folder: Path) -> AdapterConfig:
         raise UnsupportedModel(f"{file}: {error}") from error
     if not isinstance(raw, dict):
         raise UnsupportedModel(f"{file}: not a JSON object")
+    check_fetched([folder / WEIGHTS])
     # What has no value asks for nothing.
     raw = {key: value for key, value in raw.items() if value is not None}
     given = Given(file, raw)

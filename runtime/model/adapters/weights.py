@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from safetensors import SafetensorError, safe_open
 
+from rootlace.runtime.model.adapters.config import WEIGHTS as FILE
 from rootlace.runtime.model.adapters.config import AdapterConfig
 from rootlace.runtime.model.checkpoint.weights import (
     Part,
@@ -20,7 +21,6 @@ from rootlace.runtime.model.parallel.shard import Shard
 CHANGED = ("qkv", "q_up", "output", "gate_up", "down")
 """The products of a layer that adapters may change, by their fields of `LayerWeights`: not those of
 experts, and not `kv_up`, which no token is multiplied by."""
-FILE = "adapter_model.safetensors"
 PREFIX = "base_model.model."
 """What PEFT puts before the name that a module has in the model."""
 A, B = ".lora_A.weight", ".lora_B.weight"

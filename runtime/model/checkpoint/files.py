@@ -173,14 +173,22 @@ class Checkpoint:
         header.pop("__metadata__", None)
         for weight, entry in header.items():
             begin = 8 + size + entry["data_offsets"][0]
-            self._places[weight] = _Place(name, entry["dtype"], tuple(entry["shape"]), begin)
+            self._add(weight, _Place(name, entry["dtype"], tuple(entry["shape"]), begin))
+
+    def _add(self, weight: str, place: _Place) -> None:
+        """Who has a weight twice means one of them, and nothing says which."""
+        known = self._places.setdefault(weight, place)
+        if known is not place:
+            raise UnsupportedModel(
+                f"{self._folder}: {weight} is in {known.file} and in {place.file}, too"
+            )
 
     def _open_pickled(self, name: str) -> None:
         self._files[name] = None
         for weight, tensor in read_pickled(self._folder / name).items():
             kind = next((n for n, dtype in _DTYPES.items() if dtype == tensor.dtype), None)
             shape = tuple(tensor.shape)
-            self._places[weight] = _Place(name, kind or str(tensor.dtype), shape, 0)
+            self._add(weight, _Place(name, kind or str(tensor.dtype), shape, 0))
             self._pickled[weight] = tensor
 
     def _open_gguf(self, path: Path) -> None:

@@ -6,6 +6,8 @@ Says so before anything heavy is imported: whoever mistyped a name should not wa
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
 from rootlace.runtime.model.gguf.file import MAGIC
@@ -18,6 +20,8 @@ PICKLED = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 INDEXES = (INDEX, PICKLED[1])
 TOKENIZERS = ("tokenizer.json", "tokenizer.model")
 """The tokenizer of a folder: the first of these that is there."""
+
+_POINTER = b"version https://git-lfs.github.com/spec/"
 
 _RESAVE = (
     "python -c \"from transformers import {cls}; {cls}.from_pretrained('{source}')"
@@ -77,8 +81,14 @@ def _model_folder(given: str | Path, folder: Path) -> Path:
 def servable_folder(given: str | Path, allow_pickle: bool = False) -> Path:
     """As `model_folder`, of a model that has weights and a tokenizer in files that are read."""
     folder = model_folder(given)
-    if not has_weights(folder, allow_pickle):
+    stored = stored_in(folder, allow_pickle)
+    if stored is None:
         raise _no_weights(given, folder)
+    parts = index_files(folder / stored) if stored in INDEXES else ()
+    for name in parts:
+        if not (folder / name).exists():
+            raise UnsupportedModel(f"{folder / name}: the file is missing")
+    check_fetched(folder / name for name in (stored, *parts, *TOKENIZERS))
     if not any((folder / name).is_file() for name in TOKENIZERS):
         resave = _RESAVE.format(cls="AutoTokenizer", source=folder, target=folder)
         raise _refusal(
@@ -86,6 +96,17 @@ def servable_folder(given: str | Path, allow_pickle: bool = False) -> Path:
             f"it has neither {' nor '.join(TOKENIZERS)}; others are converted with: {resave}",
         )
     return folder
+
+
+def check_fetched(files: Iterable[Path]) -> None:
+    """Raises `UnsupportedModel` for what git leaves in the place of a large file until that is
+    fetched. Files that cannot be opened are left to whoever reads them."""
+    for file in files:
+        with suppress(OSError), file.open("rb") as opened:
+            if opened.read(len(_POINTER)) == _POINTER:
+                raise UnsupportedModel(
+                    f"{file}: a pointer of Git LFS, not the file itself; fetch it with: git lfs pull"
+                )
 
 
 def has_weights(folder: Path, allow_pickle: bool = False) -> bool:
@@ -148,13 +169,19 @@ def _no_weights(given: str | Path, folder: Path) -> UnsupportedModel:
         )
     if any(folder.glob("*.gguf")):
         return _refusal(given, f"it has no safetensors files; {_name_one(folder)}")
-    return _refusal(given, f"it has no weights: neither {SINGLE} nor {INDEX} is there")
+    others = sorted(path.name for path in folder.glob("*.safetensors"))
+    there = f" ({_some(others)}: other names are not read)" if others else ""
+    return _refusal(given, f"it has no weights: neither {SINGLE} nor {INDEX} is there{there}")
 
 
 def _name_one(folder: Path) -> str:
     """What to do with a folder that has GGUF files."""
     found = sorted(path.name for path in folder.glob("*.gguf"))
-    return f"name one of its GGUF files: {', '.join(found[:5])}{' ...' if found[5:] else ''}"
+    return f"name one of its GGUF files: {_some(found)}"
+
+
+def _some(names: list[str]) -> str:
+    return f"{', '.join(names[:5])}{' ...' if names[5:] else ''}"
 
 
 def _base_of_adapter(folder: Path) -> str:

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 from rootlace.runtime.model.checkpoint.folder import (
     TOKENIZERS,
+    check_fetched,
     gguf_file,
     model_folder,
     servable_folder,
@@ -138,6 +139,7 @@ def servable_source(given: str | Path, allow_pickle: bool = False) -> ModelSourc
     """As `model_source`, of a model that has weights and a tokenizer in files that are read."""
     file = gguf_file(given)
     if file is not None:
+        check_fetched([file])
         return GgufSource.read(file)
     return FolderSource(servable_folder(given, allow_pickle))
 
