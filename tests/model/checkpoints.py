@@ -22,6 +22,7 @@ from transformers import (
     GptOssConfig,
     GraniteConfig,
     LlamaConfig,
+    Ministral3Config,
     MinistralConfig,
     MistralConfig,
     MixtralConfig,
@@ -234,6 +235,14 @@ def configs() -> dict[str, PreTrainedConfig]:
             head_dim=16,
             sliding_window=7,
             layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+        ),
+        "ministral3": Ministral3Config(
+            **SHAPE,
+            head_dim=16,
+            sliding_window=9,
+            rope_parameters=_rope(
+                "yarn", factor=4.0, original_max_position_embeddings=64, llama_4_scaling_beta=0.3
+            ),
         ),
         "mixtral": MixtralConfig(**SHAPE, num_local_experts=5, sliding_window=7, head_dim=16),
         "qwen2_moe": Qwen2MoeConfig(

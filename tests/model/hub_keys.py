@@ -1,8 +1,8 @@
 """What files on the hub say beside the keys of their class: of Phi-4-mini, Gemma 2 (9B), Gemma 3
-(1B and 270M), SmolLM3, OLMo 3, GLM-4, Command R7B, EXAONE 4 (32B), StarCoder2, GPT-NeoX (20B) and
-Dolly, GPT-2 of all sizes and DistilGPT-2, OPT and Galactica, Falcon (7B and 2 11B), StableLM 2,
-Mixtral, Qwen1.5-MoE, Qwen3-30B-A3B and Qwen3-Coder, OLMoE, gpt-oss, DeepSeek-V2-Lite and V3, and
-Llama 3.2's like."""
+(1B and 270M), SmolLM3, OLMo 3, GLM-4, Command R7B, EXAONE 4 (32B), StarCoder2 (15B), GPT-NeoX
+(20B) and Dolly, GPT-2 of all sizes and DistilGPT-2, OPT and Galactica, Falcon (7B and 2 11B),
+StableLM 2, Mixtral, Qwen1.5-MoE, Qwen3-30B-A3B and Qwen3-Coder, OLMoE, gpt-oss, DeepSeek-V2-Lite
+and V3, and Llama 3.2's like."""
 
 from __future__ import annotations
 
@@ -86,6 +86,11 @@ HUB_KEYS: dict[str, dict[str, Any]] = {
         "norm_type": "layer_norm",
         "residual_dropout": 0.1,
         "embedding_dropout": 0.1,
+        "activation_function": "gelu",
+        "attention_softmax_in_fp32": True,
+        "layer_norm_epsilon": 1e-05,
+        "scale_attention_softmax_in_fp32": True,
+        "scale_attn_weights": True,
         "rope_parameters": None,
         "rope_theta": 999999.4420358813,
     },

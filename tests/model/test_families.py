@@ -35,6 +35,7 @@ NAMES = (
     "llama",
     "mistral-sliding",
     "ministral",
+    "ministral3",
     "qwen2-sliding",
     "qwen3",
     "granite",

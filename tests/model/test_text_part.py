@@ -101,7 +101,7 @@ def test_what_a_file_does_not_say_is_as_in_transformers(kind: str, tmp_path: Pat
     own = {"model_type": kind}
     silent = _read(tmp_path, architectures=[name], **(own if flat else {"text_config": own}))
     assert silent.spec.rope is not None
-    parameters = {**silent.spec.rope.parameters, "rope_type": "default"}
+    parameters = {**silent.spec.rope.parameters, "rope_type": silent.spec.rope.kind}
     spec = replace(silent.spec, rope=replace(silent.spec.rope, parameters=parameters))
     assert spec == written.spec
     assert silent.bos_token_id == written.bos_token_id

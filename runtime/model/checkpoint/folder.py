@@ -105,7 +105,7 @@ def check_fetched(files: Iterable[Path]) -> None:
         with suppress(OSError), file.open("rb") as opened:
             if opened.read(len(_POINTER)) == _POINTER:
                 raise UnsupportedModel(
-                    f"{file}: a pointer of Git LFS, not the file itself; fetch it with: git lfs pull"
+                    f"{file}: a pointer of Git LFS, not the file; fetch it with: git lfs pull"
                 )
 
 

@@ -79,6 +79,7 @@ NEEDED: dict[str, tuple[str, ...]] = {
 }
 """The parameters that each of them cannot do without."""
 KINDS = {kind: kind for kind in NEEDED}
+NONE: Mapping[str, Kind] = {}
 
 
 def read_rope(
@@ -91,13 +92,15 @@ def read_rope(
     kinds: Mapping[str, str] = KINDS,
     theta_key: str = "rope_theta",
     partial_key: str = PARTIAL,
+    own: Mapping[str, Kind] = NONE,
 ) -> Rope:
     """How a family rotates.
 
     `theta`, `original` (the context before it was extended) and `partial` (the share of a head that
     is rotated) are those of a file that has none. `head_dim` is given where the family can rotate a
     part of a head. `kinds` are the rope types that it has, by what it calls them. Outside of
-    `rope_parameters`, theta and share are called `theta_key` and `partial_key`.
+    `rope_parameters`, theta and share are called `theta_key` and `partial_key`; inside, there may
+    be keys of its `own`.
     """
     where = "rope_scaling" if given("rope_scaling", TABLE.or_none(), None) else "rope_parameters"
     parameters: dict[str, Any] = dict(given("rope_parameters", TABLE.or_none(), None) or {})
@@ -109,7 +112,7 @@ def read_rope(
     if partial is not None:
         parameters.setdefault(PARTIAL, partial)
     original = given(ORIGINAL, SIZE.or_none(), original)
-    kind = _kind(given, where, parameters, kinds, original)
+    kind = _kind(given, where, parameters, kinds, original, own)
     if ORIGINAL in OF_KIND[kind] and original is None and ORIGINAL in given:
         given.refuse(ORIGINAL, f"rope_type {kind!r} needs it")
     return Rope(kind, parameters, _rotated(given, key, parameters, head_dim))
@@ -173,14 +176,16 @@ def _kind(
     parameters: dict[str, Any],
     kinds: Mapping[str, str],
     original: int | None,
+    own: Mapping[str, Kind] = NONE,
 ) -> str:
     """The rope type, of one of `kinds`, after a check that its parameters are known and complete;
-    those that follow from others are added. `original`: what the file says outside of them."""
+    those that follow from others are added. `original`: what the file says outside of them; `own`:
+    keys of the family's own."""
     name, kind = _named_kind(given, where, parameters, kinds)
     for needed in NEEDED[kind]:
         if parameters.get(needed) is None:
             given.refuse(where, f"rope_type {name!r} needs {needed}")
-    _check(given, where, parameters, name, kind)
+    _check(given, where, parameters, name, COMMON | OF_KIND[kind] | dict(own))
     context = given.size("max_position_embeddings")
     if ORIGINAL in OF_KIND[kind]:
         # Outside of `rope_parameters` it counts for more.
@@ -229,10 +234,12 @@ def _rotated(
     return None if rotated == head_dim else rotated
 
 
-def _check(given: Given, where: str, parameters: dict[str, Any], name: str, kind: str) -> None:
-    """Refuse what a rotation of this kind, by this name, does not use, unless it has no value."""
-    known = COMMON | OF_KIND[kind]
-    if kind == "yarn" and parameters.get("attn_factor") is not None:
+def _check(
+    given: Given, where: str, parameters: dict[str, Any], name: str, known: Mapping[str, Kind]
+) -> None:
+    """Refuse what a rotation of this name, whose `known` keys these are, does not use, unless it
+    has no value."""
+    if "beta_fast" in known and parameters.get("attn_factor") is not None:
         given.refuse(where, _of_attn_factor(parameters))
     for key, value in sorted(parameters.items()):
         if key in known and not known[key].fits(value):

@@ -22,12 +22,19 @@ def _read(given: Given) -> ModelSpec:
     )
     given.only("mlp_type", "default")
     given.only("norm_type", "layer_norm")
+    norm = layer_norm(given, "norm_epsilon")
+    # What the 15B model's file says besides: as in the model that it grew out of. Nobody reads it.
+    given.only("layer_norm_epsilon", norm.eps)
+    given.only("scale_attn_weights", True)
+    if "hidden_act" in given:
+        given.pass_over("activation_function")
+    given.pass_over("attention_softmax_in_fp32", "scale_attention_softmax_in_fp32")
     return decoder(
         given,
         NAMES,
         attention,
         plain_mlp(given, biased, default="gelu_pytorch_tanh"),
-        norm=layer_norm(given, "norm_epsilon"),
+        norm=norm,
         tied=True,
     )
 

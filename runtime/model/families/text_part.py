@@ -42,6 +42,9 @@ def _sizes(
 
 _LLAMA = Text("LlamaForCausalLM", "llama", _sizes(32000, 4096, 11008, 32, 32, 2048))
 _MISTRAL = Text("MistralForCausalLM", "mistral", _sizes(32000, 4096, 14336, 32, 32, 131072))
+_MINISTRAL3 = Text(
+    "Ministral3ForCausalLM", "ministral3", _sizes(131072, 4096, 14336, 34, 32, 262144)
+)
 _QWEN2 = Text("Qwen2ForCausalLM", "qwen2", _sizes(151936, 4096, 22016, 32, 32, 32768))
 _QWEN2_VL = Text(
     "Qwen2ForCausalLM",
@@ -70,7 +73,7 @@ WHOLES: dict[str, Mapping[str, Text]] = {
     "LlavaForConditionalGeneration": _LLAVA,
     "LlavaNextForConditionalGeneration": _LLAVA,
     "LlavaOnevisionForConditionalGeneration": _LLAVA,
-    "Mistral3ForConditionalGeneration": {"mistral": _MISTRAL},
+    "Mistral3ForConditionalGeneration": {"mistral": _MISTRAL, "ministral3": _MINISTRAL3},
     "Qwen2VLForConditionalGeneration": {"qwen2_vl_text": _QWEN2_VL, "qwen2_vl": _QWEN2_VL},
     "Qwen2_5_VLForConditionalGeneration": {"qwen2_5_vl_text": _QWEN2_VL, "qwen2_5_vl": _QWEN2_VL},
     "Qwen3VLForConditionalGeneration": {"qwen3_vl_text": _QWEN3_VL},
