@@ -13,8 +13,9 @@ from rootlace.runtime.contracts.plan import AutomatonState, MaskRow
 class Matcher(Protocol):
     """Where one request stands in its constraint. Not thread-safe; one per request.
 
-    Token ids are the model's. "The text" is the bytes of the tokens taken in so far. A kind of
-    matcher that derives from this has no shared masks and no automaton, and its `advance` refuses
+    Token ids are the model's. "The text" is the bytes of the tokens taken in so far, and the
+    special tokens among them, which have none (only structural tags allow any). A kind of matcher
+    that derives from this has no shared masks and no automaton, and its `advance` refuses
     nothing that the mask allowed, unless it says otherwise.
     """
 
@@ -73,12 +74,14 @@ class Matcher(Protocol):
     def forced_text(self) -> bytes:
         """The bytes that every complete text goes on with (empty where it may end here).
 
-        Not necessarily all of them, but never a byte that is not forced.
+        Not necessarily all of them, but never a byte that is not forced, nor one behind a special
+        token.
         """
 
     def forced_tokens(self) -> list[int]:
-        """The next tokens of the canonical tokenization of every complete text, as far as they are
-        the same in all of them; see `canonical`. Does not take them in."""
+        """The next tokens of the canonical tokenization of every complete text, special ones
+        included, as far as they are the same in all of them; see `canonical`. Does not take them
+        in."""
 
     def rollback(self, count: int) -> None:
         """Undo the last `count` tokens taken in, and what failed behind them: it is as if they had
@@ -120,7 +123,7 @@ class ForcedTokenizer(Protocol):
     """Turns forced text into forced tokens; `canonical.Canonicalizer` is one and says how."""
 
     def tail(self, context: list[int]) -> bytes | None:
-        """What `tokens_after` needs to know of the tokens before; None: nothing can be forced."""
+        """What `tokens_after` needs to know of the tokens before; None: no text can be forced."""
 
     def tokens_after(
         self,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,6 +28,10 @@ BYTES_PER_CHARACTER = 96
 REMEMBERED = 1024
 """So many places with forced text are remembered per grammar."""
 _Place = tuple[bytes, bytes, bool, bytes]
+_MARK = b"\xff"
+_SPECIAL = re.compile(rb"\xff\[(\d+)\]")
+"""How llguidance writes special tokens among bytes; the mark is in no text."""
+_Run = bytes | int
 _NO_FORCING = '\n%llguidance {"no_forcing": true}\n'
 """An option, beside those that a grammar has. Without it, where some bytes are forced, llguidance
 would allow only the token that it would put there itself."""
@@ -43,9 +48,12 @@ class LLGuidanceGrammar:
         lark: str,
         canonicalizer: ForcedTokenizer,
         config: ConstraintConfig,
+        special: frozenset[int] = frozenset(),
     ) -> None:
-        """Raises InvalidConstraint with llguidance's reason. Drops the GIL while it works."""
+        """`special` are the special tokens that a text may hold. Raises InvalidConstraint with
+        llguidance's reason. Drops the GIL while it works."""
         self.vocabulary = vocabulary
+        self.special = special
         self.canonicalizer = canonicalizer
         source, limits = LLMatcher.grammar_from_lark(lark + _NO_FORCING), parser_limits(config)
         self._forced: dict[_Place, _Forced] = {}
@@ -85,22 +93,35 @@ class LLGuidanceGrammar:
             # The canonicalizer asks less about a text that it has looked at before.
             following.answers.clear()
         tokens = self.canonicalizer.tokens_after(tail, text, following, following.may_end)
+        self._remember(key, _Forced(following.asked(), tuple(tokens), known is not None))
+        return tokens
+
+    def closed(self, tail: bytes | None, text: bytes) -> tuple[int, ...]:
+        """The canonicalizer's tokens of a text with a special token behind it."""
+        key = (tail or b"", text, True, b"")
+        known = self._forced.get(key)
+        if known is None:
+            tokens = self.canonicalizer.tokens_after(tail, text, lambda _: False, True)
+            known = self._remember(key, _Forced([], tuple(tokens), True))
+        return known.tokens
+
+    def _remember(self, key: _Place, found: _Forced) -> _Forced:
         if len(self._forced) >= REMEMBERED:
             self._forced.clear()
-        self._forced[key] = _Forced(following.asked(), tuple(tokens), known is not None)
-        return tokens
+        self._forced[key] = found
+        return found
 
     def _check_beginning(self, prototype: LLMatcher) -> None:
         """Raises InvalidConstraint where a bound is met right behind what every text begins with,
         as behind the brace of a large object: better now than in the middle of requests."""
         trial = prototype.deep_copy()
         beginning = trial.compute_ff_bytes()
+        tokens = _path(_runs(beginning), self.vocabulary)
         if trial.is_error() or len(beginning) > REPLAYED:
             # A long text may fill one lexer, and is served by several in turn.
             self.lexer.discard(prototype)
             return
-        tokens = [self.vocabulary.byte_tokens[byte] for byte in beginning]
-        if not tokens or -1 in tokens:
+        if not tokens:
             return
         trial.try_consume_tokens(tokens)
         mask_of(trial, self.vocabulary.size)
@@ -126,11 +147,14 @@ class _Following:
     was answered otherwise is in `answers`.
     """
 
-    def __init__(self, matcher: LLMatcher, vocabulary: Vocabulary) -> None:
+    def __init__(self, matcher: LLMatcher, grammar: LLGuidanceGrammar) -> None:
         self._matcher = matcher
-        self._vocabulary = vocabulary
-        self._bits = mask_of(matcher, vocabulary.size).view(np.uint8).tobytes()
-        self.may_end: bool = matcher.is_accepting()
+        self._vocabulary = grammar.vocabulary
+        mask = mask_of(matcher, grammar.vocabulary.size)
+        self._bits = mask.view(np.uint8).tobytes()
+        special = grammar.special and (mask & grammar.vocabulary.special_mask).any()
+        self.may_end: bool = matcher.is_accepting() or bool(special)
+        """Whether the text may: the sequence does, or a special token follows."""
         self.answers: dict[bytes, bool] = {}
 
     def digest(self) -> bytes:
@@ -191,11 +215,14 @@ class LLGuidanceMatcher(Matcher):
             if not self.is_accepting():
                 return self._refuse(token_id)
             self._ended = 1
-        # Tokens without text are refused here: to llguidance, some of them are an error for good.
-        elif not self._vocabulary.token_bytes[token_id] or not self._parser.take(token_id):
+        # Other tokens without text are refused here: to llguidance, some are an error for good.
+        elif not (self._is_known(token_id) and self._parser.take(token_id)):
             return self._refuse(token_id)
         self._error = ""
         return True
+
+    def _is_known(self, token_id: int) -> bool:
+        return bool(self._vocabulary.token_bytes[token_id]) or token_id in self._grammar.special
 
     def is_accepting(self) -> bool:
         return not self._parser.matcher.is_error() and self._parser.matcher.is_accepting()
@@ -206,9 +233,12 @@ class LLGuidanceMatcher(Matcher):
         return self.is_accepting() and self._parser.matcher.is_stopped()
 
     def forced_text(self) -> bytes:
+        return bytes(self._forced_runs()[0])
+
+    def _forced_runs(self) -> list[_Run]:
         if self._ended or self._parser.matcher.is_error() or self._parser.matcher.is_accepting():
-            return b""
-        return self._parser.matcher.compute_ff_bytes()
+            return [b""]
+        return _runs(self._parser.matcher.compute_ff_bytes())
 
     def forced_tokens(self) -> list[int]:
         at = len(self._tokens)
@@ -226,23 +256,37 @@ class LLGuidanceMatcher(Matcher):
         return tokens
 
     def _found_forced(self) -> list[int]:
-        text = self.forced_text()
-        if not text:
+        runs = self._forced_runs()
+        if runs == [b""]:
             return []
-        canonicalizer = self._grammar.canonicalizer
-        tail = canonicalizer.tail(self._tokens)
-        path = self._vocabulary.bytewise(text)
-        if tail is None or path is None:
+        tail = self._grammar.canonicalizer.tail(self._tokens)
+        tokens: list[int] = []
+        for text, special in zip(runs[:-1:2], runs[1::2], strict=True):
+            assert isinstance(text, bytes) and isinstance(special, int)
+            if text:
+                found = self._grammar.closed(tail, text) if tail is not None else ()
+                tokens += found
+                if sum(len(self._vocabulary.token_bytes[token]) for token in found) < len(text):
+                    return tokens
+            tokens.append(special)
+            tail = self._grammar.canonicalizer.tail([])
+        if tail is not None and runs[-1]:
+            tokens += self._last_forced(tail, runs)
+        return tokens
+
+    def _last_forced(self, tail: bytes, runs: list[_Run]) -> list[int]:
+        """Of the last text, which may go on: tried out behind all runs, and taken back."""
+        path = _path(runs, self._vocabulary)
+        if path is None:
             return []
-        # Tried out behind the forced text, and taken back.
         taken = self._parser.matcher.try_consume_tokens(path)
         try:
             if taken < len(path):
                 return []
-            following = _Following(self._parser.matcher, self._vocabulary)
+            following = _Following(self._parser.matcher, self._grammar)
             if self._parser.matcher.is_error():
                 return []
-            return self._grammar.forced_after(tail, text, following)
+            return self._grammar.forced_after(tail, bytes(runs[-1]), following)
         finally:
             if taken:
                 self._parser.matcher.rollback(taken)
@@ -272,6 +316,27 @@ class LLGuidanceMatcher(Matcher):
     def _refuse(self, token_id: int) -> bool:
         self._error = f"the constraint forbids token {token_id} after {len(self._tokens)} tokens"
         return False
+
+
+def _runs(forced: bytes) -> list[_Run]:
+    """Texts and special tokens in turns, as llguidance writes them; the last one is a text."""
+    found: list[_Run] = []
+    for at, run in enumerate(_SPECIAL.split(forced)):
+        found.append(int(run) if at % 2 else run)
+        if not at % 2 and _MARK in run:  # the beginning of several special tokens
+            return [*found[:-1], run[: run.index(_MARK)]]
+    return found
+
+
+def _path(runs: list[_Run], vocabulary: Vocabulary) -> list[int] | None:
+    """All of it, in tokens of one byte each; None where the vocabulary lacks one."""
+    path: list[int] = []
+    for run in runs:
+        part = [run] if isinstance(run, int) else vocabulary.bytewise(run)
+        if part is None:
+            return None
+        path += part
+    return path
 
 
 def parser_limits(config: ConstraintConfig) -> LLParserLimits:

@@ -28,6 +28,7 @@ from rootlace.runtime.constrained.schema.prepare import PreparedSchema
 from rootlace.runtime.constrained.schema.regular import declared_part
 from rootlace.runtime.constrained.sources import ebnf
 from rootlace.runtime.constrained.sources.embedded_schemas import with_exact_schemas
+from rootlace.runtime.constrained.sources.literals import SpecialTokens
 from rootlace.runtime.constrained.sources.source import parsed_choices, parsed_schema
 from rootlace.runtime.constrained.sources.structural_tag import lark_of_structural_tag
 from rootlace.runtime.constrained.tokens.canonical import Canonicalizer
@@ -142,7 +143,10 @@ class GrammarBuilder:
             mask = self._embedded(schema, f"structural_tag: {place}", "free text")
             return _with_whitespace(mask, constraint.whitespace)
 
-        return self._llguidance(lark_of_structural_tag(constraint.source, schema_at))
+        vocabulary = self._vocabulary
+        special = SpecialTokens(vocabulary.special_tokens, vocabulary.eos_token_ids)
+        lark = lark_of_structural_tag(constraint.source, schema_at, special)
+        return self._llguidance(lark, special.free)
 
     def _schema(self, constraint: Constraint) -> Grammar:
         prepared = PreparedSchema(parsed_schema(constraint.source), self._documents)
@@ -183,15 +187,17 @@ class GrammarBuilder:
             self._vocabulary, inner, dfa, self.forced_tokenizer(), self._config.max_table_bytes
         )
 
-    def _llguidance(self, lark: str) -> LLGuidanceGrammar:
+    def _llguidance(self, lark: str, special: frozenset[int] = frozenset()) -> LLGuidanceGrammar:
         try:
-            return self._on_llguidance(lark)
+            return self._on_llguidance(lark, special)
         except InvalidConstraint as error:
             # The lines of a grammar that we wrote say nothing.
             raise InvalidConstraint(str(error).splitlines()[0]) from None
 
-    def _on_llguidance(self, lark: str) -> LLGuidanceGrammar:
-        return LLGuidanceGrammar(self._vocabulary, lark, self.forced_tokenizer(), self._config)
+    def _on_llguidance(self, lark: str, special: frozenset[int] = frozenset()) -> LLGuidanceGrammar:
+        return LLGuidanceGrammar(
+            self._vocabulary, lark, self.forced_tokenizer(), self._config, special
+        )
 
     def _refuse_if_not_regular(self, kind: str) -> None:
         if self._config.backend not in ("auto", "llguidance"):

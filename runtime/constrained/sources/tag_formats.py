@@ -21,6 +21,10 @@ or what the whole text is, by `sequence`, `or`, `tag`, `tags_with_separator`, `j
 In free text everything may come, until a trigger is complete: then one of the tags that begin with
 it follows, its content exactly. Where triggers overlap, the one that is complete first counts. With
 `at_least_one` the text begins with a tag.
+
+What a special token is written as is this token, in all literals. Free text may hold special tokens
+that do not end the sequence, `any_text` of these those that no literal names. What ends the
+sequence may be the end of a tag or of a `const_string` alone, and nothing follows it.
 """
 
 from __future__ import annotations

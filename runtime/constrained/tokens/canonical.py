@@ -41,6 +41,7 @@ class Canonicalizer:
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._bytes = vocabulary.token_bytes
+        self._special = vocabulary.special_token_ids
         spec = _without_beginning(json.loads(vocabulary.tokenizer_json))
         self.unsupported = _unsupported(spec)
         if self.unsupported:
@@ -87,6 +88,8 @@ class Canonicalizer:
         tail = b""
         checked = 0  # bytes at the end of the tail in which there is no sure cut
         for token in reversed(context):
+            if token in self._special:
+                break  # text is tokenized by itself between special tokens
             tail = self._bytes[token] + tail
             if len(tail) < checked + 8:
                 continue

@@ -39,6 +39,12 @@ class Vocabulary:
                 f"no constraint can be enforced with this tokenizer: {error}"
             ) from None
         self.special_token_ids = frozenset(token["id"] for token in special) | set(eos_token_ids)
+        self.special_tokens: dict[str, int] = {
+            token["content"]: token["id"]
+            for token in added
+            if token["content"] and token["id"] in self.special_token_ids
+        }
+        """The special tokens that tokenizers find in text, by content."""
         self.token_bytes: list[bytes] = [self._bytes(i) for i in range(size)]
         # llguidance's tokenizer makes special tokens of text that is spelled like one.
         contents = sorted((token["content"].encode() for token in special), key=len, reverse=True)
@@ -103,8 +109,17 @@ class Vocabulary:
     @cached_property
     def without_zeros(self) -> np.ndarray:
         """int32: the packed mask of the tokens that have no zero byte."""
-        bits = np.zeros(-(-self.size // 32) * 32, bool)
-        bits[: self.size] = [0 not in data for data in self.token_bytes]
+        return self._packed([0 not in data for data in self.token_bytes])
+
+    @cached_property
+    def special_mask(self) -> np.ndarray:
+        """int32: the packed mask of the special tokens that do not end the sequence."""
+        inner = self.special_token_ids.difference(self.eos_token_ids)
+        return self._packed([token in inner for token in range(self.size)])
+
+    def _packed(self, tokens: list[bool]) -> np.ndarray:
+        bits = np.zeros(bitmask.words_of(self.size) * 32, bool)
+        bits[: self.size] = tokens
         return bitmask.packed(bits)
 
     @cached_property
@@ -141,8 +156,12 @@ class _Callable:
     def __init__(self, vocabulary: Vocabulary) -> None:
         self.eos_token_id = vocabulary.eos_token_ids[0]
         self.bos_token_id = None
-        self.tokens = vocabulary.token_bytes
         self.special_token_ids = sorted(vocabulary.special_token_ids)
+        # Without names of their own llguidance's masks could not tell special tokens apart.
+        self.tokens = [
+            b"[%d]" % token if token in vocabulary.special_token_ids else data
+            for token, data in enumerate(vocabulary.token_bytes)
+        ]
         self._encode = vocabulary.encode
 
     def __call__(self, text: bytes) -> list[int]:
