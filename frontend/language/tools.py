@@ -67,7 +67,8 @@ class Tools(Expression):
         return next((tool for tool in self.each if tool.name == name), None)
 
     def constrain(self, form: ToolFormat, choice: str) -> Mapping[str, Any] | None:
-        """A structural tag: text in which every call is one of these tools' and fits its schema.
+        """A structural tag: text in which every call is one of these tools' and fits its schema,
+        as far as that can be held without a check of the text.
 
         `choice`: "auto" (there may be calls), "required" (there is one), "none" (no constraint), or
         the name of the tool that is called. Raises InvalidConstraint for another one.
@@ -84,10 +85,13 @@ class Tools(Expression):
                     f"not {choice!r}"
                 )
             offered = [tool]
-        calls = [(form.begin + tool.name + form.between, tool.parameters) for tool in offered]
+        calls = [
+            (form.begin + tool.name + form.between, tool_calls.arguments(tool.parameters))
+            for tool in offered
+        ]
         if choice == "auto":
             return tool_calls.among_text(calls, form.trigger, form.end, form.around)
-        return tool_calls.at_least_one(calls, form.trigger, form.end, True, form.around)
+        return tool_calls.nothing_else(calls, form.end, True, form.around)
 
 
 def tools(*given: Callable[..., Any] | Tool | Tools) -> Tools:

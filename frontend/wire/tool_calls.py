@@ -5,27 +5,57 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-Calls = Iterable[tuple[str, Mapping[str, Any]]]
-"""For each tool: the text that begins its call, and the schema of the arguments that follow."""
+Content = Mapping[str, Any]
+"""What the arguments of a call have to be, made by `arguments`."""
+Calls = Iterable[tuple[str, Content]]
+"""For each tool: the text that begins its call, and the arguments that follow."""
 Around = tuple[str, str, str]
 """What calls that stand together begin with (and so each of `Calls`), what stands between two, and
 what they end with."""
 LINES: Around = ("", "\n", "")
 
 
-def among_text(calls: Calls, trigger: str, end: str, around: Around = LINES) -> dict[str, Any]:
-    """Free text in which whatever begins with `trigger` is one of `calls`, or several together."""
-    if around[0]:
-        return _triggered(calls, trigger, end, around)
-    structures = [{"begin": begin, "schema": schema, "end": end} for begin, schema in calls]
-    return {"structures": structures, "triggers": [trigger]}
+def arguments(schema: Mapping[str, Any] | bool | None, strict: bool | None = None) -> Content:
+    """Of a tool with this schema (None: it takes none), held as its `strict` says.
+
+    True: exactly to the schema. False: to a JSON object. None: to as much of the schema as can be
+    held, and of a schema of which nothing can, to its type.
+    """
+    if strict is False:
+        schema = {"type": "object"}
+    elif schema is None:
+        schema = {"type": "object", "additionalProperties": False}
+    elif isinstance(schema, Mapping) and (strict is None or not schema):
+        schema = {"type": "object", **schema}
+    return _json(schema) | ({"lenient": True} if strict is None else {})
 
 
-def at_least_one(
-    calls: Calls, trigger: str, end: str, last: bool, around: Around = LINES
+def among_text(
+    calls: Calls,
+    trigger: str,
+    end: str,
+    around: Around = LINES,
+    alone: tuple[str, Calls] | None = None,
 ) -> dict[str, Any]:
-    """One of `calls`, and behind it, unless it is the `last`, free text with more of them."""
-    return _triggered(calls, trigger, end, around, at_least_one=True, stop_after_first=last)
+    """Free text in which whatever begins with `trigger` is one of `calls`, or several together.
+
+    `alone`: another trigger, and such calls as begin with it and stand alone.
+    """
+    first, _, behind = around
+    tags = _tags(calls, end)
+    if first:  # a tag is all the calls that stand together
+        trigger = trigger if first.startswith(trigger) else first
+        tags = [{"begin": first, "content": _several(calls, end, around, False), "end": behind}]
+    triggers = [trigger] if tags else []
+    if alone is not None:
+        triggers.append(alone[0])
+        tags += _tags(alone[1], end)
+    return _tag({"type": "triggered_tags", "triggers": triggers, "tags": tags})
+
+
+def nothing_else(calls: Calls, end: str, last: bool, around: Around = LINES) -> dict[str, Any]:
+    """One of `calls` or, unless the first is the `last`, several together, and no text."""
+    return _tag(_together(calls, end, around, last))
 
 
 def or_json(
@@ -42,40 +72,29 @@ def or_json(
     `thoughts` are what begins free text ahead of it, what ends it and what stands behind; where
     nothing begins it, there is such text, and else there may be.
     """
-    together = _sequence(_const(around[0]), _several(calls, end, around, last), _const(around[2]))
-    text = _either(together, _sequence(_const(before), _json(schema)))
+    text = _either(_together(calls, end, around, last), _sequence(_const(before), _json(schema)))
     if thoughts is not None:
         begin, finish, then = thoughts
         free = {"type": "tag", "begin": begin, "content": {"type": "any_text"}, "end": finish}
         ahead = _sequence(free, _const(then))
         text = _sequence(_either(ahead, _const("")) if begin else ahead, text)
-    return {"type": "structural_tag", "format": text}
+    return _tag(text)
 
 
-def either_json(schemas: Iterable[Mapping[str, Any] | bool]) -> dict[str, Any]:
-    """What fits one of `schemas`, in each of which references count from its own root."""
-    return {"type": "structural_tag", "format": _either(*map(_json, schemas))}
+def either_json(contents: Iterable[Content]) -> dict[str, Any]:
+    """One of `contents`, in each of which references count from its own root."""
+    return _tag(_either(*contents))
 
 
-def _triggered(
-    calls: Calls, trigger: str, end: str, around: Around, **flags: bool
-) -> dict[str, Any]:
-    """Where calls together begin with something of their own, a tag is all of them."""
+def _together(calls: Calls, end: str, around: Around, last: bool) -> dict[str, Any]:
     first, _, behind = around
-    if first:
-        trigger = trigger if first.startswith(trigger) else first
-        several = _several(calls, end, around, flags.get("stop_after_first", False))
-        tags = [{"begin": first, "content": several, "end": behind}]
-    else:
-        tags = _tags(calls, end)
-    text = {"type": "triggered_tags", "triggers": [trigger], "tags": tags, **flags}
-    return {"type": "structural_tag", "format": text}
+    return _sequence(_const(first), _several(calls, end, around, last), _const(behind))
 
 
 def _several(calls: Calls, end: str, around: Around, last: bool) -> dict[str, Any]:
     """At least one of `calls`, without what is around all of them."""
     first, between, behind = around
-    each = [(begin.removeprefix(first), schema) for begin, schema in calls]
+    each = [(begin.removeprefix(first), content) for begin, content in calls]
     return {
         "type": "tags_with_separator",
         "tags": _tags(each, end.removesuffix(behind)),
@@ -86,7 +105,11 @@ def _several(calls: Calls, end: str, around: Around, last: bool) -> dict[str, An
 
 
 def _tags(calls: Calls, end: str) -> list[dict[str, Any]]:
-    return [{"begin": begin, "content": _json(schema), "end": end} for begin, schema in calls]
+    return [{"begin": begin, "content": content, "end": end} for begin, content in calls]
+
+
+def _tag(text: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "structural_tag", "format": text}
 
 
 def _json(schema: Mapping[str, Any] | bool) -> dict[str, Any]:
@@ -97,9 +120,9 @@ def _const(text: str) -> dict[str, Any]:
     return {"type": "const_string", "value": text}
 
 
-def _sequence(*elements: dict[str, Any]) -> dict[str, Any]:
+def _sequence(*elements: Mapping[str, Any]) -> dict[str, Any]:
     return {"type": "sequence", "elements": [*elements]}
 
 
-def _either(*elements: dict[str, Any]) -> dict[str, Any]:
+def _either(*elements: Mapping[str, Any]) -> dict[str, Any]:
     return {"type": "or", "elements": [*elements]}

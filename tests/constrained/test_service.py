@@ -26,6 +26,7 @@ from rootlace.runtime.constrained.service.compilation import QUICK_SECONDS, Comp
 from rootlace.runtime.constrained.service.suspicion import is_suspicious
 from rootlace.wire.errors import InvalidConstraint, ServerUnavailable
 from rootlace.wire.protocol import Constraint
+from rootlace.wire.tool_calls import among_text, arguments
 from tests.waiting import eventually
 
 # What compiles at all takes a fortieth of it.
@@ -210,6 +211,30 @@ def test_a_quick_constraint_waits_for_no_long_one_and_time_is_no_fault_to_rememb
     service.close()
 
 
+@pytest.mark.parametrize("strict", [None, True])
+def test_a_lenient_tag_that_takes_too_long_is_served_without_its_schemas(strict: Any) -> None:
+    """Once, and then at once."""
+    service = CompileService(make_compiler, PATIENT)
+    quick, patient = ScriptedTrial(), ScriptedTrial()
+    service._trial, service._long_trial = quick, patient  # type: ignore[assignment]
+    quick.release.set()
+    patient.release.set()
+    values = {"type": "object", "properties": {"z": {"enum": ["a" * 20_000]}}, "required": ["z"]}
+    calls = [("<f>", arguments(values, strict)), ("<g>", arguments({}, strict))]
+    tag = Constraint("structural_tag", json.dumps(among_text(calls, "<", "</f>")))
+    for _ in range(2):
+        future = service.submit(tag)
+        if strict:
+            assert isinstance(future.exception(timeout=60), ServerUnavailable)
+            continue
+        matcher = future.result(timeout=60).matcher()
+        byte_tokens = make_compiler().vocabulary.byte_tokens
+        assert all(matcher.advance(byte_tokens[byte]) for byte in b"<f>{}</f> so <")
+        assert not matcher.advance(byte_tokens[ord("h")])
+    assert patient.tried == [100.0] * (2 if strict else 1)
+    service.close()
+
+
 def test_one_client_with_many_suspicious_constraints_does_not_delay_another() -> None:
     service = CompileService(make_compiler, PATIENT)
     quick, patient = ScriptedTrial(), ScriptedTrial()
@@ -368,6 +393,23 @@ def test_a_compiler_that_cannot_be_made_is_asked_for_again() -> None:
     service.close()
 
 
+def many_tools(count: int) -> Constraint:
+    """With an optional argument each, as pydantic writes it."""
+    optional = {"anyOf": [{"type": "string"}, {"type": "null"}], "description": "x" * 900}
+    properties = {"a": optional, "b": {"$ref": "#/$defs/A"}, "c": {"$ref": "#/$defs/A"}}
+    parameters = {"properties": properties, "$defs": {"A": {"allOf": [{"type": "string"}]}}}
+    calls = [(f"<f>{i}", arguments(parameters)) for i in range(count)]
+    return Constraint("structural_tag", json.dumps(among_text(calls, "<f>", "</f>")))
+
+
+def test_one_hostile_tool_among_many_is_suspicious() -> None:
+    tag = json.loads(many_tools(8).source)
+    assert not is_suspicious(Constraint("structural_tag", json.dumps(tag)))
+    tag["format"]["tags"][3]["content"]["json_schema"]["pattern"] = "(a{1,99}){1,99}"
+    assert is_suspicious(Constraint("structural_tag", json.dumps(tag)))
+    assert is_suspicious(many_tools(250))
+
+
 @pytest.mark.parametrize(
     "name",
     # The others cost nothing to compile: automata are lazy, and nothing is fetched.
@@ -401,6 +443,7 @@ def test_hostile_constraints_are_suspicious(name: str) -> None:
             }
         ),
         schema({"type": "number", "multipleOf": 0.01, "maximum": 1e9}),
+        many_tools(64),
     ],
 )
 def test_ordinary_constraints_are_not_suspicious(constraint: Constraint) -> None:

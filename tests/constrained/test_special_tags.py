@@ -58,8 +58,8 @@ def compiler(tokenizer: Tokenizer) -> GrammarCompiler:
     return GrammarCompiler(tokenizer, eos_token_ids=ends)
 
 
-def calls_of(form: Format, *names: str) -> list[tuple[str, dict[str, Any]]]:
-    return [(form.begin(name), SCHEMAS[name]) for name in names]
+def calls_of(form: Format, *names: str) -> list[tuple[str, tool_calls.Content]]:
+    return [(form.begin(name), tool_calls.arguments(SCHEMAS[name], True)) for name in names]
 
 
 def tag_of(form: Format, kind: str) -> dict[str, Any]:
@@ -67,7 +67,7 @@ def tag_of(form: Format, kind: str) -> dict[str, Any]:
     if kind == "auto":
         return tool_calls.among_text(calls, form.trigger, form.end, form.around)
     if kind == "required":
-        return tool_calls.at_least_one(calls, form.trigger, form.end, False, form.around)
+        return tool_calls.nothing_else(calls, form.end, False, form.around)
     thoughts = form.thoughts("")
     return tool_calls.or_json(
         calls, form.end, WEATHER, False, form.around, form.answer_prefix(""), thoughts
@@ -143,7 +143,7 @@ def test_a_call_is_forced_as_the_tokenizer_writes_it(
 ) -> None:
     form = FORMS[family]
     calls, end = calls_of(form, "now"), form.end
-    tag = tool_calls.at_least_one(calls, form.trigger, end, True, form.around)
+    tag = tool_calls.nothing_else(calls, end, True, form.around)
     behind = form.around[2]
     text = f'{form.begin("now")}{{"utc":true}}{end.removesuffix(behind)}{behind}'
     text = text.removesuffix("<|call|>")

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
+from rootlace.runtime.config import ConstraintConfig
 from rootlace.runtime.constrained import GrammarCompiler, Matcher
 from rootlace.wire import tool_calls
 from rootlace.wire.errors import InvalidConstraint
@@ -154,6 +155,13 @@ def test_the_newer_notation(compiler: GrammarCompiler) -> None:
     assert takes(tag + " b <t>1", at_least_one=True)[0] is False
 
 
+def _deep(levels: int) -> dict[str, Any]:
+    schema: dict[str, Any] = {"type": "object"}
+    for _ in range(levels):
+        schema = {"type": "object", "properties": {"a": schema}}
+    return schema
+
+
 THOUGHTS = ("<think>", "</think>", "\n")
 CALL = '<t>{"x":1}</t>'
 
@@ -174,7 +182,7 @@ CALL = '<t>{"x":1}</t>'
     ],
 )
 def test_calls_or_json(compiler: GrammarCompiler, text: str, taken: bool, complete: bool) -> None:
-    calls = [("<t>", {"type": "object"})]
+    calls = [("<t>", tool_calls.arguments({"type": "object"}, True))]
     tag = tool_calls.or_json(calls, "</t>", WEATHER, last=False, thoughts=THOUGHTS)
     matcher = compiler.compile(structural_tag=tag).matcher()
     assert feed(compiler, matcher, text) == taken
@@ -182,9 +190,57 @@ def test_calls_or_json(compiler: GrammarCompiler, text: str, taken: bool, comple
         assert matcher.is_accepting() == complete
 
 
+LENIENT: dict[str, tuple[dict[str, Any], str, str]] = {
+    # A schema, arguments that a lenient one allows, and some that it does not.
+    "of which a mask holds most": (
+        {"properties": {"a": {"type": "array", "items": {"type": "null"}, "uniqueItems": True}}},
+        '{"a":[null,null]}',
+        '{"a":[1]}',
+    ),
+    "that is malformed": ({"properties": {"a": {"type": "objekt"}}}, '{"a":1}', "[]"),
+    "that nothing satisfies": (
+        {"type": "object", "minProperties": 2, "maxProperties": 1},
+        "{}",
+        "1",
+    ),
+    "that refers to nothing": ({"$ref": "#/$defs/A"}, '{"a":1}', "1"),
+    "with a pattern beyond all machines": (
+        {"properties": {"a": {"pattern": r"(a)\1"}}},
+        '{"a":"x"}',
+        "null",
+    ),
+    "that nests too deep": (_deep(400), '{"a":{}}', "null"),
+    "without parameters": ({}, '{"a":1}', "null"),
+}
+
+
+@pytest.mark.parametrize("backend", ["auto", "automaton"])
+@pytest.mark.parametrize("name", LENIENT)
+def test_a_lenient_schema_is_held_as_far_as_it_can_be(
+    compiler: GrammarCompiler, name: str, backend: Any
+) -> None:
+    schema, right, wrong = LENIENT[name]
+    calls = [("<f>", tool_calls.arguments(schema)), ("<g>", tool_calls.arguments(WEATHER))]
+    tag = tool_calls.among_text(calls, "<", ">")
+    own = GrammarCompiler(compiler.vocabulary, config=ConstraintConfig(backend=backend))
+    matcher = own.compile(structural_tag=tag).matcher()
+    assert feed(own, matcher, f"a <f>{right}> b") and matcher.is_accepting()
+    assert not feed(own, matcher, f"a <f>{wrong}>")
+    assert feed(own, matcher, '<g>{"city":"Rom"}>') and not feed(own, matcher, '<g>{"days"')
+    exact = tool_calls.among_text([("<f>", tool_calls.arguments(schema, True))], "<", ">")
+    if schema:
+        with pytest.raises(InvalidConstraint):
+            own.compile(structural_tag=exact)
+    opted_out = tool_calls.among_text([("<f>", tool_calls.arguments(schema, False))], "<", ">")
+    assert feed(compiler, compiler.compile(structural_tag=opted_out).matcher(), '<f>{"é":[1]}>')
+
+
 def test_calls_or_json_of_other_forms(compiler: GrammarCompiler) -> None:
     def takes(text: str, **more: Any) -> bool:
-        calls = [("[F", {"type": "object"}), ("[G", True)]
+        calls = [
+            ("[F", tool_calls.arguments({"type": "object"}, True)),
+            ("[G", tool_calls.arguments(True, True)),
+        ]
         tag = tool_calls.or_json(calls, "]", {"type": "array"}, **{"last": True, **more})
         matcher = compiler.compile(structural_tag=tag).matcher()
         return feed(compiler, matcher, text) and matcher.is_accepting()

@@ -126,13 +126,13 @@ def test_calls_are_constrained_in_the_models_own_form() -> None:
     form = ToolFormat("[CALL]", "[CALL]", "[ARGS]", "[/CALL]")
     asked = resolve({}, rl.gen("x", tools=tools).options, form=form)
     assert asked.constraint is not None and asked.params.skip_special_tokens is False
-    tag = json.loads(asked.constraint.source)
+    tag = json.loads(asked.constraint.source)["format"]
     assert tag["triggers"] == ["[CALL]"]
-    assert [(s["begin"], s["end"]) for s in tag["structures"]] == [
+    assert [(each["begin"], each["end"]) for each in tag["tags"]] == [
         ("[CALL]add[ARGS]", "[/CALL]"),
         ("[CALL]shout[ARGS]", "[/CALL]"),
     ]
-    assert tag["structures"][0]["schema"] == tools.each[0].parameters
+    assert tag["tags"][0]["content"]["json_schema"] == tools.each[0].parameters
     one = resolve({}, rl.gen("x", tools=tools, tool_choice="add").options).constraint
     assert one is not None and "shout" not in one.source and "at_least_one" in one.source
     assert resolve({}, rl.gen("x", tools=tools, tool_choice="none").options).constraint is None

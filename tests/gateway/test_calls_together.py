@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from random import Random
 from typing import Any
 
+import jsonschema
+import numpy as np
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
@@ -16,6 +19,7 @@ from rootlace.runtime.gateway.formats.calls import (
     DEEPSEEK,
     DEEPSEEK_31,
     HERMES,
+    LLAMA3,
     MISTRAL,
     MISTRAL_ARGS,
 )
@@ -26,9 +30,9 @@ from rootlace.runtime.gateway.formats.listing import tool_format
 from rootlace.runtime.gateway.formats.tagged import Tagged
 from rootlace.runtime.gateway.http.chat.request import Tool, ToolChoice
 from rootlace.runtime.gateway.http.chat.tool_choice import (
+    calls_among_text,
     calls_or_format,
     forced_call,
-    strict_calls,
 )
 from rootlace.runtime.gateway.http.constraints import Asked
 from rootlace.wire.errors import InvalidRequest
@@ -139,22 +143,101 @@ def test_where_a_call_has_to_be_made(compiler: GrammarCompiler, family: str) -> 
     choice = ToolChoice("required", parallel=True)
     whole = whole_of(compiler, forced_call(choice, TOOLS, form, {})[1])
     assert whole(first) is (not end) and whole(first + end)
-    assert whole(first + second + end + " so")
-    assert whole("so " + first) is None
+    assert whole(first + second + end)
+    assert whole("so " + first) is whole(first + end + " so") is None
 
 
+@pytest.mark.parametrize("strict", [True, None, False])
 @pytest.mark.parametrize("family", WRITTEN)
-def test_in_free_text(compiler: GrammarCompiler, family: str) -> None:
+def test_in_free_text(compiler: GrammarCompiler, family: str, strict: bool | None) -> None:
     """A call that follows another one is held to its tool's parameters, too."""
     form, (first, second, end) = WRITTEN[family]
     number = {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"]}
-    whole = whole_of(
-        compiler, strict_calls([Tool("f"), Tool("g", None, number, strict=True)], form, {})
-    )
+    tools = [Tool("f", None, {"type": "object"}), Tool("g", None, number, strict=strict)]
+    whole = whole_of(compiler, calls_among_text(tools, form, {}))
     assert whole("so") and whole("so " + first + end + " so")
     right = second.replace("{}", '{"x":2}')
     assert whole(first + right + end) and whole(first + right + end + " so")
-    assert whole(first + second + end) is None
+    assert whole(first + second + end) is (True if strict is False else None)
+    assert whole("so " + form.begin("h")) is None
+    if (alone := form.begin_alone("f")) is not None:  # what begins several may be left out
+        text = "so " + alone[1] + '{"x":1}' + form.end
+        assert whole(text) and whole(text.replace(alone[1], form.begin_alone("h")[1])) is None
+        parser = form.parser("", NAMES, True)
+        assert Answer.of([*parser.feed(text), *parser.finish()]).calls == [F]
+
+
+CITY = {
+    "type": "object",
+    "properties": {
+        "city": {"type": "string", "maxLength": 3},
+        "days": {"type": "integer", "minimum": 1, "maximum": 14},
+        "unit": {"enum": ["c", "f"]},
+    },
+    "required": ["city"],
+    "additionalProperties": False,
+}
+OFFERED = {"get_weather": CITY, "now": None, "get": {"properties": {"x": {"const": 1}}}}
+
+
+@pytest.mark.parametrize("strict", [True, None])
+@pytest.mark.parametrize("family", WRITTEN)
+def test_whatever_a_model_would_write(
+    compiler: GrammarCompiler, family: str, strict: bool | None
+) -> None:
+    """Behind a call's tag it draws bytes at random, of those that it may."""
+    form, random = WRITTEN[family][0], Random(family)
+    tools = [Tool(name, None, given, strict) for name, given in OFFERED.items()]
+    tools[2] = Tool("get", None, OFFERED["get"], None if strict is None else False)
+    matcher = compiler.compile(
+        structural_tag=json.loads(calls_among_text(tools, form, {}).constraint.source)
+    ).matcher()
+    tags = [form.trigger if not form.around[0] else form.around[0]]
+    tags += [alone[0] for alone in [form.begin_alone("now")] if alone is not None]
+    seen = set()
+    for count in range(12):
+        matcher.reset()
+        text = ("so " + tags[count % len(tags)]).encode()
+        assert all(matcher.advance(compiler.vocabulary.byte_tokens[byte]) for byte in text)
+        while not matcher.is_accepting():
+            allowed = np.flatnonzero(matcher.allowed_mask())
+            # Objects without a bound have an end, too.
+            close = compiler.vocabulary.byte_tokens[ord("}")]
+            token = close if close in allowed else int(random.choice(allowed))
+            assert matcher.advance(token)
+            text += bytes([compiler.vocabulary.token_bytes[token][0]])
+        parser = form.parser("", OFFERED.keys(), True)
+        found = Answer.of([*parser.feed(text.decode(errors="replace")), *parser.finish()])
+        assert found.content == "so" and found.calls, text
+        for call in found.calls:
+            seen.add(call.name)
+            schema = OFFERED[call.name] or {"type": "object", "maxProperties": 0}
+            jsonschema.validate(json.loads(call.arguments), schema)
+    assert len(seen) > 1
+
+
+def test_calls_without_a_tag(compiler: GrammarCompiler) -> None:
+    """An object that Llama 3 writes may be text: it is held where a tool is strict, or a tag says
+    what it is."""
+    form = Tagged(LLAMA3)
+    lenient = whole_of(compiler, calls_among_text(TOOLS, form, {}))
+    assert lenient('{"name": "Bob", "parameters": 1}') and lenient(
+        '{"name": "f", "parameters": {}}'
+    )
+    assert lenient('<|python_tag|>{"name": "f", "parameters": {}} so')
+    assert lenient('<|python_tag|>{"name": "h') is lenient("<|python_tag|>f(") is None
+    strict = [*TOOLS, Tool("s", None, None, strict=True)]
+    held = whole_of(compiler, calls_among_text(strict, form, {}))
+    assert held("so") and held('so {"name": "s", "parameters": {}} so')
+    assert held('{"name": "Bob') is held('{"name": "s", "parameters": {"x') is None
+    assert held('<|python_tag|>{"name": "s", "parameters": {}}')
+    assert held('<|python_tag|>{"name": "s", "parameters": {"x') is None
+
+    choice = ToolChoice("required", parallel=True)
+    both = '{"name": "f", "parameters": {"x":1}};{"name": "g", "parameters": {}}'
+    assert whole_of(compiler, forced_call(choice, TOOLS, form, {})[1])(both)
+    parser = form.parser("", NAMES, True)
+    assert Answer.of([*parser.feed(both), *parser.finish()]) == Answer("", "", [F, G])
 
 
 class NoTemplate:

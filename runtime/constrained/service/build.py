@@ -28,6 +28,7 @@ from rootlace.runtime.constrained.schema.prepare import PreparedSchema
 from rootlace.runtime.constrained.schema.regular import declared_part
 from rootlace.runtime.constrained.sources import ebnf
 from rootlace.runtime.constrained.sources.embedded_schemas import with_exact_schemas
+from rootlace.runtime.constrained.sources.lenient import least_of, weakest
 from rootlace.runtime.constrained.sources.literals import SpecialTokens
 from rootlace.runtime.constrained.sources.source import parsed_choices, parsed_schema
 from rootlace.runtime.constrained.sources.structural_tag import lark_of_structural_tag
@@ -126,21 +127,33 @@ class GrammarBuilder:
             raise InvalidConstraint(f"ebnf: line {line}: #/x-guidance: it must be an object")
         return {**mask, "x-guidance": {**given, **mask.get("x-guidance", {})}}
 
-    def _embedded(self, schema: dict[str, Any] | bool, place: str, inside: str) -> dict[str, Any]:
+    def _embedded(
+        self,
+        schema: dict[str, Any] | bool,
+        place: str,
+        inside: str,
+        lenient: bool = False,
+    ) -> dict[str, Any]:
         """The mask of a schema at a place where nothing can be checked."""
         try:
             prepared = PreparedSchema(schema, self._documents)
-            prepared.refuse_residuals(f"inside {inside}, where nothing can be checked")
-        except InvalidConstraint as error:
+            if not lenient:
+                prepared.refuse_residuals(f"inside {inside}, where nothing can be checked")
+            return prepared.mask_schema
+        except (InvalidConstraint, RecursionError) as error:
+            if lenient:
+                return least_of(schema)
+            if isinstance(error, RecursionError):
+                raise
             reason = str(error).removeprefix("json_schema: ")
             raise InvalidConstraint(f"{place}: {reason}") from None
-        return prepared.mask_schema
 
     def _structural_tag(self, constraint: Constraint) -> Grammar:
-        self._refuse_if_not_regular("structural_tag")
+        if weakest(constraint) is None:  # nothing of it is lenient
+            self._refuse_if_not_regular("structural_tag")
 
-        def schema_at(schema: dict[str, Any] | bool, place: str) -> dict[str, Any]:
-            mask = self._embedded(schema, f"structural_tag: {place}", "free text")
+        def schema_at(schema: dict[str, Any] | bool, place: str, lenient: bool) -> dict[str, Any]:
+            mask = self._embedded(schema, f"structural_tag: {place}", "free text", lenient)
             return _with_whitespace(mask, constraint.whitespace)
 
         vocabulary = self._vocabulary

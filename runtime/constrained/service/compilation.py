@@ -22,6 +22,7 @@ from rootlace.runtime.constrained.service.trial_process import (
     TrialProcess,
     too_much_memory,
 )
+from rootlace.runtime.constrained.sources.lenient import weakest
 from rootlace.runtime.contracts.matcher import Grammar
 from rootlace.runtime.lane import Lane
 from rootlace.wire.errors import InvalidConstraint, ServerUnavailable
@@ -112,7 +113,7 @@ class CompileService:
         except InvalidConstraint as error:
             known = str(error)
         if known is not None:
-            self._settle(job, InvalidConstraint(known))
+            self._fail(job, InvalidConstraint(known))
         else:
             self._put(self._ordinary, job)
         return job.future
@@ -164,14 +165,14 @@ class CompileService:
             make_first_mask(grammar, job.constraint)  # for which a step would wait
             self._settle(job, grammar)
         except InvalidConstraint as error:
-            self._remember(job, error)
+            self._refuse(job, error)
         except RecursionError:
-            self._remember(job, InvalidConstraint(f"{job.constraint.kind}: nested too deeply"))
+            self._refuse(job, InvalidConstraint(f"{job.constraint.kind}: nested too deeply"))
         except MemoryError:
-            self._remember(job, too_much_memory(job.constraint, self._config))
+            self._refuse(job, too_much_memory(job.constraint, self._config))
         except OutOfTime as error:
             if job.takes_long:
-                self._settle(job, error)
+                self._fail(job, error)
             else:
                 job.takes_long = True
                 self._put(self._long, job)
@@ -179,14 +180,33 @@ class CompileService:
             self._settle(job, error)
 
     def _give_up(self, job: _Compilation) -> None:
-        self._settle(job, OutOfTime(job.constraint))
+        self._fail(job, OutOfTime(job.constraint))
+
+    def _refuse(self, job: _Compilation, error: InvalidConstraint) -> None:
+        self._remember(job, error)
+        self._fail(job, error)
 
     def _remember(self, job: _Compilation, error: InvalidConstraint) -> None:
         with self._lock:
             self._failed[_digest(job.constraint)] = str(error)
             if len(self._failed) > MAX_REMEMBERED_FAILURES:
                 self._failed.popitem(last=False)
-        self._settle(job, error)
+
+    def _fail(self, job: _Compilation, error: Exception) -> None:
+        """`job` ends with the error or, where all that could not be compiled of it is lenient, with
+        what is left without that."""
+        weaker = weakest(job.constraint)
+        if weaker is None:
+            self._settle(job, error)
+            return
+        if isinstance(error, OutOfTime):  # once is enough
+            self._remember(job, InvalidConstraint(str(error)))
+
+        def settle(left: Future[Grammar]) -> None:
+            error = left.exception()
+            self._settle(job, error if isinstance(error, Exception) else left.result())
+
+        self.submit(weaker, job.clients[0]).add_done_callback(settle)
 
     def _settle(self, job: _Compilation, result: Grammar | Exception) -> None:
         with self._lock:

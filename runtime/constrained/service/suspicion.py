@@ -1,13 +1,14 @@
 """Which constraints are compiled in a child process first, because their cost cannot be foreseen.
 
 A constraint is suspicious if
-- its source is longer than 16,384 characters;
+- its source is longer than 16,384 characters (a structural tag: than sixteen times that);
 - a pattern or grammar in it, with its counts written out (`(a{1,9}){1,9}` is 81), has more than
   4,096 items, or nests more than 32 deep, or holds a look-around around more than 64 items;
 - a schema nests more than 32 deep, has more than 64 `$ref`, a `multipleOf` beyond 1,000 (as a ratio
   to its own precision), or combines (`allOf`, or `$ref` or `properties` beside `anyOf`/`oneOf`)
   alternatives in more than 4,096 ways.
 
+Each schema of a structural tag is judged by itself: many tools that are ordinary are ordinary.
 The scan is linear in the source and stops at the bounds. Ordinary constraints are far below them.
 """
 
@@ -21,6 +22,7 @@ from typing import Any
 from rootlace.wire.protocol import Constraint
 
 MAX_SOURCE = 16_384
+MAX_TAG = 16 * MAX_SOURCE
 MAX_ITEMS = 4_096
 MAX_DEPTH = 32
 MAX_LOOKAROUND_ITEMS = 64
@@ -28,6 +30,8 @@ MAX_REFERENCES = 64
 MAX_MULTIPLE = 1_000
 MAX_COMBINATIONS = 4_096
 
+_SCHEMAS = ("json_schema", "schema")
+"""The keys under which a structural tag has them."""
 # Possessive blanks: tried in every split, many of them would take cubic time.
 _PIECE = re.compile(
     r"""
@@ -42,7 +46,8 @@ _PIECE = re.compile(
 
 def is_suspicious(constraint: Constraint) -> bool:
     """Whether compiling it may take long or much memory."""
-    if len(constraint.source) > MAX_SOURCE:
+    is_tag = constraint.kind == "structural_tag"
+    if len(constraint.source) > (MAX_TAG if is_tag else MAX_SOURCE):
         return True
     if constraint.kind in ("regex", "ebnf"):
         return pattern_is_suspicious(constraint.source)
@@ -52,7 +57,30 @@ def is_suspicious(constraint: Constraint) -> bool:
         value = json.loads(constraint.source)
     except (ValueError, RecursionError):
         return False  # it will be refused at once
-    return _schema_is_suspicious(value)
+    if not is_tag:
+        return _schema_is_suspicious(value)
+    schemas = _schemas_of_tag(value)
+    return schemas is None or any(
+        len(json.dumps(schema)) > MAX_SOURCE or _schema_is_suspicious(schema) for schema in schemas
+    )
+
+
+def _schemas_of_tag(tag: Any) -> list[Any] | None:
+    """None where it nests too deep."""
+    found, stack = [], [(tag, 0)]
+    while stack:
+        node, depth = stack.pop()
+        if depth > MAX_DEPTH:
+            return None
+        if isinstance(node, dict):
+            found += [node[key] for key in _SCHEMAS if key in node]
+        inner = node.items() if isinstance(node, dict) else ((None, item) for item in node)
+        stack += [
+            (item, depth + 1)
+            for key, item in inner
+            if key not in _SCHEMAS and isinstance(item, dict | list)
+        ]
+    return found
 
 
 def pattern_is_suspicious(pattern: str) -> bool:

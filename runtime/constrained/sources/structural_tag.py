@@ -16,8 +16,8 @@ from rootlace.runtime.constrained.sources.rules import Rules
 from rootlace.runtime.constrained.sources.source import is_text, parsed
 from rootlace.wire.errors import InvalidConstraint
 
-SchemaAt = Callable[[dict[str, Any] | bool, str], dict[str, Any]]
-"""What of a schema, which stands at a place, goes into the grammar."""
+SchemaAt = Callable[[dict[str, Any] | bool, str, bool], dict[str, Any]]
+"""What of a schema, which stands at a place and may be lenient, goes into the grammar."""
 _NOTHING = '""'
 
 
@@ -68,7 +68,7 @@ class _Lark:
             case given.ConstString():
                 return self._ending(one.value, f"{place}.value")
             case given.Json():
-                return _Ways(self._json(one.json_schema, f"{place}.json_schema"))
+                return _Ways(self._json(one.json_schema, f"{place}.json_schema", one.lenient))
             case given.Tag():
                 return self._tag(one, place)
             case given.Tags():
@@ -117,8 +117,8 @@ class _Lark:
             ways = [more, begin.last if at_least_one else "", some.last if begin.open else ""]
         return [*filter(None, ways)]
 
-    def _json(self, schema: dict[str, Any] | bool, place: str) -> str:
-        return "%json " + written(self._schema_at(schema, place))
+    def _json(self, schema: dict[str, Any] | bool, place: str, lenient: bool = False) -> str:
+        return "%json " + written(self._schema_at(schema, place, lenient))
 
     def _tag(self, tag: given.Tag | given.Structure, place: str, begun: str = "") -> _Ways:
         """`begun`: the literal that is there of its begin."""

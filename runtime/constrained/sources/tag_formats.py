@@ -58,7 +58,10 @@ class ConstString(msgspec.Struct, tag_field="type", tag="const_string"):
 
 
 class Json(msgspec.Struct, tag_field="type", tag="json_schema"):
+    """`lenient`: what of the schema cannot be held is not, and a tag is not refused for it."""
+
     json_schema: dict[str, Any] | bool
+    lenient: bool = False
 
 
 class Tag(msgspec.Struct, tag_field="type", tag="tag"):

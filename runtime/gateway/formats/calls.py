@@ -62,6 +62,7 @@ LLAMA3 = Calls(
     between='", "parameters": ',
     end="}",
     again=";",
+    around=("", ";", ""),
     bare=True,
 )
 

@@ -35,6 +35,12 @@ class Format(Protocol):
         ...
 
     @property
+    def bare(self) -> bool:
+        """Whether a call may stand at an answer's beginning without a tag, as an object that may
+        as well be text."""
+        ...
+
+    @property
     def end(self) -> str:
         """What stands behind a call's arguments."""
         ...
@@ -59,6 +65,11 @@ class Format(Protocol):
 
     def begin(self, name: str) -> str:
         """What a call of the tool `name` begins with, up to its arguments."""
+        ...
+
+    def begin_alone(self, name: str) -> tuple[str, str] | None:
+        """What else begins a call of the tool `name`, without what is around calls that stand
+        together: a tag, and all up to the arguments. None where nothing else does."""
         ...
 
     def leave_thoughts(self, prompt_end: str) -> str:

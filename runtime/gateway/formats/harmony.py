@@ -39,15 +39,19 @@ class Harmony:
     """The format; see `format.Format`."""
 
     always = True
+    bare = False
     trigger = "<|channel|>commentary to=functions."
     end = "<|call|>"
     around = ("", "<|start|>assistant", "")
 
     def parser(self, prompt_end: str, tools: Collection[str], reasoning: bool) -> HarmonyParser:
-        return HarmonyParser(prompt_end.endswith(_MESSAGE), bool(tools), reasoning)
+        return HarmonyParser(prompt_end.endswith(_MESSAGE), tools, reasoning)
 
     def begin(self, name: str) -> str:
         return f"{self.trigger}{name} <|constrain|>json{_MESSAGE}"
+
+    def begin_alone(self, name: str) -> tuple[str, str] | None:
+        return None
 
     def leave_thoughts(self, prompt_end: str) -> str:
         return ""
@@ -65,8 +69,8 @@ class HarmonyParser:
     Text between messages is content, too. What ends a message is no text wherever it stands.
     """
 
-    def __init__(self, opened: bool, calls: bool, reasoning: bool) -> None:
-        self._calls = calls
+    def __init__(self, opened: bool, tools: Collection[str], reasoning: bool) -> None:
+        self._tools = tools
         self._reasoning = reasoning
         self._buffer = ""
         self._kind: type[Content] | type[Reasoning] | type[CallArguments] = Content
@@ -110,7 +114,7 @@ class HarmonyParser:
         self._buffer = self._buffer[at + len(_MESSAGE) :]
         self._heading, self._within = False, True
         recipient, channel = _RECIPIENT.search(header), _CHANNEL.search(header)
-        if recipient is not None and self._calls:
+        if recipient is not None and recipient["name"] in self._tools:
             out.append(CallBegin(recipient["name"]))
             self._kind = CallArguments
         elif channel is not None and channel["name"] == "analysis" and self._reasoning:

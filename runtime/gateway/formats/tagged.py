@@ -47,6 +47,10 @@ class Tagged:
         return begin if opening.startswith(begin) else opening
 
     @property
+    def bare(self) -> bool:
+        return self.calls.bare
+
+    @property
     def end(self) -> str:
         return self.calls.end
 
@@ -62,6 +66,13 @@ class Tagged:
     def begin(self, name: str) -> str:
         spelt = name if self.calls.header else msgspec.json.encode(name).decode()[1:-1]
         return self.calls.opening + spelt + self.calls.between
+
+    def begin_alone(self, name: str) -> tuple[str, str] | None:
+        tag, begin = self.calls.begin, self.begin(name)
+        if begin.startswith(tag):
+            return None
+        _, found, behind = begin.partition(tag)
+        return tag, tag + (behind if found else begin)
 
     def leave_thoughts(self, prompt_end: str) -> str:
         if self.think is None or not prompt_end.rstrip().endswith(self.think[0]):

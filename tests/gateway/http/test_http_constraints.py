@@ -23,6 +23,8 @@ from tests.gateway.http.conftest import Served
 
 ASK = [{"role": "user", "content": "hi"}]
 NULL = {"type": "null"}
+NUMBERS = {"properties": {"a": {"type": "integer"}, "b": {"type": "integer"}}, "required": ["a"]}
+NOTHING = {"type": "object", "additionalProperties": False}
 ISLAND = {"begin": "<a>", "schema": NULL, "end": "</a>"}
 NEW_TAG = {"type": "structural_tag", "format": {"type": "triggered_tags"}}
 TAG = {"structures": [ISLAND], "triggers": ["<a"]}
@@ -298,27 +300,65 @@ async def ask(served: Served, **given: Any) -> Constraint | None:
     return served.gateway.last_generate.constraint
 
 
-@pytest.mark.parametrize("choice", [None, "auto"])
-async def test_strict_tools_are_islands_in_free_text(served: Served, choice: str | None) -> None:
+def offered(path: str, strict: Any, choice: Any, stream: bool) -> dict[str, Any]:
+    """Two tools, as the endpoint's clients spell them; `strict` is that of the first."""
+    said = {} if strict is ... else {"strict": strict}
+    if path == "/v1/messages":
+        tools = [
+            {"name": "add", "input_schema": NUMBERS, **said},
+            {"name": "now", "input_schema": {}},
+        ]
+        return {"messages": ASK, "max_tokens": 99, "tools": tools, "stream": stream, **choice}
+    functions = [{"name": "add", "parameters": NUMBERS, **said}, {"name": "now"}]
+    if path == "/v1/responses":
+        tools = [{"type": "function", **function} for function in functions]
+        return {"input": "hi", "tools": tools, "stream": stream, "store": False, **choice}
+    tools = [{"type": "function", "function": function} for function in functions]
+    return {"messages": ASK, "tools": tools, "stream": stream, **choice}
+
+
+INTERFACES = ("/v1/chat/completions", "/v1/responses", "/v1/messages", "/api/chat")
+AUTO = {"/v1/messages": {"tool_choice": {"type": "auto"}}, "/api/chat": {}}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("strict", [..., None, True, False])
+@pytest.mark.parametrize("path", INTERFACES)
+async def test_calls_among_text_are_of_the_tools(
+    served: Served, path: str, strict: Any, stream: bool
+) -> None:
+    """In all interfaces, streamed or not, whether `auto` is said or not."""
+    if path == "/api/chat" and strict is not ...:
+        pytest.skip("Ollama's tools have no such field")
     served.gateway.chat.call = '<tool_call>{"name":"$","arguments":%}</tool_call>'
-    tools = [tool("add", True, NULL), tool("now", None)]
-    sent = await ask(served, tools=tools, tool_choice=choice, whitespace="flexible")
-    assert sent is not None
-    assert (sent.kind, sent.whitespace, sent.strict) == ("structural_tag", "flexible", False)
     begin = '<tool_call>{"name":"%s","arguments":'
-    assert json.loads(sent.source) == {
-        "structures": [
-            {"begin": begin % "add", "schema": NULL, "end": "}</tool_call>"},
-            {"begin": begin % "now", "schema": {"type": "object"}, "end": "}</tool_call>"},
-        ],
-        "triggers": ["<tool_call>"],
-    }
-    # The prompt is not touched: the model may well answer without a call.
-    assert served.gateway.last_parts[-1].text == "<assistant>"
+    if strict is True:
+        content = {"type": "json_schema", "json_schema": NUMBERS}
+    elif strict is False:
+        content = {"type": "json_schema", "json_schema": {"type": "object"}}
+    else:
+        schema = {"type": "object", **NUMBERS}
+        content = {"type": "json_schema", "json_schema": schema, "lenient": True}
+    none = {"type": "object"} if path == "/v1/messages" else NOTHING
+    empty = {"type": "json_schema", "json_schema": none, "lenient": True}
+    tags = [
+        {"begin": begin % "add", "content": content, "end": "}</tool_call>"},
+        {"begin": begin % "now", "content": empty, "end": "}</tool_call>"},
+    ]
+    form = {"type": "triggered_tags", "triggers": ["<tool_call>"], "tags": tags}
+    for choice in ({}, AUTO.get(path, {"tool_choice": "auto"})):
+        body = {"model": "fake", **offered(path, strict, choice, stream)}
+        async with served.http.post(path, json=body) as reply:
+            assert reply.status == 200, await reply.text()
+            await reply.read()
+        sent = served.gateway.last_generate.constraint
+        assert sent is not None and (sent.kind, sent.strict) == ("structural_tag", False)
+        assert json.loads(sent.source) == {"type": "structural_tag", "format": form}
+        # The prompt is not touched: the model may well answer without a call.
+        assert served.gateway.last_parts[-1].text == "<assistant>"
 
 
-async def test_where_tools_are_not_strict_nothing_is_constrained(served: Served) -> None:
-    assert await ask(served, tools=[tool("f", None), tool("g", False)]) is None
+async def test_where_no_call_can_stand_nothing_is_held(served: Served) -> None:
     assert await ask(served, tools=[tool("f", True)], tool_choice="none") is None
     sent = await ask(served, tools=[tool("f", True)], tool_choice="required")
     assert sent is not None and sent.kind == "json_schema"
@@ -327,6 +367,16 @@ async def test_where_tools_are_not_strict_nothing_is_constrained(served: Served)
     assert await ask(served, tools=[tool("f", True)], tool_choice="required", **form) == sent
     # The text that another constraint asks for has no room for calls.
     assert await ask(served, tools=[tool("f", True)], regex="a") == Constraint("regex", "a")
+    held = await ask(served, tools=[tool("f", None)], whitespace="flexible")
+    assert held is not None and held.whitespace == "flexible"
+
+
+@pytest.mark.parametrize("strict", [None, True, False])
+async def test_a_forced_call_of_a_tool_that_opts_out(served: Served, strict: Any) -> None:
+    sent = await ask(served, tools=[tool("f", strict, NULL)], tool_choice="required")
+    assert sent is not None
+    inner = json.loads(sent.source)["properties"]["arguments"]
+    assert inner == ({"type": "object"} if strict is False else NULL)
 
 
 def _beside_tools(path: str) -> dict[str, Any]:
@@ -362,7 +412,7 @@ async def test_a_format_leaves_room_for_calls(served: Served, path: str) -> None
     assert sent is not None and sent.kind == "structural_tag"
     begin = '<tool_call>{"name":"f","arguments":'
     assert json.loads(sent.source) == tool_calls.or_json(
-        [(begin, NULL)],
+        [(begin, tool_calls.arguments(NULL, True))],
         "}</tool_call>",
         {"type": "integer"},
         last=False,

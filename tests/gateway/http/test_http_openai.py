@@ -217,9 +217,9 @@ async def test_parallel_tool_calls(served: Served) -> None:
     await client.chat.completions.create(**given, tool_choice="required", parallel_tool_calls=True)
     constraint = served.gateway.last_generate.constraint
     assert constraint is not None and constraint.kind == "structural_tag"
-    tags = json.loads(constraint.source)["format"]
-    assert (tags["at_least_one"], tags["stop_after_first"]) == (True, False)
-    assert tags["triggers"] == ["<tool_call>"] and len(tags["tags"]) == 1
+    _, calls, _ = json.loads(constraint.source)["format"]["elements"]
+    assert (calls["at_least_one"], calls["stop_after_first"]) == (True, False)
+    assert [tag["begin"][:11] for tag in calls["tags"]] == ["<tool_call>"]
 
 
 async def test_a_call_that_a_stop_string_cut_is_no_call_to_make(served: Served) -> None:

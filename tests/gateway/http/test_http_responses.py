@@ -201,7 +201,7 @@ async def test_allowed_tools(served: Served) -> None:
     other = {**TOOL, "name": "g"}
     named = [{"type": "function", "name": "g"}]
     chat_named = [{"type": "function", "function": {"name": "g"}}]
-    for mode, kind in (("auto", None), ("required", "json_schema")):
+    for mode, kind in (("auto", "structural_tag"), ("required", "json_schema")):
         choice: Any = {"type": "allowed_tools", "mode": mode, "tools": named}
         body = {"input": "x", "tools": [TOOL, other], "tool_choice": choice}
         inner = {"mode": mode, "tools": chat_named}
@@ -216,7 +216,7 @@ async def test_allowed_tools(served: Served) -> None:
             offered = served.gateway.chat.last["tools"]
             assert [tool["function"]["name"] for tool in offered] == ["g"]
             sent = served.gateway.last_generate.constraint
-            assert (sent and sent.kind) == kind
+            assert sent is not None and sent.kind == kind
 
 
 async def test_constraints(served: Served) -> None:

@@ -49,7 +49,7 @@ def chat_request(body: CountBody) -> ChatRequest:
         fields=_fields(body) if isinstance(body, MessagesBody) else {},
         names=_NAMES,
         tools=tuple(
-            Tool(tool.name, tool.description, tool.input_schema, bool(tool.strict))
+            Tool(tool.name, tool.description, tool.input_schema, tool.strict)
             for tool in body.tools or ()
         ),
         choice=_choice(body),

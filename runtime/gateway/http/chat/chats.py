@@ -25,10 +25,10 @@ from rootlace.runtime.gateway.http.chat.held import Held, Written, pieces_of
 from rootlace.runtime.gateway.http.chat.pins import Pin, common, in_order
 from rootlace.runtime.gateway.http.chat.request import ChatRequest, Tool
 from rootlace.runtime.gateway.http.chat.tool_choice import (
+    calls_among_text,
     calls_or_format,
     forced_call,
     offered_tools,
-    strict_calls,
 )
 from rootlace.runtime.gateway.http.errors import InvalidParameter
 from rootlace.runtime.gateway.http.sampling import make_params
@@ -200,8 +200,8 @@ class Chats:
             lead = form.leave_thoughts(end)
         elif either and asked is not None:
             asked = calls_or_format(asked, request.choice, tools, form, end)
-        elif asked is None and any(tool.strict for tool in tools):
-            asked = strict_calls(tools, form, request.options)
+        elif asked is None and tools:
+            asked = calls_among_text(tools, form, request.options)
         elif whole and begins:
             lead = form.answer_prefix(end)
         prefix = "".join(text.text for text in begun)

@@ -14,12 +14,13 @@ from rootlace.wire.handling import PLAIN, Cache, Handling
 @dataclass(frozen=True)
 class Tool:
     """A function that the model may call, without arguments where it has no `parameters`.
-    `strict`: its arguments fit them in any case."""
+    `strict`: its arguments fit them in any case (True), as far as that can be held (None), or are
+    any object (False)."""
 
     name: str
     description: str | None = None
     parameters: dict[str, Any] | None = None
-    strict: bool = False
+    strict: bool | None = None
 
     def for_template(self) -> dict[str, Any]:
         """As chat templates expect it, without what was not given."""

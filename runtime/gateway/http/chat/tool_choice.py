@@ -59,10 +59,15 @@ def _begin(form: Format, name: str) -> tuple[Text, ...]:
     return (Text(before, special=True), Text(spelt), Text(behind, special=True))
 
 
-def strict_calls(tools: Sequence[Tool], form: Format, options: Mapping[str, Any]) -> Asked:
-    """Free text in which every call is of an offered tool and fits the tool's parameters if it is
-    strict (where the model may call, and a tool is strict)."""
-    tag = tool_calls.among_text(_begun(tools, form), form.trigger, form.end, form.around)
+def calls_among_text(tools: Sequence[Tool], form: Format, options: Mapping[str, Any]) -> Asked:
+    """Free text in which every call is of an offered tool, its arguments held as they are by
+    `tool_calls.arguments` (where the model may call)."""
+    # An object without a tag may be text: it is held only where arguments have to be.
+    calls = _begun(tools, form) if not form.bare or any(tool.strict for tool in tools) else []
+    begun = [(form.begin_alone(tool.name), _arguments(tool)) for tool in tools]
+    also = [(found, content) for found, content in begun if found is not None]
+    alone = (also[0][0][0], [(found[1], content) for found, content in also]) if also else None
+    tag = tool_calls.among_text(calls, form.trigger, form.end, form.around, alone)
     return _asked("structural_tag", tag, options)
 
 
@@ -71,9 +76,9 @@ def calls_or_format(
 ) -> Asked:
     """Calls, or a text in the format that is asked for; thoughts may come before."""
     schema = msgspec.json.decode(asked.constraint.source)
-    if form.trigger.startswith("{"):  # calls are JSON, too
-        calls = [_call_alone(tool) for tool in tools]
-        return _with(asked, "structural_tag", tool_calls.either_json([*calls, schema]))
+    if form.bare:  # calls are JSON, too
+        contents = [*map(_call_alone, tools), tool_calls.arguments(schema, True)]
+        return _with(asked, "structural_tag", tool_calls.either_json(contents))
     tag = tool_calls.or_json(
         _begun(tools, form),
         form.end,
@@ -92,21 +97,20 @@ def _with(asked: Asked, kind: Any, source: dict[str, Any]) -> Asked:
     return Asked(constraint, asked.param)
 
 
-def _begun(tools: Sequence[Tool], form: Format) -> list[tuple[str, dict[str, Any]]]:
-    """How calls begin, and the arguments that follow where the model may call."""
+def _begun(tools: Sequence[Tool], form: Format) -> list[tuple[str, tool_calls.Content]]:
+    """How calls begin, and the arguments that follow."""
     return [(form.begin(tool.name), _arguments(tool)) for tool in tools]
 
 
-def _arguments(tool: Tool) -> dict[str, Any]:
-    return _parameters(tool) if tool.strict else {"type": "object"}
+def _arguments(tool: Tool) -> tool_calls.Content:
+    return tool_calls.arguments(tool.parameters, tool.strict)
 
 
 def _calls(
     tools: Sequence[Tool], form: Format, options: Mapping[str, Any], one: bool = False
 ) -> Asked:
-    """Free text with calls, at least one; `one`: with one, which ends it."""
-    calls = [(form.begin(tool.name), _parameters(tool)) for tool in tools]
-    tag = tool_calls.at_least_one(calls, form.trigger, form.end, one, form.around)
+    """Calls and nothing else, at least one; `one`: no more than that."""
+    tag = tool_calls.nothing_else(_begun(tools, form), form.end, one, form.around)
     return _asked("structural_tag", tag, options)
 
 
@@ -115,9 +119,9 @@ def _asked(kind: Any, source: dict[str, Any], options: Mapping[str, Any]) -> Ask
 
 
 def _parameters(tool: Tool) -> dict[str, Any]:
-    if tool.parameters is None:  # it takes none
-        return {"type": "object", "additionalProperties": False}
-    return tool.parameters or {"type": "object"}
+    """The schema of a forced call's arguments, which may be checked: it need not be lenient."""
+    held = tool_calls.arguments(tool.parameters, tool.strict is not False)
+    return dict(held["json_schema"])
 
 
 def _one_of(tools: Sequence[Tool]) -> dict[str, Any]:
@@ -127,11 +131,12 @@ def _one_of(tools: Sequence[Tool]) -> dict[str, Any]:
     return _any_of(calls, definitions)
 
 
-def _call_alone(tool: Tool) -> dict[str, Any]:
-    """The schema of its call as a format is asked for beside it."""
+def _call_alone(tool: Tool) -> tool_calls.Content:
+    """Its call as a format is asked for beside it."""
     definitions: dict[str, Any] = {}
-    call = _call_schema(tool.name, _arguments(tool), definitions, "parameters")
-    return _any_of([call], definitions)
+    held = _arguments(tool)
+    call = _call_schema(tool.name, held["json_schema"], definitions, "parameters")
+    return {**held, "json_schema": _any_of([call], definitions)}
 
 
 def _any_of(schemas: list[Any], definitions: dict[str, Any]) -> dict[str, Any]:

@@ -206,7 +206,7 @@ def check_include(body: ResponsesBody) -> None:
 
 def tools_of(body: ResponsesBody) -> tuple[Tool, ...]:
     tools = body.tools or ()
-    return tuple(Tool(t.name, t.description, t.parameters, bool(t.strict)) for t in tools)
+    return tuple(Tool(t.name, t.description, t.parameters, t.strict) for t in tools)
 
 
 def tool_choice(body: ResponsesBody) -> ToolChoice:
