@@ -349,6 +349,13 @@ class GatewayConfig:
         shown="16M",
         size=True,
     )
+    max_receiving_bytes: Positive | None = option(
+        None,
+        "Bytes of all requests by HTTP that are being received; what is beyond gets 429.",
+        flag="--max-bodies",
+        shown="16 of the largest",
+        size=True,
+    )
     client_timeout: float = option(30.0)
     """Seconds of silence after which a program's connection counts as dead (it pings)."""
 

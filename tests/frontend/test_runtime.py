@@ -111,6 +111,7 @@ def test_every_keyword_has_its_place() -> None:
         "max_connections": "gateway.max_connections", "max_branches": "gateway.max_branches",
         "max_http_connections": "gateway.max_http_connections",
         "max_body_bytes": "gateway.max_body_bytes",
+        "max_receiving_bytes": "gateway.max_receiving_bytes",
         "stream_interval": "gateway.stream_interval", "client_timeout": "gateway.client_timeout",
         "dtype": "engine.executor.dtype", "quantize": "engine.executor.quantize",
         "weight_cache": "engine.executor.weight_cache",

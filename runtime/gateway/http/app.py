@@ -22,6 +22,7 @@ from rootlace.runtime.gateway.http.endpoint import Endpoint
 from rootlace.runtime.gateway.http.endpoints import Shared, batch_service, endpoints
 from rootlace.runtime.gateway.http.errors import Handler, error_middleware
 from rootlace.runtime.gateway.http.openai.response_disk import ResponseDisk
+from rootlace.runtime.gateway.http.receiving import RECEIVING, Receiving
 from rootlace.runtime.gateway.http.request_id import echo_request_id, request_id_middleware
 from rootlace.runtime.gateway.http.source import source_middleware
 from rootlace.runtime.gateway.http.unknown_paths import unknown_path_middleware
@@ -64,6 +65,7 @@ def app_of(server: Gateway | Rooms, served: list[Endpoint], shared: Shared) -> w
     middlewares.append(drain_middleware(server.drain))
     middlewares.append(unknown_path_middleware(served))
     app = web.Application(middlewares=middlewares, client_max_size=config.max_body_bytes)
+    app[RECEIVING] = Receiving(config)
     app.add_routes([web.route(one.method, one.path, checked(one)) for one in served])
 
     async def add_headers(request: web.Request, response: web.StreamResponse) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import cache
 from typing import Any, TypeVar
@@ -15,6 +15,7 @@ from aiohttp import web
 from rootlace.runtime.gateway.http.errors import InvalidParameter
 from rootlace.runtime.gateway.http.fields import check_refused
 from rootlace.runtime.gateway.http.json_weight import CONTAINER, weight_beyond
+from rootlace.runtime.gateway.http.receiving import RECEIVING
 from rootlace.runtime.gateway.http.suggestions import (
     LONGEST,
     choices_at,
@@ -41,6 +42,7 @@ WEIGHED_BYTES = 2**16
 MAX_WEIGHT = 1_100_000
 """Decoding keeps the interpreter from everybody else: 35 ns for each of these."""
 
+_RAW = web.RequestKey("raw", bytes)
 BODY_SECONDS = 120.0
 """A body that has not come by then holds its connection no longer."""
 
@@ -59,9 +61,24 @@ async def read_body(request: web.Request, kind: type[T]) -> T:
 
 
 async def raw_body(request: web.Request) -> bytes:
-    """The body as it was sent. Raises DeadlineExceeded for one that comes too slowly."""
-    async with in_time(BODY_SECONDS):
-        return await request.read()
+    """The body as it was sent. Raises DeadlineExceeded for one that comes too slowly, and
+    Overloaded where too much of others' is being received."""
+    if _RAW not in request:
+        with request.app[RECEIVING].body() as take:
+            async with in_time(BODY_SECONDS):
+                request[_RAW] = await _received(request, take)
+    return request[_RAW]
+
+
+async def _received(request: web.Request, take: Callable[[int], None]) -> bytes:
+    """As `request.read` does; `take` is told how many bytes come."""
+    body = bytearray()
+    while piece := await request.content.readany():
+        if len(body) + len(piece) > request.client_max_size:
+            raise web.HTTPRequestEntityTooLarge(request.client_max_size)
+        take(len(piece))
+        body += piece
+    return bytes(body)
 
 
 @asynccontextmanager
