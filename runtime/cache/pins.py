@@ -38,6 +38,7 @@ class Pins:
         self._next_end = float("inf")
         self.most = most
         self.blocks = 0
+        self._lost = 0
 
     def __len__(self) -> int:
         return len(self._pins)
@@ -107,9 +108,15 @@ class Pins:
 
     def reset(self) -> None:
         """The tree is gone, and all pins with it."""
+        self._lost += len(self._pins)
         self._pins.clear()
         self.blocks = 0
         self._next_end = float("inf")
+
+    def take_lost(self) -> int:
+        """How many were lost with the tree since this was last asked."""
+        lost, self._lost = self._lost, 0
+        return lost
 
     def _leave(self, names: Iterable[str]) -> None:
         for name in names:

@@ -210,6 +210,12 @@ class Unpinned(_Message, tag="unpinned"):
     found: bool
 
 
+class PinsLost(_Message, tag="pins_lost"):
+    """A step failed, and all KV is lost: so many pins with it, all that were told of before."""
+
+    count: int
+
+
 class HandedOver(_Message, tag="handed_over"):
     """As many blocks lie in the first of the slots as there are checksums."""
 
@@ -281,6 +287,7 @@ FromEngine = (
     | Tree
     | Pinned
     | Unpinned
+    | PinsLost
     | HandedOver
     | Heartbeat
     | CacheChanged

@@ -24,6 +24,7 @@ from rootlace.runtime.contracts.messages import (
     Offered,
     Pause,
     Pinned,
+    PinsLost,
     ReleaseProgram,
     Stats,
     Stop,
@@ -130,6 +131,8 @@ class EngineLoop:
         # Not in one statement: `_send_now` replaces the list while the step runs.
         updates = [] if self._paused else self._steps.step()
         self._outgoing += updates
+        if lost := self._scheduler.kv.retention.pins.take_lost():
+            self._outgoing.append(PinsLost(lost))
         self._flush()
         if self._stopping:
             updates = self._steps.finish()

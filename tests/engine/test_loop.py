@@ -19,6 +19,7 @@ from rootlace.runtime.contracts.messages import (
     FromEngine,
     GetStats,
     Pause,
+    PinsLost,
     Stats,
     Stop,
     ToEngine,
@@ -29,6 +30,7 @@ from rootlace.runtime.contracts.update import Update
 from rootlace.runtime.engine.loop import EngineLoop
 from rootlace.runtime.scheduler.scheduler import Scheduler
 from rootlace.wire.errors import InvalidConstraint
+from rootlace.wire.handling import Cache, Handling
 from rootlace.wire.protocol import Constraint, SamplingParams
 
 VOCAB = 50
@@ -152,6 +154,17 @@ def test_a_failing_step_ends_its_requests_and_no_others() -> None:
     late = Conversation([submit(2, CountingExecutor.poison)], [submit(3, 1)])
     assert late.end(2).finish == "error"
     assert late.tokens(3) == [2, 3, 4, 5]
+
+
+def test_pins_that_a_failing_step_loses_are_told() -> None:
+    handling = Handling(cache=Cache(pin=True))
+    pinned = msgspec.structs.replace(submit(1, 5, 6, 7, 8, 9), handling=handling)
+    poison, more = (submit(rid, CountingExecutor.poison) for rid in (2, 3))
+    talk = Conversation([pinned], *[[]] * 5, [poison], *[[]] * 3, [more])
+    assert any(update.pin for update in talk.updates(1))
+    lost = [m for m in talk.said if isinstance(m, PinsLost)]
+    assert lost == [PinsLost(1)]  # none was left for the second fault
+    assert talk.said.index(lost[0]) > talk.said.index(talk.end(1))
 
 
 def test_refusals_name_the_reason() -> None:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from rootlace.runtime.config import EngineConfig
-from rootlace.runtime.contracts.messages import Abort, GetPins, Unpin, Unpinned
+from rootlace.runtime.contracts.messages import Abort, GetPins, PinsLost, Unpin, Unpinned
 from rootlace.runtime.contracts.request import Request
 from rootlace.runtime.contracts.tree_page import PinnedPrefix
 from rootlace.runtime.contracts.update import Update
@@ -164,6 +164,24 @@ async def test_what_is_let_go_while_it_is_pinned_again_stays_away(after: int) ->
     assert not engine.pins and not list(client._pinned.again(client.next_rid))
     client._pinned.note("p", request(client.next_rid(), 1, 2))  # as anybody may again
     assert len(list(client._pinned.again(client.next_rid))) == 1
+
+
+async def test_what_a_failed_step_loses_is_pinned_again() -> None:
+    client: Any = EngineClient(EngineConfig())
+    client._pinned.note("p", request(client.next_rid(), 1, 2, namespace="n"))
+    client._up, client.given = True, []
+    engine = client._engine = Engine(client, 0)
+    for restored in (1, 2):
+        client._handle(PinsLost(1))
+        client._handle(PinsLost(1))  # it waits to be pinned again anyway
+        [again] = engine.sent
+        assert again.token_ids.tolist() == [1, 2] and again.handling.cache.pin == "try"
+        engine._waiting, engine._after = {again.rid}, 0
+        engine.turn()
+        assert (client._pinned.restored, client._pinned.lost) == (restored, 0)
+    client._handle(PinsLost(1))
+    client._handle(Update(engine.sent[0].rid, finish="error", code="x", error="there is no room"))
+    assert (client._pinned.restored, client._pinned.lost) == (2, 1)
 
 
 def test_what_is_pinned_again_and_for_how_long(

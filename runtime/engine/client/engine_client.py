@@ -25,6 +25,7 @@ from rootlace.runtime.contracts.messages import (
     Heartbeat,
     Pause,
     Pinned,
+    PinsLost,
     Ready,
     ReleaseProgram,
     Stats,
@@ -302,11 +303,7 @@ class EngineClient:
                 vacant.cancel()
         for request in self._in_flight.resume(in_step):
             self.send(request)
-        for pin, request in self._pinned.again(self.next_rid):
-            try:
-                self.submit(request, partial(self._pinned.heard, pin), stays=True)
-            except RootlaceError as error:
-                self._pinned.lose(pin, str(error))
+        self._pinned.pin_again(self.next_rid, self.submit)
         if siblings is not None:
             siblings.on_return()
 
@@ -355,6 +352,9 @@ class EngineClient:
             self._questions.answer(message.ticket, message.pins)
         elif isinstance(message, Unpinned):
             self._questions.answer(message.ticket, message.found)
+        elif isinstance(message, PinsLost):
+            log.warning("the engine has lost %d pins: they are set again", message.count)
+            self._pinned.pin_again(self.next_rid, self.submit)
         elif isinstance(message, HandedOver):
             self._questions.answer(message.ticket, message.checksums)
         elif isinstance(message, Flushed):

@@ -6,12 +6,14 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import msgspec
 import numpy as np
 
 from rootlace.runtime.contracts.request import Request
 from rootlace.runtime.contracts.update import Update
+from rootlace.wire.errors import RootlaceError
 from rootlace.wire.handling import PIN_SECONDS, PRIORITIES, Cache, Handling
 from rootlace.wire.protocol import SamplingParams
 
@@ -39,8 +41,8 @@ class _Pinned:
 
 
 class PinnedPrompts:
-    """Pins die with their engine: the one that follows computes them again, behind all other work,
-    and each is pinned for the time that it had left."""
+    """Pins die with their engine, or with its KV where a step fails: they are computed again,
+    behind all other work, and each is pinned for the time that it had left."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -88,9 +90,17 @@ class PinnedPrompts:
             abort([known.again])
         return True
 
+    def pin_again(self, next_rid: Callable[[], int], submit: Callable[..., None]) -> None:
+        """Submit what pins again what an engine has lost; what cannot be submitted is lost."""
+        for pin, request in self.again(next_rid):
+            try:
+                submit(request, partial(self.heard, pin), stays=True)
+            except RootlaceError as error:
+                self.lose(pin, str(error))
+
     def again(self, next_rid: Callable[[], int]) -> Iterator[tuple[str, Request]]:
-        """What the next engine is to be sent, each with its pin. What the one before had still to
-        pin again waits for it anyway."""
+        """What the next engine, or the one that has lost all KV, is to be sent, each with its pin.
+        What had still to be pinned again waits for it anyway."""
         self._drop_old()
         for pin, known in list(self._pinned.items()):
             if known.again is not None:

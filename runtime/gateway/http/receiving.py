@@ -48,7 +48,9 @@ class Receiving:
             own, owners = self._of.get(client, 0), len(self._of)
             full = self._taken + more > self._most
             if full or kept_for_others(own, owners, self._taken, self._most, more):
-                self._rare.warn("bodies of %d bytes are being received: one is refused", self._taken)
+                self._rare.warn(
+                    "bodies of %d bytes are being received: one is refused", self._taken
+                )
                 raise Overloaded("the server is receiving too many large bodies; try again")
             come += more
             self._taken += more
