@@ -10,8 +10,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from rootlace.runtime.model.families import falcon, gpt2
+from rootlace.runtime.model.families import falcon, gpt2, ministral3
 from rootlace.runtime.model.families.given import COUNT, FLAG, SIZE, Kind
+from rootlace.runtime.model.families.positions import ORIGINAL
 from rootlace.runtime.model.gguf.metadata import Metadata
 
 Keys = dict[str, Any]
@@ -70,6 +71,20 @@ def _llama(metadata: Metadata, keys: Keys) -> None:
 def _mistral(metadata: Metadata, keys: Keys) -> None:
     keys |= {"architectures": ["MistralForCausalLM"], "model_type": "mistral"}
     keys |= {"sliding_window": None}
+
+
+def _mistral3(metadata: Metadata, keys: Keys) -> None:
+    """Mistral Small 3, or Ministral 3 where queries grow with the position; YaRN's factor for cos
+    and sin is 1 there."""
+    _mistral(metadata, keys)
+    beta = metadata.number("attention.temperature_scale", 0.0)
+    if not beta:
+        return
+    keys |= {"architectures": ["Ministral3ForCausalLM"], "model_type": "ministral3"}
+    scaling = keys.get("rope_scaling", {})
+    metadata.only("attention.temperature_length", scaling.get(ORIGINAL))
+    metadata.only("rope.scaling.yarn_log_multiplier", 1.0)
+    keys["rope_scaling"] = scaling | {"mscale": 1.0, "mscale_all_dim": 1.0, ministral3.BETA: beta}
 
 
 def _qwen3(metadata: Metadata, keys: Keys) -> None:
@@ -330,7 +345,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     ),
     "granite": Architecture("GraniteForCausalLM", "granite", neighbours=True, read=_granite),
     "llama": Architecture("LlamaForCausalLM", "llama", neighbours=True, read=_llama),
-    "mistral3": Architecture("MistralForCausalLM", "mistral", neighbours=True, read=_mistral),
+    "mistral3": Architecture("MistralForCausalLM", "mistral", neighbours=True, read=_mistral3),
     "olmo2": Architecture("Olmo2ForCausalLM", "olmo2", read=_olmo2),
     "olmoe": Architecture("OlmoeForCausalLM", "olmoe", read=_olmoe),
     "phi3": Architecture("Phi3ForCausalLM", "phi3", read=_phi3),

@@ -22,6 +22,7 @@ ARCHITECTURES = {
     "gemma3_text": "gemma3",
     "gpt_neox": "gptneox",
     "gpt_oss": "gpt-oss",
+    "ministral3": "mistral3",
     "mistral": "llama",
     "mixtral": "llama",
     "olmo3": "olmo2",
@@ -40,7 +41,7 @@ OLD_NAMES = {
 }
 """What some families call what others call so."""
 LAYER_NORM = ("layer_norm_eps", "layer_norm_epsilon", "norm_epsilon")
-PERMUTED = ("llama", "smollm3", "granite")
+PERMUTED = ("llama", "mistral3", "smollm3", "granite")
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
 
 Json = dict[str, Any]
@@ -154,6 +155,9 @@ def _keys(arch: str, config: Json) -> Json:
             found["expert_shared_feed_forward_length"] = shared
         case "deepseek2":
             found |= _latent_keys(config, rope)
+        case "mistral3":
+            found["rope.scaling.yarn_log_multiplier"] = rope["mscale_all_dim"]
+            found["attention.temperature_scale"] = rope["llama_4_scaling_beta"]
         case "gpt-oss":
             found["expert_feed_forward_length"] = config["intermediate_size"]
             found["attention.sliding_window"] = config["sliding_window"]
