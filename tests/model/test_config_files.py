@@ -59,6 +59,11 @@ REFUSED: list[tuple[str, dict[str, Any], list[str]]] = [
     ("llama", {"layer_types": ["sliding_attention"] * LAYERS}, ["layer_types", "sliding"]),
     (
         "phi3-partial",
+        {"rope_parameters": configs()["phi3-partial"].rope_parameters | {"long_factor": [2.0]}},
+        ["rope_parameters", "long_factor has 1 numbers, and 6 pairs"],
+    ),
+    (
+        "phi3-partial",
         {"original_max_position_embeddings": None},
         ["original_max_position_embeddings None", "longrope"],
     ),

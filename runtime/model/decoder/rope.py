@@ -9,7 +9,6 @@ import torch
 from rootlace.runtime.model.checkpoint.config import ModelConfig
 from rootlace.runtime.model.decoder.frequencies import frequencies
 from rootlace.runtime.model.families.spec import Rope
-from rootlace.wire.errors import UnsupportedModel
 
 log = logging.getLogger(__name__)
 
@@ -46,10 +45,6 @@ class RotaryEmbedding:
         pairs = spec.attention.head_dim // 2
         rotated = (rope.rotated or spec.attention.head_dim) // 2
         found, scaling = frequencies(rope, 2 * rotated, self.context_length)
-        if len(found) != rotated:
-            raise UnsupportedModel(
-                f"{config.file}: rope_parameters: there are {len(found)} angles for {rotated} pairs"
-            )
         # Pairs that are not rotated stand behind the others: an angle of 0, a factor of 1.
         found = torch.nn.functional.pad(found, (0, pairs - rotated))
         factor = torch.full((pairs,), scaling)

@@ -151,6 +151,19 @@ def read_two_ropes(
     return Rope(kind, full, local_theta=local["rope_theta"])
 
 
+def check_factors(given: Given, rope: Rope, head_dim: int) -> None:
+    """Refuse `longrope` whose factors are not one for each pair of a head."""
+    pairs = (rope.rotated or head_dim) // 2
+    for key in ("short_factor", "long_factor") if rope.kind == "longrope" else ():
+        if len(rope.parameters[key]) != pairs:
+            old = given("rope_scaling", TABLE.or_none(), None)
+            given.refuse(
+                "rope_scaling" if old else "rope_parameters",
+                f"{key} has {len(rope.parameters[key])} numbers, and {pairs} pairs of a head are "
+                f"rotated (head_dim or hidden_size, {PARTIAL})",
+            )
+
+
 def read_context(given: Given, rope: Rope) -> int:
     """How many positions the model was made for.
 

@@ -15,7 +15,7 @@ from rootlace.runtime.model.families.given import (
     TEXTS,
     Given,
 )
-from rootlace.runtime.model.families.positions import read_context, read_rope
+from rootlace.runtime.model.families.positions import check_factors, read_context, read_rope
 from rootlace.runtime.model.families.spec import (
     Activation,
     Attention,
@@ -83,6 +83,7 @@ def decoder(
     those of a file without the keys; `rope` and `context` None: as `read_rope` and `read_context`
     find them; `features` are fields of `ModelSpec`."""
     rope = rope or read_rope(given)
+    check_factors(given, rope, attention.head_dim)
     if norm is None:
         eps = float(given("rms_norm_eps", NOT_NEGATIVE, eps))
         norm = Norm(eps, placement=placement, offset=norm_offset)
