@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -17,19 +18,26 @@ TEMPLATE = (
 )
 
 
-def make_tiny_model(folder: Path, seed: int = 0) -> Path:
-    """Write the model to `folder`. Its tokens are bytes and the special tokens."""
+def make_tiny_model(
+    folder: Path,
+    seed: int = 0,
+    template: str = TEMPLATE,
+    tags: Sequence[str] = (),
+    ends: Sequence[str] = (),
+) -> Path:
+    """Write the model to `folder`. Its tokens are bytes and the special tokens, with `tags` among
+    them. `ends` end a sequence as `<|end|>` does."""
     folder.mkdir(parents=True, exist_ok=True)
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(models.BPE(vocab={c: i for i, c in enumerate(alphabet)}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens(list(SPECIAL))
+    tokenizer.add_special_tokens([*SPECIAL, *tags])
     tokenizer.save(str(folder / "tokenizer.json"))
     vocab = tokenizer.get_vocab_size()
-    end = tokenizer.token_to_id("<|end|>")
+    eos = [tokenizer.token_to_id(end) for end in ("<|end|>", *ends)]
     (folder / "tokenizer_config.json").write_text(
-        json.dumps({"eos_token": "<|end|>", "chat_template": TEMPLATE})
+        json.dumps({"eos_token": "<|end|>", "chat_template": template})
     )
     (folder / "config.json").write_text(
         json.dumps(
@@ -47,7 +55,7 @@ def make_tiny_model(folder: Path, seed: int = 0) -> Path:
                 "rope_theta": 10000.0,
                 "hidden_act": "silu",
                 "tie_word_embeddings": True,
-                "eos_token_id": end,
+                "eos_token_id": eos if ends else eos[0],
                 "torch_dtype": "float32",
             }
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,13 +14,13 @@ from rootlace.runtime.contracts.matcher import Grammar, Matcher
 CLOSING = (b'"', b"]", b"}")
 
 
-def byte_vocabulary() -> Vocabulary:
-    """A token for every byte, then the end of the sequence."""
+def byte_vocabulary(special: Sequence[str] = ()) -> Vocabulary:
+    """A token for every byte, then the end of the sequence and `special` tokens."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(models.BPE({one: i for i, one in enumerate(alphabet)}, []))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens(["<end>"])
+    tokenizer.add_special_tokens(["<end>", *special])
     return Vocabulary.from_tokenizer(tokenizer, eos_token_ids=[len(alphabet)])
 
 

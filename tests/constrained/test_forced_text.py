@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers import Tokenizer
 
 from rootlace.runtime.config import ConstraintConfig
 from rootlace.runtime.constrained import GrammarCompiler
@@ -130,6 +131,21 @@ def test_nothing_unsound_is_forced(
     assert counts["tokens"] >= TEXTS
     if name not in NOTHING_FORCED:
         assert counts["forced"] > 0
+
+
+@pytest.mark.slow
+def test_special_tokens_are_forced_with_the_text_around_them(folders: dict[str, Path]) -> None:
+    """As the tokenizer itself finds them in the text."""
+    compiler = compiler_of("qwen3", folders, "auto")
+    tokenizer = Tokenizer.from_file(str(folders["qwen3"] / "tokenizer.json"))
+    begin = '<|box_start|>[{"name": "it\'s", "arguments": '
+    end = "}]<|box_end|>Ok<|box_end|>\n then"
+    content = {"type": "json_schema", "json_schema": {"const": {"utc": True}}}
+    tag = {"type": "tag", "begin": begin, "content": content, "end": end}
+    matcher = compiler.compile(structural_tag={"format": tag}).matcher()
+    ids = tokenizer.encode(f'{begin}{{"utc":true}}{end}', add_special_tokens=False).ids
+    assert matcher.forced_tokens() == ids
+    assert all(map(matcher.advance, ids)) and matcher.is_finished()
 
 
 @pytest.mark.parametrize("backend", ["automaton", "llguidance"])

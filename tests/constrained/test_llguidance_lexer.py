@@ -74,6 +74,28 @@ def test_a_request_goes_on_where_another_wore_the_lexer_out(cheap: None) -> None
     assert matcher.allowed_mask()[c]
 
 
+def test_special_tokens_are_taken_in_again(cheap: None) -> None:
+    """By a matcher that goes on with another lexer, and goes back behind them."""
+    vocabulary = byte_vocabulary("XY")
+    schema = {"type": "string", "pattern": f"^{WIDE}$"}
+    tag = {"structures": [{"begin": "X", "schema": schema, "end": "Y"}], "triggers": ["X"]}
+    grammar = GrammarCompiler(vocabulary).compile(structural_tag=tag)
+    x, y = (vocabulary.special_tokens[name] for name in "XY")
+    quote, c = vocabulary.encode(b'"') + vocabulary.encode(b"c")
+    matcher = grammar.matcher()
+    for seed in range(4):
+        source, other = random.Random(seed), grammar.matcher()
+        tokens = [x, quote, *source.choices(LETTERS, k=200)]
+        assert not all(other.allowed_mask().any() and other.advance(token) for token in tokens)
+        assert "too many" in other.error()
+        for token in [c, y]:
+            assert matcher.allowed_mask()[token], matcher.error()
+            assert matcher.advance(token), matcher.error()
+    assert matcher.advance(x) and matcher.forced_text() == b'"'
+    matcher.rollback(2)
+    assert matcher.is_accepting() and matcher.allowed_mask()[[x, y, c]].all()
+
+
 def test_masks_beside_other_matchers_of_the_grammar() -> None:
     """Masks are filled on one thread while others advance, copy and go back on another."""
     schema = {"properties": {"a": {"type": "string", "pattern": "^[a-f]+(0|1)*$"}, "b": {}}}

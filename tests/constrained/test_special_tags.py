@@ -79,7 +79,7 @@ def walk(
     compiler: GrammarCompiler,
     begin: list[int],
     rng: random.Random,
-    length: int = 24,
+    length: int = 16,
 ) -> list[int] | None:
     """Ids drawn from the masks, tags and what a call begins with the more likely, with some taken
     back; None: they came to no end."""
@@ -115,7 +115,7 @@ def test_what_is_written_is_read(
     special = compiler.vocabulary.special_tokens
     begin = tokenizer.encode(form.begin("weather"), add_special_tokens=False).ids
     found = ended = 0
-    for _ in range(6):
+    for _ in range(4):
         matcher = grammar.matcher()
         ids = walk(matcher, compiler, begin, rng)
         if ids is None:
@@ -133,7 +133,7 @@ def test_what_is_written_is_read(
         assert all(map(fresh.advance, ids))
         assert np.array_equal(fresh.allowed_mask(), matcher.allowed_mask())
         assert fresh.forced_tokens() == matcher.forced_tokens()
-    assert ended > 2
+    assert ended > 1
     assert found > 0
 
 
@@ -278,9 +278,8 @@ def reference(symbols: str, triggers: list[str]) -> bool | None:
 
 def test_where_free_text_ends() -> None:
     """Against a search through what was written: X and Y are special tokens, a and b are not."""
-    vocabulary = byte_vocabulary()
     rng, kept = random.Random(6), 0
-    compiler = GrammarCompiler(_with_special(vocabulary.tokenizer_json), eos_token_ids=[256])
+    compiler = GrammarCompiler(byte_vocabulary("XY"))
     special = compiler.vocabulary.special_tokens
     symbol = {**special, **{c: compiler.vocabulary.byte_tokens[ord(c)] for c in "ab!"}}
     for _ in range(60):
@@ -294,7 +293,7 @@ def test_where_free_text_ends() -> None:
         tags = [{"begin": trigger, "content": content, "end": ""} for trigger in triggers]
         tag = {"type": "triggered_tags", "tags": tags, "triggers": triggers}
         matcher = compiler.compile(structural_tag={"format": tag}).matcher()
-        for _ in range(25):
+        for _ in range(15):
             matcher.reset()
             written = ""
             while len(written) < 12:
@@ -311,13 +310,7 @@ def test_where_free_text_ends() -> None:
                 if taken:
                     written += one
                 kept += 1
-    assert kept > 5000
-
-
-def _with_special(source: str) -> Tokenizer:
-    tokenizer = Tokenizer.from_str(source)
-    tokenizer.add_special_tokens([AddedToken(one, special=True, normalized=False) for one in "XY"])
-    return tokenizer
+    assert kept > 3000
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from rootlace.runtime.constrained.sources.rules import Rules
 
 FREE, _SOME = "FREE", "SOME"
 LEXEMES = f"{FREE}: /(?s:.)*/", f"{_SOME}: /(?s:.)+/"
-MAX_WAYS = 1024
+MAX_WAYS = 4096
 _LAZY = "[lazy]"
 _Place = frozenset[tuple[int, int]]
 """Pairs of a literal and of how many of its special tokens were just written, with all the text

@@ -185,8 +185,10 @@ class Chats:
         # A format is that of a text: in its place calls may come, where an answer begins.
         either = whole and asked is not None and asked.is_format and bool(tools) and begins
         whole = whole and not either
-        if (tools and not whole) or form.always:
-            # The tags around calls and thoughts are special tokens in some vocabularies.
+        # The tags around calls and thoughts are special tokens in some vocabularies.
+        if tools and not whole:
+            fields["skip_special_tokens"] = False
+        elif form.always:
             fields.setdefault("skip_special_tokens", False)
         params = make_params(fields, self._gateway.model_info.vocab_size, request.names)
         parts = self.render(request, tools)
