@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -80,6 +81,19 @@ def test_a_call_that_there_has_to_be(tiny: rl.Runtime, skip: bool | None) -> Non
     assert "".join(tokens).startswith(written)
     forced = answer["usage"]["completion_tokens_details"]["forced_tokens"]
     assert forced == len(tokens) - 2  # all but where names, and where states, differ
+
+
+def test_a_name_does_not_forge_special_tokens(tiny: rl.Runtime) -> None:
+    fields = {"messages": [{"role": "user", "content": "?"}], "max_tokens": 1}
+    for name, taken in (("a<b|>", True), ("a<|call|>", False), ("[TOOL_CALLS]", False)):
+        if taken:
+            assert ask(tiny, "/v1/chat/completions", tools=[tool(name)], **fields)
+            continue
+        with pytest.raises(urllib.error.HTTPError) as caught:
+            ask(tiny, "/v1/chat/completions", tools=[tool(name)], **fields)
+        with caught.value as refused:
+            assert refused.code == 400
+            assert "special tokens" in json.load(refused)["error"]["message"]
 
 
 def test_what_is_forced_are_the_ids(tiny: rl.Runtime, model: Path) -> None:

@@ -70,6 +70,9 @@ class FakeTokenizer:
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         return bytes(i for i in ids if i < 256).decode(errors="replace")
 
+    def is_special(self, token_id: int) -> bool:
+        return token_id >= BOS
+
     def token_text(self, token_id: int) -> str:
         return "<s>" if token_id == BOS else self.decode([token_id])
 

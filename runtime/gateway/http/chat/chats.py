@@ -27,6 +27,7 @@ from rootlace.runtime.gateway.http.chat.request import ChatRequest, Tool
 from rootlace.runtime.gateway.http.chat.tool_choice import (
     calls_among_text,
     calls_or_format,
+    check_names,
     forced_call,
     offered_tools,
 )
@@ -174,6 +175,7 @@ class Chats:
     def _prepare(self, request: ChatRequest) -> Prepared:
         form = self.format
         tools = offered_tools(request.choice, request.tools)
+        check_names(tools, form, self._gateway.tokenizer)
         fields = dict(request.fields)
         forced = request.choice.kind == "required"
         asked = request.constraint

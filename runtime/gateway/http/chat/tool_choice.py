@@ -12,6 +12,7 @@ from rootlace.runtime.gateway.formats.format import Format
 from rootlace.runtime.gateway.http.chat.request import Tool, ToolChoice
 from rootlace.runtime.gateway.http.constraints import Asked, json_source
 from rootlace.runtime.gateway.http.errors import InvalidParameter
+from rootlace.runtime.gateway.tokens.tokenizer import Tokenizer
 from rootlace.wire import tool_calls
 from rootlace.wire.protocol import Constraint, Text
 
@@ -28,6 +29,20 @@ def offered_tools(choice: ToolChoice, tools: Sequence[Tool]) -> tuple[Tool, ...]
     if choice.kind == "required" and not tools:
         raise InvalidParameter("tool_choice", "tool_choice needs tools")
     return () if choice.kind == "none" else tuple(tools)
+
+
+def check_names(tools: Sequence[Tool], form: Format, tokenizer: Tokenizer) -> None:
+    """Raises InvalidParameter for a name in which special tokens are written: a constraint would
+    have the model call the tool with these, which only templates may write."""
+
+    def special(name: str) -> list[int]:
+        ids = tokenizer.encode(form.begin(name), add_special_tokens=False)
+        return [token for token in ids if tokenizer.is_special(token)]
+
+    usual = special(_NAME)
+    for tool in tools:
+        if special(tool.name) != usual:
+            raise InvalidParameter("tools", f"the name {tool.name!r} is written in special tokens")
 
 
 def forced_call(
