@@ -83,6 +83,9 @@ class ProgramPeers:
         self._patience = config.client_timeout
         self._has_session = has_session
         self._peers: dict[int, _Peer] = {}
+        self._before: dict[int, bytes] = {}
+        """By descriptor, the identity of the last connection that had it and is gone, of which
+        messages may still come."""
         self._rare = RareLog(log)
         self._bound = bound
         # Where events are not read, ZeroMQ waits in the middle of one as soon as so many are there,
@@ -104,6 +107,9 @@ class ProgramPeers:
         peer = self._peers.get(descriptor)
         if peer is None:  # it has gone since
             return
+        # ZeroMQ gives no identity twice, but a client that chose its own may come back with it.
+        if identity[:1] == b"\0" and identity == self._before.get(descriptor):
+            return
         peer.heard, peer.identity, peer.known = True, identity, self._has_session(identity)
 
     def look(self, seconds: float) -> None:
@@ -119,7 +125,7 @@ class ProgramPeers:
             except OSError as error:
                 if error.errno in _NO_DESCRIPTOR:
                     return
-                self._peers.pop(descriptor, None)
+                self._forget(descriptor)
         unfinished = sum(peer.unfinished for peer in self._peers.values())
         while unfinished > MESSAGES * self._message_bytes:
             largest = max(self._peers, key=lambda one: self._peers[one].unfinished)
@@ -135,7 +141,7 @@ class ProgramPeers:
 
     def _note(self, frames: list[bytes]) -> None:
         kind, descriptor = _EVENT.unpack(frames[0])
-        self._peers.pop(descriptor, None)  # whoever had it is gone
+        self._forget(descriptor)  # whoever had it is gone
         if kind == zmq.EVENT_DISCONNECTED:
             return
         self._peers[descriptor] = _Peer()
@@ -148,6 +154,7 @@ class ProgramPeers:
     ) -> _Peer:
         peer = self._peers[descriptor]
         if peer.name not in (None, name):  # the descriptor is another connection's now
+            self._forget(descriptor)
             peer = self._peers[descriptor] = _Peer()
         peer.name = name
         peer.known = self._has_session(peer.identity)
@@ -172,7 +179,7 @@ class ProgramPeers:
         except OSError as error:
             if error.errno in _NO_DESCRIPTOR:
                 return False
-            self._peers.pop(descriptor, None)
+            self._forget(descriptor)
             return True
         with connection:
             self._end(descriptor, connection, reason)
@@ -181,8 +188,13 @@ class ProgramPeers:
     def _end(self, descriptor: int, connection: socket.socket, reason: str) -> None:
         """ZeroMQ finds the connection closed, and forgets what it has of it."""
         self._rare.warn("a connection of a program is closed: %s", reason)
-        self._peers.pop(descriptor, None)
+        self._forget(descriptor)
         _abort(connection)
+
+    def _forget(self, descriptor: int) -> None:
+        peer = self._peers.pop(descriptor, None)
+        if peer is not None and peer.identity:
+            self._before[descriptor] = peer.identity
 
     def _open(self, descriptor: int) -> tuple[socket.socket, object]:
         """A connection of ZeroMQ's, under a descriptor of ours, and its peer's name. Raises OSError

@@ -343,14 +343,19 @@ class ProgramServer:
 
     async def _retry(self) -> None:
         """Send what waits for clients that were slow; an idle server does not wake up for it."""
+
+        def catch_up(connection: Connection) -> None:
+            while connection.backlog and self._try(connection, connection.backlog[0]):
+                connection.backlog_bytes -= len(connection.backlog.popleft())
+            if not connection.backlog:
+                self._behind.discard(connection)
+
         while True:
             await self._someone_behind.wait()
             await asyncio.sleep(RETRY_SECONDS)
             for connection in list(self._behind):
-                while connection.backlog and self._try(connection, connection.backlog[0]):
-                    connection.backlog_bytes -= len(connection.backlog.popleft())
-                if not connection.backlog:
-                    self._behind.discard(connection)
+                if not _attempt(partial(catch_up, connection)):
+                    _attempt(partial(self._drop, connection, "nothing can be sent to it"))
             if not self._behind:
                 self._someone_behind.clear()
 
@@ -400,12 +405,14 @@ class ProgramServer:
         connection.session.close()
 
 
-def _attempt(act: Callable[[], object]) -> None:
+def _attempt(act: Callable[[], object]) -> bool:
     """What fails of it is logged: what comes behind it is to be done all the same."""
     try:
         act()
     except Exception:
         log.exception("the server could not look after its clients")
+        return False
+    return True
 
 
 def _count(frame: bytes) -> int:

@@ -246,6 +246,29 @@ async def test_a_message_counts_for_a_connection_that_is_there(bound: Bound) -> 
     assert not bound.peers._peers
 
 
+async def test_a_late_message_does_not_count_for_who_has_its_descriptor_now(bound: Bound) -> None:
+    """Else a stranger might send as much as a client."""
+    descriptor, peers = 10**6, bound.peers
+
+    def tell(*kinds: int) -> None:
+        for kind in kinds:
+            peers._note([program_peers._EVENT.pack(kind, descriptor)])
+
+    tell(zmq.EVENT_ACCEPTED)
+    peers.heard(descriptor, b"\0old")
+    tell(zmq.EVENT_DISCONNECTED, zmq.EVENT_ACCEPTED)
+    peers.heard(descriptor, b"\0old")
+    stranger = peers._peers[descriptor]
+    assert not stranger.known and not stranger.heard
+    peers.heard(descriptor, b"\0new")
+    assert stranger.known and stranger.heard
+    # ZeroMQ's own come once, but who chose his may be back.
+    peers.heard(descriptor, b"me")
+    tell(zmq.EVENT_DISCONNECTED, zmq.EVENT_ACCEPTED)
+    peers.heard(descriptor, b"me")
+    assert peers._peers[descriptor].known
+
+
 async def test_without_a_descriptor_nobody_is_forgotten(bound: Bound) -> None:
     connections = [bound.connect() for _ in range(2)]
     await bound.descriptors(2)
@@ -294,6 +317,31 @@ async def test_a_turn_that_fails_does_not_end_the_watch(
         silent = await w.ready()
         await until(lambda: turns > 2 and w.gateway.session_count == 0)
         assert await silent.until(lambda event: isinstance(event, Failed))
+        assert "could not look after" in caplog.text
+
+
+async def test_who_cannot_be_sent_to_does_not_end_what_is_sent_to_others(
+    stories: Tokenizer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(server_module, "RETRY_SECONDS", 0.001)
+    async with world(stories) as w:
+        good, bad = await w.ready(), await w.ready()
+        send, full = w.server._socket.send, True
+        first, second = w.server._connections
+
+        def fail(identity: bytes, frame: bytes) -> zmq.ZMQError | None:
+            if identity == second and not full:
+                raise OSError("no")
+            return zmq.Again() if full else send(identity, frame)
+
+        monkeypatch.setattr(w.server._socket, "send", fail)
+        await good.send(Open(1, 1))
+        await bad.send(Open(1, 1))
+        await until(lambda: len(w.server._behind) == 2)
+        full = False
+        await until(lambda: not w.server._behind)
+        assert list(w.server._connections) == [first]
+        assert isinstance(await good.terminal(1), Done)
         assert "could not look after" in caplog.text
 
 
