@@ -14,9 +14,10 @@ import ray
 from starlette.requests import Request
 from starlette.responses import StreamingResponse
 
+from rootlace.deploy.passing import passed_to
 from rootlace.runtime.config import RuntimeConfig
 from rootlace.runtime.gateway.app import Listening, serve
-from rootlace.runtime.gateway.http.source import from_source, passed_on
+from rootlace.runtime.gateway.http.source import passed_on
 from rootlace.runtime.model.hub.local import local_model
 from rootlace.runtime.replicas import Replicas, apart_of
 from rootlace.runtime.replicas.line import LineAddress
@@ -83,16 +84,9 @@ class Front:
         either: set[asyncio.Future[Any]] = {self._listening, self._serving}
         await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
         await self.check_health()
-        url, path = self._listening.result().http_address, request.url.path
-        query = f"?{request.url.query}" if request.url.query else ""
-        client = "" if request.client is None else request.client.host
-        answer = await self._client.request(
-            request.method,
-            f"{url}{path}{query}",
-            headers=from_source(request.headers.items(), client, self._secret),
-            data=await request.body(),
-            allow_redirects=False,
-        )
+        address = self._listening.result().http_address
+        assert address is not None
+        answer = await passed_to(self._client, address, request, self._secret)
 
         async def content() -> AsyncIterator[bytes]:
             async with answer:
