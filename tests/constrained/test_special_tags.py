@@ -319,6 +319,7 @@ def test_where_free_text_ends() -> None:
         {"json_schema": {}},
         {"regex": "(?s).*"},
         {"ebnf": "start: /(?s:.)*/"},
+        {"ebnf": "start: OTHER\nOTHER: ~/b/"},
         {"choices": ["[ARGS]"]},
     ],
 )

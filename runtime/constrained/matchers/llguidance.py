@@ -205,6 +205,8 @@ class LLGuidanceMatcher(Matcher):
         out = bitmask.writable(out, self._vocabulary.size)
         if not self._ended:
             self._parser.fill_bitmask(out)
+            if not self._grammar.special:  # a negation allows their names among the bytes
+                np.bitwise_and(out, ~self._vocabulary.special_mask, out=out)
         if self._ended or self._parser.matcher.is_error():
             out[:] = 0  # llguidance allows the end of the sequence where it gave up
 

@@ -89,7 +89,8 @@ class Vocabulary:
     @cached_property
     def llguidance(self) -> LLTokenizer:
         """The same vocabulary for llguidance's matchers; built at first use (seconds for 150k)."""
-        _ = self.byte_tokens, self.token_of  # matchers ask for them on the engine's thread
+        # Matchers ask for them on the engine's thread.
+        _ = self.byte_tokens, self.token_of, self.special_mask
         return LLTokenizer(
             TokenizerWrapper(_Callable(self)),
             n_vocab=self.size,
