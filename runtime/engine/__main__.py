@@ -30,6 +30,7 @@ from rootlace.runtime.contracts.messages import (
 from rootlace.runtime.contracts.step_record import StepRecord
 from rootlace.runtime.engine.client import EngineProcessConfig
 from rootlace.runtime.engine.garbage import collect_in_parts
+from rootlace.runtime.engine.loading import loading_bar, loading_log
 from rootlace.runtime.engine.loop import EngineLoop
 from rootlace.runtime.engine.mask_filler import MaskFiller
 from rootlace.runtime.engine.telling import Telling
@@ -83,6 +84,12 @@ def serve(config: EngineProcessConfig) -> None:
         context.destroy(linger=1000)
 
 
+def _told_loading(config: EngineProcessConfig) -> Callable[[str, float], None]:
+    """A bar where a terminal is ours alone and has no log for machines."""
+    alone = config.replicas == 1 and logs.format_in_force() == "text"
+    return loading_bar(sys.stderr) if alone and sys.stderr.isatty() else loading_log()
+
+
 def _serve(
     config: EngineProcessConfig, context: zmq.Context[zmq.Socket[bytes]], loops: list[EngineLoop]
 ) -> None:
@@ -104,6 +111,7 @@ def _serve(
         engine.cache,
         max_step_tokens=engine.scheduler.max_step_tokens,
         max_running=engine.scheduler.max_running,
+        progress=_told_loading(config),
     )
     overlap = runner.overlaps if engine.overlap is None else engine.overlap
     cache = dataclasses.replace(engine.cache, num_blocks=runner.num_blocks)
