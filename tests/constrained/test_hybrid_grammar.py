@@ -46,6 +46,16 @@ SCHEMAS: dict[str, Any] = {
         },
         "required": ["list"],
     },
+    "values with control characters": {
+        "type": "object",
+        "properties": {"n": {"enum": ["x\ny", "\x0b", "z\\n"]}, "k": COUNT, "a": {}},
+        "required": ["n"],
+        "additionalProperties": False,
+    },
+    "open, with control characters": {
+        "type": "object",
+        "properties": {"n": {"const": "x\ny"}, "m": {"const": "\x01"}, "a": {"type": "object"}},
+    },
     "patterns": {
         "type": "object",
         "properties": {"id": {"type": "string", "pattern": "^[A-Z][a-z]{1,3} [0-9]+$"}},

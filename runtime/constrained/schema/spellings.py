@@ -27,6 +27,8 @@ from rootlace.runtime.constrained.schema.numeric_range import Bound, OutOfReach
 from rootlace.runtime.constrained.schema.pattern import NotTranslated, regex_of_pattern
 
 _BOUNDS = {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"}
+_ESCAPED_BY_NUMBER = re.compile(r"(?<!\\)(?:\\\\)*\\u")
+_ESCAPED_CONTROL = re.compile(r'(?<!\\)(?:\\\\)*\\[^"\\]')
 _ESCAPED_PUNCTUATION = re.compile(r"\\[-./+*?()\[\]{}^$|]")
 
 
@@ -75,10 +77,11 @@ class Guidance:
     def __init__(self, escapes: str, max_size: int) -> None:
         self._max_size = max_size
         self._escapes = json_text.guidance_escapes(escapes)
+        self._respelt = _ESCAPED_CONTROL if "u" in escapes else _ESCAPED_BY_NUMBER
 
     def literal(self, value: Any, layout: Layout, depth: int) -> Regex:
         tree = _literal(value, layout, depth)
-        if not isinstance(tree, Literal) or "\x7f" in tree.text:
+        if not isinstance(tree, Literal) or "\x7f" in tree.text or self._respelt.search(tree.text):
             raise NotRegular("a value that is spelt in several ways")
         return tree
 

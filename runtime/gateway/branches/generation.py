@@ -292,7 +292,7 @@ class Generation:
         for index, stop in enumerate(params.stop):
             if len(stop) > MAX_STOP_LENGTH:
                 raise InvalidRequest(
-                    f"stop[{index}] has {len(stop)} characters; at most {MAX_STOP_LENGTH} may"
+                    f"stop[{index}] has {len(stop)} characters, at most {MAX_STOP_LENGTH} fit"
                 )
         for field, ids in (
             ("stop_token_ids", params.stop_token_ids),

@@ -19,7 +19,7 @@ async def searches_of(patterns: Sequence[str]) -> tuple[Search, ...]:
     for index, pattern in enumerate(patterns):
         if len(pattern) > MAX_LENGTH:
             raise InvalidRequest(
-                f"stop_regex[{index}] has {len(pattern)} characters; at most {MAX_LENGTH} may"
+                f"stop_regex[{index}] has {len(pattern)} characters, at most {MAX_LENGTH} fit"
             )
     # A class such as \w takes milliseconds where it is met first.
     return await asyncio.to_thread(_made, patterns)

@@ -14,6 +14,7 @@ from collections import Counter, deque
 from typing import Any
 
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 
 from rootlace.runtime import processes
 from rootlace.runtime.gateway.rare_log import RareLog
@@ -23,6 +24,8 @@ log = logging.getLogger(__name__)
 
 MOST = 4096
 """Unless the configuration says otherwise, or descriptors are few."""
+_SAID = 200
+"""So many characters are told of what was received instead of HTTP."""
 LOOK_SECONDS = 0.1
 """Where no connection is idle, they are looked through again after so long."""
 
@@ -53,6 +56,22 @@ def owner_of(address: str) -> str:
     if known.ipv4_mapped is not None:
         return str(known.ipv4_mapped)
     return str(ipaddress.IPv6Network((int(known), 64), strict=False))
+
+
+class ServerLog(logging.LoggerAdapter[logging.Logger]):
+    """aiohttp's log of what goes wrong on connections. What is no HTTP is its sender's fault: it is
+    told rarely, in one line."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.getLogger("aiohttp.server"), {})
+        self._rare = RareLog(log)
+
+    def exception(self, msg: object, *args: object, exc_info: Any = True, **more: Any) -> None:
+        if not isinstance(exc_info, HttpProcessingError):
+            super().exception(msg, *args, exc_info=exc_info, **more)
+            return
+        said = (exc_info.message.splitlines() or [type(exc_info).__name__])[0][:_SAID]
+        self._rare.warn("a request that is not HTTP was refused: %s", said)
 
 
 class BoundedServer(web.Server):
@@ -151,7 +170,11 @@ class BoundedRunner(web.AppRunner):
     async def _make_server(self) -> web.Server:
         made = await super()._make_server()
         return BoundedServer(
-            self._most, made.request_handler, request_factory=made.request_factory, **self._options
+            self._most,
+            made.request_handler,
+            request_factory=made.request_factory,
+            logger=ServerLog(),
+            **self._options,
         )
 
 

@@ -102,8 +102,10 @@ class UnsupportedMediaType(InvalidRequest):
 
 
 def named(error: RootlaceError, prompt: str | None, choices: str = "choices") -> RootlaceError:
-    """An error that came as a text, with the field that is wrong where that is seen from it;
-    `prompt` is the field that held the prompt, and `choices` what held those of a `Select`."""
+    """The error, with the field that it is about where its message shows which one that is.
+
+    `prompt` is the field that held the prompt, and `choices` the one that held those of a `Select`.
+    """
     if isinstance(error, InvalidRequest) and error.param is None:
         choice = _CHOICE.match(str(error))
         if "priority: the API key" in str(error):

@@ -11,7 +11,7 @@ from rootlace.runtime.gateway.branches.gateway import Gateway
 from rootlace.runtime.gateway.branches.vectors import find_vectors
 from rootlace.runtime.gateway.http import one_shot
 from rootlace.runtime.gateway.http.prompts import Prompt
-from rootlace.runtime.gateway.http.replies import Status, json_response
+from rootlace.runtime.gateway.http.replies import Status, check_model, json_response
 from rootlace.runtime.gateway.metrics import CONTENT_TYPE
 from rootlace.wire.errors import RootlaceError, ServerUnavailable
 from rootlace.wire.protocol import SamplingParams
@@ -39,10 +39,12 @@ class Health:
         return json_response(Status("ok"))
 
     async def ready(self, request: web.Request) -> web.Response:
-        """200 if a token went through the engine lately; needs no API key.
+        """200 if a token went through the engine lately; needs no API key. 404 if another model
+        than this one is asked for (`?model=`).
 
-        If none did, one is made: one at a time, however many ask.
+        If no token did, one is made: one at a time, however many ask.
         """
+        check_model(self._gateway, request.query.get("model"))
         if time.monotonic() - self._gateway.last_token > READY_SECONDS:
             if self._probe is None or self._probe.done():
                 self._probe = asyncio.create_task(self._generate())

@@ -54,6 +54,7 @@ SAMPLES_AT_ONCE = 32
 _OPS_PER_JOB = 4 + 2 * MAX_PINS
 _GENERATE = 2
 _STOP = re.compile(r"stop(_regex)?\[\d+\]")
+"""The field with which an error's message begins where a stop string or pattern is wrong."""
 
 
 @dataclass(frozen=True)

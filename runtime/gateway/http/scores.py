@@ -174,6 +174,9 @@ class Scores:
         place = self._place(body, model)
         prompts = self._prompts(body)
         if body.label_token_ids is None:
+            for prompt in prompts:
+                if not (prompt.text or prompt.ids):
+                    await self._ids(prompt)  # of some tokenizers, empty texts have tokens
             parts = (prompt.parts() for prompt in prompts)
             field = "items" if isinstance(body.items, str) else "items[{}]"
             scored = await self._select(parts, len(prompts), labels, place, field)

@@ -10,6 +10,7 @@ from aiohttp import web
 from rootlace.runtime.gateway.branches.gateway import Gateway
 from rootlace.runtime.gateway.http.behind_prompts import behind_prompts
 from rootlace.runtime.gateway.http.body import SOME, read_body
+from rootlace.runtime.gateway.http.errors import InvalidParameter
 from rootlace.runtime.gateway.http.handling import HandlingBody, handling_without_pin
 from rootlace.runtime.gateway.http.prompts import check_texts, parse_prompts
 from rootlace.runtime.gateway.http.replies import adapter_of, check_model, json_response
@@ -59,6 +60,8 @@ class Selections:
         size = self._gateway.model_info.vocab_size
         if body.text is not None:
             (prompt,) = parse_prompts([body.text], "text", size)
+            if not body.text and not self._gateway.tokenizer.encode(""):
+                raise InvalidParameter("text", "text is empty: no choice follows nothing")
         else:
             (prompt,) = parse_prompts(body.input_ids or [], "input_ids", size)
 

@@ -19,6 +19,7 @@ from rootlace.runtime import processes
 from rootlace.runtime.gateway.http import connections
 from rootlace.runtime.gateway.http.connections import (
     MOST,
+    ServerLog,
     most_connections,
     owner_of,
     quiet_accepts,
@@ -132,6 +133,34 @@ async def test_one_address_leaves_some_to_others(serve: Serve) -> None:
         assert await peers.ask(own[0]) == b"HTTP/1.1 200 OK"
         assert await peers.ask(await peers.connect("127.0.0.3")) == b"HTTP/1.1 200 OK"
         assert await soon(own[1][0].read()) == b""
+
+
+async def test_what_is_no_http_is_one_line_of_the_log(
+    serve: Serve, caplog: pytest.LogCaptureFixture
+) -> None:
+    served = await serve(FakeGateway())
+    address = served.url.removeprefix("http://").split(":")
+    for garbage in (
+        b"GET / HTTP/1.1\r\nA B: c\r\n\r\n",
+        b"GET / HTTP/9\r\n\r\n",
+        b"\x16\x03\x01\r\n\r\n",
+    ):
+        reader, writer = await asyncio.open_connection(*address)
+        writer.write(garbage)
+        assert (await reader.read()).startswith(b"HTTP/1.")
+        writer.close()
+    told = [record for record in caplog.records if record.levelno >= logging.WARNING]
+    assert len(told) == 1 and told[0].exc_info is None
+    assert "not HTTP" in told[0].getMessage() and len(told[0].getMessage().splitlines()) == 1
+
+
+def test_a_fault_of_ours_has_its_traceback(caplog: pytest.LogCaptureFixture) -> None:
+    try:
+        raise ValueError("ours")
+    except ValueError as error:
+        ServerLog().exception("Error handling request from %s", "a", exc_info=error)
+    (record,) = caplog.records
+    assert record.exc_info is not None and record.getMessage() == "Error handling request from a"
 
 
 def test_an_ipv6_network_is_one_owner() -> None:

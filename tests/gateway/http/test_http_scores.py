@@ -176,9 +176,12 @@ async def test_adapters(served: Served) -> None:
 async def test_nothing_before_a_label(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     """A tokenizer without BOS makes no tokens of empty texts."""
     monkeypatch.setattr(served.gateway.tokenizer, "encode", lambda text: list(text.encode()))
-    body = {"query": "", "items": [""], "label_token_ids": [5, 6]}
-    reply = await post(served, "/v1/score", body, 400)
-    assert reply["error"]["param"] == "items"
+    for labels in ({"label_token_ids": [5, 6]}, {"labels": ["a", "b"]}):
+        body = {"query": "", "items": ["a", ""], **labels}
+        reply = await post(served, "/v1/score", body, 400)
+        assert reply["error"]["param"] == "items"
+    reply = await post(served, "/select", {"text": "", "choices": ["a", "b"]}, 400)
+    assert reply["error"]["param"] == "text"
 
 
 @pytest.mark.parametrize("labels", [{"labels": ["a", "b"]}, {"label_token_ids": [1, 2]}])

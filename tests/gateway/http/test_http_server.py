@@ -225,6 +225,13 @@ async def test_health_generate(served: Served) -> None:
     assert served.gateway.last_generate.params.max_tokens == 1
 
 
+async def test_ready_is_of_the_model_that_is_asked_for(served: Served) -> None:
+    for model, status in (("fake", 200), ("default", 200), ("zzz", 404)):
+        async with served.http.get("/ready", params={"model": model}) as reply:
+            assert reply.status == status
+            assert status == 200 or "'fake'" in (await reply.json())["error"]["message"]
+
+
 async def test_ready_follows_tokens(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     async with served.http.get("/ready") as reply:  # no token yet: one is made
         assert reply.status == 200
