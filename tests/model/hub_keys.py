@@ -56,6 +56,7 @@ HUB_KEYS: dict[str, dict[str, Any]] = {
     "cohere2": {
         "cache_implementation": "hybrid",
         "layer_switch": 4,
+        "_sliding_window_pattern": 4,
         "layer_types": None,
         "order_of_interleaved_layers": "local_attn_first",
         "position_embedding_type": "rope_gptj",

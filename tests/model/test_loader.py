@@ -282,6 +282,10 @@ FAULTS: dict[str, tuple[Callable[[Path], object], list[str]]] = {
         lambda f: (f / "generation_config.json").write_text("?"),
         ["generation_config.json"],
     ),
+    "end of a text": (
+        lambda f: (f / "generation_config.json").write_text('{"eos_token_id": "</s>"}'),
+        ["generation_config.json: eos_token_id '</s>'", "not a token id"],
+    ),
     "no weights": (
         lambda f: (f / "model.safetensors").unlink(),
         ["model.safetensors", "model.safetensors.index.json"],

@@ -12,7 +12,7 @@ from typing import Any
 
 from rootlace.runtime.model.checkpoint.quantised.quantisation import Quantisation
 from rootlace.runtime.model.checkpoint.source import ModelSource, model_source
-from rootlace.runtime.model.families.given import COUNT, TEXT, TEXTS, Given, Kind
+from rootlace.runtime.model.families.given import TEXT, TEXTS, TOKEN, TOKENS, Given, Kind
 from rootlace.runtime.model.families.reading import Family
 from rootlace.runtime.model.families.spec import ModelSpec
 from rootlace.runtime.model.families.table import families
@@ -111,11 +111,6 @@ _DTYPES = ("float32", "float16", "bfloat16", "float64")
 DTYPE = Kind(
     f"one of {', '.join(_DTYPES)}",
     lambda name: TEXT.fits(name) and name.removeprefix("torch.") in _DTYPES,
-)
-TOKEN = Kind("a token id", COUNT.fits)
-TOKENS = Kind(
-    "a token id or a list of them",
-    lambda ids: COUNT.fits(ids) or (type(ids) is list and all(map(COUNT.fits, ids))),
 )
 
 

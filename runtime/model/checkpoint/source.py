@@ -21,7 +21,7 @@ from rootlace.runtime.model.checkpoint.folder import (
 from rootlace.runtime.model.checkpoint.pooling import read_pooling
 from rootlace.runtime.model.checkpoint.quantised.methods import read_quantisation
 from rootlace.runtime.model.checkpoint.quantised.quantisation import Quantisation
-from rootlace.runtime.model.families.given import Given
+from rootlace.runtime.model.families.given import TOKENS, Given
 from rootlace.runtime.model.families.spec import ModelSpec
 from rootlace.runtime.model.gguf import tokenizer
 from rootlace.runtime.model.gguf.sentencepiece import read_sentencepiece, sentencepiece_json
@@ -85,7 +85,8 @@ class FolderSource:
     def eos_token_id(self) -> Any:
         """`generation_config.json` decides where it says anything."""
         for file in (self.path / "generation_config.json", self.config_file):
-            found = _read_json(file).get("eos_token_id") if file.is_file() else None
+            given = Given(file, _read_json(file) if file.is_file() else {})
+            found = given("eos_token_id", TOKENS.or_none(), None)
             if found is not None:
                 return found
         return None

@@ -33,6 +33,7 @@ REMARKS = {
 def _read(given: Given) -> ModelSpec:
     for key, value in REMARKS.items():
         given.only(key, value)
+    given("_sliding_window_pattern", SIZE, 4)  # what transformers has written, and does not read
     pattern = given("sliding_window_pattern", SIZE, 4)
     given.only("layer_switch", pattern)
     windows = windows_by_layer(

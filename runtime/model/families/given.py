@@ -107,6 +107,11 @@ TEXTS = Kind("a list of texts", lambda v: type(v) is list and all(type(one) is s
 COUNTS = Kind(
     "a list of integers of at least 0", lambda v: type(v) is list and all(map(COUNT.fits, v))
 )
+TOKEN = Kind("a token id", COUNT.fits)
+TOKENS = Kind(
+    "a token id or a list of them",
+    lambda ids: COUNT.fits(ids) or (type(ids) is list and all(map(COUNT.fits, ids))),
+)
 TABLE = Kind("an object", lambda value: type(value) is dict)
 
 REQUIRED: Any = object()
