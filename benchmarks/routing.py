@@ -205,6 +205,8 @@ def measure_choices(replicas: int, blocks: int, requests: int) -> Choice:
         router.heard(replica, Change(np.concatenate((held, others(replica))), none))
     size = (process.memory_info().rss - before) / max(blocks, 1)
     asked = [prompt for prompt, _ in zip(prompts(dice, stems), range(requests), strict=False)]
+    gc.collect()
+    gc.freeze()  # as a gateway does when it has started
     # All at once: nobody is late with a first token.
     began = time.thread_time()
     went = [router.route(i, "", prompt, 200, 0.0) for i, prompt in enumerate(asked)]

@@ -20,14 +20,16 @@ from rootlace.runtime.routing.index import MOST_ENTRIES, PrefixIndex
 _PATIENCE, _LEEWAY = 4.0, 0.5
 """So many times its price, and so many seconds, may pass until a first token is late: others
 overtake it where many wait."""
+_EMPTY = 0.125
+"""This part of `RouterConfig.spread` counts where a pool is empty."""
 
 
 @dataclass(frozen=True)
 class RouterConfig:
     """`block_size`: at which bounds replicas tell what they hold. `capacity`: tokens of a replica's
     KV pool, `cost` what its steps take. `spread`: how many times its computing a token counts that
-    another replica has: what is held twice leaves less room for other prefixes. `space_of`: what
-    keys of blocks below the pools begin with (`prefix_keys`)."""
+    another replica has, where a pool is full: what is held twice leaves less room for other
+    prefixes. `space_of`: what keys of blocks below the pools begin with (`prefix_keys`)."""
 
     replicas: int
     block_size: int
@@ -69,8 +71,14 @@ class Router:
         """Of requests under way."""
         self._free = np.zeros(count)
         """When what is queued should be computed."""
-        self._each = np.full(count, 1 + config.spread)
-        """The price of a second of computing."""
+        self._blocks = [0] * count
+        """That replicas said they hold."""
+        self._slow = [1.0] * count
+        """So much longer than alone a prompt takes."""
+        self._spread = np.full(count, config.spread * _EMPTY)
+        """By replica; what nobody holds yet is held once in any case."""
+        self._each = 1 + self._spread
+        """The price of a second of computing what another one holds."""
         self._served = np.zeros(count, np.int64)
         """Tokens sent in all: of two that are equally good, the one with less is taken."""
         self._owed: list[dict[Hashable, Sent]] = [{} for _ in range(count)]
@@ -87,6 +95,9 @@ class Router:
         counts."""
         if replica not in self._dead:
             self._held.apply(replica, change)
+            blocks = 0 if change.fresh else self._blocks[replica]
+            self._blocks[replica] = blocks + len(change.added) - len(change.removed)
+            self._price(replica)
             self._below.apply(replica, below, change.fresh)
 
     def learn(self, cost: StepCost) -> None:
@@ -130,14 +141,18 @@ class Router:
         for count, replicas in held:
             which = _members(replicas)
             price[which] = self._each[which] * self._prefill_seconds(length, count * size)
+        best = max(held[-1][0] if held else 0, max(coming.values(), default=0))
+        once = self._prefill_seconds(length, best * size)
         reads = self._reads(namespace, tokens, held) if len(self._below) else ()
         for read in reads:
             which = _members(read.replicas)
-            there = self._each[which] * self._reading_seconds(length, read, which)
-            price[which] = np.minimum(price[which], there)
+            there = self._reading_seconds(length, read, which)
+            once = min(once, float(np.min(there)))
+            price[which] = np.minimum(price[which], self._each[which] * there)
         for replica, count in coming.items():
             soon = self._each.item(replica) * self._prefill_seconds(length, count * size)
             price[replica] = min(price.item(replica), soon)
+        price -= self._spread * once
         price += np.maximum(self._free - now, 0.0)
         self._add_delays(price, now)
         most = self._tokens.item(self._tokens.argmax())
@@ -152,7 +167,7 @@ class Router:
         for read in reads:
             if read.replicas >> replica & 1:
                 taken = min(taken, float(self._reading_seconds(length, read, replica)))
-        free = max(self._free.item(replica), now) + taken * self._slow(replica)
+        free = max(self._free.item(replica), now) + taken * self._slow[replica]
         self._free[replica] = free
         wait = free - now
         due = now + _PATIENCE * wait + _LEEWAY
@@ -203,6 +218,7 @@ class Router:
             if not sent.begun:
                 self._coming.remove(request, sent)
         self._queued[replica] = self._tokens[replica] = self._rows[replica] = 0
+        self._blocks[replica] = 0
         self._owed[replica].clear()
         self._due[replica] = np.inf
         self._free[replica] = 0.0
@@ -239,7 +255,7 @@ class Router:
         self._coming.remove(request, sent)
         sent.begun = True
         queued = self._queued[sent.replica] = max(self._queued[sent.replica] - sent.seconds, 0.0)
-        self._free[sent.replica] = now + queued * self._slow(sent.replica)
+        self._free[sent.replica] = now + queued * self._slow[sent.replica]
 
     def _prefill_seconds(self, length: int, cached: int) -> float:
         """Of a prompt alone; its last token is computed in any case."""
@@ -275,11 +291,17 @@ class Router:
         longer than alone a prompt takes."""
         cost, rows = self._cost, self._rows[replica]
         beside = rows * cost.decode + cost.context * self._tokens.item(replica) * (rows > 0)
-        slow = 1 + beside / (cost.step + cost.prefill * cost.max_step_tokens)
-        self._each[replica] = slow + self._config.spread
+        self._slow[replica] = 1 + beside / (cost.step + cost.prefill * cost.max_step_tokens)
+        self._price(replica)
 
-    def _slow(self, replica: int) -> float:
-        return self._each.item(replica) - self._config.spread
+    def _price(self, replica: int) -> None:
+        """What is computed there or held has changed. What comes into an empty pool takes no room
+        that other prefixes have."""
+        config = self._config
+        full = min(self._blocks[replica] * config.block_size / config.capacity, 1.0)
+        spread = config.spread * (_EMPTY + (1 - _EMPTY) * full)
+        self._spread[replica] = spread
+        self._each[replica] = self._slow[replica] + spread
 
     def _add_delays(self, price: np.ndarray, now: float) -> None:
         """By how much the first tokens that replicas owe are late."""

@@ -15,7 +15,8 @@ COST = StepCost(step=0.0, prefill=1.0, decode=0.5, max_step_tokens=4)
 
 
 def router(replicas: int = 3, capacity: int = 10_000, spread: float = 1.0) -> Router:
-    return Router(RouterConfig(replicas, BLOCK, capacity, COST, spread))
+    """`spread`: where pools are empty."""
+    return Router(RouterConfig(replicas, BLOCK, capacity, COST, 8 * spread))
 
 
 def tokens(*parts: tuple[int, int]) -> np.ndarray:
@@ -78,7 +79,7 @@ def test_a_busy_owner_is_left_where_another_is_cheaper() -> None:
     one.heard(0, holds(tokens((7, 40))))
     one.route("busy", "", tokens((1, 100)), 1, 0.0)  # at 1, which holds nothing
     one.route("as busy", "", tokens((2, 100)), 1, 0.0)
-    went = [one.route(i, "", tokens((7, 40), (10 + i, 8)), 1, 0.0) for i in range(16)]
+    went = [one.route(i, "", tokens((7, 40), (10 + i, 8)), 1, 0.0) for i in range(24)]
     # The owner's price rises by 8 with each from 108 on; the other's is 100 + 48 + 40 for spread.
     first = went.index(1)
     assert went[:first] == [0] * first and 10 <= first <= 11
@@ -105,6 +106,23 @@ def test_spread_says_what_it_takes_to_hold_a_prefix_twice() -> None:
         one.route("busy", "", tokens((7, 40), (9, 60)), 1, 0.0)
         # 60 + 8 seconds at the owner, 48 at the other, and `spread` times 40.
         assert one.route("a", "", tokens((7, 40), (1, 8)), 1, 0.0) == expected
+
+
+def test_a_prefix_is_held_twice_sooner_where_there_is_room() -> None:
+    one, other = router(replicas=2, capacity=1000), holds(tokens((9, 1000)))
+    nothing = Change(np.empty(0, np.uint64), np.empty(0, np.uint64), fresh=True)
+    gone = Change(nothing.added, other.added)
+    one.heard(0, holds(tokens((7, 40))))
+    one.route("busy", "", tokens((7, 40), (9, 100)), 1, 0.0)
+    # Some 118 seconds at the owner; at the other one 48, and 8 or 64 times as many for spread.
+    for said, expected in ((other, 0), (gone, 1), (other, 0), (nothing, 1)):
+        one.heard(1, said)
+        assert one.route("a", "", tokens((7, 40), (1, 8)), 1, 0.0) == expected
+        one.ended("a", 0.0)
+    one.heard(1, other)
+    one.lost(1)
+    one.back(1)
+    assert one.route("a", "", tokens((7, 40), (1, 8)), 1, 0.0) == 1
 
 
 def test_a_full_pool_makes_wait() -> None:
@@ -189,3 +207,10 @@ def test_what_steps_cost_is_learnt() -> None:
     one.ended("a", 0.0)
     one.learn(StepCost(step=1e-9, prefill=0.0, max_step_tokens=4))
     assert one.route("b", "", tokens((7, 40), (1, 8)), 1, 0.0) == 1
+
+
+def test_what_nobody_holds_goes_to_a_full_pool_as_well() -> None:
+    one = router(replicas=2, capacity=1000)
+    one.heard(0, holds(tokens((9, 1000))))
+    one.route("busy", "", tokens((1, 20)), 1, 0.0, prefer=1)
+    assert one.route("a", "", tokens((2, 40)), 1, 0.0) == 0
