@@ -13,7 +13,13 @@ import pytest
 from tokenizers import AddedToken, Tokenizer
 
 from rootlace.runtime.constrained import GrammarCompiler, Matcher
-from rootlace.runtime.gateway.formats.calls import DEEPSEEK, DEEPSEEK_31, MISTRAL, MISTRAL_ARGS
+from rootlace.runtime.gateway.formats.calls import (
+    DEEPSEEK,
+    DEEPSEEK_31,
+    MISTRAL,
+    MISTRAL_ARGS,
+    MISTRAL_BLANK,
+)
 from rootlace.runtime.gateway.formats.deltas import Answer
 from rootlace.runtime.gateway.formats.format import Format
 from rootlace.runtime.gateway.formats.harmony import Harmony
@@ -24,6 +30,7 @@ from tests.constrained.random_model import byte_vocabulary
 
 FORMS: dict[str, Format] = {
     "mistral": Tagged(MISTRAL),
+    "mistral_blank": Tagged(MISTRAL_BLANK),
     "mistral_args": Tagged(MISTRAL_ARGS, ("[THINK]", "[/THINK]")),
     "deepseek": Tagged(DEEPSEEK),
     "deepseek_31": Tagged(DEEPSEEK_31),
@@ -94,7 +101,9 @@ def walk(
         going = [token for token in allowed if token not in ends]
         tags = [token for token in going if token in special]
         tokens = [int(rng.choice(tags if tags and rng.random() < 0.3 else going))]
-        for token in matcher.forced_tokens() or (begin if rng.random() < 0.05 else tokens):
+        for token in matcher.forced_tokens() or (
+            begin if rng.random() < (0.05 if ids else 0.5) else tokens
+        ):
             if not matcher.advance(token):
                 break  # a call begins elsewhere
             ids.append(token)

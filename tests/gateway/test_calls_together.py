@@ -22,6 +22,7 @@ from rootlace.runtime.gateway.formats.calls import (
     LLAMA3,
     MISTRAL,
     MISTRAL_ARGS,
+    MISTRAL_BLANK,
 )
 from rootlace.runtime.gateway.formats.deltas import Answer, Call
 from rootlace.runtime.gateway.formats.format import Format
@@ -57,6 +58,14 @@ WRITTEN: dict[str, tuple[Format, tuple[str, str, str]]] = {
         Tagged(MISTRAL),
         (
             '[TOOL_CALLS][{"name": "f", "arguments": {"x":1}}',
+            ', {"name": "g", "arguments": {}}',
+            "]",
+        ),
+    ),
+    "mistral_blank": (
+        Tagged(MISTRAL_BLANK),
+        (
+            '[TOOL_CALLS] [{"name": "f", "arguments": {"x":1}}',
             ', {"name": "g", "arguments": {}}',
             "]",
         ),

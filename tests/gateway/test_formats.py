@@ -16,6 +16,7 @@ from rootlace.runtime.gateway.formats.calls import (
     LLAMA3,
     MISTRAL,
     MISTRAL_ARGS,
+    MISTRAL_BLANK,
 )
 from rootlace.runtime.gateway.formats.choose import format_of
 from rootlace.runtime.gateway.formats.deltas import (
@@ -418,7 +419,8 @@ def test_where_json_ends(value: object, data: st.DataObject) -> None:
     [
         ("<|start|>assistant<|channel|>final<|message|>", Harmony()),
         ('{"name": {{ x }}, "parameters": y} <|python_tag|> ipython', Tagged(LLAMA3)),
-        ("[TOOL_CALLS] [", Tagged(MISTRAL)),
+        ("[TOOL_CALLS] [", Tagged(MISTRAL_BLANK)),
+        ("[TOOL_CALLS][", Tagged(MISTRAL)),
         ("[TOOL_CALLS]{{ name }}[ARGS] [THINK] [/THINK]", FORMATS["mistral_args"]),
         ("<｜tool▁call▁begin｜> ```json </think>", FORMATS["deepseek"]),
         ("<｜tool▁call▁begin｜> </think>", FORMATS["deepseek_31"]),

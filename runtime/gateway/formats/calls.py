@@ -76,6 +76,13 @@ MISTRAL = Calls(
     array=True,
 )
 
+MISTRAL_BLANK = msgspec.structs.replace(
+    MISTRAL,
+    opening='[TOOL_CALLS] [{"name": "',
+    around=("[TOOL_CALLS] [", ", ", "]"),
+)
+"""Of Mistral's models with SentencePiece's tokens, whose templates have a blank there."""
+
 MISTRAL_ARGS = Calls(
     begin="[TOOL_CALLS]",
     opening="[TOOL_CALLS]",

@@ -15,6 +15,7 @@ from rootlace.runtime.gateway.formats.calls import (
     LLAMA3,
     MISTRAL,
     MISTRAL_ARGS,
+    MISTRAL_BLANK,
     Calls,
 )
 from rootlace.runtime.gateway.formats.format import Format
@@ -60,7 +61,9 @@ def _calls(template: Template, source: str) -> Calls:
     if "<｜tool▁call▁begin｜>" in source:
         return DEEPSEEK if "```json" in source else DEEPSEEK_31
     if "[TOOL_CALLS]" in source:
-        return MISTRAL_ARGS if "[ARGS]" in source else MISTRAL
+        if "[ARGS]" in source:
+            return MISTRAL_ARGS
+        return MISTRAL_BLANK if "[TOOL_CALLS] [" in source else MISTRAL
     if HERMES.begin not in source and ("<|python_tag|>" in source or "ipython" in source):
         return LLAMA3
     return _as_written(template)
