@@ -6,10 +6,11 @@ kinds of things and leave some of them; programs fork; the engine is killed now 
 third and half of the time. The first engine's Python objects are counted, which takes memory
 itself; what malloc and the system say of engines is taken of those after it. Printed are the slopes
 of memory and hit rate with their standard errors (by least squares on means of a minute, without
-the first part of each process's life; the gateway's begin when the last engine has settled), what
-was asked, and what went wrong: answers that differ from those of the same question before, errors,
-engines that died by themselves, invariants of tree and pool that did not hold, memory that surely
-grew. Ends with 1 where something did.
+the first part of each process's life; the gateway's begin when the last engine has settled; memory
+at equal numbers of requests that wait, that run, and of sessions), what was asked, and what went
+wrong: answers that differ from those of the same question before, errors, engines that died by
+themselves, invariants of tree and pool that did not hold, memory that surely grew. Ends with 1
+where something did.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ import msgspec
 import psutil
 
 import rootlace as rl
-from benchmarks.soak.slope import Slope, slope_of
+from benchmarks.soak.slope import Series, Slope, slope_of
 from benchmarks.soak.watched import memory_file
 from rootlace.wire.errors import RootlaceError
 
@@ -41,6 +41,9 @@ SERIES = {
     "gateway_files": "gateway: open files",
     "hit_rate": "share of prompts found in the cache",
 }
+
+LOADS = ("waiting", "running", "sessions")
+"""The engine's counters of what is under way."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +72,8 @@ class Record:
         """Of each series, without the first `settle` seconds of its process. Engines whose objects
         were counted say how these grew, the others, if there are some, how all else did. The
         gateway has settled as long after the last engine's start: while there is none its memory
-        rises to what a thousand requests take that wait, and Python keeps that."""
+        rises to what a thousand requests take that wait, and Python keeps that. Memory is compared
+        at equal `LOADS`: a machine with other work has more requests under way."""
         began = {engine: self._of(engine)[0].seconds for engine in self.engines}
         last = max(began.values(), default=0.0)
         late = [one for one in self.samples if one.seconds > last + settle]
@@ -83,7 +87,7 @@ class Record:
             if name != "hit_rate" and not any(name in one.values for one in self.samples):
                 continue  # this system does not tell
             if name == "hit_rate":
-                series = [_hit_rates(life) for life in lives]
+                series: list[Series] = [_hit_rates(life) for life in lives]
             else:
                 if name.startswith("gateway"):
                     parts = [late]
@@ -93,6 +97,7 @@ class Record:
                     (
                         [one.seconds for one in part],
                         [one.values.get(name, math.nan) for one in part],
+                        *([one.counters.get(load, math.nan) for one in part] for load in LOADS),
                     )
                     for part in parts
                 ]

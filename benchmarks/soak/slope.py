@@ -23,42 +23,46 @@ class Slope:
         return f"{self.per_hour:+.3g} ± {self.error:.2g}"
 
 
-def slope_of(
-    series: Sequence[tuple[Sequence[float], Sequence[float]]], bin_seconds: float = 60.0
-) -> Slope | None:
-    """The common slope of several series of (times in seconds, values), each with a level of its
-    own, by least squares.
+Series = tuple[Sequence[float], ...]
+"""Times in seconds, values, and what these may depend on beside time."""
+
+
+def slope_of(series: Sequence[Series], bin_seconds: float = 60.0) -> Slope | None:
+    """The common slope of several series, each with a level of its own, by least squares; what they
+    depend on beside time is fitted with it.
 
     Of means over `bin_seconds`, because neighbouring samples are not independent of each other: the
     error would come out too small. None where there are too few.
     """
-    times, values, mean = [], [], []
-    for at, what in series:
-        when, found = _means(np.asarray(at, float), np.asarray(what, float), bin_seconds)
-        mean.append(found)
-        times.append(when - when.mean() if len(when) else when)
-        values.append(found - found.mean() if len(found) else found)
-    x, y = np.concatenate(times or [np.empty(0)]), np.concatenate(values or [np.empty(0)])
-    left = len(x) - sum(len(one) > 0 for one in times) - 1
-    spread = float(x @ x)
-    if left < 1 or not spread:
+    rows, levels = [], []
+    for columns in series:
+        means = _means(np.column_stack([np.asarray(each, float) for each in columns]), bin_seconds)
+        if len(means):
+            levels.append(means[:, 1])
+            rows.append(means - means.mean(axis=0))
+    if not rows:
         return None
-    slope = float(x @ y) / spread
-    rest = y - slope * x
-    error = math.sqrt(float(rest @ rest) / left / spread)
-    level = float(np.concatenate(mean).mean())
-    return Slope(3600 * slope, 3600 * error, level, len(x))
+    together = np.concatenate(rows)
+    y, x = together[:, 1], np.delete(together, 1, axis=1)
+    x = x[:, np.ptp(x, axis=0) > 0]
+    left = len(x) - len(rows) - x.shape[1]
+    if left < 1 or not np.ptp(together[:, 0]):
+        return None
+    found, _, rank, _ = np.linalg.lstsq(x, y, rcond=None)
+    if rank < x.shape[1]:
+        return None
+    rest = y - x @ found
+    error = math.sqrt(float(rest @ rest) / left * np.linalg.inv(x.T @ x)[0, 0])
+    level = float(np.concatenate(levels).mean())
+    return Slope(3600 * float(found[0]), 3600 * error, level, len(x))
 
 
-def _means(
-    times: np.ndarray, values: np.ndarray, bin_seconds: float
-) -> tuple[np.ndarray, np.ndarray]:
-    """Of each whole bin; what is not a number is left out."""
-    known = np.isfinite(values)
-    times, values = times[known], values[known]
-    if not len(times):
-        return times, values
-    bins = ((times - times[0]) // bin_seconds).astype(int)
+def _means(rows: np.ndarray, bin_seconds: float) -> np.ndarray:
+    """Of each whole bin of the first column; rows with what is not a number are left out."""
+    rows = rows[np.isfinite(rows).all(axis=1)]
+    if not len(rows):
+        return rows
+    bins = ((rows[:, 0] - rows[0, 0]) // bin_seconds).astype(int)
     counts = np.bincount(bins)
     there = counts > 0
-    return tuple(np.bincount(bins, one)[there] / counts[there] for one in (times, values))  # type: ignore[return-value]
+    return np.column_stack([np.bincount(bins, one)[there] / counts[there] for one in rows.T])

@@ -10,10 +10,13 @@ import pytest
 import rootlace as rl
 from benchmarks.soak.__main__ import drifts
 from benchmarks.soak.load import KINDS, Tally, running
-from benchmarks.soak.record import Record, Sample
+from benchmarks.soak.record import LOADS, Record, Sample
 from benchmarks.soak.slope import Slope, slope_of
 from tests.e2e.conftest import RawClient, Server
 from tests.waiting import eventually, until
+
+SAME = dict.fromkeys(LOADS, 5.0) | {"cached_tokens": 0.0, "computed_tokens": 0.0}
+"""Counters of an engine with always as much under way."""
 
 
 async def test_everything_the_clients_ask_is_answered(server: Server, client: RawClient) -> None:
@@ -60,7 +63,7 @@ def test_what_is_measured_of_a_process_begins_when_it_has_settled() -> None:
     def sample(second: float, engine: int) -> Sample:
         memory = 50.0 if second < 300 else 60 + second / 3600
         values = dict.fromkeys(("gateway_rss_mib", "engine_rss_mib"), memory)
-        return Sample(second, engine, values)
+        return Sample(second, engine, values, SAME)
 
     record = Record([sample(second, 1) for second in np.arange(0, 1800, 5.0)])
     slope = record.slopes(600)["engine_rss_mib"]
@@ -73,9 +76,10 @@ def test_an_engine_whose_objects_are_counted_says_how_these_grew_and_nothing_els
     def sample(second: float) -> Sample:
         """The second engine keeps what it has; the first one's count of objects grows."""
         if second >= 1200:
-            return Sample(second, 2, {"engine_rss_mib": 60.0})
+            return Sample(second, 2, {"engine_rss_mib": 60.0}, SAME)
         grown = second / 3600
-        return Sample(second, 1, {"engine_rss_mib": 80 + grown, "engine_traced_mib": 20 + grown})
+        values = {"engine_rss_mib": 80 + grown, "engine_traced_mib": 20 + grown}
+        return Sample(second, 1, values, SAME)
 
     slopes = Record([sample(second) for second in np.arange(0, 2400, 5.0)]).slopes(60)
     resident, objects = slopes["engine_rss_mib"], slopes["engine_traced_mib"]
@@ -89,11 +93,25 @@ def test_the_gateway_has_settled_after_the_last_engine() -> None:
     def sample(second: float) -> Sample:
         waited = 0.0 if second < 1200 else 20.0
         values = {"gateway_rss_mib": 200 + waited + second / 3600, "engine_rss_mib": 60.0}
-        return Sample(second, 1 + (second >= 1200), values)
+        return Sample(second, 1 + (second >= 1200), values, SAME)
 
     slope = Record([sample(second) for second in np.arange(0, 2400, 5.0)]).slopes(60)
     found = slope["gateway_rss_mib"]
     assert found is not None and found.per_hour == pytest.approx(1) and found.points == 19
+
+
+def test_memory_is_compared_at_equal_load() -> None:
+    """More and more wait, who take memory; beside that an hour takes 3 MiB."""
+    dice = np.random.default_rng(0)
+
+    def sample(second: float) -> Sample:
+        load = SAME | {"waiting": second / 60 + 40 * dice.random(), "running": 9 * dice.random()}
+        memory = 60 + second / 1200 + 0.1 * load["waiting"] + 0.2 * load["running"]
+        return Sample(second, 1, {"engine_rss_mib": memory}, load)
+
+    record = Record([sample(second) for second in np.arange(0, 3600, 60.0)])
+    found = record.slopes(0)["engine_rss_mib"]
+    assert found is not None and found.per_hour == pytest.approx(3) and found.error < 1e-6
 
 
 def test_what_surely_grows_is_a_fault() -> None:

@@ -180,7 +180,7 @@ async def test_what_is_explained_is_what_would_be_sent(serve: Serve, stories: To
     [
         ({}, "prompt"),
         ({"prompt": ["a", "b"]}, "prompt"),
-        ({"messages": [], "prompt": "a"}, "prompt"),
+        ({"messages": [{"role": "user", "content": "a"}], "prompt": "a"}, "prompt"),
         ({"input": "a"}, "input"),
         ({"messages": [{"role": "user", "content": "a"}], "system": "b"}, "system"),
     ],
