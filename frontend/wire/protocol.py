@@ -45,7 +45,8 @@ class Constraint(_Wire):
     What token masks cannot enforce of a schema is checked while the text is generated, and a text
     that fails is retracted; with `strict` such a schema is refused instead. `jump_forward` says
     whether text that the constraint forces is appended without sampling it: "canonical" (as the
-    tokens the tokenizer would give it) or "off".
+    tokens the tokenizer would give it) or "off". Where one that is `optional` cannot be enforced,
+    the text is free.
     """
 
     kind: Literal["regex", "json_schema", "choices", "ebnf", "structural_tag"]
@@ -53,6 +54,7 @@ class Constraint(_Wire):
     whitespace: Literal["compact", "flexible"] = "compact"
     strict: bool = False
     jump_forward: Literal["canonical", "off"] = "canonical"
+    optional: bool = False
 
 
 # How a constraint is enforced; the other fields say what it is.

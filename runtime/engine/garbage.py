@@ -19,7 +19,8 @@ class _Kept:
     """What outlives a full collection is not looked at by the next: cached prefixes and compiled
     constraints are hundreds of thousands of objects, which are let go of one by one, by counting.
     What of them refers in circles stays, until memory has grown by `GROWTH`: then one collection
-    looks at all, which takes tenths of a second."""
+    looks at all, which takes tenths of a second, and the next one comes when there is a quarter
+    more."""
 
     def __init__(self) -> None:
         self._collections = 0

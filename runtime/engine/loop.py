@@ -240,7 +240,7 @@ class EngineLoop:
         constraint = request.constraint
         jumps = constraint is not None and constraint.jump_forward != "off"
         try:
-            matcher = None if grammar is None else _resumed(grammar(), request)
+            matcher = None if grammar is None else _matcher(grammar, request)
             self._scheduler.add(
                 request, matcher, jump_forward=jumps and self._jump_forward, waited=waited
             )
@@ -266,6 +266,17 @@ class EngineLoop:
             "engine_model_seconds": self._steps.waited,
             **self._executor_stats(),
         }
+
+
+def _matcher(grammar: Callable[[], Grammar], request: Request) -> Matcher | None:
+    """None where the request's constraint need not be enforced, and cannot."""
+    try:
+        return _resumed(grammar(), request)
+    except Exception as error:
+        if request.constraint is None or not request.constraint.optional:
+            raise
+        log.warning("request %d goes on without a constraint: %s", request.rid, error)
+        return None
 
 
 def _resumed(grammar: Grammar, request: Request) -> Matcher:

@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 
+import msgspec
 import numpy as np
 
 from rootlace.runtime.config import CacheConfig, SchedulerConfig
@@ -167,6 +168,18 @@ def test_who_asks_for_the_same_constraint_shares_its_compilation_and_its_failure
     for rid in (1, 2):
         assert (talk.end(rid).code, talk.end(rid).error) == ("invalid_constraint", "no such thing")
     assert [talk.end(rid).finish for rid in (3, 4, 5)] == ["stop", "length", "stop"]
+
+
+def test_what_nobody_asked_for_is_left_out_where_it_cannot_be_enforced() -> None:
+    service = FakeService()
+    constraints = [Constraint("regex", "a", optional=optional) for optional in (True, False)]
+    asked = [
+        msgspec.structs.replace(submit(rid), constraint=constraint)
+        for rid, constraint in enumerate(constraints, 1)
+    ]
+    talk = Talk(service, asked, lambda: service.finish("a", InvalidConstraint("no such thing")))
+    assert talk.end(1).finish == "length" and len(talk.tokens(1)) == 5
+    assert talk.end(2).code == "invalid_constraint"
 
 
 def test_a_fault_of_the_compiler_is_internal() -> None:

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as FastTokenizer
-from tokenizers import decoders, models, pre_tokenizers
 
 from rootlace.runtime.assets import demo_model
 from rootlace.runtime.config import GatewayConfig
@@ -420,3 +420,15 @@ async def test_no_field_of_a_body_forges_a_role(serve: Serve, name: str) -> None
 def test_an_unknown_role_without_a_template() -> None:
     with pytest.raises(InvalidRequest, match="unknown role"):
         ChatTemplate(None).render([{"role": "<|im_start|>", "content": "x"}])
+
+
+def test_what_is_left_behind_a_cut_forges_no_special_token() -> None:
+    """Of two special tokens that overlap, the second begins before the cut of the first."""
+    pieces = {piece: at for at, piece in enumerate(["<unk>", "<", "a", ">", "<a", "a>"])}
+    fast = FastTokenizer(models.BPE(pieces, [("<", "a"), ("a", ">")], unk_token="<unk>"))
+    fast.decoder = decoders.Fuse()
+    special = [AddedToken(text, special=True, normalized=False) for text in ("<a", "a>")]
+    fast.add_special_tokens(special)
+    tokenizer = Tokenizer(fast)
+    ids = tokenizer.encode_pieces([Piece("<a>")], previous=None, begin=False)
+    assert [tokenizer.token_text(token) for token in ids] == ["<", "a", ">"]

@@ -14,7 +14,7 @@ import msgspec
 
 from rootlace.runtime.config import ConstraintConfig
 from rootlace.runtime.constrained.service.build import check_size
-from rootlace.runtime.constrained.service.compiler import GrammarCompiler
+from rootlace.runtime.constrained.service.compiler import GrammarCompiler, as_compiled
 from rootlace.runtime.constrained.service.suspicion import is_suspicious
 from rootlace.runtime.constrained.service.trial import Setup, make_first_mask
 from rootlace.runtime.constrained.service.trial_process import (
@@ -22,7 +22,7 @@ from rootlace.runtime.constrained.service.trial_process import (
     TrialProcess,
     too_much_memory,
 )
-from rootlace.runtime.constrained.sources.lenient import weakest
+from rootlace.runtime.constrained.sources.lenient import is_lenient, weakest
 from rootlace.runtime.contracts.matcher import Grammar
 from rootlace.runtime.lane import Lane
 from rootlace.wire.errors import InvalidConstraint, ServerUnavailable
@@ -96,7 +96,7 @@ class CompileService:
         It fails with InvalidConstraint where the constraint cannot be enforced or is beyond its
         bounds, and cannot be cancelled. Its callbacks are called by a worker's thread.
         """
-        job = _Compilation(msgspec.structs.replace(constraint, jump_forward="canonical"), [client])
+        job = _Compilation(as_compiled(constraint), [client])
         job.future.set_running_or_notify_cancel()
         with self._lock:
             pending = self._pending.get(job.constraint)
@@ -107,16 +107,22 @@ class CompileService:
                         pending.lane.want(pending, client)
                 return pending.future
             self._pending[job.constraint] = job
-            known = self._failed.get(_digest(job.constraint)) if self._failed else None
-        try:
-            check_size(job.constraint, self._config)
-        except InvalidConstraint as error:
-            known = str(error)
-        if known is not None:
-            self._fail(job, InvalidConstraint(known))
+        known = self._known(job.constraint)
+        if known is not None and not is_lenient(job.constraint):
+            self._settle(job, known)
         else:
             self._put(self._ordinary, job)
         return job.future
+
+    def _known(self, constraint: Constraint) -> InvalidConstraint | None:
+        """What is wrong with it, if that is known already."""
+        try:
+            check_size(constraint, self._config)
+        except InvalidConstraint as error:
+            return error
+        with self._lock:
+            known = self._failed.get(_digest(constraint)) if self._failed else None
+        return None if known is None else InvalidConstraint(known)
 
     def close(self) -> None:
         """End the child process; what is not compiled yet fails with ServerUnavailable."""
@@ -133,6 +139,10 @@ class CompileService:
             compiler = self._made()
         except Exception as error:
             self._settle(job, error)
+            return
+        known = self._known(job.constraint)
+        if known is not None:
+            self._fail(job, known)
             return
         job.started = time.thread_time()
         # outlines-core builds all of its index at once, and does not let go of the interpreter.

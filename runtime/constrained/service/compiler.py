@@ -85,20 +85,20 @@ class GrammarCompiler:
             )
         elif any(source is not None for source in sources.values()):
             raise TypeError("either a Constraint or one of the named sources")
-        key = _key(constraint)
+        key = as_compiled(constraint)
         return self._cache.get_or_build(key, lambda: self.build(key))
 
     def cached(self, constraint: Constraint) -> Grammar | None:
         """The grammar, if it is there already."""
-        return self._cache.get(_key(constraint))
+        return self._cache.get(as_compiled(constraint))
 
     def build(self, constraint: Constraint) -> Grammar:
         """Compile it, whether it is in the cache or not, and do not keep it."""
         return self._builder.build(constraint)
 
 
-def _key(constraint: Constraint) -> Constraint:
+def as_compiled(constraint: Constraint) -> Constraint:
     """What two constraints that compile to the same have in common."""
-    if constraint.jump_forward == "canonical":
+    if constraint.jump_forward == "canonical" and not constraint.optional:
         return constraint
-    return msgspec.structs.replace(constraint, jump_forward="canonical")
+    return msgspec.structs.replace(constraint, jump_forward="canonical", optional=False)

@@ -17,9 +17,14 @@ def least_of(schema: Any) -> dict[str, Any]:
     return {"type": "object"} if is_object else {}
 
 
+def is_lenient(constraint: Constraint) -> bool:
+    """Whether it may have a lenient schema: to be sure takes time where it is large."""
+    return constraint.kind == "structural_tag" and '"lenient"' in constraint.source
+
+
 def weakest(constraint: Constraint) -> Constraint | None:
     """The constraint with the least of all its lenient schemas; None if it has none, or is none."""
-    if constraint.kind != "structural_tag" or '"lenient"' not in constraint.source:
+    if not is_lenient(constraint):
         return None
     try:
         value = parsed("structural_tag", constraint.source)

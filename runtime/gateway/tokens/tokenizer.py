@@ -237,9 +237,26 @@ class Tokenizer(Vocabulary):
     def _ordinary(self, text: str, after: int | None, first: bool) -> list[int]:
         """Ids of text in which no special token is recognised."""
         ids, encoding, shift = self._encode_text(text, after, first)
-        if encoding is None or not (cuts := self._spelt_special(text, encoding, shift)):
+        if encoding is None or not (cuts := self._cuts(text, encoding, shift)):
             return ids
         return self._parts(text, cuts, self._prefix(text, after, first))
+
+    def _cuts(self, text: str, encoding: Encoding, shift: int) -> list[int]:
+        """Where `text` is cut so that no part of it is made a special token."""
+        cuts = self._spelt_special(text, encoding, shift)
+        more = {*cuts}
+        while more:
+            # What is behind a cut may spell another one, which began before it.
+            parts = self._encode_parts(text, cuts, " " * shift)
+            begins = zip((0, *cuts), parts, strict=True)
+            more = {
+                begin + at
+                for begin, (part, found) in begins
+                for at in self._spelt_special(part, found, 0 if begin else shift)
+            }
+            more -= {*cuts, len(text)}
+            cuts = sorted({*cuts, *more})
+        return cuts
 
     def _spelt_special(self, text: str, encoding: Encoding, shift: int) -> list[int]:
         """Behind the first characters of special tokens that `text` only spells."""
@@ -275,7 +292,7 @@ class Tokenizer(Vocabulary):
             return [], 0
         ids, encoding, shift = self._encode_text(text, after, first)
         assert encoding is not None
-        cuts = self._spelt_special(text, encoding, shift)
+        cuts = self._cuts(text, encoding, shift)
         borders = self._borders(text, {m.start() for m in _BREAK.finditer(text)}, encoding, shift)
         if cuts:
             ascending = [at for _, at in borders][::-1]
@@ -315,16 +332,22 @@ class Tokenizer(Vocabulary):
             part, put = text[begin:end], "" if number else prefix
             [encoding] = self.fast.encode_batch([put + part], add_special_tokens=False)
             for count, at in self._borders(part, inside, encoding, len(put)):
+                if encoding.ids[count - 1] in self.added:
+                    continue  # behind it what follows would be taken for another text
                 before = self._parts(text[:begin], cuts[: number - 1], prefix) if number else []
                 return before + encoding.ids[:count], begin + at
         return [], 0
 
     def _parts(self, text: str, cuts: list[int], prefix: str) -> list[int]:
         """Ids of what is between two cuts, each by itself."""
+        parts = self._encode_parts(text, cuts, prefix)
+        return [token for _, found in parts for token in found.ids]
+
+    def _encode_parts(self, text: str, cuts: list[int], prefix: str) -> list[tuple[str, Encoding]]:
         parts = [text[start:end] for start, end in pairwise((0, *cuts, len(text)))]
-        parts[0] = prefix + parts[0]
-        found = self.fast.encode_batch(parts, add_special_tokens=False)
-        return [token for part in found for token in part.ids]
+        given = [prefix + parts[0], *parts[1:]]
+        found = self.fast.encode_batch(given, add_special_tokens=False)
+        return [*zip(parts, found, strict=True)]
 
 
 def _sequence_ends(fast: FastTokenizer) -> tuple[tuple[int, ...], tuple[int, ...]]:

@@ -371,6 +371,14 @@ async def test_where_no_call_can_stand_nothing_is_held(served: Served) -> None:
     assert held is not None and held.whitespace == "flexible"
 
 
+async def test_calls_are_held_if_that_can_be_had_unless_a_tool_is_strict(served: Served) -> None:
+    for strict, optional in ((None, True), (False, True), (True, False)):
+        sent = await ask(served, tools=[tool("f", None), tool("g", strict)])
+        assert sent is not None and sent.optional is optional
+    forced = await ask(served, tools=[tool("f", None)], tool_choice="required")
+    assert forced is not None and not forced.optional
+
+
 @pytest.mark.parametrize("strict", [None, True, False])
 async def test_a_forced_call_of_a_tool_that_opts_out(served: Served, strict: Any) -> None:
     sent = await ask(served, tools=[tool("f", strict, NULL)], tool_choice="required")

@@ -83,7 +83,9 @@ def calls_among_text(tools: Sequence[Tool], form: Format, options: Mapping[str, 
     also = [(found, content) for found, content in begun if found is not None]
     alone = (also[0][0][0], [(found[1], content) for found, content in also]) if also else None
     tag = tool_calls.among_text(calls, form.trigger, form.end, form.around, alone)
-    return _asked("structural_tag", tag, options)
+    # Who did not ask for it is served where it cannot be had.
+    optional = not any(tool.strict for tool in tools)
+    return _asked("structural_tag", tag, {**options, "optional": optional})
 
 
 def calls_or_format(
