@@ -43,9 +43,11 @@ from rootlace.runtime.assets import demo_model
 from rootlace.wire.errors import RootlaceError
 
 KILLS = 5
-"""Engines that are killed; a fourth within five minutes would not come back."""
+"""Engines that are killed."""
 KILLED_FROM, KILLED_TO = 1 / 3, 1 / 2
 """In this part of the time."""
+KILL_SECONDS = 110.0
+"""At least so much between two: after the fourth within five minutes no engine would come back."""
 HOLD_SECONDS = 60.0
 REST_SECONDS = 120.0
 LINES_SECONDS = 180.0
@@ -64,6 +66,8 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--plot", type=Path, metavar="FILE.svg")
     args = parser.parse_args()
+    if args.kills and _between_kills(args) < KILL_SECONDS:
+        parser.error(f"in {args.hours:g} hours there is no time for {args.kills} kills")
     console, report = console_of(100), Report("soak", args, "aiohttp")
     with tempfile.TemporaryDirectory() as folder:
         record, tally, rest = _soak(args, Path(folder), report)
@@ -88,6 +92,11 @@ def main() -> None:
     if args.plot:
         plot_soak(record.minutes(), args.plot)
     sys.exit(bool(faults))
+
+
+def _between_kills(args: argparse.Namespace) -> float:
+    """Seconds."""
+    return 3600.0 * float(args.hours) * (KILLED_TO - KILLED_FROM) / int(args.kills)
 
 
 def _soak(
@@ -129,7 +138,7 @@ async def _ask(
             watched.no_more_tracing(folder)
         for _ in range(args.kills):
             await watcher.kill_engine()
-            await asyncio.sleep(seconds * (KILLED_TO - KILLED_FROM) / args.kills)
+            await asyncio.sleep(_between_kills(args))
         await watching
         telling.cancel()
         watched.ask_for_lines(folder, 2)
