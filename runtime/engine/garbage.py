@@ -11,7 +11,7 @@ the youngest are collected, such collections before one of the second generation
 all is collected: some 10,000 objects, which take 0.3 µs each, and 1 where others are busy."""
 LOOKS = 16
 """How much is kept is asked after so many full collections."""
-GROWTH = 1.5
+GROWTH = 3.0
 """All that has stayed is looked through where it has become so many times as much."""
 
 

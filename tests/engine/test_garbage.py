@@ -44,11 +44,11 @@ class Circle:
     def __del__(self):
         Circle.alive -= 1
 most, held = 0, []
-for _ in range(160):
+for _ in range(320):
     held.append([Circle() for _ in range(1000)])
     del held[:-20]
     most = max(most, Circle.alive)
 print(most)
 """
     (most,) = map(int, said(program))
-    assert 20_000 < most < 110_000
+    assert 20_000 < most < 250_000
