@@ -31,7 +31,6 @@ from rootlace.runtime.constrained.service.compilation import CompileService
 from rootlace.runtime.contracts.matcher import Grammar
 from rootlace.runtime.engine.__main__ import SWITCH_SECONDS
 from rootlace.runtime.engine.constraints import prepare
-from rootlace.runtime.engine.garbage import collect_in_parts
 from rootlace.wire.errors import RootlaceError
 from rootlace.wire.protocol import Constraint
 
@@ -162,7 +161,6 @@ def main() -> None:
     console, report = console_of(120), Report("constrained.holds", args, "llguidance")
     compiler = GrammarCompiler(load_tokenizer(args.tokenizer))
     prepare(compiler)
-    collect_in_parts()
     sys.setswitchinterval(SWITCH_SECONDS)
     service = CompileService(lambda: compiler, ConstraintConfig())
     service.submit(Constraint("choices", '["a"]')).exception()  # as the engine does at its start
