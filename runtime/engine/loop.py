@@ -275,7 +275,7 @@ def _matcher(grammar: Callable[[], Grammar], request: Request) -> Matcher | None
     except Exception as error:
         if request.constraint is None or not request.constraint.optional:
             raise
-        log.warning("request %d goes on without a constraint: %s", request.rid, error)
+        log.info("request %d goes on without a constraint: %s", request.rid, error)
         return None
 
 

@@ -46,6 +46,8 @@ BODIES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("/generate", {"text": ["a"], "sampling_params": [{"n": 1}]}, {"sampling_params": {"m": 1}}),
     ("/generate", {"text": "a", "return_logprob": True, **TOP, **PIN}, {"text": 1}),
     ("/tokenize", {"prompt": "a"}, {"promt": "a"}),
+    ("/generate", {"text": "a", "input_ids": None}, {"input_ids": [1]}),
+    ("/tokenize", {"messages": USER}, {"messages": None}),
 ]
 
 
