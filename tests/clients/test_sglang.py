@@ -60,7 +60,7 @@ def test_kits(url: str, kit: str, mixin: str, names: tuple[str, ...]) -> None:
         result = unittest.TestResult()
         try:
             unittest.TestSuite(case(name) for name in names).run(result)
-        finally:  # a kit that fails leaves the server paused, and the tests after it without answers
+        finally:  # a kit that fails may leave the server paused
             httpx.post(f"{url}/continue_generation", json={}, timeout=60).raise_for_status()
     assert result.testsRun == len(names)
     assert result.wasSuccessful(), [said for _, said in result.errors + result.failures]
