@@ -8,10 +8,10 @@ from typing import Literal
 
 import numpy as np
 import pytest
-from transformers import AutoTokenizer
 
 from rootlace.runtime.config import CacheConfig, ExecutorConfig
 from rootlace.runtime.model.executor.runner import ModelRunner
+from tests.engine.demo import prompts_about
 from tests.engine.harness import Harness, Outcome, greedy
 from tests.model.plans import Blocks, Row, Work, make_plan
 
@@ -31,15 +31,7 @@ def load(
 
 
 def prompts(folder: Path) -> list[list[int]]:
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    return [
-        tokenizer.apply_chat_template(
-            [{"role": "user", "content": f"{PASSAGE}\n{question}"}],
-            add_generation_prompt=True,
-            return_dict=True,
-        )["input_ids"]
-        for question in QUESTIONS
-    ]
+    return prompts_about(PASSAGE, QUESTIONS, folder)
 
 
 def answers(harness: Harness, asked: list[list[int]]) -> list[Outcome]:

@@ -14,6 +14,7 @@ from rootlace.runtime.constrained import GrammarCompiler
 from rootlace.runtime.engine.mask_filler import MaskFiller
 from rootlace.runtime.model.executor.runner import ModelRunner
 from rootlace.wire.protocol import SamplingParams
+from tests.engine.demo import prompts_about
 from tests.engine.harness import Harness, greedy
 from tests.engine.test_jump_forward import CONSTRAINTS, PASSAGE, QUESTIONS
 from tests.model.device_runner import device_runner
@@ -47,15 +48,7 @@ def device(demo_model: Path) -> ModelRunner:
 
 @pytest.fixture(scope="module")
 def prompts(demo_model: Path) -> list[list[int]]:
-    tokenizer = AutoTokenizer.from_pretrained(demo_model)
-    return [
-        tokenizer.apply_chat_template(
-            [{"role": "user", "content": f"{PASSAGE}\n{question}"}],
-            add_generation_prompt=True,
-            return_dict=True,
-        )["input_ids"]
-        for question in QUESTIONS[:4]
-    ]
+    return prompts_about(PASSAGE, QUESTIONS[:4], demo_model)
 
 
 def compare(

@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from transformers import AutoTokenizer
 
 from rootlace.runtime.config import CacheConfig, ExecutorConfig
 from rootlace.runtime.constrained import GrammarCompiler, Matcher
 from rootlace.runtime.engine.mask_filler import MaskFiller
 from rootlace.runtime.model.executor.runner import ModelRunner
+from tests.engine.demo import compiler_for, prompts_about
 from tests.engine.harness import Harness, Outcome, greedy
 
 PASSAGE = "Mara Olsen is 34 years old and lives in Turin. She works as a baker and has two cats."
@@ -67,21 +67,12 @@ def runner(demo_model: Path) -> ModelRunner:
 
 @pytest.fixture(scope="module")
 def compiler(demo_model: Path, runner: ModelRunner) -> GrammarCompiler:
-    tokenizer = AutoTokenizer.from_pretrained(demo_model)
-    return GrammarCompiler(tokenizer, vocab_size=runner.vocab_size)
+    return compiler_for(runner, demo_model)
 
 
 @pytest.fixture(scope="module")
 def prompts(demo_model: Path) -> list[list[int]]:
-    tokenizer = AutoTokenizer.from_pretrained(demo_model)
-    return [
-        tokenizer.apply_chat_template(
-            [{"role": "user", "content": f"{PASSAGE}\n{question}"}],
-            add_generation_prompt=True,
-            return_dict=True,
-        )["input_ids"]
-        for question in QUESTIONS
-    ]
+    return prompts_about(PASSAGE, QUESTIONS, demo_model)
 
 
 def run(

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import AutoTokenizer
 
 from rootlace.runtime.config import CacheConfig, ExecutorConfig
 from rootlace.runtime.constrained import GrammarCompiler
@@ -14,6 +13,7 @@ from rootlace.runtime.contracts.plan import StepPlan
 from rootlace.runtime.engine.mask_filler import MaskFiller
 from rootlace.runtime.model.executor.runner import ModelRunner
 from rootlace.wire.protocol import SamplingParams
+from tests.engine.demo import compiler_for, prompts_about
 from tests.engine.harness import Harness, greedy
 from tests.engine.test_jump_forward import CONSTRAINTS, PASSAGE, QUESTIONS
 from tests.waiting import eventually
@@ -33,21 +33,12 @@ def runner(demo_model: Path) -> ModelRunner:
 
 @pytest.fixture(scope="module")
 def prompts(demo_model: Path) -> list[list[int]]:
-    tokenizer = AutoTokenizer.from_pretrained(demo_model)
-    return [
-        tokenizer.apply_chat_template(
-            [{"role": "user", "content": f"{PASSAGE}\n{question}"}],
-            add_generation_prompt=True,
-            return_dict=True,
-        )["input_ids"]
-        for question in QUESTIONS
-    ]
+    return prompts_about(PASSAGE, QUESTIONS, demo_model)
 
 
 @pytest.fixture(scope="module")
 def compiler(demo_model: Path, runner: ModelRunner) -> GrammarCompiler:
-    tokenizer = AutoTokenizer.from_pretrained(demo_model)
-    return GrammarCompiler(tokenizer, vocab_size=runner.vocab_size)
+    return compiler_for(runner, demo_model)
 
 
 def compare(first: Harness, second: Harness) -> None:
