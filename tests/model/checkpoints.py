@@ -170,7 +170,7 @@ def configs() -> dict[str, PreTrainedConfig]:
         "glm4": Glm4Config(
             **SHAPE, head_dim=24, rope_parameters=_rope("default", partial_rotary_factor=0.75)
         ),
-        "cohere": CohereConfig(**SHAPE, logit_scale=0.4),
+        "cohere": CohereConfig(**SHAPE, logit_scale=0.4, use_qk_norm=True),
         "falcon": FalconConfig(**FALCON, bias=True),
         "falcon-serial": FalconConfig(
             **FALCON, multi_query=False, parallel_attn=False, tie_word_embeddings=False
@@ -222,6 +222,7 @@ def configs() -> dict[str, PreTrainedConfig]:
             **SHAPE,
             use_parallel_residual=True,
             use_qkv_bias=True,
+            qk_layernorm=True,
             rope_parameters=_rope("default", partial_rotary_factor=0.5),
         ),
         "starcoder2": Starcoder2Config(**SHAPE),
@@ -241,7 +242,7 @@ def configs() -> dict[str, PreTrainedConfig]:
             head_dim=16,
             sliding_window=9,
             rope_parameters=_rope(
-                "yarn", factor=4.0, original_max_position_embeddings=64, llama_4_scaling_beta=0.3
+                "yarn", factor=32.0, original_max_position_embeddings=8, llama_4_scaling_beta=0.3
             ),
         ),
         "mixtral": MixtralConfig(**SHAPE, num_local_experts=5, sliding_window=7, head_dim=16),

@@ -176,11 +176,3 @@ def test_a_length_that_scaling_has_led_to(tmp_path: Path) -> None:
     config.save_pretrained(tmp_path)
     assert config.rope_parameters["full_attention"]["rope_type"] == "linear"
     assert ModelConfig.read(tmp_path).spec.max_context == config.max_position_embeddings
-
-
-def test_queries_that_grow_with_the_position_end_the_context(tmp_path: Path) -> None:
-    for beta, context in ((0.3, 64), (0.0, 256)):
-        config = configs()["ministral3"]
-        rope = config.rope_parameters | {"llama_4_scaling_beta": beta}
-        write_config("ministral3", tmp_path, {"rope_parameters": rope})
-        assert ModelConfig.read(tmp_path).spec.max_context == context

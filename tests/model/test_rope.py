@@ -11,11 +11,12 @@ import pytest
 import torch
 from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+from transformers.models.ministral3.modeling_ministral3 import get_llama_4_attn_scale
 
 from rootlace.runtime.config import CacheConfig, ExecutorConfig
 from rootlace.runtime.model.checkpoint.config import ModelConfig
 from rootlace.runtime.model.decoder.frequencies import frequencies
-from rootlace.runtime.model.decoder.rope import RotaryEmbedding
+from rootlace.runtime.model.decoder.rope import RotaryEmbedding, query_factors
 from rootlace.runtime.model.executor.runner import ModelRunner
 from rootlace.runtime.model.families.positions import NEEDED
 from rootlace.wire.errors import InvalidRequest, UnsupportedModel
@@ -194,3 +195,11 @@ def test_which_set_of_longrope_serves_is_said(
         )
     assert rotary.context_length == context
     assert words in caplog.text
+
+
+def test_queries_grow_as_transformers_has_them_grow() -> None:
+    """At all positions of Ministral 3's context, whose queries grow from 16,384 on."""
+    positions = torch.arange(262144)
+    found = query_factors((0.1, 16384), positions)
+    assert torch.equal(found, get_llama_4_attn_scale(positions[None], 0.1, 16384)[0, 0, :, 0])
+    assert found[16383] == 1 < found[16384] == found[32767] < found[32768]

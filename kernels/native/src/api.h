@@ -132,8 +132,9 @@ struct RlModel {
   int32_t dtype;
   int32_t hidden, heads, kv_heads, head_dim, inner, num_layers, vocab;
   int32_t activation;       // a rootlace::Epilogue: what follows gate_up
-  int32_t layer_norms;      // whether norms are LayerNorm, else RMSNorm; heads' norms always are that
+  int32_t layer_norms;      // whether norms are LayerNorm, else RMSNorm; heads' norms do not ask
   int32_t joint_norm;       // whether q_norm and k_norm norm all heads of a token together
+  int32_t own_norms;        // whether they are LayerNorm, each head with numbers of its own
   int32_t parallel;         // whether attention and MLP read the same residual stream
   float eps, scale;         // of norms; of attention scores
   float score_cap;          // c > 0: scores are c tanh(score / c)
@@ -189,6 +190,7 @@ struct RlStep {
   const int32_t* token_ids;        // [T]
   const int32_t* positions;        // [T]
   const int32_t* rotations;        // [T], rows of cos and sin
+  const float* query_factors;      // [T], what queries are multiplied by once rotated; or null
   const int64_t* slots;            // [M], where keys and values go
   // [M], the token that goes to each slot, the first T in order; null: M = T.
   const int32_t* sources;

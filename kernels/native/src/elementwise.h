@@ -93,6 +93,14 @@ inline void add(const X* x, float factor, int size, float* out) {
   for (; i < size; i++) out[i] += to_float(x[i]) * factor;
 }
 
+// x *= factor.
+template <class X>
+inline void multiply_by(float factor, int size, X* x) {
+  int i = 0;
+  for (; i + LANES <= size; i += LANES) store(x + i, load(x + i) * factor);
+  for (; i < size; i++) store(x + i, to_float(x[i]) * factor);
+}
+
 constexpr int MAX_HEAD_DIM = 256;
 
 // One head of `size` numbers, times `scale` and `norm` where there is one, then rotated, unless `cos`

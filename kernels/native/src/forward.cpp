@@ -423,13 +423,16 @@ class Forward {
       T* qkv = wide_ + token * wide_stride_;
       const float *cos = nullptr, *sin = nullptr;
       find_rotation(layer, token, cos, sin);
-      if (i < step_.tokens)
-        each_head(qkv, model_.heads, layer.q_norm, [&](int, T* q, const float* norm, float scale) {
-          norm_and_rotate(q, norm, scale, cos, sin, dim, q);
-        });
+      if (i < step_.tokens) {
+        each_head(qkv, model_.heads, layer.q_norm,
+                  [&](int head, const T* x, const float* norm, float scale) {
+                    norm_and_rotate(x, norm, scale, cos, sin, dim, qkv + head * dim);
+                  });
+        if (step_.query_factors) multiply_by(step_.query_factors[token], q_size_, qkv);
+      }
       T *k = qkv + q_size_, *v = k + kv_size_;
       each_head(k, model_.kv_heads, layer.k_norm,
-                [&](int head, T* x, const float* norm, float scale) {
+                [&](int head, const T* x, const float* norm, float scale) {
                   alignas(64) T key[MAX_HEAD_DIM];
                   norm_and_rotate(x, norm, scale, cos, sin, dim, key);
                   put(index, step_.slots[i], head, key, v + head * dim);
@@ -453,10 +456,20 @@ class Forward {
   }
 
   // visit(number, numbers, norm, scale) of each head: what it is to be multiplied by, where heads are
-  // normed.
+  // normed by RMSNorm, and with LayerNorm what it has become.
   template <class Visit>
-  void each_head(T* x, int heads, const float* norm, Visit&& visit) const {
+  void each_head(const T* x, int heads, const float* norm, Visit&& visit) const {
     const int dim = model_.head_dim;
+    if (norm && model_.own_norms) {
+      for (int head = 0; head < heads; head++, x += dim, norm += dim) {
+        alignas(64) float numbers[MAX_HEAD_DIM];
+        alignas(64) T normed[MAX_HEAD_DIM];
+        convert(x, dim, numbers);
+        layer_norm(numbers, norm, nullptr, dim, model_.eps, normed);
+        visit(head, normed, nullptr, 1);
+      }
+      return;
+    }
     const bool joint = norm && model_.joint_norm;
     float scale = joint ? norm_scale(x, heads * dim, model_.eps) : 1;
     for (int head = 0; head < heads; head++, x += dim) {

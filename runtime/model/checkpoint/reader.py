@@ -130,7 +130,7 @@ class Reader:
             if name == "correction":
                 found[name] = self.read(part.weights(), dtype=torch.float32)
                 continue
-            norm = self.norm(part.weights(), spec.norm.offset)
+            norm = self.norm(part.weights(), spec.norm.offset).flatten()
             found[name] = _ordered(norm, wanted.rows)
             if part.bias:
                 norm_biases[name] = self.read(part.biases())

@@ -168,7 +168,7 @@ class Part:
     """A field of `LayerWeights` as the checkpoint has it: `modules` of so many `rows` each, joined.
     `columns` None: a vector. `transposed`: stored with the columns as rows. `count`: of so many
     experts, or heads, in one module. `bare`: a tensor has the name of the module, with no ".weight"
-    behind it."""
+    behind it. `heads`: a vector that is stored as a matrix, with a row for each of so many."""
 
     modules: tuple[str, ...]
     rows: tuple[int, ...]
@@ -177,6 +177,7 @@ class Part:
     transposed: bool = False
     count: int | None = None
     bare: bool = False
+    heads: int | None = None
 
     @property
     def numbers(self) -> int:
@@ -187,6 +188,8 @@ class Part:
         """The tensors of its weight, with their shapes."""
         width = () if self.columns is None else (self.columns,)
         turn, ending = -1 if self.transposed else 1, "" if self.bare else ".weight"
+        if self.heads is not None:
+            return {f"{self.modules[0]}{ending}": (self.heads, self.rows[0] // self.heads)}
         return {
             module + ending: self.shape_in_stack((rows, *width)[::turn])
             for module, rows in zip(self.modules, self.rows, strict=True)
@@ -264,7 +267,19 @@ def layer_parts(spec: ModelSpec, index: int) -> dict[str, Part]:
         parts["sinks"] = replace(part("sinks", (attention.num_heads,)), bare=True)
     if attention.joint_norm:
         parts |= {"q_norm": part("q_norm", (q,)), "k_norm": part("k_norm", (kv,))}
+    if attention.own_norms:
+        parts["q_norm"] = _norms_of_heads(spec, prefix, "q_norm", attention.num_heads)
+        parts["k_norm"] = _norms_of_heads(spec, prefix, "k_norm", attention.num_kv_heads)
     return parts
+
+
+def _norms_of_heads(spec: ModelSpec, prefix: str, name: str, heads: int) -> Part:
+    (module,) = spec.names.parts[name]
+    dim = spec.attention.head_dim
+    if "{}" not in module:
+        return Part((prefix + module,), (heads * dim,), None, bias=False, heads=heads)
+    modules = tuple(prefix + module.format(head) for head in range(heads))
+    return Part(modules, (dim,) * heads, None, bias=False)
 
 
 def _latent_parts(
@@ -387,7 +402,7 @@ def _turned(spec: ModelSpec, name: str) -> list[int] | None:
     head = [*pairs[0], *range(rotated, middle), *pairs[1], *range(middle, dim)]
     heads = {"q_norm": attention.num_heads, "k_norm": attention.num_kv_heads}
     turned = heads.get(name, sum(heads.values()))
-    if name != "qkv" and not attention.joint_norm:
+    if name != "qkv" and not attention.normed_by_head:
         turned = 1
     rows = [start * dim + row for start in range(turned) for row in head]
     values = attention.num_kv_heads * dim if name == "qkv" else 0

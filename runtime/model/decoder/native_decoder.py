@@ -18,7 +18,7 @@ from rootlace.runtime.model.adapters.rows import adapter_of_tokens
 from rootlace.runtime.model.decoder import torch_decoder
 from rootlace.runtime.model.decoder.interface import Ranks
 from rootlace.runtime.model.decoder.native_weights import GATED, PLAIN, NativeWeights
-from rootlace.runtime.model.decoder.rope import RotaryEmbedding
+from rootlace.runtime.model.decoder.rope import RotaryEmbedding, query_factors
 from rootlace.runtime.model.decoder.step_input import wanted_tokens
 from rootlace.runtime.model.families import support
 from rootlace.runtime.model.families.spec import (
@@ -63,6 +63,7 @@ SUPPORT: Support = {
     **any_value("attention.soft_cap", "attention.windows"),
     **any_value("attention.qkv_bias", "attention.output_bias"),
     **any_value("attention.head_norm", "attention.joint_norm", "attention.sinks"),
+    **any_value("attention.own_norms", "attention.growth"),
     "experts": lambda value: value is None or type(value) is Experts,
     **any_value("experts.layers", "experts.count", "experts.chosen", "experts.inner_size"),
     **any_value("experts.normalised", "experts.shared_size", "experts.shared_gate"),
@@ -185,6 +186,9 @@ class NativeDecoder:
         if self._tables is None:
             self._rotate_by(*self._rotary.rotations(torch.from_numpy(positions)))
             rotations = np.arange(count, dtype=np.int32)
+        growth, factors = self._spec.attention.growth, None
+        if growth is not None:
+            factors = query_factors(growth, torch.from_numpy(positions)).to(self.dtype).float()
         row_start, context_len = _int32(plan.row_start), _int32(plan.context_len)
         tables = _int32(plan.block_tables)
         adapters = _int32(adapter_of_tokens(plan)) if len(plan.adapters) else None
@@ -196,6 +200,7 @@ class NativeDecoder:
             token_ids.ctypes.data,
             positions.ctypes.data,
             rotations.ctypes.data,
+            None if factors is None else factors.data_ptr(),
             slots.ctypes.data,
             None if sources is None else sources.ctypes.data,
             None if all_wanted else wanted.ctypes.data,

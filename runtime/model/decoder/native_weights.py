@@ -63,6 +63,7 @@ class NativeWeights:
             activation=activations[spec.mlp.activation],
             layer_norms=spec.norm.kind == "layer",
             joint_norm=attention.joint_norm,
+            own_norms=attention.own_norms,
             parallel=spec.parallel,
             eps=spec.norm.eps,
             scale=attention.scale,

@@ -17,6 +17,12 @@ TABLE_BYTES = 256 << 20
 _TABULATED_AT_ONCE = 65536
 
 
+def query_factors(growth: tuple[float, int], positions: torch.Tensor) -> torch.Tensor:
+    """What queries at positions [T] are multiplied by (`Attention.growth`), float32 [T]."""
+    beta, length = growth
+    return 1 + beta * torch.log(1 + torch.floor(positions / length))
+
+
 class RotaryEmbedding:
     """cos and sin of any position.
 

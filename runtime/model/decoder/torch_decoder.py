@@ -19,6 +19,7 @@ from rootlace.runtime.model.checkpoint.weights import LayerWeights, ModelWeights
 from rootlace.runtime.model.decoder.interface import Ranks, StepInput
 from rootlace.runtime.model.decoder.latent import LatentAttention
 from rootlace.runtime.model.decoder.mixture import Mixture
+from rootlace.runtime.model.decoder.rope import query_factors
 from rootlace.runtime.model.families import support
 from rootlace.runtime.model.families.spec import (
     Attention,
@@ -45,6 +46,7 @@ SUPPORT: Support = {
     **any_value("attention.scale", "attention.soft_cap", "attention.windows"),
     **any_value("attention.qkv_bias", "attention.output_bias"),
     **any_value("attention.head_norm", "attention.joint_norm", "attention.sinks"),
+    **any_value("attention.own_norms", "attention.growth"),
     "experts": lambda value: value is None or type(value) is Experts,
     **any_value("experts.layers", "experts.count", "experts.chosen", "experts.inner_size"),
     **any_value("experts.normalised", "experts.shared_size", "experts.shared_gate"),
@@ -90,6 +92,8 @@ def _unfit(spec: ModelSpec) -> str | None:
         return f"mlp.activation {activation!r} is not known in a {type(spec.mlp).__name__}"
     if spec.experts is not None and not spec.mlp.gated:
         return "experts without gates are not known"
+    if spec.attention.growth and spec.attention.latent:
+        return "attention.growth is not known with attention.latent"
     return None
 
 
@@ -170,10 +174,11 @@ class Decoder:
             residual = residual + kernels.embedding(weights.positions, step.positions)
         x = self._normed(residual, weights.layers[0].norm("input_norm"))
         last = len(weights.layers) - 1
-        rotations = self._rotations(step)
+        rotations, factors = self._rotations(step), self._query_factors(step)
         groups: Groups = [(one.adapter, one.tokens) for one in step.adapted]
         for index, layer in enumerate(weights.layers):
             q = self._write(index, layer, x, rotations[index], step, cache, groups)
+            q = q if factors is None else q * factors
             # Beyond its keys and values, the last layer is needed only where logits are wanted.
             if index == last and step.wanted is not None and not len(step.wanted):
                 return x[:0]
@@ -259,6 +264,13 @@ class Decoder:
                 found[index] = still
         return found
 
+    def _query_factors(self, step: StepInput) -> torch.Tensor | None:
+        """What queries are multiplied by, [T, 1, 1]."""
+        growth = self._spec.attention.growth
+        if growth is None:
+            return None
+        return query_factors(growth, step.positions).to(self.dtype).view(-1, 1, 1)
+
     def _join(
         self,
         x: torch.Tensor,
@@ -310,6 +322,9 @@ class Decoder:
             q, k = self._joint_norms((q, q_norm), (k, k_norm))
             qkv, q_norm, k_norm = torch.cat((q, k, v), dim=1), None, None
         qkv = qkv.view(len(x), -1, spec.attention.head_dim)
+        if spec.attention.own_norms and q_norm is not None and k_norm is not None:
+            qkv = _own_norms(qkv, torch.cat((q_norm, k_norm)), spec.norm.eps)
+            q_norm, k_norm = None, None
         return self._kernels.rope_and_write(
             qkv,
             *rotations,
@@ -366,6 +381,15 @@ def with_sinks(out: torch.Tensor, lse: torch.Tensor, sinks: torch.Tensor) -> tor
     """out [T, Nq, D], as if a key more had had the score `sinks` [Nq], and a value of zero."""
     kept = torch.sigmoid(lse - sinks.float())
     return (out.float() * kept.unsqueeze(-1)).to(out.dtype)
+
+
+def _own_norms(heads: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """heads [T, N, D], of which the first n are normed by LayerNorm with weight [n * D]."""
+    dim = heads.shape[2]
+    normed, rest = heads.tensor_split([len(weight) // dim], dim=1)
+    found = torch.nn.functional.layer_norm(normed.float(), (dim,), eps=eps)
+    found = found * weight.float().view(-1, dim)
+    return torch.cat((found.to(heads.dtype), rest), dim=1)
 
 
 def _scaled(x: torch.Tensor, factor: float) -> torch.Tensor:

@@ -20,7 +20,7 @@ def read_decoder(given: Given, attention: Attention, rope: Rope) -> ModelSpec:
     """That of Cohere 1 and 2."""
     return decoder(
         given,
-        llama.NAMES,
+        llama.NAMES.with_parts(q_norm="self_attn.q_norm", k_norm="self_attn.k_norm"),
         attention,
         gated_mlp(given),
         rope=replace(rope, neighbours=True),
@@ -32,8 +32,8 @@ def read_decoder(given: Given, attention: Attention, rope: Rope) -> ModelSpec:
 
 
 def _read(given: Given) -> ModelSpec:
-    given.only("use_qk_norm", False)
-    attention = grouped_attention(given, **biases(given))
+    own_norms = given.flag("use_qk_norm", False)
+    attention = grouped_attention(given, **biases(given), own_norms=own_norms)
     return read_decoder(given, attention, read_rope(given, 5e5))
 
 

@@ -1,7 +1,7 @@
 """Ministral 3: Mistral with YaRN, whose queries grow with the position.
 
 A query is multiplied by 1 + beta * ln(1 + floor(position / original)), which is 1 within the length
-before YaRN. No decoder multiplies so yet: the context ends there.
+before YaRN.
 """
 
 from dataclasses import replace
@@ -37,7 +37,7 @@ def _read(given: Given) -> ModelSpec:
     rope = _read_rope(given)
     context = read_context(given, rope)
     if rope.parameters[BETA]:
-        context = min(context, rope.parameters[ORIGINAL])
+        attention = replace(attention, growth=(rope.parameters[BETA], rope.parameters[ORIGINAL]))
     mlp = gated_mlp(given)
     return decoder(given, llama.NAMES, attention, mlp, rope=rope, context=context, eps=1e-5)
 

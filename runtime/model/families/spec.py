@@ -52,10 +52,12 @@ class Attention:
 
     `windows[i]` is layer i's sliding window (a token sees itself and the `window - 1` tokens before
     it), None for full attention. Before they are rotated, queries and keys are normed by RMSNorm:
-    with `head_norm` each head, with `joint_norm` all heads of a token together. With `sinks` each
-    head of queries has a number s of its own in the softmax, as if one key more had the score s,
-    and a value of zero. With `latent` there is one head of keys, of `head_dim` numbers, and values
-    are a part of it.
+    with `head_norm` each head, with `joint_norm` all heads of a token together; with `own_norms`
+    by LayerNorm, each head with weights of its own. With `sinks` each head of queries has a number
+    s of its own in the softmax, as if one key more had the score s, and a value of zero. With
+    `latent` there is one head of keys, of `head_dim` numbers, and values are a part of it. With
+    `growth` (b, n) the queries at position p are multiplied by
+    1 + b * ln(1 + floor(p / n)).
     """
 
     num_heads: int
@@ -67,9 +69,16 @@ class Attention:
     output_bias: bool = False
     head_norm: bool = False
     joint_norm: bool = False
+    own_norms: bool = False
     soft_cap: float = 0.0
     sinks: bool = False
     latent: Latent | None = None
+    growth: tuple[float, int] | None = None
+
+    @property
+    def normed_by_head(self) -> bool:
+        """Whether the weights of `joint_norm` or `own_norms` are as many as all heads' numbers."""
+        return self.joint_norm or self.own_norms
 
     @property
     def cached(self) -> int:
@@ -164,12 +173,14 @@ class WeightNames:
     head behind the heads of queries that attend to it, and the value's. Tensors with one of the
     endings `buffers` are no weights. `others` are further names that a checkpoint may have.
     `positions`: the table of learned positions. With `transposed`, the layers' matrices have a row
-    for each input. With `stacks`, a module has a matrix or a vector for each expert of a layer.
-    Where these are "alternating", gate and up are one module, whose rows alternate; its tensors are
-    `<module>` and `<module>_bias`, and where they are not quantised a matrix has a row for each
-    input. In place of `kv_up` there may be `k_up` and `v_up`, each with a matrix for each head;
-    that of keys then has a row for each number of a latent. `further_layers`: so many behind the
-    last one are for other ends. What begins as one of `apart` is of other models in the checkpoint.
+    for each input. Where heads have norms of their own, one module has those of all of them, or
+    there is one for each, with the head's index in its name. With `stacks`, a module has a matrix
+    or a vector for each expert of a layer. Where these are "alternating", gate and up are one
+    module, whose rows alternate; its tensors are `<module>` and `<module>_bias`, and where they are
+    not quantised a matrix has a row for each input. In place of `kv_up` there may be `k_up` and
+    `v_up`, each with a matrix for each head; that of keys then has a row for each number of a
+    latent. `further_layers`: so many behind the last one are for other ends. What begins as one of
+    `apart` is of other models in the checkpoint.
     """
 
     embedding: str

@@ -16,15 +16,23 @@ from rootlace.runtime.model.families.reading import (
 )
 from rootlace.runtime.model.families.spec import ModelSpec
 
+NAMES = llama.NAMES.with_parts(
+    q_norm="self_attn.q_layernorm.norms.{}", k_norm="self_attn.k_layernorm.norms.{}"
+)
+
 
 def _read(given: Given) -> ModelSpec:
     divided_heads(given)
-    given.only("qk_layernorm", False)
-    attention = grouped_attention(given, kv_heads=32, qkv_bias=given.flag("use_qkv_bias", False))
+    attention = grouped_attention(
+        given,
+        kv_heads=32,
+        qkv_bias=given.flag("use_qkv_bias", False),
+        own_norms=given.flag("qk_layernorm", False),
+    )
     parallel = given.flag("use_parallel_residual", False)
     return decoder(
         given,
-        llama.NAMES,
+        NAMES,
         attention,
         gated_mlp(given),
         rope=read_rope(given, head_dim=attention.head_dim, partial=0.25),

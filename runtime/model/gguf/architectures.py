@@ -254,10 +254,11 @@ def _set_latent_sizes(metadata: Metadata, keys: Keys) -> None:
 
 def _cohere(metadata: Metadata, keys: Keys) -> None:
     keys["logit_scale"] = metadata.number("logit_scale")
+    keys["use_qk_norm"] = metadata.has_tensor("blk.0.attn_q_norm.weight")
 
 
 def _cohere2(metadata: Metadata, keys: Keys) -> None:
-    _cohere(metadata, keys)
+    keys["logit_scale"] = metadata.number("logit_scale")
     window = keys["sliding_window"] = metadata.size("attention.sliding_window")
     _set_layer_types(metadata, keys, window, 4)
 
@@ -292,6 +293,7 @@ def _gpt_neox(metadata: Metadata, keys: Keys) -> None:
 def _stablelm(metadata: Metadata, keys: Keys) -> None:
     keys["use_parallel_residual"] = metadata("use_parallel_residual", FLAG, True)
     keys["use_qkv_bias"] = _biased(metadata)
+    keys["qk_layernorm"] = metadata.has_tensor("blk.0.attn_q_norm.weight")
     keys.setdefault("partial_rotary_factor", 1.0)
 
 

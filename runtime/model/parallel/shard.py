@@ -61,9 +61,9 @@ class Shard:
         if kind == "gate_up":
             half = total // 2 if self.spec.mlp.gated else total
             return [start + row for start in range(0, total, half) for row in self._share(half)]
-        if kind in ("q_up", "kv_up", "sinks") or (kind == "q_norm" and attention.joint_norm):
+        if kind in ("q_up", "kv_up", "sinks") or (kind == "q_norm" and attention.normed_by_head):
             return [*self._share(total)]
-        if kind == "k_norm" and attention.joint_norm:
+        if kind == "k_norm" and attention.normed_by_head:
             return [*self._keys(0)]
         if kind != "qkv":
             return None

@@ -259,7 +259,7 @@ def _kv_heads(config: Json) -> int:
 
 
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
-ONE_EXPERT = re.compile(r"(.*\.experts\.)(\d+)\.(.*)")
+ONE_OF_SEVERAL = re.compile(r"(.*\.(?:experts|norms)\.)(\d+)\.(.*)")
 
 
 def _rearranged(
@@ -269,9 +269,10 @@ def _rearranged(
     found: dict[str, Any] = {}
     heads, kv_heads = config["num_attention_heads"], _kv_heads(config)
     for name, tensor in stored.items():
-        match = ONE_EXPERT.fullmatch(name)
+        match = ONE_OF_SEVERAL.fullmatch(name)
         if match is not None:
-            found.setdefault(match[1] + match[3], {})[int(match[2])] = tensor
+            stack = match[1].removesuffix("norms.") + match[3]
+            found.setdefault(stack, {})[int(match[2])] = tensor
         elif "kv_b_proj" in name:
             plain = config["qk_nope_head_dim"]
             whole = tensor.unflatten(0, (heads, plain + config["v_head_dim"]))
