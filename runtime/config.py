@@ -302,6 +302,7 @@ class GatewayConfig:
     idle_unload: Annotated[float, Meta(gt=0)] | None = option(
         None, "Seconds without use after which a model is unloaded.", shown="never"
     )
+    warm_up: bool = option(False, "Generate once before a model is ready, freely and by a schema.")
     served_name: str = option(
         "", "Name of the model for clients.", shown="the folder's", aliases=("served_model_name",)
     )

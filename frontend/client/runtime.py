@@ -70,7 +70,8 @@ class Runtime:
     ends.
 
     `warm_up`: generate once before anybody asks, so that what is made at the first use is there:
-    True, or an expression whose constraints will be asked for, such as `gen(type=Person)`.
+    True (as `rootlace serve --warm-up`), or an expression whose constraints will be asked for, such
+    as `gen(type=Person)`.
 
     The constructor returns when the runtime can answer; `await Runtime.start(...)` leaves an event
     loop running meanwhile.
@@ -100,7 +101,9 @@ class Runtime:
         if model is not None and model_path is not None:
             raise TypeError("Runtime() takes the model's folder once: model=... or model_path=...")
         folder = model or model_path or _embedded_model()
-        uses = first_uses(warm_up)
+        uses = [] if isinstance(warm_up, bool) else first_uses(warm_up)
+        if warm_up is True:
+            options["warm_up"] = True
         self._owner = os.getpid()
         self._folder = Path(tempfile.mkdtemp(prefix="rootlace-"))
         self._process: GatewayProcess | None = None

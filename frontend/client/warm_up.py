@@ -1,4 +1,4 @@
-"""Generating once before anybody asks: what a runtime makes at the first use is then there."""
+"""Generating once what a program will ask for, so that the runtime has what that needs."""
 
 from __future__ import annotations
 
@@ -7,19 +7,15 @@ from collections.abc import Sequence
 from rootlace.client.answer import Answer
 from rootlace.client.channel import Channel
 from rootlace.language import sampling
-from rootlace.language.expressions import Expression, Gen, gen, items
+from rootlace.language.expressions import Expression, Gen, items
 from rootlace.wire import protocol
 
 _TOKENS = 8
 
 
-def first_uses(what: bool | Expression) -> list[Gen]:
-    """Each `gen` in the expression `what`; True: one of some JSON. Raises TypeError for an
-    expression without one."""
-    if what is False:
-        return []
-    some = gen(json_schema={"type": "object", "properties": {"x": {"type": "string"}}})
-    found = [item for item in items(some if what is True else what) if isinstance(item, Gen)]
+def first_uses(what: Expression) -> list[Gen]:
+    """Each `gen` in an expression. Raises TypeError for one without any."""
+    found = [item for item in items(what) if isinstance(item, Gen)]
     if not found:
         raise TypeError("warm_up takes True or an expression with a gen(...)")
     return found

@@ -51,6 +51,14 @@ async def open_room(
     gateway.model_info = msgspec.structs.replace(
         gateway.model_info, caching=engine_config.cache.enabled
     )
+    if config.warm_up:
+        from rootlace.runtime.gateway.http.warming import warm_up
+
+        try:
+            await warm_up(gateway, config.replicas)
+        except BaseException:
+            await close_room(gateway)
+            raise
     return gateway
 
 

@@ -8,13 +8,10 @@ import time
 from aiohttp import web
 
 from rootlace.runtime.gateway.branches.gateway import Gateway
-from rootlace.runtime.gateway.branches.vectors import find_vectors
-from rootlace.runtime.gateway.http import one_shot
-from rootlace.runtime.gateway.http.prompts import Prompt
 from rootlace.runtime.gateway.http.replies import Status, check_model, json_response
+from rootlace.runtime.gateway.http.warming import generate
 from rootlace.runtime.gateway.metrics import CONTENT_TYPE
 from rootlace.wire.errors import RootlaceError, ServerUnavailable
-from rootlace.wire.protocol import SamplingParams
 
 READY_SECONDS = 10.0
 """A token this long ago shows that the engine works; a probe may take as long."""
@@ -35,7 +32,7 @@ class Health:
 
     async def health_generate(self, request: web.Request) -> web.Response:
         """200 if a token can be generated now."""
-        await self._generate()
+        await generate(self._gateway, 1)
         return json_response(Status("ok"))
 
     async def ready(self, request: web.Request) -> web.Response:
@@ -47,7 +44,7 @@ class Health:
         check_model(self._gateway, request.query.get("model"))
         if time.monotonic() - self._gateway.last_token > READY_SECONDS:
             if self._probe is None or self._probe.done():
-                self._probe = asyncio.create_task(self._generate())
+                self._probe = asyncio.create_task(generate(self._gateway, 1))
             try:
                 await asyncio.wait_for(asyncio.shield(self._probe), READY_SECONDS)
             except TimeoutError:
@@ -66,10 +63,3 @@ class Health:
             status = None
         body = self._gateway.metrics.text(status)
         return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE})
-
-    async def _generate(self) -> None:
-        if self._gateway.model_info.labels is not None:  # it gives no tokens
-            await find_vectors(self._gateway, [Prompt(ids=(0,)).parts()], "last")
-            return
-        job = one_shot.Job(Prompt(ids=(0,)).parts(), SamplingParams(max_tokens=1, ignore_eos=True))
-        await one_shot.run(self._gateway, [job])
