@@ -252,6 +252,7 @@ class EngineLoop:
 
     def _refuse(self, rid: int, error: RootlaceError) -> None:
         self._outgoing.append(Update(rid, finish="error", code=error.code, error=str(error)))
+        error.__traceback__ = None  # its frames know the future that knows it
 
     def stats(self) -> dict[str, int | float]:
         """The scheduler's counters, where the loop's seconds went, and the executor's counters."""
@@ -276,6 +277,7 @@ def _matcher(grammar: Callable[[], Grammar], request: Request) -> Matcher | None
         if request.constraint is None or not request.constraint.optional:
             raise
         log.info("request %d goes on without a constraint: %s", request.rid, error)
+        error.__traceback__ = None  # its frames know the future that knows it
         return None
 
 

@@ -7,6 +7,7 @@ has no `\\x{…}`.
 
 from __future__ import annotations
 
+import re
 from functools import lru_cache
 
 from rootlace.runtime.constrained.automaton.limits import TooLarge
@@ -21,6 +22,8 @@ from rootlace.runtime.constrained.automaton.syntax import (
 from rootlace.wire.errors import InvalidConstraint
 
 _NOTHING = r"[^\x{0}-\x{10FFFF}]"
+_SPECIAL = re.compile("[^0-9A-Za-z]")
+"""ASCII letters and digits stand as they are; for the rest nobody has to know what is special."""
 
 
 def pattern_of(regex: Regex, max_length: int = 1 << 22) -> str:
@@ -50,7 +53,7 @@ class _Writer:
         """The pattern of `regex` where it may stand next to others."""
         match regex:
             case Literal(text):
-                return self._counted("".join(map(_char, text)) or "(?:)")
+                return self._counted(_SPECIAL.sub(_escaped, text) or "(?:)")
             case Concat(parts):
                 return "".join(map(self._sequence, parts)) or self._counted("(?:)")
             case Either():
@@ -101,5 +104,8 @@ def _range(first: int, last: int) -> str:
 
 
 def _char(char: str) -> str:
-    """ASCII letters and digits as they are; for the rest nobody has to know what is special."""
-    return char if char.isascii() and char.isalnum() else f"\\x{{{ord(char):X}}}"
+    return _SPECIAL.sub(_escaped, char)
+
+
+def _escaped(found: re.Match[str]) -> str:
+    return f"\\x{{{ord(found[0]):X}}}"

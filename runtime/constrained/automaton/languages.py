@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from functools import cached_property
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from interegular.fsm import FSM, Alphabet
@@ -35,7 +36,8 @@ class Language:
 
     def __init__(self, regex: Regex, max_states: int = MAX_STATES) -> None:
         self._dfa = LazyDfa(regex, max_states)
-        self._known: dict[tuple[Language, int], bool | None] = {}
+        # A language is asked about itself, too, and would refer to itself.
+        self._known: WeakKeyDictionary[Language, dict[int, bool | None]] = WeakKeyDictionary()
         self._made: dict[int, FSM] = {}
 
     @property
@@ -53,13 +55,13 @@ class Language:
         `following`; None where that is not found out within the budget."""
         if self.empty or text.empty:
             return False
-        key = (text, following)
-        if key not in self._known:
+        known = self._known.setdefault(text, {})
+        if following not in known:
             try:
-                self._known[key] = self._goes_on_behind(text, following)
+                known[following] = self._goes_on_behind(text, following)
             except TooLarge:
-                self._known[key] = None
-        return self._known[key]
+                known[following] = None
+        return known[following]
 
     def _goes_on_behind(self, text: Language, following: int) -> bool:
         first = self.first_bytes() if text._dfa.accepting(text._dfa.start) else 0

@@ -335,6 +335,10 @@ def _check_flat(flat: dict[str, Any], dialect: Dialect, pointer: str) -> None:
         error = best_match([error]) or error
         error = error.context[0] if error.context else error
         path = "".join(f"/{pointer_part(str(part))}" for part in error.absolute_path)
+        while errors:  # each refers to those that it is made of, and they to it
+            one = errors.pop()
+            one.parent = None
+            errors += one.context
         raise invalid(pointer + path, error.message[:300])
 
 

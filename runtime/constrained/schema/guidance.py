@@ -32,8 +32,13 @@ def grammar_of(schema: dict[str, Any]) -> str:
 
 
 def written(value: Any) -> str:
-    """As `json.dumps` writes it, which keeps the interpreter from everybody else until it has."""
-    return "".join(json.JSONEncoder().iterencode(value))
+    """As `json.dumps` writes it, which keeps the interpreter from everybody else until it has;
+    `JSONEncoder.iterencode` would leave functions that refer in a circle."""
+    if isinstance(value, dict):
+        return f"{{{', '.join([f'{json.dumps(k)}: {written(v)}' for k, v in value.items()])}}}"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join([written(one) for one in value])}]"
+    return json.dumps(value)
 
 
 def takes_pattern(pattern: str) -> bool:

@@ -20,6 +20,7 @@ Strings are of patterns that may be found anywhere in them, or of formats that a
 from __future__ import annotations
 
 import json
+import weakref
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -67,8 +68,13 @@ def normal_form(checked: CheckedSchema, satisfies: Satisfies) -> Normal:
 
 class _Normalizer:
     def __init__(self, checked: CheckedSchema, satisfies: Satisfies) -> None:
-        self._cases = Cases(checked, satisfies, self._empty)
-        self._shapes = Shapes(checked, satisfies, self._empty)
+        me = weakref.proxy(self)  # a method would refer in a circle, to all that is made here
+
+        def empty(conjunction: Conjunction) -> bool:
+            return bool(me._empty(conjunction))
+
+        self._cases = Cases(checked, satisfies, empty)
+        self._shapes = Shapes(checked, satisfies, empty)
         self._known: dict[Conjunction, tuple[list[Shape], set[Residual]]] = {}
         self._reasons: dict[Conjunction, str] = {}
         self._open: set[Conjunction] = set()

@@ -7,7 +7,7 @@ finitely many shapes) and llguidance for the rest, and where the automaton would
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from rootlace.runtime.config import ConstraintConfig
@@ -37,6 +37,9 @@ from rootlace.runtime.constrained.tokens.vocabulary import Vocabulary
 from rootlace.runtime.contracts.matcher import Grammar
 from rootlace.wire.errors import InvalidConstraint
 from rootlace.wire.protocol import Constraint
+
+MAX_KEPT_PATTERN = 1 << 18
+"""Characters; each grammar keeps so many at most for the time when its automaton gets too large."""
 
 
 class GrammarBuilder:
@@ -98,13 +101,22 @@ class GrammarBuilder:
             self._vocabulary,
             dfa,
             self.forced_tokenizer(),
-            lambda: self._as_pattern(regex),
+            self._later_as_pattern(regex),
             self._config.max_table_bytes,
             self._builds,
         )
 
     def _as_pattern(self, regex: Regex) -> Grammar:
         return self._llguidance(f"start: /{pattern_of(regex)}/")
+
+    def _later_as_pattern(self, regex: Regex) -> Callable[[], Grammar]:
+        """What is kept meanwhile is one text, if it can be, and not a tree of thousands of objects:
+        each full collection of garbage would look at them."""
+        try:
+            pattern = pattern_of(regex, MAX_KEPT_PATTERN)
+        except InvalidConstraint:
+            return lambda: self._as_pattern(regex)
+        return lambda: self._llguidance(f"start: /{pattern}/")
 
     # ------------------------------------------------------------ the rest
 

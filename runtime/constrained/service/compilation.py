@@ -25,7 +25,7 @@ from rootlace.runtime.constrained.service.trial_process import (
 from rootlace.runtime.constrained.sources.lenient import is_lenient, weakest
 from rootlace.runtime.contracts.matcher import Grammar
 from rootlace.runtime.lane import Lane
-from rootlace.wire.errors import InvalidConstraint, ServerUnavailable
+from rootlace.wire.errors import InvalidConstraint, RootlaceError, ServerUnavailable
 from rootlace.wire.protocol import Constraint
 
 MAX_REMEMBERED_FAILURES = 256
@@ -224,6 +224,11 @@ class CompileService:
                 return  # it was given up, or the service is closed
             del self._pending[job.constraint]
         if isinstance(result, Exception):
+            if isinstance(
+                result, RootlaceError
+            ):  # what goes wrong otherwise is told with its place
+                # Its frames know the job, and so the future: it would refer to itself.
+                result.__traceback__ = result.__context__ = None
             job.future.set_exception(result)
         else:
             job.future.set_result(result)

@@ -1,0 +1,171 @@
+"""What requests leave behind in the engine's process: nothing that refers in circles, so that full
+collections of garbage, which hold everybody, find little to do."""
+
+from __future__ import annotations
+
+import gc
+import json
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
+from types import FrameType, TracebackType
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rootlace.runtime.config import CacheConfig, ConstraintConfig, SchedulerConfig
+from rootlace.runtime.constrained import GrammarCompiler
+from rootlace.runtime.constrained.service.compilation import CompileService
+from rootlace.runtime.constrained.tokens.vocabulary import Vocabulary
+from rootlace.runtime.contracts.messages import Abort, FromEngine, ToEngine
+from rootlace.runtime.contracts.request import Request
+from rootlace.runtime.contracts.update import Update
+from rootlace.runtime.engine.loop import EngineLoop
+from rootlace.runtime.scheduler.scheduler import Scheduler
+from rootlace.wire.protocol import Constraint, SamplingParams
+from tests.simulated_executor import SimulatedExecutor
+
+VOCAB = 4096
+Given = tuple[str, Any]
+KINDS: dict[str, Callable[[int], Given]] = {
+    "a pattern": lambda n: ("regex", f"[a-f]{{{n},40}}x"),
+    "choices": lambda n: ("choices", [f"red {n}", "green"]),
+    "a regular grammar": lambda n: ("ebnf", f'root ::= "a"* "{n}"'),
+    "a recursive grammar": lambda n: ("ebnf", f'root ::= "a" root "b" | "{n}"'),
+    "a closed schema": lambda n: (
+        "json_schema",
+        {
+            "type": "object",
+            "properties": {f"p{n}": {"oneOf": [{"type": "integer"}, {"maxLength": 4}]}},
+            "additionalProperties": False,
+        },
+    ),
+    "an open schema": lambda n: (
+        "json_schema",
+        {"type": "object", "properties": {f"p{n}": {"format": "date"}}, "required": [f"p{n}"]},
+    ),
+    "a recursive schema": lambda n: (
+        "json_schema",
+        {
+            "$ref": "#/$defs/a",
+            "$defs": {
+                "a": {"type": "array", "items": {"anyOf": [{"$ref": "#/$defs/a"}, {"const": n}]}}
+            },
+        },
+    ),
+    "a checked schema": lambda n: (
+        "json_schema",
+        {"type": "array", "items": {"maximum": n}, "uniqueItems": True, "maxItems": 5},
+    ),
+    "a structural tag": lambda n: (
+        "structural_tag",
+        {
+            "type": "structural_tag",
+            "structures": [{"begin": f"<{n}>", "schema": {"type": "integer"}, "end": "</>"}],
+            "triggers": ["<"],
+        },
+    ),
+    "no pattern": lambda n: ("regex", f"(a{n}"),
+    "no schema": lambda n: ("json_schema", {"type": f"nothing {n}"}),
+    "what nothing satisfies": lambda n: (
+        "json_schema",
+        {"minimum": n, "maximum": n - 1, "type": "integer"},
+    ),
+    "no tag": lambda n: ("structural_tag", {"type": f"no {n}"}),
+    "no JSON": lambda n: ("json_schema", f"{{{n}"),
+}
+
+
+class Served:
+    """A loop that goes on, and one compiler for all."""
+
+    def __init__(self, service: CompileService) -> None:
+        self.inbox: deque[ToEngine] = deque()
+        self.said: list[FromEngine] = []
+        self.rid = 0
+        self.loop = EngineLoop(
+            Scheduler(
+                SchedulerConfig(check_invariants=True),
+                CacheConfig(block_size=4, num_blocks=64),
+                128,
+                vocab_size=VOCAB,
+            ),
+            SimulatedExecutor(64, 4, vocab_size=VOCAB),
+            service,
+            self.receive,
+            self.said.extend,
+        )
+
+    def receive(self, timeout_ms: int) -> list[ToEngine]:
+        received, self.inbox = list(self.inbox), deque()
+        return received
+
+    def ask(self, given: Given | None, fate: str) -> None:
+        """One request, from its beginning to its end."""
+        self.rid += 1
+        constraint = None
+        if given is not None:
+            kind, source = given
+            constraint = Constraint(kind, source if isinstance(source, str) else json.dumps(source))  # type: ignore[arg-type]
+        output = np.array([5] if fate == "resumed" else [], np.int32)
+        params = SamplingParams(max_tokens=12, temperature=0.0, seed=0)
+        prompt = np.array([self.rid, 3, 4, 5, 6], np.int32)
+        self.inbox.append(
+            Request(self.rid, prompt, params, output_ids=output, constraint=constraint)
+        )
+        if fate == "vanished":
+            self.inbox.append(Abort((self.rid,)))
+        while not any(isinstance(one, Update) and one.finish for one in self.said):
+            self.loop.turn()
+            if fate == "aborted" and any(isinstance(one, Update) for one in self.said):
+                self.inbox.append(Abort((self.rid,)))
+        self.said.clear()
+
+
+@pytest.fixture(scope="module")
+def served(demo_model) -> Iterator[Served]:
+    tokenizer = (demo_model / "tokenizer.json").read_text("utf-8")
+    compiler = GrammarCompiler(Vocabulary(tokenizer, VOCAB, [2]))
+    compiler.prepare()
+    service = CompileService(lambda: compiler, ConstraintConfig())
+    yield Served(service)
+    service.close()
+
+
+def garbage_of(work: Callable[[], None]) -> Counter[str]:
+    """What only a collection of garbage finds of what `work` made, by type."""
+    gc.collect()
+    gc.disable()
+    gc.set_debug(gc.DEBUG_SAVEALL)
+    try:
+        work()
+        gc.collect()
+        return Counter(map(_name, gc.garbage))
+    finally:
+        gc.set_debug(0)
+        gc.garbage.clear()
+        gc.enable()
+
+
+def _name(one: object) -> str:
+    if isinstance(one, TracebackType):
+        one = one.tb_frame
+    return (
+        f"frame of {one.f_code.co_qualname}" if isinstance(one, FrameType) else type(one).__name__
+    )
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_request_leaves_nothing_to_the_garbage_collector(served: Served, kind: str) -> None:
+    served.ask(KINDS[kind](11), "answered")  # what is made once
+    found = garbage_of(lambda: served.ask(KINDS[kind](12), "answered"))
+    assert not found
+
+
+@pytest.mark.parametrize("fate", ["answered", "aborted", "vanished", "resumed"])
+@pytest.mark.parametrize("kind", [None, "a pattern", "an open schema", "no schema"])
+def test_nor_does_one_that_ends_otherwise(served: Served, kind: str | None, fate: str) -> None:
+    for number in (21, 22):
+        given = None if kind is None else KINDS[kind](number + len(fate))
+        found = garbage_of(lambda given=given: served.ask(given, fate))
+    assert not found
