@@ -13,6 +13,7 @@ from rootlace.kernels.native.linear import ProductPath
 from rootlace.runtime.config import CacheConfig, ExecutorConfig
 from rootlace.runtime.model.executor import cpu_setup
 from rootlace.runtime.model.executor.runner import ModelRunner
+from rootlace.wire.errors import InvalidRequest
 from tests.engine.harness import Harness, Outcome, greedy
 from tests.model import lora
 from tests.model.checkpoints import configs, reference_logprobs, save
@@ -99,6 +100,7 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "parallel": ("cohere2", ALL, {}),
     "latent": ("deepseek_v2", r"model\.layers\.\d\.self_attn\.(q|o|kv_a)_proj\w*", {}),
     "latent queries": ("deepseek_v3", r"model\.layers\.\d\.self_attn\.(q_a|q_b)_proj", {}),
+    "shared expert": ("qwen2_moe", r".*\.shared_expert\.(gate|up|down)_proj", {}),
     "beside experts": ("gpt_oss", r"model\.layers\.\d\.self_attn\.[qkvo]_proj", {}),
     "by group": ("falcon-grouped", r"transformer\.h\.\d\.(self_attention|mlp)\.\w+", {}),
 }
@@ -113,6 +115,34 @@ def test_families(case, tmp_path) -> None:
     for kernels in ("native", "reference"):
         runner = load(tmp_path, {"a": tmp_path / "a"}, kernels)
         check({"": model, "a": changed}, some, run(runner, some))
+
+
+STACKED = ("gate_up_proj", "down_proj")
+APART = ("gate_proj", "up_proj", "down_proj")
+MIXTURES: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "stacked": ("olmoe", r".*\.(q_proj|mlp\.gate)", {"experts": STACKED}),
+    "alternating": ("gpt_oss", r".*\.(v_proj|router)", {"experts": STACKED}),
+    "apart": ("qwen2_moe", r".*\.mlp\.(\w+|.*(gate|up|down)_proj)", {"experts": APART}),
+}
+
+
+@pytest.mark.parametrize("case", MIXTURES)
+def test_experts_and_what_chooses_them(case, tmp_path, caplog) -> None:
+    family, modules, more = MIXTURES[case]
+    model = save(configs()[family], tmp_path)
+    stacked = more["experts"] == STACKED
+    if stacked:
+        more |= {"target_parameters": [*STACKED, "gate.weight", "router.weight"]}
+    paths = {"a": tmp_path / "a", "b": tmp_path / "b"}
+    models = {"": model, "a": lora.write(paths["a"], model, modules, rank=2, **more)}
+    models["b"] = lora.write(paths["b"], model, r".*\.o_proj", seed=1)
+    some = asked(("a", "b"))
+    runner = load(tmp_path, paths, "auto")
+    assert runner.kernels == "reference"
+    assert "slower than native ones: adapter 'a' changes experts" in caplog.text
+    check(models, some, run(runner, some))
+    with pytest.raises(InvalidRequest, match=r"native.*adapter 'a' changes experts"):
+        load(tmp_path, paths, "native")
 
 
 @pytest.mark.parametrize(

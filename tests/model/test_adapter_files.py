@@ -57,7 +57,7 @@ def change(adapter: Path, **keys: Any) -> None:
         ({"modules_to_save": ["lm_head"]}, "modules_to_save"),
         ({"init_lora_weights": "pissa"}, "init_lora_weights 'pissa'"),
         ({"trainable_token_indices": [1]}, "trainable_token_indices"),
-        ({"target_parameters": ["x"]}, "target_parameters"),
+        ({"target_parameters": "x"}, "target_parameters.*not a list of texts"),
         ({"a_new_key": {"depth": 2}}, "a_new_key"),
         ({"target_modules": "(q_proj"}, "target_modules '.q_proj': .*not a pattern"),
         ({"target_modules": ["q_proj", "v_proj", "o_proj"]}, "does not have .*o_proj.lora_A"),
@@ -75,11 +75,36 @@ def test_what_is_refused(folder, copied, keys, why) -> None:
         load(folder, copied)
 
 
-@pytest.mark.parametrize("module", ["self_attn.kv_b_proj", "mlp.shared_experts.down_proj"])
-def test_products_that_adapters_may_not_change(module, tmp_path) -> None:
+def test_a_product_that_adapters_may_not_change(tmp_path) -> None:
+    module = "self_attn.kv_b_proj"
     model = save(configs()["deepseek_v2"], tmp_path)
     lora.write(tmp_path / "a", model, rf"model\.layers\.\d\.{re.escape(module)}")
     with pytest.raises(UnsupportedModel, match=rf"it changes .*{module}, which is not supported"):
+        load(tmp_path, tmp_path / "a")
+
+
+@pytest.mark.parametrize(
+    ("keys", "why"),
+    [
+        ({"peft_version": "0.19.0"}, r"before PEFT 0\.19\.1, and peft_version is 0\.19\.0"),
+        ({"peft_version": None}, "peft_version is missing"),
+        (
+            {"rank_pattern": {"gate_up_proj": 3}},
+            r"mlp\.experts\.base_layer\.lora_A\.weight is .*, expected \[15, 64\]",
+        ),
+        ({"target_parameters": ["down_proj"]}, r"mlp\.experts\.lora_A|base_layer.*of no product"),
+        ({"target_parameters": ["gate_up_proj"]}, r"experts\.lora_A\.weight is .*expected"),
+    ],
+)
+def test_stacked_experts_that_are_refused(keys, why, tmp_path) -> None:
+    model = save(configs()["mixtral"], tmp_path)
+    stacks = ("gate_up_proj", "down_proj")
+    parameters = [f"mlp.experts.{one}" for one in stacks]
+    more = {"experts": stacks, "target_parameters": parameters}
+    lora.write(tmp_path / "a", model, r".*\.q_proj", rank=2, **more)
+    assert "experts.4.down" in load(tmp_path, tmp_path / "a").layers[0]
+    change(tmp_path / "a", **keys)
+    with pytest.raises(UnsupportedModel, match=why):
         load(tmp_path, tmp_path / "a")
 
 

@@ -45,7 +45,11 @@ def test_a_token_gets_the_sum_of_its_experts_in_their_order() -> None:
         ExpertWeights(*(Dense(torch.randn(HIDDEN, HIDDEN)) for _ in range(2))) for _ in range(COUNT)
     ]
     found = choose(scores, experts(3))
-    out = added_up(x, found, weights, scaled)
+
+    def of_expert(rows: torch.Tensor, number: int, tokens: torch.Tensor) -> torch.Tensor:
+        return scaled(rows, weights[number].gate_up, weights[number].down)
+
+    out = added_up(x, found, COUNT, of_expert)
     for token in range(len(x)):
         expected = torch.zeros(HIDDEN)
         for expert, share in zip(found[0][token].tolist(), found[1][token], strict=True):
@@ -53,7 +57,8 @@ def test_a_token_gets_the_sum_of_its_experts_in_their_order() -> None:
             expected += share * scaled(x[token], one.gate_up, one.down)
         torch.testing.assert_close(out[token], expected)
         alone = choose(scores[token : token + 1], experts(3))
-        assert torch.equal(added_up(x[token : token + 1], alone, weights, scaled)[0], out[token])
+        one_row = added_up(x[token : token + 1], alone, COUNT, of_expert)
+        assert torch.equal(one_row[0], out[token])
 
 
 def test_who_is_chosen() -> None:

@@ -43,7 +43,7 @@ SCALES = Kind("an object of numbers", lambda v: TABLE.fits(v) and all(map(NUMBER
 PLAIN_STARTS = (True, False, "gaussian", "eva", "orthogonal")
 """Ways in which training began that left the model's own weights as they were."""
 IGNORED = names(
-    "peft_type task_type auto_mapping peft_version base_model_name_or_path revision inference_mode "
+    "peft_type task_type auto_mapping base_model_name_or_path revision inference_mode "
     "lora_dropout fan_in_fan_out megatron_core runtime_config loftq_config eva_config "
     "qalora_group_size ensure_weight_tying"
 )
@@ -67,9 +67,12 @@ class AdapterConfig:
     ranks: Mapping[str, int]
     alphas: Mapping[str, float]
     chosen: str | Sequence[str]
+    parameters: Sequence[str]
     excluded: str | Sequence[str]
     layers: Sequence[int] | None
     layer_patterns: Sequence[str]
+    version: tuple[int, ...]
+    """Of the PEFT that wrote it; empty where it does not say."""
 
     @property
     def folder(self) -> Path:
@@ -83,6 +86,10 @@ class AdapterConfig:
         if self.chosen == ALL_LINEAR:
             return linear_layer and self._has_layer(module)
         return _matches(self.chosen, module) and self._has_layer(module)
+
+    def targets_parameter(self, name: str) -> bool:
+        """Whether the adapter changes the parameter of this name, which is no module's weight."""
+        return _matches(self.parameters, name)
 
     def _has_layer(self, module: str) -> bool:
         if self.layers is None:
@@ -150,6 +157,7 @@ def _read(name: str, folder: Path) -> AdapterConfig:
             "training changed the model's own weights; convert the adapter to plain LoRA",
         )
     layers = given("layers_to_transform", LAYERS, None)
+    parameters = given("target_parameters", TEXTS, ())
     config = AdapterConfig(
         name=name,
         file=file,
@@ -158,10 +166,12 @@ def _read(name: str, folder: Path) -> AdapterConfig:
         rank_stabilised=given.flag("use_rslora", False),
         ranks=given("rank_pattern", RANKS, {}),
         alphas=given("alpha_pattern", SCALES, {}),
-        chosen=_lowered(given("target_modules", NAMES)),
+        chosen=_lowered(given("target_modules", NAMES, *[()] * bool(parameters))),
+        parameters=parameters,
         excluded=given("exclude_modules", NAMES, ()),
         layers=[layers] if isinstance(layers, int) else layers or None,
         layer_patterns=_listed(given("layers_pattern", NAMES, None)),
+        version=tuple(map(int, re.findall(r"\d+", given("peft_version", TEXT, ""))[:3])),
     )
     given.finish(IGNORED)
     _check_patterns(config, given)

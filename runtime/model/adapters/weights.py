@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from safetensors import SafetensorError, safe_open
 
+from rootlace.runtime.model.adapters.config import ALL_LINEAR, AdapterConfig
 from rootlace.runtime.model.adapters.config import WEIGHTS as FILE
-from rootlace.runtime.model.adapters.config import AdapterConfig
 from rootlace.runtime.model.checkpoint.weights import (
     Part,
     layer_parts,
@@ -18,9 +19,16 @@ from rootlace.runtime.model.checkpoint.weights import (
 from rootlace.runtime.model.families.spec import ModelSpec, WeightNames
 from rootlace.runtime.model.parallel.shard import Shard
 
-CHANGED = ("qkv", "q_up", "output", "gate_up", "down")
-"""The products of a layer that adapters may change, by their fields of `LayerWeights`: not those of
-experts, and not `kv_up`, which no token is multiplied by."""
+FIXED = ("kv_up", "k_up", "v_up")
+"""The products of a layer that adapters may not change: no token is multiplied by them."""
+ONE_EXPERT = re.compile(r"\.experts\.\d+\.")
+"""Whether a module is of one expert: where they are stacked, they are no modules."""
+STACKS = {"gate_up": "gate_up_proj", "down": "down_proj"}
+"""What stacked experts' parameters are called by transformers from version 5 on, where a layer's
+mixture is called `MIXTURE` in every family."""
+MIXTURE = "mlp"
+STACKED_SINCE = (0, 19, 1)
+"""The version of PEFT from which on A has the inputs of stacked experts in every family."""
 PREFIX = "base_model.model."
 """What PEFT puts before the name that a module has in the model."""
 A, B = ".lora_A.weight", ".lora_B.weight"
@@ -37,7 +45,8 @@ class LowRank:
 
 @dataclass(frozen=True)
 class Adapter:
-    """By layer, what is added to the products that it changes: fields of `LayerWeights`."""
+    """By layer, what is added to the products that it changes: names of `layer_parts`, with those
+    of each expert."""
 
     name: str
     layers: Sequence[Mapping[str, LowRank]]
@@ -56,17 +65,27 @@ def load_adapter(
     for end in (names.embedding, names.head):
         if config.targets(end, linear_layer=False):
             raise config.refuse(f"it changes {end}, which is not supported")
+    apart = any(map(ONE_EXPERT.search, stored))
     expected: set[str] = set()
-    layers = []
+    layers: list[dict[str, LowRank]] = []
     for index in range(spec.num_layers):
         found = {}
         for name, part in layer_parts(spec, index).items():
-            modules = _targeted(config, spec, names, part) if _changed(spec, index, name) else {}
+            if part.columns is None or part.count is not None or name in FIXED:
+                continue
+            modules = _targeted(config, spec, names, part)
+            if name.startswith("experts.") and not apart:
+                modules = {}
+            if config.chosen == ALL_LINEAR and name in ("router", "shared_gate"):
+                modules = {at: one for at, one in modules.items() if one + A in stored}
             if not modules:
                 continue
             expected |= {module + end for module in modules.values() for end in (A, B)}
             pairs = _pairs(config, part, modules, stored)
             found[name] = _joined(part, pairs, row_order(spec, name), dtype, device)
+        for name, module, low_rank in _of_parameters(config, spec, names, index, stored):
+            expected |= {module + A, module + B}
+            found[name] = LowRank(*(one.to(device, dtype).contiguous() for one in low_rank))
         layers.append(found)
     extra = sorted(stored.keys() - expected)
     if extra:
@@ -94,13 +113,6 @@ def share_of(adapter: Adapter, shard: Shard) -> Adapter:
 
     layers = [{name: part(name, one) for name, one in layer.items()} for layer in adapter.layers]
     return Adapter(adapter.name, layers)
-
-
-def _changed(spec: ModelSpec, index: int, name: str) -> bool:
-    """Whether adapters may change the part `name` of a layer. The MLP that all tokens have beside
-    experts counts as one of them."""
-    experts = spec.experts is not None and index in spec.experts.layers
-    return name in CHANGED and not (experts and name in ("gate_up", "down"))
 
 
 def _tensors(config: AdapterConfig) -> dict[str, torch.Tensor]:
@@ -147,19 +159,80 @@ def _pairs(
     pairs = {}
     for at, module in modules.items():
         rank = config.rank_of(module)
-        shapes = {A: (rank, part.columns), B: (part.rows[at], rank)}
-        for end, shape in shapes.items():
-            tensor = stored.get(module + end)
-            if tensor is None:
-                raise config.refuse(f"{FILE} does not have {module}{end}")
-            if tuple(tensor.shape) != shape or not tensor.is_floating_point():
-                found = f"{list(tensor.shape)} of {tensor.dtype}"
-                raise config.refuse(f"{FILE}: {module}{end} is {found}, expected {list(shape)}")
-            if not tensor.float().isfinite().all():
-                raise config.refuse(f"{FILE}: {module}{end} has numbers that are not finite")
-        scale = config.scale_of(module)
-        pairs[at] = (stored[module + A].float(), stored[module + B].float() * scale)
+        a, b = _pair(config, module, (rank, part.columns or 0), (part.rows[at], rank), stored)
+        pairs[at] = (a, b * config.scale_of(module))
     return pairs
+
+
+def _pair(
+    config: AdapterConfig,
+    module: str,
+    of_a: tuple[int, int],
+    of_b: tuple[int, int],
+    stored: Mapping[str, torch.Tensor],
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """A and B of a module, of these shapes, float32."""
+    for end, shape in ((A, of_a), (B, of_b)):
+        tensor = stored.get(module + end)
+        if tensor is None:
+            raise config.refuse(f"{FILE} does not have {module}{end}")
+        if tuple(tensor.shape) != shape or not tensor.is_floating_point():
+            found = f"{list(tensor.shape)} of {tensor.dtype}"
+            raise config.refuse(f"{FILE}: {module}{end} is {found}, expected {list(shape)}")
+        if not tensor.float().isfinite().all():
+            raise config.refuse(f"{FILE}: {module}{end} has numbers that are not finite")
+    return stored[module + A].float(), stored[module + B].float()
+
+
+Pair = tuple[torch.Tensor, torch.Tensor]
+
+
+def _of_parameters(
+    config: AdapterConfig,
+    spec: ModelSpec,
+    names: WeightNames,
+    index: int,
+    stored: Mapping[str, torch.Tensor],
+) -> Iterator[tuple[str, str, Pair]]:
+    """What is added to a layer's parameters that are no modules' weights (PEFT's
+    `target_parameters`): a name of `layer_parts`, the adapter's module, and a and b.
+
+    PEFT wraps the module that has such parameters, once for each of them: of two, what belongs to
+    the first one is inside of the other's ("base_layer"). Of E stacked experts A has E times
+    `rank` rows, expert by expert, and B as many columns, rank by rank (peft's `ParamWrapper`).
+    """
+    experts = spec.experts
+    if experts is None or index not in experts.layers or not config.parameters:
+        return
+    mixture = names.layer.format(index) + MIXTURE
+    router = f"{mixture}.{spec.names.parts['router'][0].rpartition('.')[2]}"
+    if config.targets_parameter(f"{router}.weight"):
+        rank = config.rank_of(f"{router}.weight")
+        of_a, of_b = (rank, spec.hidden_size), (experts.count, rank)
+        a, b = _pair(config, router, of_a, of_b, stored)
+        yield "router", router, (a, b * config.scale_of(f"{router}.weight"))
+    holder = f"{mixture}.experts"
+    wanted = [one for one in STACKS if config.targets_parameter(f"{holder}.{STACKS[one]}")]
+    if wanted and config.version < STACKED_SINCE:
+        raise config.refuse(
+            f"target_parameters: {holder} was adapted otherwise before PEFT "
+            f"{'.'.join(map(str, STACKED_SINCE))}, and peft_version is "
+            f"{'.'.join(map(str, config.version)) or 'missing'}"
+        )
+    sizes = {"gate_up": (spec.hidden_size, 2 * experts.inner_size)}
+    sizes["down"] = (experts.inner_size, spec.hidden_size)
+    for one in wanted:
+        parameter, module = f"{holder}.{STACKS[one]}", holder
+        if one != wanted[-1]:
+            module += ".base_layer"
+        rank, (inputs, outputs) = config.rank_of(parameter), sizes[one]
+        ranks = rank * experts.count
+        a, b = _pair(config, module, (ranks, inputs), (outputs, ranks), stored)
+        b = b.view(outputs, rank, experts.count) * config.scale_of(parameter)
+        order = row_order(spec, f"experts.{one}")
+        b = b if order is None else b[torch.tensor(order)]
+        for expert, own in enumerate(a.split(rank)):
+            yield f"experts.{expert}.{one}", module, (own, b[:, :, expert])
 
 
 def _joined(

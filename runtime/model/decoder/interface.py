@@ -19,6 +19,10 @@ class AdaptedRows:
     wanted: torch.Tensor  # [m] int64
 
 
+Groups = Sequence[tuple[int, torch.Tensor]]
+"""The rows (int64) that go through each adapter, by its number."""
+
+
 @dataclass(frozen=True)
 class StepInput:
     """One step on the device. T tokens, M writes (T and the duplicates), N wanted tokens."""

@@ -15,9 +15,10 @@ from rootlace.kernels.native.errors import NativeError
 from rootlace.kernels.native.handles import Team, Workspace
 from rootlace.runtime.contracts.plan import StepPlan
 from rootlace.runtime.model.adapters.rows import adapter_of_tokens
+from rootlace.runtime.model.adapters.weights import Adapter
 from rootlace.runtime.model.decoder import torch_decoder
 from rootlace.runtime.model.decoder.interface import Ranks
-from rootlace.runtime.model.decoder.native_weights import GATED, PLAIN, NativeWeights
+from rootlace.runtime.model.decoder.native_weights import ADAPTED, GATED, PLAIN, NativeWeights
 from rootlace.runtime.model.decoder.rope import RotaryEmbedding, query_factors
 from rootlace.runtime.model.decoder.step_input import wanted_tokens
 from rootlace.runtime.model.families import support
@@ -110,6 +111,15 @@ def why_not(spec: ModelSpec, kv_dtype: torch.dtype, block_size: int, ranks: int 
         return f"attention.head_dim {dim} is not supported"
     # What the reference refuses has no meaning: values that do not go together.
     return support.why_not(spec, SUPPORT) or torch_decoder.why_not(spec)
+
+
+def why_not_adapters(adapters: Sequence[Adapter]) -> str | None:
+    """Why the native decoder cannot add what adapters add; None if it can."""
+    for adapter in adapters:
+        others = {name for layer in adapter.layers for name in layer} - {*ADAPTED}
+        if others:
+            return f"adapter {adapter.name!r} changes experts, or what chooses them"
+    return None
 
 
 class NativeDecoder:

@@ -16,7 +16,7 @@ from rootlace.kernels.interface import KVScaling
 from rootlace.kernels.weights import unknown_kind
 from rootlace.runtime.model.adapters.weights import Adapter
 from rootlace.runtime.model.checkpoint.weights import LayerWeights, ModelWeights
-from rootlace.runtime.model.decoder.interface import Ranks, StepInput
+from rootlace.runtime.model.decoder.interface import Groups, Ranks, StepInput
 from rootlace.runtime.model.decoder.latent import LatentAttention
 from rootlace.runtime.model.decoder.mixture import Mixture
 from rootlace.runtime.model.decoder.rope import query_factors
@@ -97,8 +97,6 @@ def _unfit(spec: ModelSpec) -> str | None:
     return None
 
 
-Groups = Sequence[tuple[int, torch.Tensor]]
-"""The rows (int64) that go through each adapter, by its number."""
 NormWeights = tuple[torch.Tensor | None, torch.Tensor | None]
 """Weight and bias of a norm; None: there is no norm, or it has no bias."""
 Rotations = tuple[torch.Tensor, torch.Tensor]
@@ -146,7 +144,7 @@ class Decoder:
             self._latent = LatentAttention(spec.attention, spec.attention.latent, kernels)
         self._experts: Mixture | None = None
         if spec.experts is not None:
-            self._experts = Mixture(spec.experts, kernels, self._activate, ranks)
+            self._experts = Mixture(spec.experts, kernels, self._activate, ranks, adapters)
         multiplier = spec.embedding_multiplier
         if spec.rounded_multiplier:
             multiplier = torch.tensor(multiplier, dtype=weights.embedding.dtype).item()
@@ -209,7 +207,12 @@ class Decoder:
         self, x: torch.Tensor, layer: LayerWeights, index: int, groups: Groups
     ) -> torch.Tensor:
         if self._experts is not None and layer.experts:
-            out = self._experts(x, layer)
+            out = self._experts(
+                x,
+                layer,
+                lambda x, name, groups: self._product(x, layer, index, name, groups),
+                groups,
+            )
         else:
             inner = self._activate(self._product(x, layer, index, "gate_up", groups))
             out = self._product(inner, layer, index, "down", groups)

@@ -76,7 +76,7 @@ def on_cpu(
     asked for does not fit into memory.
     """
     kv_dtype = kv_pool.storage_dtype(executor.kv_dtype, dtype)
-    library = _library(config, kv_dtype, cache.block_size, executor, progress)
+    library = _library(config, kv_dtype, cache.block_size, executor, adapters, progress)
 
     def pool(taken: int = 0) -> torch.Tensor:
         """Beside so many bytes that the system believes to be free."""
@@ -164,6 +164,7 @@ def _library(
     kv_dtype: torch.dtype,
     block_size: int,
     executor: ExecutorConfig,
+    adapters: Sequence[Adapter],
     progress: Progress | None,
 ) -> ctypes.CDLL | None:
     """The native kernels, None where the reference is to run."""
@@ -171,6 +172,7 @@ def _library(
     if asked == "reference":
         return None
     reason = why_not_native(config, kv_dtype, block_size, executor.tensor_parallel)
+    reason = reason or native_decoder.why_not_adapters(adapters)
     if reason is None:
         try:
             return native.load(lambda what: _report(what, progress))
