@@ -105,10 +105,13 @@ def test_columns_of_codes(codes: Codes) -> None:
         columns_of(sorted_by_activations, range(48))
 
 
-def test_adapters_are_divided_as_the_weights_that_they_change(tmp_path: Path) -> None:
+@pytest.mark.parametrize("family", ["llama", "qwen2_moe"])
+def test_adapters_are_divided_as_the_weights_that_they_change(family: str, tmp_path: Path) -> None:
     """Beside what PEFT's definition gives: all products of a layer."""
-    model = save(configs()["llama"], tmp_path)
-    merged = lora.write(tmp_path / "adapter", model, r"model\.layers\.\d\.\w+\.\w+_proj")
+    model = save(configs()[family], tmp_path)
+    experts = ("gate_proj", "up_proj", "down_proj") if family == "qwen2_moe" else ()
+    modules = r"model\.layers\.\d\.\w+\.((shared_expert\.|experts\.\d\.)?\w+_proj|gate)"
+    merged = lora.write(tmp_path / "adapter", model, modules, experts=experts)
     expected = reference_logprobs(merged, TOKENS)
     adapters = (f"one={tmp_path / 'adapter'}",)
     found = divided_logprobs(ModelConfig.read(tmp_path), 2, TOKENS, 5, adapters=adapters)
