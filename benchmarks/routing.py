@@ -24,7 +24,7 @@ import math
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -35,7 +35,7 @@ import psutil
 from rich.console import Console
 
 from benchmarks.common import Report, console_of, new_parser, progress_bar, table_of
-from benchmarks.synthetic_traces import write_trace
+from benchmarks.synthetic_traces import LOADS, write_trace
 from rootlace.runtime.cache.digest import PrefixDigests
 from rootlace.runtime.cache.journal import Change
 from rootlace.runtime.contracts.step_cost import StepCost
@@ -65,7 +65,7 @@ SAME = ("cache_tokens", "granularity", "limit", "precision")
 class Rate:
     """The highest rate that a router keeps up with, in requests per second of the cluster, its hits
     there, and p99 of the first token; 0 where it keeps up with none, or none was measured.
-    `requests`: so many were played."""
+    `requests`: so many were played. `seed`: which load of this kind."""
 
     load: str
     replicas: int
@@ -74,6 +74,7 @@ class Rate:
     requests_per_second: float
     hit_rate: float
     p99: float
+    seed: int = 0
 
 
 @dataclass(frozen=True)
@@ -231,26 +232,40 @@ def measure_choices(replicas: int, blocks: int, requests: int) -> Choice:
     )
 
 
-def loads_of(given: argparse.Namespace) -> dict[str, Callable[[int], Trace]]:
-    """What makes the trace for so many replicas, by name. A recorded one is the same for all, and
-    played faster for more; in a made-up one more programs come, each as fast as ever."""
-    loads: dict[str, Callable[[int], Trace]] = {}
+def loads_of(given: argparse.Namespace) -> dict[str, Callable[[int, int], Trace]]:
+    """What makes the trace for so many replicas and a seed, by name. A recorded one is the same for
+    all replicas, and played faster for more; in a made-up one more programs come, each as fast as
+    ever. A seed begins a recorded one elsewhere, and makes another one up."""
+    loads: dict[str, Callable[[int, int], Trace]] = {}
     for named in given.trace:
         name, _, path = named.partition("=")
         loads[name] = partial(_recorded, read_trace(Path(path)))
-    loads["tree-search"] = partial(_made_up, given)
+    for name in given.made_up:
+        loads[name] = partial(_made_up, given, name)
     return loads
 
 
-def _recorded(trace: Trace, replicas: int) -> Trace:
-    return trace
+def _recorded(trace: Trace, replicas: int, seed: int) -> Trace:
+    """Three seeds begin at thirds of it; behind its end it goes on with its beginning."""
+    size = len(trace)
+    order = (np.arange(size) + seed * size // 3) % size
+    span = float(trace.arrivals[-1]) * size / max(size - 1, 1)
+    ends = zip(trace.starts[order], trace.starts[order + 1], strict=True)
+    return replace(
+        trace,
+        arrivals=(trace.arrivals[order] - trace.arrivals[order[0]]) % span,
+        prompt_tokens=trace.prompt_tokens[order],
+        output_tokens=trace.output_tokens[order],
+        blocks=np.concatenate([trace.blocks[start:end] for start, end in ends]),
+        starts=np.concatenate(([0], np.cumsum(np.diff(trace.starts)[order]))),
+    )
 
 
-def _made_up(given: argparse.Namespace, replicas: int) -> Trace:
+def _made_up(given: argparse.Namespace, name: str, replicas: int, seed: int) -> Trace:
     count = min(given.requests * replicas, given.most_requests)
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "tree-search"
-        write_trace(count, 0, path, "tree-search", replicas * given.first_rate)
+        path = Path(folder) / name
+        write_trace(count, seed, path, name, replicas * given.first_rate)
         return read_trace(path)
 
 
@@ -258,29 +273,33 @@ def rates_of(
     given: argparse.Namespace, found: list[Rate], progress: Callable[[str], None]
 ) -> Iterator[Rate]:
     """Of all loads, replicas and routers those that are not `found` yet. A router's search begins
-    with the rate that it had with fewer replicas."""
-    known = {(rate.load, rate.replicas, rate.router): rate for rate in found}
-    begin: dict[tuple[str, str], float] = {}
-    loads = loads_of(given)
-    for replicas, (name, trace_for) in itertools.product(given.replicas, loads.items()):
-        trace = trace_for(replicas)
+    with the rate that it had with another seed, or fewer replicas, or that another router had."""
+    known = {(rate.load, rate.replicas, rate.router, rate.seed): rate for rate in found}
+    begin: dict[tuple[object, ...], float] = {}
+    ways = itertools.product(range(given.seeds), given.replicas, loads_of(given).items())
+    for seed, replicas, (name, trace_for) in ways:
+        trace = trace_for(replicas, seed)
         for router in given.routers:
             progress(f"{name}, {replicas}: {router}")
-            first = begin.get((name, router), given.first_rate)
-            rate = known.get((name, replicas, router))
+            alike = ((name, router, replicas), (name, router), (name,))
+            first = next(filter(None, map(begin.get, alike)), given.first_rate)
+            rate = known.get((name, replicas, router, seed))
             if rate is None:
                 if router == BOUND:
                     rate = bound_of(name, trace, replicas, given)
                 else:
                     rate = highest_rate(name, trace, router, replicas, first, given)
+                rate = replace(rate, seed=seed)
                 yield rate
-            begin[name, router] = rate.requests_per_second / replicas or first
+            if router != BOUND:
+                begin.update(dict.fromkeys(alike, rate.requests_per_second / replicas or first))
 
 
 def print_rates(console: Console, rates: list[Rate]) -> None:
-    """A table for each load and number of replicas."""
-    for name, replicas in dict.fromkeys((rate.load, rate.replicas) for rate in rates):
-        found = {r.router: r for r in rates if (r.load, r.replicas) == (name, replicas)}
+    """A table for each load, number of replicas and seed."""
+    for key in dict.fromkeys((rate.load, rate.replicas, rate.seed) for rate in rates):
+        name, replicas, seed = key
+        found = {r.router: r for r in rates if (r.load, r.replicas, r.seed) == key}
         rays = max((found[ray].requests_per_second for ray in RAYS if ray in found), default=0)
         rows = {
             router: {**vars(rate), "ratio": rate.requests_per_second / (rays or math.nan)}
@@ -292,7 +311,7 @@ def print_rates(console: Console, rates: list[Rate]) -> None:
             "hits": "{hit_rate:.1%}",
             "p99 s": "{p99:.2f}",
         }
-        title = f"{name}, {replicas} replicas"
+        title = f"{name}, {replicas} replicas, seed {seed}"
         console.print(table_of(title, rows, columns))
 
 
@@ -301,6 +320,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     option = parser.add_argument
     routers = [*ROUTINGS, BOUND]
     option("--trace", action="append", default=[], metavar="NAME=FILE", help="may be repeated")
+    option("--made-up", nargs="*", choices=sorted(LOADS), default=["tree-search"])
+    option("--seeds", type=int, default=1, help="so many loads of each kind")
     option("--replicas", type=int, nargs="+", default=[2, 8, 64, 1000])
     option("--routers", nargs="+", choices=sorted(routers), default=routers)
     option("--requests", type=int, default=1000, help="for each replica")

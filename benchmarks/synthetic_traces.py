@@ -10,6 +10,9 @@ share one of four long prefixes ("hot") and are cheap once it is cached; the ten
 of 160 tasks, and asks for four thoughts; of each level's thoughts four are followed, each with four
 more, until the answer.
 
+*agents*: sessions of 3 to 12 turns over one of three descriptions of tools. Each turn continues
+the one before some seconds later, and some turns are asked four times, with different ends.
+
 *long-and-short*: chats of short prompts and long answers, and, one of five requests, questions
 about long documents, whose answers are short. Nobody shares anything.
 """
@@ -35,6 +38,8 @@ EXAMPLES = 24
 LEVELS = 4
 WIDTH = 4
 SECONDS_PER_LEVEL = 6.0
+FORKED = 0.15
+"""Of an agent's turns."""
 
 
 @dataclass(frozen=True)
@@ -76,6 +81,21 @@ def tree_search(dice: random.Random, ids: Iterator[int], rate: float) -> Iterato
             paths = [[*dice.choice(paths), next(ids)] for _ in range(WIDTH)]
 
 
+def agents(dice: random.Random, ids: Iterator[int], rate: float) -> Iterator[Asked]:
+    """In order of arrival of sessions, which overlap."""
+    tools = [[next(ids) for _ in range(8)] for _ in range(3)]
+    began = 0.0
+    while True:
+        began += dice.expovariate(rate) * 7.5 * (1 + 3 * FORKED)
+        path = [*dice.choice(tools), *(next(ids) for _ in range(dice.randint(4, 20)))]
+        at = began
+        for _ in range(dice.randint(3, 12)):
+            for _ in range(4 if dice.random() < FORKED else 1):
+                yield Asked(at, [*path, next(ids)], dice.randint(40, 400))
+            path = [*path, *(next(ids) for _ in range(dice.randint(1, 2)))]
+            at += 3 + dice.expovariate(1 / 8)
+
+
 def long_and_short(dice: random.Random, ids: Iterator[int], rate: float) -> Iterator[Asked]:
     at = 0.0
     while True:
@@ -90,6 +110,7 @@ def long_and_short(dice: random.Random, ids: Iterator[int], rate: float) -> Iter
 LOADS: dict[str, Callable[[random.Random, Iterator[int], float], Iterator[Asked]]] = {
     "hot-and-cold": hot_and_cold,
     "tree-search": tree_search,
+    "agents": agents,
     "long-and-short": long_and_short,
 }
 

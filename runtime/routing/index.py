@@ -38,6 +38,9 @@ class PrefixIndex:
         self._buckets = buckets
         self._words = np.zeros(buckets * _WORDS, np.uint64)
         self._halves = self._words.view(np.uint32)
+        # A look at one digest costs less in these.
+        self._raw = memoryview(self._words).cast("B")
+        self._numbers = memoryview(self._halves)
         self._rows = self._words.reshape(buckets, _WORDS)
         self._sets = self._halves.reshape(buckets, 2 * _WORDS)[:, 2 * _WIDTH :]
         """Numbers of sets of replicas; 0 where a slot is free."""
@@ -164,7 +167,7 @@ class PrefixIndex:
             holders = seen.get(at)
             if holders is None:
                 holders = seen[at] = self._holders_of(digest(at))
-            return holders & left
+            return holders if left == -1 else holders & left
 
         while end > first and len(seen) < _LOOKS and others(first):
             # The longest prefix that is held by somebody of whom no longer one is known.
@@ -186,21 +189,21 @@ class PrefixIndex:
 
     def _holders_of(self, digest: int) -> int:
         first = digest % self._buckets * _WORDS
-        row = self._words[first : first + _WIDTH].tobytes()
+        row = self._raw[8 * first : 8 * (first + _WIDTH)].tobytes()
         key = digest.to_bytes(8, sys.byteorder)
         at = row.find(key)
         while at > 0 and at % 8:  # the end of one and the beginning of the next
             at = row.find(key, at + 1)
         if at < 0:
             return 0
-        return self._holders.bits[self._halves.item(2 * (first + _WIDTH) + at // 8)]
+        return self._holders.bits[self._numbers[2 * (first + _WIDTH) + at // 8]]
 
     def _find(self, digests: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
         """The bucket of each and what is in it; which of them are there, and in which slots."""
         buckets = (digests % np.uint64(self._buckets)).view(np.int64)
         rows = self._rows.take(buckets, 0)
         found = (rows[:, :_WIDTH] == digests[:, None]).ravel().nonzero()[0]
-        return buckets, rows, found // _WIDTH, found % _WIDTH
+        return buckets, rows, found >> 4, found & 15
 
     def _place(self, digests: np.ndarray, buckets: np.ndarray, rows: np.ndarray, bit: int) -> None:
         """Put in what has no slot, for a replica alone. `rows`: what is in the buckets."""

@@ -20,8 +20,6 @@ from rootlace.runtime.routing.index import MOST_ENTRIES, PrefixIndex
 _PATIENCE, _LEEWAY = 4.0, 0.5
 """So many times its price, and so many seconds, may pass until a first token is late: others
 overtake it where many wait."""
-_EMPTY = 0.125
-"""This part of `RouterConfig.spread` counts where a pool is empty."""
 
 
 @dataclass(frozen=True)
@@ -29,13 +27,15 @@ class RouterConfig:
     """`block_size`: at which bounds replicas tell what they hold. `capacity`: tokens of a replica's
     KV pool, `cost` what its steps take. `spread`: how many times its computing a token counts that
     another replica has, where a pool is full: what is held twice leaves less room for other
-    prefixes. `space_of`: what keys of blocks below the pools begin with (`prefix_keys`)."""
+    prefixes. `empty`: this part of `spread` counts where a pool is empty. `space_of`: what keys of
+    blocks below the pools begin with (`prefix_keys`)."""
 
     replicas: int
     block_size: int
     capacity: int
     cost: StepCost
     spread: float = 8.0
+    empty: float = 0.125
     most_entries: int = MOST_ENTRIES
     digest_key: bytes = b""
     space_of: Callable[[Hashable], bytes] = kv_space
@@ -75,7 +75,7 @@ class Router:
         """That replicas said they hold."""
         self._slow = [1.0] * count
         """So much longer than alone a prompt takes."""
-        self._spread = np.full(count, config.spread * _EMPTY)
+        self._spread = np.full(count, config.spread * config.empty)
         """By replica; what nobody holds yet is held once in any case."""
         self._each = 1 + self._spread
         """The price of a second of computing what another one holds."""
@@ -95,9 +95,11 @@ class Router:
         counts."""
         if replica not in self._dead:
             self._held.apply(replica, change)
-            blocks = 0 if change.fresh else self._blocks[replica]
-            self._blocks[replica] = blocks + len(change.added) - len(change.removed)
-            self._price(replica)
+            before = 0 if change.fresh else self._blocks[replica]
+            blocks = before + len(change.added) - len(change.removed)
+            if blocks != self._blocks[replica]:
+                self._blocks[replica] = blocks
+                self._price(replica)
             self._below.apply(replica, below, change.fresh)
 
     def learn(self, cost: StepCost) -> None:
@@ -219,6 +221,7 @@ class Router:
                 self._coming.remove(request, sent)
         self._queued[replica] = self._tokens[replica] = self._rows[replica] = 0
         self._blocks[replica] = 0
+        self._price(replica)
         self._owed[replica].clear()
         self._due[replica] = np.inf
         self._free[replica] = 0.0
@@ -289,17 +292,21 @@ class Router:
     def _renew(self, replica: int) -> None:
         """Its rows or their tokens have changed. Every step of prompts has the rows, too: so much
         longer than alone a prompt takes."""
-        cost, rows = self._cost, self._rows[replica]
-        beside = rows * cost.decode + cost.context * self._tokens.item(replica) * (rows > 0)
-        self._slow[replica] = 1 + beside / (cost.step + cost.prefill * cost.max_step_tokens)
-        self._price(replica)
+        slow, rows = 1.0, self._rows[replica]
+        if rows:
+            cost = self._cost
+            beside = rows * cost.decode + cost.context * self._tokens.item(replica)
+            slow += beside / (cost.step + cost.prefill * cost.max_step_tokens)
+        if slow != self._slow[replica]:
+            self._slow[replica] = slow
+            self._each[replica] = slow + self._spread.item(replica)
 
     def _price(self, replica: int) -> None:
-        """What is computed there or held has changed. What comes into an empty pool takes no room
-        that other prefixes have."""
+        """It holds more or less. What comes into an empty pool takes no room that other prefixes
+        have."""
         config = self._config
         full = min(self._blocks[replica] * config.block_size / config.capacity, 1.0)
-        spread = config.spread * (_EMPTY + (1 - _EMPTY) * full)
+        spread = config.spread * (config.empty + (1 - config.empty) * full)
         self._spread[replica] = spread
         self._each[replica] = self._slow[replica] + spread
 

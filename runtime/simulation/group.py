@@ -67,7 +67,7 @@ class Group:
         self.routing_seconds = 0.0
         self._said: dict[int, list[Update]] = {}
         """What the steps do that run now, by replica: known at their end."""
-        if router == "exact":
+        if router.startswith("exact"):
             for engine in self.engines:
                 engine.scheduler.cache.keep_journal()
 

@@ -35,6 +35,8 @@ class Routing(Protocol):
 class Exact:
     """Our own router."""
 
+    empty = RouterConfig.empty
+
     def __init__(self, workload: Workload, machine: Machine, engines: list[SimulatedEngine]):
         size = workload.granularity
         self._workload = workload
@@ -44,6 +46,7 @@ class Exact:
                 block_size=engines[0].block,
                 capacity=engines[0].scheduler.kv.capacity,
                 cost=_by_the_unit(machine.cost, size),
+                empty=self.empty,
             )
         )
         self._output = int(np.median(workload.output_units))
@@ -61,6 +64,12 @@ class Exact:
 
     def heard(self, replica: int, change: Change, below: Sequence[Below] = ()) -> None:
         self._router.heard(replica, change, below)
+
+
+class ExactOnePrice(Exact):
+    """The same, where holding a prefix twice has one price, however full the pool is."""
+
+    empty = 1.0
 
 
 def _by_the_unit(cost: StepCost, size: int) -> StepCost:
@@ -186,6 +195,7 @@ class RayPrefixBalanced(RayPrefix):
 
 ROUTINGS: dict[str, type[Exact] | type[Blind]] = {
     "exact": Exact,
+    "exact:1": ExactOnePrice,
     "ray-prefix": RayPrefix,
     "ray-prefix:10": RayPrefixBalanced,
     "power-of-two": PowerOfTwo,
