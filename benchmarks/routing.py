@@ -6,9 +6,10 @@
 rate of requests at which 99 of 100 have their first token within a limit (`--limit` seconds, and
 twice what the longest of 100 prompts takes), by simulation (`rootlace simulate --replicas`,
 docs/simulation.md): our router, those of Ray Serve, the power of two choices, and sessions that
-stay where they were; and a bound, that of a cache as large as all together which knows the future,
-and of work that is divided evenly. A trace is repeated until there are enough requests for each
-replica, all of which come as fast as the rate says. A run that is called again with the same
+stay where they were. *pooled* is one engine as fast as all together, with all their memory, which
+no router's replicas can be expected to exceed; *bound* a cache as large as all together which knows
+the future, and work that is divided evenly. A trace is repeated until there are enough requests for
+each replica, all of which come as fast as the rate says. A run that is called again with the same
 `--json` goes on where it was.
 
 *Choices*: CPU time of a choice, and of hearing what caches hold, by the number of replicas and of
@@ -57,7 +58,7 @@ STRIDE = 1.15
 TOLD = 64
 """Blocks that a request puts into its replica's cache, where as many go."""
 RAYS = ("ray-prefix", "ray-prefix:10", "power-of-two")
-BOUND = "bound"
+BOUND, POOLED = "bound", "pooled"
 SAME = ("cache_tokens", "granularity", "limit", "precision")
 
 
@@ -106,15 +107,17 @@ def highest_rate(
     """From the rate `first` (of a replica) on, by ever longer strides until there is one that is
     met and one that is not; then by halving the interval, to `--precision`."""
     machine = Machine(given.cache_tokens, read_cost(DEFAULT_COST))
-
-    limit = limit_of(trace, machine.cost, given)
+    limit, engines = limit_of(trace, machine.cost, given), replicas
+    if router == POOLED:
+        machine, engines = pooled(machine, replicas), 1
 
     def play(per_replica: float) -> Rate | None:
         rate = per_replica * replicas
         workload = workload_of(trace, rate, replicas, given)
         policy = parse_policy("lpm")
         # Reading the CPU clock takes longer than a choice on some machines.
-        cluster = Cluster(workload, policy, machine, replicas, router, cpu=lambda: 0.0)
+        sends = "turns" if router == POOLED else router
+        cluster = Cluster(workload, policy, machine, engines, sends, cpu=lambda: 0.0)
 
         def watch(arrived: int) -> None:
             if cluster.late(arrived, limit) > 0.01 * len(workload) + 1:
@@ -140,6 +143,15 @@ def highest_rate(
         else:
             rate, stride = (rate * stride if low else rate / stride), stride**1.5
     return best or Rate(name, replicas, router, 0, 0.0, 0.0, 0.0)
+
+
+def pooled(machine: Machine, replicas: int) -> Machine:
+    """One machine as fast as so many, with the memory of all. A step has as many tokens as before,
+    so it takes as little of a step's own time for each."""
+    cost = machine.cost
+    seconds = ("step", "prefill", "decode", "context", "pair")
+    faster = replace(cost, **{name: getattr(cost, name) / replicas for name in seconds})
+    return Machine(machine.cache_tokens * replicas, faster, machine.max_running * replicas)
 
 
 def limit_of(trace: Trace, cost: StepCost, given: argparse.Namespace) -> float:
@@ -318,7 +330,7 @@ def print_rates(console: Console, rates: list[Rate]) -> None:
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = new_parser("routing", __doc__)
     option = parser.add_argument
-    routers = [*ROUTINGS, BOUND]
+    routers = [*ROUTINGS, POOLED, BOUND]
     option("--trace", action="append", default=[], metavar="NAME=FILE", help="may be repeated")
     option("--made-up", nargs="*", choices=sorted(LOADS), default=["tree-search"])
     option("--seeds", type=int, default=1, help="so many loads of each kind")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 
@@ -35,3 +36,18 @@ def test_routers_are_compared(tmp_path: Path) -> None:
     assert [rate["router"] for rate in found["rates"]] == ["exact", "ray-prefix"]
     assert all(rate["requests_per_second"] > 0 for rate in found["rates"])
     assert found["choices"][0]["route"] > 0
+
+
+def test_loads_of_seeds_are_played_by_one_machine_for_all(tmp_path: Path) -> None:
+    figures, recorded = tmp_path / "routing.json", tmp_path / "agents.jsonl"
+    write_trace(60, 5, recorded, "agents")
+    load = f"--replicas 4 --requests 10 --seeds 2 --made-up agents --trace recorded={recorded}"
+    search = "--routers pooled exact exact:1 --granularity 512 --choices --precision 64"
+    main([*load.split(), *search.split(), "--first-rate", "30", "--json", str(figures)])
+    rates = json.loads(figures.read_text())["rates"]
+    keys = [(rate["seed"], rate["load"], rate["router"]) for rate in rates]
+    routers = ("pooled", "exact", "exact:1")
+    assert keys == list(itertools.product((0, 1), ("recorded", "agents"), routers))
+    # The loads of two seeds are not the same.
+    assert len({rate["hit_rate"] for rate in rates if rate["router"] == "pooled"}) == 4
+    assert all(rate["requests_per_second"] > 0 for rate in rates)
