@@ -39,8 +39,8 @@ class PrefixIndex:
         self._words = np.zeros(buckets * _WORDS, np.uint64)
         self._halves = self._words.view(np.uint32)
         # A look at one digest costs less in these.
-        self._raw = memoryview(self._words).cast("B")
-        self._numbers = memoryview(self._halves)
+        self._raw = self._words.data.cast("B")
+        self._numbers = self._halves.data
         self._rows = self._words.reshape(buckets, _WORDS)
         self._sets = self._halves.reshape(buckets, 2 * _WORDS)[:, 2 * _WIDTH :]
         """Numbers of sets of replicas; 0 where a slot is free."""
