@@ -145,7 +145,7 @@ def stated_by_gguf() -> dict[str, PreTrainedConfig]:
                 **yarn,
                 "rope_type": "yarn",
                 "attention_factor": None,
-                "original_max_position_embeddings": 64,
+                "original_max_position_embeddings": 4,
                 "mscale": 1.0,
                 "mscale_all_dim": 1.0,
                 "llama_4_scaling_beta": 0.1,
