@@ -29,6 +29,7 @@ from rootlace.runtime.config import ConstraintConfig
 from rootlace.runtime.constrained import GrammarCompiler
 from rootlace.runtime.constrained.service.compilation import CompileService
 from rootlace.runtime.contracts.matcher import Grammar
+from rootlace.runtime.engine import garbage
 from rootlace.runtime.engine.__main__ import SWITCH_SECONDS
 from rootlace.runtime.engine.constraints import prepare
 from rootlace.wire.errors import RootlaceError
@@ -161,6 +162,7 @@ def main() -> None:
     console, report = console_of(120), Report("constrained.holds", args, "llguidance")
     compiler = GrammarCompiler(load_tokenizer(args.tokenizer))
     prepare(compiler)
+    garbage.collect_when_idle()
     sys.setswitchinterval(SWITCH_SECONDS)
     service = CompileService(lambda: compiler, ConstraintConfig())
     service.submit(Constraint("choices", '["a"]')).exception()  # as the engine does at its start

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import gc
 import logging
 import os
 import shutil
@@ -29,6 +28,7 @@ from rootlace.runtime.contracts.messages import (
     encode,
 )
 from rootlace.runtime.contracts.step_record import StepRecord
+from rootlace.runtime.engine import garbage
 from rootlace.runtime.engine.client import EngineProcessConfig
 from rootlace.runtime.engine.loading import loading_bar, loading_log
 from rootlace.runtime.engine.loop import EngineLoop
@@ -173,10 +173,7 @@ def _serve(
     from rootlace.runtime.engine.constraints import compile_service
 
     service = compile_service(runner, engine.constraints)
-    # What is here now stays: a full collection need not look at it again (0.1 s with a large
-    # vocabulary, in the middle of a step).
-    gc.collect()
-    gc.freeze()
+    garbage.collect_when_idle()
     jump_forward = engine.constraints.jump_forward
     loop = EngineLoop(
         scheduler,
@@ -187,7 +184,7 @@ def _serve(
         jump_forward,
         overlap,
         record=record,
-        prepare=runner.prepare,
+        prepare=lambda: runner.prepare() or garbage.idle(),
         executor_stats=runner.stats,
         telling=(
             Telling(

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import gc
 import json
+import subprocess
+import sys
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from types import FrameType, TracebackType
@@ -169,3 +171,57 @@ def test_nor_does_one_that_ends_otherwise(served: Served, kind: str | None, fate
         given = None if kind is None else KINDS[kind](number + len(fate))
         found = garbage_of(lambda given=given: served.ask(given, fate))
     assert not found
+
+
+# ---------------------------------------------------------------- when all is looked through
+
+MADE = """
+import gc
+from rootlace.runtime.engine import garbage
+class Circle:
+    alive = 0
+    def __init__(self):
+        self.me, self.more = self, [[] for _ in range(8)]
+        Circle.alive += 1
+    def __del__(self):
+        Circle.alive -= 1
+def make(count):  # each thousand lives until there are some thousands more, so through young ones
+    global held
+    for _ in range(count):
+        held.append([Circle() for _ in range(1000)])
+        del held[:-20]
+        most.append(Circle.alive)
+held, most, full = [], [], []
+gc.callbacks.append(
+    lambda phase, info: phase == "start" and info["generation"] == 2 and full.append(Circle.alive)
+)
+garbage.collect_when_idle()
+full.clear()
+"""
+
+
+def said(program: str) -> list[int]:
+    done = subprocess.run(
+        [sys.executable, "-c", MADE + program], capture_output=True, text=True, check=True
+    )
+    return [
+        int(number) for number in done.stdout.replace("True", "1").replace("False", "0").split()
+    ]
+
+
+def test_all_is_looked_through_at_idle_moments_where_much_has_come() -> None:
+    program = """
+print(garbage.idle(), len(full))
+make(20)
+print(len(full), not garbage.idle(), garbage.idle(), len(full), Circle.alive > 0)
+held.clear()
+make(10)
+held.clear()
+print(not garbage.idle(), Circle.alive)
+"""
+    assert said(program) == [0, 0, 0, 0, 0, 1, 1, 0, 0]
+
+
+def test_circles_are_bounded_where_there_is_no_idle_moment() -> None:
+    before, most = said("make(100); print(len(full)); make(500); print(max(most))")
+    assert not before and 100_000 < most < 400_000

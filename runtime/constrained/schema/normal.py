@@ -59,11 +59,26 @@ class Normal:
         """Whether it is the user's schema, and nothing is left to check."""
         return not any(self.notes.values())
 
+    def let_go(self) -> None:
+        let_go(self.definitions, self.notes, self.shown, self.lost, self.places)
+
 
 def normal_form(checked: CheckedSchema, satisfies: Satisfies) -> Normal:
     """`satisfies(schema, value, holds)` is the full check. Raises InvalidConstraint where nothing
     at all satisfies the schema."""
-    return _Normalizer(checked, satisfies).result()
+    made = _Normalizer(checked, satisfies)
+    try:
+        return made.result()
+    finally:
+        made.let_go()
+
+
+def let_go(*memos: dict[Any, Any]) -> None:
+    """Of what is not needed any more, piece by piece: all at once, what is known of thousands of
+    schemas would keep the interpreter from everybody else for tens of milliseconds."""
+    for memo in memos:
+        while memo:
+            memo.popitem()
 
 
 class _Normalizer:
@@ -101,6 +116,9 @@ class _Normalizer:
             found.lost[name] = {note for shape in shapes for note in shape.lost}
             found.places[name] = conjunction
         return found
+
+    def let_go(self) -> None:
+        let_go(self._known, self._reasons, self._names, self._cases.dead)
 
     # ------------------------------------------------------------ conjunctions
 

@@ -9,7 +9,7 @@ from typing import Any
 from rootlace.runtime.constrained.automaton.syntax import Regex
 from rootlace.runtime.constrained.schema.check import CheckedSchema, invalid
 from rootlace.runtime.constrained.schema.mask import Mask, mask_of
-from rootlace.runtime.constrained.schema.normal import normal_form
+from rootlace.runtime.constrained.schema.normal import let_go, normal_form
 from rootlace.runtime.constrained.schema.regular import whole_regex
 from rootlace.runtime.constrained.schema.residual import Residual, written
 from rootlace.runtime.constrained.schema.search import searcher
@@ -58,7 +58,14 @@ class PreparedSchema:
     @property
     def verifier_factory(self) -> Callable[[], Verifier] | None:
         """Makes a check of one text as it comes; None where the mask holds everything."""
-        return (lambda: Verifier(self._rules)) if self._mask.residuals else None
+        rules = self._rules  # not all of this, which may be a hundred thousand objects
+        return (lambda: Verifier(rules)) if self._mask.residuals else None
+
+    def let_go(self) -> None:
+        """Nothing is asked any more, but what `verifier_factory` made."""
+        self.normal.let_go()
+        if "_mask" in vars(self):
+            let_go(self._mask.schema.get("$defs", {}))
 
     def refuse_residuals(self, why: str) -> None:
         """Raises InvalidConstraint where there are any; `why` says why they must not be there."""

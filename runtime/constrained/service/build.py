@@ -175,6 +175,12 @@ class GrammarBuilder:
 
     def _schema(self, constraint: Constraint) -> Grammar:
         prepared = PreparedSchema(parsed_schema(constraint.source), self._documents)
+        try:
+            return self._prepared(prepared, constraint)
+        finally:
+            prepared.let_go()
+
+    def _prepared(self, prepared: PreparedSchema, constraint: Constraint) -> Grammar:
         if self._config.backend != "llguidance":
             regex = prepared.regex(constraint.whitespace)
             if regex is not None:
