@@ -47,7 +47,9 @@ class Receiving:
             nonlocal come
             own, owners = self._of.get(client, 0), len(self._of)
             full = self._taken + more > self._most
-            if full or kept_for_others(own, owners, self._taken, self._most, more):
+            alone = self._taken == come  # has its own bound, and would never find more room
+            kept = kept_for_others(own, owners, self._taken, self._most, more)
+            if not alone and (full or kept):
                 self._rare.warn(
                     "bodies of %d bytes are being received: one is refused", self._taken
                 )

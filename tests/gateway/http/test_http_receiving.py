@@ -94,3 +94,11 @@ async def test_without_a_word_there_may_be_sixteen_of_the_largest(serve: Serve) 
     slow = await slow_ones(served, 14, 2**12 - 1)
     assert await Slow(served, 2**12 - 1).status() == 429
     assert [await one.status() for one in slow] == [200] * 14
+
+
+@pytest.mark.parametrize("most", [BODY, BODY // 2])
+async def test_one_body_alone_is_always_received(serve: Serve, most: int) -> None:
+    served = await serve(FakeGateway(max_body_bytes=BODY, max_receiving_bytes=most))
+    (slow,) = await slow_ones(served, 1, BODY - 1)
+    assert await Slow(served, 2**10).status() == 429
+    assert await slow.status() == 200
