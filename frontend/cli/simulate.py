@@ -76,8 +76,8 @@ def simulate(
         list[str] | None,
         typer.Option(
             metavar="NAME,...",
-            help="With --replicas: exact, ray-prefix, ray-prefix:10, power-of-two, sessions, turns "
-            "or all. May be repeated.",
+            help="With --replicas: exact, exact:1, ray-prefix, ray-prefix:10, power-of-two, "
+            "sessions, turns or all. May be repeated.",
             show_default="all",
         ),
     ] = None,
