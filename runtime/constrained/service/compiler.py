@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from rootlace.runtime.config import ConstraintConfig
+from rootlace.runtime.constrained.automaton import char_sets
 from rootlace.runtime.constrained.service.build import GrammarBuilder
 from rootlace.runtime.constrained.service.cache import GrammarCache
 from rootlace.runtime.constrained.sources.source import constraint_of
@@ -48,7 +49,9 @@ class GrammarCompiler:
         self._cache = GrammarCache(config.cache_size, config.cache_bytes)
 
     def prepare(self) -> None:
-        """Learn what forcing tokens and llguidance take (a second), so that no request waits."""
+        """Learn what patterns, forcing tokens and llguidance take (a second), so that no request
+        waits."""
+        char_sets.prepare()
         self._builder.forced_tokenizer().prepare()
         self.vocabulary.llguidance  # noqa: B018 it is made when it is first asked for
 
