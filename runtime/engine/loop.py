@@ -39,12 +39,12 @@ from rootlace.runtime.contracts.request import Request, kv_namespace
 from rootlace.runtime.contracts.step_record import StepRecord
 from rootlace.runtime.contracts.update import Update
 from rootlace.runtime.engine.compiling import Compiler, CompilingRequests
+from rootlace.runtime.engine.resuming import Resuming, ResumingRequests
 from rootlace.runtime.engine.steps import Steps
 from rootlace.runtime.engine.telling import Telling
 from rootlace.runtime.scheduler.scheduler import Scheduler
 from rootlace.wire.errors import (
     InternalError,
-    InvalidConstraint,
     InvalidRequest,
     Overloaded,
     RootlaceError,
@@ -93,6 +93,7 @@ class EngineLoop:
         self._steps = Steps(scheduler, executor, overlap, self._send_now, record, note, move)
         self._compiler = compiler
         self._compiling = CompilingRequests(compiler)
+        self._resuming = ResumingRequests()
         self._jump_forward = jump_forward
         self._prepare = prepare
         self._executor_stats = executor_stats
@@ -118,12 +119,15 @@ class EngineLoop:
         if idle and len(self._compiling):
             self._compiling.wait(COMPILING_SECONDS)
             idle = False
+        idle = idle and not len(self._resuming)
         wait = idle and (self._paused or not self._prepare())
         nap = FETCHING_SECONDS if self._only_fetching else 0.0
         for message in self._receive(int(1000 * (IDLE_SECONDS if wait else nap))):
             self._handle(message)
         for waiting in self._compiling.take():
-            self._add(waiting.request, waiting.grammar.result, waiting.waited)
+            self._begin(waiting.request, waiting.grammar.result, waiting.waited)
+        for one in self._resuming.take():
+            self._add(one.request, one.matcher, one.waited)
         if tiering.handing.busy:  # another engine waits for it, and a step may take long
             tiering.poll()
             self._outgoing += [HandedOver(*answer) for answer in tiering.handing.take_answers()]
@@ -166,7 +170,7 @@ class EngineLoop:
             self._submit(message)
         elif isinstance(message, Abort):
             for rid in message.rids:
-                if self._compiling.remove(rid):
+                if self._compiling.remove(rid) or self._resuming.remove(rid):
                     update: Update | None = Update(rid, finish="abort")
                 else:
                     update = self._scheduler.abort(rid)
@@ -218,7 +222,7 @@ class EngineLoop:
 
     def _submit(self, request: Request) -> None:
         constraint = request.constraint
-        if request.rid in self._compiling:
+        if request.rid in self._compiling or request.rid in self._resuming:
             self._refuse(request.rid, InvalidRequest(f"request id {request.rid} is in use"))
             return
         if constraint is None:
@@ -226,21 +230,28 @@ class EngineLoop:
             return
         grammar = self._compiler.cached(constraint)
         if grammar is not None:
-            self._add(request, lambda: grammar)
+            self._begin(request, lambda: grammar)
         elif len(self._compiling) >= self._scheduler.config.max_waiting and not request.resumed:
             count = len(self._compiling)
             self._refuse(request.rid, Overloaded(f"{count} constraints are being compiled"))
         else:
             self._compiling.add(request, constraint)
 
+    def _begin(self, request: Request, grammar: Callable[[], Grammar], waited: float = 0.0) -> None:
+        """With its constraint, once its matcher has taken in what was generated before."""
+        if len(request.output_ids):
+            self._resuming.add(Resuming(request, grammar, waited))
+        else:
+            self._add(request, lambda: grammar().matcher(), waited)
+
     def _add(
-        self, request: Request, grammar: Callable[[], Grammar] | None, waited: float = 0.0
+        self, request: Request, make: Callable[[], Matcher] | None, waited: float = 0.0
     ) -> None:
-        """Give the request to the scheduler; what `grammar` raises ends it alone."""
+        """Give the request to the scheduler; what making its matcher raises ends it alone."""
         constraint = request.constraint
         jumps = constraint is not None and constraint.jump_forward != "off"
         try:
-            matcher = None if grammar is None else _matcher(grammar, request)
+            matcher = None if make is None else _matcher(make, request)
             self._scheduler.add(
                 request, matcher, jump_forward=jumps and self._jump_forward, waited=waited
             )
@@ -259,7 +270,7 @@ class EngineLoop:
         counters = self._scheduler.stats()
         return {
             **counters,
-            "waiting": counters["waiting"] + len(self._compiling),
+            "waiting": counters["waiting"] + len(self._compiling) + len(self._resuming),
             "compiling": len(self._compiling),
             "compiled": self._compiling.compiled,
             "compile_seconds": self._compiling.seconds,
@@ -269,22 +280,13 @@ class EngineLoop:
         }
 
 
-def _matcher(grammar: Callable[[], Grammar], request: Request) -> Matcher | None:
+def _matcher(make: Callable[[], Matcher], request: Request) -> Matcher | None:
     """None where the request's constraint need not be enforced, and cannot."""
     try:
-        return _resumed(grammar(), request)
+        return make()
     except Exception as error:
         if request.constraint is None or not request.constraint.optional:
             raise
         log.info("request %d goes on without a constraint: %s", request.rid, error)
         error.__traceback__ = None  # its frames know the future that knows it
         return None
-
-
-def _resumed(grammar: Grammar, request: Request) -> Matcher:
-    """A matcher that has taken in what was generated before."""
-    matcher = grammar.matcher()
-    for token in request.output_ids.tolist():
-        if not matcher.advance(token):
-            raise InvalidConstraint("the tokens to resume from violate the constraint")
-    return matcher

@@ -11,6 +11,7 @@ from concurrent.futures import Future
 
 import msgspec
 import numpy as np
+import pytest
 
 from rootlace.runtime.config import CacheConfig, SchedulerConfig
 from rootlace.runtime.constrained import Grammar
@@ -24,6 +25,7 @@ from rootlace.runtime.contracts.messages import (
 )
 from rootlace.runtime.contracts.request import Request
 from rootlace.runtime.contracts.update import Update
+from rootlace.runtime.engine import resuming
 from rootlace.runtime.engine.compiling import AT_ONCE, CompilingRequests
 from rootlace.runtime.engine.loop import EngineLoop
 from rootlace.runtime.scheduler.scheduler import Scheduler
@@ -58,6 +60,22 @@ class OnlySeven(Plain):
 
     def forced_tokens(self) -> list[int]:
         return [7] * (3 - self.count)
+
+
+class Endless(Plain):
+    """7 for ever."""
+
+    def matcher(self) -> Endless:
+        return self
+
+    def fill_bitmask(self, out: np.ndarray) -> None:
+        out[:] = 1 << 7
+
+    def advance(self, token_id: int) -> bool:
+        return token_id == 7
+
+    def is_finished(self) -> bool:
+        return False
 
 
 class FakeGrammar:
@@ -222,6 +240,33 @@ def test_an_id_is_free_again_after_its_abort() -> None:
         lambda: service.finish("b", InvalidConstraint("not b")),
     )
     assert [update.finish for update in talk.of(1)] == ["abort", "error"]
+
+
+def test_what_another_engine_generated_is_taken_in_while_others_go_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What goes wrong in it is the request's own."""
+    monkeypatch.setattr(resuming, "TOKENS_AT_ONCE", 3)
+    service, tokens = FakeService(), np.full(16, 7, np.int32)
+    service.done["a"] = Endless()  # type: ignore[assignment]
+    params = SamplingParams(max_tokens=18, temperature=0.0, seed=0)
+    long, wrong, gone, short = (
+        msgspec.structs.replace(submit(rid, "a"), output_ids=ids, params=params)
+        for rid, ids in enumerate((tokens, np.append(tokens, 3), tokens, tokens[:2]), 1)
+    )
+    talk = Talk(
+        service,
+        [submit(5), short, long, wrong, gone],
+        [msgspec.structs.replace(long), GetStats(6)],
+        [Abort((3,))],
+    )
+    ends = [m.rid for m in talk.said if isinstance(m, Update) and m.finish]
+    assert ends.index(5) < ends.index(1, 1), "others have gone on meanwhile"
+    assert talk.end(5).finish == talk.end(4).finish == "length"
+    assert [one.code for one in talk.of(1) if one.finish] == ["invalid_request", ""]
+    assert talk.end(2).code == "invalid_constraint" and talk.end(3).finish == "abort"
+    (stats,) = [m.values for m in talk.said if isinstance(m, Stats)]
+    assert stats["waiting"] == 3
 
 
 def test_what_was_waited_for_is_not_kept() -> None:
