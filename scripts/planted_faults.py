@@ -81,9 +81,9 @@ FAULTS = (
     ),
     Fault(
         "a constraint misses the last token before the replay",
-        "runtime/engine/loop.py",
-        "for token in request.output_ids.tolist():",
-        "for token in request.output_ids.tolist()[:-1]:",
+        "runtime/engine/resuming.py",
+        "if not self._matcher.advance(token):",
+        "if self._taken + 1 < len(self.request.output_ids) and not self._matcher.advance(token):",
     ),
     Fault(
         "the next engine is sent nothing",
