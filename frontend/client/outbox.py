@@ -42,9 +42,10 @@ class Outbox:
             call_in_loop(self._loop, self._arm)
 
     def put_back(self, ops: list[Packed]) -> None:
-        """Have these leave before all others, in their order."""
-        self._ops.extendleft(reversed(ops))
-        self._wake.set()
+        """Send `ops` before all others, in their order. An empty list sends nothing."""
+        if ops:
+            self._ops.extendleft(reversed(ops))
+            self._wake.set()
 
     def _arm(self) -> None:
         self._loop.call_later(self._coalesce, self._wake.set)

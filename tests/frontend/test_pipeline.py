@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import threading
 
+import msgspec
+
 import rootlace as rl
+from rootlace.client.outbox import Outbox, Packed
 from rootlace.wire import protocol
 from tests.frontend.fake_gateway import FakeGateway
 from tests.waiting import eventually
@@ -88,6 +92,28 @@ def test_forks_run_side_by_side_without_threads_or_waiting(
     assert counters.messages_sent - before == 1
     assert len(state["tip"]) == 50 and len(set(state["tip"])) == 50
     eventually(lambda: gateway.open_branches == 0)
+
+
+def test_a_new_connection_has_nothing_to_repeat_and_sends_no_half_filled_frame() -> None:
+    async def fill() -> tuple[list[list[Packed]], list[list[Packed]]]:
+        outbox = Outbox(asyncio.get_running_loop(), coalesce=3600.0)
+        sent: list[list[Packed]] = []
+        outbox.put_back([])
+        outbox.put(1, msgspec.Raw(b"first"))
+        writing = asyncio.create_task(outbox.write(sent.append))
+        for _ in range(5):
+            await asyncio.sleep(0)
+        early = list(sent)
+        outbox.put(2, msgspec.Raw(b"second"))
+        outbox.flush()
+        for _ in range(5):
+            await asyncio.sleep(0)
+        writing.cancel()
+        return early, sent
+
+    early, sent = asyncio.run(fill())
+    assert early == []
+    assert [[number for number, _ in frame] for frame in sent] == [[1, 2]]
 
 
 def test_concatenate_and_append_needs_no_round_trip(
