@@ -1,4 +1,7 @@
-"""The page at `/` in a headless Chromium: chat, constrained answers, the tree, the charts."""
+"""The page at `/` in a headless Chromium: chat, constrained answers, the tree, the charts.
+
+Where an answer must stop, break or call at a certain word, `SCRIPTED` stands for the server.
+"""
 
 from __future__ import annotations
 
@@ -22,6 +25,31 @@ pytestmark = [
 ]
 PATIENCE_MS = 60_000
 
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "weather",
+        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
+    },
+}
+
+# Answers that the test says word by word; `sent` are the bodies that asked for them.
+SCRIPTED = """() => {
+  const real = window.fetch;
+  const bytes = (text) => new TextEncoder().encode(`data: ${text}\\n\\n`);
+  window.sent = [];
+  window.fetch = async (path, options) => {
+    if (!path.startsWith("v1/chat/")) return real(path, options);
+    window.sent.push(JSON.parse(options.body));
+    return new Response(new ReadableStream({ start(stream) {
+      window.say = (delta) => stream.enqueue(bytes(JSON.stringify({ choices: [{ delta }] })));
+      window.done = () => { stream.enqueue(bytes("[DONE]")); stream.close(); };
+      window.cut = () => stream.close();
+      options.signal.addEventListener("abort", () => stream.error(options.signal.reason));
+    } }));
+  };
+}"""
+
 
 @dataclass
 class Tab:
@@ -36,6 +64,43 @@ class Tab:
         turn = self.page.locator(".turn", has=self.page.locator(".who", has_text="model"))
         turn.nth(number).locator(".facts", has_text="tokens/s").wait_for()
         return turn.nth(number)
+
+
+@dataclass
+class Script:
+    """Says the answers of a tab in place of the server."""
+
+    page: playwright.Page
+
+    def ask(self, prompt: str) -> None:
+        self.page.fill("#prompt", prompt)
+        self.page.keyboard.press("Control+Enter")
+        self.page.locator("#stop:enabled").wait_for()
+
+    def say(self, content: str) -> None:
+        self.page.evaluate("(content) => say({ content })", content)
+        self.page.locator(".turn .text", has_text=content).last.wait_for()
+
+    def call(self, *calls: tuple[str, str]) -> None:
+        for index, (name, arguments) in enumerate(calls):
+            made = {"index": index, "id": f"call-{index}"}
+            made |= {"function": {"name": name, "arguments": arguments}}  # type: ignore[dict-item]
+            self.page.evaluate("(call) => say({ tool_calls: [call] })", made)
+
+    def end(self, how: str = "done()") -> None:
+        self.page.evaluate(how)
+        self.page.locator("#stop:disabled").wait_for()
+
+    def messages(self) -> list[dict[str, Any]]:
+        """Those of the last request."""
+        found: list[dict[str, Any]] = self.page.evaluate("sent.at(-1).messages")
+        return found
+
+
+@pytest.fixture
+def script(tab: Tab) -> Script:
+    tab.page.evaluate(SCRIPTED)
+    return Script(tab.page)
 
 
 @pytest.fixture(scope="module")
@@ -77,6 +142,7 @@ def test_a_conversation(tab: Tab) -> None:
     assert "%" in page.locator("#hover").inner_text()
     assert "cached" in first.locator(".facts").inner_text()
     # The next turn finds the one before in the cache.
+    assert page.input_value("#prompt") == ""
     page.fill("#prompt", "And you?")
     page.click("#send")
     assert "were cached" in tab.answer(1).locator(".facts").inner_text()
@@ -121,15 +187,6 @@ def test_tools_are_called_and_the_request_is_copied(tab: Tab) -> None:
     assert f"{call.function.name} {call.function.arguments}" in called
 
 
-TOOL = {
-    "type": "function",
-    "function": {
-        "name": "weather",
-        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
-    },
-}
-
-
 def test_what_is_wrong_is_told(tab: Tab) -> None:
     page = tab.page
     page.click("#form-of-answer summary")
@@ -158,6 +215,12 @@ def test_the_tree_grows(tab: Tab, url: str) -> None:
 
     def nodes() -> int:
         return int(total.inner_text().partition(" ")[0].replace(",", ""))
+
+    # Below the axis lies the first node.
+    page.locator("#canvas").click(position={"x": 10, "y": 26})
+    page.locator("#node", has_text="tokens 0 to").wait_for()
+    page.locator("#canvas").click(position={"x": 10, "y": 10})
+    page.locator("#node", has_not_text="tokens").wait_for(state="attached")
 
     before = nodes()
     forked.run(backend=rl.RuntimeEndpoint(url))
@@ -214,3 +277,394 @@ def test_one_of_several_models_is_chosen(tab: Tab) -> None:
     with page.expect_request("**/v1/chat/completions") as asked:
         page.click("#send")
     assert asked.value.post_data_json["model"] == "other"
+
+
+def user(content: str) -> dict[str, str]:
+    return {"role": "user", "content": content}
+
+
+def model(content: str) -> dict[str, str]:
+    return {"role": "assistant", "content": content}
+
+
+def test_what_is_typed_while_an_answer_is_written_stays(tab: Tab, script: Script) -> None:
+    page = tab.page
+    script.ask("One?")
+    assert page.input_value("#prompt") == ""
+    page.keyboard.type("Two?")
+    script.say("First")
+    page.keyboard.press("Control+Enter")  # too early: sends nothing, loses nothing
+    script.end()
+    assert page.input_value("#prompt") == "Two?"
+    page.keyboard.press("Control+Enter")
+    script.say("Second")
+    script.end()
+    assert script.messages() == [user("One?"), model("First"), user("Two?")]
+    # A completion's prompt stays in any case: it is what one goes on to change.
+    page.select_option("#kind", "text")
+    page.fill("#temperature", "0")
+    page.fill("#max_tokens", "4")
+    page.fill("#prompt", "Once upon a time")
+    page.click("#send")
+    turn = page.locator(".turn", has=page.locator(".who", has_text="completion"))
+    turn.locator(".facts", has_text="tokens/s").wait_for()
+    assert page.input_value("#prompt") == "Once upon a time"
+    assert turn.locator(".text").inner_text().startswith("Once upon a time")
+
+
+def test_the_next_request_sends_what_the_page_shows(tab: Tab, script: Script) -> None:
+    page = tab.page
+    script.ask("One?")
+    script.say("Half of")
+    page.click("#stop")
+    page.locator(".facts", has_text="stopped").wait_for()
+    script.ask("Two?")
+    script.say("Second")
+    script.end()
+    assert script.messages() == [user("One?"), model("Half of"), user("Two?")]
+    # Stopped before there is a word: out of the conversation, and marked so.
+    script.ask("Three?")
+    page.keyboard.press("Escape")
+    page.locator(".turn.left").nth(1).wait_for()
+    assert (
+        page.locator(".turn.left .note").all_inner_texts() == ["left out of the next request"] * 2
+    )
+    assert page.input_value("#prompt") == "Three?"
+    # Once more: the same question, and only once.
+    page.locator("button:visible", has_text="Again").click()
+    script.say("Third")
+    script.end()
+    assert script.messages()[3:] == [model("Second"), user("Three?")]
+    assert page.input_value("#prompt") == "" and page.locator(".turn.left").count() == 0
+    # An answer is asked for again; what is being typed is not touched.
+    page.fill("#prompt", "Four?")
+    page.locator("button:visible", has_text="Again").click()
+    script.say("Another third")
+    script.end()
+    assert script.messages()[-1] == user("Three?") and page.input_value("#prompt") == "Four?"
+    # Back to the second question, in front of what has been typed.
+    page.locator(".turn", has_text="Two?").get_by_role("button", name="Edit").click()
+    assert page.input_value("#prompt") == "Two?\nFour?"
+    page.locator("#prompt").press("Control+Enter")
+    script.say("Fourth")
+    # A new conversation, while this one is being answered, is a new one.
+    page.click("#fresh")
+    page.locator("#stop:disabled").wait_for()
+    script.ask("Five?")
+    script.say("Fifth")
+    script.end()
+    assert script.messages() == [user("Five?")]
+    assert page.locator(".turn").count() == 2
+
+
+def test_an_answer_that_breaks_off_says_so_and_keeps_its_words(tab: Tab, script: Script) -> None:
+    page = tab.page
+    script.ask("One?")
+    script.say("Half of")
+    script.end("cut()")
+    assert "connection broke" in page.locator(".turn .bad").last.inner_text()
+    script.ask("Two?")
+    script.say("Second")
+    script.end()
+    assert script.messages() == [user("One?"), model("Half of"), user("Two?")]
+    # A request that the server refuses is out of the conversation; its words come back.
+    page.select_option("#constraint", "regex", force=True)
+    page.evaluate("document.getElementById('source').value = '('")
+    page.reload()
+    page.locator("#model", has_text="demo").wait_for()
+    page.fill("#prompt", "Three?")
+    page.keyboard.press("Control+Enter")
+    page.locator(".turn.left .bad", has_text="regex").wait_for()
+    assert page.input_value("#prompt") == "Three?"
+    tab.console.clear()  # browsers tell of every reply that is an error
+
+
+def test_loading_again_loses_nothing(tab: Tab, script: Script) -> None:
+    page = tab.page
+    page.fill("#temperature", "0.3")
+    page.fill("#system", "Be brief.")
+    page.click("#form-of-answer summary")
+    page.select_option("#constraint", "regex")
+    page.fill("#source", "[a-z ]+")
+    page.select_option("#constraint", "json_schema")
+    page.fill("#source", '{"type": "object", "properties": {"age": {"type": "integer"}}}')
+    page.select_option("#constraint", "")
+    script.ask("One?")
+    script.say("First")
+    script.end()
+    script.ask("Two?")
+    script.say("Half of")
+    page.keyboard.type("Three?")
+    page.reload()
+    page.locator("#model", has_text="demo").wait_for()
+    page.evaluate(SCRIPTED)
+    assert page.input_value("#temperature") == "0.3"
+    assert "stopped" in page.locator(".turn .facts").last.inner_text()
+    assert page.input_value("#prompt") == "Three?"
+    page.locator("#prompt").press("Control+Enter")
+    script.say("Third")
+    script.end()
+    assert script.messages() == [
+        {"role": "system", "content": "Be brief."},
+        *(user("One?"), model("First"), user("Two?"), model("Half of"), user("Three?")),
+    ]
+    page.click("#form-of-answer summary")
+    assert page.locator("#fields input").input_value() == "age"
+    page.select_option("#constraint", "regex")
+    assert page.input_value("#source") == "[a-z ]+"
+
+
+def test_a_property_is_added_to_the_schema_that_is_there(tab: Tab, script: Script) -> None:
+    page = tab.page
+    pasted = {
+        "title": "Person",
+        "type": "object",
+        "properties": {
+            "name": {"type": "string", "description": "in full", "minLength": 2},
+            "home": {"$ref": "#/$defs/place"},
+        },
+        "required": ["name"],
+        "$defs": {"place": {"type": "object"}},
+    }
+    page.click("#form-of-answer summary")
+    page.fill("#source", json.dumps(pasted))
+    page.click("#field")
+    page.locator("#fields input").last.fill("age")
+    page.locator("#fields select").last.select_option("integer")
+
+    def text() -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(page.input_value("#source"))
+        return found
+
+    wanted = json.loads(json.dumps(pasted))
+    wanted["properties"]["age"] = {"type": "integer"}
+    wanted["required"] = ["name", "age"]
+    assert text() == wanted
+    # The rows are the properties of the text: each can be renamed and taken out.
+    names = page.locator("#fields input")
+    assert [one.input_value() for one in names.all()] == ["name", "home", "age"]
+    names.nth(1).fill("address")
+    page.locator("#fields button").nth(2).click()
+    wanted["properties"] = {
+        "name": pasted["properties"]["name"],
+        "address": pasted["properties"]["home"],
+    }
+    wanted["required"] = ["name"]
+    assert text() == wanted and list(text()["properties"]) == ["name", "address"]
+    # A name that is taken changes nothing of the property that has it.
+    page.click("#field")
+    names.nth(2).fill("name")
+    assert text() == wanted
+    assert page.locator("#fields input:invalid").count() == 1
+    # What is no schema of an object stays as it is, and the page says why.
+    for other in ('{"type": "arr', '{"type": "array"}'):
+        page.fill("#source", other)
+        page.click("#field")
+        page.locator("#wrong", has_text="The schema:").wait_for()
+        assert page.input_value("#source") == other
+    # The text of another kind of constraint is not taken for a schema, and not lost.
+    page.select_option("#constraint", "regex")
+    page.fill("#source", "[0-9]+")
+    page.click("#field")
+    assert page.input_value("#source") == '{"type": "array"}'
+    page.select_option("#constraint", "regex")
+    assert page.input_value("#source") == "[0-9]+"
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "says"),
+    [
+        ("#tools", "[{", "Tools: "),
+        ("#temperature", "7", "Temperature: "),
+        ("#prompt", "", "The prompt is empty."),
+    ],
+)
+def test_an_error_stays_until_something_is_done(
+    tab: Tab, script: Script, field: str, value: str, says: str
+) -> None:
+    page = tab.page
+    page.locator("details", has=page.locator("#tools")).locator("summary").click()
+    page.fill(field, value)
+    page.click("#send")
+    for _ in range(3):  # as often as the page asks how the server is
+        with page.expect_response("**/get_server_info"):
+            pass
+    assert page.locator("#wrong").inner_text().startswith(says)
+    assert page.evaluate("document.activeElement.id") == field[1:]
+    assert page.evaluate("sent") == [] and page.locator(".turn").count() == 0
+    page.keyboard.type("1")
+    assert page.locator("#wrong").is_hidden()
+
+
+def test_fields_left_empty_are_left_to_the_server(tab: Tab, script: Script) -> None:
+    page = tab.page
+    for number in ("#temperature", "#top_p", "#max_tokens", "#seed"):
+        page.fill(number, "")
+    script.ask("Hello!")
+    (sent,) = page.evaluate("sent")
+    assert not {"temperature", "top_p", "max_tokens", "seed"} & set(sent)
+
+
+def test_the_key_is_asked_for_once(tab: Tab) -> None:
+    page = tab.page
+
+    def guard(route: playwright.Route) -> None:
+        if route.request.headers.get("authorization") == "Bearer right":
+            route.continue_()
+        else:
+            route.fulfill(status=401, json={"error": {"message": "no"}})
+
+    page.route(re.compile("v1/|get_server_info|metrics|cache/"), guard)
+    page.locator("#key-dialog").wait_for()
+    page.keyboard.type("half a ke")
+    page.keyboard.press("Escape")
+    for _ in range(2):
+        with page.expect_response("**/get_server_info"):
+            pass
+    assert page.locator("#key-dialog").is_hidden()
+    assert page.locator("#state").inner_text() == "An API key is needed."
+    page.click("#ask-key")
+    page.fill("#key", "wrong")
+    page.keyboard.press("Enter")
+    page.locator("#state", has_text="wrong").wait_for()
+    page.locator("#key-dialog").wait_for()
+    page.fill("#key", "right")
+    page.keyboard.press("Enter")
+    page.locator("#state:empty").wait_for(state="attached")
+    assert page.locator("#ask-key").is_hidden()
+    tab.console.clear()  # browsers tell of every reply that is an error
+
+
+def test_copying_works_over_plain_http_from_another_host(
+    browser: playwright.Browser, url: str
+) -> None:
+    page = browser.new_page()
+    page.set_default_timeout(PATIENCE_MS)
+    host = "http://rootlace.test"
+
+    def forward(route: playwright.Route) -> None:
+        own = route.request.url.replace(host, url, 1)
+        route.fulfill(response=route.fetch(url=own, headers={"accept": "*/*"}))
+
+    page.route(f"{host}/**", forward)
+    page.goto(host)
+    page.locator("#model", has_text="demo").wait_for()
+    assert page.evaluate("!isSecureContext && navigator.clipboard === undefined")
+    page.fill("#prompt", "It's a copy.")
+    page.click("#as-curl")
+    page.locator("#as-curl", has_text="Copied").wait_for()
+    page.click("#as-curl")  # a second click must not make "Copied" the label for good
+    page.locator("#as-curl", has_text="Copy as curl").wait_for()
+    page.locator("#system").focus()
+    page.keyboard.press("Control+V")
+    pasted = page.input_value("#system")
+    assert pasted.startswith(f"curl {host}/v1/chat/completions") and "'\\''s a copy." in pasted
+    # Where even the older way is refused, the text stands ready to be copied by hand.
+    page.evaluate("document.execCommand = () => false")
+    page.fill("#system", "")
+    page.click("#as-python")
+    page.locator("#copy-dialog").wait_for()
+    assert page.evaluate("getSelection().toString()").startswith("from openai import OpenAI")
+    page.close()
+
+
+def test_results_of_tools_are_entered(tab: Tab, script: Script) -> None:
+    page = tab.page
+    script.ask("Is it warmer in Oslo or in Rome?")
+    script.call(("weather", '{"city": "Oslo"}'), ("weather", '{"city": "Rome"}'))
+    script.end()
+    results = page.locator(".result textarea")
+    results.nth(0).fill("4 degrees")
+    page.click("text=Send the results")
+    page.locator("#wrong", has_text="result of weather is missing").wait_for()
+    assert page.evaluate("sent.length") == 1
+    page.keyboard.type("21 degrees")  # the field that is missing has the focus
+    page.reload()
+    page.locator("#model", has_text="demo").wait_for()
+    page.evaluate(SCRIPTED)
+    page.click("text=Send the results")
+    script.say("In Rome.")
+    script.end()
+    question, answer, *given = script.messages()
+    assert question == user("Is it warmer in Oslo or in Rome?")
+    assert [call["id"] for call in answer["tool_calls"]] == ["call-0", "call-1"]
+    assert given == [
+        {"role": "tool", "tool_call_id": "call-0", "content": "4 degrees"},
+        {"role": "tool", "tool_call_id": "call-1", "content": "21 degrees"},
+    ]
+    # A call that was cut off has no result; the words before it are kept.
+    script.ask("And in Bergen?")
+    script.say("I look.")
+    script.call(("weather", '{"city": "Ber'))
+    page.click("#stop")
+    page.locator(".facts", has_text="call of weather was cut off").wait_for()
+    script.ask("Well?")
+    assert script.messages()[-2:] == [model("I look."), user("Well?")]
+
+
+def test_a_result_reaches_the_model(tab: Tab) -> None:
+    page = tab.page
+    page.fill("#temperature", "0")
+    page.fill("#max_tokens", "40")
+    page.locator("details", has=page.locator("#tools")).locator("summary").click()
+    page.fill("#tools", json.dumps([TOOL]))
+    page.fill("#prompt", "What's the weather in Oslo?")
+    page.click("#send")
+    page.locator(".result textarea").fill("sunny")
+    with page.expect_request("**/v1/chat/completions") as asked:
+        page.keyboard.press("Control+Enter")
+    assert asked.value.post_data_json["messages"][-1]["content"] == "sunny"
+    tab.answer(1)
+    assert page.locator(".bad:visible").count() == 0
+
+
+def test_only_the_playground_sends(tab: Tab, script: Script) -> None:
+    page = tab.page
+    page.keyboard.press("Escape")
+    page.click("#tab-play")
+    page.keyboard.press("ArrowRight")
+    assert page.locator("#tree").is_visible()
+    page.keyboard.press("Control+Enter")
+    page.keyboard.press("ArrowLeft")
+    assert page.locator("#play").is_visible()
+    assert page.evaluate("sent") == []
+
+
+def test_charts_have_values_and_times(tab: Tab) -> None:
+    """What a line says by its place is what the axes say there."""
+    page = tab.page
+    page.click("#tab-load")
+    noon = 1_700_000_000 - 1_700_000_000 % 60
+    page.evaluate(
+        """async (noon) => {
+          const { Chart } = await import("/page/load.js");
+          window.chart = new Chart({ name: "Made up" });
+          document.getElementById("charts").append(chart.figure);
+          const at = (second, value) => ({ now: noon + second, values: [value, null] });
+          chart.draw([at(0, 0), at(15, 30), at(16, null), at(30, 40), at(60, 20), at(61, 20)]);
+        }""",
+        noon,
+    )
+    figure = page.locator("figure").last
+    values = figure.locator("text.value")
+    assert values.all_text_contents() == ["0", "10", "20", "30", "40"]
+    height = {one.text_content(): float(one.get_attribute("y") or 0) - 4 for one in values.all()}
+    times = figure.locator("text.time")
+    clock = page.evaluate(
+        "(s) => new Date(s * 1000).toLocaleTimeString([], { hourCycle: 'h23' })", noon + 30
+    )
+    place = {one.text_content(): float(one.get_attribute("x") or 0) for one in times.all()}
+    path = figure.locator("path.line").first.get_attribute("d") or ""
+    points = [(float(x), float(y)) for x, y in re.findall(r"[ML]([\d.]+) ([\d.]+)", path)]
+    read = [next(v for v, h in height.items() if abs(h - y) < 0.2) for _, y in points]
+    assert read == ["0", "30", "40", "20", "20"]
+    assert abs(points[2][0] - place[clock]) < 0.2
+    # Where nothing was measured for long there is no line; what stands alone is a mark.
+    assert [len(run.split("L")) for run in path.split("M")[1:]] == [1, 1, 1, 2]
+    figure.locator("svg").hover(position={"x": points[2][0], "y": 40})
+    assert figure.locator("b").inner_text() == f"40 / – at {clock}"
+
+
+def test_the_api_is_one_click_away(tab: Tab) -> None:
+    tab.page.get_by_role("link", name="API").click()
+    tab.page.locator("h1", has_text="served by Rootlace").wait_for()

@@ -58,14 +58,17 @@ export const getJson = async (path) => (await ask(path)).json();
 
 export const getText = async (path) => (await ask(path)).text();
 
-/** The events of a stream, decoded, until it ends. */
+/** The events of a stream, decoded, until it ends; an error where it ends before its time. */
 export async function* events(path, body, signal) {
   const reader = (await ask(path, { body, signal })).body.getReader();
   const decoder = new TextDecoder();
   let held = "";
   for (;;) {
-    const { value, done } = await reader.read();
-    if (done) return;
+    const { value, done } = await reader.read().catch((error) => {
+      if (error.name === "AbortError") throw error;
+      return { done: true };
+    });
+    if (done) throw new ApiError(0, "the connection broke before the answer was complete");
     held += decoder.decode(value, { stream: true });
     const lines = held.split("\n");
     held = lines.pop();

@@ -1,8 +1,11 @@
 // The playground: a conversation or a completion, constrained where asked, token by token.
+// The next request sends the turns that the page shows, save those marked as left out.
 
 import { events, hasKey } from "./api.js";
 
 const $ = (id) => document.getElementById(id);
+const KEPT = "rootlace-playground"; // what a reload of the tab brings back
+const LEFT_OUT = "left out of the next request";
 
 function element(tag, className = "", text = "") {
   const made = document.createElement(tag);
@@ -11,101 +14,330 @@ function element(tag, className = "", text = "") {
   return made;
 }
 
-/** Reads a form field as JSON; says which field is wrong. */
-function json(text, what) {
-  try {
-    return JSON.parse(text);
-  } catch (error) {
-    throw new Error(`${what}: ${error.message}`);
+function button(text, act) {
+  const made = element("button", "", text);
+  made.type = "button";
+  made.addEventListener("click", () => act(made));
+  return made;
+}
+
+/** What is wrong with a field of the form, by the field's id. */
+class FieldError extends Error {
+  constructor(field, message) {
+    super(message);
+    this.field = field;
   }
+}
+
+/** Reads a form field as JSON; says which field is wrong. */
+function json(field, what) {
+  try {
+    return JSON.parse($(field).value);
+  } catch (error) {
+    throw new FieldError(field, `${what}: ${error.message}`);
+  }
+}
+
+/** The number in a field; undefined where the field is empty, which means the default. */
+function number(field) {
+  const input = $(field);
+  const { badInput, rangeUnderflow, rangeOverflow } = input.validity;
+  if (badInput || rangeUnderflow || rangeOverflow) {
+    throw new FieldError(field, `${input.labels[0].textContent.trim()}: ${input.validationMessage}`);
+  }
+  return input.value === "" ? undefined : Number(input.value);
+}
+
+/** To the clipboard. Over plain HTTP a browser gives pages of other hosts no `navigator.clipboard`. */
+async function copy(text) {
+  try {
+    return await navigator.clipboard.writeText(text);
+  } catch {
+    // None here, or it is refused: by the older way, and where that is refused by hand.
+  }
+  $("to-copy").value = text;
+  $("copy-dialog").showModal();
+  $("to-copy").select();
+  if (!document.execCommand("copy")) throw new Error("the browser does not let this page copy");
+  $("copy-dialog").close();
+}
+
+/** Copies what `write` gives, and says so on the button. */
+async function copyBy(made, write) {
+  await copy(write());
+  made.dataset.label ??= made.textContent;
+  made.textContent = "Copied";
+  setTimeout(() => (made.textContent = made.dataset.label), 1200);
 }
 
 export class Playground {
   constructor(report) {
     this.model = "";
     this.report = report;
-    this.messages = [];
+    this.turns = [];
     this.running = null;
+    this.form = new AnswerForm((error) => this.tell(error));
     $("ask").addEventListener("submit", (event) => {
       event.preventDefault();
       this.send();
     });
     $("stop").addEventListener("click", () => this.stop());
-    $("fresh").addEventListener("click", () => this.fresh());
-    $("field").addEventListener("click", () => this.addField());
-    $("as-curl").addEventListener("click", () => this.copy("as-curl", asCurl));
-    $("as-python").addEventListener("click", () => this.copy("as-python", asPython));
-    $("kind").addEventListener("change", () => {
-      $("system").disabled = $("tools").disabled = $("kind").value === "text";
-    });
-  }
-
-  fresh() {
-    this.stop();
-    this.messages = [];
-    $("conversation").replaceChildren();
+    $("fresh").addEventListener("click", () => this.cut(this.turns[0]));
+    for (const [id, write] of [["as-curl", asCurl], ["as-python", asPython]]) {
+      $(id).addEventListener("click", () => this.copyRequest($(id), write));
+    }
+    $("ask").addEventListener("input", () => this.tell(null), true); // before what may tell again
+    addEventListener("pagehide", () => this.keep());
+    this.restore();
   }
 
   stop() {
     this.running?.abort();
   }
 
-  /** A row of the schema form: the schema's text follows from all rows. */
-  addField() {
-    const row = element("div", "row");
-    const name = element("input");
-    name.placeholder = "name";
-    const type = element("select");
-    for (const kind of ["string", "integer", "number", "boolean", "string list"]) {
-      type.append(element("option", "", kind));
-    }
-    const remove = element("button", "", "✕");
-    remove.type = "button";
-    remove.ariaLabel = "Remove";
-    remove.addEventListener("click", () => {
-      row.remove();
-      this.writeSchema();
-    });
-    for (const part of [name, type]) part.addEventListener("input", () => this.writeSchema());
-    row.append(name, type, remove);
-    $("fields").append(row);
-    $("constraint").value = "json_schema";
-    name.focus();
+  /** Says what is wrong until something is changed or done; null: nothing is. */
+  tell(error) {
+    $("wrong").hidden = !error;
+    $("wrong").textContent = error?.message ?? "";
+    const field = error?.field && $(error.field);
+    if (!field) return;
+    const folded = field.closest("details");
+    if (folded) folded.open = true;
+    field.focus();
   }
 
-  writeSchema() {
-    const properties = {};
-    for (const row of $("fields").children) {
-      const [name, type] = row.children;
-      if (!name.value) continue;
-      properties[name.value] =
-        type.value === "string list"
-          ? { type: "array", items: { type: "string" } }
-          : { type: type.value };
+  /** Everything typed and said, for when the tab is loaded again. */
+  keep() {
+    const fields = {};
+    for (const field of $("ask").querySelectorAll("[id]:is(input, select, textarea)")) fields[field.id] = field.value;
+    const kept = { fields, form: this.form.kept(), turns: this.turns.map((turn) => turn.said) };
+    try {
+      sessionStorage.setItem(KEPT, JSON.stringify(kept));
+    } catch (error) {
+      sessionStorage.removeItem(KEPT); // too long to keep: nothing rather than what is no longer so
     }
-    const required = Object.keys(properties);
-    const schema = { type: "object", properties, required, additionalProperties: false };
-    $("source").value = JSON.stringify(schema, null, 2);
   }
 
-  /** Path and body of the request that the form asks for. */
-  request() {
-    const body = {
-      model: this.model,
-      temperature: Number($("temperature").value),
-      top_p: Number($("top_p").value),
-      max_tokens: Number($("max_tokens").value),
+  restore() {
+    const kept = JSON.parse(sessionStorage.getItem(KEPT) ?? "null");
+    if (kept) {
+      for (const [id, value] of Object.entries(kept.fields)) if ($(id)) $(id).value = value;
+      this.form.restore(kept.form);
+      for (const said of kept.turns) {
+        const turn = this.add(said);
+        if (!said.ended) this.end(turn, "stopped");
+      }
+    }
+    const settle = () => ($("system").disabled = $("tools").disabled = $("kind").value === "text");
+    $("kind").addEventListener("change", settle);
+    settle();
+  }
+
+  add(said) {
+    const turn = new Turn(said, this);
+    this.turns.push(turn);
+    $("conversation").append(turn.box);
+    turn.box.scrollIntoView({ block: "nearest" });
+    this.settle();
+    return turn;
+  }
+
+  /** Takes a turn and all after it out of the conversation. */
+  cut(turn) {
+    this.stop();
+    unhover();
+    const at = this.turns.indexOf(turn);
+    if (at >= 0) for (const one of this.turns.splice(at)) one.box.remove();
+    this.settle();
+  }
+
+  /** Back to the prompt with what was asked, before what has been typed since. */
+  edit(turn) {
+    const typed = $("prompt").value;
+    if (typed !== turn.said.text) $("prompt").value = typed ? `${turn.said.text}\n${typed}` : turn.said.text;
+    this.cut(turn);
+    $("prompt").focus();
+  }
+
+  /** The last answer once more. */
+  again(turn) {
+    const asked = this.turns[this.turns.indexOf(turn) - 1];
+    if (asked?.said.who === "you" && asked.said.left) {
+      asked.leave(false);
+      if ($("prompt").value === asked.said.text) $("prompt").value = "";
+    }
+    this.cut(turn);
+    this.send("");
+  }
+
+  /** What can be done with which turn. */
+  settle() {
+    $("send").disabled = Boolean(this.running);
+    $("stop").disabled = !this.running;
+    for (const turn of this.turns) turn.settle(turn === this.turns.at(-1), Boolean(this.running));
+  }
+
+  /** The turns that the next request sends. */
+  sent() {
+    return this.turns.filter(({ said }) => !said.left && said.who !== "completion");
+  }
+
+  /** Path and body of the request that the form asks for, `prompt` as its next words. */
+  request(prompt, turns = this.sent()) {
+    const body = { model: this.model };
+    for (const name of ["temperature", "top_p", "max_tokens", "seed"]) {
+      const value = number(name);
+      if (value !== undefined) body[name] = value;
+    }
+    this.form.constrain(body);
+    Object.assign(body, {
       stream: true,
       stream_options: { include_usage: true },
       return_cache_report: true,
-    };
-    if ($("seed").value) body.seed = Number($("seed").value);
+    });
+    if ($("kind").value === "text") {
+      if (!prompt) throw new FieldError("prompt", "The prompt is empty.");
+      return { path: "v1/completions", body: { ...body, prompt, logprobs: 5 } };
+    }
+    body.logprobs = true;
+    body.top_logprobs = 5;
+    const system = $("system").value.trim();
+    if (system) body.messages = [{ role: "system", content: system }];
+    body.messages = [...(body.messages ?? []), ...turns.flatMap((turn) => turn.messages())];
+    if (prompt) body.messages.push({ role: "user", content: prompt });
+    if (!["user", "tool"].includes(body.messages.at(-1)?.role)) {
+      throw new FieldError("prompt", "The prompt is empty.");
+    }
+    if ($("tools").value.trim()) body.tools = json("tools", "Tools");
+    return { path: "v1/chat/completions", body };
+  }
+
+  async send(prompt = $("prompt").value) {
+    if (this.running) return;
+    let asked;
+    try {
+      asked = this.request(prompt);
+    } catch (error) {
+      this.tell(error);
+      return;
+    }
+    this.tell(null);
+    const chat = "messages" in asked.body;
+    if (chat && prompt) {
+      this.add({ who: "you", text: prompt, ended: true });
+      $("prompt").value = ""; // at once, so that what is typed from now on is the next prompt
+    }
+    const mine = new AbortController();
+    this.running = mine;
+    const turn = this.add(chat ? { who: "model", text: "" } : { who: "completion", asked: prompt, text: "" });
+    this.keep();
+    let how = "";
+    try {
+      for await (const event of events(asked.path, asked.body, mine.signal)) turn.take(event);
+    } catch (error) {
+      if (error.name === "AbortError") how = "stopped";
+      else turn.fail(error.message);
+      if (error.status === 401) this.report(error);
+    }
+    this.running = null;
+    if (this.turns.includes(turn)) this.end(turn, how);
+    this.settle();
+    this.keep();
+  }
+
+  /** An answer that has nothing to send on is left out together with what it was to answer. */
+  end(turn, how) {
+    turn.finish(how);
+    const { who, text, wrong, calls } = turn.said;
+    if (who !== "model" || text || calls.length || !(how || wrong)) return;
+    turn.leave(true);
+    const asked = this.turns[this.turns.indexOf(turn) - 1];
+    if (asked?.said.who !== "you") return;
+    asked.leave(true);
+    $("prompt").value ||= asked.said.text;
+  }
+
+  async copyRequest(made, write) {
+    try {
+      // With nothing new to ask: what was asked last.
+      let turns = this.sent();
+      const prompt = $("prompt").value;
+      if (!prompt && turns.at(-1)?.said.who === "model" && !turns.at(-1).said.calls.some((call) => call.result)) {
+        turns = turns.slice(0, -1);
+      }
+      const { path, body } = this.request(prompt, turns);
+      for (const name of ["stream", "stream_options", "return_cache_report", "logprobs", "top_logprobs"]) {
+        delete body[name];
+      }
+      await copyBy(made, () => write(new URL(path, location.href), body));
+      this.tell(null);
+    } catch (error) {
+      this.tell(error);
+    }
+  }
+}
+
+const KINDS = {
+  string: { type: "string" },
+  integer: { type: "integer" },
+  number: { type: "number" },
+  boolean: { type: "boolean" },
+  "string list": { type: "array", items: { type: "string" } },
+};
+const isObject = (value) => value !== null && typeof value === "object" && !Array.isArray(value);
+
+/** What the answer must look like. The text says it; the rows show and change properties of that text. */
+class AnswerForm {
+  constructor(tell) {
+    this.tell = tell;
+    this.kind = ""; // whose text stands in the field; "": nobody has said
+    this.texts = {};
+    this.rows = [];
+    $("constraint").addEventListener("change", () => this.choose());
+    $("source").addEventListener("input", () => this.read());
+    $("field").addEventListener("click", () => {
+      $("constraint").value = "json_schema";
+      this.choose();
+      try {
+        this.schema();
+      } catch (error) {
+        this.tell(error);
+        return;
+      }
+      this.row("", KINDS.string, true).name.focus();
+    });
+  }
+
+  kept() {
+    return { kind: this.kind, texts: this.texts };
+  }
+
+  restore({ kind, texts }) {
+    this.kind = kind;
+    this.texts = texts;
+    this.read();
+  }
+
+  /** Each kind has its own text: to look at another loses none. */
+  choose() {
+    const next = $("constraint").value;
+    if (!next || next === this.kind) return;
+    if (this.kind) {
+      this.texts[this.kind] = $("source").value;
+      $("source").value = this.texts[next] ?? "";
+    }
+    this.kind = next;
+    this.read();
+  }
+
+  /** Puts the constraint into the body of a request. */
+  constrain(body) {
     const source = $("source").value;
     switch ($("constraint").value) {
       case "json_schema":
         body.response_format = {
           type: "json_schema",
-          json_schema: { name: "answer", schema: json(source, "The schema") },
+          json_schema: { name: "answer", schema: json("source", "The schema") },
         };
         break;
       case "regex":
@@ -115,117 +347,150 @@ export class Playground {
         body.guided_choice = source.split("\n").filter(Boolean);
         break;
     }
-    if ($("kind").value === "text") {
-      return { path: "v1/completions", body: { ...body, prompt: $("prompt").value, logprobs: 5 } };
-    }
-    body.logprobs = true;
-    body.top_logprobs = 5;
-    const system = $("system").value.trim();
-    const opening = system ? [{ role: "system", content: system }] : [];
-    const asked = { role: "user", content: $("prompt").value };
-    body.messages = [...opening, ...this.messages, asked];
-    if ($("tools").value.trim()) body.tools = json($("tools").value, "Tools");
-    return { path: "v1/chat/completions", body };
   }
 
-  async send() {
-    if (this.running || !$("prompt").value) return;
-    let asked;
+  /** The schema that the text is, to which properties can be added. */
+  schema() {
+    if (!$("source").value.trim()) return { type: "object", properties: {}, required: [], additionalProperties: false };
+    const schema = json("source", "The schema");
+    if (!isObject(schema) || (schema.type ?? "object") !== "object" || !isObject(schema.properties ?? {})) {
+      throw new FieldError("source", 'The schema: only one of "type": "object" has properties.');
+    }
+    return schema;
+  }
+
+  /** Rows for the properties of the text; none while it is no schema of an object. */
+  read() {
+    for (const { box } of this.rows) box.remove();
+    this.rows = [];
+    if (this.kind !== "json_schema" || !$("source").value.trim()) return;
     try {
-      asked = this.request();
+      const { properties = {}, required = [] } = this.schema();
+      for (const [name, schema] of Object.entries(properties)) this.row(name, schema, required.includes(name));
+    } catch {
+      // It is being typed; what is wrong with it is told when it is used.
+    }
+  }
+
+  row(called, schema, required) {
+    const box = element("div", "row");
+    const name = element("input");
+    name.placeholder = "name";
+    name.ariaLabel = "Name of the property";
+    name.value = called;
+    const type = element("select");
+    type.ariaLabel = "Type of the property";
+    const same = (kind) => isObject(schema) && kind.type === schema.type && kind.items?.type === schema.items?.type;
+    const own = Object.keys(KINDS).find((kind) => same(KINDS[kind]));
+    for (const kind of own ? Object.keys(KINDS) : ["as written", ...Object.keys(KINDS)]) type.append(new Option(kind));
+    if (own) type.value = own;
+    const row = { box, name, schema, required };
+    type.addEventListener("input", () => {
+      const { title, description } = Object(schema);
+      row.schema = type.value === (own ?? "as written") ? schema : { ...KINDS[type.value], title, description };
+      this.write();
+    });
+    name.addEventListener("input", () => this.write());
+    const remove = button("✕", () => {
+      this.rows.splice(this.rows.indexOf(row), 1);
+      box.remove();
+      this.write();
+    });
+    remove.ariaLabel = "Remove the property";
+    box.append(name, type, remove);
+    this.rows.push(row);
+    $("fields").append(box);
+    return row;
+  }
+
+  /** The rows into the text; whatever else the text says stays. */
+  write() {
+    let schema;
+    try {
+      schema = this.schema();
     } catch (error) {
-      this.report(error);
+      this.tell(error);
       return;
     }
-    const chat = asked.path.includes("chat");
-    if (chat) this.turn("you").text.textContent = $("prompt").value;
-    const answer = new Answer(this.turn(chat ? "model" : "completion"));
-    this.running = new AbortController();
-    let whole = false;
-    $("send").disabled = true;
-    $("stop").disabled = false;
-    try {
-      for await (const event of events(asked.path, asked.body, this.running.signal)) {
-        answer.take(event);
-      }
-      whole = true;
-    } catch (error) {
-      if (error.name !== "AbortError") answer.fail(error.message);
-      if (error.status === 401) this.report(error);
-    } finally {
-      this.running = null;
-      $("send").disabled = false;
-      $("stop").disabled = true;
+    const before = Object.keys(schema.properties ?? {});
+    const rows = new Map();
+    for (const row of this.rows) {
+      const taken = rows.has(row.name.value);
+      row.name.setCustomValidity(taken ? "Another property has this name." : "");
+      if (row.name.value && !taken) rows.set(row.name.value, row);
     }
-    answer.finish();
-    // An answer that was stopped or failed is no part of the conversation.
-    if (chat && whole) {
-      this.messages.push(asked.body.messages.at(-1), answer.message());
-      $("prompt").value = "";
-    }
-  }
-
-  turn(who) {
-    const box = element("article", "turn");
-    const thoughts = element("div", "thoughts");
-    const text = element("div", "text");
-    const facts = element("div", "facts");
-    thoughts.hidden = true;
-    box.append(element("div", "who", who), thoughts, text, facts);
-    $("conversation").append(box);
-    box.scrollIntoView({ block: "nearest" });
-    return { thoughts, text, facts };
-  }
-
-  async copy(button, write) {
-    try {
-      const { path, body } = this.request();
-      const plain = { ...body };
-      for (const name of ["stream", "stream_options", "return_cache_report", "logprobs", "top_logprobs"]) {
-        delete plain[name];
-      }
-      await navigator.clipboard.writeText(write(new URL(path, location.href), plain));
-      const label = $(button).textContent;
-      $(button).textContent = "Copied";
-      setTimeout(() => ($(button).textContent = label), 1200);
-    } catch (error) {
-      this.report(error);
-    }
+    schema.properties = Object.fromEntries([...rows].map(([name, row]) => [name, row.schema]));
+    const others = (schema.required ?? []).filter((name) => !before.includes(name));
+    const required = [...[...rows.keys()].filter((name) => rows.get(name).required), ...others];
+    if (required.length || schema.required) schema.required = required;
+    $("source").value = JSON.stringify(schema, null, 2);
   }
 }
 
-/** One answer as it is written: tokens with their log-probabilities, thoughts, calls, figures. */
-class Answer {
-  constructor(turn) {
-    this.turn = turn;
-    this.content = "";
+/** One turn as it is shown, and, of an answer, as it is written: tokens, thoughts, calls, figures. */
+class Turn {
+  /** `said` is what is kept of the turn: who, text, thoughts, calls, facts, wrong, left, ended. */
+  constructor(said, play) {
+    this.said = said;
+    said.calls ??= [];
+    this.play = play;
     this.begun = performance.now();
     this.first = 0;
-    this.tokens = 0;
+    this.ending = "";
     this.usage = null;
-    this.calls = [];
+    this.box = element("article", "turn");
+    this.thoughts = element("div", "thoughts", said.thoughts);
+    this.thoughts.hidden = !said.thoughts;
+    this.text = element("div", "text");
+    if (said.asked) this.text.append(element("span", "asked", said.asked));
+    if (said.text) this.text.append(said.text);
+    this.facts = element("div", "facts", said.facts);
+    this.edit = button("Edit", () => play.edit(this));
+    this.again = button("Again", () => play.again(this));
+    const copied = button("Copy", (made) => copyBy(made, () => (said.asked ?? "") + said.text).catch((error) => play.tell(error)));
+    const head = element("div", "head");
+    this.note = element("span", "note");
+    head.append(element("span", "who", said.who), this.note, copied, said.who === "you" ? this.edit : this.again);
+    this.again.hidden = true;
+    this.box.append(head, this.thoughts, this.text, this.facts);
+    said.calls.forEach((_, at) => this.showCall(at));
+    if (said.wrong) this.fail(said.wrong);
+    this.leave(said.left);
+  }
+
+  leave(out) {
+    this.said.left = Boolean(out);
+    this.box.classList.toggle("left", this.said.left);
+    this.note.textContent = this.said.left ? LEFT_OUT : "";
+  }
+
+  settle(last, busy) {
+    this.again.hidden = !last || busy || this.said.who !== "model";
+    for (const field of this.box.querySelectorAll(".result textarea")) field.readOnly = !last;
+    for (const send of this.box.querySelectorAll(".result button")) send.hidden = !last;
   }
 
   take(event) {
+    // Who looks at the end of the answer goes on to see it.
+    const follows = this.facts.getBoundingClientRect().top < innerHeight;
     if (event.usage) this.usage = event.usage;
     const choice = event.choices[0];
     if (!choice) return;
     const delta = choice.delta ?? { content: choice.text };
     if (delta.reasoning_content) {
-      this.turn.thoughts.hidden = false;
-      this.turn.thoughts.textContent += delta.reasoning_content;
+      this.said.thoughts = (this.said.thoughts ?? "") + delta.reasoning_content;
+      this.thoughts.hidden = false;
+      this.thoughts.append(delta.reasoning_content);
     }
     for (const call of delta.tool_calls ?? []) this.call(call);
     const scored = tokensOf(choice.logprobs);
     if (!this.first && (delta.content || scored.length)) this.first = performance.now();
-    this.tokens += scored.length;
     if (delta.content) {
-      this.content += delta.content;
+      this.said.text += delta.content;
       this.show(delta.content, scored);
     }
-    if (choice.finish_reason && choice.finish_reason !== "stop") {
-      this.turn.facts.textContent = `ended by ${choice.finish_reason}`;
-    }
+    if (choice.finish_reason && choice.finish_reason !== "stop") this.ending = `ended by ${choice.finish_reason}`;
+    if (follows) this.facts.scrollIntoView({ block: "nearest" });
   }
 
   /** Tokens apart where they make up the text exactly; else the text as it is. */
@@ -233,63 +498,114 @@ class Answer {
     const joined = scored.map((token) => token.token).join("");
     if (joined !== text) {
       const plain = element("span", scored.every((t) => t.forced) && scored.length ? "token forced" : "", text);
-      this.turn.text.append(plain);
+      this.text.append(plain);
       return;
     }
     for (const token of scored) {
       const span = element("span", token.forced ? "token forced" : "token", token.token);
       span.addEventListener("pointerenter", (event) => hover(event, token));
       span.addEventListener("pointerleave", unhover);
-      this.turn.text.append(span);
+      this.text.append(span);
     }
   }
 
   call(delta) {
-    this.calls[delta.index] ??= { id: "", name: "", arguments: "", shown: element("div", "text") };
-    const call = this.calls[delta.index];
+    const { calls } = this.said;
+    calls[delta.index] ??= { id: "", name: "", arguments: "", result: "" };
+    const call = calls[delta.index];
     call.id ||= delta.id ?? "";
     call.name ||= delta.function?.name ?? "";
     call.arguments += delta.function?.arguments ?? "";
-    if (!call.shown.isConnected) this.turn.facts.before(call.shown);
-    call.shown.textContent = `→ ${call.name} ${call.arguments}`;
+    this.showCall(delta.index);
   }
 
-  /** What it is in the conversation. */
-  message() {
-    const said = { role: "assistant", content: this.content };
-    if (this.calls.length) {
-      said.tool_calls = this.calls.map((call) => ({
-        id: call.id,
-        type: "function",
-        function: { name: call.name, arguments: call.arguments },
-      }));
+  showCall(at) {
+    const call = this.said.calls[at];
+    this.shown ??= [];
+    if (!this.shown[at]) this.facts.before((this.shown[at] = element("div", "text call")));
+    this.shown[at].textContent = `→ ${call.name} ${call.arguments}`;
+    if (this.said.ended) this.askResult(call, this.shown[at]);
+  }
+
+  /** A field for what the tool gives back. */
+  askResult(call, shown) {
+    const field = element("textarea");
+    field.rows = 1;
+    field.value = call.result;
+    field.placeholder = `what ${call.name} gives back`;
+    field.ariaLabel = `Result of ${call.name}`;
+    field.addEventListener("input", () => {
+      call.result = field.value;
+      this.play.tell(null);
+    });
+    call.field = field.id = `result-${call.id}`;
+    const result = element("div", "result");
+    result.append(field);
+    if (call === this.said.calls.at(-1)) result.append(button("Send the results", () => this.play.send()));
+    shown.after(result);
+  }
+
+  /** What it is in the conversation: the words, and the results of tools that it called. */
+  messages() {
+    const { who, text, calls } = this.said;
+    if (who === "you") return [{ role: "user", content: text }];
+    if (!calls.length) return [{ role: "assistant", content: text }];
+    const missing = calls.find((call) => !call.result);
+    if (missing) {
+      throw new FieldError(missing.field, `The result of ${missing.name} is missing: enter it below its call, or take the question back with Edit.`);
     }
-    return said;
+    const made = ({ id, name, arguments: given }) => ({ id, type: "function", function: { name, arguments: given } });
+    return [
+      { role: "assistant", content: text, tool_calls: calls.map(made) },
+      ...calls.map(({ id, result }) => ({ role: "tool", tool_call_id: id, content: result })),
+    ];
   }
 
   fail(message) {
-    this.turn.text.append(element("span", "bad", message));
+    this.said.wrong = message;
+    this.facts.before(element("div", "bad", message));
   }
 
-  finish() {
+  finish(how) {
+    const { said } = this;
     const end = performance.now();
-    const said = [this.turn.facts.textContent];
+    const told = [how || this.ending];
+    said.ended = true;
+    const calls = said.calls.map((call, at) => ({ call, shown: this.shown[at] }));
+    said.calls = said.calls.filter(isWhole);
+    for (const { call, shown } of calls) {
+      if (isWhole(call)) {
+        this.askResult(call, shown);
+        continue;
+      }
+      shown.classList.add("left");
+      told.push(`the call of ${call.name} was cut off: ${LEFT_OUT}`);
+    }
+    if (this.first) told.push(`first token ${((this.first - this.begun) / 1000).toFixed(2)} s`);
     const explained = [];
-    if (this.first) said.push(`first token ${((this.first - this.begun) / 1000).toFixed(2)} s`);
     if (this.usage) {
       const { prompt_tokens, completion_tokens, prompt_tokens_details, completion_tokens_details } = this.usage;
-      said.push(`prompt ${prompt_tokens}, ${prompt_tokens_details.cached_tokens} cached`);
+      told.push(`prompt ${prompt_tokens}, ${prompt_tokens_details.cached_tokens} cached`);
       const forced = completion_tokens_details.forced_tokens;
-      said.push(`answer ${completion_tokens}` + (forced ? `, ${forced} forced` : ""));
+      told.push(`answer ${completion_tokens}` + (forced ? `, ${forced} forced` : ""));
       const rate = (1000 * completion_tokens) / Math.max(end - this.begun, 1);
-      said.push(`${rate.toFixed(1)} tokens/s`);
+      told.push(`${rate.toFixed(1)} tokens/s`);
       for (const report of this.usage.cache_reports ?? []) {
         explained.push(report.says);
         if (report.advice) explained.push(report.advice);
       }
     }
-    this.turn.facts.style.whiteSpace = "pre-wrap";
-    this.turn.facts.textContent = [said.filter(Boolean).join(" · "), ...explained].join("\n");
+    said.facts = [told.filter(Boolean).join(" · "), ...explained].filter(Boolean).join("\n");
+    this.facts.textContent = said.facts;
+  }
+}
+
+/** Whether all of a call's arguments are there: of what was cut off nobody can give a result. */
+function isWhole(call) {
+  try {
+    return isObject(JSON.parse(call.arguments));
+  } catch {
+    return false;
   }
 }
 

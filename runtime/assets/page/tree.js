@@ -6,6 +6,7 @@ import { getJson, ofModel } from "./api.js";
 const $ = (id) => document.getElementById(id);
 const LIMIT = 2000;
 const LINE = 18; // height of a line at zoom 1
+const AXIS = 20; // height of the axis, above the tree
 const FADE_MS = 900;
 
 /** Lines for all nodes: a node stands beside its first child. Returns how many lines there are. */
@@ -104,7 +105,7 @@ export class TreeView {
     this.longest = Math.max(ends.at(-1) ?? 1, 1);
     this.usual = Math.max(1.05 * (ends[Math.floor(0.95 * ends.length)] ?? 1), 1);
     const total = page.total ?? null;
-    const count = `${(total ?? page.nodes.length).toLocaleString()} nodes`;
+    const count = counted(total ?? page.nodes.length, "node");
     const tokens = total === null ? "" : `, ${page.tokens.toLocaleString()} tokens`;
     const shown = complete ? "" : `, ${page.nodes.length.toLocaleString()} shown`;
     $("tree-sum").textContent = count + tokens + shown;
@@ -126,7 +127,7 @@ export class TreeView {
 
   fitting(tokens) {
     const { clientWidth: width, clientHeight: height } = this.canvas;
-    const sy = Math.min(LINE, Math.max((height - 8) / this.lines, 0.5));
+    const sy = Math.min(LINE, Math.max((height - AXIS - 4) / this.lines, 0.5));
     return { x: 0, y: 0, sx: (width - 12) / tokens, sy };
   }
 
@@ -153,6 +154,11 @@ export class TreeView {
     const now = performance.now();
     pen.font = "11px ui-monospace, monospace";
     pen.textBaseline = "middle";
+    this.axis(pen, view, width, height);
+    pen.save();
+    pen.beginPath();
+    pen.rect(0, AXIS, width, height);
+    pen.clip();
     for (const node of this.nodes) {
       const alpha = node.born ? Math.min((now - node.born) / FADE_MS, 1) : 1;
       this.box(pen, view, node, alpha, dark, ink, width, height);
@@ -161,16 +167,34 @@ export class TreeView {
     for (const node of this.gone) {
       this.box(pen, view, node, 1 - (now - node.at) / FADE_MS, dark, ink, width, height, true);
     }
+    pen.restore();
     const moving = this.gone.length || this.nodes.some((node) => node.born && now - node.born < FADE_MS);
     if (moving && !matchMedia("(prefers-reduced-motion: reduce)").matches) this.draw();
   }
 
+  /** The positions of tokens, above the tree. */
+  axis(pen, view, width, height) {
+    const least = 90 / view.sx;
+    const power = 10 ** Math.floor(Math.log10(least));
+    const step = Math.max([1, 2, 5, 10].map((times) => times * power).find((one) => one >= least), 1);
+    pen.fillStyle = getComputedStyle(document.body).color;
+    pen.globalAlpha = 0.6;
+    for (let token = Math.ceil(Math.max(view.x, 0) / step) * step; ; token += step) {
+      const x = (token - view.x) * view.sx + 6;
+      if (x > width) break;
+      const text = token ? token.toLocaleString("en") : "0 tokens";
+      if (x + pen.measureText(text).width + 4 < width) pen.fillText(text, x + 4, AXIS / 2);
+      pen.fillRect(Math.round(x), 4, 1, AXIS - 4);
+    }
+    pen.globalAlpha = 1;
+  }
+
   box(pen, view, node, alpha, dark, ink, width, height, gone = false) {
     const x = (node.start - view.x) * view.sx + 6;
-    const y = (node.line - view.y) * view.sy + 4;
+    const y = (node.line - view.y) * view.sy + AXIS;
     const w = Math.max((node.end - node.start) * view.sx - 1, 1);
     const h = Math.max(Math.min(node.lines * view.sy, node.lines * view.sy - 1), 0.5);
-    if (x > width || y > height || x + w < 0 || y + h < 0) return;
+    if (x > width || y > height || x + w < 0 || y + h < AXIS) return;
     pen.globalAlpha = alpha;
     pen.fillStyle = gone ? "#b04a3a" : heat(node.idle_seconds ?? 0, dark);
     pen.fillRect(x, y, w, h);
@@ -186,7 +210,7 @@ export class TreeView {
       pen.clip();
       pen.fillStyle = ink;
       const text = (node.head_text ?? "").replace(/\s+/g, " ");
-      pen.fillText(text, Math.max(x, 0) + 4, Math.max(y, 0) + Math.min(h, LINE) / 2);
+      pen.fillText(text, Math.max(x, 0) + 4, Math.max(y, AXIS) + Math.min(h, LINE) / 2);
       pen.restore();
     }
     pen.globalAlpha = 1;
@@ -198,7 +222,7 @@ export class TreeView {
     const box = this.canvas.getBoundingClientRect();
     const view = this.place();
     const position = (event.clientX - box.left - 6) / view.sx + view.x;
-    const line = (event.clientY - box.top - 4) / view.sy + view.y;
+    const line = (event.clientY - box.top - AXIS) / view.sy + view.y;
     return { position, line };
   }
 
@@ -271,8 +295,9 @@ export class TreeView {
 
   tell() {
     const node = this.nodes.find((one) => one.id === this.chosen);
+    const [facts, words] = $("node").children;
     if (!node) {
-      $("node").textContent = "";
+      facts.textContent = words.textContent = "";
       return;
     }
     const said = [
@@ -286,11 +311,12 @@ export class TreeView {
     if (node.namespace) said.push(`cache salt ${node.namespace}`);
     if (node.adapter) said.push(`adapter ${node.adapter}`);
     const text = (node.head_text ?? "") + (node.tail_text ? ` … ${node.tail_text}` : "");
-    $("node").textContent = `${said.join(" · ")}\n\n${text}`;
+    facts.textContent = said.join(" · ");
+    if (words.textContent !== text) words.textContent = text; // else what is selected of it stays so
   }
 }
 
-const counted = (count = 0, what) => `${count} ${what}${count === 1 ? "" : "s"}`;
+const counted = (count = 0, what) => `${count.toLocaleString()} ${what}${count === 1 ? "" : "s"}`;
 
 /** Warm for what was used just now, cold for what was not used for minutes. */
 function heat(seconds, dark) {

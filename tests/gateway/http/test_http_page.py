@@ -16,7 +16,7 @@ async def test_the_page_may_load_nothing_from_elsewhere(served: Served) -> None:
         assert reply.content_type == "text/html"
         assert "default-src 'self'" in reply.headers["Content-Security-Policy"]
         named = set(re.findall(r'(?:src|href)="([^"]*)"', await reply.text()))
-    assert named == {"page/icon.svg", "page/style.css", "page/main.js"}
+    assert named == {"page/icon.svg", "page/style.css", "page/main.js", "docs"}
     kinds = set()
     for path in page_folder().iterdir():
         async with served.http.get(f"/page/{path.name}") as reply:
