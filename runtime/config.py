@@ -302,6 +302,10 @@ class GatewayConfig:
     idle_unload: Annotated[float, Meta(gt=0)] | None = option(
         None, "Seconds without use after which a model is unloaded.", shown="never"
     )
+    tools: Literal["auto", "template-only"] = option(
+        "auto",
+        "Write tools that a chat template has no place for in own words, or refuse them.",
+    )
     warm_up: bool = option(False, "Generate once before a model is ready, freely and by a schema.")
     served_name: str = option(
         "", "Name of the model for clients.", shown="the folder's", aliases=("served_model_name",)

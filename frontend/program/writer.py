@@ -70,6 +70,8 @@ class BranchWriter:
         elif isinstance(item, RoleEnd):
             self._end_role(item)
         elif isinstance(item, Tools):
+            if self._run.chat.tools.refused:
+                raise InvalidRequest(f"tools(): {self._run.chat.tools.refused}")
             listing = write_list(self._run.chat.tools, [each.definition() for each in item])
             for text, special in listing:
                 self._append_one(TemplateText(text) if special else text)

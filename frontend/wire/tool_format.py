@@ -23,7 +23,8 @@ class ToolFormat(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown
     content, tools are listed as `before`, each as `form` says with `separator` between them,
     `after`.
 
-    The defaults are those of a model whose template shows none.
+    The defaults are those of a model whose template shows none. `refused`: why no tools can be
+    listed; empty where they can.
     """
 
     trigger: str = "<tool_call>"
@@ -38,6 +39,7 @@ class ToolFormat(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown
         "\nA call is written like this:\n"
         '<tool_call>\n{"name": "the_name", "arguments": {"argument": "value"}}\n</tool_call>'
     )
+    refused: str = ""
 
 
 def write_tool(form: Form, tool: Mapping[str, Any]) -> str:

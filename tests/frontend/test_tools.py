@@ -7,6 +7,7 @@ import functools
 import json
 import threading
 from dataclasses import dataclass
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal
 
@@ -171,6 +172,19 @@ def rl_backend(gateway: FakeGateway):
     import contextlib
 
     return contextlib.closing(rl.RuntimeEndpoint(gateway.address))
+
+
+def test_what_the_server_refuses_is_no_text(tmp_path: Path) -> None:
+    refused = ToolFormat(refused="the chat template of 'm' has no place for tools")
+    gateway = FakeGateway(tmp_path, chat=msgspec.structs.replace(CHAT, tools=refused))
+
+    @rl.function
+    def listing(s) -> None:
+        s += rl.system("Be brief." + rl.tools(add))
+
+    with rl_backend(gateway) as backend, pytest.raises(InvalidRequest, match="no place for tools"):
+        listing.run(backend=backend)
+    gateway.stop()
 
 
 def test_an_agent_in_a_few_lines(gateway: FakeGateway) -> None:

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, ParamSpec, Protocol, TypeVar
 
-import msgspec
 import numpy as np
 
 from rootlace.runtime.config import GatewayConfig
@@ -20,8 +19,7 @@ from rootlace.runtime.gateway.branches.cache_texts import with_texts
 from rootlace.runtime.gateway.branches.deliveries import Deliveries
 from rootlace.runtime.gateway.branches.house import House
 from rootlace.runtime.gateway.branches.model_name import name_of
-from rootlace.runtime.gateway.formats.choose import format_of
-from rootlace.runtime.gateway.formats.listing import tool_format
+from rootlace.runtime.gateway.formats.listing import chat_format
 from rootlace.runtime.gateway.lint.prompt_lint import PromptLint
 from rootlace.runtime.gateway.metrics import Metrics
 from rootlace.runtime.gateway.shares import kept_for_others
@@ -93,6 +91,9 @@ class Core:
         self.chat = chat
         self.eos_ids = frozenset(eos_ids)
         info = engine.info
+        refuse = ""
+        if config.tools == "template-only":
+            refuse = f"the chat template of {name_of(config)!r} has no place for tools"
         self.model_info = ModelInfo(
             name=name_of(config),
             path=config.model,
@@ -100,7 +101,7 @@ class Core:
             vocab_size=info.vocab_size,
             capacity_tokens=info.capacity_tokens,
             block_size=info.block_size,
-            chat=msgspec.structs.replace(chat.format, tools=tool_format(chat, format_of(chat))),
+            chat=chat_format(chat, chat.tool_use or chat, refuse),
             adapters=info.adapters,
             labels=info.labels,
         )

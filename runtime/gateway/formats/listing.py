@@ -1,26 +1,190 @@
-"""How a chat template lists tools and its model calls them, for programs that write both."""
+"""How a model is shown tools, its earlier calls and their results: by its chat template, and in
+words of our own where that has no place for them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+import re
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import msgspec
 
+from rootlace.runtime.gateway.formats.choose import format_of
 from rootlace.runtime.gateway.formats.format import Format
 from rootlace.wire.errors import InvalidRequest
-from rootlace.wire.protocol import Part, Text
-from rootlace.wire.tool_format import FORMS, ToolFormat, write_tool
+from rootlace.wire.protocol import ChatFormat, Part, RoleFormat, Text
+from rootlace.wire.tool_format import FORMS, ToolFormat, write_list, write_tool
 
-_NAME, _SYSTEM = "probe_the_name", "probe the system"
+RESULT = ("<tool_response>\n", "\n</tool_response>")
+"""What stands around a result in words of our own."""
+
+_NAME, _SYSTEM, _RESULT = "probe_the_name", "probe the system", "probe the result"
+_ROLE = re.compile("""['"]tool['"]""")
+_RESULTS = ("tool", "function")
+_ARGUMENTS = {"probe_the_key": "probe the value"}
+
+Message = dict[str, Any]
 
 
 class Template(Protocol):
-    """What is asked of a chat template."""
+    """What is asked of a chat template. `source` is None where the model has none, and `format` is
+    how it writes a conversation without tools."""
+
+    source: str | None
+    format: ChatFormat
 
     def render(
-        self, messages: Sequence[dict[str, Any]], /, tools: Sequence[dict[str, Any]] | None = None
+        self,
+        messages: Sequence[dict[str, Any]],
+        /,
+        tools: Sequence[dict[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
     ) -> tuple[Part, ...]: ...
+
+
+class ToolPrompt:
+    """Writes conversations with tools for a template, which is asked once what it has a place for.
+
+    What it has none for becomes content of the messages that it does write: tools stand behind the
+    content of the system message, or of the first user's where it writes no system messages; calls
+    behind what the assistant says, as `format` writes them; and results in a turn of the user.
+    """
+
+    def __init__(self, template: Template) -> None:
+        self.template = template
+        self.format: Format = format_of(template)
+        source = template.source
+        user = {"role": "user", "content": "?"}
+        asked = [user, _called(dict(_ARGUMENTS))]
+        result = {"role": "tool", "tool_call_id": "probe0000", "name": _NAME, "content": _RESULT}
+        self.lists = _NAME in self._text([user], [_tool(_NAME)])
+        self.encodes = False
+        """Whether the template takes the arguments of calls as JSON text."""
+        self.calls = self._writes_call(asked)
+        if not self.calls:
+            self.encodes = self._writes_call([user, _called(json.dumps(_ARGUMENTS))])
+            self.calls = self.encodes
+        if self.encodes:
+            asked = [user, _called(json.dumps(_ARGUMENTS))]
+        elif not self.calls:
+            asked = [user, {"role": "assistant", "content": "?"}]
+        # A template that writes any role as it stands knows no results for that.
+        known = source is None or _ROLE.search(source) is not None
+        self.results = known and _RESULT in self._text([*asked, result])
+        self._system = _SYSTEM in self._text([{"role": "system", "content": _SYSTEM}, user])
+        self._alternates = not self._text([user, user])
+        self._default = _default_system(template.format)
+        self._listed = tool_format(template, self.format)
+
+    def missing(self, messages: Sequence[Message], tools: Sequence[Message]) -> tuple[str, ...]:
+        """What of a conversation the template has no place for: of tools, calls and results."""
+        calls = any(message.get("tool_calls") for message in messages)
+        results = any(message["role"] in _RESULTS for message in messages)
+        there = {
+            "tools": (bool(tools), self.lists),
+            "calls": (calls, self.calls),
+            "results": (results, self.results),
+        }
+        return tuple(name for name, (asked, has) in there.items() if asked and not has)
+
+    def write(
+        self, messages: Sequence[Message], tools: Sequence[Message]
+    ) -> tuple[list[Message], list[Message] | None]:
+        """The conversation and the tools that the template is to write, which are as they were
+        where it has a place for them."""
+        missing = self.missing(messages, tools)
+        found = [*messages]
+        if "results" in missing:
+            found = self._with_results(found)
+        if "calls" in missing:
+            found = [self._with_calls(message) for message in found]
+        elif self.encodes:
+            found = [_encoded(message) for message in found]
+        if "tools" not in missing:
+            return found, [*tools] or None
+        return self._with_tools(found, tools), None
+
+    def _with_tools(self, messages: list[Message], tools: Sequence[Message]) -> list[Message]:
+        listing = "".join(text for text, _ in write_list(self._listed, tools))
+        if self._system:
+            if not messages or messages[0]["role"] != "system":
+                messages = [{"role": "system", "content": self._default}, *messages]
+            first = messages[0]
+            content = f"{_content(first)}{listing}".lstrip()
+            return [{**first, "content": content}, *messages[1:]]
+        at = next((i for i, message in enumerate(messages) if message["role"] == "user"), None)
+        if at is None:
+            return [{"role": "user", "content": listing.strip()}, *messages]
+        content = f"{listing.strip()}\n\n{_content(messages[at])}"
+        return [*messages[:at], {**messages[at], "content": content}, *messages[at + 1 :]]
+
+    def _with_calls(self, message: Message) -> Message:
+        """With its calls as text behind its content."""
+        calls = message.get("tool_calls")
+        if not calls:
+            return message
+        form, (first, between, behind) = self.format, self.format.around
+        written = []
+        for call in calls:
+            given = call["function"]["arguments"]
+            source = given if isinstance(given, str) else json.dumps(given, ensure_ascii=False)
+            begin = form.begin(call["function"]["name"]).removeprefix(first)
+            written.append(f"{begin}{source}{form.end.removesuffix(behind)}")
+        text = f"{first}{between.join(written)}{behind}"
+        said = _content(message).rstrip()
+        other = {name: value for name, value in message.items() if name != "tool_calls"}
+        return {**other, "content": f"{said}\n{text}" if said else text}
+
+    def _with_results(self, messages: Sequence[Message]) -> list[Message]:
+        """With the results behind a message, in the order of its calls, as a turn of the user."""
+        found: list[Message] = []
+        order: dict[str | None, int] = {}
+        results: list[Message] = []
+
+        def turn() -> None:
+            if results:
+                results.sort(key=lambda one: order.get(one.get("tool_call_id"), len(order)))
+                texts = [f"{RESULT[0]}{_content(one)}{RESULT[1]}" for one in results]
+                found.append({"role": "user", "content": "\n".join(texts)})
+                results.clear()
+
+        for message in messages:
+            if message["role"] in _RESULTS:
+                results.append(message)
+                continue
+            own = bool(results)
+            turn()
+            order = {call["id"]: n for n, call in enumerate(message.get("tool_calls") or ())}
+            if own and self._alternates and message["role"] == "user":
+                before = found.pop()["content"]
+                message = {**message, "content": f"{before}\n\n{_content(message)}"}
+            found.append(message)
+        turn()
+        return found
+
+    def _writes_call(self, messages: list[Message]) -> bool:
+        text = self._text(messages)
+        return _NAME in text and _ARGUMENTS["probe_the_key"] in text
+
+    def _text(self, messages: list[Message], tools: list[Message] | None = None) -> str:
+        """What the template makes of it; empty where it refuses."""
+        return _text(self.template, messages, tools)
+
+
+def chat_format(template: Template, with_tools: Template, refuse: str = "") -> ChatFormat:
+    """How programs write conversations: as `template` does, and tools as `with_tools` does. With
+    `refuse`, tools that it has no place for are refused for that reason."""
+    prompt = ToolPrompt(with_tools)
+    listed = tool_format(with_tools, prompt.format)
+    if refuse and not prompt.lists:
+        listed = msgspec.structs.replace(listed, refused=refuse)
+    form = template.format
+    if not prompt.results and "user" in form.roles:
+        user = form.roles["user"]
+        results = RoleFormat(user.begin + RESULT[0], RESULT[1] + user.end)
+        form = msgspec.structs.replace(form, roles={**form.roles, "tool": results})
+    return msgspec.structs.replace(form, tools=listed)
 
 
 def tool_format(template: Template, form: Format) -> ToolFormat:
@@ -28,18 +192,18 @@ def tool_format(template: Template, form: Format) -> ToolFormat:
     it does so elsewhere, or not at all."""
     begin, _, between = form.begin(_NAME).partition(_NAME)
     example = f'{begin}the_name{between}{{"argument": "value"}}{form.end}'
+    own = ToolFormat()
     found = ToolFormat(
         trigger=form.trigger,
         begin=begin,
         between=between,
         end=form.end,
         around=form.around,
-        after=f"\nA call is written like this:\n{example}",
+        after=own.after.replace(
+            f'{own.begin}the_name{own.between}{{"argument": "value"}}{own.end}', example
+        ),
     )
-    try:
-        listing = _listing(template)
-    except InvalidRequest:
-        return found
+    listing = _listing(template)
     one, other = _TOOLS
     for kind in FORMS:
         before, first, rest = listing.partition(write_tool(kind, one))
@@ -69,11 +233,43 @@ _TOOLS = [_tool("probe_a"), _tool("probe_b")]
 def _listing(template: Template) -> str:
     """What stands behind the system message's content because of the tools."""
     messages = [{"role": "system", "content": _SYSTEM}, {"role": "user", "content": "?"}]
-
-    def behind_content(tools: Sequence[dict[str, Any]] | None) -> str:
-        parts = template.render(messages, tools=tools)
-        text = "".join(part.text for part in parts if isinstance(part, Text))
-        return text.partition(_SYSTEM)[2]
-
-    usual, listed = behind_content(None), behind_content(_TOOLS)
+    usual = _text(template, messages).partition(_SYSTEM)[2]
+    listed = _text(template, messages, _TOOLS).partition(_SYSTEM)[2]
     return listed.removesuffix(usual) if usual and listed.endswith(usual) else ""
+
+
+def _text(template: Template, messages: list[Message], tools: list[Message] | None = None) -> str:
+    try:
+        parts = template.render(messages, tools=tools)
+    except InvalidRequest:
+        return ""
+    return "".join(part.text for part in parts if isinstance(part, Text))
+
+
+def _called(arguments: Any) -> Message:
+    function = {"name": _NAME, "arguments": arguments}
+    call = {"id": "probe0000", "type": "function", "function": function}
+    return {"role": "assistant", "content": "", "tool_calls": [call]}
+
+
+def _encoded(message: Message) -> Message:
+    """With the arguments of its calls as JSON text."""
+    calls = []
+    for call in message.get("tool_calls") or ():
+        given = call["function"]["arguments"]
+        source = given if isinstance(given, str) else json.dumps(given, ensure_ascii=False)
+        calls.append({**call, "function": {**call["function"], "arguments": source}})
+    return {**message, "tool_calls": calls} if calls else message
+
+
+def _content(message: Mapping[str, Any]) -> str:
+    return message.get("content") or ""
+
+
+def _default_system(form: ChatFormat) -> str:
+    """The content of the system message that the template writes where there is none."""
+    role = form.roles.get("system")
+    text = form.default_system
+    if role is None or not (text.startswith(role.begin) and text.endswith(role.end)):
+        return ""
+    return text.removeprefix(role.begin).removesuffix(role.end)

@@ -41,9 +41,12 @@ class ChatTemplate:
         special: Iterable[str] = (),
         tokens: Mapping[str, str] | None = None,
         bos: str = "",
+        tool_use: ChatTemplate | None = None,
     ) -> None:
-        """Raises InvalidRequest where the template has a syntax error."""
+        """`tool_use`: the template of conversations with tools, if the model has one of its own.
+        Raises InvalidRequest where the template has a syntax error."""
         self.source = source
+        self.tool_use = tool_use
         self._tokens = dict(tokens or {})
         self._template: jinja2.Template | None = None
         if source is not None:
@@ -62,7 +65,11 @@ class ChatTemplate:
         """That of a model."""
         config = source.tokenizer_config()
         tokens = {name: _content(config[name]) for name in _TOKEN_NAMES if config.get(name)}
-        return cls(source.chat_template(), special, tokens, bos)
+        named = source.chat_templates()
+        tool_use = None
+        if "tool_use" in named:
+            tool_use = cls(named["tool_use"], special, tokens, bos)
+        return cls(named.get("default"), special, tokens, bos, tool_use)
 
     def render(
         self,

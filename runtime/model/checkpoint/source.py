@@ -29,6 +29,9 @@ from rootlace.runtime.model.gguf.source import GgufSource
 from rootlace.runtime.model.gguf.vocabulary import Vocabulary
 from rootlace.wire.errors import InvalidRequest, UnsupportedModel
 
+TEMPLATES = "additional_chat_templates"
+"""Where a folder has templates with names."""
+
 
 class ModelSource(Protocol):
     """All of a model but its weights, which `checkpoint.loader` reads.
@@ -62,8 +65,8 @@ class ModelSource(Protocol):
     def tokenizer_config(self) -> dict[str, Any]:
         """`tokenizer_config.json`, empty where there is none."""
 
-    def chat_template(self) -> str | None:
-        """In Jinja; None where there is none."""
+    def chat_templates(self) -> dict[str, str]:
+        """In Jinja, by name: that of "default", and those that are used where their name says."""
 
     def pooling(self) -> str:
         """What vector of a text the model was trained for; see `read_pooling`."""
@@ -116,15 +119,17 @@ class FolderSource:
         there = [name for name in TOKENIZERS if (self.path / name).is_file()]
         return read_sentencepiece(self.path / there[0]) if there == [*TOKENIZERS[1:]] else None
 
-    def chat_template(self) -> str | None:
-        """In a file of its own, else in `tokenizer_config.json`."""
-        file = self.path / "chat_template.jinja"
-        if file.is_file():
-            return file.read_text("utf-8")
+    def chat_templates(self) -> dict[str, str]:
+        """In files of their own, as transformers saves them, else in `tokenizer_config.json`."""
+        own = self.path / "chat_template.jinja"
+        files = {file.stem: file for file in self.path.glob(f"{TEMPLATES}/*.jinja")}
+        files |= {"default": own} if own.is_file() else {}
+        if files:
+            return {name: file.read_text("utf-8") for name, file in files.items()}
         found = self.tokenizer_config().get("chat_template")
         if isinstance(found, list):
-            found = {entry["name"]: entry["template"] for entry in found}.get("default")
-        return found
+            return {entry["name"]: entry["template"] for entry in found}
+        return {} if found is None else {"default": found}
 
     def pooling(self) -> str:
         return read_pooling(self.path)

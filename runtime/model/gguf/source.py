@@ -13,7 +13,7 @@ from rootlace.runtime.model.families.spec import ModelSpec
 from rootlace.runtime.model.gguf.config import adapted, architecture_of, read_config
 from rootlace.runtime.model.gguf.file import GgufFile
 from rootlace.runtime.model.gguf.layout import check_types, quantisation_of
-from rootlace.runtime.model.gguf.tokenizer import chat_template, tokenizer_config, tokenizer_json
+from rootlace.runtime.model.gguf.tokenizer import chat_templates, tokenizer_config, tokenizer_json
 from rootlace.runtime.model.gguf.vocabulary import Vocabulary
 
 
@@ -57,8 +57,8 @@ class GgufSource:
     def tokenizer_config(self) -> dict[str, Any]:
         return tokenizer_config(self._vocabulary)
 
-    def chat_template(self) -> str | None:
-        return chat_template(self.file)
+    def chat_templates(self) -> dict[str, str]:
+        return chat_templates(self.file)
 
     def pooling(self) -> str:
         return "last"

@@ -25,6 +25,8 @@ _LONGEST = 512
 time that grows with the square of its length."""
 _PADS_BEHIND = ("<unk>", "<s>", "<|endoftext|>")
 
+_TEMPLATE = "tokenizer.chat_template"
+
 Json = dict[str, Any]
 
 
@@ -59,11 +61,15 @@ def tokenizer_config(vocabulary: Vocabulary) -> Json:
     return found
 
 
-def chat_template(file: GgufFile) -> str | None:
-    """In Jinja; None where the file has none."""
-    found = file.metadata.get("tokenizer.chat_template")
-    if found is not None and not isinstance(found, str):
-        raise UnsupportedModel(f"{file.path}: tokenizer.chat_template is not a text")
+def chat_templates(file: GgufFile) -> dict[str, str]:
+    """In Jinja, by name; the one without a name is "default"."""
+    found: dict[str, str] = {}
+    for key, value in file.metadata.items():
+        if key != _TEMPLATE and not key.startswith(f"{_TEMPLATE}."):
+            continue
+        if not isinstance(value, str):
+            raise UnsupportedModel(f"{file.path}: {key} is not a text")
+        found[key.removeprefix(_TEMPLATE).removeprefix(".") or "default"] = value
     return found
 
 

@@ -17,6 +17,7 @@ ABOUT = (
     "tokenizer_config.json",
     "added_tokens.json",
     "chat_template.jinja",
+    "additional_chat_templates/tool_use.jinja",
     *POOLING_FILES,
 )
 """What else is read of a folder beside its weights, where it is there."""

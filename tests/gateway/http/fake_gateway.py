@@ -28,6 +28,7 @@ from rootlace.wire.errors import InvalidRequest, RootlaceError
 from rootlace.wire.protocol import (
     Append,
     Cancel,
+    ChatFormat,
     Chunk,
     Close,
     Done,
@@ -78,10 +79,12 @@ class FakeTokenizer:
 
 
 class FakeChat:
-    """`<role>content` per message; tools are listed first. Calls as in `call`, if that is set."""
+    """`<role>content` per message; tools are listed first, and calls are written as in `call`."""
 
-    call = ""
-    source = "{{ messages }}"
+    call = "$%"
+    source = "{{ messages }}{# 'tool' #}"
+    format = ChatFormat()
+    tool_use = None
 
     def render(
         self,

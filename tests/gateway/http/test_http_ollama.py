@@ -12,6 +12,7 @@ import pytest
 
 from rootlace.wire.protocol import Constraint, Text
 from tests.gateway.http.conftest import Served
+from tests.gateway.http.fake_gateway import FakeChat
 
 ASK: dict[str, Any] = {"model": "fake:latest", "messages": [{"role": "user", "content": "hi"}]}
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
@@ -93,7 +94,7 @@ async def test_what_is_served(served: Served) -> None:
     assert not (await running(served))["size"]  # there are no files
     async with served.http.post("/api/show", json={"model": "fake"}) as reply:
         shown = await reply.json()
-    assert shown["template"] == "{{ messages }}" and "completion" in shown["capabilities"]
+    assert shown["template"] == FakeChat.source and "completion" in shown["capabilities"]
     async with served.http.get("/api/version") as reply:
         assert (await reply.json())["version"]
 

@@ -26,7 +26,7 @@ from rootlace.runtime.logs import JsonFormatter
 from rootlace.wire.errors import ServerUnavailable
 from rootlace.wire.protocol import Timing
 from tests.gateway.http.conftest import Serve, Served
-from tests.gateway.http.fake_gateway import PAUSE, FakeGateway
+from tests.gateway.http.fake_gateway import PAUSE, FakeChat, FakeGateway
 from tests.waiting import soon, until
 
 
@@ -192,7 +192,7 @@ async def _post(client: aiohttp.ClientSession, path: str, body: dict[str, Any]) 
 
 async def test_tokenizer_info(served: Served) -> None:
     async with served.http.get("/tokenizer_info") as reply:
-        assert await reply.json() == {"eos_token": "</s>", "chat_template": "{{ messages }}"}
+        assert await reply.json() == {"eos_token": "</s>", "chat_template": FakeChat.source}
 
 
 async def test_information(served: Served) -> None:

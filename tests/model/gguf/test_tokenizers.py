@@ -250,7 +250,7 @@ def test_what_ends_and_begins_a_text() -> None:
     assert tokenizer.bos_ids == () or tokenizer.bos_ids == (4,)
     assert tokenizer.vocab_size == 5, "what fills the vocabulary up is left out"
     assert source.tokenizer_config() == {"bos_token": "<x>", "eos_token": "<x>"}
-    assert source.chat_template() is None
+    assert source.chat_templates() == {}
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, replace
 
@@ -9,7 +10,6 @@ import msgspec
 
 from rootlace.runtime.gateway.branches.gateway import Gateway
 from rootlace.runtime.gateway.branches.session import Session
-from rootlace.runtime.gateway.formats.choose import format_of
 from rootlace.runtime.gateway.formats.deltas import (
     Answer,
     CallArguments,
@@ -19,6 +19,7 @@ from rootlace.runtime.gateway.formats.deltas import (
     Reasoning,
 )
 from rootlace.runtime.gateway.formats.format import Format, Parser
+from rootlace.runtime.gateway.formats.listing import ToolPrompt
 from rootlace.runtime.gateway.formats.tagged import PLAIN
 from rootlace.runtime.gateway.http import one_shot
 from rootlace.runtime.gateway.http.chat.held import Held, Written, pieces_of
@@ -45,6 +46,8 @@ from rootlace.wire.protocol import (
     Tokens,
     Usage,
 )
+
+log = logging.getLogger(__name__)
 
 # Tokenizing so many characters takes about a second of a thread; models with a long context may be
 # given more, by so many characters for each of its tokens.
@@ -156,14 +159,21 @@ class Chats:
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
-        self._format: Format | None = None
+        self._prompts: dict[bool, ToolPrompt] = {}
+        self._told = False
 
     @property
     def format(self) -> Format:
         """That of the served model."""
-        if self._format is None:
-            self._format = format_of(self._gateway.chat)
-        return self._format
+        return self.tool_prompt().format
+
+    def tool_prompt(self, with_tools: bool = False) -> ToolPrompt:
+        """Of the template that writes conversations, those `with_tools` or others."""
+        chat = self._gateway.chat
+        named = with_tools and chat.tool_use is not None
+        if named not in self._prompts:
+            self._prompts[named] = ToolPrompt(chat.tool_use if named and chat.tool_use else chat)
+        return self._prompts[named]
 
     async def prepare(self, request: ChatRequest) -> Prepared:
         """Raises InvalidParameter for what the request must not ask.
@@ -173,8 +183,8 @@ class Chats:
         return await self._gateway.tokenize(_length(request), self._prepare, request)
 
     def _prepare(self, request: ChatRequest) -> Prepared:
-        form = self.format
         tools = offered_tools(request.choice, request.tools)
+        form = self.tool_prompt(bool(tools)).format
         check_names(tools, form, self._gateway.tokenizer)
         fields = dict(request.fields)
         forced = request.choice.kind == "required"
@@ -267,10 +277,16 @@ class Chats:
     def render(self, request: ChatRequest, tools: tuple[Tool, ...]) -> tuple[Part, ...]:
         """The conversation as the model's template writes it. Raises InvalidRequest, which names
         its field, where the template refuses it."""
+        prompt = self.tool_prompt(bool(tools))
+        listed = [tool.for_template() for tool in tools]
+        missing = prompt.missing(request.messages, listed)
+        if missing:
+            self._check_missing(missing, "tool_use" if prompt is not self.tool_prompt() else "")
+        messages, left = prompt.write(request.messages, listed)
         try:
-            return self._gateway.chat.render(
-                request.messages,
-                tools=[tool.for_template() for tool in tools] or None,
+            return prompt.template.render(
+                messages,
+                tools=left,
                 add_generation_prompt=request.add_generation_prompt and not request.continue_final,
                 **({"continue_final": True} if request.continue_final else {}),
                 **request.template,
@@ -278,6 +294,20 @@ class Chats:
         except InvalidRequest as error:
             error.param = error.param or request.param
             raise
+
+    def _check_missing(self, missing: Sequence[str], named: str) -> None:
+        """What the template has no place for is written in our words, which the log says once.
+        Raises InvalidParameter where the server was told to refuse it."""
+        which = f"the chat template {named}".rstrip() + f" of {self._gateway.model_info.name!r}"
+        says = f"{which} has no place for {' and '.join(missing)}"
+        if self._gateway.config.tools == "template-only":
+            param = "tools" if "tools" in missing else "messages"
+            raise InvalidParameter(
+                param, f"{says} (the server was started with --tools template-only)"
+            )
+        if not self._told:
+            self._told = True
+            log.warning("%s: the server writes them in words of its own", says)
 
     def _pins(
         self, request: ChatRequest, tools: tuple[Tool, ...], parts: tuple[Part, ...]

@@ -110,8 +110,11 @@ class Models:
         info = self._gateway.model_info
         template = self._gateway.chat.source
         able = ["completion", "embedding"]
-        if template is not None and "tools" in template:
+        shows = self._chats.tool_prompt(with_tools=True)
+        if shows.lists or self._gateway.config.tools == "auto":
             able.append("tools")
+        if not (shows.lists or "tools" not in able):
+            able.append("tools-in-own-words")
         if self._chats.format.always:
             able.append("thinking")
         shown: Shown = {
