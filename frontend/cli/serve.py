@@ -20,6 +20,7 @@ from rootlace.cli.failure import check_runtime, fail
 from rootlace.cli.model import served_model
 from rootlace.cli.options import chosen, with_options
 from rootlace.runtime.config import RuntimeConfig
+from rootlace.runtime.model.hub.local import known_name
 from rootlace.wire.errors import RootlaceError
 
 if TYPE_CHECKING:
@@ -35,8 +36,8 @@ def serve(
     model: Annotated[
         list[str] | None,
         typer.Argument(
-            help="Folder of the model, GGUF file, or name on the Hugging Face hub; of several "
-            "models, NAME=MODEL each.",
+            help="Folder of the model, GGUF file, name that `rootlace models` lists, or name on "
+            "the Hugging Face hub; of several models, NAME=MODEL each.",
             show_default="demo model",
         ),
     ] = None,
@@ -90,7 +91,10 @@ def serve(
         own = settings if name is None else {**settings, "served_name": name}
         folder = served_model(given, settings.get("allow_pickle", False))  # may be downloaded
         try:
-            made = msgspec.convert(runtime_config(folder, program_address, own), RuntimeConfig)
+            called = "" if given is None else known_name(given)
+            made = msgspec.convert(
+                runtime_config(folder, program_address, own, called), RuntimeConfig
+            )
         except msgspec.ValidationError as error:
             fail(str(error))
         configs.append(made)

@@ -29,35 +29,41 @@ if TYPE_CHECKING:
 R = TypeVar("R", bound="Runtime")
 
 
-def runtime_config(model: str, program_address: str, options: Mapping[str, Any]) -> dict[str, Any]:
+def runtime_config(
+    model: str, program_address: str, options: Mapping[str, Any], name: str = ""
+) -> dict[str, Any]:
     """A `RuntimeConfig` as the gateway reads it from its standard input: nested dictionaries.
 
-    `options` are by keyword or sglang's name. Raises TypeError for one that does not exist.
+    `options` are by keyword or sglang's name. Clients know the model as `name` unless an option
+    says otherwise. Raises TypeError for an option that does not exist.
     """
     config: dict[str, Any] = {
         "gateway": {"model": model, "program_address": program_address},
         "engine": {"executor": {"model": model}},
     }
     known = {name: setting for setting in settings(RuntimeConfig) for name in setting.names}
-    for name, value in options.items():
-        setting = known.get(name)
+    for given, value in options.items():
+        setting = known.get(given)
         if setting is None:
-            close = get_close_matches(name, known, n=1)
+            close = get_close_matches(given, known, n=1)
             hint = f"; did you mean {close[0]!r}?" if close else ""
-            raise TypeError(f"Runtime() got an unexpected keyword argument {name!r}{hint}")
+            raise TypeError(f"Runtime() got an unexpected keyword argument {given!r}{hint}")
         if value is None and setting.required:
             continue  # the default that the signature shows
         if isinstance(value, Path):
             value = str(value)
         if isinstance(value, Mapping):
             value = [f"{key}={one}" for key, one in value.items()]
-        setting.put(config, not value if name == setting.option.opposite else value)
+        setting.put(config, not value if given == setting.option.opposite else value)
+    if name and not config["gateway"].get("served_name"):
+        config["gateway"]["served_name"] = name
     return config
 
 
 class Runtime:
-    """Starts a runtime for `model` (also `model_path`) and connects to it: a folder, or a name on
-    the Hugging Face hub (`Qwen/Qwen3-0.6B`), which is downloaded where it is not in the cache yet.
+    """Starts a runtime for `model` (also `model_path`) and connects to it: a folder or GGUF file,
+    a name that `rootlace models` lists (`smollm2`), or a name on the Hugging Face hub
+    (`Qwen/Qwen3-0.6B`), which is downloaded where it is not in the cache yet.
 
     Without a model it is the embedded demo model.
 
@@ -110,7 +116,8 @@ class Runtime:
         log = Path(log_file) if log_file else self._folder / "log.txt"
         try:
             address = f"ipc://{self._folder / 'program.sock'}"
-            config = runtime_config(_local(folder, options), address, options)
+            path, name = _local(folder, options)
+            config = runtime_config(path, address, options, name)
             on_gone = self._give_up if options.get("state") else None
             self._started = GatewayProcess(config, log, launch_timeout, on_gone)
             self._process = self._started
@@ -237,11 +244,13 @@ def _stop(started: Future[R]) -> None:
         started.result().shutdown()
 
 
-def _local(model: str | Path, options: Mapping[str, Any]) -> str:
-    from rootlace.runtime.model.hub.local import local_model
+def _local(model: str | Path, options: Mapping[str, Any]) -> tuple[str, str]:
+    """Where the model is, and what clients call it, "" where its path says that."""
+    from rootlace.runtime.model.hub.local import known_name, local_model
 
     allow_pickle = options.get("allow_pickle") is True
-    return str(Path(local_model(model, allow_pickle=allow_pickle)).expanduser())
+    path = Path(local_model(model, allow_pickle=allow_pickle)).expanduser()
+    return str(path), known_name(model)
 
 
 def _embedded_model() -> Path:

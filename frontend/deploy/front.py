@@ -18,7 +18,7 @@ from rootlace.deploy.passing import passed_to
 from rootlace.runtime.config import RuntimeConfig
 from rootlace.runtime.gateway.app import Listening, serve
 from rootlace.runtime.gateway.http.source import passed_on
-from rootlace.runtime.model.hub.local import local_model
+from rootlace.runtime.model.hub.local import known_name, local_model
 from rootlace.runtime.replicas import Replicas, apart_of
 from rootlace.runtime.replicas.line import LineAddress
 from rootlace.runtime.replicas.meeting import Meeting
@@ -42,6 +42,7 @@ class Front:
         gateway = dataclasses.replace(
             runtime.gateway,
             model=str(model),
+            served_name=runtime.gateway.served_name or known_name(runtime.gateway.model),
             program_address=runtime.gateway.program_address.replace(
                 "NODE", f"[{address}]" if ":" in address else address
             ),

@@ -1,4 +1,4 @@
-"""The models of the Hugging Face cache: what each needs here, and whether it fits; and what weights
+"""The models that have been downloaded: what each needs here, and whether it fits; and what weights
 are kept packed."""
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from rootlace.runtime.model.checkpoint.sizes import weight_bytes
 from rootlace.runtime.model.executor.cpu_setup import why_not_native
 from rootlace.runtime.model.executor.runner import chosen_dtype
 from rootlace.runtime.model.hub.cache import snapshots
+from rootlace.runtime.model.hub.packaged import PackagedFile, packaged_models
 from rootlace.runtime.model.kv.main_memory import main_memory
 from rootlace.runtime.model.kv.pool import block_bytes
 from rootlace.runtime.model.weight_cache.entry import DamagedEntry, Entry
@@ -49,12 +50,16 @@ class PackedModel:
 def cached_models() -> tuple[list[CachedModel], int]:
     """All of them, and the bytes of main memory that are free."""
     free = main_memory().available
-    found = [
-        _examined(str(name), path, weights, free)
+    there = [
+        (str(name), path, weights)
         for snapshot in snapshots()
         for name, path, weights in snapshot.models
     ]
-    return found, free
+    for called, model in packaged_models().items():
+        file = PackagedFile(called, model).find()
+        if file is not None:
+            there.append((called, file, model.size))
+    return [_examined(*one, free) for one in there], free
 
 
 def packed_models(folder: str) -> list[PackedModel]:

