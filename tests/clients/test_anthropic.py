@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
+import pydantic
 import pytest
 
 anthropic = pytest.importorskip("anthropic", reason="needs the extra `clients`")
@@ -101,3 +102,17 @@ def test_errors_are_the_clients_own(client: Any) -> None:
         client.messages.create(**ask(extra_body={"temperature": -1}))
     assert wrong.value.type == "invalid_request_error"
     assert client.models.list().data[0].id == "demo"
+
+
+class Fact(pydantic.BaseModel):
+    name: Literal["Rootlace", "another"]
+
+
+def test_what_was_parsed_is_sent_back(client: Any) -> None:
+    first = client.messages.parse(**ask(), output_format=Fact)
+    assert isinstance(first.parsed_output, Fact)
+    for content in (first.content, first.model_dump()["content"]):
+        given = ask()
+        messages = [*given["messages"], {"role": "assistant", "content": content}]
+        given["messages"] = [*messages, *given["messages"]]
+        assert client.messages.create(**given).stop_reason == "end_turn"

@@ -39,6 +39,9 @@ def test_tools_and_what_is_served(client: Any) -> None:
     reply = client.chat(model="demo", messages=ask, tools=[calculator], options=GREEDY)
     (call,) = reply.message.tool_calls
     assert call.function.name == "calculator" and "12" in call.function.arguments["expression"]
+    for sent in (reply.message, reply.message.model_dump()):
+        messages = [*ask, sent, {"role": "tool", "tool_name": "calculator", "content": "42"}]
+        assert client.chat(model="demo", messages=messages, options=GREEDY).message.content
     assert [model.model for model in client.list().models] == ["demo"]
     assert "tools" in client.show("demo").capabilities
     assert len(client.embed(model="demo", input=["a", "b"]).embeddings) == 2

@@ -68,6 +68,51 @@ def test_parsed_values(client: Any) -> None:
     assert response.output_parsed == chat.choices[0].message.parsed
 
 
+class Calculation(pydantic.BaseModel):
+    expression: str = pydantic.Field(max_length=12)
+
+
+def test_what_was_parsed_is_sent_back(client: Any) -> None:
+    """The loop of tools that OpenAI's guide shows: the message goes back as it came."""
+    tool = openai.pydantic_function_tool(Calculation, name="calculator")
+    given = {"model": "demo", "temperature": 0, "max_completion_tokens": 64}
+    messages: list[Any] = [{"role": "user", "content": "What is 12 + 30?"}]
+    first = client.chat.completions.parse(
+        **given, messages=messages, tools=[tool], tool_choice="required"
+    )
+    message = first.choices[0].message
+    (call,) = message.tool_calls
+    assert isinstance(call.function.parsed_arguments, Calculation)
+    result = {"role": "tool", "tool_call_id": call.id, "content": "42"}
+    for sent in (message, message.model_dump(), message.model_dump(exclude_none=True)):
+        second = client.chat.completions.parse(
+            **given, messages=[*messages, sent, result], tools=[tool], response_format=City
+        )
+        assert isinstance(second.choices[0].message.parsed, City)
+        sent = second.choices[0].message
+        third = client.chat.completions.create(
+            **given, messages=[*messages, sent, *ASK], response_format={"type": "text"}
+        )
+        assert third.choices[0].finish_reason == "stop"
+
+
+def test_items_that_were_parsed_are_sent_back(client: Any) -> None:
+    tool = openai.pydantic_function_tool(Calculation, name="calculator")["function"]
+    given = {"model": "demo", "temperature": 0, "max_output_tokens": 64}
+    given["tools"] = [{"type": "function", **tool}]
+    items: list[Any] = [{"role": "user", "content": "What is 12 + 30?"}]
+    first = client.responses.parse(**given, input=items, tool_choice="required")
+    (call,) = first.output
+    assert call.type == "function_call"
+    result = {"type": "function_call_output", "call_id": call.call_id, "output": "42"}
+    for output in (first.output, first.model_dump()["output"]):
+        items = [items[0], *output, result]
+        second = client.responses.parse(**given, input=items, tool_choice="none", text_format=City)
+        assert isinstance(second.output_parsed, City)
+        items += [*second.model_dump()["output"], {"role": "user", "content": "Thanks."}]
+        assert client.responses.create(**given, input=items).status == "completed"
+
+
 def test_responses(client: Any) -> None:
     first = client.responses.create(model="demo", input="Who are you?", temperature=0)
     assert "Rootlace" in first.output_text

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import logging
 import re
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
 from functools import cache
 from typing import Any, TypeVar
 
 import msgspec
 from aiohttp import web
+from msgspec import inspect
 
 from rootlace.runtime.gateway.http.errors import InvalidParameter
 from rootlace.runtime.gateway.http.fields import check_refused
@@ -18,6 +20,7 @@ from rootlace.runtime.gateway.http.json_weight import CONTAINER, weight_beyond
 from rootlace.runtime.gateway.http.receiving import RECEIVING
 from rootlace.runtime.gateway.http.suggestions import (
     LONGEST,
+    alternatives,
     choices_at,
     field_suggestion,
 )
@@ -25,9 +28,16 @@ from rootlace.wire.errors import DeadlineExceeded, InvalidRequest
 
 T = TypeVar("T", bound=msgspec.Struct)
 
+log = logging.getLogger(__name__)
+
 
 class Body(msgspec.Struct, forbid_unknown_fields=True):
-    """Base of all bodies: a misspelt field is an error."""
+    """Base of all bodies: a misspelt field is an error, unless its value is null or empty."""
+
+
+class History(Body, forbid_unknown_fields=False):
+    """Base of what clients send back of a conversation. Unknown fields are dropped: clients append
+    what they were answered, with what they and other servers have added to it."""
 
 
 _MOST = 2**14
@@ -35,12 +45,15 @@ _MOST = 2**14
 MANY = msgspec.Meta(max_length=_MOST)
 SOME = msgspec.Meta(min_length=1, max_length=_MOST)
 
-LARGE_BYTES = 2**20
-"""A larger body is decoded in a thread."""
-WEIGHED_BYTES = 2**16
-"""In a larger one, what its values weigh is looked at before they are made."""
+LARGE_BYTES = 2**16
+"""A larger body is decoded in a thread, and weighed before its values are made."""
 MAX_WEIGHT = 1_100_000
 """Decoding keeps the interpreter from everybody else: 35 ns for each of these."""
+
+_Holder = inspect.StructType | inspect.ListType
+_EMPTY = re.compile(rb'null|""|\[\s*\]|\{\s*\}')
+_SHOWN = 32
+"""So many dropped fields are named in the log."""
 
 _RAW = web.RequestKey("raw", bytes)
 BODY_SECONDS = 120.0
@@ -81,7 +94,7 @@ async def _received(request: web.Request, take: Callable[[int], None]) -> bytes:
     return bytes(body)
 
 
-@asynccontextmanager
+@contextlib.asynccontextmanager
 async def in_time(seconds: float) -> AsyncIterator[None]:
     """Raises DeadlineExceeded where the block, which reads a body, takes longer."""
     try:
@@ -100,22 +113,95 @@ async def decode_anywhere(raw: bytes | memoryview, kind: type[T]) -> T:
 
 def decode_body(raw: bytes | memoryview, kind: type[T]) -> T:
     """The same for a body that has been read."""
-    if len(raw) > WEIGHED_BYTES and weight_beyond(raw, MAX_WEIGHT):
+    if len(raw) > LARGE_BYTES and weight_beyond(raw, MAX_WEIGHT):
         raise InvalidRequest(
             f"the body holds more than {MAX_WEIGHT} values (a string counts two, an array, an"
             f" object or a member of one {CONTAINER})"
         )
     try:
-        body = msgspec.json.decode(raw, type=kind)
+        try:
+            body = msgspec.json.decode(raw, type=kind)
+        except msgspec.ValidationError as error:
+            if "contains unknown field" not in str(error):
+                raise
+            try:
+                body = msgspec.json.decode(_without_empty(raw, kind, []), type=kind)
+            except msgspec.ValidationError as other:
+                # The unknown field may have been meant for the missing one.
+                raise error if "missing required field" in str(other) else other from None
     except msgspec.ValidationError as error:
         raise as_parameter(str(error), kind) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidRequest(f"the body is not valid JSON: {error}") from None
     check_refused(body)
+    if log.isEnabledFor(logging.DEBUG):
+        _log_dropped(raw, kind)
     names = one_of(kind)
     if names and sum(getattr(body, name) is not None for name in names) != 1:
         raise InvalidParameter(names[0], f"give either {' or '.join(names)}")
     return body
+
+
+def _log_dropped(raw: bytes | memoryview, kind: type) -> None:
+    dropped: list[str] = []
+    # Nobody has looked at what is dropped: it may be no text.
+    with contextlib.suppress(UnicodeDecodeError):
+        _without_empty(raw, kind, dropped)
+    if dropped:
+        log.debug("fields of the history that nobody reads: %s", ", ".join(dropped[:_SHOWN]))
+
+
+def _without_empty(raw: bytes | memoryview, kind: type, dropped: list[str]) -> msgspec.Raw:
+    """The body without unknown fields that are null or empty: they ask for nothing. The paths of
+    those that histories drop are added to `dropped`. Of unknown fields no values are made."""
+    body = msgspec.json.decode(raw, type=msgspec.Raw)
+    return _pruned(body, _holders(inspect.type_info(kind)), "", dropped)
+
+
+def _pruned(raw: msgspec.Raw, types: list[_Holder], path: str, dropped: list[str]) -> msgspec.Raw:
+    begins = bytes(memoryview(raw)[:1]) if len(memoryview(raw)) > 2 else b""
+    if begins == b"[" and (inner := [one for t in types for one in _items(t)]):
+        items = msgspec.json.decode(raw, type=list[msgspec.Raw])
+        kept = [_pruned(one, inner, f"{path}[{i}]", dropped) for i, one in enumerate(items)]
+        return msgspec.Raw(msgspec.json.encode(kept))
+    structs = [t for t in types if isinstance(t, inspect.StructType)]
+    if begins != b"{" or not structs:
+        return raw
+    fields = msgspec.json.decode(raw, type=dict[str, msgspec.Raw])
+    for struct in structs:
+        tag = fields.get(struct.tag_field or "")
+        if struct.tag_field and (tag is None or msgspec.json.decode(tag) != struct.tag):
+            continue
+        known = _fields(struct.cls)
+        for name, value in list(fields.items()):
+            below = f"{path}.{name}" if path else name
+            if name in known:
+                if known[name]:
+                    fields[name] = _pruned(value, known[name], below, dropped)
+            elif name == struct.tag_field:
+                continue
+            elif not struct.forbid_unknown_fields:
+                dropped.append(below)
+            elif _EMPTY.fullmatch(value):
+                del fields[name]
+    return msgspec.Raw(msgspec.json.encode(fields))
+
+
+def _holders(type_: inspect.Type) -> list[_Holder]:
+    """Those of the types that a value may have whose values may hold objects."""
+    found = alternatives([type_])
+    return [t for t in found if isinstance(t, inspect.StructType | inspect.ListType)]
+
+
+def _items(type_: _Holder) -> list[_Holder]:
+    return _holders(type_.item_type) if isinstance(type_, inspect.ListType) else []
+
+
+@cache
+def _fields(kind: type) -> dict[str, list[_Holder]]:
+    info = inspect.type_info(kind)
+    assert isinstance(info, inspect.StructType)
+    return {field.encode_name: _holders(field.type) for field in info.fields}
 
 
 def one_of(kind: Any) -> tuple[str, ...]:

@@ -37,7 +37,6 @@ _SYNONYMS = {
     "repetition_penalty": ("repeat_penalty",),
     "request_id": ("rid",),
     "response_format": _FORMATS,
-    "return_token_ids": (),
     "rid": ("request_id",),
     "stop": ("stop_sequences",),
     "stop_sequences": ("stop",),
@@ -63,7 +62,7 @@ def field_suggestion(
     within = [
         f"{f.encode_name}.{inner.encode_name}"
         for f in here
-        for type_ in _alternatives([f.type])
+        for type_ in alternatives([f.type])
         for inner in _fields_of(type_)
         if not is_refused(inner)
     ]
@@ -97,7 +96,7 @@ def _structs_at(kind: type, path: str) -> Iterator[inspect.StructType]:
     for step in _STEP.finditer(path):
         name = step[1]
         found: list[inspect.Type] = []
-        for type_ in _alternatives(types):
+        for type_ in alternatives(types):
             if name and isinstance(type_, inspect.StructType):
                 found += [f.type for f in type_.fields if f.encode_name == name]
             elif not name and isinstance(type_, inspect.DictType):
@@ -105,15 +104,16 @@ def _structs_at(kind: type, path: str) -> Iterator[inspect.StructType]:
             elif not name and isinstance(type_, inspect.ListType):
                 found.append(type_.item_type)
         types = found
-    return (t for t in _alternatives(types) if isinstance(t, inspect.StructType))
+    return (t for t in alternatives(types) if isinstance(t, inspect.StructType))
 
 
-def _alternatives(types: Iterable[inspect.Type]) -> Iterator[inspect.Type]:
+def alternatives(types: Iterable[inspect.Type]) -> Iterator[inspect.Type]:
+    """The types, of which unions stand for their members, without what is noted on them."""
     for type_ in types:
         if isinstance(type_, inspect.Metadata):
-            yield from _alternatives([type_.type])
+            yield from alternatives([type_.type])
         elif isinstance(type_, inspect.UnionType):
-            yield from _alternatives(type_.types)
+            yield from alternatives(type_.types)
         else:
             yield type_
 
@@ -127,9 +127,9 @@ def choices_at(kind: type, path: str) -> str:
     why = ""
     for struct in _structs_at(kind, above):
         here = [struct.tag] if struct.tag_field == name else []
-        for type_ in _alternatives([f.type for f in struct.fields if f.encode_name == name]):
+        for type_ in alternatives([f.type for f in struct.fields if f.encode_name == name]):
             items = [type_.item_type] if isinstance(type_, inspect.ListType) else [type_]
-            for item in _alternatives(items):
+            for item in alternatives(items):
                 here += item.values if isinstance(item, inspect.LiteralType) else ()
         known += [repr(value) for value in here]
         if name == "type":

@@ -33,6 +33,9 @@ async def test_fields_that_change_nothing(served: Served) -> None:
         "keep_alive": "5m",
         "echo": False,
         "add_special_tokens": False,
+        "spaces_between_special_tokens": True,
+        "return_token_ids": False,
+        "bad_words": [],
     }
     for body in (CHAT, TEXT):
         status, reply = await _post(served, {**body, **harmless})
@@ -48,6 +51,41 @@ async def test_fields_that_are_served(served: Served) -> None:
     assert reply["id"] == "chatcmpl-mine"
     await _post(served, {**TEXT, "add_special_tokens": False})
     assert served.gateway.last_parts == (Text("hi", special=True),)  # no BOS
+
+
+@pytest.mark.parametrize("nothing", [None, "", [], {}])
+@pytest.mark.parametrize(
+    "path, body",
+    [
+        (
+            "/v1/chat/completions",
+            {**CHAT, "stream_options": {}, "response_format": {"type": "text"}},
+        ),
+        ("/v1/completions", TEXT),
+        ("/v1/responses", {"input": "hi", "text": {"format": {"type": "text"}}}),
+        ("/v1/messages", {**CHAT, "max_tokens": 3, "thinking": {"type": "disabled"}}),
+        ("/api/chat", {**CHAT, "stream": False, "options": {"seed": 1}}),
+        ("/generate", {"text": "hi", "sampling_params": [{"seed": 1}]}),
+        ("/tokenize", {"prompt": "hi"}),
+        ("/v1/embeddings", {"input": "hi"}),
+    ],
+)
+async def test_an_unknown_field_without_a_value_asks_for_nothing(
+    served: Served, path: str, body: dict[str, Any], nothing: Any
+) -> None:
+    def with_more(value: Any, more: Any) -> Any:
+        if isinstance(value, list):
+            return [with_more(one, more) for one in value]
+        if isinstance(value, dict):
+            return {"xyzzy": more} | {name: with_more(one, more) for name, one in value.items()}
+        return value
+
+    async with served.http.post(path, json=body) as reply:
+        status = reply.status
+    async with served.http.post(path, json=with_more(body, nothing)) as reply:
+        assert reply.status == status, await reply.text()
+    async with served.http.post(path, json=with_more(body, 0)) as reply:
+        assert reply.status == 400 and "unknown field `xyzzy`" in await reply.text()
 
 
 @pytest.mark.parametrize(
@@ -66,11 +104,10 @@ async def test_fields_that_are_served(served: Served) -> None:
         ({"web_search_options": {}}, "web_search_options", "there is no web search"),
         ({"prompt_logprobs": 0}, "prompt_logprobs", "echo and logprobs"),
         ({"best_of": 2}, "best_of", "equal to n"),
-        (
-            {"messages": [{"role": "user", "contents": "hi"}]},
-            "messages[0].contents",
-            "Did you mean 'content'?",
-        ),
+        ({"return_token_ids": True}, "return_token_ids", "/generate"),
+        ({"bad_words": ["no"]}, "bad_words", "logit_bias"),
+        ({"temprature": 0}, "temprature", "Did you mean 'temperature'?"),
+        ({"do_sample": False}, "do_sample", "unknown field"),
         (
             {"stream": True, "stream_options": {"continuous_usage_stats": True}},
             "stream_options.continuous_usage_stats",
@@ -99,7 +136,6 @@ async def test_refusals_say_what_to_do(
         ("/v1/chat/completions", "instructions", "messages"),
         ("/v1/chat/completions", "function", "tools"),
         ("/v1/chat/completions", "allowed_token_ids", None),
-        ("/v1/chat/completions", "return_token_ids", None),
         ("/v1/messages", "output_format", "output_config.format"),
         ("/v1/messages", "enable_thinking", "thinking"),
         ("/generate", "max_tokens", "sampling_params.max_new_tokens"),

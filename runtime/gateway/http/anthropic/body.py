@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from rootlace.runtime.gateway.http.body import SOME, Body
+from rootlace.runtime.gateway.http.body import SOME, Body, History
 from rootlace.runtime.gateway.http.chat.thinking import Thinking
 from rootlace.runtime.gateway.http.fields import ignored, refused
 from rootlace.runtime.gateway.http.handling import HandlingBody
@@ -23,44 +23,38 @@ class CacheControl(Body):
 _CacheControl = CacheControl | None
 
 
-class TextBlock(Body, tag_field="type", tag="text"):
+class TextBlock(History, tag_field="type", tag="text"):
     ONLY: ClassVar[str] = "only text can be read"
 
     text: str
     cache_control: _CacheControl = None
-    citations: Annotated[Any, ignored("nothing is cited")] = None
 
 
-class ThinkingBlock(Body, tag_field="type", tag="thinking"):
+class ThinkingBlock(History, tag_field="type", tag="thinking"):
     thinking: str
-    signature: Annotated[str | None, ignored("thoughts are not signed")] = None
 
 
-class RedactedThinkingBlock(Body, tag_field="type", tag="redacted_thinking"):
+class RedactedThinkingBlock(History, tag_field="type", tag="redacted_thinking"):
     """Left out: nobody here can read it."""
 
-    data: str | None = None
 
-
-class ToolUseBlock(Body, tag_field="type", tag="tool_use"):
+class ToolUseBlock(History, tag_field="type", tag="tool_use"):
     id: str
     name: str
     input: dict[str, Any]
     cache_control: _CacheControl = None
-    caller: Annotated[Any, ignored("the model is the only caller")] = None
 
 
-class ToolResultBlock(Body, tag_field="type", tag="tool_result"):
+class ToolResultBlock(History, tag_field="type", tag="tool_result"):
     tool_use_id: str
     content: str | list[TextBlock] | None = None
-    is_error: Annotated[bool | None, ignored("the content says so")] = None
     cache_control: _CacheControl = None
 
 
 Block = TextBlock | ThinkingBlock | RedactedThinkingBlock | ToolUseBlock | ToolResultBlock
 
 
-class Message(Body):
+class Message(History):
     role: Literal["user", "assistant", "system"]
     content: str | list[Block]
 

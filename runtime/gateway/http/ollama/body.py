@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from rootlace.runtime.gateway.http.body import MANY, Body
+from rootlace.runtime.gateway.http.body import MANY, Body, History
 from rootlace.runtime.gateway.http.chat.request import Tool as ChatTool
 from rootlace.runtime.gateway.http.constraints import Asked, json_source
 from rootlace.runtime.gateway.http.errors import InvalidParameter
@@ -69,19 +69,17 @@ class Tool(Body):
     type: Literal["function"] = "function"
 
 
-class Called(Body):
+class Called(History):
     name: str
     arguments: dict[str, Any]
-    index: int | None = None
 
 
-class ToolCall(Body):
+class ToolCall(History):
     function: Called
     id: str | None = None
-    type: str | None = None
 
 
-class Message(Body):
+class Message(History):
     role: Literal["system", "user", "assistant", "tool"]
     content: str | None = None
     thinking: str | None = None

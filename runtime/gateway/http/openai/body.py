@@ -64,6 +64,11 @@ class SamplingBody(OpenAIConstraintBody):
     prompt_logprobs: Annotated[
         int | None, refused("/v1/completions gives them with echo and logprobs")
     ] = None
+    spaces_between_special_tokens: Annotated[
+        bool | None, ignored("it concerns slow tokenizers")
+    ] = None
+    return_token_ids: Annotated[bool | None, refused("/generate gives them as output_ids")] = None
+    bad_words: Annotated[list[str] | None, refused("give the tokens to logit_bias")] = None
     truncate_prompt_tokens: Annotated[
         int | None, refused("a prompt that is too long is an error; shorten it before you send it")
     ] = None

@@ -51,8 +51,13 @@ def _message(message: Message, param: str) -> dict[str, Any]:
             call_of(call.id, call.function.name, call.function.arguments)
             for call in message.tool_calls
         ]
-    for name in ("name", "tool_call_id", "reasoning_content"):
-        value = getattr(message, name)
+    # Some servers answer with a text here, others with an object.
+    other = message.reasoning if isinstance(message.reasoning, str) else None
+    for name, value in (
+        ("name", message.name),
+        ("tool_call_id", message.tool_call_id),
+        ("reasoning_content", message.reasoning_content or other),
+    ):
         if value is not None:
             found[name] = value
     return found

@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 
-from rootlace.runtime.gateway.http.body import MANY, Body, convert
+from rootlace.runtime.gateway.http.body import MANY, Body, History, convert
 from rootlace.runtime.gateway.http.chat.request import Tool, ToolChoice
 from rootlace.runtime.gateway.http.constraints import Asked, json_source
 from rootlace.runtime.gateway.http.errors import InvalidParameter
@@ -32,23 +32,15 @@ Included = Literal[
 """What clients may ask for that OpenAI leaves out otherwise."""
 
 
-class Part(Body):
+class Part(History):
     """Content. Only text can be read."""
 
     type: str
     text: str | None = None
     refusal: str | None = None
-    annotations: Any = None
-    logprobs: Any = None
-    image_url: Any = None
-    file_id: Any = None
-    file_data: Any = None
-    file_url: Any = None
-    filename: Any = None
-    detail: Any = None
 
 
-class Item(Body):
+class Item(History):
     """A message, a call, its result, or thoughts. What came in an answer may be sent back."""
 
     type: Literal["message", "function_call", "function_call_output", "reasoning"] = "message"
@@ -58,13 +50,6 @@ class Item(Body):
     name: str | None = None
     arguments: str | None = None
     output: str | list[Part] | None = None
-    id: str | None = None
-    status: str | None = None
-    phase: str | None = None
-    summary: Any = None
-    encrypted_content: Any = None
-    namespace: Any = None
-    caller: Any = None
 
 
 class FunctionTool(Body):
