@@ -83,8 +83,8 @@ class Script:
 
     def call(self, *calls: tuple[str, str]) -> None:
         for index, (name, arguments) in enumerate(calls):
-            made = {"index": index, "id": f"call-{index}"}
-            made |= {"function": {"name": name, "arguments": arguments}}  # type: ignore[dict-item]
+            made: dict[str, Any] = {"index": index, "id": f"call-{index}"}
+            made["function"] = {"name": name, "arguments": arguments}
             self.page.evaluate("(call) => say({ tool_calls: [call] })", made)
 
     def end(self, how: str = "done()") -> None:
@@ -141,6 +141,17 @@ def test_a_conversation(tab: Tab) -> None:
     tokens.first.hover()
     assert "%" in page.locator("#hover").inner_text()
     assert "cached" in first.locator(".facts").inner_text()
+    # The same by keyboard, token by token.
+    page.mouse.move(0, 0)
+    assert page.locator("#hover").count() == 0
+    first.locator(".text").focus()
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("ArrowLeft")
+    told = page.locator("#hover td", has_text="●").locator("xpath=../td[2]").inner_text()
+    assert json.loads(told) == tokens.first.text_content()
+    page.keyboard.press("Tab")
+    assert page.locator("#hover").count() == 0
     # The next turn finds the one before in the cache.
     assert page.input_value("#prompt") == ""
     page.fill("#prompt", "And you?")
@@ -148,6 +159,8 @@ def test_a_conversation(tab: Tab) -> None:
     assert "were cached" in tab.answer(1).locator(".facts").inner_text()
     page.click("#fresh")
     assert page.locator(".turn").count() == 0
+    page.click("#undo")
+    assert page.locator(".turn").count() == 4 and page.locator("#undo").is_hidden()
 
 
 def test_an_answer_in_the_form_of_a_schema(tab: Tab) -> None:
@@ -203,7 +216,7 @@ def test_the_tree_grows(tab: Tab, url: str) -> None:
     page = tab.page
     page.keyboard.press("Escape")
     page.click("#tab-tree")
-    total = page.locator("#tree-sum", has_text="nodes")
+    total = page.locator("#tree-sum", has_text="node")
     total.wait_for()
 
     @rl.function
@@ -238,6 +251,24 @@ def test_the_tree_grows(tab: Tab, url: str) -> None:
         " return c.getContext('2d').getImageData(0, 0, c.width, c.height).data.some(x => x) }"
     )
     assert drawn
+    # Far into the tree, the arrows bring what they choose into sight.
+    left, right, back = page.evaluate(
+        """async () => {
+          const { TreeView } = await import("/page/tree.js");
+          const tree = new TreeView(() => {});
+          tree.take({ nodes: [
+            { id: 1, parent: 0, start: 0, end: 900 }, { id: 2, parent: 1, start: 900, end: 990 },
+          ] });
+          tree.view = { x: 0, y: 0, sx: 10, sy: 18 };
+          tree.choose(tree.nodes[0]);
+          const press = (key) => tree.key({ key, preventDefault: () => {} });
+          press("ArrowRight");
+          const { x, sx } = tree.place();
+          press("ArrowLeft");
+          return [x, x + tree.canvas.clientWidth / sx, tree.place().x];
+        }"""
+    )
+    assert left < 900 < right and back == 0
 
 
 def test_the_charts_and_the_phone(tab: Tab) -> None:
@@ -266,10 +297,10 @@ def test_one_of_several_models_is_chosen(tab: Tab) -> None:
     page.locator("#model:enabled").wait_for()
     page.keyboard.press("Escape")
     page.click("#tab-tree")
-    page.locator("#tree-sum", has_text="nodes").wait_for()
+    page.locator("#tree-sum", has_text="node").wait_for()
     with page.expect_request(re.compile(r"cache/tree\?.*&model=other")):
         page.select_option("#model", "other")
-    page.locator("#tree-sum", has_text="nodes").wait_for()
+    page.locator("#tree-sum", has_text="node").wait_for()
     with page.expect_request("**/cache/lint?model=other"):
         page.click("#tab-load")
     page.click("#tab-play")
@@ -347,9 +378,15 @@ def test_the_next_request_sends_what_the_page_shows(tab: Tab, script: Script) ->
     assert page.input_value("#prompt") == "Two?\nFour?"
     page.locator("#prompt").press("Control+Enter")
     script.say("Fourth")
-    # A new conversation, while this one is being answered, is a new one.
+    # A new conversation, while this one is being answered, is a new one; Undo goes back to this.
     page.click("#fresh")
     page.locator("#stop:disabled").wait_for()
+    page.click("#undo")
+    script.ask("Why?")
+    assert script.messages()[-2:] == [model("Fourth"), user("Why?")]
+    page.click("#fresh")
+    page.locator("#stop:disabled").wait_for()
+    page.fill("#prompt", "")
     script.ask("Five?")
     script.say("Fifth")
     script.end()
@@ -416,7 +453,7 @@ def test_loading_again_loses_nothing(tab: Tab, script: Script) -> None:
 
 def test_a_property_is_added_to_the_schema_that_is_there(tab: Tab, script: Script) -> None:
     page = tab.page
-    pasted = {
+    pasted: dict[str, Any] = {
         "title": "Person",
         "type": "object",
         "properties": {
@@ -668,3 +705,5 @@ def test_charts_have_values_and_times(tab: Tab) -> None:
 def test_the_api_is_one_click_away(tab: Tab) -> None:
     tab.page.get_by_role("link", name="API").click()
     tab.page.locator("h1", has_text="served by Rootlace").wait_for()
+    tab.page.get_by_role("link", name="the playground").click()
+    tab.page.locator("#model", has_text="demo").wait_for()

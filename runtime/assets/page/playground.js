@@ -75,7 +75,8 @@ export class Playground {
     this.model = "";
     this.report = report;
     this.turns = [];
-    this.running = null;
+    this.cutOut = []; // what Undo brings back
+    this.running = null; // what stops the answer that is being written
     this.form = new AnswerForm((error) => this.tell(error));
     $("ask").addEventListener("submit", (event) => {
       event.preventDefault();
@@ -83,6 +84,9 @@ export class Playground {
     });
     $("stop").addEventListener("click", () => this.stop());
     $("fresh").addEventListener("click", () => this.cut(this.turns[0]));
+    $("undo").addEventListener("click", () => {
+      for (const turn of this.cutOut.splice(0)) this.put(turn);
+    });
     for (const [id, write] of [["as-curl", asCurl], ["as-python", asPython]]) {
       $(id).addEventListener("click", () => this.copyRequest($(id), write));
     }
@@ -113,20 +117,23 @@ export class Playground {
     const kept = { fields, form: this.form.kept(), turns: this.turns.map((turn) => turn.said) };
     try {
       sessionStorage.setItem(KEPT, JSON.stringify(kept));
-    } catch (error) {
-      sessionStorage.removeItem(KEPT); // too long to keep: nothing rather than what is no longer so
+    } catch {
+      sessionStorage.removeItem(KEPT); // nothing rather than what is no longer so
+      this.tell(new Error("This is too long for the browser to keep: loading the page again loses the conversation."));
     }
   }
 
   restore() {
-    const kept = JSON.parse(sessionStorage.getItem(KEPT) ?? "null");
-    if (kept) {
-      for (const [id, value] of Object.entries(kept.fields)) if ($(id)) $(id).value = value;
+    try {
+      const kept = JSON.parse(sessionStorage.getItem(KEPT) ?? '{"fields": {}, "form": {}, "turns": []}');
+      for (const [id, value] of Object.entries(kept.fields)) $(id).value = value;
       this.form.restore(kept.form);
       for (const said of kept.turns) {
         const turn = this.add(said);
         if (!said.ended) this.end(turn, "stopped");
       }
+    } catch {
+      sessionStorage.removeItem(KEPT); // another version of the page wrote it
     }
     const settle = () => ($("system").disabled = $("tools").disabled = $("kind").value === "text");
     $("kind").addEventListener("change", settle);
@@ -134,7 +141,11 @@ export class Playground {
   }
 
   add(said) {
-    const turn = new Turn(said, this);
+    this.cutOut = [];
+    return this.put(new Turn(said, this));
+  }
+
+  put(turn) {
     this.turns.push(turn);
     $("conversation").append(turn.box);
     turn.box.scrollIntoView({ block: "nearest" });
@@ -142,12 +153,15 @@ export class Playground {
     return turn;
   }
 
-  /** Takes a turn and all after it out of the conversation. */
+  /** Takes a turn and all after it out of the conversation, until Undo. */
   cut(turn) {
+    if (!turn) return;
+    const last = this.turns.at(-1);
+    if (!last.said.ended) this.end(last, "stopped");
     this.stop();
     unhover();
-    const at = this.turns.indexOf(turn);
-    if (at >= 0) for (const one of this.turns.splice(at)) one.box.remove();
+    this.cutOut = this.turns.splice(this.turns.indexOf(turn));
+    for (const one of this.cutOut) one.box.remove();
     this.settle();
   }
 
@@ -174,6 +188,7 @@ export class Playground {
   settle() {
     $("send").disabled = Boolean(this.running);
     $("stop").disabled = !this.running;
+    $("undo").hidden = !this.cutOut.length;
     for (const turn of this.turns) turn.settle(turn === this.turns.at(-1), Boolean(this.running));
   }
 
@@ -240,7 +255,7 @@ export class Playground {
       if (error.status === 401) this.report(error);
     }
     this.running = null;
-    if (this.turns.includes(turn)) this.end(turn, how);
+    if (!turn.said.ended) this.end(turn, how);
     this.settle();
     this.keep();
   }
@@ -312,15 +327,18 @@ class AnswerForm {
     return { kind: this.kind, texts: this.texts };
   }
 
-  restore({ kind, texts }) {
+  restore({ kind = "", texts = {} }) {
     this.kind = kind;
     this.texts = texts;
+    this.choose();
     this.read();
   }
 
   /** Each kind has its own text: to look at another loses none. */
   choose() {
     const next = $("constraint").value;
+    $("source").classList.toggle("unused", !next);
+    $("source").title = next ? "" : "Not used: no constraint is chosen.";
     if (!next || next === this.kind) return;
     if (this.kind) {
       this.texts[this.kind] = $("source").value;
@@ -442,6 +460,10 @@ class Turn {
     this.thoughts = element("div", "thoughts", said.thoughts);
     this.thoughts.hidden = !said.thoughts;
     this.text = element("div", "text");
+    this.text.addEventListener("pointerover", ({ target }) => hover(target));
+    this.text.addEventListener("pointerout", unhover);
+    this.text.addEventListener("keydown", (event) => this.step(event));
+    this.text.addEventListener("blur", unhover);
     if (said.asked) this.text.append(element("span", "asked", said.asked));
     if (said.text) this.text.append(said.text);
     this.facts = element("div", "facts", said.facts);
@@ -503,10 +525,23 @@ class Turn {
     }
     for (const token of scored) {
       const span = element("span", token.forced ? "token forced" : "token", token.token);
-      span.addEventListener("pointerenter", (event) => hover(event, token));
-      span.addEventListener("pointerleave", unhover);
+      SCORED.set(span, token);
       this.text.append(span);
+      this.text.tabIndex = 0;
+      this.text.title = "Arrows: from token to token";
     }
+  }
+
+  /** From token to token by the arrow keys. */
+  step(event) {
+    const step = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
+    if (!step) return;
+    event.preventDefault();
+    const tokens = [...this.text.querySelectorAll(".token")].filter((token) => SCORED.has(token));
+    const at = tokens.findIndex((token) => token.matches(".told"));
+    const next = tokens[Math.min(Math.max(at + step, 0), tokens.length - 1)];
+    next.scrollIntoView({ block: "nearest" });
+    hover(next);
   }
 
   call(delta) {
@@ -622,8 +657,14 @@ function tokensOf(logprobs) {
   }));
 }
 
-function hover(event, token) {
+const SCORED = new WeakMap(); // of the span of a token: its log-probabilities
+
+/** Tells what stood to choose where this token stands. */
+function hover(span) {
   unhover();
+  const token = SCORED.get(span);
+  if (!token) return;
+  span.classList.add("told");
   const box = element("table");
   box.id = "hover";
   const rows = token.top_logprobs?.length ? token.top_logprobs : [token];
@@ -636,13 +677,14 @@ function hover(event, token) {
   }
   if (token.forced) box.append(element("caption", "", "forced by the constraint"));
   document.body.append(box);
-  const at = event.target.getBoundingClientRect();
-  box.style.left = `${Math.min(at.left, innerWidth - box.offsetWidth - 8)}px`;
+  const at = span.getBoundingClientRect();
+  box.style.left = `${Math.max(Math.min(at.left, innerWidth - box.offsetWidth - 8), 0)}px`;
   box.style.top = `${at.bottom + 4 + box.offsetHeight > innerHeight ? at.top - box.offsetHeight - 4 : at.bottom + 4}px`;
 }
 
 function unhover() {
   document.getElementById("hover")?.remove();
+  document.querySelector(".token.told")?.classList.remove("told");
 }
 
 function asCurl(url, body) {

@@ -226,11 +226,14 @@ export class TreeView {
     return { position, line };
   }
 
+  /** By the wheel, about the pointer; by a key, about the middle. */
   zoom(event) {
     event.preventDefault();
-    const { position, line } = this.at(event);
+    const { left, top, width, height } = this.canvas.getBoundingClientRect();
+    const wheel = event.type === "wheel";
+    const { position, line } = this.at(wheel ? event : { clientX: left + width / 2, clientY: top + height / 2 });
     const view = this.place();
-    const factor = Math.exp(-event.deltaY / 300);
+    const factor = wheel ? Math.exp(-event.deltaY / 300) : event.key === "-" ? 0.67 : 1.5;
     const sx = Math.min(Math.max(view.sx * factor, 1e-4), 60);
     const sy = event.shiftKey ? view.sy : Math.min(Math.max(view.sy * factor, 0.5), 4 * LINE);
     this.view = {
@@ -272,6 +275,7 @@ export class TreeView {
   }
 
   key(event) {
+    if (["+", "=", "-"].includes(event.key)) this.zoom(event);
     const node = this.nodes.find((one) => one.id === this.chosen) ?? this.nodes[0];
     if (!node) return;
     const siblings = this.nodes.filter((one) => one.parent === node.parent).sort((a, b) => a.line - b.line);
@@ -285,6 +289,17 @@ export class TreeView {
     if (!next) return;
     event.preventDefault();
     this.choose(next() ?? node);
+    this.reveal(next() ?? node);
+  }
+
+  /** Moves as little as shows where a node begins. */
+  reveal(node) {
+    const { x, y, sx, sy } = this.place();
+    const tokens = (this.canvas.clientWidth - 40) / sx;
+    const lines = Math.max((this.canvas.clientHeight - AXIS) / sy - 1, 0);
+    const near = (at, from, wide) => Math.min(Math.max(from, at - wide), Math.max(at, 0));
+    const seen = { x: near(node.start, x, tokens), y: near(node.line, y, lines) };
+    if (seen.x !== x || seen.y !== y) this.view = { ...seen, sx, sy };
   }
 
   choose(node) {

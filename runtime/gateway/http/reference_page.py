@@ -56,7 +56,8 @@ def reference_page(endpoints: Sequence[Endpoint], name: str) -> str:
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<title>Rootlace: {escape(name)}</title><style>{_STYLE}</style></head><body>"
         f"<h1>{escape(name)}, served by Rootlace</h1>"
-        '<p>The same for machines: <a href="openapi.json">openapi.json</a>. '
+        '<p>To try it: <a href="./">the playground</a>. '
+        'The same for machines: <a href="openapi.json">openapi.json</a>. '
         "Every field may be null, which means its default.</p>"
         f"<nav>{links}</nav>{sections}</body></html>"
     )

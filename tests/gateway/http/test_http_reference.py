@@ -213,7 +213,7 @@ async def test_the_page_is_whole(served: Served) -> None:
         text = await reply.text()
     page = _Page()
     page.feed(text)
-    assert page.links == {f"#{anchor}" for anchor in page.anchors} | {"openapi.json"}
+    assert page.links == {f"#{anchor}" for anchor in page.anchors} | {"openapi.json", "./"}
     assert len(page.anchors) == len(await _operations(served))
     assert "messages[].role" in text
 
