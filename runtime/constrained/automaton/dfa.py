@@ -14,7 +14,7 @@ import threading
 import numpy as np
 
 from rootlace.runtime.constrained.automaton.limits import TooLarge
-from rootlace.runtime.constrained.automaton.lookaround import has_look, nfa_with_look
+from rootlace.runtime.constrained.automaton.lookaround import has_look, without_look
 from rootlace.runtime.constrained.automaton.nfa import ACCEPT, ByteEdge, nfa_of
 from rootlace.runtime.constrained.automaton.syntax import Regex
 
@@ -36,8 +36,8 @@ class LazyDfa:
 
     def __init__(self, regex: Regex, max_states: int) -> None:
         self._max_states = max_states
-        build = nfa_with_look if has_look(regex) else nfa_of
-        self._nfa = build(regex, max_states)
+        plain = without_look(regex, max_states) if has_look(regex) else regex
+        self._nfa = nfa_of(plain, max_states)
         self._lock = threading.Lock()
         self._numbers: dict[tuple[int, ...], int] = {}
         self._sets: list[tuple[int, ...]] = []

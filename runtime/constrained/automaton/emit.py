@@ -15,10 +15,12 @@ from rootlace.runtime.constrained.automaton.syntax import (
     Chars,
     Concat,
     Either,
+    Graph,
     Literal,
     Regex,
     Repeat,
 )
+from rootlace.runtime.constrained.automaton.trees import BLANK, concat, either, repeat
 from rootlace.wire.errors import InvalidConstraint
 
 _NOTHING = r"[^\x{0}-\x{10FFFF}]"
@@ -62,6 +64,8 @@ class _Writer:
                 return self._atom(item) + quantifier(least, most)
             case Chars():
                 return self._counted(_set(regex))
+            case Graph():
+                return self._sequence(_without_states(regex))
             case _:
                 raise InvalidConstraint("regex: look-around has no equivalent in other engines")
 
@@ -109,3 +113,36 @@ def _char(char: str) -> str:
 
 def _escaped(found: re.Match[str]) -> str:
     return f"\\x{{{ord(found[0]):X}}}"
+
+
+def _without_states(graph: Graph) -> Regex:
+    """The texts of an automaton as a tree: state after state is taken out, and what led through it
+    leads around it (Brzozowski & McCluskey 1963), those first through which the least leads."""
+    count = len(graph.edges)
+    first, last = count, count + 1
+    into: dict[int, dict[int, Regex]] = {state: {} for state in range(count + 2)}
+    out: dict[int, dict[int, Regex]] = {state: {} for state in range(count + 2)}
+
+    def add(source: int, to: int, label: Regex) -> None:
+        known = out[source].get(to)
+        out[source][to] = into[to][source] = label if known is None else either(known, label)
+
+    add(first, 0, BLANK)
+    for state, edges in enumerate(graph.edges):
+        for label, to in edges:
+            add(state, to, label)
+        if graph.accepting[state]:
+            add(state, last, BLANK)
+    left = set(range(count))
+    while left:
+        state = min(left, key=lambda one: (len(into[one]) * len(out[one]), one))
+        left.remove(state)
+        loop = repeat(out[state].pop(state), 0, None) if state in out[state] else BLANK
+        into[state].pop(state, None)
+        for source, before in into.pop(state).items():
+            del out[source][state]
+            for to, after in out[state].items():
+                into[to].pop(state, None)
+                add(source, to, concat(before, loop, after))
+        out.pop(state)
+    return out[first][last]

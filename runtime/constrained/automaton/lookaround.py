@@ -23,12 +23,13 @@ import numpy as np
 
 from rootlace.runtime.constrained.automaton.char_sets import contains, union
 from rootlace.runtime.constrained.automaton.limits import TooLarge
-from rootlace.runtime.constrained.automaton.nfa import ACCEPT, Nfa, repeats
+from rootlace.runtime.constrained.automaton.nfa import repeats
 from rootlace.runtime.constrained.automaton.syntax import (
     LAST,
     Chars,
     Concat,
     Either,
+    Graph,
     Literal,
     Look,
     LookBehind,
@@ -36,7 +37,8 @@ from rootlace.runtime.constrained.automaton.syntax import (
     Repeat,
     nodes,
 )
-from rootlace.runtime.constrained.automaton.utf8 import Ranges, char_automaton
+from rootlace.runtime.constrained.automaton.trees import NOTHING
+from rootlace.runtime.constrained.automaton.utf8 import Ranges
 
 _STEPS_PER_LEAF = 512
 """Bounds the work of finding all V: evaluations of a node, per leaf that is allowed."""
@@ -47,10 +49,11 @@ def has_look(regex: Regex) -> bool:
     return any(isinstance(node, Look | LookBehind) for node in nodes(regex))
 
 
-def nfa_with_look(regex: Regex, max_leaves: int) -> Nfa:
-    """The automaton of `regex`. Raises `TooLarge` if it, or the way to it, is too large."""
+def without_look(regex: Regex, max_leaves: int) -> Regex:
+    """The same texts without look-around, as a `Graph`; `trees.NOTHING` where there are none.
+    Raises `TooLarge` if it, or the way to it, is too large."""
     try:
-        return _Reversal(regex, max_leaves).nfa()
+        return _Reversal(regex, max_leaves).graph()
     except RecursionError:
         raise TooLarge("the pattern is nested too deeply") from None
 
@@ -105,6 +108,12 @@ class _Nodes:
                     lambda after: self.build(item, after, depth),
                     lambda targets: self._fork(targets, depth),
                 )
+            case Graph(edges, accepting):
+                after: list[list[int]] = [[following] if ends else [] for ends in accepting]
+                heads = [self._fork(those, depth) for those in after]
+                for those, of_state in zip(after, edges, strict=True):
+                    those += [self.build(label, heads[to], depth) for label, to in of_state]
+                return heads[0]
             case Look(item, negative):
                 node = self._new()
                 self.looks[node] = (self.build(item, _ANYTHING, depth + 1), following, negative)
@@ -176,39 +185,38 @@ class _Reversal:
         ]
         self._steps = 0
 
-    def nfa(self) -> Nfa:
+    def graph(self) -> Regex:
         begins, longer = self._explore()
         # The state of a beginning of the text: which V the rest may have, bool [V].
         # `longer[kind][u]` is V of a character of `kind` and a rest with V = u, so after that
         # character the rest may have u if before it, it could have `longer[kind][u]`.
         # As every V occurs, no two of these states are equal (Brzozowski 1962) and none is a dead
         # end but the empty one.
-        nfa = Nfa(self._max_leaves)
-        known: dict[bytes, int] = {}
-        waiting: list[tuple[np.ndarray, list[int]]] = []
-
-        def node_of(rests: np.ndarray) -> int:
-            key = np.packbits(rests).tobytes()
-            if key not in known:
-                targets = [ACCEPT] if rests[0] else []
-                known[key] = nfa.fork(targets)
-                waiting.append((rests, targets))
-            return known[key]
-
-        start = node_of(begins) if begins.any() else None
-        for rests, targets in waiting:
+        if not begins.any():
+            return NOTHING
+        known = {np.packbits(begins).tobytes(): 0}
+        waiting = [begins]
+        edges: list[tuple[tuple[Regex, int], ...]] = []
+        leaves = 0
+        for rests in waiting:
             reached: dict[int, list[int]] = {}
             for kind, step in enumerate(longer):
                 after = rests[step]
                 if after.any():
-                    reached.setdefault(node_of(after), []).append(kind)
+                    state = known.setdefault(np.packbits(after).tobytes(), len(known))
+                    reached.setdefault(state, []).append(kind)
+                    if state == len(waiting):
+                        waiting.append(after)
             self._count(len(longer) * (8 + len(rests) // 64))
-            for node, kinds in reached.items():
-                ranges = union(part for kind in kinds for part in self._kinds[kind])
-                targets.append(nfa.leaf(char_automaton(ranges), node))
-        if start is not None:
-            nfa.begin(start)
-        return nfa
+            labels = {
+                state: Chars(union(part for kind in kinds for part in self._kinds[kind]))
+                for state, kinds in reached.items()
+            }
+            edges.append(tuple((label, state) for state, label in labels.items()))
+            leaves += len(labels)
+            if leaves > self._max_leaves:
+                raise TooLarge(f"the pattern has more than {self._max_leaves} positions")
+        return Graph(tuple(edges), tuple(bool(rests[0]) for rests in waiting))
 
     def _explore(self) -> tuple[np.ndarray, list[np.ndarray]]:
         """Find all V, beginning with that of the end of the text. Returns which of them a whole

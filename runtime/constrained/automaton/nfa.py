@@ -17,6 +17,7 @@ from rootlace.runtime.constrained.automaton.syntax import (
     Chars,
     Concat,
     Either,
+    Graph,
     Literal,
     Look,
     LookBehind,
@@ -262,6 +263,12 @@ class _Builder:
                 return repeats(
                     least, most, following, lambda after: self.build(item, after), nfa.fork
                 )
+            case Graph(edges, accepting):
+                targets: list[list[int]] = [[following] if ends else [] for ends in accepting]
+                heads = list(map(nfa.fork, targets))
+                for of_state, those in zip(targets, edges, strict=True):
+                    of_state += [self.build(label, heads[to]) for label, to in those]
+                return heads[0]
             case Look() | LookBehind() | Reference():
                 raise ValueError(f"{type(regex).__name__} is not for this automaton")
 

@@ -216,12 +216,7 @@ class Translation:
             return Either((_AT_END, AT_LAST_NEWLINE))
         word = Chars(char_sets.category(r"\w", bool(context.flags & _ASCII)))
         differs = anchor is sre.AT_BOUNDARY
-        place = Either(
-            tuple(
-                Concat((LookBehind(word, negative=not before), Look(word, before == differs)))
-                for before in (True, False)
-            )
-        )
+        place = boundary(word, differs)
         if differs or re.search(r"\B", ""):
             return place
         # Before Python 3.14, `\B` does not match in an empty text.
@@ -282,6 +277,15 @@ class Translation:
     def _refuse(self, construct: str) -> None:
         place = place_of(self._pattern, construct, self._verbose)
         raise InvalidConstraint(f"regex: {CONSTRUCTS[construct]}{place} is not supported")
+
+
+def boundary(word: Chars, differs: bool) -> Regex:
+    """Where a character of `word` stands on one side only or, without `differs`, does not."""
+    ways = (
+        Concat((LookBehind(word, negative=not before), Look(word, negative=before == differs)))
+        for before in (True, False)
+    )
+    return Either(tuple(ways))
 
 
 def _is_single(regex: Regex) -> bool:

@@ -66,13 +66,25 @@ class LookBehind:
 
 
 @dataclass(frozen=True, slots=True)
+class Graph:
+    """A deterministic automaton of characters, which begins in state 0.
+
+    `edges[state]`: what is read next and the state behind it; `accepting[state]`: whether a text
+    may end there. From every state a text can end.
+    """
+
+    edges: tuple[tuple[tuple[Regex, int], ...], ...]
+    accepting: tuple[bool, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Reference:
     """What the rule `name` of a grammar describes; only grammars have it, not what is regular."""
 
     name: str
 
 
-Regex = Literal | Chars | Concat | Either | Repeat | Look | LookBehind | Reference
+Regex = Literal | Chars | Concat | Either | Repeat | Graph | Look | LookBehind | Reference
 
 
 def nodes(regex: Regex) -> Iterator[Regex]:

@@ -15,6 +15,7 @@ from rootlace.runtime.constrained.automaton.syntax import (
     Chars,
     Concat,
     Either,
+    Graph,
     Literal,
     Regex,
     Repeat,
@@ -94,6 +95,11 @@ def with_leaves(regex: Regex, change: Callable[[Literal | Chars], Regex]) -> Reg
             return either(*(with_leaves(option, change) for option in options))
         case Repeat(item, least, most):
             return repeat(with_leaves(item, change), least, most)
+        case Graph(edges, accepting):
+            changed = (
+                tuple((with_leaves(label, change), to) for label, to in those) for those in edges
+            )
+            return Graph(tuple(changed), accepting)
     raise AssertionError(regex)
 
 
@@ -115,6 +121,8 @@ def size(regex: Regex, limit: int) -> int:
             return total
         case Repeat(item, least, most):
             return size(item, limit) * max(least, 1 if most is None else most) + 1
+        case Graph(edges):
+            return size(Concat(tuple(label for those in edges for label, _ in those)), limit)
         case _:  # a look at the text around is not written for schemas
             return 1
 
@@ -142,6 +150,8 @@ def lengths(regex: Regex) -> tuple[float, float]:
             if longest == 0:
                 return shortest if least else 0, 0
             return shortest * least, math.inf if most is None else longest * most
+        case Graph():
+            return 0, math.inf
         case _:
             return 0, 0
 

@@ -89,7 +89,11 @@ class _Normalizer:
             return bool(me._empty(conjunction))
 
         self._cases = Cases(checked, satisfies, empty)
-        self._shapes = Shapes(checked, satisfies, empty)
+
+        def shapes_of(conjunction: Conjunction) -> tuple[list[Shape], set[Residual]]:
+            return me._shapes_of(conjunction)
+
+        self._shapes = Shapes(checked, satisfies, empty, shapes_of)
         self._known: dict[Conjunction, tuple[list[Shape], set[Residual]]] = {}
         self._reasons: dict[Conjunction, str] = {}
         self._open: set[Conjunction] = set()

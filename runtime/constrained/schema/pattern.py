@@ -1,9 +1,9 @@
 """The `pattern` keyword: an ECMA-262 regular expression as a tree over the string's value.
 
 Validators differ in small ways (Python's `re` takes `\\d` for every Unicode digit, ECMA-262 for
-ASCII only; their `\\s`, `.` and `$` differ too). A tree made here holds only strings on which
-both agree that they match: every character class is the intersection of the two meanings. That is
-sound because the constructs that are taken contain no negation but that of a class.
+ASCII only; their `\\s`, `\\b`, `.` and `$` differ too). A tree made here holds only strings on
+which both agree that they match: every character class, and every place, is the intersection of
+the two meanings, and their union inside a look-around that must not match.
 
 Python's own parser does the reading; what the two languages write differently is refused.
 """
@@ -12,28 +12,62 @@ from __future__ import annotations
 
 import re
 import warnings
+from collections.abc import Sequence
+from functools import lru_cache
 from itertools import groupby, product, starmap
 from typing import Any, NamedTuple
 
-from rootlace.runtime.constrained.automaton.char_sets import ALL, complement, intersection
-from rootlace.runtime.constrained.automaton.lookaround import has_look
-from rootlace.runtime.constrained.automaton.parse import Context, Translation, sre, sre_parser
+from rootlace.runtime.constrained.automaton.char_sets import (
+    ALL,
+    category,
+    complement,
+    contains,
+    intersection,
+    union,
+)
+from rootlace.runtime.constrained.automaton.emit import pattern_of
+from rootlace.runtime.constrained.automaton.limits import TooLarge
+from rootlace.runtime.constrained.automaton.lookaround import has_look, without_look
+from rootlace.runtime.constrained.automaton.parse import (
+    AT_LAST_NEWLINE,
+    Context,
+    Translation,
+    boundary,
+    sre,
+    sre_parser,
+)
 from rootlace.runtime.constrained.automaton.syntax import (
+    LAST,
     Chars,
     Concat,
     Either,
+    Literal,
     Look,
     LookBehind,
     Regex,
+    nodes,
 )
-from rootlace.runtime.constrained.automaton.trees import BLANK, concat, either, repeat
+from rootlace.runtime.constrained.automaton.trees import (
+    BLANK,
+    chars,
+    concat,
+    either,
+    repeat,
+    with_leaves,
+)
 from rootlace.runtime.constrained.automaton.utf8 import Ranges
+from rootlace.runtime.constrained.schema.guidance import takes_pattern
+from rootlace.wire.errors import InvalidConstraint
 
+MAX_POSITIONS = 2048
+"""Of the automaton of a pattern with look-around, before it is a part of something larger."""
+MAX_WRITTEN = 1 << 18
+"""Characters of a pattern that is written for llguidance, which has no look-around."""
 _ANYTHING = repeat(Chars(ALL), 0, None)
 _REFUSED_ESCAPES = frozenset("AZaNUkpPQEc0123456789")
 _TAKEN = (
     *(sre.LITERAL, sre.NOT_LITERAL, sre.ANY, sre.IN),
-    *(sre.BRANCH, sre.SUBPATTERN, sre.MAX_REPEAT, sre.MIN_REPEAT),
+    *(sre.BRANCH, sre.SUBPATTERN, sre.MAX_REPEAT, sre.MIN_REPEAT, sre.ASSERT, sre.ASSERT_NOT),
 )
 _ECMA_BREAKS: Ranges = ((0x0A, 0x0A), (0x0D, 0x0D), (0x2028, 0x2029))
 ECMA_SPACE: Ranges = (
@@ -45,32 +79,115 @@ _IN_ECMA = {
     (sre.CATEGORY, sre.CATEGORY_SPACE): [(sre.RANGE, part) for part in ECMA_SPACE],
     (sre.CATEGORY, sre.CATEGORY_NOT_SPACE): [(sre.RANGE, part) for part in complement(ECMA_SPACE)],
 }
-_ANCHORS: dict[Any, Regex] = {
-    sre.AT_BEGINNING: LookBehind(Chars(ALL), negative=True),
-    sre.AT_END: Look(Chars(ALL), negative=True),
-}
+_BEGIN = LookBehind(Chars(ALL), negative=True)
+_END = Look(Chars(ALL), negative=True)
 _INSIDE = Context(flags=0, at_begin=False, after_text=True, at_end=False)
 
 
 class NotTranslated(ValueError):
-    """The pattern uses something that is not exact in both dialects, or not regular."""
+    """The pattern uses something that is not exact in both dialects, not regular or too large."""
 
 
-def regex_of_pattern(pattern: str) -> Regex:
-    """The strings in which `pattern` is found (anywhere, unless it has anchors)."""
+def regex_of_pattern(pattern: str, wide: bool = False) -> Regex:
+    """The strings in which both dialects (`wide`: either) find `pattern`: anywhere, unless it has
+    anchors."""
+    return _found(_tree(pattern, wide), pattern)
+
+
+@lru_cache(maxsize=512)
+def for_llguidance(pattern: str, one: bool = False) -> tuple[str, ...]:
+    """Patterns that llguidance takes (`one`: at most one), which a string matches all where it
+    matches `pattern`; none where there are no such patterns."""
+    taken = takes_pattern(pattern)
+    if taken and not _MAY_NEED_SPARING.search(pattern):
+        return (pattern,)
+    try:
+        tree = _tree(pattern)
+        if taken and not any(isinstance(n, Chars) and _spared(n) != n for n in nodes(tree)):
+            return (pattern,)
+        parts = tuple(
+            written(_found(part, pattern)) for part in ([tree] if one else _conjuncts(tree))
+        )
+    except (NotTranslated, TooLarge):
+        return (pattern,) if taken and not _NAMES_QUOTES.search(pattern) else ()
+    return parts if all(map(takes_pattern, parts)) else ()
+
+
+_MAY_NEED_SPARING = re.compile(r"\[\^|\\[xuc0]")
+_NAMES_QUOTES = re.compile(r"\"|\\\\|\\[xu]")
+
+
+def written(tree: Regex) -> str:
+    """The pattern for llguidance of strings that a tree describes. Raises TooLarge."""
+    return f"^(?:{pattern_of(with_leaves(tree, _spared), MAX_WRITTEN)})$"
+
+
+def _spared(leaf: Literal | Chars) -> Regex:
+    """Without U+0000 where llguidance might read more: in a JSON string, it takes `"` and the
+    backslash wherever all control characters may stand, whether these may or not."""
+    if not isinstance(leaf, Chars) or not contains(leaf.ranges, 0):
+        return leaf
+    if all(contains(leaf.ranges, ord(each)) for each in '"\\'):
+        return leaf
+    return chars(intersection(leaf.ranges, ((1, LAST),)))
+
+
+def _tree(pattern: str, wide: bool = False) -> Regex:
+    """What `pattern` matches at a place in a string."""
     _refuse_dialect(pattern)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error")  # what Python warns of changes its meaning some day
             tree = sre_parser.parse(pattern)
-    except (re.error, OverflowError, RecursionError, Warning) as error:
+        return _Agreed(pattern, wide).sequence(tree, _INSIDE)
+    except (re.error, OverflowError, RecursionError, Warning, InvalidConstraint) as error:
         raise NotTranslated(f"pattern {pattern!r}: {error}") from None
-    ways = _ways(_Agreed("", verbose=False).sequence(tree, _INSIDE))
-    return either(*(way.whole() for way in ways))
+
+
+def in_all(
+    contents: Sequence[Regex],
+    least: int = 0,
+    most: int | None = None,
+    but: Sequence[Regex] = (),
+) -> Regex:
+    """The texts of `least` to `most` characters that all of `contents` have, and none of `but`.
+    Raises TooLarge."""
+    looks = [Look(concat(content, _END), negative=False) for content in contents]
+    looks += [Look(concat(content, _END), negative=True) for content in but]
+    return without_look(concat(*looks, repeat(Chars(ALL), least, most)), MAX_POSITIONS)
+
+
+def _found(tree: Regex, pattern: str) -> Regex:
+    """The strings in which a tree is found, without look-around."""
+    ways = _ways(tree)
+    if ways is not None:
+        return either(*(way.whole() for way in ways))
+    try:
+        return without_look(concat(_ANYTHING, tree, _ANYTHING), MAX_POSITIONS)
+    except TooLarge as error:
+        raise NotTranslated(f"pattern {pattern!r}: {error}") from None
+
+
+def _conjuncts(tree: Regex) -> list[Regex]:
+    """The look-aheads with which an anchored pattern begins, each by itself, and the rest: where
+    all are found, the pattern is. Automata of each may be small where that of all is not."""
+    parts = tree.parts if isinstance(tree, Concat) else (tree,)
+    count = 0
+    while count < len(parts) and isinstance(parts[count], Look | LookBehind):
+        count += 1
+    if _BEGIN not in parts[:count]:
+        return [tree]
+    looks = [
+        concat(_BEGIN, look.item if isinstance(look, Look) and not look.negative else look)
+        for look in parts[:count]
+        if look != _BEGIN
+    ]
+    return [*looks, concat(_BEGIN, *parts[count:])]
 
 
 _PIECE = re.compile(
-    r"\\(?P<escape>.)|(?P<empty>\[(?=\^?\]))|(?P<unbounded>\{(?=,))|(?P<group>\((?=\?(?!:)))|.",
+    r"\\(?P<escape>.)|(?P<empty>\[(?=\^?\]))|(?P<unbounded>\{(?=,))"
+    r"|(?P<group>\((?=\?(?!:|<?[=!])))|.",
     re.DOTALL,
 )
 _REFUSED = {
@@ -108,47 +225,75 @@ class _Way(NamedTuple):
         return concat(before, self.regex, BLANK if self.ends else _ANYTHING)
 
 
-def _ways(regex: Regex) -> list[_Way]:
-    """`regex` without its anchors, which stand where nothing else is before, or behind, them."""
-    match regex:
-        case LookBehind():
-            return [_Way(BLANK, begins=True)]
-        case Look():
-            return [_Way(BLANK, ends=True)]
-        case _ if not has_look(regex):
-            return [_Way(regex)]
-        case Either(options):
-            return [way for option in options for way in _ways(option)]
-        case Concat(parts):
-            found = [_Way(BLANK)]
-            for anchored, run in groupby(parts, has_look):
-                for ways in map(_ways, run) if anchored else [[_Way(concat(*run))]]:
-                    found = list(dict.fromkeys(starmap(_joined, product(found, ways))))
-            return found
-    raise NotTranslated("an anchor that is repeated")
+def _ways(regex: Regex) -> list[_Way] | None:
+    """`regex` without its anchors; None unless these are all it looks at, and stand where nothing
+    else is before, or behind, them."""
+    if regex == _BEGIN:
+        return [_Way(BLANK, begins=True)]
+    if regex == _END:
+        return [_Way(BLANK, ends=True)]
+    if not has_look(regex):
+        return [_Way(regex)]
+    parts = regex.options if isinstance(regex, Either) else ()
+    if isinstance(regex, Concat):
+        runs = [(anchored, list(run)) for anchored, run in groupby(regex.parts, has_look)]
+        parts = tuple(p for anchored, run in runs for p in (run if anchored else [concat(*run)]))
+    if not parts:
+        return None
+    inner = [ways for ways in map(_ways, parts) if ways is not None]
+    if len(inner) < len(parts):
+        return None
+    if isinstance(regex, Either):
+        return [way for ways in inner for way in ways]
+    found = [_Way(BLANK)]
+    for ways in inner:
+        pairs = list(product(found, ways))
+        for one, other in pairs:
+            if (one.ends and other.regex != BLANK) or (other.begins and one.regex != BLANK):
+                return None
+        found = list(dict.fromkeys(starmap(_joined, pairs)))
+    return found
 
 
 def _joined(one: _Way, other: _Way) -> _Way:
-    if (one.ends and other.regex != BLANK) or (other.begins and one.regex != BLANK):
-        raise NotTranslated("an anchor inside the pattern")
     regex = concat(one.regex, other.regex)
     return _Way(regex, one.begins or other.begins, one.ends or other.ends)
 
 
 class _Agreed(Translation):
-    """What both dialects take for a pattern."""
+    """What both dialects take for a pattern; `wide`: what either of them does."""
+
+    def __init__(self, pattern: str, wide: bool) -> None:
+        super().__init__(pattern, verbose=False)
+        self._wide = wide
 
     def operation(self, code: Any, argument: Any, context: Context) -> Regex:
         if code is sre.ANY:
-            return Chars(complement(_ECMA_BREAKS))
-        if code is sre.AT and argument in _ANCHORS:
-            return _ANCHORS[argument]
-        if code not in _TAKEN or (code is sre.LITERAL and 0xD800 <= argument <= 0xDFFF):
+            return Chars(complement(_ECMA_BREAKS[:1] if self._wide else _ECMA_BREAKS))
+        if code is sre.ASSERT_NOT:
+            other = _Agreed(self._pattern, not self._wide)
+            return super(_Agreed, other).operation(code, argument, context)
+        if code is not sre.AT and code not in _TAKEN:
             raise NotTranslated(f"{str(code).lower()} inside the pattern")
+        if code is sre.LITERAL and 0xD800 <= argument <= 0xDFFF:
+            raise NotTranslated("a lone surrogate inside the pattern")
         return super().operation(code, argument, context)
+
+    def _anchor(self, anchor: Any, context: Context) -> Regex:
+        if anchor is sre.AT_BEGINNING:
+            return _BEGIN
+        if anchor is sre.AT_END:  # Python's stands before a last newline, too
+            return either(_END, AT_LAST_NEWLINE) if self._wide else _END
+        if anchor not in (sre.AT_BOUNDARY, sre.AT_NON_BOUNDARY):
+            raise NotTranslated(f"{str(anchor).lower()} inside the pattern")
+        python = super()._anchor(anchor, context)
+        differs = anchor is sre.AT_BOUNDARY
+        ecma = boundary(Chars(category(r"\w", True)), differs)
+        return either(python, ecma) if self._wide else concat(python, ecma)
 
     def characters(self, code: Any, members: tuple[tuple[Any, Any], ...], flags: int) -> Ranges:
         python = super().characters(code, members, flags)
         as_ecma = tuple(one for member in members for one in _IN_ECMA.get(member, (member,)))
         # Sets are negated in each dialect, before what they agree on is taken.
-        return intersection(python, super().characters(code, as_ecma, flags | re.ASCII))
+        ecma = super().characters(code, as_ecma, flags | re.ASCII)
+        return union((*python, *ecma)) if self._wide else intersection(python, ecma)

@@ -7,10 +7,13 @@ applies to the part; `normal` puts a schema in its place.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from typing import Any
 
+from rootlace.runtime.constrained.automaton.limits import TooLarge
+from rootlace.runtime.constrained.automaton.syntax import Literal, Regex
+from rootlace.runtime.constrained.automaton.trees import NOTHING, either
 from rootlace.runtime.constrained.schema.check import CheckedSchema, Located
 from rootlace.runtime.constrained.schema.conjunction import (
     TYPES,
@@ -24,16 +27,24 @@ from rootlace.runtime.constrained.schema.formats import FORMATS, pattern_of_form
 from rootlace.runtime.constrained.schema.guidance import (
     nothing_matches,
     patterns_apart,
-    takes_pattern,
 )
-from rootlace.runtime.constrained.schema.keys import FALSE, NEVER, Keys, listed_keys
+from rootlace.runtime.constrained.schema.keys import FALSE, NEVER, Keys
 from rootlace.runtime.constrained.schema.number_shapes import (
     MAX_INTEGER,
     is_number,
     numbers,
 )
+from rootlace.runtime.constrained.schema.pattern import (
+    MAX_POSITIONS,
+    NotTranslated,
+    for_llguidance,
+    in_all,
+    regex_of_pattern,
+    written,
+)
 from rootlace.runtime.constrained.schema.residual import Residual, notes_of
 from rootlace.runtime.constrained.schema.shape import Shape
+from rootlace.runtime.constrained.schema.spellings import NotRegular, content_of
 
 LLGUIDANCE_FORMATS = frozenset(["duration", "email", "ipv4", "ipv6", "uuid", "uri"])
 """Formats that llguidance holds as exactly as our patterns, and more of their values; of the others
@@ -47,18 +58,21 @@ Leaf = tuple[Located, dict[str, Any]]
 
 
 class Shapes:
-    """Builds shapes, for one schema. `empty(conjunction)` says that nothing satisfies it;
-    `satisfies` as in `Cases`."""
+    """Builds shapes, for one schema. `empty(conjunction)` says that nothing satisfies it,
+    `shapes_of(conjunction)` what it is and which keywords that does not hold; `satisfies` as in
+    `Cases`."""
 
     def __init__(
         self,
         checked: CheckedSchema,
         satisfies: Callable[[Located, Any], bool],
         empty: Callable[[Conjunction], bool],
+        shapes_of: Callable[[Conjunction], tuple[list[Shape], set[Residual]]],
     ) -> None:
         self.checked = checked
         self.satisfies = satisfies
         self.empty = empty
+        self._shapes_of = shapes_of
         self.reason = ""
         """The place that leaves the case asked for last without shapes."""
 
@@ -130,8 +144,9 @@ class Shapes:
         for located, leaf in leaves:
             if "pattern" in leaf:
                 _require(said, "pattern", leaf["pattern"])
-                if takes_pattern(leaf["pattern"]):
-                    _require(shown, "pattern", leaf["pattern"])
+                if taken := for_llguidance(leaf["pattern"]):
+                    for pattern in taken:
+                        _require(shown, "pattern", pattern)
                 elif nothing_matches({"type": "string", "pattern": leaf["pattern"]}):
                     return self._none(((located, leaf),), "pattern")
                 else:
@@ -145,7 +160,7 @@ class Shapes:
                     )
         if {"pattern", "format"} & shown.keys() and len(shown) > 2 and nothing_matches(shown):
             return self._none(leaves, "pattern", "format")
-        return [Shape(said, (shown,) if lost else (), frozenset(lost))]
+        return [Shape(said, (shown,) if shown != said else (), frozenset(lost))]
 
     # ------------------------------------------------------------ arrays
 
@@ -272,18 +287,40 @@ class Shapes:
             found += self._split(spec.without(gone), leaves, notes)
         return found
 
-    def no_names(self, leaves: tuple[Leaf, ...]) -> bool:
-        """Whether no key satisfies all `propertyNames`."""
+    def names(
+        self, leaves: tuple[Leaf, ...], notes: set[Residual]
+    ) -> tuple[list[str], Regex | str] | None:
+        """The keys that all `propertyNames` allow: those that are listed, and the others as a tree
+        (or as a pattern that llguidance alone can read). None where any key is allowed, or which
+        ones cannot be told: then that is noted."""
         names = [
             self.child(located, "/propertyNames", leaf["propertyNames"])
             for located, leaf in leaves
-            if "propertyNames" in leaf
+            if leaf.get("propertyNames", True) is not True
         ]
         if not names:
-            return False
+            return None
         first = names[0].located
         text = Located({"type": "string"}, first.resolver, OURS, f"{first.pointer}{OWN}text")
-        return self.empty((Atom(text), *names))
+        shapes, lost = self._shapes_of((Atom(text), *names))
+        notes |= lost
+        listed: list[str] = []
+        trees: list[Regex] = []
+        for said in (shape.said for shape in shapes):
+            if list(said) == ["type"]:
+                return None
+            try:
+                if list(said) == ["enum"]:
+                    listed += said["enum"]
+                else:
+                    trees.append(content_of(said, MAX_POSITIONS))
+            except NotRegular:
+                if len(shapes) == 1 and said.keys() == {"type", "pattern"}:
+                    for pattern in for_llguidance(said["pattern"], one=True):
+                        return [], pattern
+                notes.update(notes_of(leaves, "propertyNames"))
+                return None
+        return listed, either(*trees)
 
     def _none(self, leaves: tuple[Leaf, ...], *keywords: str) -> list[Any]:
         for keyword in keywords:
@@ -341,10 +378,10 @@ class _Object:
         required: dict[str, None] = {}
         for _, leaf in leaves:
             names |= dict.fromkeys(leaf.get("properties", {}))
-            names |= dict.fromkeys(listed_keys(leaf.get("propertyNames")) or ())
             patterns |= {pattern: [] for pattern in leaf.get("patternProperties", {})}
             required |= dict.fromkeys(leaf.get("required", ()))
-        names |= required
+        allowed = shapes.names(leaves, notes)
+        names |= dict.fromkeys(allowed[0] if allowed else ()) | required
         ends = [
             Keys(shapes.checked, shapes.satisfies, located, leaf, notes) for located, leaf in leaves
         ]
@@ -362,25 +399,24 @@ class _Object:
         found: dict[str, Conjunction] = {
             pattern: tuple(dict.fromkeys(those)) for pattern, those in patterns.items()
         }
-        for keys in ends:
-            wanted = keys.name_pattern()
-            if wanted is None:
-                continue
-            if found or not takes_pattern(wanted):
-                notes.add(Residual(f"{keys.pointer}/propertyNames", "propertyNames"))
-            else:
-                found, additional = {wanted: additional}, FALSE
-        if shapes.no_names(leaves):
-            properties = dict.fromkeys(properties, FALSE)
-            found, additional = {}, FALSE
+        held: dict[str, Conjunction] = {}
+        if allowed is not None:
+            try:
+                held = _held(found, additional, allowed[1], names)
+                found, additional = {}, FALSE
+            except (NotTranslated, TooLarge):
+                notes.update(notes_of(leaves, "propertyNames"))
         if shapes.empty(additional):  # then they need not be told from others
             found = {pattern: part for pattern, part in found.items() if not shapes.empty(part)}
         for pattern in list(found):
-            if not takes_pattern(pattern):
+            part = found.pop(pattern)
+            if taken := for_llguidance(pattern, one=True):
+                found[taken[0]] = part
+            else:
                 # Keys that match may be had from `additionalProperties` only if that is weaker.
                 notes.update(notes_of(leaves, "patternProperties"))
-                del found[pattern]
                 additional = ()
+        found |= {pattern: part for pattern, part in held.items() if not shapes.empty(part)}
         if len(found) > 1 and not patterns_apart(found):
             notes.update(notes_of(leaves, "patternProperties"))
             found = {"|".join(f"(?:{pattern})" for pattern in found): _any(found)}
@@ -402,6 +438,26 @@ class _Object:
             max((leaf.get("minProperties", 0) for _, leaf in leaves), default=0),
             min((leaf.get("maxProperties", math.inf) for _, leaf in leaves), default=math.inf),
         )
+
+
+def _held(
+    found: dict[str, Conjunction],
+    additional: Conjunction,
+    allowed: Regex | str,
+    named: Collection[str],
+) -> dict[str, Conjunction]:
+    """Patterns of keys that are `allowed`, and what applies to their values: that of the patterns
+    `found`, and `additional` to keys of no pattern that are not `named`. Raises NotTranslated or
+    TooLarge."""
+    if isinstance(allowed, str):
+        if found or (additional and named):
+            raise NotTranslated(allowed)
+        return {allowed: additional}
+    parts = [(in_all([allowed, regex_of_pattern(p)]), part) for p, part in found.items()]
+    but = [regex_of_pattern(pattern, wide=True) for pattern in found]
+    but += map(Literal, named if additional else ())
+    parts.append((in_all([allowed], but=but) if but else allowed, additional))
+    return {written(tree): part for tree, part in parts if tree != NOTHING}
 
 
 def _require(schema: dict[str, Any], keyword: str, value: str) -> None:

@@ -11,6 +11,7 @@ import re
 from typing import Any
 
 from rootlace.runtime.constrained.automaton.char_sets import ALL
+from rootlace.runtime.constrained.automaton.limits import TooLarge
 from rootlace.runtime.constrained.automaton.syntax import Chars, Literal, Regex
 from rootlace.runtime.constrained.automaton.trees import (
     NOTHING,
@@ -24,7 +25,7 @@ from rootlace.runtime.constrained.automaton.trees import (
 from rootlace.runtime.constrained.schema import formats, json_text, numeric_range
 from rootlace.runtime.constrained.schema.json_text import Layout, digits
 from rootlace.runtime.constrained.schema.numeric_range import Bound, OutOfReach
-from rootlace.runtime.constrained.schema.pattern import NotTranslated, regex_of_pattern
+from rootlace.runtime.constrained.schema.pattern import NotTranslated, in_all, regex_of_pattern
 
 _BOUNDS = {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"}
 _ESCAPED_BY_NUMBER = re.compile(r"(?<!\\)(?:\\\\)*\\u")
@@ -49,7 +50,7 @@ class Ours:
     def string(self, schema: dict[str, Any]) -> Regex:
         if schema.keys() == {"type"}:
             return json_text.any_string()
-        return json_text.string_of(_content(schema, self._max_size), json_text.OURS)
+        return json_text.string_of(content_of(schema, self._max_size), json_text.OURS)
 
     def number(self, schema: dict[str, Any]) -> Regex:
         low, high = _bounds(schema)
@@ -86,13 +87,13 @@ class Guidance:
         return tree
 
     def string(self, schema: dict[str, Any]) -> Regex:
-        if "format" in schema:
+        if "format" in schema or "allOf" in schema:
             raise NotRegular("a format, which llguidance reads in its own way")
         # So it does what dialects of patterns read differently.
         plain = _ESCAPED_PUNCTUATION.sub("", schema.get("pattern", ""))
         if "\\" in plain or "." in plain or "(?" in plain:
             raise NotRegular("a pattern that llguidance may read otherwise")
-        return json_text.string_of(_content(schema, self._max_size), self._escapes)
+        return json_text.string_of(content_of(schema, self._max_size), self._escapes)
 
     def number(self, schema: dict[str, Any]) -> Regex:
         said = schema.keys() - {"type"}
@@ -119,29 +120,29 @@ def _literal(value: Any, layout: Layout, depth: int) -> Regex:
         raise NotRegular(f"a value that JSON cannot write: {error}") from None
 
 
-def _content(schema: dict[str, Any], max_size: int) -> Regex:
-    """The texts that a string of this schema may have."""
+def content_of(schema: dict[str, Any], max_size: int) -> Regex:
+    """The texts that a string of this schema may have. Raises NotRegular."""
     least, most = schema.get("minLength", 0), schema.get("maxLength")
-    if not schema.keys() <= {"type", "minLength", "maxLength", "pattern", "format"}:
+    if not schema.keys() <= {"type", "minLength", "maxLength", "pattern", "format", "allOf"}:
         raise NotRegular(f"a string with {sorted(schema)}")
-    if {"pattern", "format"} <= schema.keys():
-        raise NotRegular("a pattern and a format for one string")
     if max(least, most or 0) > max_size:
         raise NotRegular("too large")
-    if "format" in schema:
-        content = formats.regex_of_format(schema["format"])
-    elif "pattern" in schema:
-        try:
-            content = regex_of_pattern(schema["pattern"])
-        except NotTranslated as error:
-            raise NotRegular(str(error)) from None
-    else:
-        return repeat(Chars(ALL), least, most)
-    if size(content, max_size) > max_size:
+    contents: list[Regex] = []
+    try:
+        for one in (schema, *schema.get("allOf", ())):
+            contents += [formats.regex_of_format(one["format"])] if "format" in one else []
+            contents += [regex_of_pattern(one["pattern"])] if "pattern" in one else []
+        if not contents:
+            return repeat(Chars(ALL), least, most)
+        if sum(size(content, max_size) for content in contents) > max_size:
+            raise NotRegular("too large")
+        fitted = with_length(contents[0], least, most) if len(contents) == 1 else None
+        if fitted is None:
+            fitted = in_all(contents, least, most)
+    except (NotTranslated, TooLarge) as error:
+        raise NotRegular(str(error)) from None
+    if size(fitted, max_size) > max_size:
         raise NotRegular("too large")
-    fitted = with_length(content, least, most)
-    if fitted is None or fitted == NOTHING or size(fitted, max_size) > max_size:
-        raise NotRegular("a pattern or format whose length is limited")
     return fitted
 
 

@@ -9,6 +9,7 @@ from rootlace.runtime.constrained.automaton.syntax import (
     Chars,
     Concat,
     Either,
+    Graph,
     Literal,
     Look,
     Regex,
@@ -47,5 +48,11 @@ def draw(regex: Regex, source: random.Random) -> str:
             if kind == 1:
                 count = top
             return "".join(draw(item, source) for _ in range(count))
+        case Graph(edges, accepting):
+            drawn, state = "", 0
+            while not accepting[state] or (edges[state] and source.randrange(4)):
+                label, state = source.choice(edges[state])
+                drawn += draw(label, source)
+            return drawn
         case Look():
             raise AssertionError("no look-ahead is written for schemas")

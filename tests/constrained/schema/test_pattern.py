@@ -88,8 +88,8 @@ def test_classes_are_what_both_dialects_agree_on(source: str) -> None:
 
 @pytest.mark.parametrize(
     "source",
-    [r"(a)\1", "(?i)a", "(?=a)", "(?<!a)", r"\bA", r"\Aa", r"a\Z", "a{,2}", "[]a]", "[^]a]", "a++",
-     "(?>a)", r"\07", r"\p{L}", "a^b", "a$b", "(^a)*", "(", "[[a]", "(?P<n>a)", r"\cA"],
+    [r"(a)\1", "(?i)a", "(?<!ab)c", r"\Aa", r"a\Z", "a{,2}", "[]a]", "[^]a]", "a++",
+     "(?>a)", r"\07", r"\p{L}", "(", "[[a]", "(?P<n>a)", r"\cA"],
 )  # fmt: skip
 def test_what_the_dialects_write_differently_is_refused(source: str) -> None:
     with pytest.raises(NotTranslated):
