@@ -34,6 +34,9 @@ class Atom:
 
 
 Conjunction = tuple[Atom, ...]
+_Rank = tuple[int, ...]
+"""Where a schema stands among those that apply together: the places, on the way to it, of keywords
+in their schemas and of schemas in their lists. Properties are written in this order."""
 
 
 @dataclass(frozen=True)
@@ -58,24 +61,33 @@ class _Option:
 
 @dataclass
 class _Partial:
-    pending: list[Atom]
+    pending: list[tuple[Atom, _Rank]]
     done: set[Atom] = field(default_factory=set)
-    choices: list[list[_Option]] = field(default_factory=list)
+    choices: list[tuple[list[_Option], _Rank]] = field(default_factory=list)
     types: frozenset[str] = ALL_TYPES
     integer: bool = False
     leaves: list[tuple[Located, dict[str, Any]]] = field(default_factory=list)
+    ranks: list[_Rank] = field(default_factory=list)
     valued: bool = False
     notes: set[Residual] = field(default_factory=set)
 
-    def fork(self, option: _Option, rest: list[list[_Option]]) -> _Partial:
+    def fork(
+        self, option: _Option, rank: _Rank, rest: list[tuple[list[_Option], _Rank]]
+    ) -> _Partial:
         return replace(
             self,
-            pending=[atom for atom in option.atoms if atom not in self.done],
+            pending=_ranked(option.atoms, rank),
             done=set(self.done),
             choices=list(rest),
             leaves=list(self.leaves),
+            ranks=list(self.ranks),
             notes=self.notes | set(option.notes),
         )
+
+    def in_order(self) -> tuple[tuple[Located, dict[str, Any]], ...]:
+        """The leaves, as they come in what the user wrote."""
+        ranked = sorted(range(len(self.leaves)), key=self.ranks.__getitem__)
+        return tuple(self.leaves[index] for index in ranked)
 
 
 class _Dead(Exception):
@@ -102,7 +114,7 @@ class Cases:
 
     def of(self, conjunction: Conjunction) -> list[Case]:
         cases: list[Case] = []
-        queue = [_Partial(list(conjunction))]
+        queue = [_Partial(_ranked(conjunction, ()))]
         pointer = ""
         started, limit = 1, MAX_CASES
         while queue:
@@ -116,9 +128,9 @@ class Cases:
                 pointer = pointer or dead.pointer
                 continue
             if started == 1 and len(partial.choices) == 1:
-                limit += min(len(partial.choices[0]), MAX_OPTIONS)
-            while partial.choices and started + len(partial.choices[0]) > limit:
-                lost = partial.choices.pop(0)  # weaker: any of the options, or none
+                limit += min(len(partial.choices[0][0]), MAX_OPTIONS)
+            while partial.choices and started + len(partial.choices[0][0]) > limit:
+                lost, _ = partial.choices.pop(0)  # weaker: any of the options, or none
                 for option in lost:
                     partial.notes.update(option.notes)
                 partial.notes.add(_lost(lost, conjunction))
@@ -126,15 +138,15 @@ class Cases:
                 pointer = pointer or place
                 continue
             if partial.choices:
-                options, rest = partial.choices[0], partial.choices[1:]
+                (options, rank), *rest = partial.choices
                 started += len(options) - 1
-                queue[:0] = [partial.fork(option, rest) for option in options]
+                queue[:0] = [partial.fork(option, rank, rest) for option in options]
                 continue
             cases.append(
                 Case(
                     partial.types,
                     partial.integer,
-                    tuple(partial.leaves),
+                    partial.in_order(),
                     notes=frozenset(partial.notes),
                 )
             )
@@ -152,7 +164,7 @@ class Cases:
     def _settle(self, partial: _Partial) -> None:
         """Apply the pending schemas, as far as they leave no choice."""
         while partial.pending:
-            atom = partial.pending.pop(0)
+            atom, rank = partial.pending.pop(0)
             if atom in partial.done:
                 continue
             partial.done.add(atom)
@@ -163,18 +175,18 @@ class Cases:
                     raise _Dead(atom.located.pointer)
                 continue
             choices = (
-                [self._negated(atom.located)]
+                [(self._negated(atom.located), rank)]
                 if atom.negated
-                else self._positive(partial, atom.located)
+                else self._positive(partial, atom.located, rank)
             )
-            for options in choices:
+            for options, below in choices:
                 if not options:
                     raise _Dead(atom.located.pointer)
                 if len(options) == 1:
-                    partial.pending += options[0].atoms
+                    partial.pending += _ranked(options[0].atoms, below)
                     partial.notes.update(options[0].notes)
                 else:
-                    partial.choices.append(options)
+                    partial.choices.append((options, below))
         if not partial.types:
             raise _Dead("#")
 
@@ -203,23 +215,28 @@ class Cases:
         source = Residual(f"{pointer}/{keyword}", keyword)
         cases.append(Case(values=tuple(found), source=source))
 
-    def _positive(self, partial: _Partial, located: Located) -> list[list[_Option]]:
+    def _positive(
+        self, partial: _Partial, located: Located, rank: _Rank
+    ) -> list[tuple[list[_Option], _Rank]]:
         """Take in what a schema says. Returns the choices it leaves."""
         schema = located.keywords
         leaf: dict[str, Any] = {}
-        choices: list[list[_Option]] = []
-        for key, value in schema.items():
+        choices: list[tuple[list[_Option], _Rank]] = []
+        found: list[tuple[Atom, _Rank]] = []
+        for place, (key, value) in enumerate(schema.items()):
+            below = (*rank, place)
             if key == "type":
                 self._intersect_types(partial, located, value)
             elif key == "$ref":
-                partial.pending.append(Atom(self._checked.target(located)))
+                found.append((Atom(self._checked.target(located)), below))
             elif key == "$dynamicRef":
                 targets = self._checked.dynamic_targets(located)
                 if len(targets) == 1:
-                    partial.pending.append(Atom(targets[0]))
+                    found.append((Atom(targets[0]), below))
                 else:
                     note = Residual(f"{located.pointer}/{key}", key)
-                    choices.append([_Option((Atom(target),), (note,)) for target in targets])
+                    options = [_Option((Atom(target),), (note,)) for target in targets]
+                    choices.append((options, below))
             elif key == "$recursiveRef":
                 partial.notes.add(Residual(f"{located.pointer}/{key}", key))
             elif key == "const":
@@ -233,18 +250,20 @@ class Cases:
                 leaf["!values"] = value.strip("^()$").split("|")
                 partial.valued = True
             elif key == "allOf":
-                partial.pending += [
-                    self.child(located, f"/allOf/{i}", below) for i, below in enumerate(value)
-                ]
+                parts = [self.child(located, f"/allOf/{i}", part) for i, part in enumerate(value)]
+                found += _ranked(parts, below)
             elif key == "not":
                 child = self.child(located, "/not", value)
-                partial.pending.append(Atom(child.located, True))
+                found.append((Atom(child.located, True), below))
             elif key in ("anyOf", "oneOf", "if", "dependentRequired", "dependentSchemas"):
-                choices += self._choices(located, key, schema)
+                choices += [(options, below) for options in self._choices(located, key, schema)]
             elif key not in ("then", "else"):
                 leaf[key] = value
         if leaf:
+            first = "properties" if "properties" in leaf else next(iter(leaf))
             partial.leaves.append((located, leaf))
+            partial.ranks.append((*rank, list(schema).index(first) if first in schema else 0))
+        partial.pending[:0] = found
         return choices
 
     def _intersect_types(self, partial: _Partial, located: Located, value: Any) -> None:
@@ -410,6 +429,10 @@ class Cases:
     def _made(self, parent: Located, path: str, schema: dict[str, Any]) -> Atom:
         """A schema of our own, as if it stood below another."""
         return Atom(Located(schema, parent.resolver, OURS, parent.pointer + path))
+
+
+def _ranked(atoms: Iterable[Atom], rank: _Rank) -> list[tuple[Atom, _Rank]]:
+    return [(atom, (*rank, index)) for index, atom in enumerate(atoms)]
 
 
 def _without_values(located: Located, values: list[Any]) -> Located:

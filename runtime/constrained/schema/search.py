@@ -6,21 +6,25 @@ translated to Python's syntax and run on an automaton; `re` would backtrack, for
 
 from __future__ import annotations
 
+import ast
 import json
 import re
+from collections.abc import Iterator
 from functools import lru_cache
 
 from llguidance import LLMatcher
 
-from rootlace.runtime.constrained.automaton.char_sets import category, complement
+from rootlace.runtime.constrained.automaton.char_sets import ALL, category, complement
 from rootlace.runtime.constrained.automaton.dfa import LazyDfa
 from rootlace.runtime.constrained.automaton.parse import parse
-from rootlace.runtime.constrained.automaton.trees import either
+from rootlace.runtime.constrained.automaton.syntax import Chars
+from rootlace.runtime.constrained.automaton.trees import concat, either, repeat
 from rootlace.runtime.constrained.schema.guidance import string_matcher
 from rootlace.runtime.constrained.schema.pattern import ECMA_SPACE
 from rootlace.wire.errors import InvalidConstraint
 
 MAX_STATES = 4096
+_ANYTHING = repeat(Chars(ALL), 0, None)
 _SETS = {"d": category(r"\d", True), "w": category(r"\w", True), "s": ECMA_SPACE}
 _SETS |= {name.upper(): complement(ranges) for name, ranges in _SETS.items()}
 _IN_CLASS = {
@@ -37,20 +41,48 @@ _PIECE = re.compile(
 
 def translated(pattern: str, start: str = "^") -> str:
     """An ECMA pattern in Python's syntax; `start` stands for each `^` that is an anchor."""
+    return "".join(text for text, _ in _pieces(pattern, start))
+
+
+def _pieces(pattern: str, start: str) -> Iterator[tuple[str, str]]:
+    """The pieces of a translation, each with what it translates."""
     outside = {"$": r"\Z", "^": start, ".": r"[^\n\r\u2028\u2029]", "(?<": "(?P<"}
-    out: list[str] = []
     in_class = False
     for piece in _PIECE.finditer(pattern):
         text = piece[0]
         if piece["escape"]:
-            out.append(_escape(piece, in_class))
+            yield _escape(piece, in_class), text
         elif in_class:
             in_class = text != "]"
-            out.append(f"\\{text}" if piece["opening"] else text)
+            yield f"\\{text}" if piece["opening"] else text, text
         else:
             in_class = piece["opening"] is not None
-            out.append(outside.get(text, text))
-    return "".join(out)
+            yield outside.get(text, text), text
+
+
+def _of_users(message: str, pattern: str) -> str:
+    """What is wrong with a translation, told of the pattern that the user wrote."""
+    found = _PLACE.search(message)
+    if found is None:
+        return message.removeprefix("regex: ")
+    left, place, quoted = int(found["position"]), 0, ""
+    for text, quoted in _pieces(pattern, "^"):
+        if left < len(text):
+            break
+        left -= len(text)
+        place += len(quoted)
+    where = f"at position {place}"
+    if found["quoted"]:
+        construct = ast.literal_eval(found["quoted"])
+        quoted = construct if pattern.startswith(construct, place) else quoted
+        where = f"({quoted!r} {where})"
+    told = message[: found.start()] + where + message[found.end() :]
+    return told.removeprefix("regex: ")
+
+
+_PLACE = re.compile(
+    r"""(?:\((?P<quoted>'[^']*'|"[^"]*") )?at position (?P<position>\d+)(?(quoted)\))"""
+)
 
 
 def _escape(match: re.Match[str], in_class: bool) -> str:
@@ -81,7 +113,7 @@ class PatternSearch:
         except InvalidConstraint as error:
             self._matcher = _llguidance(pattern)
             if self._matcher is None:
-                raise InvalidConstraint(str(error)) from None
+                raise InvalidConstraint(_of_users(str(error), pattern)) from None
 
     def __call__(self, text: str) -> bool:
         """Whether it is found in `text`; False, too, where that is beyond the bounds."""
@@ -100,10 +132,10 @@ class PatternSearch:
 
 def _search_automaton(pattern: str) -> LazyDfa:
     # Where the search begins at the beginning, and where it does not (then no `^` matches).
-    options = [parse(f"(?:{translated(pattern)})(?s:.*)")]
-    inner = translated(pattern, start="(?!)")
+    options = [concat(parse(translated(pattern), at_end=False), _ANYTHING)]
     if not re.fullmatch(r"\^[^|]*", pattern):
-        options.append(parse(f"(?s:.+)(?:{inner})(?s:.*)"))
+        inner = parse(translated(pattern, start="(?!)"), at_begin=False, at_end=False)
+        options.append(concat(repeat(Chars(ALL), 1, None), inner, _ANYTHING))
     return LazyDfa(either(*options), MAX_STATES)
 
 

@@ -215,3 +215,25 @@ def test_the_metaschema_itself_can_be_asked_for() -> None:
 def test_recursion_that_makes_progress_is_fine() -> None:
     tree = {"type": "object", "properties": {"left": {"$ref": "#"}, "right": {"$ref": "#"}}}
     assert PreparedSchema(tree).residuals == ()
+
+
+@pytest.mark.parametrize(
+    ("pattern", "reason"),
+    [
+        (r"^.a(?<n>b)\k<n>$", r"a back-reference ('\\k<n>' at position 10) is not supported"),
+        ("a)|(b", "unbalanced parenthesis at position 1"),
+        ("^.$(", "missing ), unterminated subpattern at position 3"),
+        (".{3}[a", "unterminated character set at position 4"),
+        (r"^\d\d(?<=ab)c", "look-behind of other than one character ('(?<=' at position 5)"),
+        (r"^\w.\d(?:x){3,2}", "min repeat greater than max repeat at position 12"),
+        (r"\u{1F600}.(\w)\1", r"a back-reference ('\\1' at position 14)"),
+    ],
+)
+def test_what_is_wrong_with_a_pattern_is_told_of_what_the_user_wrote(
+    pattern: str, reason: str
+) -> None:
+    for schema in ({"patternProperties": {pattern: {}}}, {"pattern": pattern, "type": "string"}):
+        with pytest.raises(InvalidConstraint) as caught:
+            _ = PreparedSchema(schema).residuals
+        assert str(caught.value).startswith(f"json_schema: #/{next(iter(schema))}: {pattern!r}: ")
+        assert reason in str(caught.value)
