@@ -542,6 +542,28 @@ def test_fields_left_empty_are_left_to_the_server(tab: Tab, script: Script) -> N
     assert not {"temperature", "top_p", "max_tokens", "seed"} & set(sent)
 
 
+def test_fields_left_empty_are_sampled_as_the_model_recommends(tab: Tab) -> None:
+    page = tab.page
+    own = {"id": "own", "parent": None, "default_sampling": {"temperature": 0.6, "top_p": 0.95}}
+    none = {"id": "none", "parent": None, "default_sampling": {}}
+    page.route("**/v1/models", lambda route: route.fulfill(json={"data": [none, own]}))
+    page.route(
+        re.compile("[?&]model="), lambda route: route.fulfill(json={"status": {}, "findings": []})
+    )
+    page.reload()
+    page.locator("#model:enabled").wait_for()
+    assert page.input_value("#temperature") == "0.7"  # some recommend nothing: better than 1
+    page.select_option("#model", "own")
+    assert page.input_value("#temperature") == page.input_value("#top_p") == ""
+    assert page.locator("#temperature").get_attribute("placeholder") == "0.6"
+    assert page.locator("#top_p").get_attribute("placeholder") == "0.95"
+    page.select_option("#model", "none")
+    assert page.input_value("#temperature") == "0.7"
+    page.fill("#temperature", "0.2")  # what somebody has written stays
+    page.select_option("#model", "own")
+    assert page.input_value("#temperature") == "0.2"
+
+
 def test_the_key_is_asked_for_once(tab: Tab) -> None:
     page = tab.page
 

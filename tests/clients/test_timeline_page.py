@@ -59,6 +59,16 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[playwright.Page]:
     assert not said and asked == [Path(path).as_uri()]
 
 
+def labels(page: playwright.Page) -> list[tuple[str, float]]:
+    """The times on the axis, each with its place."""
+    found: list[tuple[str, float]] = page.evaluate(
+        "() => { const said = []; const write = pen.fillText;"
+        " pen.fillText = (text, x, y) => { if (y === AXIS / 2) said.push([text, x - 3]); };"
+        " paint(); pen.fillText = write; return said; }"
+    )
+    return found
+
+
 def until(page: playwright.Page, condition: str) -> None:
     """The page's own policy forbids playwright's way of waiting."""
     for _ in range(500):
@@ -92,6 +102,46 @@ def test_by_keyboard(page: playwright.Page) -> None:
     assert f"tool add on {FORKS - 1}" in detail.inner_text() and "failed" in detail.inner_text()
     page.keyboard.press("Escape")
     assert "Choose a bar" in detail.inner_text()
+
+
+def test_the_axis_tells_times_apart(page: playwright.Page) -> None:
+    page.evaluate("all()")
+    assert [text for text, _ in labels(page)][:3] == ["0 s", "0.2 s", "0.4 s"]
+    page.evaluate("zoom(1e-9, 0.75)")  # as close as it goes
+    close = labels(page)
+    assert len(close) > 3 and len({text for text, _ in close}) == len(close)
+    for text, place in close:
+        assert page.evaluate(f"x({float(text.removesuffix(' ms')) / 1000})") == pytest.approx(
+            place, abs=0.5
+        )
+    page.evaluate("all()")
+    # A run of hours, by the same functions.
+    assert page.evaluate("[label(90, 30), label(7200, 1800), time(3723.4)]") == [
+        *("1:30 min", "120:00 min"),
+        "62 min 3 s",
+    ]
+
+
+def test_texts_are_copied(page: playwright.Page) -> None:
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    page.locator("#canvas").focus()
+    page.keyboard.press("Home")
+    page.keyboard.press("ArrowDown")
+    gave = page.locator("#detail .dim", has_text="gave").locator("button")
+    gave.click()
+    page.locator("#detail button", has_text="Copied").wait_for()
+    assert page.evaluate("navigator.clipboard.readText()") == "Eat </script> well."
+    # Where there is no clipboard, by the older way; and where that is refused, by hand.
+    page.evaluate("Object.defineProperty(navigator, 'clipboard', { value: undefined })")
+    page.keyboard.press("Tab")
+    before = page.locator("#detail .dim", has_text="before it").locator("button")
+    before.click()
+    page.locator("#detail button", has_text="Copied").first.wait_for()
+    page.evaluate("document.execCommand = () => false")
+    gave.click()
+    page.locator("#detail button", has_text="press Ctrl+C").wait_for()
+    assert page.evaluate("getSelection().toString()") == "Eat </script> well."
+    page.evaluate("getSelection().empty()")
 
 
 def test_by_mouse_in_the_dark(page: playwright.Page) -> None:

@@ -11,6 +11,7 @@ const LANE = 34; // height of a lane; in it, from above:
 const METER = [5, 5]; // what of the prompt was cached: offset and height
 const BAR = [12, 15]; // what took time
 const AXIS = 22;
+const MINUTES = [15, 30, 60, 120, 300, 600, 1800, 3600]; // steps of the axis of a long run, in seconds
 const GUTTER = Math.min(220, Math.max(90, innerWidth * 0.22));
 // As many lanes are shown at once, the rest by scrolling.
 const MOST = Math.max(6, Math.min(20, Math.floor((innerHeight - 380) / LANE)));
@@ -28,7 +29,10 @@ let colours = {};
 
 const sum = (field) => spans.reduce((all, span) => all + (span[field] ?? 0), 0);
 const whole = (number) => Math.round(number).toLocaleString("en");
-const time = (value) => (value < 0.0995 ? `${(value * 1000).toFixed(value < 0.00995 ? 1 : 0)} ms` : `${value.toFixed(2)} s`);
+const time = (value) => {
+  if (value < 0.0995) return `${(value * 1000).toFixed(value < 0.00995 ? 1 : 0)} ms`;
+  return value < 119.995 ? `${value.toFixed(2)} s` : `${Math.floor(Math.round(value) / 60)} min ${Math.round(value) % 60} s`;
+};
 const part = (some, all) => (all ? `${Math.round((100 * some) / all)} %` : "");
 
 function make(name, text, kind) {
@@ -124,16 +128,25 @@ function paint() {
   if (lanes.length > shown()) scrollbar();
 }
 
+/** A time on an axis of these steps, with as many digits as tell them apart. */
+function label(tick, step) {
+  if (step > 10) return `${Math.floor(tick / 60)}:${String(Math.round(tick % 60)).padStart(2, "0")} min`;
+  const [scale, unit] = step < 0.1 ? [1000, "ms"] : [1, "s"];
+  const digits = Math.max(0, -Math.floor(Math.log10(step * scale) + 1e-9));
+  return `${Number((tick * scale).toFixed(digits))} ${unit}`;
+}
+
 function axis() {
   const wide = (width() - GUTTER) / 90;
   const rough = (view.to - view.from) / Math.max(wide, 1);
   const power = 10 ** Math.floor(Math.log10(rough));
-  const step = [1, 2, 5, 10].map((n) => n * power).find((n) => n >= rough);
+  const step = rough > 10 ? MINUTES.find((n) => n >= rough) ?? Math.ceil(rough / 3600) * 3600 : [1, 2, 5, 10].map((n) => n * power).find((n) => n >= rough);
   pen.fillStyle = colour("dim");
   pen.strokeStyle = colour("line");
   pen.beginPath();
   for (let tick = Math.ceil(view.from / step) * step; tick <= view.to; tick += step) {
-    pen.fillText(step < 0.1 ? `${Math.round(tick * 1e5) / 100} ms` : `${Math.round(tick * 100) / 100} s`, x(tick) + 3, AXIS / 2);
+    const said = label(tick, step);
+    if (x(tick) + 3 + pen.measureText(said).width < width()) pen.fillText(said, x(tick) + 3, AXIS / 2);
     pen.moveTo(Math.round(x(tick)) + 0.5, 4);
     pen.lineTo(Math.round(x(tick)) + 0.5, canvas.clientHeight);
   }
@@ -272,10 +285,32 @@ function tell() {
   detail.append(make("h2", `${chosen.kind} ${chosen.name ?? ""} on ${lanes[chosen.lane].name}`));
   detail.append(make("div", told(chosen)));
   if (chosen.line) detail.append(make("div", chosen.line, "dim"));
-  if (chosen.error) detail.append(make("pre", chosen.error, "bad"));
-  if (chosen.before) detail.append(make("div", chosen.kind === "tool" ? "arguments" : "before it", "dim"), make("pre", chosen.before));
-  if (chosen.text) detail.append(make("div", "gave", "dim"), make("pre", chosen.text));
+  if (chosen.error) quote("error", chosen.error, "bad");
+  if (chosen.before) quote(chosen.kind === "tool" ? "arguments" : "before it", chosen.before);
+  if (chosen.text) quote("gave", chosen.text);
   if (chosen.choices) detail.append(scores(chosen));
+}
+
+/** A text, with a button that copies it. */
+function quote(title, text, kind) {
+  const head = make("div", `${title} `, "dim");
+  const copy = make("button", "Copy");
+  const shown = make("pre", text, kind);
+  copy.addEventListener("click", async () => {
+    try {
+      await navigator.clipboard.writeText(text);
+    } catch {
+      // Not where the page is shown over plain HTTP or within another: by the older way, or by hand.
+      getSelection().selectAllChildren(shown);
+      if (!document.execCommand("copy")) {
+        copy.textContent = "Selected: press Ctrl+C";
+        return;
+      }
+    }
+    copy.textContent = "Copied";
+  });
+  head.append(copy);
+  $("detail").append(head, shown);
 }
 
 function rows(titles, lines) {

@@ -75,7 +75,7 @@ let models = [];
 /** Look at the chosen model; its adapters share its cache and its load. */
 function choose() {
   const card = models[$("model").selectedIndex];
-  play.model = card.id;
+  play.of(card);
   sessionStorage.setItem(MODEL, card.id);
   const name = models.some(({ id }) => id === card.parent) ? card.parent : card.id;
   const several = models.filter(({ parent }) => !parent).length > 1;

@@ -76,6 +76,7 @@ export class Playground {
     this.report = report;
     this.turns = [];
     this.cutOut = []; // what Undo brings back
+    this.typed = new Set(); // fields that somebody has written into
     this.running = null; // what stops the answer that is being written
     this.form = new AnswerForm((error) => this.tell(error));
     $("ask").addEventListener("submit", (event) => {
@@ -90,9 +91,24 @@ export class Playground {
     for (const [id, write] of [["as-curl", asCurl], ["as-python", asPython]]) {
       $(id).addEventListener("click", () => this.copyRequest($(id), write));
     }
-    $("ask").addEventListener("input", () => this.tell(null), true); // before what may tell again
+    const typed = ({ target }) => {
+      this.typed.add(target.id);
+      this.tell(null);
+    };
+    $("ask").addEventListener("input", typed, true); // before what may tell again
     addEventListener("pagehide", () => this.keep());
     this.restore();
+  }
+
+  /** From now on of this model: fields left empty mean its own sampling, where it has one. */
+  of({ id, default_sampling: own }) {
+    this.model = id;
+    for (const name of ["temperature", "top_p"]) {
+      const field = $(name);
+      field.placeholder = own?.[name] ?? "default";
+      if (own?.[name] !== undefined && field.value === field.defaultValue) field.value = "";
+      else if (own?.[name] === undefined && !field.value && !this.typed.has(name)) field.value = field.defaultValue;
+    }
   }
 
   stop() {
@@ -114,7 +130,7 @@ export class Playground {
   keep() {
     const fields = {};
     for (const field of $("ask").querySelectorAll("[id]:is(input, select, textarea)")) fields[field.id] = field.value;
-    const kept = { fields, form: this.form.kept(), turns: this.turns.map((turn) => turn.said) };
+    const kept = { fields, typed: [...this.typed], form: this.form.kept(), turns: this.turns.map((turn) => turn.said) };
     try {
       sessionStorage.setItem(KEPT, JSON.stringify(kept));
     } catch {
@@ -127,6 +143,7 @@ export class Playground {
     try {
       const kept = JSON.parse(sessionStorage.getItem(KEPT) ?? '{"fields": {}, "form": {}, "turns": []}');
       for (const [id, value] of Object.entries(kept.fields)) $(id).value = value;
+      this.typed = new Set(kept.typed);
       this.form.restore(kept.form);
       for (const said of kept.turns) {
         const turn = this.add(said);
