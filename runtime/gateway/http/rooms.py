@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
@@ -178,21 +179,22 @@ class RoomEndpoints:
         ]
 
     async def tags(self, request: web.Request) -> web.Response:
-        return json_response(Entries(models=[self._tag(room) for room in self._rooms.all]))
+        return json_response(Entries(models=[await self._tag(room) for room in self._rooms.all]))
 
     async def running(self, request: web.Request) -> web.Response:
         return json_response(
             Entries(
                 models=[
-                    running_of(room.gateway, self._tag(room), _expires(room))
+                    running_of(room.gateway, await self._tag(room), _expires(room))
                     for room in self._rooms.all
                     if room.gateway is not None
                 ]
             )
         )
 
-    def _tag(self, room: Room) -> Entry:
-        return entry_of(room.name, room.config.gateway.model, _written(self._started))
+    async def _tag(self, room: Room) -> Entry:
+        path = room.config.gateway.model
+        return await asyncio.to_thread(entry_of, room.name, path, _written(self._started))
 
     async def model_info(self, request: web.Request) -> web.StreamResponse:
         """Programs ask it where to connect, so it loads nothing."""

@@ -6,17 +6,22 @@ Imports no torch, so that a model that is refused is refused at once.
 from __future__ import annotations
 
 import json
+import math
+from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
 from rootlace.runtime.model.checkpoint.folder import (
+    INDEX,
     TOKENIZERS,
     check_fetched,
     gguf_file,
+    index_files,
     model_folder,
     servable_folder,
+    stored_in,
 )
 from rootlace.runtime.model.checkpoint.pooling import read_pooling
 from rootlace.runtime.model.checkpoint.quantised.methods import read_quantisation
@@ -25,12 +30,25 @@ from rootlace.runtime.model.families.given import TOKENS, Given
 from rootlace.runtime.model.families.spec import ModelSpec
 from rootlace.runtime.model.gguf import tokenizer
 from rootlace.runtime.model.gguf.sentencepiece import read_sentencepiece, sentencepiece_json
+from rootlace.runtime.model.gguf.source import About as About
 from rootlace.runtime.model.gguf.source import GgufSource
 from rootlace.runtime.model.gguf.vocabulary import Vocabulary
 from rootlace.wire.errors import InvalidRequest, UnsupportedModel
 
 TEMPLATES = "additional_chat_templates"
 """Where a folder has templates with names."""
+
+
+_GGUF_KEYS = {
+    "max_position_embeddings": "context_length",
+    "hidden_size": "embedding_length",
+    "intermediate_size": "feed_forward_length",
+    "num_hidden_layers": "block_count",
+    "num_attention_heads": "attention.head_count",
+    "num_key_value_heads": "attention.head_count_kv",
+    "vocab_size": "vocab_size",
+}
+"""What GGUF files call some keys of `config.json`."""
 
 
 class ModelSource(Protocol):
@@ -70,6 +88,9 @@ class ModelSource(Protocol):
 
     def pooling(self) -> str:
         """What vector of a text the model was trained for; see `read_pooling`."""
+
+    def about(self) -> About:
+        """What is told of the model, as its files have it."""
 
 
 @dataclass(frozen=True)
@@ -134,6 +155,26 @@ class FolderSource:
     def pooling(self) -> str:
         return read_pooling(self.path)
 
+    def about(self) -> About:
+        config = self.config()
+        architecture = str(config.get("model_type", ""))
+        sizes = config | (config.get("text_config") or {})  # of a model that sees images
+        stated = {
+            f"{architecture}.{name}": sizes[key]
+            for key, name in _GGUF_KEYS.items()
+            if isinstance(sizes.get(key), int)
+        }
+        method = (config.get("quantization_config") or {}).get("quant_method")
+        count = _stored_numbers(self.path)
+        most = max(count, key=lambda name: count[name], default="")
+        return About(
+            "safetensors" if count else "",
+            architecture,
+            None if method or not count else count.total(),
+            str(method or most).upper(),
+            stated,
+        )
+
 
 def model_source(given: str | Path) -> ModelSource:
     """The model that `given` names. Raises `UnsupportedModel` where it is none."""
@@ -148,6 +189,23 @@ def servable_source(given: str | Path, allow_pickle: bool = False) -> ModelSourc
         check_fetched([file])
         return GgufSource.read(file)
     return FolderSource(servable_folder(given, allow_pickle))
+
+
+def _stored_numbers(folder: Path) -> Counter[str]:
+    """How many numbers the safetensors files of a folder have, by their types; empty where there
+    are none. Reads the files' headers alone."""
+    stored, count = stored_in(folder, False), Counter[str]()
+    names = index_files(folder / stored) if stored == INDEX else [stored] if stored else []
+    try:
+        for name in names:
+            with (folder / name).open("rb") as opened:
+                header = opened.read(int.from_bytes(opened.read(8), "little"))
+            for key, tensor in json.loads(header).items():
+                if key != "__metadata__":
+                    count[tensor["dtype"]] += math.prod(tensor["shape"])
+    except (OSError, ValueError, KeyError, TypeError, MemoryError) as error:
+        raise UnsupportedModel(f"{folder}: {error!r}") from error
+    return count
 
 
 def _read_json(file: Path) -> dict[str, Any]:

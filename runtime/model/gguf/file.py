@@ -72,7 +72,7 @@ class GgufFile:
         """
         first = _Part.read(path)
         count = first.integer("split.count", 1)
-        if count == 1:
+        if count in (0, 1):  # 0 is what `gguf-split --merge` leaves in the file that it writes
             return cls(path, first.metadata, first.tensors)
         tensors = dict(first.tensors)
         for index, name in enumerate(_names(path, count)):

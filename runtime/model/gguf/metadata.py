@@ -13,8 +13,12 @@ ONLY: dict[str, Any] = {
     "attention.causal": True,
     "attention.clamp_kqv": 0.0,
     "attention.max_alibi_bias": 0.0,
+    "attention.shared_kv_layers": 0,
     "expert_count": 0,
+    "expert_shared_count": 0,
     "expert_used_count": 0,
+    "leading_dense_block_count": 0,
+    "nextn_predict_layers": 0,
     "pooling_type": 0,
     "use_parallel_residual": False,
 }

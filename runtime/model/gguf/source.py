@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -13,8 +15,29 @@ from rootlace.runtime.model.families.spec import ModelSpec
 from rootlace.runtime.model.gguf.config import adapted, architecture_of, read_config
 from rootlace.runtime.model.gguf.file import GgufFile
 from rootlace.runtime.model.gguf.layout import check_types, quantisation_of
-from rootlace.runtime.model.gguf.tokenizer import chat_templates, tokenizer_config, tokenizer_json
+from rootlace.runtime.model.gguf.tokenizer import (
+    TEMPLATE,
+    chat_templates,
+    tokenizer_config,
+    tokenizer_json,
+)
 from rootlace.runtime.model.gguf.vocabulary import Vocabulary
+
+MIXES = {14: "Q4_K_S", 15: "Q4_K_M", 16: "Q5_K_S", 17: "Q5_K_M"}
+"""What files with tensors of several types are called, by `general.file_type`."""
+
+
+@dataclass(frozen=True)
+class About:
+    """What a model's files say of it. `numbers`: how many its weights are, None where nobody can
+    tell; `stored`: the type of most of them, or the name of the mix of types. `stated`: short
+    values by their keys, as a GGUF file has them; `architecture` is what these begin with."""
+
+    format: str
+    architecture: str
+    numbers: int | None
+    stored: str
+    stated: dict[str, bool | int | float | str]
 
 
 @dataclass(frozen=True)
@@ -62,6 +85,24 @@ class GgufSource:
 
     def pooling(self) -> str:
         return "last"
+
+    def about(self) -> About:
+        metadata, count = self.file.metadata, Counter[str]()
+        for tensor in self.file.tensors.values():
+            count[tensor.type.name] += math.prod(tensor.shape)
+        kind = metadata.get("general.file_type")
+        stored = MIXES.get(kind) if isinstance(kind, int) else None
+        return About(
+            "gguf",
+            str(metadata["general.architecture"]),
+            count.total(),
+            stored or max(count, key=lambda name: count[name], default=""),
+            {
+                key: value
+                for key, value in metadata.items()
+                if isinstance(value, (bool, int, float, str)) and not key.startswith(TEMPLATE)
+            },
+        )
 
     @cached_property
     def _vocabulary(self) -> Vocabulary:

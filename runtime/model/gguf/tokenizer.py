@@ -25,7 +25,7 @@ _LONGEST = 512
 time that grows with the square of its length."""
 _PADS_BEHIND = ("<unk>", "<s>", "<|endoftext|>")
 
-_TEMPLATE = "tokenizer.chat_template"
+TEMPLATE = "tokenizer.chat_template"
 
 Json = dict[str, Any]
 
@@ -65,11 +65,11 @@ def chat_templates(file: GgufFile) -> dict[str, str]:
     """In Jinja, by name; the one without a name is "default"."""
     found: dict[str, str] = {}
     for key, value in file.metadata.items():
-        if key != _TEMPLATE and not key.startswith(f"{_TEMPLATE}."):
+        if key != TEMPLATE and not key.startswith(f"{TEMPLATE}."):
             continue
         if not isinstance(value, str):
             raise UnsupportedModel(f"{file.path}: {key} is not a text")
-        found[key.removeprefix(_TEMPLATE).removeprefix(".") or "default"] = value
+        found[key.removeprefix(TEMPLATE).removeprefix(".") or "default"] = value
     return found
 
 

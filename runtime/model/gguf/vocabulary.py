@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import re
 from array import array
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -60,6 +62,12 @@ the texts of all models but Gemma 4 and PLaMo.)"""
 
 BEGINNING = ("llama3", "llama-v3", "llama-bpe", "falcon3", "pixtral", "lfm2", "tekken")
 """Pre-tokenizers whose texts begin with a token where the file does not say."""
+
+
+_MARKER = re.compile(r"<(?!0x)[^<>\s]+>|\[[A-Z_/]+\]")
+"""What markers of turns and tools look like."""
+
+log = logging.getLogger(__name__)
 
 
 class Kind(IntEnum):
@@ -131,6 +139,8 @@ class Vocabulary:
             Kind.CONTROL if kind != Kind.UNUSED and token in ENDS and index in ends else kind
             for index, (token, kind) in enumerate(zip(tokens, kinds, strict=True))
         ]
+        if "tokenizer.ggml.token_type" not in file.metadata:
+            _warn_of_markers(file, tokens, kinds)
         begins = keys("add_bos_token", bool, spm or pre in BEGINNING)
         if begins and bos is None:
             keys.refuse("add_bos_token", "there is no bos_token_id")
@@ -175,14 +185,36 @@ class _Keys:
         return found
 
     def token(self, key: str, count: int, default: int | None = None) -> int | None:
-        """A token's id, None where there is none."""
+        """A token's id, None where there is none. One that is not among the tokens, such as the
+        2^32 - 1 that converters made of -1, is none, as in llama.cpp."""
         found: int | None = self(key, int, default)
         if found is not None and not 0 <= found < count:
-            self.refuse(key, f"{found} is not among {count} tokens")
+            log.warning(
+                "%s: tokenizer.ggml.%s %d is passed over: it is not among %d tokens",
+                *(self._file.path, key, found, count),
+            )
+            found = default if default is not None and default < count else None
         return found
 
     def refuse(self, key: str, why: str) -> NoReturn:
         raise UnsupportedModel(f"{self._file.path}: tokenizer.ggml.{key}: {why}")
+
+
+def _warn_of_markers(file: TokensFile, tokens: list[str], kinds: Sequence[int]) -> None:
+    """Say what becomes of a file that does not say which of its tokens are special."""
+    marks = [
+        token
+        for token, kind in zip(tokens, kinds, strict=True)
+        if kind == Kind.NORMAL and _MARKER.fullmatch(token)
+    ]
+    template = str(file.metadata.get("tokenizer.chat_template", ""))
+    marks = [token for token in marks if token in template] or marks
+    log.warning(
+        "%s: tokenizer.ggml.token_type is missing: no token is known to be a marker but those that "
+        "end a text by their names. %s are read as text, cut into other tokens than the model was "
+        "trained with: chats may go wrong. Take a file that was converted since",
+        *(file.path, f"{len(marks)} that look like one ({', '.join(marks[:4])})"),
+    )
 
 
 def _ends(tokens: list[str], kinds: Sequence[int], named: list[int]) -> tuple[int, ...]:

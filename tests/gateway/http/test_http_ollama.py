@@ -9,10 +9,14 @@ from typing import Any
 
 import msgspec
 import pytest
+from safetensors import safe_open
 
+from rootlace.runtime.gateway.http.ollama.models import _shown
 from rootlace.wire.protocol import Constraint, Text
 from tests.gateway.http.conftest import Served
 from tests.gateway.http.fake_gateway import FakeChat
+from tests.model.gguf.writing import Entry, write
+from tests.tiny_model import make_tiny_model
 
 ASK: dict[str, Any] = {"model": "fake:latest", "messages": [{"role": "user", "content": "hi"}]}
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
@@ -122,6 +126,85 @@ async def test_the_files_of_a_model(served: Served, tmp_path: Path) -> None:
     assert digests[0] != digests[1]
     gateway.engine.info = msgspec.structs.replace(gateway.engine.info, device="cuda:0")
     assert (await running(served))["size_vram"] == 302
+
+
+async def details(served: Served, path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Of the model at `path`: what lists say of it, and `model_info`."""
+    gateway = served.gateway
+    gateway.model_info = msgspec.structs.replace(gateway.model_info, path=str(path))
+    async with served.http.post("/api/show", json={"model": "fake"}) as reply:
+        shown = await reply.json()
+    assert (await running(served))["details"] == shown["details"]
+    return shown["details"], shown["model_info"]
+
+
+async def test_what_a_gguf_file_says(served: Served, tmp_path: Path) -> None:
+    entries = [Entry("a.weight", (256, 5000), 12, 0), Entry("b.weight", (64,), 0, 720_000)]
+    metadata = {
+        "general.architecture": "qwen2",
+        "general.basename": "Tiny",
+        "general.file_type": 15,
+        "qwen2.block_count": 3,
+        "qwen2.context_length": 1 << 20,
+        "qwen2.rope.freq_base": 0.5,
+        "tokenizer.chat_template": "{{ text }}",
+        "tokenizer.ggml.tokens": ["a", "b"],
+    }
+    data = bytes(720_000 + 64 * 4)
+    path = write(tmp_path / "m.gguf", metadata, entries, data)
+    found, info = await details(served, path)
+    assert found == {
+        "parent_model": "",
+        "format": "gguf",
+        "family": "qwen2",
+        "families": ["qwen2"],
+        "parameter_size": "1.28M",
+        "quantization_level": "Q4_K_M",
+    }
+    limit = served.gateway.model_info.context_length
+    assert info == {
+        "general.architecture": "qwen2",
+        "general.basename": "Tiny",
+        "general.file_type": 15,
+        "general.parameter_count": 256 * 5000 + 64,
+        "qwen2.block_count": 3,
+        "qwen2.context_length": limit,  # what requests may have, not what the file says
+        "qwen2.rope.freq_base": 0.5,
+        "qwen2.vocab_size": served.gateway.model_info.vocab_size,
+    }
+    # Of no mix that has a name: the type of most numbers. The file is read anew when it changes.
+    del metadata["general.file_type"]
+    write(path, metadata | {"general.name": "other"}, entries, data)
+    found, _ = await details(served, path)
+    assert found["quantization_level"] == "Q4_K"
+
+
+async def test_what_a_folder_says(served: Served, tmp_path: Path) -> None:
+    folder = make_tiny_model(tmp_path / "tiny")
+    config = json.loads((folder / "config.json").read_text())
+    with safe_open(folder / "model.safetensors", "numpy") as file:
+        count = sum(file.get_tensor(name).size for name in file.keys())  # noqa: SIM118
+    found, info = await details(served, folder)
+    assert (found["format"], found["family"]) == ("safetensors", config["model_type"])
+    assert found["parameter_size"] == f"{count / 1000:.0f}K"
+    assert found["quantization_level"] == "F32"
+    assert info["general.parameter_count"] == count
+    assert info[f"{config['model_type']}.block_count"] == config["num_hidden_layers"]
+    assert info[f"{config['model_type']}.embedding_length"] == config["hidden_size"]
+    # Of packed weights nobody can tell how many there are.
+    config["quantization_config"] = {"quant_method": "gptq"}
+    (folder / "config.json").write_text(json.dumps(config))
+    found, info = await details(served, folder)
+    assert (found["parameter_size"], found["quantization_level"]) == ("", "GPTQ")
+    assert "general.parameter_count" not in info
+
+
+@pytest.mark.parametrize(
+    ("numbers", "shown"),
+    [(259_584, "260K"), (134_515_008, "134.52M"), (8_030_261_248, "8.0B")],
+)
+def test_how_many_numbers_a_model_has(numbers: int, shown: str) -> None:
+    assert _shown(numbers) == shown
 
 
 @pytest.mark.parametrize("stream", [True, False])

@@ -146,6 +146,29 @@ def test_a_split_file(tmp_path: Path) -> None:
     assert file.metadata["general.architecture"] == "llama"
 
 
+def test_what_a_merge_leaves(tmp_path: Path) -> None:
+    """`gguf-split --merge` writes one file, of which it says that it has 0 parts."""
+    metadata = {
+        "general.architecture": "llama",
+        "split.no": 0,
+        "split.tensors.count": 1,
+        "split.count": u32(2) + (0).to_bytes(2, "little"),
+    }
+    merged = write(tmp_path / "merged.gguf", metadata, [Entry("t0", (2,), 0, 0)], b"x" * 8)
+    assert list(GgufFile.read(merged).tensors) == ["t0"]
+
+
+def test_a_first_part_without_tensors(tmp_path: Path) -> None:
+    """As `gguf-split --no-tensor-first-split` writes it."""
+    first = tmp_path / "m-00001-of-00002.gguf"
+    about = {"general.architecture": "llama", "split.no": 0, "split.count": 2}
+    write(first, about | {"split.tensors.count": 1})
+    second = {"split.no": 1, "split.count": 2, "split.tensors.count": 1}
+    write(tmp_path / "m-00002-of-00002.gguf", second, [Entry("t0", (2,), 0, 0)], b"x" * 8)
+    file = GgufFile.read(first)
+    assert list(file.tensors) == ["t0"] and file.metadata["general.architecture"] == "llama"
+
+
 def test_faults_of_split_files(tmp_path: Path) -> None:
     first = parts(tmp_path)
     with pytest.raises(UnsupportedModel, match=r"name the first one, m-00001-of-00003\.gguf"):
@@ -217,7 +240,7 @@ FAULTS: dict[str, tuple[bytes, str]] = {
         "'one' is there twice",
     ),
     "parts": (gguf_bytes({"split.count": 1 << 30}), "one of 1073741824 parts"),
-    "no parts": (gguf_bytes({"split.count": 0}), "one of 0 parts"),
+    "no parts": (gguf_bytes({"split.count": -1}), "one of -1 parts"),
 }
 
 

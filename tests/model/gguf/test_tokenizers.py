@@ -281,6 +281,41 @@ def test_ends_that_are_stated() -> None:
     assert Vocabulary.read(file).ends == (5, 0, 1, 2, 4)
 
 
+@pytest.mark.parametrize("wrong", [7, 2**32 - 1, -1])
+def test_ids_of_no_token_are_passed_over(wrong: int, caplog: pytest.LogCaptureFixture) -> None:
+    """Converters have written 2^32 - 1 for a token that the model does not have."""
+    names = ("bos", "eos", "unknown", "eot", "fim_pad")
+    file = bpe(**{f"{name}_token_id": wrong for name in names})
+    found = Vocabulary.read(file)
+    assert (found.bos, found.eos, found.unknown, found.begins) == (None, None, None, False)
+    assert found.ends == (3,), "what is known by its name ends a text still"
+    for name in names:
+        assert f"{name}_token_id {wrong} is passed over" in caplog.text
+    # SentencePiece's models have tokens for these where a file says nothing.
+    keys = {"model": "llama", "scores": array("f", range(7)), "bos_token_id": wrong}
+    assert Vocabulary.read(bpe(**keys)).bos == 1
+
+
+def test_a_file_without_types_says_what_becomes_of_markers(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    tokens = ["<", "|", "x", ">", "<html>", "<|x|>", "<|y|>", "<|im_end|>", "<0x0A>"]
+    given: dict[str, Any] = {"tokens": tokens, "merges": [], "eos_token_id": None}
+    typed = GgufSource(bpe(**given, token_type=array("i", [1, 1, 1, 1, 1, 3, 3, 3, 6])))
+    assert FastTokenizer.from_str(typed.tokenizer_json()).encode("<|x|>").ids == [5]
+    assert caplog.text == ""
+    source = GgufSource(bpe(**given, token_type=None))
+    ids = FastTokenizer.from_str(source.tokenizer_json()).encode("<|x|>").ids
+    assert ids == [0, 1, 2, 1, 3]
+    assert "m.gguf: tokenizer.ggml.token_type is missing" in caplog.text
+    assert "3 that look like one (<html>, <|x|>, <|y|>) are read as text" in caplog.text
+    # Those that conversations are written with are named, where there are some.
+    caplog.clear()
+    keys = source.file.metadata | {"tokenizer.chat_template": "{{ '<|x|>' + text + '<|im_end|>' }}"}
+    Vocabulary.read(GgufFile(Path("m.gguf"), keys, {}))
+    assert "1 that look like one (<|x|>) are read as text" in caplog.text
+
+
 def test_tokens_of_filling_in_stay_what_the_file_says() -> None:
     """They are parts of prompts: only special tokens are ordinary text there."""
     tokens = ["a", "<|file_sep|>", "<|im_end|>"]
@@ -317,7 +352,6 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "numbers": ({"tokens": array("i", [1])}, "ggml.tokens: it is not of type list"),
     "twice": ({"tokens": list("abcdeaf")}, "ggml.tokens: 'a' is there twice"),
     "types": ({"token_type": array("i", [1])}, "ggml.token_type: there are 1 for 7 tokens"),
-    "eos": ({"eos_token_id": 7}, "ggml.eos_token_id: 7 is not among 7 tokens"),
     "no bos": ({"add_bos_token": True}, "ggml.add_bos_token: there is no bos_token_id"),
     "no merges": ({"merges": None}, "ggml.merges: it is not a list"),
     "merges": ({"merges": ["a c"]}, "ggml.merges: 'a c' are not two tokens that make a third"),

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 from datetime import UTC, datetime
+from functools import lru_cache
 from importlib import metadata
 from pathlib import Path
 from typing import NotRequired, TypedDict
@@ -23,6 +25,8 @@ from rootlace.runtime.gateway.http.prompts import Prompt
 from rootlace.runtime.gateway.http.replies import adapter_of, check_model, json_response
 from rootlace.runtime.gateway.http.source import source
 from rootlace.runtime.gateway.keys.account import admitted, namespace_of
+from rootlace.runtime.model.checkpoint.source import About, model_source
+from rootlace.wire.errors import RootlaceError
 from rootlace.wire.protocol import Usage
 
 NEVER = "9999-12-31T23:59:59+00:00"
@@ -35,7 +39,8 @@ def check_name(gateway: Gateway, asked: str) -> str:
 
 
 class Details(TypedDict):
-    """Of Ollama's, none of which is known here."""
+    """What the model's files say: the architecture as they name it, how many numbers its weights
+    are, and the type of most of these. Texts are empty where nobody can tell."""
 
     parent_model: str
     format: str
@@ -74,7 +79,7 @@ class Shown(TypedDict):
     parameters: str
     template: str
     details: Details
-    model_info: dict[str, str | int]
+    model_info: dict[str, str | int | float | bool]
     capabilities: list[str]
     modified_at: str
 
@@ -99,10 +104,10 @@ class Models:
         return json_response(Version(metadata.version("rootlace")))
 
     async def tags(self, request: web.Request) -> web.Response:
-        return json_response(Entries(models=[self._entry()]))
+        return json_response(Entries(models=[await self._entry()]))
 
     async def running(self, request: web.Request) -> web.Response:
-        return json_response(Entries(models=[running_of(self._gateway, self._entry())]))
+        return json_response(Entries(models=[running_of(self._gateway, await self._entry())]))
 
     async def show(self, request: web.Request) -> web.Response:
         body = await read_body(request, ShowBody)
@@ -117,16 +122,20 @@ class Models:
             able.append("tools-in-own-words")
         if self._chats.format.always:
             able.append("thinking")
+        about = await asyncio.to_thread(_about, info.path, _files_at(Path(info.path))[1])
+        architecture = about.architecture or "rootlace"
         shown: Shown = {
             "modelfile": "",
             "parameters": "",
             "template": template or "",
-            "details": _DETAILS,
+            "details": _details(about),
             "model_info": {
-                "general.architecture": "rootlace",
+                "general.architecture": architecture,
                 "general.basename": info.name,
-                "rootlace.context_length": info.context_length,
-                "rootlace.vocab_size": info.vocab_size,
+                **({} if about.numbers is None else {"general.parameter_count": about.numbers}),
+                **about.stated,
+                f"{architecture}.context_length": info.context_length,
+                f"{architecture}.vocab_size": info.vocab_size,
             },
             "capabilities": able,
             "modified_at": self._started,
@@ -163,13 +172,13 @@ class Models:
         }
         return json_response(reply)
 
-    def _entry(self) -> Entry:
+    async def _entry(self) -> Entry:
         info = self._gateway.model_info
-        return entry_of(info.name, info.path, self._started)
+        return await asyncio.to_thread(entry_of, info.name, info.path, self._started)
 
 
 def entry_of(name: str, path: str, modified_at: str) -> Entry:
-    """A model as Ollama lists it."""
+    """A model as Ollama lists it. Reads its files, which may take a while the first time."""
     size, digest = _files_at(Path(path))
     return {
         "name": name,
@@ -177,7 +186,7 @@ def entry_of(name: str, path: str, modified_at: str) -> Entry:
         "modified_at": modified_at,
         "size": size,
         "digest": digest,
-        "details": _DETAILS,
+        "details": _details(_about(path, digest)),
     }
 
 
@@ -204,11 +213,28 @@ def _files_at(path: Path) -> tuple[int, str]:
     return size, hashlib.sha256("\0".join(found or [str(path)]).encode()).hexdigest()
 
 
-_DETAILS: Details = {
-    "parent_model": "",
-    "format": "",
-    "family": "",
-    "families": [],
-    "parameter_size": "",
-    "quantization_level": "",
-}
+@lru_cache(maxsize=64)
+def _about(path: str, digest: str) -> About:
+    """What the files of that digest say of the model; nothing where there is no model."""
+    try:
+        return model_source(path).about()
+    except RootlaceError:
+        return About("", "", None, "", {})
+
+
+def _details(about: About) -> Details:
+    return {
+        "parent_model": "",
+        "format": about.format,
+        "family": about.architecture,
+        "families": [about.architecture] if about.architecture else [],
+        "parameter_size": "" if about.numbers is None else _shown(about.numbers),
+        "quantization_level": about.stored,
+    }
+
+
+def _shown(numbers: int) -> str:
+    """As Ollama writes how many there are: 134.52M, 8.0B."""
+    if numbers >= 1e9:
+        return f"{numbers / 1e9:.1f}B"
+    return f"{numbers / 1e6:.2f}M" if numbers >= 1e6 else f"{numbers / 1e3:.0f}K"
