@@ -24,6 +24,8 @@ Policy = Literal["lpm", "fcfs", "dfs"]
 KVDtype = Literal["auto", "fp8_e4m3", "int8", "int4"]
 Eviction = Literal["lru", "lfuda"]
 """The modules of `cache.policies`."""
+OWN_CONFIGS = ("auto", "none")
+"""What else `GatewayConfig.generation_config` may be than a path."""
 
 
 @dataclass(frozen=True)
@@ -305,6 +307,16 @@ class GatewayConfig:
     tools: Literal["auto", "template-only"] = option(
         "auto",
         "Write tools that a chat template has no place for in own words, or refuse them.",
+    )
+    generation_config: str = option(
+        "auto",
+        "The model's own sampling defaults: auto, as its files say; none; or a "
+        "generation_config.json or the folder of one.",
+    )
+    default_sampling: tuple[str, ...] = option(
+        (),
+        "A default for requests that do not say otherwise, as KEY=VALUE, such as temperature=0.7; "
+        "several with commas, or given several times.",
     )
     warm_up: bool = option(False, "Generate once before a model is ready, freely and by a schema.")
     served_name: str = option(

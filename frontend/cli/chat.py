@@ -24,7 +24,10 @@ def chat(
     url: UrlOption = None,
     api_key: KeyOption = "",
     system: Annotated[str, typer.Option(help="A system message to begin with.")] = "",
-    temperature: Annotated[float, typer.Option(min=0.0, help="0 is greedy.")] = 0.7,
+    temperature: Annotated[
+        float | None,
+        typer.Option(min=0.0, help="0 is greedy.", show_default="the model's, else 0.7"),
+    ] = None,
     max_tokens: Annotated[int, typer.Option(min=1, help="Longest reply.")] = 512,
 ) -> None:
     """Chat with a model. Every turn reuses the cache of those before, to the last token."""
@@ -60,14 +63,19 @@ class Conversation:
     included, stay what they are; a turn that fails or is interrupted leaves no trace.
     """
 
-    def __init__(self, backend: Any, system: str, temperature: float, max_tokens: int) -> None:
+    def __init__(
+        self, backend: Any, system: str, temperature: float | None, max_tokens: int
+    ) -> None:
         from rootlace.client.default import endpoint_of
         from rootlace.program.run import ProgramRun
 
         self.turns: list[Turn] = []
         self._system = system
+        endpoint = endpoint_of(backend)
+        if temperature is None and "temperature" not in endpoint.model_info.sampling:
+            temperature = 0.7
         defaults = {"temperature": temperature, "max_tokens": max_tokens}
-        self._run = ProgramRun(endpoint_of(backend), defaults, stream=True)
+        self._run = ProgramRun(endpoint, defaults, stream=True)
         self._branch = self._begin()
 
     def reset(self) -> None:

@@ -39,6 +39,8 @@ def read_options(context: typer.Context, path: Path | None) -> Path | None:
             hint = f"; did you mean {close[0]}?" if close else ""
             fail(f"{path}: there is no option {key!r}{hint}")
         if value is not None:
+            if known[name].multiple and isinstance(value, dict):
+                value = [f"{key}={one}" for key, one in value.items()]
             one_of_many = known[name].multiple and not isinstance(value, list)
             defaults[str(known[name].name)] = [value] if one_of_many else value
     context.default_map = {**(context.default_map or {}), **defaults}

@@ -99,14 +99,16 @@ class Service(Protocol):
 
 
 def options_of(params: protocol.SamplingParams, abilities: Abilities) -> dict[str, Any]:
-    """Sampling parameters by the service's names; those that are as usual stay unsaid. Raises
+    """Sampling parameters by the service's names; those that are not named stay unsaid. Raises
     InvalidRequest for one that it does not have."""
     if params.logprobs or params.prompt_logprobs_from is not None:
         raise InvalidRequest("log-probabilities cannot be asked for here")
     options: dict[str, Any] = {}
     for name, about in PARAMETERS.items():
         value = getattr(params, name)
-        if value == about.default or name in ("n", "max_tokens", "logprobs", "top_logprobs"):
+        if name in ("n", "max_tokens", "logprobs", "top_logprobs"):
+            continue
+        if value == about.default and not {name} & abilities.options.keys() & {*params.given}:
             continue
         if name not in abilities.options:
             raise InvalidRequest(f"{name} cannot be asked for here")

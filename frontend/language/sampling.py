@@ -21,7 +21,7 @@ from rootlace.types.schema_keywords import misspelt
 from rootlace.wire.errors import InvalidConstraint, InvalidRequest
 from rootlace.wire.handling import PLAIN, Handling
 from rootlace.wire.protocol import CONSTRAINT_OPTIONS, Constraint
-from rootlace.wire.sampling import PARAMETERS, SamplingKeywords, SamplingParams
+from rootlace.wire.sampling import PARAMETERS, TUNED, SamplingKeywords, SamplingParams
 from rootlace.wire.tool_format import PLAIN_TOOLS, ToolFormat
 
 PARAMS = PARAMETERS.keys()
@@ -153,8 +153,9 @@ def _check_keywords(made: Constraint, caller: str) -> None:
 
 
 def _convert(params: Mapping[str, Any], caller: str) -> SamplingParams:
+    named = tuple(name for name in TUNED if params.get(name) == PARAMETERS[name].default)
     try:
-        return msgspec.convert(params, SamplingParams)
+        return msgspec.convert({**params, "given": named}, SamplingParams)
     except msgspec.ValidationError as error:
         raise InvalidRequest(f"{caller}: {error}") from None
 

@@ -310,7 +310,8 @@ class ModelInfo(_Wire):
     blocks, both in tokens; `chat` has no roles where the model has no chat template. `adapters` are
     the names of those that branches may have. `labels`: the model generates no text, but gives one
     so many scores (0: it embeds texts only). `images`: whether it takes them. `caching`: whether
-    prefixes are reused."""
+    prefixes are reused. `sampling`: what requests that do not say otherwise are sampled with, by
+    the names of `SamplingParams`; `sampling_from`: where each comes from."""
 
     name: str
     path: str
@@ -323,6 +324,8 @@ class ModelInfo(_Wire):
     labels: int | None = None
     images: bool = False
     caching: bool = True
+    sampling: dict[str, float] = msgspec.field(default_factory=dict)
+    sampling_from: dict[str, str] = msgspec.field(default_factory=dict)
 
 
 class TokenLogprob(_Wire):

@@ -59,7 +59,8 @@ class Parameter(msgspec.Struct, frozen=True, kw_only=True):
 
     `range` holds for the number, or for each value of a mapping. `aliases` are other names that
     programs may use. `openai` and `generate` are its names in the bodies of these APIs: none where
-    an endpoint reads the parameter in a form of its own, its own name by default. `single`: the
+    an endpoint reads the parameter in a form of its own, its own name by default. `gguf`: the name
+    behind `general.sampling.` in GGUF files, where it is another one. `single`: the
     type of one item, where programs and bodies may give one instead of a list. `history`: what it
     does to logits depends on all tokens before.
     """
@@ -70,6 +71,7 @@ class Parameter(msgspec.Struct, frozen=True, kw_only=True):
     aliases: tuple[str, ...] = ()
     openai: tuple[str, ...] | None = None
     generate: tuple[str, ...] | None = None
+    gguf: str = ""
     single: type | None = None
 
     # Taken from the field that is described.
@@ -82,6 +84,24 @@ class Parameter(msgspec.Struct, frozen=True, kw_only=True):
         names = self.openai if api == "openai" else self.generate
         return (self.name,) if names is None else names
 
+    @property
+    def tuned(self) -> bool:
+        """Whether models and servers have defaults for it: a number that acts on logits."""
+        return self.acts == "logits" and self.type in (int, float)
+
+    def read(self, value: Any, strict: bool = True) -> Any:
+        """`value` as a number of the parameter; from text where not `strict`. Raises ValueError."""
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)
+        try:
+            found = msgspec.convert(value, self.type, strict=strict)
+        except msgspec.ValidationError:
+            kind = "a number" if self.type is float else "an integer"
+            raise ValueError(f"{self.name} must be {kind}, not {value!r}") from None
+        if self.range is not None and found is not None:
+            self.range.check(self.name, found)
+        return found
+
 
 _INT31 = 2**31 - 1
 _INT63 = 2**63 - 1
@@ -90,10 +110,14 @@ _INT63 = 2**63 - 1
 class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """How one `Generate` samples. OpenAI's names where OpenAI has one.
 
-    `temperature=0` is greedy. `top_k=-1` is off. `seed=None` lets the gateway draw one; sampling
-    then still depends on (seed, position) alone. `prompt_logprobs_from` asks for the
-    log-probabilities of the prompt's tokens from that index on. `max_tokens=None` means "what is
-    left of the context". Parameters that act on logits leave them alone by default.
+    `temperature=0` is greedy, and so is `top_p=0`. `top_k` is off at -1 and at 0. `seed=None` lets
+    the gateway draw one; sampling then still depends on (seed, position) alone.
+    `prompt_logprobs_from` asks for the log-probabilities of the prompt's tokens from that index on.
+    `max_tokens=None` means "what is left of the context". Parameters that act on logits leave them
+    alone by default.
+
+    `given` are tuned parameters that a request names with the value that is the default here: for
+    those that it does not name, the server has defaults of its own (`with_defaults`).
     """
 
     max_tokens: Annotated[
@@ -116,9 +140,11 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unk
         ),
     ] = 0
     n: Annotated[int, Parameter(acts="request", range=Range(1, 128))] = 1
-    temperature: Annotated[float, Parameter(acts="logits", range=Range(0.0, 1e6))] = 1.0
-    top_p: Annotated[float, Parameter(acts="logits", range=Range(0.0, 1.0, open=True))] = 1.0
-    top_k: Annotated[int, Parameter(acts="logits", range=Range(1, off=-1))] = -1
+    temperature: Annotated[float, Parameter(acts="logits", range=Range(0.0, 1e6), gguf="temp")] = (
+        1.0
+    )
+    top_p: Annotated[float, Parameter(acts="logits", range=Range(0.0, 1.0))] = 1.0
+    top_k: Annotated[int, Parameter(acts="logits", range=Range(0, off=-1))] = -1
     min_p: Annotated[float, Parameter(acts="logits", range=Range(0.0, 1.0))] = 0.0
     frequency_penalty: Annotated[
         float, Parameter(acts="logits", history=True, range=Range(-2.0, 2.0))
@@ -128,7 +154,8 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unk
     ] = 0.0
     # Beyond these a logit could leave the range of float32.
     repetition_penalty: Annotated[
-        float, Parameter(acts="logits", history=True, range=Range(0.01, 100.0))
+        float,
+        Parameter(acts="logits", history=True, range=Range(0.01, 100.0), gguf="penalty_repeat"),
     ] = 1.0
     stop: Annotated[tuple[str, ...], Parameter(acts="text", single=str)] = ()
     stop_regex: Annotated[tuple[str, ...], Parameter(acts="text", single=str)] = ()
@@ -173,6 +200,7 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unk
     no_stop_trim: Annotated[
         bool, Parameter(acts="text", openai=("no_stop_trim", "include_stop_str_in_output"))
     ] = False
+    given: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for value, (default, name, allowed) in zip(_ranged(self), _RANGED, strict=True):
@@ -224,6 +252,8 @@ def _described(params: type[SamplingParams]) -> dict[str, Parameter]:
     found = {}
     for field in msgspec.structs.fields(params):
         kind, about = get_args(hints[field.name])
+        if not isinstance(about, Parameter):
+            continue
         default = field.default
         if default is msgspec.NODEFAULT:
             assert field.default_factory is not msgspec.NODEFAULT
@@ -237,5 +267,20 @@ def _described(params: type[SamplingParams]) -> dict[str, Parameter]:
 PARAMETERS = _described(SamplingParams)
 """The description of each sampling parameter, by name."""
 
+TUNED = tuple(name for name, about in PARAMETERS.items() if about.tuned)
+"""The parameters that models and servers have defaults for."""
+
 _RANGED = [(p.default, p.name, p.range) for p in PARAMETERS.values() if p.range is not None]
 _ranged = attrgetter(*(name for _, name, _ in _RANGED))
+
+
+def with_defaults(params: SamplingParams, defaults: Mapping[str, Any]) -> SamplingParams:
+    """`params` with a server's `defaults` of tuned parameters that the request does not name."""
+    unnamed = {
+        name: value
+        for name, value in defaults.items()
+        if PARAMETERS[name].tuned
+        and name not in params.given
+        and getattr(params, name) == PARAMETERS[name].default
+    }
+    return msgspec.structs.replace(params, **unnamed) if unnamed else params

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from rootlace.runtime import logs, processes
-from rootlace.runtime.config import RuntimeConfig
+from rootlace.runtime.config import OWN_CONFIGS, RuntimeConfig
 from rootlace.runtime.gateway.keys.key_file import read_keys
 from rootlace.runtime.gateway.keys.program_key import read_program_key
 from rootlace.runtime.gateway.room import close_room, open_room
@@ -61,6 +61,10 @@ async def serve(
         read_program_key(config.program_key)
     if config.otlp:
         exporter_class()
+    if config.default_sampling or config.generation_config not in OWN_CONFIGS:
+        from rootlace.runtime.gateway.texts import check_sampling
+
+        check_sampling(config)
     journal = _open_journal(config.state)
     stop, drain = stop or asyncio.Event(), drain or asyncio.Event()
     gone: list[str] = []

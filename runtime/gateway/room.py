@@ -39,7 +39,7 @@ async def open_room(
     starting: asyncio.Task[Engine] = asyncio.create_task(begin())
     try:
         await asyncio.to_thread(meanwhile)
-        texts = await asyncio.to_thread(_read_texts, config.model)
+        texts = await asyncio.to_thread(_read_texts, config)
         engine = await asyncio.shield(starting)
     except BaseException:
         await _abandon(starting)
@@ -48,9 +48,15 @@ async def open_room(
 
     gateway = Gateway(config, engine, texts.tokenizer, texts.chat, texts.eos_ids, house)
     gateway.own_pooling = texts.source.pooling()
+    values, origins = texts.sampling
     gateway.model_info = msgspec.structs.replace(
-        gateway.model_info, caching=engine_config.cache.enabled
+        gateway.model_info,
+        caching=engine_config.cache.enabled,
+        sampling=values,
+        sampling_from=origins,
     )
+    if gateway.model_info.labels is None:
+        texts.log_sampling(gateway.model_info.name)
     if config.warm_up:
         from rootlace.runtime.gateway.http.warming import warm_up
 
@@ -81,11 +87,11 @@ async def close_room(gateway: Gateway) -> None:
     await gateway.engine.stop()
 
 
-def _read_texts(model: str) -> ModelTexts:
+def _read_texts(config: GatewayConfig) -> ModelTexts:
     # Only here: the engine should not wait for what reads them to be imported.
     from rootlace.runtime.gateway.texts import ModelTexts
 
-    return ModelTexts.read(model)
+    return ModelTexts.read(config)
 
 
 async def _abandon(starting: asyncio.Task[Engine]) -> None:

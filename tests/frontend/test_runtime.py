@@ -160,6 +160,8 @@ def test_every_keyword_has_its_place() -> None:
             "log_level": "engine.logs.log_level", "log_format": "engine.logs.log_format",
         "otlp": "gateway.otlp", "hold_seconds": "gateway.hold_seconds",
         "state": "gateway.state", "warm_up": "gateway.warm_up",
+        "generation_config": "gateway.generation_config",
+        "default_sampling": "gateway.default_sampling",
     }  # fmt: skip
     for keyword, place in places.items():
         found: Any = runtime_module.runtime_config("m", "ipc://x", {keyword: True})

@@ -34,6 +34,7 @@ from rootlace.wire.protocol import (
     TokenLogprob,
     Usage,
 )
+from rootlace.wire.sampling import with_defaults
 
 # Bounds the cost per token of looking for stop strings.
 MAX_STOP_LENGTH = 1024
@@ -63,7 +64,8 @@ class Generation:
         self._log = log
         self._core = core
         self._branch = branch
-        self._op = op
+        params = with_defaults(op.params, core.model_info.sampling)
+        self._op = op if params is op.params else msgspec.structs.replace(op, params=params)
         self._emit = emit
         self._samples: list[Sample] = []
         self._prompt_scores: Update | None = None
@@ -274,9 +276,13 @@ class Generation:
             raise InvalidRequest(
                 f"log-probabilities are wanted from token {first} on of a prompt of {prompt} tokens"
             )
+        # No token is in a top_p of 0 by the sum of those before it, but the likeliest is to be.
+        greedy = {"temperature": 0.0, "top_p": 1.0} if given.top_p == 0 else {}
         return msgspec.structs.replace(
             given,
             n=1,
+            given=(),
+            **greedy,
             max_tokens=most,
             min_tokens=min(given.min_tokens, most),
             stop=(),

@@ -60,6 +60,10 @@ BODY_SECONDS = 120.0
 """A body that has not come by then holds its connection no longer."""
 
 _PATH = re.compile(r" - at (?:`key` in )?`\$\.?([^`]*)`$")
+_STEP = re.compile(r"[^.\[\]]+|\[\d+\]")
+_WANTS_INTEGER = re.compile(r"Expected `[^`]*\bint\b[^`]*`, got `float`")
+_INTEGRAL_PLACES = 16
+"""Of a body, at most, that have a number such as 3.0 for an integer; of a list, all are one."""
 _FIELD = re.compile(r"(missing required|contains unknown) field `([^`]*)`")
 
 
@@ -120,12 +124,12 @@ def decode_body(raw: bytes | memoryview, kind: type[T]) -> T:
         )
     try:
         try:
-            body = msgspec.json.decode(raw, type=kind)
+            body = _with_integers(raw, kind)
         except msgspec.ValidationError as error:
             if "contains unknown field" not in str(error):
                 raise
             try:
-                body = msgspec.json.decode(_without_empty(raw, kind, []), type=kind)
+                body = _with_integers(_without_empty(raw, kind, []), kind)
             except msgspec.ValidationError as other:
                 # The unknown field may have been meant for the missing one.
                 raise error if "missing required field" in str(other) else other from None
@@ -202,6 +206,37 @@ def _fields(kind: type) -> dict[str, list[_Holder]]:
     info = inspect.type_info(kind)
     assert isinstance(info, inspect.StructType)
     return {field.encode_name: _holders(field.type) for field in info.fields}
+
+
+def _with_integers(raw: bytes | memoryview | msgspec.Raw, kind: type[T]) -> T:
+    """`raw` as `kind`; a number such as 3.0, where a field wants an integer, is one: JSON knows no
+    such difference. Raises ValidationError."""
+    value: Any = None
+    before = ""
+    for _ in range(_INTEGRAL_PLACES):
+        try:
+            if not before:
+                return msgspec.json.decode(raw, type=kind)
+            return msgspec.convert(value, kind, str_keys=True)
+        except msgspec.ValidationError as error:
+            at = _PATH.search(str(error))
+            if at is None or at[1] == before or not _WANTS_INTEGER.match(str(error)):
+                raise
+            if "[...]" in at[1]:  # it does not say where
+                raise
+            value, before = value if before else msgspec.json.decode(raw), at[1]
+            _make_integral(value, _STEP.findall(before))
+    return msgspec.convert(value, kind, str_keys=True)
+
+
+def _make_integral(value: Any, path: list[str]) -> None:
+    """Make the number at `path` an integer, if it is integral; in a list, all of its numbers."""
+    *above, last = path
+    for name in above:
+        value = value[int(name[1:-1]) if name.startswith("[") else name]
+    for key in range(len(value)) if isinstance(value, list) else (last,):
+        if isinstance(value[key], float) and value[key].is_integer():
+            value[key] = int(value[key])
 
 
 def one_of(kind: Any) -> tuple[str, ...]:

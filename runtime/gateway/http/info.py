@@ -17,7 +17,10 @@ from rootlace.runtime.gateway.http.replies import Status, check_model, json_resp
 
 
 class ModelCard(msgspec.Struct, kw_only=True):
-    """A model, as OpenAI's and Anthropic's clients read it; an adapter's `parent` is its model."""
+    """A model, as OpenAI's and Anthropic's clients read it; an adapter's `parent` is its model.
+    `default_sampling`: what requests that do not say otherwise are sampled with, and
+    `default_sampling_from`: where each comes from; neither is known of a model that is not loaded.
+    """
 
     id: str
     object: str = "model"
@@ -29,6 +32,8 @@ class ModelCard(msgspec.Struct, kw_only=True):
     root: str
     parent: str | None
     max_model_len: int | None = None
+    default_sampling: dict[str, float] | None = None
+    default_sampling_from: dict[str, str] | None = None
 
 
 class ModelList(msgspec.Struct, kw_only=True):
@@ -48,7 +53,8 @@ class Version(msgspec.Struct):
 
 
 class ServedModel(msgspec.Struct):
-    """What is served; programs connect to `program_address`."""
+    """What is served; programs connect to `program_address`. `default_sampling` and
+    `default_sampling_from` are as `/v1/models` has them."""
 
     model_path: str
     tokenizer_path: str
@@ -59,6 +65,8 @@ class ServedModel(msgspec.Struct):
     block_size: int
     capacity_tokens: int
     program_address: str | None
+    default_sampling: dict[str, float]
+    default_sampling_from: dict[str, str]
 
 
 class ServerInfo(msgspec.Struct):
@@ -102,6 +110,8 @@ class Info:
                 block_size=info.block_size,
                 capacity_tokens=info.capacity_tokens,
                 program_address=self._gateway.program_address,
+                default_sampling=info.sampling,
+                default_sampling_from=info.sampling_from,
             )
         )
 
@@ -163,6 +173,8 @@ class Info:
             root=info.path,
             parent=None if name == info.name else info.name,
             max_model_len=info.context_length,
+            default_sampling=info.sampling,
+            default_sampling_from=info.sampling_from,
         )
 
 

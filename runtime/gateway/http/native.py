@@ -45,7 +45,14 @@ from rootlace.runtime.gateway.http.sampling import (
 from rootlace.runtime.gateway.http.sessions import SessionParams, Sessions, Turn
 from rootlace.runtime.gateway.http.sse import stream_events
 from rootlace.runtime.gateway.large import call_for
-from rootlace.wire.protocol import Chunk, Generated, Output, SamplingParams, TokenLogprob
+from rootlace.wire.protocol import (
+    Chunk,
+    Generated,
+    ModelInfo,
+    Output,
+    SamplingParams,
+    TokenLogprob,
+)
 
 T = TypeVar("T")
 
@@ -196,7 +203,8 @@ class Generate:
 
     def _parse(self, body: GenerateBody) -> list[_Asked]:
         model = check_model(self._gateway, body.model)
-        vocab_size = self._gateway.model_info.vocab_size
+        info = self._gateway.model_info
+        vocab_size = info.vocab_size
         if body.text is not None:
             prompts = parse_prompts(body.text, "text", vocab_size)
         else:
@@ -232,7 +240,7 @@ class Generate:
                     )
             job = one_shot.Job(
                 prompt.parts(),
-                _params(fields, vocab_size, param),
+                _params(fields, info, param),
                 sglang_constraint(settings, param),
                 salts[i] or keys[i],
                 bool(body.return_cache_report),
@@ -431,10 +439,10 @@ def _fields(body: SamplingParamsBody) -> dict[str, Any]:
     return {**sampling_fields(body, "generate"), "max_tokens": body.max_new_tokens}
 
 
-def _params(fields: dict[str, Any], vocab_size: int, param: str) -> SamplingParams:
+def _params(fields: dict[str, Any], model: ModelInfo, param: str) -> SamplingParams:
     """Those of a prompt; errors name the field below `param`, the path of their object."""
     try:
-        return make_params(fields, vocab_size, _NAMES)
+        return make_params(fields, model, _NAMES)
     except InvalidParameter as error:
         if (error.param or "").partition("[")[0] in _SAMPLING.__struct_fields__:
             raise InvalidParameter(f"{param}.{error.param}", f"{param}.{error}") from None

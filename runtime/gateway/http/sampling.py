@@ -9,7 +9,8 @@ from typing import Any, TypeVar
 import msgspec
 
 from rootlace.runtime.gateway.http.errors import InvalidParameter
-from rootlace.wire.sampling import PARAMETERS, Api, SamplingParams
+from rootlace.wire.protocol import ModelInfo
+from rootlace.wire.sampling import PARAMETERS, TUNED, Api, SamplingParams
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -44,8 +45,6 @@ def sampling_fields(body: msgspec.Struct, api: Api) -> dict[str, Any]:
                 found[parameter.name] = (
                     (value,) if single is not None and isinstance(value, single) else value
                 )
-    if api == "openai" and found.get("top_k") == 0:
-        del found["top_k"]  # vLLM's way to turn it off
     return found
 
 
@@ -59,17 +58,21 @@ def sglang_names() -> dict[str, str]:
 
 
 def make_params(
-    fields: Mapping[str, Any], vocab_size: int, names: Mapping[str, str] | None = None
+    fields: Mapping[str, Any],
+    model: ModelInfo,
+    names: Mapping[str, str] | None = None,
+    defaults: Mapping[str, Any] | None = None,
 ) -> SamplingParams:
     """`SamplingParams` of the fields that are not None (`max_tokens` may be: no limit).
 
-    `names` gives, where it differs, what the client calls a field. Raises InvalidParameter naming
-    the field as the client does.
+    What they do not say is as the `model` is to be sampled, and where that is not known as by the
+    `defaults` of the interface. `names` gives, where it differs, what the client calls a field.
+    Raises InvalidParameter naming the field as the client does.
     """
     names = names or {}
-    given = {
-        key: value for key, value in fields.items() if value is not None or key == "max_tokens"
-    }
+    own = {key: value for key, value in fields.items() if value is not None or key == "max_tokens"}
+    given: dict[str, Any] = {"max_tokens": None, **(defaults or {}), **model.sampling, **own}
+    vocab_size = model.vocab_size
     for key in ("stop_token_ids", "logit_bias"):
         for token in given.get(key, ()):
             if not 0 <= token < vocab_size:
@@ -78,7 +81,7 @@ def make_params(
                     param, f"{param}: {token} is not a token id (vocabulary of {vocab_size})"
                 )
     try:
-        return SamplingParams(**given)
+        return SamplingParams(**given, given=TUNED)
     except ValueError as error:
         raise _named(str(error), names) from None
 

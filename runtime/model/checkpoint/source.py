@@ -37,6 +37,7 @@ from rootlace.wire.errors import InvalidRequest, UnsupportedModel
 
 TEMPLATES = "additional_chat_templates"
 """Where a folder has templates with names."""
+GENERATION_CONFIG = "generation_config.json"
 
 
 _GGUF_KEYS = {
@@ -70,6 +71,10 @@ class ModelSource(Protocol):
 
     def eos_token_id(self) -> Any:
         """What ends a text: a token's id, a list of them, or None where nothing says so."""
+
+    def generation_config(self) -> tuple[str, dict[str, Any]]:
+        """How the model is to be sampled: where that stands, and what stands there by the names of
+        `generation_config.json`, empty where there is nothing."""
 
     def quantisation(self, given: Given) -> Quantisation | None:
         """How weights are stored, `given` being `config`; None: as they are."""
@@ -108,12 +113,16 @@ class FolderSource:
 
     def eos_token_id(self) -> Any:
         """`generation_config.json` decides where it says anything."""
-        for file in (self.path / "generation_config.json", self.config_file):
+        for file in (self.path / GENERATION_CONFIG, self.config_file):
             given = Given(file, _read_json(file) if file.is_file() else {})
             found = given("eos_token_id", TOKENS.or_none(), None)
             if found is not None:
                 return found
         return None
+
+    def generation_config(self) -> tuple[str, dict[str, Any]]:
+        file = self.path / GENERATION_CONFIG
+        return file.name, _read_json(file) if file.is_file() else {}
 
     def quantisation(self, given: Given) -> Quantisation | None:
         return read_quantisation(given)

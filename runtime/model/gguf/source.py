@@ -15,6 +15,7 @@ from rootlace.runtime.model.families.spec import ModelSpec
 from rootlace.runtime.model.gguf.config import adapted, architecture_of, read_config
 from rootlace.runtime.model.gguf.file import GgufFile
 from rootlace.runtime.model.gguf.layout import check_types, quantisation_of
+from rootlace.runtime.model.gguf.metadata import as_written
 from rootlace.runtime.model.gguf.tokenizer import (
     TEMPLATE,
     chat_templates,
@@ -22,6 +23,10 @@ from rootlace.runtime.model.gguf.tokenizer import (
     tokenizer_json,
 )
 from rootlace.runtime.model.gguf.vocabulary import Vocabulary
+from rootlace.wire.sampling import PARAMETERS
+
+_SAMPLING = "general.sampling."
+"""What the keys begin with that recommend how to sample (llama.cpp reads them since 2025-11)."""
 
 MIXES = {14: "Q4_K_S", 15: "Q4_K_M", 16: "Q5_K_S", 17: "Q5_K_M"}
 """What files with tensors of several types are called, by `general.file_type`."""
@@ -67,6 +72,15 @@ class GgufSource:
 
     def eos_token_id(self) -> list[int]:
         return list(self._vocabulary.ends)
+
+    def generation_config(self) -> tuple[str, dict[str, Any]]:
+        names = {about.gguf: name for name, about in PARAMETERS.items() if about.gguf}
+        found = {
+            key.removeprefix(_SAMPLING): as_written(value)
+            for key, value in self.file.metadata.items()
+            if key.startswith(_SAMPLING)
+        }
+        return self.path.name, {names.get(key, key): value for key, value in found.items()}
 
     def quantisation(self, given: Given) -> Quantisation | None:
         return quantisation_of(self.file)

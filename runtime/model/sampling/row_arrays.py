@@ -129,8 +129,7 @@ class RowArrays:
         return np.array([(*draws, *penalties, seed, flags)], _RECORD).tobytes(), flags
 
     def _value(self, parameter: Parameter, value: float) -> float:
-        """What kernels are told: of a number of tokens, at most how many there are."""
+        """What kernels are told: of a number of tokens, at most how many there are (off)."""
         if parameter.type is not int:
             return value
-        off = parameter.range is not None and value == parameter.range.off
-        return self._vocab_size if off else min(value, self._vocab_size)
+        return min(value, self._vocab_size) if value > 0 else self._vocab_size

@@ -137,7 +137,7 @@ async def test_parameters(served: Served) -> None:
     assert served.gateway.sessions[-1].ops[0].namespace == "t"  # type: ignore[union-attr]
     _, reply = await post(served, {**ASK, "max_tokens": 2, "top_k": 0})
     assert reply["stop_reason"] == "max_tokens"
-    assert served.gateway.last_generate.params.top_k == -1  # off, as everywhere
+    assert served.gateway.last_generate.params.top_k == 0  # off, as everywhere
 
 
 async def test_the_cache_is_accounted(served: Served) -> None:

@@ -81,7 +81,7 @@ async def test_options_and_history(served: Served) -> None:
     assert (reply["message"]["content"], reply["done_reason"]) == ("hel", "length")
     generate = served.gateway.last_generate
     params = generate.params
-    assert (params.max_tokens, params.temperature, params.top_k) == (3, 0.5, -1)
+    assert (params.max_tokens, params.temperature, params.top_k) == (3, 0.5, 0)
     assert (params.repetition_penalty, params.stop) == (1.1, ("z",))
     assert generate.constraint == Constraint("json_schema", '{"type":"integer"}')
     sent = served.gateway.chat.last["messages"]

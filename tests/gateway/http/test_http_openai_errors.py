@@ -22,7 +22,7 @@ TOOL = {"type": "function", "function": {"name": "f"}}
         ({"temperature": "hot"}, "temperature"),
         ({"max_tokens": -1}, "max_tokens"),
         ({"max_completion_tokens": -1}, "max_completion_tokens"),
-        ({"top_p": 0}, "top_p"),
+        ({"top_p": -0.1}, "top_p"),
         ({"n": 0}, "n"),
         ({"n": 1.5}, "n"),
         ({"stop": [""]}, "stop"),

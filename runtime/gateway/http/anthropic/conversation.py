@@ -132,7 +132,7 @@ def _fields(body: MessagesBody) -> dict[str, Any]:
         "max_tokens": body.max_tokens,
         "temperature": body.temperature,
         "top_p": body.top_p,
-        "top_k": body.top_k or None,  # 0 turns it off
+        "top_k": body.top_k,
         "stop": tuple(body.stop_sequences) if body.stop_sequences else None,
     }
     return {name: value for name, value in given.items() if value is not None}

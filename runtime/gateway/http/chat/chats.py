@@ -202,7 +202,8 @@ class Chats:
             fields["skip_special_tokens"] = False
         elif form.always:
             fields.setdefault("skip_special_tokens", False)
-        params = make_params(fields, self._gateway.model_info.vocab_size, request.names)
+        info = self._gateway.model_info
+        params = make_params(fields, info, request.names, request.defaults)
         parts = self.render(request, tools)
         end = _end_of(parts)
         lead = ""
@@ -262,7 +263,8 @@ class Chats:
 
     def prepare_text(self, request: ChatRequest, parts: tuple[Part, ...]) -> Prepared:
         """The same for `parts` that are no conversation: what follows is text."""
-        params = make_params(request.fields, self._gateway.model_info.vocab_size, request.names)
+        info = self._gateway.model_info
+        params = make_params(request.fields, info, request.names, request.defaults)
         job = one_shot.Job(
             parts,
             params,

@@ -59,14 +59,16 @@ class ChatRequest:
     """A conversation and how to go on with it.
 
     `messages` are what chat templates take. `fields` are those of `SamplingParams` that were given,
-    and `names` what the client calls them. `options` says how a constraint is enforced. With `keep`
-    the branch stays for later requests, and `behind` is one that stayed, from which this one goes
-    on if its conversation begins so. `prediction`: what the answer may be like.
+    `names` what the client calls them, and `defaults` what the interface takes for those that
+    neither the request nor the model names. `options` says how a constraint is enforced. With
+    `keep` the branch stays for later requests, and `behind` is one that stayed, from which this one
+    goes on if its conversation begins so. `prediction`: what the answer may be like.
     """
 
     messages: list[dict[str, Any]]
     fields: dict[str, Any]
     names: Mapping[str, str] = field(default_factory=dict)
+    defaults: Mapping[str, Any] = field(default_factory=dict)
     tools: tuple[Tool, ...] = ()
     choice: ToolChoice = ToolChoice()
     constraint: Asked | None = None

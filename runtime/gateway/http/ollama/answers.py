@@ -20,6 +20,7 @@ from rootlace.runtime.gateway.http.chat.request import ChatRequest
 from rootlace.runtime.gateway.http.chat.thinking import thinking_arguments
 from rootlace.runtime.gateway.http.handling import handling_of
 from rootlace.runtime.gateway.http.ollama.body import (
+    DEFAULTS,
     NAMES,
     AnswerBody,
     ChatBody,
@@ -143,6 +144,7 @@ class Answers:
             messages=messages,
             fields=fields_of(body.options),
             names=NAMES,
+            defaults=DEFAULTS,
             constraint=constraint_of(body),
             template=thinking_arguments(thinking, effort),
             adapter=adapter_of(self._gateway, model),

@@ -19,10 +19,12 @@ _LOGPROBS = refused("use /v1/chat/completions")
 
 # Ollama's names of the parameters that it calls otherwise, by ours.
 NAMES = {"max_tokens": "num_predict", "repetition_penalty": "repeat_penalty"}
+DEFAULTS = {"temperature": 0.8, "top_k": 40, "top_p": 0.9}
+"""Ollama's own (`DefaultOptions` of its api/types.go), as far as they are not ours as well."""
 
 
 class Options(Body):
-    """How to sample. The defaults are the server's, not Ollama's."""
+    """How to sample; see `DEFAULTS` for what is not given."""
 
     num_predict: int | None = None
     temperature: float | None = None
@@ -150,21 +152,22 @@ class EmbedBody(HandlingBody, kw_only=True):
 def fields_of(options: Options | None) -> dict[str, Any]:
     """The options by the names of `SamplingParams`."""
     given = options or Options()
-    unlimited = given.num_predict is None or given.num_predict < 0
     stop = (given.stop,) if isinstance(given.stop, str) else tuple(given.stop or ())
-    found = {
+    found: dict[str, Any] = {
         "temperature": given.temperature,
-        "top_k": given.top_k or None,  # 0 turns it off
+        "top_k": given.top_k,
         "top_p": given.top_p,
         "min_p": given.min_p,
-        "seed": given.seed,
+        "seed": None if given.seed == -1 else given.seed,  # Ollama's way to leave it open
         "stop": stop or None,
         "repetition_penalty": given.repeat_penalty,
         "presence_penalty": given.presence_penalty,
         "frequency_penalty": given.frequency_penalty,
     }
     named = {name: value for name, value in found.items() if value is not None}
-    return {**named, "max_tokens": None if unlimited else given.num_predict}
+    if given.num_predict is not None:
+        named["max_tokens"] = given.num_predict if given.num_predict >= 0 else None
+    return named
 
 
 def constraint_of(body: AnswerBody) -> Asked | None:

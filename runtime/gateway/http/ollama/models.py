@@ -20,7 +20,7 @@ from rootlace.runtime.gateway.http.chat.chats import Chats
 from rootlace.runtime.gateway.http.errors import InvalidParameter
 from rootlace.runtime.gateway.http.handling import handling_without_pin
 from rootlace.runtime.gateway.http.info import Version
-from rootlace.runtime.gateway.http.ollama.body import EmbedBody, ShowBody
+from rootlace.runtime.gateway.http.ollama.body import NAMES, EmbedBody, ShowBody
 from rootlace.runtime.gateway.http.prompts import Prompt
 from rootlace.runtime.gateway.http.replies import adapter_of, check_model, json_response
 from rootlace.runtime.gateway.http.source import source
@@ -126,7 +126,9 @@ class Models:
         architecture = about.architecture or "rootlace"
         shown: Shown = {
             "modelfile": "",
-            "parameters": "",
+            "parameters": "\n".join(
+                f"{NAMES.get(name, name):<30} {value:g}" for name, value in info.sampling.items()
+            ),
             "template": template or "",
             "details": _details(about),
             "model_info": {

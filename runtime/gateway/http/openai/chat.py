@@ -227,8 +227,8 @@ class ChatCompletions:
         fields = sampling_fields(body, "openai")
         check_best_of(body, fields.get("n", 1))
         limit = body.max_completion_tokens
-        # None, OpenAI's default here, is what is left of the context.
-        fields["max_tokens"] = body.max_tokens if limit is None else limit
+        if (most := body.max_tokens if limit is None else limit) is not None:
+            fields["max_tokens"] = most
         fields["logprobs"] = top is not None
         fields["top_logprobs"] = top
         if body.continue_final_message and body.add_generation_prompt:

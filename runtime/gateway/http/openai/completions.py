@@ -139,7 +139,6 @@ class Completions:
 
     def _parse(self, body: CompletionBody) -> _Request:
         model = check_model(self._gateway, body.model)
-        vocab_size = self._gateway.model_info.vocab_size
         fields = sampling_fields(body, "openai")
         check_best_of(body, fields.get("n", 1))
         fields["max_tokens"] = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
@@ -150,8 +149,9 @@ class Completions:
             fields["top_logprobs"] = body.logprobs
             if body.echo:
                 fields["prompt_logprobs_from"] = 0
-        prompts = parse_prompts(body.prompt, "prompt", vocab_size)
-        params = make_params(fields, vocab_size, {"top_logprobs": "logprobs"})
+        info = self._gateway.model_info
+        prompts = parse_prompts(body.prompt, "prompt", info.vocab_size)
+        params = make_params(fields, info, {"top_logprobs": "logprobs"})
         check_samples(len(prompts) * params.n, "n")
         return _Request(
             model=model,

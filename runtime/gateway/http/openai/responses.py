@@ -52,6 +52,7 @@ from rootlace.runtime.gateway.http.sampling import sampling_fields
 from rootlace.runtime.gateway.http.sse import NAMED_EVENTS, stream_events
 from rootlace.runtime.gateway.keys.account import owner
 from rootlace.wire.errors import RootlaceError
+from rootlace.wire.sampling import SamplingParams
 
 
 class InputDetails(TypedDict):
@@ -173,7 +174,8 @@ class Responses:
         fields = sampling_fields(body, "openai")
         if fields.get("n", 1) != 1:
             raise InvalidParameter("n", "a response is one answer: n must be 1")
-        fields["max_tokens"] = body.max_output_tokens
+        if body.max_output_tokens is not None:
+            fields["max_tokens"] = body.max_output_tokens
         # Instructions hold for one request: they are not part of what is kept.
         system = [{"role": "system", "content": body.instructions}] if body.instructions else []
         request = ChatRequest(
@@ -197,7 +199,7 @@ class Responses:
         prepared = await self._chats.prepare(request)
         return _Request(
             prepared,
-            _head(body, model),
+            _head(body, model, prepared.job.params),
             before,
             new,
             store,
@@ -284,7 +286,7 @@ def _nothing() -> None:
     """There is no branch to let go."""
 
 
-def _head(body: ResponsesBody, model: str) -> ResponseHead:
+def _head(body: ResponsesBody, model: str, params: SamplingParams) -> ResponseHead:
     form = {"type": "text"}
     if body.text is not None and body.text.format is not None:
         given = body.text.format
@@ -299,7 +301,6 @@ def _head(body: ResponsesBody, model: str) -> ResponseHead:
         }
         for tool in body.tools or ()
     ]
-    fields = sampling_fields(body, "openai")
     return {
         "id": f"resp_{uuid.uuid4().hex}",
         "object": "response",
@@ -314,11 +315,11 @@ def _head(body: ResponsesBody, model: str) -> ResponseHead:
         "previous_response_id": body.previous_response_id,
         "reasoning": {"effort": body.reasoning.effort if body.reasoning else None},
         "store": body.store is not False,
-        "temperature": fields.get("temperature", 1.0),
+        "temperature": params.temperature,
         "text": {"format": form},
         "tool_choice": body.tool_choice or "auto",
         "tools": tools,
-        "top_p": fields.get("top_p", 1.0),
+        "top_p": params.top_p,
         "truncation": "disabled",
     }
 
