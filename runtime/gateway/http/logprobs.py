@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import contextlib
 from collections.abc import Iterable, Sequence
 from typing import NotRequired, TypedDict, TypeVar, cast
 
@@ -96,10 +97,22 @@ def chat_logprobs(tokenizer: Tokenizer, tokens: Sequence[TokenLogprob], top: int
 
 def _entry(tokenizer: Tokenizer, token_id: int, text: str, logprob: float | None) -> TokenReply:
     return {
-        "token": text,
+        "token": _part(tokenizer, token_id, text) or text,
         "logprob": IMPOSSIBLE if logprob is None else finite(logprob),
         "bytes": list(_bytes(tokenizer, token_id, text)),
     }
+
+
+def _part(tokenizer: Tokenizer, token_id: int, text: str) -> str:
+    """A token that is no text, a part of a character, as OpenAI writes its bytes (`\\xf0\\x9f`);
+    empty for any other. All such tokens have one text, in which nobody could tell them apart."""
+    if "\ufffd" not in text:
+        return ""
+    data = tokenizer.token_bytes[token_id]
+    with contextlib.suppress(UnicodeDecodeError):
+        data.decode()
+        return ""
+    return "".join(chr(one) if 32 <= one < 127 else f"\\x{one:02x}" for one in data)
 
 
 def _bytes(tokenizer: Tokenizer, token_id: int, text: str) -> bytes:
@@ -116,7 +129,7 @@ class TextOffsets:
     """
 
     def __init__(self, tokenizer: Tokenizer, start: int) -> None:
-        self._tokenizer = tokenizer
+        self.tokenizer = tokenizer
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
         self._next = start
 
@@ -125,9 +138,7 @@ class TextOffsets:
         places = []
         for token in tokens:
             places.append(max(self._next, 0))
-            self._next += len(
-                self._utf8.decode(_bytes(self._tokenizer, token.token_id, token.text))
-            )
+            self._next += len(self._utf8.decode(_bytes(self.tokenizer, token.token_id, token.text)))
         return places
 
 
@@ -142,24 +153,28 @@ def completion_logprobs(
 ) -> CompletionLogprobs:
     """`logprobs` of a completion choice.
 
-    A token is listed among its alternatives even if it is not one of the best; of alternatives with
-    the same text the more probable one is kept.
+    A token is listed among its alternatives even if it is not one of the best. The value under its
+    text is its own; of alternatives with the same text the more probable one is kept.
     """
+
+    def name(token_id: int, text: str) -> str:
+        part = _part(offsets.tokenizer, token_id, text)
+        return f"bytes:{part}" if part else text
+
+    def alternatives(token: TokenLogprob) -> dict[str, float] | None:
+        if token.logprob is None:
+            return None
+        found: dict[str, float] = {}
+        for token_id, logprob, text in token.top[:top]:
+            found.setdefault(name(token_id, text), finite(logprob))
+        found[name(token.token_id, token.text)] = finite(token.logprob)
+        return found
+
     return {
-        "tokens": in_parts([token.text for token in tokens]),
+        "tokens": in_parts([name(token.token_id, token.text) for token in tokens]),
         "token_logprobs": in_parts(
             [None if t.logprob is None else finite(t.logprob) for t in tokens]
         ),
-        "top_logprobs": in_parts([_alternatives(token, top) for token in tokens]) if top else None,
+        "top_logprobs": in_parts([alternatives(token) for token in tokens]) if top else None,
         "text_offset": in_parts(offsets.of(tokens)),
     }
-
-
-def _alternatives(token: TokenLogprob, top: int) -> dict[str, float] | None:
-    if token.logprob is None:
-        return None
-    found: dict[str, float] = {}
-    for _, logprob, text in token.top[:top]:
-        found.setdefault(text, finite(logprob))
-    found.setdefault(token.text, finite(token.logprob))
-    return found

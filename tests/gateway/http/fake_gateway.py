@@ -229,8 +229,11 @@ class FakeSession:
 
 
 def _score(token: int, top: int, first: bool = False) -> TokenLogprob:
-    text = "<s>" if token == BOS else bytes([token]).decode(errors="replace")
-    best = tuple((token + k, -float(k) - 0.5, chr(token + k)) for k in range(top))
+    def text_of(token: int) -> str:
+        return "<s>" if token >= BOS else bytes([token]).decode(errors="replace")
+
+    text = text_of(token)
+    best = tuple((token + k, -float(k) - 0.5, text_of(token + k)) for k in range(top))
     return TokenLogprob(token, text, None if first else -0.5, () if first else best)
 
 

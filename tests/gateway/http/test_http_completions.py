@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from rootlace.wire.protocol import Text, Tokens
+from rootlace.runtime.gateway.http.logprobs import TextOffsets, chat_logprobs, completion_logprobs
+from rootlace.wire.protocol import Text, TokenLogprob, Tokens
 from tests.gateway.http.conftest import Served
 
 
@@ -75,6 +77,29 @@ async def test_completion_scores_a_prompt_only(served: Served) -> None:
     assert (choice.text, choice.finish_reason) == ("ab", "length")
     assert choice.logprobs is not None and len(choice.logprobs.token_logprobs or ()) == 3
     assert choice.logprobs.top_logprobs is None
+
+
+def test_the_value_under_a_token_is_its_own() -> None:
+    """Of a part of a character that was unlikely, and of the less likely of two tokens "a"."""
+    tokenizer: Any = SimpleNamespace(
+        token_bytes={1: b"\xf0\x9f", 2: b" \xf0", 3: "\ufffd".encode()}
+    )
+    part = TokenLogprob(
+        1, "\ufffd", -3.0, ((2, -0.5, " \ufffd"), (3, -1.0, "\ufffd"), (4, -2.0, "a"))
+    )
+    twice = TokenLogprob(4, "a", -4.0, ((5, -0.25, "a"), (6, -1.0, "b"), (7, -2.0, "b")))
+    found = completion_logprobs([part, twice], 3, TextOffsets(tokenizer, 0))
+    assert found["tokens"] == ["bytes:\\xf0\\x9f", "a"]
+    assert found["top_logprobs"] == [
+        {"bytes: \\xf0": -0.5, "\ufffd": -1.0, "a": -2.0, "bytes:\\xf0\\x9f": -3.0},
+        {"a": -4.0, "b": -1.0},
+    ]
+    (entry, _) = chat_logprobs(tokenizer, [part, twice], 2)["content"]
+    assert (entry["token"], entry["bytes"]) == ("\\xf0\\x9f", [0xF0, 0x9F])
+    assert [(one["token"], one["bytes"]) for one in entry["top_logprobs"]] == [
+        (" \\xf0", [0x20, 0xF0]),
+        ("\ufffd", [0xEF, 0xBF, 0xBD]),
+    ]
 
 
 @pytest.mark.parametrize("logprobs", [None, 1])

@@ -91,6 +91,34 @@ async def test_streams_never_hold_half_a_character(real: Served) -> None:
     assert tokens == len("héllo. bye".encode()) + 1  # the token that ended it is one of them
 
 
+async def test_tokens_within_a_character_are_told_apart(real: Served) -> None:
+    """Those of completions are keys: the chosen one's own value stands under it."""
+    ask = {"model": "tiny", "prompt": "é", "max_tokens": 3}
+    reply = await real.openai().completions.create(**ask, logprobs=4, echo=True)
+    stream = await real.openai().completions.create(**ask, logprobs=4, stream=True)
+    streamed = [
+        t async for c in stream if c.choices[0].logprobs for t in c.choices[0].logprobs.tokens
+    ]
+    logprobs = reply.choices[0].logprobs
+    assert logprobs is not None
+    assert logprobs.tokens is not None and logprobs.top_logprobs is not None
+    é = ["bytes:\\xc3", "bytes:\\xa9"]
+    assert logprobs.tokens[-5:] == [*é, "h", *é] and streamed == ["h", *é]
+    values = logprobs.token_logprobs or []
+    for token, value, best in zip(logprobs.tokens, values, logprobs.top_logprobs, strict=True):
+        assert value is None or best[token] == value
+    chat = await real.openai().chat.completions.create(
+        model="tiny", messages=[{"role": "user", "content": "x"}], logprobs=True, max_tokens=3
+    )
+    content = chat.choices[0].logprobs
+    assert content is not None and content.content is not None
+    assert [(one.token, one.bytes) for one in content.content] == [
+        ("h", [104]),
+        ("\\xc3", [0xC3]),
+        ("\\xa9", [0xA9]),
+    ]
+
+
 async def test_bytes_of_half_characters(real: Served) -> None:
     reply = await real.openai().chat.completions.create(
         model="tiny", messages=[{"role": "user", "content": "x"}], logprobs=True
