@@ -488,8 +488,9 @@ def test_a_property_is_added_to_the_schema_that_is_there(tab: Tab, script: Scrip
     }
     wanted["required"] = ["name"]
     assert text() == wanted and list(text()["properties"]) == ["name", "address"]
-    # A name that is taken changes nothing of the property that has it.
-    page.click("#field")
+    # A name that is taken changes nothing of the property that has it. Enter goes on to the next.
+    names.nth(1).press("Enter")
+    assert page.evaluate("sent") == []
     names.nth(2).fill("name")
     assert text() == wanted
     assert page.locator("#fields input:invalid").count() == 1
@@ -720,8 +721,42 @@ def test_charts_have_values_and_times(tab: Tab) -> None:
     assert abs(points[2][0] - place[clock]) < 0.2
     # Where nothing was measured for long there is no line; what stands alone is a mark.
     assert [len(run.split("L")) for run in path.split("M")[1:]] == [1, 1, 1, 2]
+    light = values.first.evaluate("(text) => getComputedStyle(text).fill")
+    page.keyboard.press("t")
+    assert values.first.evaluate("(text) => getComputedStyle(text).fill") != light
+    page.keyboard.press("t")
     figure.locator("svg").hover(position={"x": points[2][0], "y": 40})
     assert figure.locator("b").inner_text() == f"40 / – at {clock}"
+    # On a phone, times neither run into one another nor out of the chart.
+    page.mouse.move(0, 0)
+    page.set_viewport_size({"width": 360, "height": 740})
+    page.evaluate("chart.draw(chart.samples)")
+    boxes = [one.bounding_box() for one in times.all()]
+    frame = figure.bounding_box()
+    assert frame and len(boxes) >= 2
+    edge = frame["x"]
+    for box in boxes:
+        assert box and box["x"] > edge
+        edge = box["x"] + box["width"]
+    assert edge < frame["x"] + frame["width"]
+
+
+def test_a_server_that_comes_back_is_asked_what_it_serves(tab: Tab) -> None:
+    page = tab.page
+    page.route("**/get_server_info", lambda route: route.abort())
+    page.locator("#state", has_text="the server does not answer").wait_for()
+    page.route(
+        "**/v1/models", lambda route: route.fulfill(json={"data": [{"id": "next", "parent": None}]})
+    )
+    page.unroute("**/get_server_info")
+    page.locator("#model", has_text="next").wait_for()
+    page.locator("#state:empty").wait_for(state="attached")
+    page.fill("#prompt", "Hello!")
+    with page.expect_request("**/v1/chat/completions") as asked:
+        page.click("#send")
+    assert asked.value.post_data_json["model"] == "next"
+    page.locator(".turn.left .bad", has_text="next").wait_for()  # there is no such model
+    tab.console.clear()  # browsers tell of every reply that is an error
 
 
 def test_the_api_is_one_click_away(tab: Tab) -> None:

@@ -157,8 +157,8 @@ export class Chart {
         make("text", { x: LEFT - 5, y: y(value) + 4, "text-anchor": "end", class: "value" }, format(value, step)),
       );
     }
-    const fits = Math.max((width - LEFT) / 80, 1);
-    const seconds = [5, 10, 15, 30, 60, 120, 300].find((one) => span / one <= fits) ?? 300;
+    const fits = Math.max((width - LEFT) / 70, 1);
+    const seconds = [5, 10, 15, 20, 30, 60, 120, 300].find((one) => span / one <= fits) ?? 300;
     for (let now = Math.ceil((last - span) / seconds) * seconds; now <= last; now += seconds) {
       // A time is left out where it would not be whole.
       if (this.x(now) < LEFT + 26 || this.x(now) > width - 26) continue;

@@ -426,6 +426,11 @@ class AnswerForm {
       this.write();
     });
     name.addEventListener("input", () => this.write());
+    name.addEventListener("keydown", (event) => {
+      if (event.key !== "Enter" || event.ctrlKey || event.metaKey) return;
+      event.preventDefault(); // it would send the form
+      $("field").click();
+    });
     const remove = button("✕", () => {
       this.rows.splice(this.rows.indexOf(row), 1);
       box.remove();
