@@ -17,7 +17,7 @@ import msgspec
 from rootlace import types
 from rootlace.language import handling
 from rootlace.language.failures import warn
-from rootlace.types.schema_keywords import misspelt
+from rootlace.types.schema_keywords import remarks
 from rootlace.wire.errors import InvalidConstraint, InvalidRequest
 from rootlace.wire.handling import PLAIN, Handling
 from rootlace.wire.protocol import CONSTRAINT_OPTIONS, Constraint
@@ -144,10 +144,10 @@ def _check(known: Mapping[str, Any], caller: str) -> None:
 
 def _check_keywords(made: Constraint, caller: str) -> None:
     """A misspelt keyword of a schema, which would constrain nothing, is worth a warning; where the
-    schema is `strict`, it is an error."""
-    for found in misspelt(made.source):
-        wrong = f"{caller}: json_schema: {found.path} is no keyword; did you mean {found.meant!r}?"
-        if made.strict:
+    schema is `strict`, it is an error. One of an older draft is worth a warning."""
+    for found in remarks(made.source):
+        wrong = f"{caller}: {found}"
+        if made.strict and found.misspelt:
             raise InvalidConstraint(wrong)
         warn(wrong)
 

@@ -1,7 +1,7 @@
-"""Keywords of JSON schemas, and those that somebody may have meant.
+"""Keywords of JSON schemas: those that somebody may have meant, and those of older drafts.
 
 A schema may hold any other property, and it says nothing then: a misspelt keyword constrains
-nothing, in silence.
+nothing, in silence. Keywords of older drafts say something in a schema that names no draft, too.
 """
 
 from __future__ import annotations
@@ -89,39 +89,85 @@ _NOTES = frozenset(
     ]
 )
 _CONSTRAINING = _MAPS | _LISTS | _SINGLE | _VALUES
+_KEYWORDS = _CONSTRAINING | _NOTES
+_DRAFT_3 = {"disallow": "not", "divisibleBy": "multipleOf", "extends": "allOf"}
 _SIMILAR = 0.8
+_LONGEST = 64
+"""No keyword that somebody may have meant is written longer than this."""
+_COMPARED = 256
+"""So many names that are no keywords are compared with keywords: it takes 50 us each."""
 
 
-class Misspelt(NamedTuple):
-    """The keyword at `path` is none; `meant` is the one that looks like it."""
+class Remark(NamedTuple):
+    """What is to be said of the keyword at `path`. `misspelt`: it is none, and constrains nothing.
+    Otherwise it is one of an older draft, and is read as that has it."""
 
     path: str
-    meant: str
+    says: str
+    misspelt: bool
+
+    def __str__(self) -> str:
+        return f"json_schema: {self.path} {self.says}"
 
 
 @functools.lru_cache(maxsize=128)
-def misspelt(schema: str) -> tuple[Misspelt, ...]:
-    """The keywords in a schema, as JSON text, that look like misspelt ones."""
+def remarks(schema: str) -> tuple[Remark, ...]:
+    """On the keywords of a schema, as JSON text: those that look like misspelt ones, and those of
+    older drafts where no draft is named."""
     try:
-        return tuple(_walk(msgspec.json.decode(schema), "$"))
+        value = msgspec.json.decode(schema)
+        return (*_misspelt(value), *older_keywords(value))
     except (msgspec.DecodeError, RecursionError):
         return ()
 
 
-def _walk(schema: Any, path: str) -> Iterator[Misspelt]:
+def older_keywords(schema: Any) -> Iterator[Remark]:
+    """Those of drafts before 2020-12, in what stands below no `$schema`."""
+    for path, node in _nodes(schema, "$", undated=True):
+        for name, value in node.items():
+            says = ""
+            if name == "items" and isinstance(value, list):
+                says = "is a list: it is read as drafts before 2020-12 have it (now prefixItems)"
+            elif name in ("exclusiveMinimum", "exclusiveMaximum") and isinstance(value, bool):
+                says = "is a boolean: it is read as draft 4 has it (now a number)"
+            elif name == "dependencies" and isinstance(value, dict):
+                says = "is read as draft 7 has it (now dependentRequired and dependentSchemas)"
+            elif name == "$recursiveRef" and isinstance(value, str):
+                says = "is read as draft 2019-09 has it (now $dynamicRef)"
+            elif name == "id" and isinstance(value, str) and value.startswith("#"):
+                says = "is read as draft 4 has it (now $anchor)"
+            if says:
+                yield Remark(f"{path}.{name}", says, misspelt=False)
+
+
+def _misspelt(schema: Any) -> Iterator[Remark]:
+    left = _COMPARED
+    for path, node in _nodes(schema, "$"):
+        for name in node.keys() - _KEYWORDS:
+            if name.startswith("x-") or len(name) > _LONGEST:
+                continue
+            left -= 1
+            if left < 0:
+                return
+            close = get_close_matches(name, _KEYWORDS, n=1, cutoff=_SIMILAR)
+            meant = _DRAFT_3.get(name, close[0] if close else "")
+            if meant in _CONSTRAINING:
+                says = f"is no keyword; did you mean {meant!r}?"
+                yield Remark(f"{path}.{name}", says, misspelt=True)
+
+
+def _nodes(schema: Any, path: str, undated: bool = False) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The schemas that are objects, each with its path; `undated`: not what names a draft."""
     if isinstance(schema, list):  # an older draft's `items`
         for index, each in enumerate(schema):
-            yield from _walk(each, f"{path}[{index}]")
-    if not isinstance(schema, dict):
+            yield from _nodes(each, f"{path}[{index}]", undated)
+    if not isinstance(schema, dict) or (undated and "$schema" in schema):
         return
+    yield path, schema
     for name, value in schema.items():
         here = f"{path}.{name}"
         if name in _MAPS and isinstance(value, dict):
             for key, each in value.items():
-                yield from _walk(each, f"{here}.{key}")
+                yield from _nodes(each, f"{here}.{key}", undated)
         elif name in _LISTS or name in _SINGLE:
-            yield from _walk(value, here)
-        elif name not in _VALUES and name not in _NOTES and not name.startswith("x-"):
-            close = get_close_matches(name, _CONSTRAINING | _NOTES, n=1, cutoff=_SIMILAR)
-            if close and close[0] in _CONSTRAINING:
-                yield Misspelt(here, close[0])
+            yield from _nodes(value, here, undated)

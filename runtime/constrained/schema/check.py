@@ -17,18 +17,23 @@ from referencing.exceptions import Unresolvable
 from referencing.jsonschema import DRAFT202012
 
 from rootlace.runtime.constrained.schema.dialect import (
+    DRAFT_7,
     IN_PLACE,
     LIST,
     MAP,
     ONE,
+    UNDATED,
     Dialect,
     dialect_of,
+    is_tuple,
     keywords,
     pointer_part,
     subschemas,
+    undated_as_today,
     without_own,
 )
 from rootlace.runtime.constrained.schema.search import searcher
+from rootlace.types.schema_keywords import older_keywords
 from rootlace.wire.errors import InvalidConstraint
 
 MAX_DEPTH = 128
@@ -72,6 +77,8 @@ class CheckedSchema:
     def __init__(self, schema: dict[str, Any] | bool, documents: Mapping[str, Any]) -> None:
         self.schema = schema
         self.dialect = dialect_of(schema)
+        if any(True for _ in older_keywords(schema)):
+            self.dialect = dialect_of(schema, UNDATED)
         if isinstance(schema, dict) and str(schema.get("$schema", "")).rstrip("#") in _UNSUPPORTED:
             raise invalid("#/$schema", f"{schema['$schema']} is not supported")
         self._names: dict[int, str] = {}
@@ -303,7 +310,13 @@ def _check_shape(schema: Any, dialect: Dialect) -> None:
         for key in _BOUNDS & node.keys():
             if isinstance(node[key], int | float) and not abs(node[key]) <= sys.float_info.max:
                 raise invalid(f"{pointer}/{key}", "a number beyond the range of floats")
-        _check_flat(_without_subschemas(node), dialect, pointer)
+        flat = _without_subschemas(node)
+        if dialect is UNDATED:
+            if "prefixItems" in flat and is_tuple(flat):
+                raise invalid(f"{pointer}/items", "a list beside prefixItems is of no draft")
+            older, flat = undated_as_today(flat)
+            _check_flat(older, DRAFT_7, pointer)
+        _check_flat(flat, dialect, pointer)
         queue += [(below, dialect, pointer + path) for path, below in subschemas(node)]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -50,6 +51,31 @@ _READ_WITH_OTHERS = {
 say something."""
 
 
+def is_tuple(schema: dict[str, Any]) -> bool:
+    """Whether its `items` are a list, which drafts before 2020-12 have."""
+    return isinstance(schema.get("items"), list)
+
+
+def _any_draft() -> Specification[Any]:
+    """How identifiers are read: as 2020-12 has it, and as draft 4 has it, whose `id` counts where
+    it is the name of a place."""
+
+    def anchors(specification: Specification[Any], contents: Any) -> list[Any]:
+        older = isinstance(contents, dict) and isinstance(contents.get("id"), str)
+        return [*DRAFT202012.anchors_in(contents), *(DRAFT4.anchors_in(contents) if older else ())]
+
+    def below(contents: Any) -> list[Any]:
+        return [one for _, one in subschemas(contents)] if isinstance(contents, dict) else []
+
+    return Specification(
+        name="undated",
+        id_of=DRAFT202012.id_of,
+        subresources_of=below,
+        maybe_in_subresource=DRAFT201909.maybe_in_subresource,
+        anchors_in=anchors,
+    )
+
+
 @dataclass(frozen=True, eq=False)
 class Dialect:
     """A draft. `validator` is jsonschema's class for it."""
@@ -69,6 +95,7 @@ class Dialect:
 NEWEST = Dialect(2020, jsonschema.Draft202012Validator, DRAFT202012)
 OURS = replace(NEWEST, own=(EXCLUDED, UNMET))
 """The dialect of schemas that we write ourselves."""
+_EXCLUSIVE = {"exclusiveMinimum": "minimum", "exclusiveMaximum": "maximum"}
 _DIALECTS = {
     dialect.validator.META_SCHEMA["$schema"].rstrip("#"): dialect
     for dialect in (
@@ -79,6 +106,56 @@ _DIALECTS = {
         NEWEST,
     )
 }
+
+
+DRAFT_7 = _DIALECTS["http://json-schema.org/draft-07/schema"]
+
+
+def _either(keyword: str, older: Any, is_older: Callable[[dict[str, Any]], bool]) -> Any:
+    """jsonschema's function for a keyword: an older draft's, where that is meant."""
+    newer = NEWEST.validator.VALIDATORS.get(keyword)
+
+    def check(validator: Any, value: Any, instance: Any, schema: dict[str, Any]) -> Any:
+        chosen = older.VALIDATORS.get(keyword) if is_older(schema) else newer
+        return chosen(validator, value, instance, schema) if chosen is not None else ()
+
+    return check
+
+
+def _of_bound(exclusive: str, bound: str) -> dict[str, Any]:
+    def is_older(schema: dict[str, Any]) -> bool:
+        return isinstance(schema.get(exclusive), bool)
+
+    older = jsonschema.Draft4Validator
+    return {keyword: _either(keyword, older, is_older) for keyword in (exclusive, bound)}
+
+
+UNDATED = replace(
+    NEWEST,
+    validator=jsonschema.validators.extend(
+        NEWEST.validator,
+        {
+            "items": _either("items", DRAFT_7.validator, is_tuple),
+            "additionalItems": _either("additionalItems", DRAFT_7.validator, is_tuple),
+            "dependencies": DRAFT_7.validator.VALIDATORS["dependencies"],
+            "$recursiveRef": jsonschema.Draft201909Validator.VALIDATORS["$recursiveRef"],
+            **{k: v for pair in _EXCLUSIVE.items() for k, v in _of_bound(*pair).items()},
+        },
+    ),
+    specification=_any_draft(),
+)
+"""The dialect of a schema that names no draft and has keywords of older ones: these are read as
+their drafts have them, and all else as the newest has it."""
+
+
+def undated_as_today(flat: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """A schema in the dialect `UNDATED`: what it has of draft 7, and the rest in the newest shape.
+    Booleans for exclusive bounds are in neither."""
+    rest = {k: v for k, v in flat.items() if k not in _EXCLUSIVE or not isinstance(v, bool)}
+    older = {k: rest.pop(k) for k in ("dependencies", "additionalItems") if k in rest}
+    if is_tuple(flat):
+        older["items"] = rest.pop("items")
+    return older, rest
 
 
 def dialect_of(schema: Any, default: Dialect = NEWEST) -> Dialect:
@@ -94,7 +171,7 @@ def keywords(schema: dict[str, Any], dialect: Dialect) -> dict[str, Any]:
     if dialect.number <= 7 and "$ref" in schema:
         return {"$ref": schema["$ref"]}
     found = {key: value for key, value in schema.items() if key in dialect.keywords}
-    if dialect.number < 2020 and isinstance(found.get("items"), list):
+    if isinstance(found.get("items"), list):  # refused where the draft has no such thing
         found["prefixItems"] = found.pop("items")
         if "additionalItems" in found:
             found["items"] = found["additionalItems"]
@@ -102,10 +179,9 @@ def keywords(schema: dict[str, Any], dialect: Dialect) -> dict[str, Any]:
     for key, needed in found.pop("dependencies", {}).items():
         into = "dependentRequired" if isinstance(needed, list) else "dependentSchemas"
         found.setdefault(into, {})[key] = needed
-    if dialect.number == 4:
-        for exclusive, bound in (("exclusiveMinimum", "minimum"), ("exclusiveMaximum", "maximum")):
-            if found.pop(exclusive, False) is True and bound in found:
-                found[exclusive] = found.pop(bound)
+    for exclusive, bound in _EXCLUSIVE.items():
+        if isinstance(found.get(exclusive), bool) and found.pop(exclusive) and bound in found:
+            found[exclusive] = found.pop(bound)
     return found
 
 

@@ -8,6 +8,7 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from rootlace.runtime.constrained.schema.check import CheckedSchema
+from rootlace.runtime.constrained.schema.dialect import NEWEST
 from rootlace.runtime.constrained.schema.prepare import PreparedSchema
 from rootlace.runtime.constrained.sources.source import parsed_schema
 from rootlace.wire.errors import InvalidConstraint
@@ -59,7 +60,11 @@ DRAFT4 = "http://json-schema.org/draft-04/schema#"
     [
         ({"$schema": DRAFT4, "minimum": 1, "exclusiveMinimum": True}, ""),
         ({"$schema": DRAFT4, "minimum": 1, "exclusiveMinimum": 1}, "#/items/exclusiveMinimum: "),
-        ({"minimum": 1, "exclusiveMinimum": True}, "#/items/exclusiveMinimum: "),
+        ({"minimum": 1, "exclusiveMinimum": True}, ""),
+        (
+            {"$schema": NEWEST.validator.META_SCHEMA["$schema"], "exclusiveMinimum": True},
+            "#/items/exclusiveMinimum: ",
+        ),
         ({"$schema": DRAFT4, "items": {"$schema": DRAFT4, "type": "x"}}, "#/items/items/type: "),
     ],
     ids=str,
