@@ -331,6 +331,16 @@ def test_what_is_typed_while_an_answer_is_written_stays(tab: Tab, script: Script
     script.say("Second")
     script.end()
     assert script.messages() == [user("One?"), model("First"), user("Two?")]
+    # After a click, too: none of it is a shortcut.
+    page.fill("#prompt", "Three?")
+    page.click("#send")
+    page.locator("#stop:enabled").wait_for()
+    page.keyboard.type("that takes 3 steps")
+    page.keyboard.press("Escape")
+    page.locator("#stop:disabled").wait_for()
+    assert page.input_value("#prompt") == "that takes 3 steps"
+    assert page.locator("#play").is_visible()
+    assert page.evaluate("document.documentElement.dataset.theme") is None
     # A completion's prompt stays in any case: it is what one goes on to change.
     page.select_option("#kind", "text")
     page.fill("#temperature", "0")

@@ -103,8 +103,8 @@ const make = (tag, attributes = {}, text = "") => {
   return made;
 };
 
-/** 1, 2 or 5 times a power of ten, not below `least`. */
-const round = (least) => {
+/** A step of an axis: 1, 2 or 5 times a power of ten, not below `least`. */
+export const stepOf = (least) => {
   const power = 10 ** Math.floor(Math.log10(least));
   return [1, 2, 5, 10].map((times) => times * power).find((step) => step >= least * 0.999);
 };
@@ -146,7 +146,7 @@ export class Chart {
     const last = samples.at(-1)?.now ?? (performance.timeOrigin + performance.now()) / 1000;
     const span = Math.max(last - (samples[0]?.now ?? last), SHORTEST);
     const highest = Math.max(...samples.flatMap(({ values }) => values.filter(Number.isFinite)), 0);
-    const step = Math.max(round((this.of.top ?? (highest || 1)) / 4), this.of.step ?? 0);
+    const step = Math.max(stepOf((this.of.top ?? (highest || 1)) / 4), this.of.step ?? 0);
     const top = this.of.top ?? Math.max(Math.ceil(highest / step - 1e-9), 1) * step;
     this.x = (now) => width - 6 - ((last - now) * (width - LEFT - 6)) / span;
     const y = (value) => height - BOTTOM - (value * (height - TOP - BOTTOM)) / top;

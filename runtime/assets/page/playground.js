@@ -254,6 +254,9 @@ export class Playground {
       return;
     }
     this.tell(null);
+    // After a click, too, what is typed is the next prompt and no shortcut; a phone would show its keyboard.
+    const typing = document.activeElement.matches("input, textarea, select");
+    if (!typing && matchMedia("(pointer: fine)").matches) $("prompt").focus({ preventScroll: true });
     const chat = "messages" in asked.body;
     if (chat && prompt) {
       this.add({ who: "you", text: prompt, ended: true });

@@ -2,6 +2,7 @@
 // so that thousands of nodes move smoothly.
 
 import { getJson, ofModel } from "./api.js";
+import { stepOf } from "./load.js";
 
 const $ = (id) => document.getElementById(id);
 const LIMIT = 2000;
@@ -174,9 +175,7 @@ export class TreeView {
 
   /** The positions of tokens, above the tree. */
   axis(pen, view, width, height) {
-    const least = 90 / view.sx;
-    const power = 10 ** Math.floor(Math.log10(least));
-    const step = Math.max([1, 2, 5, 10].map((times) => times * power).find((one) => one >= least), 1);
+    const step = Math.max(stepOf(90 / view.sx), 1);
     pen.fillStyle = getComputedStyle(document.body).color;
     pen.globalAlpha = 0.6;
     for (let token = Math.ceil(Math.max(view.x, 0) / step) * step; ; token += step) {
