@@ -51,7 +51,7 @@ class Constraint(_Wire):
 
     kind: Literal["regex", "json_schema", "choices", "ebnf", "structural_tag"]
     source: str
-    whitespace: Literal["compact", "flexible"] = "compact"
+    whitespace: Literal["compact", "flexible"] = "flexible"
     strict: bool = False
     jump_forward: Literal["canonical", "off"] = "canonical"
     optional: bool = False

@@ -16,6 +16,7 @@ from rootlace.runtime.constrained.automaton.dfa import LazyDfa
 from rootlace.runtime.constrained.matchers.cursor import Cursor
 from rootlace.runtime.constrained.matchers.hybrid import HybridGrammar
 from rootlace.runtime.constrained.matchers.llguidance import LLGuidanceGrammar
+from rootlace.runtime.constrained.schema.json_text import gap_of
 from rootlace.runtime.constrained.schema.regular import MARK, declared_part
 from rootlace.runtime.constrained.tokens.vocabulary import Vocabulary
 from rootlace.runtime.contracts.matcher import Grammar
@@ -28,6 +29,7 @@ def _declared(matcher: Cursor) -> bool:
     return matcher.place.state >= 0
 
 
+GAP = gap_of(flexible=True)
 NAME = {"type": "string"}
 COUNT = {"type": "integer", "minimum": 0, "maximum": 120}
 SCHEMAS: dict[str, Any] = {
@@ -274,7 +276,7 @@ def test_a_second_request_does_not_ask_llguidance(
 def wrong(compilers: tuple[GrammarCompiler, GrammarCompiler]) -> HybridGrammar:
     """With the automaton of another schema."""
     compiler, alone = compilers
-    regex = declared_part({"type": "object", "properties": {"age": {"type": "boolean"}}})
+    regex = declared_part({"type": "object", "properties": {"age": {"type": "boolean"}}}, GAP)
     inner = alone.compile(json_schema=json.dumps(SCHEMAS["required"]))
     assert isinstance(inner, LLGuidanceGrammar) and regex is not None
     return HybridGrammar(
@@ -352,7 +354,7 @@ def test_who_is_under_way_goes_on_in_llguidance_when_the_automaton_is_given_up(
 def test_no_row_is_needed(compilers: tuple[GrammarCompiler, GrammarCompiler]) -> None:
     """A table without room."""
     inner = compilers[1].compile(json_schema=json.dumps(SCHEMAS["required"]))
-    regex = declared_part(SCHEMAS["required"])
+    regex = declared_part(SCHEMAS["required"], GAP)
     assert isinstance(inner, LLGuidanceGrammar) and regex is not None
     grammar = HybridGrammar(
         inner.vocabulary, inner, LazyDfa(regex, 1000), inner.canonicalizer, max_table_bytes=0
@@ -365,11 +367,11 @@ def test_no_row_is_needed(compilers: tuple[GrammarCompiler, GrammarCompiler]) ->
     "schema", [{}, {"type": "number", "minimum": 0.5}, {"anyOf": [{"type": "string"}, {}]}]
 )
 def test_what_is_not_declared(schema: Any) -> None:
-    assert declared_part(schema) is None
+    assert declared_part(schema, GAP) is None
 
 
 def test_marks_are_at_every_place_of_a_key_that_may_become_another() -> None:
-    regex = declared_part({"type": "object", "properties": {"ab": {"type": "null"}}})
+    regex = declared_part({"type": "object", "properties": {"ab": {"type": "null"}}}, GAP)
     assert regex is not None
     dfa = LazyDfa(regex, 1000)
     mark = ord(MARK)

@@ -82,7 +82,7 @@ def test_islands(compiler: GrammarCompiler, text: str, taken: bool, complete: bo
 
 
 def test_text_is_forced_in_islands_only(compiler: GrammarCompiler) -> None:
-    matcher = compiler.compile(structural_tag=TAGS).matcher()
+    matcher = compiler.compile(structural_tag=TAGS, whitespace="compact").matcher()
     assert feed(compiler, matcher, "so: <function")
     assert matcher.forced_text() == b""
     assert matcher.forced_tokens() == []
@@ -90,6 +90,11 @@ def test_text_is_forced_in_islands_only(compiler: GrammarCompiler) -> None:
     assert matcher.forced_text() == b'eather>{"city":"'
     assert feed(compiler, matcher, "so: <function=s")
     assert matcher.forced_text() == b"witch>"
+    matcher = compiler.compile(structural_tag=TAGS).matcher()
+    assert feed(compiler, matcher, "so: <function=w")
+    assert matcher.forced_text() == b"eather>{"
+    assert feed(compiler, matcher, 'so: <function=weather>{\n  "')
+    assert matcher.forced_text() == b'city"'
 
 
 def test_random_texts_hold_valid_islands_only(compiler: GrammarCompiler) -> None:
@@ -254,9 +259,9 @@ def test_calls_or_json_of_other_forms(compiler: GrammarCompiler) -> None:
 
 def test_whitespace_of_islands(compiler: GrammarCompiler) -> None:
     text = '<function=weather>{"city": "Rom", "days": 3}</function>'
-    assert not feed(compiler, compiler.compile(structural_tag=TAGS).matcher(), text)
-    flexible = compiler.compile(structural_tag=TAGS, whitespace="flexible")
-    assert feed(compiler, flexible.matcher(), text)
+    assert feed(compiler, compiler.compile(structural_tag=TAGS).matcher(), text)
+    compact = compiler.compile(structural_tag=TAGS, whitespace="compact")
+    assert not feed(compiler, compact.matcher(), text)
 
 
 def changed(**fields: Any) -> dict[str, Any]:

@@ -284,8 +284,8 @@ def test_islands_of_a_type() -> None:
 
 
 def test_how_it_is_enforced() -> None:
-    options = {"whitespace": "flexible", "strict": True, "jump_forward": "off"}
-    expected = Constraint("regex", "a", "flexible", True, "off")
+    options = {"whitespace": "compact", "strict": True, "jump_forward": "off"}
+    expected = Constraint("regex", "a", "compact", True, "off")
     assert resolved({}, {"regex": "a", **options}).constraint == expected
     assert resolved(options, {"regex": "a"}).constraint == expected
     assert resolved({}, {**options}).constraint is None
@@ -312,9 +312,9 @@ def test_defaults_of_a_run(gateway: FakeGateway, backend: rl.RuntimeEndpoint) ->
     def program(s: Any) -> None:
         s += rl.gen("x")
 
-    state = program.run(type=City, whitespace="flexible")
+    state = program.run(type=City, whitespace="compact")
     assert state["x"] == City("Rome", 3)
-    assert constraint(gateway).whitespace == "flexible"
+    assert constraint(gateway).whitespace == "compact"
 
 
 def test_everyday_words_are_the_programs(gateway: FakeGateway, backend: rl.RuntimeEndpoint) -> None:

@@ -80,6 +80,8 @@ class Words:
 
 
 Leaf = bytes | CharAutomaton | Words
+_MAX_RUN = 64
+"""Bytes of a text that is repeated: so many at most are one leaf."""
 
 
 class Nfa:
@@ -241,6 +243,7 @@ class _Builder:
     def __init__(self, nfa: Nfa) -> None:
         self._nfa = nfa
         self._parted: dict[int, tuple[list[bytes], Words | None, list[Regex]]] = {}
+        self._runs: dict[tuple[str, int, int], Words] = {}
 
     def build(self, regex: Regex, following: int) -> int:
         """The node at which `regex`, then `following`, begins."""
@@ -258,6 +261,8 @@ class _Builder:
                 return following
             case Either():
                 return self._either(regex, following)
+            case Repeat(Literal(text), least, int(most)) if 1 < most * len(text) <= _MAX_RUN:
+                return self._run(text, least, most, following)
             case Repeat(item, least, most):
                 item, least, most = flat(item, least, most)
                 return repeats(
@@ -271,6 +276,14 @@ class _Builder:
                 return heads[0]
             case Look() | LookBehind() | Reference():
                 raise ValueError(f"{type(regex).__name__} is not for this automaton")
+
+    def _run(self, text: str, least: int, most: int, following: int) -> int:
+        """Some copies of a text: one leaf, which all repeats of as many share."""
+        key = (text, least, most)
+        if key not in self._runs:
+            self._runs[key] = Words([(text * n).encode() for n in range(max(least, 1), most + 1)])
+        leaf = self._nfa.leaf(self._runs[key], following)
+        return leaf if least else self._nfa.fork([leaf, following])
 
     def _either(self, regex: Either, following: int) -> int:
         key = id(regex)

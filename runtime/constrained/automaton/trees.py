@@ -103,9 +103,12 @@ def with_leaves(regex: Regex, change: Callable[[Literal | Chars], Regex]) -> Reg
     raise AssertionError(regex)
 
 
-def size(regex: Regex, limit: int) -> int:
+def size(regex: Regex, limit: int, uncounted: Regex | None = None) -> int:
     """About how many states a byte-level automaton without determinisation has; repeated parts
-    count as often as they may occur. Ends early, with a number above `limit`."""
+    count as often as they may occur. `uncounted` is not counted: hardly a text goes through it.
+    Ends early, with a number above `limit`."""
+    if regex is uncounted:
+        return 0
     match regex:
         case Literal(text):
             return len(text.encode()) + 1
@@ -115,12 +118,12 @@ def size(regex: Regex, limit: int) -> int:
         case Concat(parts) | Either(parts):
             total = 1
             for part in parts:
-                total += size(part, limit)
+                total += size(part, limit, uncounted)
                 if total > limit:
                     break
             return total
         case Repeat(item, least, most):
-            return size(item, limit) * max(least, 1 if most is None else most) + 1
+            return size(item, limit, uncounted) * max(least, 1 if most is None else most) + 1
         case Graph(edges):
             return size(Concat(tuple(label for those in edges for label, _ in those)), limit)
         case _:  # a look at the text around is not written for schemas

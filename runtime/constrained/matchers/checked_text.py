@@ -6,11 +6,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from rootlace.runtime.constrained.schema.json_text import WHITESPACES
 from rootlace.runtime.constrained.schema.verify import Verifier
 from rootlace.runtime.constrained.tokens import bitmask
 from rootlace.runtime.constrained.tokens.vocabulary import Vocabulary
 from rootlace.runtime.contracts.matcher import Matcher
 
+_WHITESPACES = tuple(gap.encode() for gap in WHITESPACES)
 MAX_NUMBER = 24
 """So long may a whole text that is one number grow while it may not end."""
 
@@ -129,9 +131,16 @@ class CheckedText:
             data = self._vocabulary.token_bytes[token]
             begun = data[: start - self.lengths[-1] + 1] if index == 0 else data[:1]
             kept = self._remaining.get(self.way[-1])
-            alike = self._vocabulary.order.beginning_with(begun)
-            for excluded in (alike, np.array([token], np.int32)):
-                self.exclude(excluded)
+            order, blanks = self._vocabulary.order, np.zeros(0, np.int32)
+            alike, same = order.beginning_with(begun), np.array([token], np.int32)
+            if index == 0 and len(begun.strip()) == 1:
+                # White space begins no other value.
+                known = self._vocabulary.token_of
+                blanks = np.array([known[w] for w in _WHITESPACES if w in known], np.int32)
+                ways = [w + begun.lstrip() for w in _WHITESPACES]
+                alike = np.concatenate([alike, *map(order.beginning_with, ways)])
+            for excluded in (alike, same):
+                self.exclude(np.concatenate([excluded, blanks]))
                 if self.can_follow():
                     return True
                 if kept is None:

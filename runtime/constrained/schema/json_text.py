@@ -30,42 +30,34 @@ MAX_DIGITS = 20
 integers of more than 4,300 digits, and a model that has begun a number should end it."""
 
 
-@dataclass(frozen=True)
-class Layout:
-    """Where white space may stand.
+_SPACES, _TABS = 24, 6
+WHITESPACE = either(
+    Literal(" "),
+    concat(
+        Literal("\n"), either(repeat(Literal(" "), 0, _SPACES), repeat(Literal("\t"), 1, _TABS))
+    ),
+)
+"""What may stand, once, between two tokens of flexible JSON, whatever machine holds the text: a
+space, or a line break with what indents the next line, six levels of four spaces or of one tab. A
+run without a bound is something that a weak model never ends."""
+WHITESPACES = (
+    *(" ", *("\n" + " " * n for n in range(_SPACES + 1))),
+    *("\n" + "\t" * n for n in range(1, _TABS + 1)),
+)
+"""Its texts."""
 
-    Compact: nowhere. Flexible: one blank, or a line break with the indentation that the depth
-    warrants (up to four blanks or one tab a level), after `{`, `[` and `,` and before `}` and `]`;
-    one blank on either side of `:`. The runs are bounded so that a text cannot be blanks for ever.
-    """
 
-    flexible: bool
+def gap_of(flexible: bool) -> Regex:
+    """What stands between two tokens of JSON."""
+    return optional(WHITESPACE) if flexible else BLANK
 
-    def gap(self, depth: int) -> Regex:
-        """Between the elements of a value that is nested `depth` deep (0: the whole text)."""
-        if not self.flexible:
-            return BLANK
-        indent = either(repeat(Literal(" "), 0, 4 * depth), repeat(Literal("\t"), 0, depth))
-        return optional(
-            either(Literal(" "), concat(optional(Literal("\r")), Literal("\n"), indent))
-        )
 
-    def comma(self, depth: int) -> Regex:
-        return concat(Literal(","), self.gap(depth))
+def enclosed(opening: str, body: Regex, closing: str, gap: Regex) -> Regex:
+    return concat(Literal(opening), gap, body, gap, Literal(closing))
 
-    def colon(self) -> Regex:
-        blank = optional(Literal(" ")) if self.flexible else BLANK
-        return concat(blank, Literal(":"), blank)
 
-    def enclosed(self, opening: str, body: Regex, closing: str, depth: int) -> Regex:
-        """`body` in brackets, the elements inside being `depth` deep."""
-        return concat(
-            Literal(opening), self.gap(depth), body, self.gap(depth - 1), Literal(closing)
-        )
-
-    def empty(self, opening: str, closing: str) -> Regex:
-        blank = optional(Literal(" ")) if self.flexible else BLANK
-        return concat(Literal(opening), blank, Literal(closing))
+def separated(separator: str, gap: Regex) -> Regex:
+    return concat(gap, Literal(separator), gap)
 
 
 @dataclass(frozen=True, eq=False)
@@ -161,27 +153,28 @@ def _character(ranges: Ranges, escapes: Escapes) -> Regex:
     return either(chars(plain), concat(Literal("\\"), either(*options)))
 
 
-def literal(value: Any, layout: Layout, depth: int = 0) -> Regex:
+def literal(value: Any, gap: Regex) -> Regex:
     """This value, its parts in the order it has. Raises ValueError where JSON cannot write it."""
     if isinstance(value, float) and not math.isfinite(value):
         raise ValueError(f"{value} is not JSON")
     if isinstance(value, list):
-        items = [literal(item, layout, depth + 1) for item in value]
-        return _bracketed("[", items, "]", layout, depth + 1)
+        return _bracketed("[", [literal(item, gap) for item in value], "]", gap)
     if isinstance(value, dict):
+        colon = separated(":", gap)
         pairs = [
-            concat(Literal(text_of(name)), layout.colon(), literal(item, layout, depth + 1))
+            concat(Literal(text_of(name)), colon, literal(item, gap))
             for name, item in value.items()
         ]
-        return _bracketed("{", pairs, "}", layout, depth + 1)
+        return _bracketed("{", pairs, "}", gap)
     return Literal(text_of(value))
 
 
-def _bracketed(opening: str, items: list[Regex], closing: str, layout: Layout, depth: int) -> Regex:
+def _bracketed(opening: str, items: list[Regex], closing: str, gap: Regex) -> Regex:
     if not items:
-        return layout.empty(opening, closing)
-    rest = (concat(layout.comma(depth), item) for item in items[1:])
-    return layout.enclosed(opening, concat(items[0], *rest), closing, depth)
+        return concat(Literal(opening), gap, Literal(closing))
+    comma = separated(",", gap)
+    rest = (concat(comma, item) for item in items[1:])
+    return enclosed(opening, concat(items[0], *rest), closing, gap)
 
 
 def text_of(value: Any) -> str:

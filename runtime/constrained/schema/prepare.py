@@ -8,6 +8,7 @@ from typing import Any
 
 from rootlace.runtime.constrained.automaton.syntax import Regex
 from rootlace.runtime.constrained.schema.check import CheckedSchema, invalid
+from rootlace.runtime.constrained.schema.json_text import gap_of
 from rootlace.runtime.constrained.schema.mask import Mask, mask_of
 from rootlace.runtime.constrained.schema.normal import let_go, normal_form
 from rootlace.runtime.constrained.schema.regular import whole_regex
@@ -30,11 +31,11 @@ class PreparedSchema:
         self._rules = Rules(self._checked)
         self.normal = normal_form(self._checked, self._rules.satisfies)
 
-    def regex(self, whitespace: str = "compact") -> Regex | None:
+    def regex(self, whitespace: str) -> Regex | None:
         """Its JSON texts as a regex tree, where they are an automaton of modest size."""
         if not self.normal.exact:
             return None
-        return whole_regex(self.normal, flexible=whitespace == "flexible")
+        return whole_regex(self.normal, gap_of(whitespace == "flexible"))
 
     @cached_property
     def _mask(self) -> Mask:

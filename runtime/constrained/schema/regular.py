@@ -44,25 +44,24 @@ _MAX_DEPTH = 32
 _OF_OBJECTS = {"properties", "required", "additionalProperties", "patternProperties"}
 
 
-def whole_regex(normal: Normal, flexible: bool = False, max_size: int = MAX_SIZE) -> Regex | None:
-    """The JSON texts that we write for a schema; None where they are no automaton of modest size.
+def whole_regex(normal: Normal, gap: Regex, max_size: int = MAX_SIZE) -> Regex | None:
+    """The JSON texts that we write for a schema, with `gap` between their tokens; None where they
+    are no automaton of modest size.
 
     A tree that matches nothing (`trees.NOTHING`) is returned only where no instance is valid.
     """
-    layout = json_text.Layout(flexible)
-    return _written(_Writer(normal.definitions, Ours(max_size), layout, max_size), normal.root)
+    return _written(_Writer(normal.definitions, Ours(max_size), gap, max_size), normal.root)
 
 
-def declared_part(schema: Mapping[str, Any], max_size: int = MAX_SIZE) -> Regex | None:
-    """The declared part of a compact mask schema, or None where there is none to speak of."""
+def declared_part(schema: Mapping[str, Any], gap: Regex, max_size: int = MAX_SIZE) -> Regex | None:
+    """The declared part of a mask schema, or None where there is none to speak of."""
     options = schema.get("x-guidance", {})
     if not set(options) <= {"json_allowed_escapes"}:
         return None
     spelling = Guidance(options.get("json_allowed_escapes", 'nrbtf\\"u'), max_size)
     root = {key: value for key, value in schema.items() if key not in ("$defs", "x-guidance")}
     marks = (Literal(f"{MARK}{number};") for number in itertools.count())
-    layout = json_text.Layout(flexible=False)
-    writer = _Writer(schema.get("$defs", {}), spelling, layout, max_size, marks)
+    writer = _Writer(schema.get("$defs", {}), spelling, gap, max_size, marks)
     tree = _written(writer, root)
     return None if tree == NOTHING else tree
 
@@ -82,13 +81,15 @@ class _Writer:
         self,
         definitions: Mapping[str, Any],
         spelling: Ours | Guidance,
-        layout: json_text.Layout,
+        gap: Regex,
         max_size: int,
         marks: Iterator[Regex] | None = None,
     ) -> None:
         self._definitions = definitions
         self._spelling = spelling
-        self._layout = layout
+        self._gap = gap
+        self._comma = json_text.separated(",", gap)
+        self._colon = json_text.separated(":", gap)
         self._max_size = max_size
         self._marks = marks
         self._values = 0
@@ -115,7 +116,7 @@ class _Writer:
             raise NotRegular("keywords beside anyOf")
         options = schema.get("anyOf", [schema])
         tree = self._either([one for option in options for one in _typed(option)], depth, refs)
-        if size(tree, self._max_size) > self._max_size:
+        if size(tree, self._max_size, json_text.WHITESPACE) > self._max_size:
             raise NotRegular("too large")
         return tree
 
@@ -149,7 +150,7 @@ class _Writer:
 
     def _option(self, schema: dict[str, Any], depth: int, refs: frozenset[str]) -> Regex:
         if list(schema) == ["enum"]:
-            return either(*(self._spelling.literal(v, self._layout, depth) for v in schema["enum"]))
+            return either(*(self._spelling.literal(value, self._gap) for value in schema["enum"]))
         said = schema.keys() - {"type"}
         match schema.get("type"):
             case "null" if not said:
@@ -186,16 +187,14 @@ class _Writer:
                 most = len(items)
         if most is not None and least > most:
             return NOTHING
-        return self._sequence(items[:most], tail, least, most, depth)
+        return self._sequence(items[:most], tail, least, most)
 
-    def _sequence(
-        self, items: list[Regex], tail: Regex, least: int, most: int | None, depth: int
-    ) -> Regex:
+    def _sequence(self, items: list[Regex], tail: Regex, least: int, most: int | None) -> Regex:
         """`items` and then any number of `tail`, `least` to `most` in all, in brackets."""
-        empty = self._layout.empty("[", "]")
+        empty = concat(Literal("["), self._gap, Literal("]"))
         if most == 0:
             return empty
-        comma = self._layout.comma(depth)
+        comma = self._comma
         if items:
             top = None if most is None else most - len(items)
             body = repeat(concat(comma, tail), max(0, least - len(items)), top)
@@ -207,7 +206,7 @@ class _Writer:
         else:
             top = None if most is None else most - 1
             body = concat(tail, repeat(concat(comma, tail), max(0, least - 1), top))
-        full = self._layout.enclosed("[", body, "]", depth)
+        full = json_text.enclosed("[", body, "]", self._gap)
         return full if least else either(empty, full)
 
     def _object(self, schema: dict[str, Any], depth: int, refs: frozenset[str]) -> Regex:
@@ -217,21 +216,21 @@ class _Writer:
         is_open = is_open or "patternProperties" in schema
         if not required <= properties.keys() or (is_open and self._marks is None):
             raise NotRegular("an open object")
-        keys = {name: self._spelling.literal(name, self._layout, depth) for name in properties}
+        keys = {name: self._spelling.literal(name, self._gap) for name in properties}
         pairs: list[tuple[Regex, bool]] = []
         for name, inner in properties.items():
             held = self._part(inner, depth, refs)
             if held != NOTHING:
-                pairs.append((concat(keys[name], self._layout.colon(), held), name in required))
+                pairs.append((concat(keys[name], self._colon, held), name in required))
             elif name in required:
                 return NOTHING
         if is_open:
             names = [json_text.text_of(name)[1:-1] for name in properties]
             pairs.append((self._undeclared(names, '"'), False))
-        empty = self._layout.empty("{", "}")
+        empty = concat(Literal("{"), self._gap, Literal("}"))
         if not pairs:
             return empty
-        full = self._layout.enclosed("{", joined(pairs, self._layout.comma(depth)), "}", depth)
+        full = json_text.enclosed("{", joined(pairs, self._comma), "}", self._gap)
         return full if any(must for _, must in pairs) else either(empty, full)
 
     def _undeclared(self, names: list[str], begun: str) -> Regex:

@@ -23,7 +23,7 @@ from rootlace.runtime.constrained.automaton.trees import (
     with_length,
 )
 from rootlace.runtime.constrained.schema import formats, json_text, numeric_range
-from rootlace.runtime.constrained.schema.json_text import Layout, digits
+from rootlace.runtime.constrained.schema.json_text import digits
 from rootlace.runtime.constrained.schema.numeric_range import Bound, OutOfReach
 from rootlace.runtime.constrained.schema.pattern import NotTranslated, in_all, regex_of_pattern
 
@@ -44,8 +44,8 @@ class Ours:
     def __init__(self, max_size: int) -> None:
         self._max_size = max_size
 
-    def literal(self, value: Any, layout: Layout, depth: int) -> Regex:
-        return _literal(value, layout, depth)
+    def literal(self, value: Any, gap: Regex) -> Regex:
+        return _literal(value, gap)
 
     def string(self, schema: dict[str, Any]) -> Regex:
         if schema.keys() == {"type"}:
@@ -72,7 +72,7 @@ class Ours:
 
 
 class Guidance:
-    """What llguidance 1.9 writes for compact JSON. `escapes`: the letters that it lets follow a
+    """What llguidance 1.9 writes. `escapes`: the letters that it lets follow a
     backslash in a free string."""
 
     def __init__(self, escapes: str, max_size: int) -> None:
@@ -80,8 +80,8 @@ class Guidance:
         self._escapes = json_text.guidance_escapes(escapes)
         self._respelt = _ESCAPED_CONTROL if "u" in escapes else _ESCAPED_BY_NUMBER
 
-    def literal(self, value: Any, layout: Layout, depth: int) -> Regex:
-        tree = _literal(value, layout, depth)
+    def literal(self, value: Any, gap: Regex) -> Regex:
+        tree = _literal(value, gap)
         if not isinstance(tree, Literal) or "\x7f" in tree.text or self._respelt.search(tree.text):
             raise NotRegular("a value that is spelt in several ways")
         return tree
@@ -113,9 +113,9 @@ class Guidance:
         return either(*options)
 
 
-def _literal(value: Any, layout: Layout, depth: int) -> Regex:
+def _literal(value: Any, gap: Regex) -> Regex:
     try:
-        return json_text.literal(value, layout, depth)
+        return json_text.literal(value, gap)
     except ValueError as error:
         raise NotRegular(f"a value that JSON cannot write: {error}") from None
 

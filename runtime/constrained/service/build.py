@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
+from functools import lru_cache, partial
 from typing import Any
 
 from rootlace.runtime.config import ConstraintConfig
@@ -24,6 +25,7 @@ from rootlace.runtime.constrained.matchers.llguidance import LLGuidanceGrammar
 from rootlace.runtime.constrained.matchers.outlines import OutlinesGrammar
 from rootlace.runtime.constrained.matchers.stepped import SteppedBuilds
 from rootlace.runtime.constrained.schema.guidance import written
+from rootlace.runtime.constrained.schema.json_text import WHITESPACE, gap_of
 from rootlace.runtime.constrained.schema.prepare import PreparedSchema
 from rootlace.runtime.constrained.schema.regular import declared_part
 from rootlace.runtime.constrained.sources import ebnf
@@ -74,7 +76,7 @@ class GrammarBuilder:
         if kind == "choices":
             return self._regular(kind, Either(tuple(map(Literal, parsed_choices(source)))))
         if kind == "ebnf":
-            return self._ebnf(source)
+            return self._ebnf(source, constraint.whitespace)
         if kind == "structural_tag":
             return self._structural_tag(constraint)
         return self._schema(constraint)
@@ -120,24 +122,30 @@ class GrammarBuilder:
 
     # ------------------------------------------------------------ the rest
 
-    def _ebnf(self, source: str) -> Grammar:
+    def _ebnf(self, source: str, whitespace: str) -> Grammar:
         grammar = ebnf.grammar_of(source)
         if not isinstance(grammar, str):
             return self._regular("ebnf", grammar)
         self._refuse_if_not_regular("ebnf")
-        grammar = with_exact_schemas(grammar, self._schema_in_grammar)
+        grammar = with_exact_schemas(grammar, partial(self._schema_in_grammar, whitespace))
         try:
             return self._on_llguidance(grammar)
         except InvalidConstraint as error:
             raise ebnf.lark_error(error) from None
 
-    def _schema_in_grammar(self, line: int, schema: dict[str, Any]) -> dict[str, Any]:
-        """With the options that the grammar gives to llguidance."""
+    def _schema_in_grammar(
+        self, whitespace: str, line: int, schema: dict[str, Any]
+    ) -> dict[str, Any]:
+        """With the options that the grammar gives to llguidance; where these tell of white space,
+        they alone do."""
         mask = self._embedded(schema, f"ebnf: line {line}", "a grammar")
         given = schema.get("x-guidance", {})
         if not isinstance(given, dict):
             raise InvalidConstraint(f"ebnf: line {line}: #/x-guidance: it must be an object")
-        return {**mask, "x-guidance": {**given, **mask.get("x-guidance", {})}}
+        options = {**given, **mask.get("x-guidance", {})}
+        if not given.keys() & _OF_WHITESPACE:
+            options |= _whitespace(whitespace)
+        return {**mask, "x-guidance": options}
 
     def _embedded(
         self,
@@ -195,17 +203,19 @@ class GrammarBuilder:
         schema = _with_whitespace(prepared.mask_schema, constraint.whitespace)
         llguidance = self._llguidance(f"start: %json {written(schema)}")
         inner: Grammar = llguidance
-        if constraint.whitespace == "compact" and self._config.backend == "auto":
-            inner = self._with_automaton(llguidance, prepared.mask_schema)
+        if self._config.backend == "auto":
+            inner = self._with_automaton(llguidance, prepared.mask_schema, constraint.whitespace)
         if prepared.verifier_factory is None:
             return inner
         return CheckedGrammar(
             inner, prepared.verifier_factory, self._vocabulary, self._config.max_retreats
         )
 
-    def _with_automaton(self, inner: LLGuidanceGrammar, schema: dict[str, Any]) -> Grammar:
+    def _with_automaton(
+        self, inner: LLGuidanceGrammar, schema: dict[str, Any], whitespace: str
+    ) -> Grammar:
         """`inner`, the grammar of a schema, with an automaton of what it declares, if any."""
-        regex = declared_part(schema)
+        regex = declared_part(schema, gap_of(whitespace == "flexible"))
         if regex is None:
             return inner
         try:
@@ -252,20 +262,16 @@ def check_size(constraint: Constraint, config: ConstraintConfig) -> None:
         )
 
 
-# Between two JSON tokens: a blank, or a line break and what indents the next line. Without a bound,
-# a weak model writes blanks for ever.
-WHITESPACE = r" |\n[ \t]{0,40}"
+_OF_WHITESPACE = {"whitespace_flexible", "whitespace_pattern", "item_separator", "key_separator"}
+
+
+@lru_cache(maxsize=2)
+def _whitespace(whitespace: str) -> dict[str, Any]:
+    """llguidance's options. What its pattern matches may stand, once, between any two tokens."""
+    if whitespace == "compact":
+        return {"whitespace_flexible": False}
+    return {"whitespace_flexible": True, "whitespace_pattern": pattern_of(WHITESPACE)}
 
 
 def _with_whitespace(schema: dict[str, Any], whitespace: str) -> dict[str, Any]:
-    """llguidance's options stand in the schema."""
-    flexible = whitespace == "flexible"
-    options: dict[str, Any] = {
-        **schema.get("x-guidance", {}),
-        "whitespace_flexible": flexible,
-        "item_separator": ", " if flexible else ",",
-        "key_separator": ": " if flexible else ":",
-    }
-    if flexible:
-        options["whitespace_pattern"] = WHITESPACE
-    return {**schema, "x-guidance": options}
+    return {**schema, "x-guidance": {**schema.get("x-guidance", {}), **_whitespace(whitespace)}}

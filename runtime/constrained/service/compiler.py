@@ -64,7 +64,7 @@ class GrammarCompiler:
         ebnf: str | None = None,
         choices: Iterable[str] | None = None,
         structural_tag: dict[str, Any] | str | None = None,
-        whitespace: str = "compact",
+        whitespace: str = "flexible",
         strict: bool = False,
     ) -> Grammar:
         """The grammar of a `Constraint`, or of exactly one of the named sources.

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
+from rootlace.runtime.constrained.schema.json_text import WHITESPACES
 from rootlace.runtime.gateway.http.body import Body
 from rootlace.runtime.gateway.http.errors import InvalidParameter
 from rootlace.runtime.gateway.http.fields import ignored, refused
@@ -127,15 +128,14 @@ def openai_constraint(body: OpenAIConstraintBody) -> Asked | None:
         "structured_outputs.structural_tag": ("structural_tag", outputs.structural_tag),
     }
     options = constraint_options(body)
-    flexible = options.get("whitespace") == "flexible"
     for param, pattern in (
         ("guided_whitespace_pattern", body.guided_whitespace_pattern),
         ("structured_outputs.whitespace_pattern", outputs.whitespace_pattern),
     ):
-        if pattern is not None:
-            _check_whitespace(param, pattern, flexible)
-    if outputs.disable_any_whitespace and flexible:
-        raise InvalidParameter("whitespace", "disable_any_whitespace excludes flexible whitespace")
+        if pattern is not None and not _admits_flexible(param, pattern):
+            _make_compact(options, param)
+    if outputs.disable_any_whitespace:
+        _make_compact(options, "structured_outputs.disable_any_whitespace")
     return _only_one(_sglang(body) | found, options)
 
 
@@ -209,19 +209,22 @@ def _response_format(given: ResponseFormat | None) -> tuple[Kind, Source | None]
     return "json_schema", given.json_schema.schema
 
 
-def _check_whitespace(param: str, pattern: str, flexible: bool) -> None:
-    """Accept a pattern that allows no white space at all: JSON is written without any."""
-    if flexible:
-        raise InvalidParameter(param, f"{param} excludes flexible whitespace")
+def _make_compact(options: dict[str, Any], param: str) -> None:
+    if options.setdefault("whitespace", "compact") == "flexible":
+        raise InvalidParameter("whitespace", f"{param} excludes flexible white space")
+
+
+def _admits_flexible(param: str, pattern: str) -> bool:
+    """Whether all flexible white space matches a pattern. Raises InvalidParameter where the pattern
+    admits neither that nor none at all."""
     if len(pattern) > MAX_WHITESPACE_PATTERN:
         raise InvalidParameter(
             param, f"{param} must not be longer than {MAX_WHITESPACE_PATTERN} characters"
         )
     try:
-        admits_none = re.fullmatch(pattern, "") is not None
+        compiled = re.compile(pattern)
     except (re.error, OverflowError, RecursionError) as error:
         raise InvalidParameter(param, f"{param} is no regular expression: {error}") from None
-    if not admits_none:
-        raise InvalidParameter(
-            param, f"{param} demands white space; JSON is written without (or whitespace=flexible)"
-        )
+    if compiled.fullmatch("") is None:
+        raise InvalidParameter(param, f"{param} demands white space; the model may leave it out")
+    return all(compiled.fullmatch(gap) for gap in WHITESPACES)

@@ -63,16 +63,6 @@ SPELLINGS: list[tuple[dict[str, Any], str, str]] = [
     ({"structured_outputs": {"grammar": "start: A"}}, "ebnf", "start: A"),
     ({"structured_outputs": {"json_object": True}}, "json_schema", '{"type":"object"}'),
     ({"structured_outputs": {"structural_tag": compact(TAG)}}, "structural_tag", compact(TAG)),
-    (
-        {"structured_outputs": {"json": NULL, "disable_any_whitespace": True, "regex": None}},
-        "json_schema",
-        compact(NULL),
-    ),
-    (
-        {"guided_json": NULL, "guided_whitespace_pattern": "[ \n]?"},
-        "json_schema",
-        compact(NULL),
-    ),
 ]
 NATIVE = ("regex", "json_schema", "ebnf", "choices", "structural_tag")
 
@@ -105,11 +95,31 @@ async def test_every_spelling(
 
 @pytest.mark.parametrize("jump, meant", [("off", "off"), (False, "off"), (True, "canonical")])
 async def test_how_it_is_enforced(served: Served, jump: Any, meant: Any) -> None:
-    given = {"regex": "a", "whitespace": "flexible", "strict": True, "jump_forward": jump}
+    given = {"regex": "a", "whitespace": "compact", "strict": True, "jump_forward": jump}
     for path, body in bodies(given):
         assert (await post(served, path, body))[0] == 200
-        expected = Constraint("regex", "a", "flexible", True, meant)
+        expected = Constraint("regex", "a", "compact", True, meant)
         assert served.gateway.last_generate.constraint == expected
+
+
+@pytest.mark.parametrize(
+    "given, meant",
+    [
+        ({"structured_outputs": {"json": NULL, "disable_any_whitespace": True}}, "compact"),
+        ({"structured_outputs": {"json": NULL, "disable_any_whitespace": False}}, "flexible"),
+        ({"structured_outputs": {"json": NULL, "whitespace_pattern": "[ ]?"}}, "compact"),
+        ({"guided_json": NULL, "guided_whitespace_pattern": "[ \n]?"}, "compact"),
+        ({"guided_json": NULL, "guided_whitespace_pattern": r"\s*"}, "flexible"),
+        ({"guided_json": NULL, "guided_whitespace_pattern": "[\n\t ]*"}, "flexible"),
+    ],
+)
+async def test_vllms_white_space_is_kept(served: Served, given: dict[str, Any], meant: Any) -> None:
+    """A text never has white space that the pattern does not match."""
+    for path, body in bodies(given):
+        assert (await post(served, path, body))[0] == 200
+        assert served.gateway.last_generate.constraint == Constraint(
+            "json_schema", compact(NULL), meant
+        )
 
 
 async def test_constraint_options_without_a_constraint(served: Served) -> None:
@@ -154,7 +164,7 @@ async def test_each_prompt_its_own(served: Served) -> None:
         ({"guided_whitespace_pattern": " ?" * 200}, "guided_whitespace_pattern"),
         (
             {"guided_whitespace_pattern": " ?", "whitespace": "flexible"},
-            "guided_whitespace_pattern",
+            "whitespace",
         ),
         (
             {"structured_outputs": {"json": {}, "whitespace_pattern": "\n"}},
@@ -367,8 +377,10 @@ async def test_where_no_call_can_stand_nothing_is_held(served: Served) -> None:
     assert await ask(served, tools=[tool("f", True)], tool_choice="required", **form) == sent
     # The text that another constraint asks for has no room for calls.
     assert await ask(served, tools=[tool("f", True)], regex="a") == Constraint("regex", "a")
-    held = await ask(served, tools=[tool("f", None)], whitespace="flexible")
+    held = await ask(served, tools=[tool("f", None)])
     assert held is not None and held.whitespace == "flexible"
+    held = await ask(served, tools=[tool("f", None)], whitespace="compact")
+    assert held is not None and held.whitespace == "compact"
 
 
 async def test_calls_are_held_if_that_can_be_had_unless_a_tool_is_strict(served: Served) -> None:
