@@ -316,7 +316,7 @@ class GatewayConfig:
     default_sampling: tuple[str, ...] = option(
         (),
         "A default for requests that do not say otherwise, as KEY=VALUE, such as temperature=0.7; "
-        "several with commas, or given several times.",
+        "several with commas, or given several times; of several models NAME:KEY=VALUE for one.",
     )
     warm_up: bool = option(False, "Generate once before a model is ready, freely and by a schema.")
     served_name: str = option(

@@ -29,10 +29,12 @@ from rootlace.wire.errors import InvalidRequest
 from rootlace.wire.protocol import CONSTRAINT_OPTIONS
 from rootlace.wire.sampling import (
     PARAMETERS,
+    TUNED,
     Api,
     Parameter,
     SamplingKeywords,
     SamplingParams,
+    with_defaults,
 )
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -65,6 +67,20 @@ def test_programs_may_use_every_name_of_it(parameter: Parameter) -> None:
         if name in SamplingKeywords.__annotations__ or name == parameter.name:
             options = gen("x", **{name: example(parameter)}).options  # type: ignore[union-attr]
             assert options == found
+
+
+def test_programs_say_what_they_name() -> None:
+    """So that a server whose model recommends otherwise knows that they mean it."""
+    named = sampling.normalise({"temperature": 1.0, "top_p": 0.5, "top_k": None}, "gen()")
+    own = sampling.normalise({"repetition_penalty": 1.0}, "gen()")
+    assert sampling.resolve({}, {}).params.given == ()
+    params = sampling.resolve(named, own).params
+    assert params.given == ("temperature", "repetition_penalty")
+    there = msgspec.msgpack.decode(msgspec.msgpack.encode(params), type=SamplingParams)
+    defaults = dict.fromkeys(TUNED, 0.25) | {"top_k": 7, "max_tokens": 1}
+    found = with_defaults(there, defaults)
+    assert (found.temperature, found.top_p, found.repetition_penalty) == (1.0, 0.5, 1.0)
+    assert (found.top_k, found.min_p, found.max_tokens) == (7, 0.25, 128)
 
 
 @each

@@ -235,9 +235,13 @@ def test_options_of_a_file(
     assert engine.executor.kv_memory_bytes == 3 << 19 and engine.executor.threads == 2
     assert engine.scheduler.policy == "dfs" and not engine.cache.enabled
     assert engine.executor.adapters == ("x=/y",)
-    path.write_text(f"models: {{a: {tiny_model}, b: {tiny_model}}}\nport: 0\n")
+    path.write_text(
+        f"models: {{a: {tiny_model}, b: {tiny_model}}}\nport: 0\n"
+        "default-sampling: {temperature: 0.5, 'b:top_k': 3, top_p: 0.9}\n"
+    )
     gateway, _ = _configured(monkeypatch, "--config", str(path))
     assert gateway.served_name == "a"
+    assert gateway.default_sampling == ("temperature=0.5", "top_p=0.9")
     for text, said in (
         ("prot: 1", "did you mean port?"),
         ("- 1", "must hold options"),
@@ -267,6 +271,30 @@ def test_what_is_wrong_is_told_in_one_line(
         assert (ended.value.code or 0) == status
         told = capsys.readouterr().err
         assert told.startswith(said) and told.count("\n") == bool(said)
+
+
+def test_sampling_of_one_of_several_models(
+    tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[Any] = []
+    monkeypatch.setattr("rootlace.cli.serve._serve_until_signal", seen.extend)
+    options = ("--default-sampling", "top_p=0.9,b:top_k=3", "--default-sampling", "a:temperature=0")
+    command = ["serve", f"a={tiny_model}", f"b={tiny_model}", *options]
+    result = CliRunner().invoke(app, command)
+    assert result.exit_code == 0, result.output
+    assert [one.gateway.default_sampling for one in seen] == [
+        ("top_p=0.9", "temperature=0"),
+        ("top_p=0.9", "top_k=3"),
+    ]
+
+
+def test_defaults_of_sampling_are_looked_at_before_a_model_is_loaded(tiny_model: Path) -> None:
+    told = _fails(str(tiny_model), "--port", "0", "--default-sampling", "temprature=1")
+    assert "did you mean temperature?" in told
+    told = _fails(str(tiny_model), "--port", "0", "--default-sampling", "other:top_k=1")
+    assert "no parameter 'other:top_k'" in told
+    told = _fails(str(tiny_model), "--port", "0", "--generation-config", str(tiny_model))
+    assert "is neither auto nor none" in " ".join(told.split())
 
 
 def test_several_models_have_names(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -123,6 +123,27 @@ def chat(s, question):
     return s["tip"], s["answer"]
 
 
+def test_what_is_named_is_sent_if_it_is_the_default(
+    server: Server, backend: rl.OpenAIBackend
+) -> None:
+    """The server may have other defaults; what nobody names is left to it."""
+
+    @rl.function
+    def ask(s: rl.State) -> None:
+        s += rl.user("Hi") + rl.assistant(rl.gen("answer", temperature=1.0, frequency_penalty=0))
+        s += rl.user("Hi") + rl.assistant(rl.gen("again"))
+
+    ask.run(top_p=1)
+    (_, first), (_, second) = server.asked
+    drawn = ("temperature", "top_p", "frequency_penalty", "presence_penalty")
+    assert {name: first[name] for name in drawn if name in first} == {
+        "temperature": 1.0,
+        "top_p": 1.0,
+        "frequency_penalty": 0.0,
+    }
+    assert {name: second[name] for name in drawn if name in second} == {"top_p": 1.0}
+
+
 def test_messages_become_chats(server: Server, backend: rl.OpenAIBackend) -> None:
     state = chat.run("Hello <|end|>")
     assert state.ret_value == ([" Hi.", " Hi."], " Hi.")

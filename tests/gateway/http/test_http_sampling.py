@@ -295,12 +295,17 @@ async def test_ollamas_seed_of_minus_one_is_left_open(served: Served) -> None:
     assert (await params_of(served, "ollama chat", seed=7)).seed == 7
 
 
+async def test_ollama_takes_what_llama_cpp_takes(served: Served) -> None:
+    params = await params_of(served, "ollama chat", temperature=-1, top_k=-5)
+    assert (params.temperature, params.top_k) == (0.0, 0)  # greedy, and off
+
+
 @each
 async def test_edges_that_other_servers_take(served: Served, name: str) -> None:
     params = await params_of(served, name, top_p=0, temperature=0.5)
     assert (params.top_p, params.temperature) == (0.0, 0.5)
     for off in (0, -1):
-        assert (await params_of(served, name, top_k=off)).top_k == off
+        assert (await params_of(served, name, top_k=off)).top_k in (off, 0)
     if name != "anthropic":
         for edge in (0, 1):
             assert (await params_of(served, name, min_p=edge)).min_p == edge

@@ -59,15 +59,15 @@ def convert(
 ) -> Path:
     """The checkpoint in `folder`, whose matrices become of type `kind`, but Q8_0 those that are
     `finer`; `blocks` are those of matrices, as bytes. Its tokenizer too, if it has one. `metadata`
-    of the architecture is added, with "__" for ".", or replaces what is there; None: it is left
-    out."""
+    of the architecture (of none, if it begins with general) is added, with "__" for ".", or
+    replaces what is there; None: it is left out."""
     stated = json.loads((folder / "config.json").read_text())
     config = {OLD_NAMES.get(key, key): one for key, one in stated.items()}
     arch = ARCHITECTURES.get(config["model_type"], config["model_type"])
     writer = gguf.GGUFWriter(path, arch, split_max_tensors=tensors_per_file)
     keys = _keys(arch, config) | {key.replace("__", "."): one for key, one in metadata.items()}
     for key, value in keys.items():
-        _put(writer, f"{arch}.{key}", value)
+        _put(writer, key if key.startswith("general.") else f"{arch}.{key}", value)
     if (folder / "tokenizer.json").is_file():
         write_tokenizer(writer, folder)
     else:

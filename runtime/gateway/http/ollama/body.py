@@ -154,8 +154,9 @@ def fields_of(options: Options | None) -> dict[str, Any]:
     given = options or Options()
     stop = (given.stop,) if isinstance(given.stop, str) else tuple(given.stop or ())
     found: dict[str, Any] = {
-        "temperature": given.temperature,
-        "top_k": given.top_k,
+        # llama.cpp takes what is below 0 as 0: greedy, and off.
+        "temperature": given.temperature and max(given.temperature, 0.0),
+        "top_k": given.top_k and max(given.top_k, 0),
         "top_p": given.top_p,
         "min_p": given.min_p,
         "seed": None if given.seed == -1 else given.seed,  # Ollama's way to leave it open
