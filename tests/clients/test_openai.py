@@ -86,7 +86,11 @@ def test_what_was_parsed_is_sent_back(client: Any) -> None:
     result = {"role": "tool", "tool_call_id": call.id, "content": "42"}
     for sent in (message, message.model_dump(), message.model_dump(exclude_none=True)):
         second = client.chat.completions.parse(
-            **given, messages=[*messages, sent, result], tools=[tool], response_format=City
+            **given,
+            messages=[*messages, sent, result],
+            tools=[tool],
+            tool_choice="none",
+            response_format=City,
         )
         assert isinstance(second.choices[0].message.parsed, City)
         sent = second.choices[0].message

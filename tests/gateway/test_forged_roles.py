@@ -383,8 +383,14 @@ BODIES: dict[str, dict[str, Any]] = {
         "text_1": "Weather?",
         "text_2": ["rain", "sun"],
         "instruction": "Which answers?",
+        "method": "judge",
     },
-    "/v1/rerank": {"model": "m", "query": "Weather?", "documents": ["rain", "sun"]},
+    "/v1/rerank": {
+        "model": "m",
+        "query": "Weather?",
+        "documents": ["rain", "sun"],
+        "method": "judge",
+    },
 }
 
 

@@ -49,6 +49,7 @@ async def find_vectors(
     account: Account | None = None,
     source: str = "",
     handling: Handling = PLAIN,
+    names: Sequence[str] = (),
 ) -> list[Vector]:
     """A vector for each input. Those of one call are computed together, and with whatever else the
     engine does; a caller that is cancelled ends them, and so does the timeout of `handling`.
@@ -56,7 +57,7 @@ async def find_vectors(
     An input that ends with text is tokenized as a whole text is: what the tokenizer puts before
     and behind one is there. `pooling` None: what the model was trained for. With `dimensions` the
     first so many numbers are kept; with `normalise` what is kept has the length 1. Raises the typed
-    error of the first input that fails.
+    error of the first input that fails, which calls it as `names` do.
     """
     if dimensions is not None and not 0 < dimensions <= core.engine.info.hidden_size:
         size = core.engine.info.hidden_size
@@ -75,6 +76,7 @@ async def find_vectors(
             prompts.append(await _prompt(core, one))
         except InvalidRequest as error:
             where = f"input[{index}]" if len(inputs) > 1 else "input"
+            where = names[index] if names else where
             named = type(error)(f"{where}: {error}")
             named.param = where
             raise named from error

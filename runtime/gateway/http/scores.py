@@ -1,4 +1,5 @@
-"""`POST /v1/score` and `POST /v1/rerank`: how likely labels are behind texts."""
+"""`POST /v1/score` and `POST /v1/rerank`: how likely labels are behind texts, and how well texts
+answer others."""
 
 from __future__ import annotations
 
@@ -7,14 +8,16 @@ import uuid
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, TypedDict
+from typing import Annotated, Literal, TypedDict
 
 import msgspec
 from aiohttp import web
 
 from rootlace.runtime.gateway.branches.gateway import Gateway
+from rootlace.runtime.gateway.branches.vectors import find_vectors
 from rootlace.runtime.gateway.http.behind_prompts import behind_prompts
 from rootlace.runtime.gateway.http.body import Body, read_body
+from rootlace.runtime.gateway.http.cache_header import note_usage
 from rootlace.runtime.gateway.http.chat.chats import Chats, check_length
 from rootlace.runtime.gateway.http.chat.request import ChatRequest
 from rootlace.runtime.gateway.http.errors import InvalidParameter
@@ -27,6 +30,8 @@ from rootlace.runtime.gateway.http.replies import (
     envelope,
     json_response,
 )
+from rootlace.runtime.gateway.http.source import source
+from rootlace.runtime.gateway.keys.account import admitted, namespace_of
 from rootlace.wire.handling import Handling
 from rootlace.wire.protocol import (
     Generate,
@@ -35,7 +40,9 @@ from rootlace.wire.protocol import (
     SamplingParams,
     Select,
     Selected,
+    Text,
     Tokens,
+    Usage,
 )
 
 INSTRUCTION = "Given a query, find passages that answer it."
@@ -50,10 +57,17 @@ MAX_LABELS = 2 * MAX_PROMPTS
 _AT_ONCE = 256
 
 
+Method = Literal["judge", "embeddings"]
+
+
 class _Ranked(HandlingBody, kw_only=True):
-    """What scores and ranks share. `instruction` says what makes a text relevant."""
+    """What scores and ranks share. `method` is how a text's relevance is found: `judge` asks the
+    model about it, `embeddings` takes the cosine of the texts' vectors; without one a reranker
+    judges, and of any other model the embeddings count. `instruction` tells the judge what makes a
+    text relevant."""
 
     model: str | None = None
+    method: Method | None = None
     instruction: str | None = None
     cache_salt: str | None = None
     user: Annotated[str | None, ignored("it is about the account of clients")] = None
@@ -121,6 +135,7 @@ class PairScores(msgspec.Struct, tag_field="object", tag="list"):
     id: str
     created: int
     model: str
+    method: Method
     data: list[PairScore]
     usage: ScoreUsage
 
@@ -138,6 +153,7 @@ class Ranking(msgspec.Struct):
 
     id: str
     model: str
+    method: Method
     results: list[Ranked]
     usage: ScoreUsage
 
@@ -197,15 +213,15 @@ class Scores:
         if body.top_n is not None and body.top_n < 1:
             raise InvalidParameter("top_n", f"top_n must be at least 1, not {body.top_n}")
         pairs = [(body.query, text) for text in texts]
-        scored = await self._relevance(body, pairs, self._place(body, model), "documents[{}]")
-        scores = [_probabilities(one.logprobs, True)[0] for one in scored]
+        names = ("query", "documents[{}]")
+        method, scores, usage = await self._relevance(body, pairs, self._place(body, model), names)
         order = sorted(range(len(texts)), key=lambda i: -scores[i])[: body.top_n]
         shown = body.return_documents is not False
         results = [
             Ranked(index, scores[index], Document(texts[index]) if shown else msgspec.UNSET)
             for index in order
         ]
-        reply = Ranking(f"rerank-{uuid.uuid4().hex}", model, results, _usage(scored))
+        reply = Ranking(f"rerank-{uuid.uuid4().hex}", model, method, results, usage)
         return json_response(reply)
 
     async def _pairs(self, body: ScoreBody, model: str) -> PairScores:
@@ -217,13 +233,60 @@ class Scores:
                 "text_2", f"text_2 has {len(second)} texts for the {len(first)} of text_1"
             )
         pairs = list(zip(first, second, strict=True))
-        field = "text_2" if isinstance(body.text_2, str) else "text_2[{}]"
-        scored = await self._relevance(body, pairs, self._place(body, model), field)
-        data = [PairScore(i, _probabilities(one.logprobs, True)[0]) for i, one in enumerate(scored)]
+        names = (
+            "text_1" if isinstance(body.text_1, str) else "text_1[{}]",
+            "text_2" if isinstance(body.text_2, str) else "text_2[{}]",
+        )
+        method, scores, usage = await self._relevance(body, pairs, self._place(body, model), names)
+        data = [PairScore(i, score) for i, score in enumerate(scores)]
         head = envelope("score", "list", model)
-        return PairScores(head["id"], head["created"], model, data, _usage(scored))
+        return PairScores(head["id"], head["created"], model, method, data, usage)
 
     async def _relevance(
+        self,
+        body: _Ranked,
+        pairs: Sequence[tuple[str, str]],
+        place: _Place,
+        names: tuple[str, str],
+    ) -> tuple[Method, list[float], ScoreUsage]:
+        """How well each text answers its query, and by which method; `names` are the fields that
+        hold the two."""
+        if body.method == "judge" or (body.method is None and self._is_reranker()):
+            scored = await self._judged(body, pairs, place, names[1])
+            return "judge", [_probabilities(s.logprobs, True)[0] for s in scored], _usage(scored)
+        if body.instruction is not None:
+            raise InvalidParameter("instruction", 'instruction needs "method": "judge"')
+        _check_count(len(pairs), MAX_PROMPTS)
+        fields: dict[str, str] = {}
+        for index, pair in enumerate(pairs):
+            for text, name in zip(pair, names, strict=True):
+                fields.setdefault(text, name.format(index))
+        account = admitted()
+        found = await find_vectors(
+            self._gateway,
+            [(Text(text),) for text in fields],
+            None,
+            normalise=True,
+            namespace=namespace_of(account, place["namespace"]),
+            adapter=place["adapter"],
+            account=account,
+            source=source(),
+            handling=place["handling"],
+            names=list(fields.values()),
+        )
+        vectors = {text: one.values for text, one in zip(fields, found, strict=True)}
+        tokens = sum(one.prompt_tokens for one in found)
+        cached = sum(one.cached_tokens for one in found)
+        note_usage(Usage(prompt_tokens=tokens, cached_tokens=cached), None)
+        scores = [float(vectors[query] @ vectors[text]) for query, text in pairs]
+        return "embeddings", scores, ScoreUsage(tokens, tokens)
+
+    def _is_reranker(self) -> bool:
+        """No file says that a model was trained to judge, but the names of such models do."""
+        info, template = self._gateway.model_info, self._gateway.chat.source or ""
+        return "rerank" in f"{info.name} {info.path}".lower() or _JUDGE in template
+
+    async def _judged(
         self, body: _Ranked, pairs: Sequence[tuple[str, str]], place: _Place, field: str
     ) -> list[_Scored]:
         """How likely "yes" and "no" are as answers whether each text answers its query."""

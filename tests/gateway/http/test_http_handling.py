@@ -23,7 +23,7 @@ BODIES: dict[str, dict[str, Any]] = {
     "/generate": {"text": "a"},
     "/select": {"text": "a", "choices": ["b", "c"]},
     "/v1/score": {"query": "a", "items": ["b"], "labels": ["c", "d"]},
-    "/v1/rerank": {"query": "a", "documents": ["b"]},
+    "/v1/rerank": {"query": "a", "documents": ["b"], "method": "judge"},
 }
 
 

@@ -95,7 +95,7 @@ MINIMAL = {path: body for path, body, _ in reversed(BODIES)} | {
     },
     "/v1/embeddings": {"input": "a"},
     "/v1/score": {"query": "a", "items": ["b"], "labels": ["c"]},
-    "/v1/rerank": {"query": "a", "documents": ["b"]},
+    "/v1/rerank": {"query": "a", "documents": ["b"], "method": "judge"},
     "/api/embed": {"model": "fake", "input": "a"},
     "/select": {"text": "a", "choices": ["b", "c"]},
     "/generate": {"text": "a"},

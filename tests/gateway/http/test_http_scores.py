@@ -67,7 +67,7 @@ async def test_labels_that_are_tokens(served: Served) -> None:
 
 async def test_relevance(served: Served) -> None:
     documents = ["no", "yes yes", {"text": "yes"}, "no no"]
-    body = {"query": "q", "documents": documents, "top_n": 3}
+    body = {"query": "q", "documents": documents, "top_n": 3, "method": "judge"}
     reply = await post(served, "/v1/rerank", body)
     assert [result["index"] for result in reply["results"]] == [1, 2, 0]
     assert reply["results"][1]["document"] == {"text": "yes"}
@@ -75,7 +75,7 @@ async def test_relevance(served: Served) -> None:
     asked = served.gateway.chat.last["messages"][-1]["content"]
     assert "<Query>: q" in asked and "<Document>: no no" in asked
     texts = [one if isinstance(one, str) else one["text"] for one in documents]
-    pairs = await post(served, "/v1/score", {"text_1": "q", "text_2": texts})
+    pairs = await post(served, "/v1/score", {"text_1": "q", "text_2": texts, "method": "judge"})
     scores = [one["score"] for one in pairs["data"]]
     for result in reply["results"]:
         assert result["relevance_score"] == scores[result["index"]]
@@ -107,7 +107,7 @@ async def test_the_header_says_what_was_cached(served: Served) -> None:
     for path, body in (
         ("/v1/score", {**pair, "labels": ["c"]}),
         ("/v1/score", {**pair, "label_token_ids": [7]}),
-        ("/v1/rerank", {"query": "a", "documents": ["b"]}),
+        ("/v1/rerank", {"query": "a", "documents": ["b"], "method": "judge"}),
         ("/select", {"text": "a", "choices": ["b", "c"]}),
     ):
         async with served.http.post(path, json=body) as reply:
@@ -131,9 +131,9 @@ async def test_a_document_that_does_not_fit_is_named(
 
     monkeypatch.setattr(FakeSession, "handle", failing)
     for path, body, param in (
-        ("/v1/rerank", {"query": "a", "documents": ["b", "c"]}, "documents[1]"),
+        ("/v1/rerank", {"query": "a", "documents": ["b", "c"], "method": "judge"}, "documents[1]"),
         ("/v1/score", {"query": "a", "items": ["b", "c"], "labels": ["d"]}, "items[1]"),
-        ("/v1/score", {"text_1": "a", "text_2": ["b", "c"]}, "text_2[1]"),
+        ("/v1/score", {"text_1": "a", "text_2": ["b", "c"], "method": "judge"}, "text_2[1]"),
     ):
         reply = await post(served, path, body, 400)
         assert reply["error"]["param"] == param
@@ -163,8 +163,8 @@ async def test_adapters(served: Served) -> None:
     for path, body in (
         ("/v1/score", {**pair, "labels": ["c"]}),
         ("/v1/score", {**pair, "label_token_ids": [7]}),
-        ("/v1/score", {"text_1": "a", "text_2": "b"}),
-        ("/v1/rerank", {"query": "a", "documents": ["b"]}),
+        ("/v1/score", {"text_1": "a", "text_2": "b", "method": "judge"}),
+        ("/v1/rerank", {"query": "a", "documents": ["b"], "method": "judge"}),
     ):
         assert (await post(served, path, {**body, "model": "fake:formal"}))["model"] == (
             "fake:formal"
@@ -219,5 +219,5 @@ async def test_bounds(served: Served) -> None:
     ):
         reply = await post(served, "/v1/score", body, 400)
         assert reply["error"]["param"] == "items"
-    await post(served, "/v1/rerank", {"query": "a", "documents": [long]}, 400)
+    await post(served, "/v1/rerank", {"query": "a", "documents": [long], "method": "judge"}, 400)
     assert not served.gateway.sessions

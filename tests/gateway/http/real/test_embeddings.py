@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from tokenizers import Tokenizer as FastTokenizer
@@ -71,3 +72,47 @@ async def test_embeddings(real: Served, reference: FastTokenizer) -> None:
             assert response.status == 400
             error = (await response.json())["error"]
             assert words in error["message"] and error["param"] == param
+
+
+async def test_a_model_that_is_no_reranker_ranks_by_embeddings(
+    real: Served, reference: FastTokenizer
+) -> None:
+    texts = ["q", "good", "a", "héllo"]
+    ids = [tuple(reference.encode(text).ids) for text in texts]
+    vectors = [made_up_vector(one, "last") for one in ids]
+    query, *others = [vector / np.linalg.norm(vector) for vector in vectors]
+    wanted = [float(query @ one) for one in others]
+    engine = engine_of(real)
+
+    async def ask(path: str, **body: Any) -> tuple[int, Any]:
+        async with real.http.post(path, json=body) as reply:
+            return reply.status, await reply.json()
+
+    pair = {"text_1": "q", "text_2": texts[1:]}
+    _, scored = await ask("/v1/score", **pair, timeout=9, cache_salt="t")
+    assert scored["method"] == "embeddings"
+    assert [one["score"] for one in scored["data"]] == [pytest.approx(one) for one in wanted]
+    assert scored["usage"]["prompt_tokens"] == sum(map(len, ids))  # each text once
+    assert len(engine.submitted) == len(texts) and engine.submitted[-1].pooling == "last"
+    assert engine.submitted[-1].namespace and engine.submitted[-1].handling == Handling(timeout=9)
+    _, ranked = await ask("/v1/rerank", query="q", documents=texts[1:], top_n=2)
+    assert ranked["method"] == "embeddings"
+    order = sorted(range(3), key=lambda index: -wanted[index])[:2]
+    assert [one["index"] for one in ranked["results"]] == order
+    assert ranked["results"][0]["relevance_score"] == pytest.approx(wanted[order[0]])
+    # The judge can be asked for, and counts where the model is a reranker by its name.
+    _, judged = await ask("/v1/score", **pair, method="judge", instruction="Which?")
+    assert judged["method"] == "judge" and judged["data"] != scored["data"]
+    info = real.gateway.model_info
+    real.gateway.model_info = msgspec.structs.replace(info, path="/models/Qwen3-Reranker-0.6B")
+    for method, expected in ((None, "judge"), ("embeddings", "embeddings")):
+        _, ranked = await ask("/v1/rerank", query="q", documents=["a"], method=method)
+        assert ranked["method"] == expected
+    real.gateway.model_info = info
+    for given, param in (
+        ({"instruction": "Which?"}, "instruction"),
+        ({"method": "cosine"}, "method"),
+        ({"documents": ["a", "x" * 9000]}, "documents[1]"),
+    ):
+        status, reply = await ask("/v1/rerank", **{"query": "q", "documents": ["a"], **given})
+        assert (status, reply["error"]["param"]) == (400, param), reply
