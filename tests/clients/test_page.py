@@ -678,12 +678,14 @@ def test_a_result_reaches_the_model(tab: Tab) -> None:
     page.fill("#max_tokens", "40")
     page.locator("details", has=page.locator("#tools")).locator("summary").click()
     page.fill("#tools", json.dumps([TOOL]))
-    page.fill("#prompt", "What's the weather in Oslo?")
+    page.select_option("#tool_choice", "required")
+    page.fill("#prompt", "Hello!")  # what no model calls a tool for of itself
     page.click("#send")
     page.locator(".result textarea").fill("sunny")
     with page.expect_request("**/v1/chat/completions") as asked:
         page.keyboard.press("Control+Enter")
     assert asked.value.post_data_json["messages"][-1]["content"] == "sunny"
+    assert "tool_choice" not in asked.value.post_data_json
     tab.answer(1)
     assert page.locator(".bad:visible").count() == 0
 

@@ -240,7 +240,11 @@ export class Playground {
     if (!["user", "tool"].includes(body.messages.at(-1)?.role)) {
       throw new FieldError("prompt", "The prompt is empty.");
     }
-    if ($("tools").value.trim()) body.tools = json("tools", "Tools");
+    if ($("tools").value.trim()) {
+      body.tools = json("tools", "Tools");
+      // Results are answered in words too: else one call would follow another for ever.
+      if (body.messages.at(-1).role === "user") body.tool_choice = $("tool_choice").value;
+    }
     return { path: "v1/chat/completions", body };
   }
 
@@ -719,7 +723,7 @@ function asCurl(url, body) {
 }
 
 function asPython(url, body) {
-  const known = ["model", "messages", "prompt", "temperature", "top_p", "max_tokens", "seed", "tools", "response_format"];
+  const known = ["model", "messages", "prompt", "temperature", "top_p", "max_tokens", "seed", "tools", "tool_choice", "response_format"];
   const given = Object.entries(body).filter(([name]) => known.includes(name));
   const extra = Object.entries(body).filter(([name]) => !known.includes(name));
   const call = body.messages ? "chat.completions" : "completions";
