@@ -13,7 +13,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rootlace.kernels.dispatch import kernels_for
+    from rootlace.kernels.dispatch import kernels_for, with_reference
     from rootlace.kernels.interface import AttentionBatch, KernelSet
     from rootlace.kernels.weights import Dense, Quantised, Scheme, Stacked, Weight
 
@@ -26,9 +26,15 @@ __all__ = [
     "Stacked",
     "Weight",
     "kernels_for",
+    "with_reference",
 ]
 
-_MODULES = {"kernels_for": "dispatch", "AttentionBatch": "interface", "KernelSet": "interface"}
+_MODULES = {
+    "kernels_for": "dispatch",
+    "with_reference": "dispatch",
+    "AttentionBatch": "interface",
+    "KernelSet": "interface",
+}
 
 
 def __getattr__(name: str) -> Any:

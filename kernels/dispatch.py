@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib.metadata
 import logging
 import re
+from collections.abc import Iterable
+from dataclasses import replace
 
 import torch
 
@@ -14,7 +16,34 @@ from rootlace.kernels.reference import REFERENCE
 OLDEST_TRITON = (3, 6)
 OLDEST_CAPABILITY = (8, 0)
 
+OPERATIONS = {
+    "attention": ("plan_attention", "paged_attention"),
+    "sampling": ("pick_tokens",),
+    "logits": ("edit_logits", "token_logprobs"),
+    "constraints": ("step_automata",),
+    "linear": ("linear",),
+    "rope": ("rope_and_write",),
+    "norms": ("rms_norm", "add_rms_norm"),
+    "activations": ("silu_mul", "gelu_mul"),
+    "embedding": ("embedding", "feed_tokens"),
+    "copies": ("copy_slots",),
+}
+"""Groups of operations that the reference can compute in place of a set's own kernels."""
+
 log = logging.getLogger(__name__)
+
+
+def with_reference(kernels: KernelSet, groups: Iterable[str]) -> KernelSet:
+    """`kernels` with the operations of these groups of `OPERATIONS` computed by the reference.
+
+    Raises ValueError for an unknown group.
+    """
+    names = tuple(groups)
+    unknown = sorted(set(names) - OPERATIONS.keys())
+    if unknown:
+        raise ValueError(f"unknown operations {unknown}; there are {sorted(OPERATIONS)}")
+    taken = {name: getattr(REFERENCE, name) for group in names for name in OPERATIONS[group]}
+    return replace(kernels, **taken) if taken else kernels
 
 
 def kernels_for(device: torch.device) -> KernelSet:

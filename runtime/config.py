@@ -160,6 +160,11 @@ class ExecutorConfig:
         "auto", "On a CPU: native ones are compiled when first needed; auto is that if it can be."
     )
     """"native": compiled for this CPU when first needed; "auto": native where that is possible."""
+    reference_for: tuple[str, ...] = option(
+        (),
+        "On a GPU: operations that the reference computes instead of Triton's kernels, such as "
+        "attention or sampling; may be given several times.",
+    )
     product_paths: Literal["measured", "processor"] = option(
         "measured",
         "On a CPU with two units for products: measure, once per machine, which is quicker for a "

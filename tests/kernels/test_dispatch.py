@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.metadata
 import logging
 import subprocess
@@ -10,7 +11,8 @@ import sys
 import pytest
 import torch
 
-from rootlace.kernels import kernels_for
+from rootlace.kernels import kernels_for, with_reference
+from rootlace.kernels.dispatch import OPERATIONS
 from rootlace.kernels.reference import REFERENCE
 
 GPU = torch.device("cuda")
@@ -75,3 +77,18 @@ def test_a_triton_that_does_not_import(
     gpu.setitem(sys.modules, "rootlace.kernels.triton", None)
     assert kernels_for(GPU) is REFERENCE
     assert "cannot be imported" in caplog.text
+
+
+def test_the_reference_computes_the_operations_asked_for_and_no_others() -> None:
+    from rootlace.kernels.triton import TRITON
+
+    assert with_reference(TRITON, ()) is TRITON
+    mixed = with_reference(TRITON, ["attention", "sampling"])
+    replaced = {"plan_attention", "paged_attention", "pick_tokens"}
+    for field in dataclasses.fields(TRITON):
+        of = REFERENCE if field.name in replaced else TRITON
+        assert getattr(mixed, field.name) is getattr(of, field.name) or field.name == "name"
+    every = with_reference(TRITON, OPERATIONS)
+    assert dataclasses.replace(every, name=REFERENCE.name) == REFERENCE
+    with pytest.raises(ValueError, match=r"unknown operations \['magic'\].*attention"):
+        with_reference(TRITON, ["magic"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 
+from rootlace.kernels import with_reference
 from rootlace.runtime.config import CacheConfig, ExecutorConfig
 from rootlace.runtime.model.checkpoint.config import ModelConfig
 from rootlace.runtime.model.checkpoint.loader import load_weights
@@ -222,3 +224,13 @@ def test_results_are_finite(model: LoadedModel, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(DeviceSteps, "collect", keep)
     set_up(model, ExecutorConfig(), CacheConfig(SIZE, 8))
     assert len(found) >= 5 and all((tokens >= 0).all() for tokens in found)
+
+
+def test_attention_by_the_reference_leaves_no_step_to_capture(
+    model: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Memory(64 * MIB, 1 * MIB).install(monkeypatch)
+    reserve = replace(model, kernels=with_reference(model.kernels, ["attention"]))
+    for loaded, captures in ((model, True), (reserve, False)):
+        steps, _ = set_up(loaded, ExecutorConfig(), CacheConfig(SIZE, 32))
+        assert steps.prepare() is captures

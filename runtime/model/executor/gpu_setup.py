@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from rootlace.kernels import KernelSet, kernels_for
+from rootlace.kernels import KernelSet, kernels_for, with_reference
 from rootlace.kernels.reference import REFERENCE
 from rootlace.runtime.config import CacheConfig, ExecutorConfig
 from rootlace.runtime.contracts.plan import MAX_DRAFTED
@@ -68,7 +68,7 @@ def load(
     ranks: Ranks | None = None,
 ) -> LoadedModel:
     """Put the weights on `device`. `ranks`: see `Decoder`. Raises `InvalidRequest` where kernels
-    are asked for that are not a GPU's."""
+    are asked for that are not a GPU's, or the reference for operations that do not exist."""
     check_gpu_kernels(executor.kernels, device)
     if executor.threads is not None:
         torch.set_num_threads(executor.threads)
@@ -76,6 +76,10 @@ def load(
     torch.backends.cuda.matmul.allow_tf32 = False
     torch.backends.cudnn.allow_tf32 = False
     kernels = REFERENCE if executor.kernels == "reference" else kernels_for(device)
+    try:
+        kernels = with_reference(kernels, executor.reference_for)
+    except ValueError as error:
+        raise InvalidRequest(f"reference_for: {error}") from error
     if config.spec.attention.latent is not None and kernels is not REFERENCE:
         log.warning("%s: the reference kernels run: others have no latent attention", device)
         kernels = REFERENCE
@@ -167,8 +171,8 @@ def _steps(
         max_rows=limits.max_rows,
         max_blocks=-(-model.context_length // block_size),
         scratch_block=num_blocks,
-        # The reference's launches depend on the step.
-        fixed=model.kernels.name != "reference",
+        # Launches of the reference's attention depend on the step.
+        fixed=model.kernels.plan_attention is not REFERENCE.plan_attention,
     )
     return steps, pool
 
