@@ -19,6 +19,7 @@ READERS ?=
 GPU_PYTHON ?= $(or $(PYTHON),python3)
 GPU_PYTHON_VERSION ?= 3.12
 RESULTS ?= benchmarks/results
+BUDGET ?= 480
 
 # Tests run in so many processes, each file's in one. No test knows of it. Files are taken in the
 # order of tests/conftest.py: xdist's own has those with many tests first, not those that take long.
@@ -45,8 +46,8 @@ help:
 	@echo "make audit   known vulnerabilities of the packages in .venv (needs a network)"
 	@echo "make sbom    what .venv consists of, as CycloneDX: build/sbom.json"
 	@echo "make kernels compile all Triton kernels for sm_80 and sm_90, without a GPU"
-	@echo "make gpu-check  on a machine with a GPU: its tests and its benchmark, without .venv"
-	@echo "                (gpu-test, gpu-bench: one of them; gpu-wheels: what to bring there)"
+	@echo "make gpu-check BUDGET=480  on a machine with a GPU: smoke, tests and benchmark in so many seconds,"
+	@echo "                without .venv (gpu-test, gpu-bench: one of them; gpu-wheels: what to bring there)"
 	@echo "make setup   set up .venv only"
 	@echo "make lint    ruff and mypy"
 	@echo "make format  let ruff format the code"
@@ -141,13 +142,13 @@ kernels: $(READY)
 	$(BIN)/python scripts/compile_kernels.py
 
 gpu-check:
-	@$(GPU_PYTHON) scripts/gpu_check.py all --results $(RESULTS)
+	@$(GPU_PYTHON) scripts/gpu_check.py all --budget $(BUDGET) --results $(RESULTS)
 
 gpu-test:
-	@$(GPU_PYTHON) scripts/gpu_check.py test
+	@$(GPU_PYTHON) scripts/gpu_check.py test --budget $(BUDGET) --results $(RESULTS)
 
 gpu-bench:
-	@$(GPU_PYTHON) scripts/gpu_check.py bench --results $(RESULTS)
+	@$(GPU_PYTHON) scripts/gpu_check.py bench --budget $(BUDGET) --results $(RESULTS)
 
 gpu-wheels:
 	@$(GPU_PYTHON) scripts/gpu_check.py wheels --python-version $(GPU_PYTHON_VERSION)

@@ -3,6 +3,7 @@
     python scripts/compile_kernels.py                     # all kernels, sm_80 and sm_90
     python scripts/compile_kernels.py rms_norm --arch 90  # one module's, one architecture
     python scripts/compile_kernels.py --json out.json
+    python scripts/compile_kernels.py --into-cache --processes 14   # for what runs here next
 
 Each module of `rootlace.kernels.triton` lists in `variants(arch)` the specialisations it launches.
 They are compiled to machine code, and what the assembler says of each is printed: registers per
@@ -15,7 +16,9 @@ instructions it uses. The exit status is 1, and the kernel is named, if one
 - should use the matrix units (`Variant.matrix_units`) and does not;
 - is launched somewhere and in no variant.
 
-Nothing is read from or kept in Triton's cache.
+Nothing is read from or kept in Triton's cache. `--into-cache` does the reverse: every variant is
+compiled for this machine's GPU as a launch would (without a GPU: for `--arch`), so that the first
+launches find it there; nothing is judged.
 """
 
 from __future__ import annotations
@@ -34,18 +37,20 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import ProcessPoolExecutor, as_completed, wait
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import torch
 import triton
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
+from triton.runtime.jit import MockTensor
 
 import rootlace.kernels.triton as kernels
 from rootlace.kernels.triton.variants import Variant
@@ -62,6 +67,19 @@ SHARED_MEMORY = {
 capabilities), by compute capability."""
 MATRIX_UNITS = ("tcgen05.mma", "wgmma.mma_async", "mma.sync")
 """PTX instructions of the matrix units, newest first."""
+POINTED = {
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+    "fp32": torch.float32,
+    "fp64": torch.float64,
+    "fp8e4nv": torch.float8_e4m3fn,
+    "i8": torch.int8,
+    "i16": torch.int16,
+    "i32": torch.int32,
+    "i64": torch.int64,
+    "u8": torch.uint8,
+}
+"""The types that pointers of signatures point at."""
 LOG_WIDTH = 140
 """Columns of the table where nobody says how wide the output is."""
 SERIALIZED = "wgmma.mma_async instructions are serialized"
@@ -185,6 +203,67 @@ def _brief(error: Exception) -> str:
         root = root.__cause__
     lines = [line.strip() for line in str(root).splitlines() if line.strip()]
     return f"{type(root).__name__}: {lines[-1] if lines else '(no message)'}"
+
+
+def native_arch() -> int | None:
+    """The compute capability of this machine's GPU, 90 for 9.0; None without one."""
+    if not torch.cuda.is_available():
+        return None
+    major, minor = torch.cuda.get_device_capability()
+    return 10 * major + minor
+
+
+class NoGPU:
+    """Triton's driver where there is no GPU: names what to compile for, runs nothing."""
+
+    def __init__(self, arch: int) -> None:
+        self._target = GPUTarget("cuda", arch, 32)
+
+    def get_current_target(self) -> GPUTarget:
+        return self._target
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+
+def warm(job: Job) -> str:
+    """Compile one variant as a launch does, into Triton's cache. What failed, in words."""
+    if not torch.cuda.is_available():
+        triton.runtime.driver.set_active(NoGPU(job.arch))
+    variant = variants_of(importlib.import_module(job.module), job.arch)[job.index]
+    given: dict[str, Any] = dict(variant.constants)
+    for name, kind in variant.signature.items():
+        if kind.startswith("*"):
+            given[name] = MockTensor(POINTED[kind[1:]])
+        elif kind.startswith("fp"):
+            given[name] = 0.5
+        elif name not in given:
+            given[name] = (1 << (40 if kind == "i64" else 8)) + (name not in variant.divisible)
+    options: dict[str, Any] = {"num_warps": variant.num_warps, "num_stages": variant.num_stages}
+    if not variant.fp_fusion:
+        options["enable_fp_fusion"] = False
+    try:
+        variant.kernel.warmup(grid=(1,), **given, **options)
+    except Exception as error:
+        return f"{job.module}.{variant.kernel.__name__} ({variant.name}): {_brief(error)}"
+    return ""
+
+
+def warm_all(jobs: Sequence[Job], processes: int, seconds: float) -> list[str]:
+    """Fill the cache with `processes` at a time, for so long. What failed, and what was left."""
+    deadline = time.monotonic() + seconds
+    pool = ProcessPoolExecutor(processes, mp_context=multiprocessing.get_context("spawn"))
+    pending = [pool.submit(warm, job) for job in jobs]
+    wait(pending, timeout=max(0.0, deadline - time.monotonic()))
+    failed = [said for one in pending if one.done() and (said := one.result())]
+    left = sum(not one.done() for one in pending)
+    pool.shutdown(wait=False, cancel_futures=True)
+    for process in multiprocessing.active_children():
+        process.kill()
+    return [*failed, *([f"{left} variants were not compiled in time"] if left else [])]
 
 
 def bytes_spilled(log: str) -> int:
@@ -316,6 +395,10 @@ def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument(
         "--processes", type=int, default=2, help="how many compile at a time; 1: this one (2)"
     )
+    parser.add_argument(
+        "--into-cache", action="store_true", help="compile as launches do, into Triton's cache"
+    )
+    parser.add_argument("--seconds", type=float, default=600.0, help="of --into-cache, at most")
     return parser.parse_args(arguments)
 
 
@@ -333,12 +416,17 @@ def main(arguments: Sequence[str]) -> int:
         jobs = [
             Job(module, arch, index)
             for module in modules
-            for arch in options.arch
+            for arch in ([native_arch() or options.arch[0]] if options.into_cache else options.arch)
             for index in range(len(variants_of(importlib.import_module(module), arch)))
         ]
     except ModuleNotFoundError as error:
         progress.print(str(error))
         return 2
+    if options.into_cache:
+        said = warm_all(jobs, options.processes, options.seconds)
+        console.print("\n".join(said), markup=False, highlight=False)
+        console.print(f"{len(jobs)} variants, {time.perf_counter() - started:.0f} s")
+        return int(bool(said))
     reports = run_all(jobs, options.processes, progress)
     missing = never_compiled(modules, options.arch[0])
     console.print(table(reports))

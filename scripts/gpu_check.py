@@ -1,9 +1,15 @@
 """Check Rootlace on a machine with a GPU, without installing it. Standard library only.
 
-    python scripts/gpu_check.py all      the GPU tests, then the benchmark
-    python scripts/gpu_check.py test     the GPU tests alone
-    python scripts/gpu_check.py bench    the benchmark alone
-    python scripts/gpu_check.py wheels   fetch what such a machine may lack
+    python scripts/gpu_check.py all --budget 480   smoke, tests, benchmark: seconds for all of it
+    python scripts/gpu_check.py smoke              does it give tokens at all?
+    python scripts/gpu_check.py test               the GPU tests alone
+    python scripts/gpu_check.py bench              the benchmark alone
+    python scripts/gpu_check.py wheels             fetch what such a machine may lack
+    python scripts/gpu_check.py all --rehearse     all of it on a CPU, kernels interpreted
+
+Every part has its share of the budget and writes each result as it comes; what a part leaves is for
+the parts after it. Kernels are compiled for the tests while the smoke test runs. The end of the
+output is a page: targets, figures, what failed, the first failure's traceback.
 
 Run by the Python that has torch with CUDA; nothing is downloaded there and nothing is installed
 into it. The packages are found through a tree of links (folder names differ from package names).
@@ -15,16 +21,19 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import json
 import os
 import re
 import shutil
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 TREE = ROOT / "build" / "gpu-tree"
@@ -70,11 +79,15 @@ BROUGHT = (
 )
 """What `wheels` fetches: small, and not part of what comes with torch and transformers."""
 
-TEST_SECONDS, BENCH_SECONDS = 560, 530
+BUDGET = 480.0
+SHARES = {"smoke": 45, "test": 190, "bench": 200}
+"""Of a budget of `BUDGET` seconds; the rest is for starts and the summary."""
 NO_TESTS = 5
 """pytest's exit status where it has nothing to run."""
-MOST_WORKERS = 6
-"""Test processes that share the GPU: most of a run is compiling kernels, which is CPU work."""
+MOST_WORKERS = 14
+"""Processes that compile, and test processes that share the GPU: most of a run is compiling."""
+KILL_SECONDS = 15
+"""What a part gets beyond its share to end by itself."""
 
 
 class CheckError(Exception):
@@ -185,7 +198,7 @@ def missing(modules: dict[str, str]) -> list[str]:
     return found
 
 
-def look_at_machine() -> None:
+def look_at_machine(rehearse: bool) -> None:
     """Say what was found. Raises CheckError for what must be there and is not."""
     lacks = missing(NEEDED)
     if lacks:
@@ -207,12 +220,12 @@ def look_at_machine() -> None:
     if done.returncode:
         raise CheckError(f"torch cannot be imported: {done.stderr.strip().splitlines()[-1:]}")
     torch, cuda, there, *name = done.stdout.split()
-    if there != "True":
+    if there != "True" and not rehearse:
         raise CheckError(f"torch {torch} (CUDA {cuda}) sees no GPU")
     say(f"Python {sys.version.split()[0]}, torch {torch}, CUDA {cuda}, {' '.join(name)}")
 
 
-# ---------------------------------------------------------------- the two halves
+# ---------------------------------------------------------------- the parts
 
 
 @dataclass(frozen=True)
@@ -239,28 +252,119 @@ def run(name: str, command: Sequence[str], seconds: float, fine: Sequence[int] =
     return Outcome(name, passed, time.monotonic() - start, note)
 
 
-def run_tests(extra: Sequence[str]) -> list[Outcome]:
+def workers() -> int:
+    return max(2, min(MOST_WORKERS, (os.cpu_count() or 2) - 2))
+
+
+def start_compiling(seconds: float, rehearse: bool) -> subprocess.Popen[bytes]:
+    """Fill Triton's cache beside what runs next. Rehearsed: one kernel's variants, for sm_90."""
+    command = [sys.executable, "scripts/compile_kernels.py", "--into-cache"]
+    command += ["--processes", str(workers()), "--seconds", str(seconds)]
+    command += ["rms_norm", "--arch", "90"] if rehearse else []
+    return subprocess.Popen(command, cwd=ROOT, env=environment())
+
+
+def run_smoke(seconds: float, results: Path, rehearse: bool) -> Outcome:
+    command = [sys.executable, "-m", "tests.gpu.smoke", "--json", str(results / SMOKE)]
+    command += ["--seconds", str(seconds), *["--rehearse"] * rehearse]
+    return run("smoke", command, seconds + 2 * KILL_SECONDS)
+
+
+def run_tests(
+    seconds: float, results: Path, rehearse: bool, extra: Sequence[str] = ()
+) -> list[Outcome]:
     """Tests that may share the GPU by several processes, where pytest can; then the others."""
-    command = [sys.executable, "-m", "pytest", "tests/gpu", "-q", "-rs", "-p", "no:cacheprovider"]
+    # Interpreted kernels take minutes for all tests: those of the smallest kernels are enough.
+    folder = "tests/gpu/test_pointwise.py" if rehearse else "tests/gpu"
+    command = [sys.executable, "-m", "pytest", folder, "-q", "-p", "no:cacheprovider"]
     # A first test compiles what it tests: the usual limit of a test would be too tight.
-    command += ["--timeout=300", "--durations=5", *extra]
-    workers = min(MOST_WORKERS, (os.cpu_count() or 2) // 2)
+    command += [f"--timeout={max(60, seconds / 2):.0f}", "--tb=short", *extra]
+    command += ["--on-cpu=triton"] * rehearse
     parallel = []
-    if workers > 1 and importlib.util.find_spec("xdist") is not None:
-        parallel = ["-n", str(workers), "--dist", "worksteal"]
-    # Where tests are chosen (`-k`), one of the two runs may have none of them.
-    fine = (0, NO_TESTS) if extra else (0,)
-    first = run("tests", [*command, *parallel, "-m", "not whole_gpu"], TEST_SECONDS, fine)
-    left = max(TEST_SECONDS - first.seconds, 30)
-    second = run("tests alone on the GPU", [*command, "-m", "whole_gpu"], left, fine)
-    return [first, second]
+    if importlib.util.find_spec("xdist") is not None:
+        parallel = ["-n", str(workers()), "--dist", "load", "--maxschedchunk", "1"]
+    # Where tests are chosen (`-k`), or none is left, one of the two runs may have none of them.
+    fine = (0, NO_TESTS) if extra or rehearse else (0,)
+    found: list[Outcome] = []
+    for name, more, report in (
+        ("tests", [*parallel, "-m", "not whole_gpu"], TESTS[0]),
+        ("tests alone on the GPU", ["-m", "whole_gpu"], TESTS[1]),
+    ):
+        left = max(seconds - sum(one.seconds for one in found), KILL_SECONDS)
+        limits = ["--gpu-seconds", f"{left:.0f}", "--gpu-report", str(results / report)]
+        found.append(run(name, [*command, *limits, *more], left + 2 * KILL_SECONDS, fine))
+    return found
 
 
-def run_benchmark(results: Path, extra: Sequence[str]) -> list[Outcome]:
-    command = [sys.executable, "-m", "benchmarks.gpu", "--json", str(results / "gpu.json")]
-    command += ["--budget", str(BENCH_SECONDS), *extra]
-    # The benchmark keeps to its budget by itself; the margin is for its start.
-    return [run("benchmark", command, BENCH_SECONDS + 45)]
+def run_benchmark(
+    seconds: float, results: Path, rehearse: bool, extra: Sequence[str] = ()
+) -> Outcome:
+    command = [sys.executable, "-m", "benchmarks.gpu", "--json", str(results / BENCH)]
+    command += ["--budget", f"{seconds:.0f}", *extra]
+    command += ["--smoke", "--device", "cpu"] if rehearse else []
+    return run("benchmark", command, seconds + 2 * KILL_SECONDS)
+
+
+# ---------------------------------------------------------------- the summary
+
+SMOKE, TESTS, BENCH = "gpu_smoke.jsonl", ("gpu_tests.jsonl", "gpu_tests_alone.jsonl"), "gpu.json"
+LONGEST_TRACEBACK = 60
+"""Lines of the first failure that the summary shows, its last ones."""
+
+
+def lines_of(path: Path) -> list[dict[str, Any]]:
+    """The lines of JSON written so far; the last one may be cut."""
+    found = []
+    for line in path.read_text().splitlines() if path.exists() else ():
+        try:
+            found.append(json.loads(line))
+        except json.JSONDecodeError:
+            break
+    return found
+
+
+def summary(results: Path, outcomes: Sequence[Outcome]) -> list[str]:
+    """A page: what each part came to, targets beside figures, what failed and what did not run."""
+    told = ["", "=" * 30 + " gpu-check " + "=" * 30, *map(str, outcomes)]
+    smoke = lines_of(results / SMOKE)
+    failures = [(f"{one['check']}, {one['way']}", one["error"]) for one in smoke if "error" in one]
+    for one in smoke:
+        verdict = "passed" if one["passed"] else "FAILED"
+        told.append(f"  {one['check']:10} {verdict} {one['way']}")
+    tests = [line for name in TESTS for line in lines_of(results / name)]
+    if tests:
+        counts = Counter(line["outcome"] for line in tests)
+        told.append("tests: " + ", ".join(f"{n} {what}" for what, n in sorted(counts.items())))
+    late = [line["test"] for line in tests if "no time was left" in line.get("why", "")]
+    if late:
+        told.append(f"no time was left for {len(late)} tests:")
+        told += [f"  {name.removeprefix('tests/gpu/')}" for name in late]
+    for line in tests:
+        if line["outcome"] == "failed":
+            told.append(f"FAILED {line['test']}")
+            failures.append((line["test"], line.get("why", "")))
+    bench = json.loads((results / BENCH).read_text()) if (results / BENCH).exists() else {}
+    for name, target in bench.get("targets", {}).items():
+        value = "not measured" if target["value"] is None else f"{target['value']:.3f}"
+        verdict = {None: "", True: "met", False: "MISSED"}[target["met"]]
+        told.append(f"{name:38} {target['target']:>9} {value:>13}  {verdict}")
+    for name, part in bench.get("parts", {}).items():
+        if "error" in part:
+            told.append(f"benchmark {name}: {part['error']}")
+            failures.append((f"benchmark {name}", part["error"]))
+    if failures:
+        name, text = failures[0]
+        told += ["", f"first failure: {name}", *text.splitlines()[-LONGEST_TRACEBACK:]]
+    return told
+
+
+def copy_results(results: Path) -> None:
+    """Copy what was written into the folder that OUT names, if it does."""
+    folder = os.environ.get("OUT")
+    if folder:
+        for name in (SMOKE, *TESTS, BENCH):
+            if (results / name).exists():
+                shutil.copyfile(results / name, Path(folder) / name)
 
 
 def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:
@@ -268,12 +372,48 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
         description="Check Rootlace on a machine with a GPU. "
         "What follows `--` goes to pytest, or to the benchmark."
     )
-    parser.add_argument("what", choices=("all", "test", "bench", "wheels"))
-    parser.add_argument("--results", type=Path, default=RESULTS, help="folder of the benchmark's")
+    parser.add_argument("what", choices=("all", "smoke", "test", "bench", "wheels"))
+    parser.add_argument("--budget", type=float, default=BUDGET, help="seconds for everything (480)")
+    parser.add_argument("--rehearse", action="store_true", help="on a CPU, with tiny shapes")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="folder of what is measured")
     parser.add_argument("--python-version", default="3.12", help="wheels: of that machine's Python")
     parser.add_argument("--machine", default="x86_64", choices=("x86_64", "aarch64"))
     parser.add_argument("extra", nargs="*", help=argparse.SUPPRESS)
     return parser.parse_args(arguments)
+
+
+def check(arguments: argparse.Namespace) -> list[Outcome]:
+    """Run the parts asked for, one after the other, each within its share of what is left."""
+    deadline = time.monotonic() + arguments.budget
+    results, rehearse = arguments.results.resolve(), arguments.rehearse
+    results.mkdir(parents=True, exist_ok=True)
+    for name in (SMOKE, *TESTS, BENCH):
+        (results / name).unlink(missing_ok=True)
+    wanted = [name for name in SHARES if arguments.what in (name, "all")]
+    outcomes: list[Outcome] = []
+    compiling = None
+    if arguments.what in ("all", "test"):
+        compiling = start_compiling(arguments.budget * SHARES["test"] / BUDGET / 2, rehearse)
+    for place, part in enumerate(wanted):
+        coming = sum(SHARES[name] for name in wanted[place:])
+        spare = (BUDGET - sum(SHARES.values())) / BUDGET * arguments.budget
+        seconds = max(deadline - time.monotonic() - spare, 1.0) * SHARES[part] / coming
+        begun = time.monotonic()
+        extra = arguments.extra if arguments.what == part else ()
+        if part == "smoke":
+            outcomes.append(run_smoke(seconds, results, rehearse))
+        elif part == "test":
+            if compiling is not None:
+                compiling.wait()
+            left = seconds - (time.monotonic() - begun)
+            outcomes += run_tests(max(left, 1.0), results, rehearse, extra)
+        else:
+            outcomes.append(run_benchmark(seconds, results, rehearse, extra))
+        copy_results(results)
+    if compiling is not None:
+        compiling.kill()
+    print("\n".join(summary(results, outcomes)), flush=True)
+    return outcomes
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -285,17 +425,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     link_packages()
     unpack_wheels()
-    look_at_machine()
-    outcomes: list[Outcome] = []
-    if arguments.what in ("all", "test"):
-        outcomes += run_tests(arguments.extra if arguments.what == "test" else ())
-    if arguments.what in ("all", "bench"):
-        arguments.results.mkdir(parents=True, exist_ok=True)
-        extra = arguments.extra if arguments.what == "bench" else ()
-        outcomes += run_benchmark(arguments.results.resolve(), extra)
-    for outcome in outcomes:
-        say(str(outcome))
-    return 0 if all(outcome.passed for outcome in outcomes) else 1
+    look_at_machine(arguments.rehearse)
+    return 0 if all(outcome.passed for outcome in check(arguments)) else 1
 
 
 if __name__ == "__main__":

@@ -3,9 +3,9 @@
     python -m benchmarks.gpu --json FILE [--quick] [--only PART ...]
     python -m benchmarks.gpu --tune [KERNEL ...]
 
-Every part runs in a process of its own and has its share of the budget: one that fails or hangs is
+Every part has its share of the budget and is written down as it ends: one that fails or hangs is
 recorded with its error, and the others are measured. `--quick` takes a minute or two: less of
-everything, in one process. `--tune` times the launch settings of the kernels (all, or those named)
+everything. `--tune` times the launch settings of the kernels (all, or those named)
 and writes this architecture's table instead, as far as the budget reaches.
 """
 
@@ -20,13 +20,10 @@ import time
 from typing import Any
 
 from benchmarks.common import Report, new_parser
-from benchmarks.gpu.parts import PARTS, limit_of, run_part, run_part_apart
+from benchmarks.gpu.parts import LEAST_SECONDS, NO_TIME, PARTS, run_part, run_parts_apart
 
-BUDGET = 540.0
+BUDGET = 200.0
 """Seconds for everything, unless told otherwise: a borrowed machine's patience."""
-LEAST_SECONDS = 5.0
-"""A part that would have less is not begun."""
-CEILINGS = ("copy_bandwidth", "matmul_rate")
 
 
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
@@ -50,24 +47,24 @@ def measure_all(arguments: argparse.Namespace) -> dict[str, Any]:
     """Every part that was asked for (the ceilings always), within the budget."""
     from benchmarks.gpu.targets import judge
 
-    deadline = time.monotonic() + arguments.budget
     parts: dict[str, Any] = {}
     report = Report("gpu", arguments, "triton")
     report.found |= {"gpu": gpu_environment(arguments.device), "parts": parts}
     wanted = [name for name in PARTS if name in ("ceilings", *(arguments.only or PARTS))]
-    for place, name in enumerate(wanted):
-        limit = limit_of(wanted[place:], deadline - time.monotonic())
-        measured = parts.get("ceilings", {})
-        ceilings = {key: measured[key] for key in CEILINGS if key in measured}
-        if limit < LEAST_SECONDS:
-            parts[name] = {"cases": [], "error": "no time was left for it"}
-        elif arguments.smoke or arguments.quick:
-            parts[name] = run_part(name, arguments, ceilings)
-        else:
-            print(f"gpu: {name}", file=sys.stderr, flush=True)
-            parts[name] = run_part_apart(name, arguments, ceilings, limit)
+
+    def tell(name: str, found: dict[str, Any]) -> None:
+        print(f"gpu: {name}: {found.get('error', 'done')}", file=sys.stderr, flush=True)
+        parts[name] = found
         report.found["targets"] = judge(parts)
         report.write()
+
+    if not arguments.smoke:
+        run_parts_apart(wanted, arguments, arguments.budget, tell)
+        return report.found
+    deadline = time.monotonic() + arguments.budget
+    for name in wanted:
+        late = deadline - time.monotonic() < LEAST_SECONDS
+        tell(name, {"cases": [], "error": NO_TIME} if late else run_part(name, arguments, {}))
     return report.found
 
 

@@ -60,10 +60,11 @@ EXTEND_CASES = [
 ]
 TREE_CASES = [
     (prefix, rows)
-    for prefix in (1024, 2048, 4096, 8192, 16384, 32768)
-    for rows in (8, 16, 32, 64, 128, 256)
+    for prefix in (4096, 1024, 16384, 2048, 8192, 32768)
+    for rows in (64, 8, 256, 16, 32, 128)
 ]
-QUICK_TREE = [(prefix, rows) for prefix in (1024, 8192) for rows in (8, 64)]
+"""What targets name first: a part may be cut."""
+QUICK_TREE = [(4096, rows) for rows in (64, 8, 256)]
 OWN = 64
 """Tokens that each row of a tree has for itself behind the prefix."""
 NEVER = 1 << 62

@@ -1,4 +1,7 @@
-"""Time of a decode step of random Llama shapes, beside the time its bytes take at copy speed."""
+"""Time of decode steps and prompts of random Llama shapes, beside the device's ceilings.
+
+A decode step's floor is the time its bytes take at copy speed, a prompt's that of its products.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +15,14 @@ import torch
 from benchmarks.gpu.models import Bits, RandomModel, random_model
 from benchmarks.gpu.paged import BLOCK_SIZE
 from benchmarks.gpu.setting import Findings, Setting
-from benchmarks.step_plans import decode_plans
+from benchmarks.step_plans import decode_plans, random_tables, random_tokens, step_plan
 from rootlace.runtime.contracts.plan import StepPlan
 from rootlace.runtime.model.executor.runner import ModelRunner
 
 CONTEXT = 1024
-BATCHES = (1, 8, 64, 256)
+BATCHES = (1, 64, 8, 256)
+PROMPTS = (2048, 8192)
+"""Tokens of the prompts that are measured, each in one step."""
 WARM_UP = 60
 """Steps before the clock starts, in pairs with pauses: graphs are captured while serving, and
 capturing may only take its share of the time."""
@@ -28,13 +33,47 @@ RUNS = 3
 def measure(setting: Setting, findings: Findings) -> None:
     """For each shape, with captured graphs and without, and with weights and cache of few bits:
     seconds per step, steps following each other without the host waiting for their tokens."""
-    for name in ("smoke",) if setting.smoke else ("1B", "8B"):
+    shapes = ("smoke",) if setting.smoke else ("8B", "1B")
+    forms: list[tuple[bool, Bits]] = [(True, "none"), (True, "int8"), (True, "int4")]
+    # What targets name comes first: the part may be cut.
+    for some in (forms[:1], forms[1:] if setting.quick else [*forms[1:], (False, "none")]):
+        for name in shapes:
+            with random_model(name, setting.device) as model:
+                for graphs, bits in some:
+                    with findings.attempt(shape=name, graphs=graphs, bits=bits):
+                        _measure(setting, findings, model, graphs, bits)
+                    setting.release()
+            del model
+            setting.release()
+
+
+@torch.inference_mode()
+def measure_prefill(setting: Setting, findings: Findings) -> None:
+    """One prompt in one step, to its first token. `flops`: of the products of its tokens and of
+    attention's visible pairs, one row of the head."""
+    for name in ("smoke",) if setting.smoke else ("8B", "1B"):
         with random_model(name, setting.device) as model:
-            forms: list[tuple[bool, Bits]] = [(True, "none"), (True, "int8"), (True, "int4")]
-            for graphs, bits in forms if setting.quick else [*forms, (False, "none")]:
-                with findings.attempt(shape=name, graphs=graphs, bits=bits):
-                    _measure(setting, findings, model, graphs, bits)
+            for count in setting.choose(PROMPTS, PROMPTS[:1], (24,)):
+                with findings.attempt(shape=name, tokens=count) as case:
+                    runner = model.runner(1, count + 1, graphs=False)
+                    tables = random_tables(1, count, BLOCK_SIZE)
+                    known = random_tokens(count, runner.vocab_size)
+                    plan = step_plan(tables, BLOCK_SIZE, known, count)
+                    seconds = []
+                    for _ in range(setting.choose(5, 3, 2)):
+                        setting.synchronize()
+                        start = time.perf_counter()
+                        runner.collect(runner.launch(plan))
+                        seconds.append(time.perf_counter() - start)
+                    flops = model.step_flops(count, count)
+                    best = min(seconds)
+                    case |= {"us": statistics.median(seconds[1:]) * 1e6, "best_us": best * 1e6}
+                    case |= {"flops": flops, "tokens_per_second": count / best}
+                    case["share"] = setting.share(flops / best, "matmul_rate")
+                    del runner
                 setting.release()
+        del model
+        setting.release()
 
 
 def _measure(
@@ -67,9 +106,9 @@ def against_floor(setting: Setting, seconds: float, moved: int) -> dict[str, Any
     """The floor is the time of `moved` bytes at the measured copy bandwidth."""
     bandwidth = setting.ceilings.get("copy_bandwidth")
     if not bandwidth:
-        return {"floor_us": None, "over_floor": None}
+        return {"floor_us": None, "floor_share": None}
     floor = moved / bandwidth
-    return {"floor_us": floor * 1e6, "over_floor": seconds / floor}
+    return {"floor_us": floor * 1e6, "floor_share": floor / seconds}
 
 
 def replays(runner: ModelRunner) -> int:

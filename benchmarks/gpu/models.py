@@ -60,6 +60,11 @@ class RandomModel:
             weights_of=lambda *_: self.weights,
         )
 
+    def step_flops(self, new: int, context: int) -> float:
+        """Of a step that computes the last `new` of a request's `context` tokens."""
+        step = step_work(self.config.spec, [Row(new, context)], Elements(0, 0))
+        return step.products + step.attention
+
     def step_bytes(self, rows: int, context: int, bits: Bits = "none") -> int:
         """The fewest bytes a decode step moves: every weight once (of an untied embedding none),
         the keys and values of all contexts once, those of the new tokens."""

@@ -36,7 +36,7 @@ class Target:
 
 
 def _has(**fields: Any) -> Callable[[Case], bool]:
-    return lambda case: all(case[name] == value for name, value in fields.items())
+    return lambda case: all(case.get(name) == value for name, value in fields.items())
 
 
 def _big_decode(case: Case) -> bool:
@@ -48,18 +48,24 @@ def _long_8b(case: Case) -> bool:
     return case["new"] >= LONG and case["shape"] == "8B"
 
 
-_WIDE = _has(rows=64, prefix=8192)
-_SINGLE_ROW = _has(shape="8B", rows=1, graphs=True, bits="none")
-_OVERLAP = _has(rows=64, overlap=True)
+_8B = {"shape": "8B", "graphs": True, "bits": "none"}
 TARGETS = {
+    "decode_step_8b_1_row_share": Target(
+        "decode_step", "floor_share", ">=", 0.80, _has(**_8B, rows=1)
+    ),
+    "decode_step_8b_64_rows_share": Target(
+        "decode_step", "floor_share", ">=", 0.80, _has(**_8B, rows=64)
+    ),
+    "prefill_8b_share": Target("prefill", "share", ">=", 0.55, _has(shape="8B")),
+    "tree_attention_speed_up": Target(
+        "tree_attention", "speed_up", ">=", 3.0, _has(rows=64, prefix=4096)
+    ),
+    "constrained_over_unconstrained": Target(
+        "serving", "over_unconstrained", ">=", 0.97, _has(what="constrained", masks="device")
+    ),
+    "gpu_idle_share": Target("serving", "idle_share", "<=", 0.03, _has(what="idle", overlap=True)),
     "decode_attention_share": Target("decode_attention", "share", ">=", 0.85, _big_decode),
     "extend_attention_share": Target("extend_attention", "share", ">=", 0.60, _long_8b),
-    "tree_attention_speed_up": Target("tree_attention", "speed_up", ">=", 10.0, _WIDE),
-    "decode_step_8b_over_floor": Target("decode_step", "over_floor", "<=", 1.15, _SINGLE_ROW),
-    "gpu_idle_share": Target("idle", "idle_share", "<=", 0.03, _OVERLAP),
-    "constrained_over_unconstrained": Target(
-        "constrained", "over_unconstrained", ">=", 0.98, _has(shape="1B")
-    ),
 }
 
 

@@ -3,10 +3,16 @@
 `pytest tests/gpu --on-cpu` runs them on the CPU, with the reference kernels and small shapes. That
 says nothing about a GPU; it says that the tests themselves are right. `--on-cpu=triton` takes the
 Triton kernels, interpreted, where kernels are tested by themselves.
+
+With `--gpu-seconds` the first case of every test runs before the second case of any, so that most
+faults are found early; what has not begun by then is skipped. `--gpu-report FILE` gets a line of
+JSON for each test as it ends.
 """
 
 from __future__ import annotations
 
+import json
+import time
 from collections import Counter
 from pathlib import Path
 
@@ -15,13 +21,64 @@ import torch
 
 from rootlace.kernels import KernelSet, kernels_for
 
+NO_TIME = "no time was left for it"
+FILES = ("pointwise", "attention", "sampling", "products", "constrained", "model", "runtime")
+"""Kernels before what is made of them: a fault of a kernel explains those behind it."""
+
 MOST_CASES = 3
 EVERY = 5
 """Of a test with more cases than `MOST_CASES` the first and every fifth after it run on the CPU:
 that says whether the tests are right, and a GPU runs them all."""
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--gpu-seconds", type=float, help="begin no test of tests/gpu after so long")
+    parser.addoption("--gpu-report", type=Path, help="a line of JSON for each test of tests/gpu")
+
+
+class Clock:
+    """Skips what would begin too late, and writes down what ended."""
+
+    def __init__(self, seconds: float | None, report: Path | None) -> None:
+        self._ends = None if seconds is None else time.monotonic() + seconds
+        self._report = report
+        if report is not None:
+            report.write_text("")
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_setup(self, item: pytest.Item) -> None:
+        if self._ends is not None and time.monotonic() >= self._ends:
+            pytest.skip(NO_TIME)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if self._report is None or (report.when != "call" and report.passed):
+            return
+        reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else ""
+        line = {"test": report.nodeid, "outcome": report.outcome, "seconds": report.duration}
+        if reason or report.failed:
+            line["why"] = str(reason or report.longreprtext[-4000:])
+        with self._report.open("a") as file:
+            file.write(json.dumps(line) + "\n")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    # Of several processes the one that starts the others hears of every test.
+    among_others = hasattr(config, "workerinput")
+    report = None if among_others else config.getoption("--gpu-report")
+    config.pluginmanager.register(Clock(config.getoption("--gpu-seconds"), report))
+
+
+@pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--gpu-seconds") is not None:
+        seen_cases: Counter[str] = Counter()
+        places = {}
+        for item in items:
+            kind = item.path.stem.removeprefix("test_")
+            rank = FILES.index(kind) if kind in FILES else len(FILES)
+            places[item] = (seen_cases[test_of(item)], rank)
+            seen_cases[test_of(item)] += 1
+        items.sort(key=places.__getitem__)
     if config.getoption("--on-cpu") != "reference":
         return
     own = [item for item in items if item.path.is_relative_to(Path(__file__).parent)]

@@ -99,3 +99,46 @@ def test_an_unknown_module_is_named(
 
 def script() -> dict[str, Any]:
     return runpy.run_path(str(ROOT / "scripts" / "compile_kernels.py"), run_name="script")
+
+
+FOUND_BY_A_LAUNCH = """
+import sys
+from pathlib import Path
+from unittest.mock import patch
+import torch
+from triton.runtime.jit import JITFunction
+import compile_kernels as script
+from rootlace.kernels.triton.rms_norm import add_rms_norm, rms_norm
+
+def compiled():
+    return len(list(Path(sys.argv[1]).glob("*/*.cubin")))
+
+jobs = [script.Job("rootlace.kernels.triton.rms_norm", 90, index) for index in range(2)]
+assert [script.warm(job) for job in jobs] == ["", ""]
+before = compiled()
+launch = JITFunction.run
+JITFunction.run = lambda self, *given, grid, warmup, **named: launch(
+    self, *given, grid=grid, warmup=True, **named
+)
+with patch("torch.cuda.get_device_capability", lambda *device: (9, 0)):
+    x, weight = torch.ones(4, 2048).bfloat16(), torch.ones(2048).bfloat16()
+    rms_norm(x, weight, 1e-5)
+    add_rms_norm(x, x, weight, 1e-5)
+    assert compiled() == before == 2, (before, compiled())
+    rms_norm(torch.ones(4, 64).bfloat16(), torch.ones(64).bfloat16(), 1e-5)
+    assert compiled() == 3
+"""
+
+
+@pytest.mark.slow
+def test_what_is_compiled_into_the_cache_is_what_a_launch_looks_for(tmp_path: Path) -> None:
+    """In a process of its own: it pretends to have a GPU, on which nothing runs."""
+    environment = {
+        **os.environ,
+        "TRITON_CACHE_DIR": str(tmp_path),
+        "PYTHONPATH": str(ROOT / "scripts"),
+    }
+    environment.pop("TRITON_INTERPRET", None)
+    command = [sys.executable, "-c", FOUND_BY_A_LAUNCH, str(tmp_path)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import subprocess
 import sys
@@ -11,6 +12,9 @@ from types import ModuleType
 
 import pytest
 import torch
+
+from benchmarks.gpu.parts import PARTS
+from benchmarks.gpu.targets import TARGETS
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -54,7 +58,7 @@ def test_missing_modules_are_named(
     assert check.missing(wanted) == ["such-package"]
     monkeypatch.setattr(check, "NEEDED", wanted)
     with pytest.raises(check.CheckError, match=r"lacks such-package\..*make gpu-wheels"):
-        check.look_at_machine()
+        check.look_at_machine(rehearse=False)
 
 
 def test_the_checkout_is_found_through_links(
@@ -98,7 +102,7 @@ def test_without_a_gpu_it_says_so() -> None:
 
 
 def test_no_test_is_fine_only_where_tests_are_chosen(
-    check: ModuleType, monkeypatch: pytest.MonkeyPatch
+    check: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     asked: list[tuple[str, ...]] = []
 
@@ -107,8 +111,97 @@ def test_no_test_is_fine_only_where_tests_are_chosen(
         return check.Outcome(name, True, 10.0)
 
     monkeypatch.setattr(check, "run", run)
-    check.run_tests([])
-    check.run_tests(["-k", "norms"])
+    check.run_tests(100, tmp_path, False)
+    check.run_tests(100, tmp_path, False, ["-k", "norms"])
     assert [fine for _, fine, *_ in asked] == ["(0,)", "(0,)", "(0, 5)", "(0, 5)"]
     assert all("tests/gpu" in command for command in asked)
     assert [command[-1] for command in asked] == ["not whole_gpu", "whole_gpu"] * 2
+    limits = [command[command.index("--gpu-seconds") + 1] for command in asked]
+    assert limits == ["100", "90"] * 2
+
+
+def test_parts_share_what_is_left_of_the_budget(
+    check: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """On a clock that only parts move: one takes less than its share, one more."""
+    now, given = 0.0, {}
+
+    def part(name: str, takes: float) -> object:
+        def run(seconds: float, *rest: object) -> object:
+            nonlocal now
+            given[name] = seconds
+            now += takes
+            outcome = check.Outcome(name, True, takes)
+            return [outcome] if name == "test" else outcome
+
+        return run
+
+    monkeypatch.setattr(check.time, "monotonic", lambda: now)
+    monkeypatch.setattr(check, "start_compiling", lambda *_: subprocess.Popen(["true"]))
+    for name, takes in (("smoke", 10.0), ("tests", 250.0), ("benchmark", 1.0)):
+        monkeypatch.setattr(check, f"run_{name}", part({"tests": "test"}.get(name, name), takes))
+    arguments = check.parse_arguments(["all", "--results", str(tmp_path)])
+    assert [one.name for one in check.check(arguments)] == ["smoke", "test", "benchmark"]
+    assert given["smoke"] == pytest.approx(45)
+    assert given["test"] == pytest.approx((480 - 45 - 10) * 190 / 390)
+    assert given["benchmark"] == pytest.approx(480 - 45 - 260)
+
+
+def test_the_summary_names_what_failed_and_what_did_not_run(
+    check: ModuleType, tmp_path: Path
+) -> None:
+    smoke = [
+        {"check": "eager", "way": "as a server runs", "passed": False, "error": "a\nTrace: why"},
+        {"check": "eager", "way": "--no-cuda-graphs", "passed": True},
+    ]
+    tests = [
+        {"test": "tests/gpu/test_a.py::one", "outcome": "passed", "seconds": 1},
+        {"test": "tests/gpu/test_a.py::two", "outcome": "failed", "seconds": 1, "why": "assert"},
+        {"test": "tests/gpu/test_a.py::late", "outcome": "skipped", "seconds": 0,
+         "why": "Skipped: no time was left for it"},
+    ]  # fmt: skip
+    for name, lines in ((check.SMOKE, smoke), (check.TESTS[0], tests)):
+        (tmp_path / name).write_text("".join(json.dumps(line) + "\n" for line in lines))
+    with (tmp_path / check.TESTS[1]).open("w") as file:
+        file.write('{"test": "cut in the mid')
+    target = {"target": ">= 0.8", "value": 0.5, "met": False}
+    bench = {"targets": {"share": target}, "parts": {"prefill": {"error": "stopped after 9 s"}}}
+    (tmp_path / check.BENCH).write_text(json.dumps(bench))
+    told = "\n".join(check.summary(tmp_path, [check.Outcome("smoke", False, 3.0)]))
+    for wanted in (
+        "smoke: FAILED in 3 s",
+        "1 failed, 1 passed, 1 skipped",
+        "no time was left for 1 tests:\n  test_a.py::late",
+        "FAILED tests/gpu/test_a.py::two",
+        "MISSED",
+        "benchmark prefill: stopped after 9 s",
+    ):
+        assert wanted in told, told
+    assert told.endswith("first failure: eager, as a server runs\na\nTrace: why")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+def test_all_of_it_is_rehearsed_on_a_cpu(check: ModuleType, tmp_path: Path) -> None:
+    """Every part to its end, with the Python of the tests; figures mean nothing."""
+    out = tmp_path / "out"
+    out.mkdir()
+    command = [sys.executable, str(ROOT / "scripts" / "gpu_check.py"), "all", "--rehearse"]
+    command += ["--budget", "4800", "--results", str(tmp_path)]
+    done = subprocess.run(
+        command, capture_output=True, text=True, env={**os.environ, "OUT": str(out)}
+    )
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-3000:]
+    assert all(line["passed"] for line in check.lines_of(out / check.SMOKE))
+    assert {line["outcome"] for line in check.lines_of(out / check.TESTS[0])} <= {
+        "passed",
+        "skipped",
+    }
+    assert any(line["outcome"] == "passed" for line in check.lines_of(out / check.TESTS[0]))
+    bench = json.loads((out / check.BENCH).read_text())
+    assert list(bench["parts"]) == list(PARTS)
+    for name, part in bench["parts"].items():
+        assert part["cases"] and "error" not in part, (name, part)
+        assert not any("error" in case for case in part["cases"]), (name, part)
+    assert all(target["met"] is None for target in bench["targets"].values())
+    assert done.stdout.count("not measured") == len(TARGETS)
