@@ -101,6 +101,7 @@ def run_parts_apart(
             process = context.Process(target=run_parts, args=(left, arguments, ceilings, folder))
             process.start()
             told, ended = 0, ""
+            part: dict[str, Any]
             while left and not ended:
                 begun = time.monotonic()
                 grace = 0.0 if told else START_SECONDS

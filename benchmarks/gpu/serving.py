@@ -83,7 +83,7 @@ def measure(setting: Setting, findings: Findings) -> None:
     name, rows, prompt, new = ("smoke", 3, 16, 10) if setting.smoke else ("1B", 64, 128, 256)
     bare = _bare_step(setting, name, rows, prompt, new)
     with started(name, setting.device, rows) as engine:
-        _idle(findings, engine, bare, rows, prompt, new, overlap=True)
+        _idle(findings, engine, name, bare, rows, prompt, new, overlap=True)
         _constrained(setting, findings, engine, name, rows, new)
         scale = setting.choose(1.0, 0.25, 0.02)
         for workload in WORKLOADS:
@@ -96,7 +96,7 @@ def measure(setting: Setting, findings: Findings) -> None:
                 case |= {"prompt_tokens": driven.prompt_tokens, "cached_tokens": driven.cached}
     if not (setting.quick or setting.smoke):
         with started(name, setting.device, rows, overlap=False) as engine:
-            _idle(findings, engine, bare, rows, prompt, new, overlap=False)
+            _idle(findings, engine, name, bare, rows, prompt, new, overlap=False)
 
 
 def _bare_step(setting: Setting, name: str, rows: int, prompt: int, new: int) -> float:
@@ -120,6 +120,7 @@ def _bare_step(setting: Setting, name: str, rows: int, prompt: int, new: int) ->
 def _idle(
     findings: Findings,
     engine: rl.Engine,
+    name: str,
     bare: float,
     rows: int,
     prompt: int,
@@ -127,7 +128,7 @@ def _idle(
     *,
     overlap: bool,
 ) -> None:
-    with findings.attempt(what="idle", overlap=overlap, rows=rows) as case:
+    with findings.attempt(what="idle", shape=name, overlap=overlap, rows=rows) as case:
         prompts = [[5 + (row + i) % 250 for i in range(prompt)] for row in range(rows)]
         params = {"temperature": 0.0}
         decode_rate(engine, prompts, new, params)  # graphs are captured

@@ -48,6 +48,7 @@ def _long_8b(case: Case) -> bool:
     return case["new"] >= LONG and case["shape"] == "8B"
 
 
+_DEVICE = {"what": "constrained", "masks": "device"}
 _8B = {"shape": "8B", "graphs": True, "bits": "none"}
 TARGETS = {
     "decode_step_8b_1_row_share": Target(
@@ -61,9 +62,11 @@ TARGETS = {
         "tree_attention", "speed_up", ">=", 3.0, _has(rows=64, prefix=4096)
     ),
     "constrained_over_unconstrained": Target(
-        "serving", "over_unconstrained", ">=", 0.97, _has(what="constrained", masks="device")
+        "serving", "over_unconstrained", ">=", 0.97, _has(**_DEVICE, shape="1B")
     ),
-    "gpu_idle_share": Target("serving", "idle_share", "<=", 0.03, _has(what="idle", overlap=True)),
+    "gpu_idle_share": Target(
+        "serving", "idle_share", "<=", 0.03, _has(what="idle", overlap=True, shape="1B")
+    ),
     "decode_attention_share": Target("decode_attention", "share", ">=", 0.85, _big_decode),
     "extend_attention_share": Target("extend_attention", "share", ">=", 0.60, _long_8b),
 }

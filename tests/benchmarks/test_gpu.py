@@ -51,6 +51,7 @@ def measured() -> dict[str, Any]:
         return {"kernels": kernels, "share": share}
 
     decode, step = {"shape": "8B", "cache": "bfloat16"}, {"shape": "8B"}
+    masks = {"what": "constrained", "shape": "1B"}
     return {
         "decode_attention": {
             "cases": [
@@ -85,10 +86,10 @@ def measured() -> dict[str, Any]:
         "prefill": {"cases": [{"shape": "8B", "share": 0.6}, {"shape": "1B", "share": 0.2}]},
         "serving": {
             "cases": [
-                {"what": "idle", "overlap": True, "rows": 64, "idle_share": 0.01},
-                {"what": "idle", "overlap": False, "rows": 64, "idle_share": 0.2},
-                {"what": "constrained", "masks": "device", "over_unconstrained": 0.96},
-                {"what": "constrained", "masks": "host", "over_unconstrained": 0.5},
+                {"what": "idle", "shape": "1B", "overlap": True, "rows": 64, "idle_share": 0.01},
+                {"what": "idle", "shape": "1B", "overlap": False, "rows": 64, "idle_share": 0.2},
+                {**masks, "masks": "device", "over_unconstrained": 0.96},
+                {**masks, "masks": "host", "over_unconstrained": 0.5},
                 {"what": "workload", "workload": "W1", "tokens_per_second": 1.0},
             ]
         },
