@@ -136,7 +136,9 @@ def command_line() -> Any:
 def ours(words: list[str]) -> None:
     """Have the command line's own parser read them."""
     command = command_line()
-    while hasattr(command, "commands"):
+    while hasattr(command, "commands") and not (
+        command.invoke_without_command and (not words or words[0].startswith("-"))
+    ):
         command = command.commands[words[0]]
         words = words[1:]
     command.make_context(command.name, list(words))

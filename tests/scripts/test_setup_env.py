@@ -104,5 +104,20 @@ def test_no_torch_brings_no_triton(setup_env: ModuleType, tmp_path: Path) -> Non
     assert not setup_env.torch_brings_triton(python)
 
 
+@pytest.mark.parametrize("there", [True, False])
+def test_a_model_that_cannot_be_had_stops_nothing(
+    setup_env: ModuleType, tmp_path: Path, there: bool, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Asked of the environment's Python; here a program that notes what it is asked for."""
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/asked\nexit {0 if there else 1}\n')
+    python.chmod(0o755)
+    setup_env.get_model(python, "smollm2")
+    assert (tmp_path / "asked").read_text() == "-m rootlace.cli models get smollm2\n"
+    said = capfd.readouterr().out
+    assert ("going on without the model smollm2" in said) is not there
+    assert ("rootlace models get smollm2" in said) is not there
+
+
 def _canonical(name: str) -> str:
     return name.lower().replace("_", "-")
