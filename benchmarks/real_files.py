@@ -158,7 +158,7 @@ class Golden:
         return next(list(one["prompt_ids"]) for one in self._answers if one["prompt"] == text)
 
     def takes(self, prompt: list[int], tokens: list[int]) -> list[int]:
-        expected = next(
+        expected: list[int] = next(
             (one["output_ids"] for one in self._answers if one["prompt_ids"] == prompt), []
         )
         pairs = zip(tokens, expected, strict=False)
