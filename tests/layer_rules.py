@@ -95,6 +95,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "rootlace.runtime.assets": set(),
     "rootlace.runtime.contracts": {"rootlace.wire"},
     "rootlace.runtime.gateway": {
+        "rootlace.types",
         "rootlace.wire",
         "rootlace.runtime.assets",
         "rootlace.runtime.config",

@@ -94,6 +94,8 @@ _DRAFT_3 = {"disallow": "not", "divisibleBy": "multipleOf", "extends": "allOf"}
 _SIMILAR = 0.8
 _LONGEST = 64
 """No keyword that somebody may have meant is written longer than this."""
+_LONG = 1 << 17
+"""Characters of a schema; a longer one is not looked through, for a server's loop would wait."""
 _COMPARED = 256
 """So many names that are no keywords are compared with keywords: it takes 50 us each."""
 
@@ -113,7 +115,9 @@ class Remark(NamedTuple):
 @functools.lru_cache(maxsize=128)
 def remarks(schema: str) -> tuple[Remark, ...]:
     """On the keywords of a schema, as JSON text: those that look like misspelt ones, and those of
-    older drafts where no draft is named."""
+    older drafts where no draft is named. None on a very long one."""
+    if len(schema) > _LONG:
+        return ()
     try:
         value = msgspec.json.decode(schema)
         return (*_misspelt(value), *older_keywords(value))

@@ -67,7 +67,8 @@ def _any_draft() -> Specification[Any]:
     def below(contents: Any) -> list[Any]:
         return [one for _, one in subschemas(contents)] if isinstance(contents, dict) else []
 
-    return Specification(
+    made: Any = Specification  # its fields have other names than its arguments
+    return made(
         name="undated",
         id_of=DRAFT202012.id_of,
         subresources_of=below,
@@ -152,7 +153,8 @@ def undated_as_today(flat: dict[str, Any]) -> tuple[dict[str, Any], dict[str, An
     """A schema in the dialect `UNDATED`: what it has of draft 7, and the rest in the newest shape.
     Booleans for exclusive bounds are in neither."""
     rest = {k: v for k, v in flat.items() if k not in _EXCLUSIVE or not isinstance(v, bool)}
-    older = {k: rest.pop(k) for k in ("dependencies", "additionalItems") if k in rest}
+    names = ("dependencies", "additionalItems")
+    older: dict[str, Any] = {name: rest.pop(name) for name in names if name in rest}
     if is_tuple(flat):
         older["items"] = rest.pop("items")
     return older, rest

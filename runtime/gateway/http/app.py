@@ -14,7 +14,6 @@ from rootlace.runtime.gateway.branches.gateway import Gateway
 from rootlace.runtime.gateway.http.access_log import AccessLogger
 from rootlace.runtime.gateway.http.auth import api_key_middleware
 from rootlace.runtime.gateway.http.browsers import Pages, allow_page, pages_middleware
-from rootlace.runtime.gateway.http.cache_header import add_cache_header, cache_header_middleware
 from rootlace.runtime.gateway.http.connections import BoundedRunner, most_connections
 from rootlace.runtime.gateway.http.content_type import checked
 from rootlace.runtime.gateway.http.draining import drain_middleware
@@ -23,6 +22,7 @@ from rootlace.runtime.gateway.http.endpoints import Shared, batch_service, endpo
 from rootlace.runtime.gateway.http.errors import Handler, error_middleware
 from rootlace.runtime.gateway.http.openai.response_disk import ResponseDisk
 from rootlace.runtime.gateway.http.receiving import RECEIVING, Receiving
+from rootlace.runtime.gateway.http.reply_headers import add_told_headers, told_middleware
 from rootlace.runtime.gateway.http.request_id import echo_request_id, request_id_middleware
 from rootlace.runtime.gateway.http.source import source_middleware
 from rootlace.runtime.gateway.http.unknown_paths import unknown_path_middleware
@@ -53,7 +53,7 @@ def app_of(server: Gateway | Rooms, served: list[Endpoint], shared: Shared) -> w
     pages = Pages.of(config)
     middlewares: list[Middleware] = [
         request_id_middleware,
-        cache_header_middleware,
+        told_middleware,
         source_middleware(config.front_secret),
         error_middleware,
         pages_middleware(pages),
@@ -70,7 +70,7 @@ def app_of(server: Gateway | Rooms, served: list[Endpoint], shared: Shared) -> w
 
     async def add_headers(request: web.Request, response: web.StreamResponse) -> None:
         echo_request_id(request, response)
-        add_cache_header(response)
+        add_told_headers(response)
         allow_page(pages, request, response)
         resource = request.match_info.route.resource
         # Paths that do not exist are one, however many are tried.

@@ -9,9 +9,9 @@ from itertools import islice
 import msgspec
 
 from rootlace.runtime.gateway.branches.gateway import Gateway
-from rootlace.runtime.gateway.http.cache_header import note_usage
 from rootlace.runtime.gateway.http.errors import named
 from rootlace.runtime.gateway.http.handling import remaining
+from rootlace.runtime.gateway.http.reply_headers import note_usage
 from rootlace.runtime.gateway.http.source import source
 from rootlace.runtime.gateway.keys.account import admitted, caller
 from rootlace.runtime.gateway.large import Turn

@@ -21,7 +21,7 @@ from rootlace.runtime.gateway.http.page import is_page
 
 _LOCAL = "localhost"
 _PREFLIGHT_SECONDS = "600"
-_EXPOSED = "X-Request-Id, X-Rootlace-Cache, Retry-After"
+_EXPOSED = "X-Request-Id, X-Rootlace-Cache, X-Rootlace-Warning, Retry-After"
 
 
 @dataclass(frozen=True)

@@ -6,14 +6,16 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
 
 from rootlace.runtime.constrained.schema.json_text import WHITESPACES
 from rootlace.runtime.gateway.http.body import Body
-from rootlace.runtime.gateway.http.errors import InvalidParameter
+from rootlace.runtime.gateway.http.errors import InvalidParameter, RefusedConstraint
 from rootlace.runtime.gateway.http.fields import ignored, refused
+from rootlace.runtime.gateway.http.reply_headers import note_warning
+from rootlace.types.schema_keywords import remarks
 from rootlace.wire.protocol import CONSTRAINT_OPTIONS, Constraint
 
 MAX_WHITESPACE_PATTERN = 256
@@ -41,7 +43,8 @@ class ConstraintBody(Body):
 
 
 class JsonSchema(Body):
-    """`response_format.json_schema`. `strict` is ignored: the schema is always enforced."""
+    """`response_format.json_schema`. The schema is always enforced; `strict` says that a keyword
+    which looks like a misspelt one is an error."""
 
     name: str | None = None
     description: str | None = None
@@ -92,17 +95,89 @@ class OpenAIConstraintBody(ConstraintBody):
     structured_outputs: StructuredOutputs | None = None
 
 
+class OfTool(NamedTuple):
+    """What a constraint says of a tool: the schema of its arguments, and whether they must fit."""
+
+    name: str
+    schema: Any
+    strict: bool
+
+
 @dataclass(frozen=True)
 class Asked:
-    """A constraint and the field that asks for it, which the engine's errors are to name."""
+    """A constraint and the field that asks for it, which the engine's errors are to name.
+
+    `strict`: a keyword of the schema that looks like a misspelt one is an error. `given`: what was
+    asked for, where `constraint` was made of that. `tools`: those that the constraint is made of.
+    """
 
     constraint: Constraint
     param: str
+    strict: bool = False
+    given: Constraint | None = None
+    tools: tuple[OfTool, ...] = ()
 
     @property
     def is_format(self) -> bool:
         """Whether the field is one of those that give a text its format, and calls none."""
         return self.param.startswith(("response_format", "text.format", "output_config.format"))
+
+    def check_keywords(self) -> None:
+        """Warn of keywords that say nothing or are of older drafts. Raises RefusedConstraint for a
+        misspelt one of a schema that is strict."""
+        given = self.given or self.constraint
+        if not self.tools or self.given is not None:
+            strict = self.strict or given.strict
+            if given.kind == "json_schema":
+                _check_keywords(given.source, self.param, self.param, strict)
+            elif given.kind == "structural_tag":
+                for schema in _schemas_within(given.source):
+                    _check_keywords(schema, self.param, self.param, strict)
+        for tool in self.tools:
+            source = msgspec.json.encode(tool.schema).decode()
+            _check_keywords(source, "tools", f"tool {tool.name!r}", tool.strict)
+
+    def told(self, message: str) -> str:
+        """The engine's message, which names the tool whose schema is wrong."""
+        place, _, pointer = message.partition(" #/")
+        numbers = _TAG.findall(place) or _CALL.findall(pointer)
+        found = [self.tools[int(numbers[-1]) % len(self.tools)]] if self.tools and numbers else []
+        if not found and self.given is None:
+            definition = _DEFINITION.match(pointer)
+            found = [
+                tool
+                for tool in self.tools
+                if len(self.tools) == 1
+                or (definition and definition[1] in (tool.schema or {}).get("$defs", ()))
+            ]
+        return f"tool {found[0].name!r}: {message}" if found else message
+
+
+_TAG = re.compile(r"\btags\[(\d+)\]")
+_CALL = re.compile(r"^anyOf/(\d+)/properties/")
+_DEFINITION = re.compile(r"\$defs/([^/:]+)")
+
+
+def _check_keywords(source: str, param: str, whose: str, strict: bool) -> None:
+    for remark in remarks(source):
+        if strict and remark.misspelt:
+            raise RefusedConstraint(param, f"{whose}: {remark}")
+        note_warning(f"{whose}: {remark}")
+
+
+def _schemas_within(tag: str) -> Iterator[str]:
+    """The schemas of a structural tag, each as JSON text."""
+    try:
+        queue = [msgspec.json.decode(tag)]
+    except (msgspec.DecodeError, RecursionError):
+        return  # it will be refused
+    while queue:
+        node = queue.pop()
+        for key, value in node.items() if isinstance(node, dict) else enumerate(node):
+            if key in ("json_schema", "schema") and isinstance(value, dict):
+                yield msgspec.json.encode(value).decode()
+            elif isinstance(value, dict | list):
+                queue.append(value)
 
 
 def openai_constraint(body: OpenAIConstraintBody) -> Asked | None:
@@ -136,7 +211,8 @@ def openai_constraint(body: OpenAIConstraintBody) -> Asked | None:
             _make_compact(options, param)
     if outputs.disable_any_whitespace:
         _make_compact(options, "structured_outputs.disable_any_whitespace")
-    return _only_one(_sglang(body) | found, options)
+    form = body.response_format and body.response_format.json_schema
+    return _only_one(_sglang(body) | found, options, bool(form and form.strict))
 
 
 def sglang_constraint(body: ConstraintBody, below: str) -> Asked | None:
@@ -169,7 +245,9 @@ def _sglang(body: ConstraintBody) -> dict[str, tuple[Kind, Source | None]]:
 
 
 def _only_one(
-    found: Mapping[str, tuple[Kind, Source | None]], options: Mapping[str, Any]
+    found: Mapping[str, tuple[Kind, Source | None]],
+    options: Mapping[str, Any],
+    strict: bool = False,
 ) -> Asked | None:
     given = list(_given(found))
     if len(given) > 1:
@@ -178,7 +256,7 @@ def _only_one(
     if not given:
         return None
     ((param, kind, source),) = given
-    return Asked(Constraint(kind, json_source(source), **options), param)
+    return Asked(Constraint(kind, json_source(source), **options), param, strict)
 
 
 def _given(

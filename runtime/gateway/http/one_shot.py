@@ -18,10 +18,10 @@ import msgspec
 from rootlace.runtime.gateway.branches.gateway import Gateway
 from rootlace.runtime.gateway.branches.generation import MAX_PROMPT_LOGPROBS
 from rootlace.runtime.gateway.branches.session import Session
-from rootlace.runtime.gateway.http.cache_header import note_found, note_usage
 from rootlace.runtime.gateway.http.chat.pins import Pin, cut
 from rootlace.runtime.gateway.http.constraints import Asked
 from rootlace.runtime.gateway.http.errors import InvalidParameter, RefusedConstraint, named
+from rootlace.runtime.gateway.http.reply_headers import note_found, note_usage
 from rootlace.runtime.gateway.http.source import source
 from rootlace.runtime.gateway.keys.account import admitted
 from rootlace.runtime.gateway.large import Turn
@@ -100,6 +100,8 @@ class OneShots:
         """Whether somebody iterates and waits for events."""
         self._direct: Direct[Chunk] | None = None
         self._jobs = jobs
+        for asked in {id(job.asked): job.asked for job in jobs if job.asked}.values():
+            asked.check_keywords()
         self._session = gateway.open_session(
             self._hear, client="http", account=admitted(), source=source()
         )
@@ -252,7 +254,7 @@ class OneShots:
         error = from_code(event.code, where + event.message)
         asked = self._jobs[index].asked if event.op > 0 else None
         if isinstance(error, InvalidConstraint) and asked is not None:
-            return RefusedConstraint(asked.param, str(error))
+            return RefusedConstraint(asked.param, asked.told(str(error)))
         if isinstance(error, InvalidRequest) and (field := _STOP.match(event.message)):
             sampling = self._jobs[index].sampling
             return InvalidParameter(f"{sampling}.{field[0]}" if sampling else field[0], str(error))

@@ -130,5 +130,6 @@ def test_keywords_of_draft_3_are_told_as_misspelt_ones() -> None:
 
 def test_comparing_names_is_bounded() -> None:
     """A schema of very many strange names is no way to stop a server for minutes."""
-    names = {f"nothing_like_it_{i}": 1 for i in range(200_000)}
-    assert remarks(json.dumps(names)) == ()
+    few = {f"propertie{i}": 1 for i in range(4000)}
+    assert 0 < len(remarks(json.dumps(few))) <= 256
+    assert remarks(json.dumps({f"propertie{i}": 1 for i in range(200_000)})) == ()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -10,7 +11,7 @@ import msgspec
 from rootlace.runtime.gateway.formats.calls import HERMES
 from rootlace.runtime.gateway.formats.format import Format
 from rootlace.runtime.gateway.http.chat.request import Tool, ToolChoice
-from rootlace.runtime.gateway.http.constraints import Asked, json_source
+from rootlace.runtime.gateway.http.constraints import Asked, OfTool, json_source
 from rootlace.runtime.gateway.http.errors import InvalidParameter
 from rootlace.runtime.gateway.tokens.tokenizer import Tokenizer
 from rootlace.wire import tool_calls
@@ -60,9 +61,10 @@ def forced_call(
         return (), _calls(tools, form, options)
     if form.trigger == HERMES.begin:
         # One call's JSON, where the model has learnt to write it.
-        return (Text(HERMES.begin, special=True),), _asked("json_schema", _one_of(tools), options)
+        begin = Text(HERMES.begin, special=True)
+        return (begin,), _asked("json_schema", _one_of(tools), options, tools)
     if len(tools) == 1:
-        asked = _asked("json_schema", _parameters(tools[0]), options)
+        asked = _asked("json_schema", _parameters(tools[0]), options, tools)
         return _begin(form, tools[0].name), asked
     return (), _calls(tools, form, options, one=True)
 
@@ -85,7 +87,7 @@ def calls_among_text(tools: Sequence[Tool], form: Format, options: Mapping[str, 
     tag = tool_calls.among_text(calls, form.trigger, form.end, form.around, alone)
     # Who did not ask for it is served where it cannot be had.
     optional = not any(tool.strict for tool in tools)
-    return _asked("structural_tag", tag, {**options, "optional": optional})
+    return _asked("structural_tag", tag, {**options, "optional": optional}, tools)
 
 
 def calls_or_format(
@@ -95,7 +97,7 @@ def calls_or_format(
     schema = msgspec.json.decode(asked.constraint.source)
     if form.bare:  # calls are JSON, too
         contents = [*map(_call_alone, tools), tool_calls.arguments(schema, True)]
-        return _with(asked, "structural_tag", tool_calls.either_json(contents))
+        return _with(asked, tools, tool_calls.either_json(contents))
     tag = tool_calls.or_json(
         _begun(tools, form),
         form.end,
@@ -105,13 +107,15 @@ def calls_or_format(
         form.answer_prefix(""),
         form.thoughts(prompt_end),
     )
-    return _with(asked, "structural_tag", tag)
+    return _with(asked, tools, tag)
 
 
-def _with(asked: Asked, kind: Any, source: dict[str, Any]) -> Asked:
+def _with(asked: Asked, tools: Sequence[Tool], tag: dict[str, Any]) -> Asked:
     """The same field's, enforced in the same way."""
-    constraint = msgspec.structs.replace(asked.constraint, kind=kind, source=json_source(source))
-    return Asked(constraint, asked.param)
+    constraint = msgspec.structs.replace(
+        asked.constraint, kind="structural_tag", source=json_source(tag)
+    )
+    return replace(asked, constraint=constraint, given=asked.constraint, tools=_named(tools))
 
 
 def _begun(tools: Sequence[Tool], form: Format) -> list[tuple[str, tool_calls.Content]]:
@@ -128,11 +132,19 @@ def _calls(
 ) -> Asked:
     """Calls and nothing else, at least one; `one`: no more than that."""
     tag = tool_calls.nothing_else(_begun(tools, form), form.end, one, form.around)
-    return _asked("structural_tag", tag, options)
+    return _asked("structural_tag", tag, options, tools)
 
 
-def _asked(kind: Any, source: dict[str, Any], options: Mapping[str, Any]) -> Asked:
-    return Asked(Constraint(kind, json_source(source), **options), "tools")
+def _asked(
+    kind: Any, source: dict[str, Any], options: Mapping[str, Any], tools: Sequence[Tool]
+) -> Asked:
+    constraint = Constraint(kind, json_source(source), **options)
+    return Asked(constraint, "tools", tools=_named(tools))
+
+
+def _named(tools: Sequence[Tool]) -> tuple[OfTool, ...]:
+    """The tools as errors and warnings name them."""
+    return tuple(OfTool(tool.name, tool.parameters, tool.strict is True) for tool in tools)
 
 
 def _parameters(tool: Tool) -> dict[str, Any]:

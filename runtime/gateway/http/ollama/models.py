@@ -15,7 +15,6 @@ from aiohttp import web
 from rootlace.runtime.gateway.branches.gateway import Gateway
 from rootlace.runtime.gateway.branches.vectors import find_vectors
 from rootlace.runtime.gateway.http.body import read_body
-from rootlace.runtime.gateway.http.cache_header import note_usage
 from rootlace.runtime.gateway.http.chat.chats import Chats
 from rootlace.runtime.gateway.http.errors import InvalidParameter
 from rootlace.runtime.gateway.http.handling import handling_without_pin
@@ -23,6 +22,7 @@ from rootlace.runtime.gateway.http.info import Version
 from rootlace.runtime.gateway.http.ollama.body import NAMES, EmbedBody, ShowBody
 from rootlace.runtime.gateway.http.prompts import Prompt
 from rootlace.runtime.gateway.http.replies import adapter_of, check_model, json_response
+from rootlace.runtime.gateway.http.reply_headers import note_usage
 from rootlace.runtime.gateway.http.source import source
 from rootlace.runtime.gateway.keys.account import admitted, namespace_of
 from rootlace.runtime.model.checkpoint.source import About, model_source

@@ -10,7 +10,6 @@ from aiohttp import web
 from rootlace.runtime.gateway.branches.gateway import Gateway
 from rootlace.runtime.gateway.branches.vectors import Vector, find_vectors
 from rootlace.runtime.gateway.http.body import read_body
-from rootlace.runtime.gateway.http.cache_header import note_usage
 from rootlace.runtime.gateway.http.errors import InvalidParameter
 from rootlace.runtime.gateway.http.fields import ignored
 from rootlace.runtime.gateway.http.handling import HandlingBody, handling_without_pin
@@ -21,6 +20,7 @@ from rootlace.runtime.gateway.http.replies import (
     check_model,
     json_response,
 )
+from rootlace.runtime.gateway.http.reply_headers import note_usage
 from rootlace.runtime.gateway.http.source import source
 from rootlace.runtime.gateway.keys.account import admitted, namespace_of
 from rootlace.wire.protocol import Usage

@@ -226,7 +226,7 @@ def constraint_of(body: ResponsesBody) -> Asked | None:
     schema = {"type": "object"} if form.type == "json_object" else form.schema
     if schema is None:
         raise InvalidParameter("text.format.schema", "text.format.schema is missing")
-    return Asked(Constraint("json_schema", json_source(schema)), "text.format")
+    return Asked(Constraint("json_schema", json_source(schema)), "text.format", form.strict is True)
 
 
 def _given(item: Item, field: str, param: str) -> Any:

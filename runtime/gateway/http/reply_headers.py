@@ -1,7 +1,10 @@
-"""`x-rootlace-cache`: what the cache knew of a request's prompts, in a header of its reply."""
+"""Headers of a reply that tell what became known while it was made: `x-rootlace-cache`, what the
+cache knew of the request's prompts, and `X-Rootlace-Warning`, what in the request says nothing or
+is read otherwise than it may be meant."""
 
 from __future__ import annotations
 
+import logging
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,8 +16,13 @@ from rootlace.runtime.gateway.http.errors import Handler
 from rootlace.wire.cache_report import CacheReport
 from rootlace.wire.protocol import Usage
 
-HEADER = "x-rootlace-cache"
+CACHE = "x-rootlace-cache"
+WARNING = "X-Rootlace-Warning"
 MAX_REPORTS = 16
+MAX_WARNINGS = 8
+MAX_WARNING = 256
+"""Characters of one."""
+log = logging.getLogger(__name__)
 
 
 @dataclass
@@ -22,14 +30,15 @@ class _Seen:
     cached: int | None = None
     prompt: int = 0
     reports: list[dict[str, Any]] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
 
 
-_SEEN: ContextVar[_Seen | None] = ContextVar("cache_seen", default=None)
+_SEEN: ContextVar[_Seen | None] = ContextVar("told_in_headers", default=None)
 
 
 @web.middleware
-async def cache_header_middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Let what the handler learns of the cache be kept until its reply begins."""
+async def told_middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Let what the handler has to tell be kept until its reply begins."""
     _SEEN.set(_Seen())
     return await handler(request)
 
@@ -54,14 +63,31 @@ def note_usage(usage: Usage, report: CacheReport | None) -> None:
         seen.reports.append(given | ({"lost": report.lost} if report.lost else {}))
 
 
-def add_cache_header(response: web.StreamResponse) -> None:
+def note_warning(message: str) -> None:
+    """Something in the request that whoever sent it should know of. Once per message: the same
+    constraint may stand for several prompts."""
+    plain = message[:MAX_WARNING].encode("ascii", "backslashreplace").decode()
+    plain = "".join(c if c.isprintable() else " " for c in plain)
+    seen = _SEEN.get()
+    if seen is not None:
+        if plain in seen.warnings or len(seen.warnings) >= MAX_WARNINGS:
+            return
+        seen.warnings.append(plain)
+    log.warning("%s", plain)
+
+
+def add_told_headers(response: web.StreamResponse) -> None:
     """What is known so far: of a stream, what its first piece knew."""
     seen = _SEEN.get()
-    if seen is None or seen.cached is None:
+    if seen is None:
+        return
+    for warning in seen.warnings:
+        response.headers.add(WARNING, warning)
+    if seen.cached is None:
         return
     value: dict[str, Any] = {"cached": seen.cached}
     if seen.prompt:
         value["prompt"] = seen.prompt
     if seen.reports:
         value["reports"] = seen.reports
-    response.headers[HEADER] = msgspec.json.encode(value).decode()
+    response.headers[CACHE] = msgspec.json.encode(value).decode()
