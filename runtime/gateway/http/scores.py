@@ -17,7 +17,6 @@ from rootlace.runtime.gateway.branches.gateway import Gateway
 from rootlace.runtime.gateway.branches.vectors import find_vectors
 from rootlace.runtime.gateway.http.behind_prompts import behind_prompts
 from rootlace.runtime.gateway.http.body import Body, read_body
-from rootlace.runtime.gateway.http.cache_header import note_usage
 from rootlace.runtime.gateway.http.chat.chats import Chats, check_length
 from rootlace.runtime.gateway.http.chat.request import ChatRequest
 from rootlace.runtime.gateway.http.errors import InvalidParameter
@@ -30,6 +29,7 @@ from rootlace.runtime.gateway.http.replies import (
     envelope,
     json_response,
 )
+from rootlace.runtime.gateway.http.reply_headers import note_usage
 from rootlace.runtime.gateway.http.source import source
 from rootlace.runtime.gateway.keys.account import admitted, namespace_of
 from rootlace.wire.handling import Handling
