@@ -163,6 +163,24 @@ class Prefill(_Op, tag="prefill"):
     handling: Handling = PLAIN
 
 
+class Thoughts(_Wire):
+    """What a model writes to itself before its answer, up to `end`. `begin` begins it; it is
+    empty where the branch ends with that, and else there need be no thoughts.
+
+    Within them no stop string, pattern or token of the parameters ends the text, and the constraint
+    begins behind them, behind `gap` (unless the model writes white space there itself). `then` is
+    written for the model before what the constraint holds. Behind `budget` tokens they are ended
+    with `close` and `gap`.
+    """
+
+    end: Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
+    begin: Annotated[str, msgspec.Meta(max_length=256)] = ""
+    gap: str = ""
+    then: str = ""
+    close: str = ""
+    budget: Annotated[int, msgspec.Meta(ge=0)] | None = None
+
+
 class Generate(_Op, tag="generate"):
     """Sample; the text of the first sample becomes part of the branch.
 
@@ -171,7 +189,7 @@ class Generate(_Op, tag="generate"):
     receives the operation; what else is in `handling.cache` than `share` holds for its prompt.
 
     The output may be much like the text `prediction`: where it is, it comes faster. Whatever is
-    predicted, the output is the same.
+    predicted, the output is the same. `thoughts` may come before what is asked for.
     """
 
     branch: int
@@ -183,6 +201,7 @@ class Generate(_Op, tag="generate"):
     tell_cached: bool = False
     handling: Handling = PLAIN
     prediction: str = ""
+    thoughts: Thoughts | None = None
 
 
 class Select(_Op, tag="select"):

@@ -65,20 +65,10 @@ def or_json(
     last: bool,
     around: Around = LINES,
     before: str = "",
-    thoughts: tuple[str, str, str] | None = None,
 ) -> dict[str, Any]:
-    """Nothing but `calls`, or `before` and what fits `schema`. `last`: the first call is the last.
-
-    `thoughts` are what begins free text ahead of it, what ends it and what stands behind; where
-    nothing begins it, there is such text, and else there may be.
-    """
-    text = _either(_together(calls, end, around, last), _sequence(_const(before), _json(schema)))
-    if thoughts is not None:
-        begin, finish, then = thoughts
-        free = {"type": "tag", "begin": begin, "content": {"type": "any_text"}, "end": finish}
-        ahead = _sequence(free, _const(then))
-        text = _sequence(_either(ahead, _const("")) if begin else ahead, text)
-    return _tag(text)
+    """Only `calls`, or `before` and what fits `schema`. `last`: no call follows the first."""
+    answer = _sequence(_const(before), _json(schema))
+    return _tag(_either(_together(calls, end, around, last), answer))
 
 
 def either_json(contents: Iterable[Content]) -> dict[str, Any]:

@@ -33,11 +33,17 @@ class ToolFormat(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown
     end: str = "}\n</tool_call>"
     around: Around = LINES
     form: Form = "function"
-    before: str = "\n\nThese tools can be called:\n"
+    before: str = (
+        "\n\nYou are given a question and a set of tools. "
+        "Where a tool is needed, answer by calling it. "
+        "The tools are:\n<tools>\n"
+    )
     separator: str = "\n"
     after: str = (
-        "\nA call is written like this:\n"
-        '<tool_call>\n{"name": "the_name", "arguments": {"argument": "value"}}\n</tool_call>'
+        "\n</tools>\n"
+        "Write each call like this, with the name of the tool and its arguments as JSON:\n"
+        '<tool_call>\n{"name": "the_name", "arguments": {"argument": "value"}}\n</tool_call>\n'
+        "The result of the call comes back in the next message."
     )
     refused: str = ""
 

@@ -65,6 +65,14 @@ class Matcher(Protocol):
         `token_id` is one of the vocabulary."""
         return False
 
+    def ignores(self, token_id: int) -> bool:
+        """Whether this stop token would end nothing here: within thoughts."""
+        return False
+
+    def is_free(self) -> bool:
+        """Whether anything may come from here on: the request needs no matcher any more."""
+        return False
+
     def is_accepting(self) -> bool:
         """Whether the text is complete."""
 
@@ -93,6 +101,10 @@ class Matcher(Protocol):
     def can_retreat(self) -> bool:
         """Whether `advance` may refuse a token that the mask allowed (a checked constraint)."""
         return False
+
+    def settled(self) -> int:
+        """How many of the tokens taken in no `retreat` undoes, where it `can_retreat`."""
+        return 0
 
     def retreat(self) -> int | None:
         """After `advance` refused a token that the mask allowed: exclude it where it was tried, go

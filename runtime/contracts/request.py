@@ -47,6 +47,20 @@ def pin_id(kv: Hashable, token_ids: np.ndarray) -> str:
     return digest.hexdigest()
 
 
+class ThoughtTokens(msgspec.Struct, frozen=True, omit_defaults=True):
+    """`protocol.Thoughts` as token ids; `special`: `begin` and `end` are found as these tokens, and
+    not as their text. `stops` end no text within."""
+
+    end: tuple[int, ...]
+    begin: tuple[int, ...] = ()
+    gap: tuple[int, ...] = ()
+    then: tuple[int, ...] = ()
+    close: tuple[int, ...] = ()
+    budget: int | None = None
+    stops: tuple[int, ...] = ()
+    special: bool = False
+
+
 class Request(msgspec.Struct, frozen=True, omit_defaults=True, eq=False, tag="submit"):
     """One sequence to complete: the gateway makes it, the engine is sent it, the scheduler runs it.
 
@@ -78,7 +92,7 @@ class Request(msgspec.Struct, frozen=True, omit_defaults=True, eq=False, tag="su
     request came from. It may have `max_pins` (None: as many as there is room for).
 
     `prediction` (int32) is what the client expects of the output: it may come faster for it, and is
-    no other.
+    no other. `thoughts` come before the answer: the constraint holds behind them.
     """
 
     rid: int
@@ -99,3 +113,4 @@ class Request(msgspec.Struct, frozen=True, omit_defaults=True, eq=False, tag="su
     client: str = ""
     max_pins: int | None = None
     prediction: np.ndarray = NO_TOKENS
+    thoughts: ThoughtTokens | None = None

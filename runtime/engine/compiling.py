@@ -9,16 +9,23 @@ from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Protocol
 
+from rootlace.runtime.constrained.tokens.vocabulary import Vocabulary
 from rootlace.runtime.contracts.matcher import Grammar
 from rootlace.runtime.contracts.request import Request
 from rootlace.wire.protocol import Constraint
 
+FIRST = Constraint("choices", '["a"]')
+"""What is compiled before anybody asks: to read the vocabulary takes time."""
 AT_ONCE = 16
 """What a turn of the loop takes of those that are ready: beginning a constraint takes time."""
 
 
 class Compiler(Protocol):
-    """What the loop asks of `constrained.service.CompileService`."""
+    """What the loop asks of `constrained.service.CompileService`. `vocabulary`: once something is
+    compiled."""
+
+    @property
+    def vocabulary(self) -> Vocabulary: ...
 
     def cached(self, constraint: Constraint) -> Grammar | None: ...
 

@@ -9,8 +9,8 @@ from rootlace.runtime.config import ConstraintConfig
 from rootlace.runtime.constrained import GrammarCompiler
 from rootlace.runtime.constrained.service.compilation import CompileService
 from rootlace.runtime.constrained.tokens.vocabulary import Vocabulary
+from rootlace.runtime.engine.compiling import FIRST
 from rootlace.runtime.model.executor.runner import ModelRunner
-from rootlace.wire.protocol import Constraint
 
 
 def prepare(compiler: GrammarCompiler) -> None:
@@ -34,5 +34,5 @@ def compile_service(runner: ModelRunner, config: ConstraintConfig) -> CompileSer
 
     service = CompileService(compiler, config)
     # The first compilation reads the whole vocabulary: that is done now, beside the first requests.
-    service.submit(Constraint("choices", '["a"]'))
+    service.submit(FIRST)
     return service

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 
+from rootlace.runtime.constrained.matchers.thoughts import ThoughtGrammar
 from rootlace.runtime.contracts.matcher import Grammar, Matcher
 from rootlace.runtime.contracts.messages import (
     Abort,
@@ -35,10 +37,10 @@ from rootlace.runtime.contracts.messages import (
     Unpinned,
 )
 from rootlace.runtime.contracts.plan import Executor
-from rootlace.runtime.contracts.request import Request, kv_namespace
+from rootlace.runtime.contracts.request import Request, ThoughtTokens, kv_namespace
 from rootlace.runtime.contracts.step_record import StepRecord
 from rootlace.runtime.contracts.update import Update
-from rootlace.runtime.engine.compiling import Compiler, CompilingRequests
+from rootlace.runtime.engine.compiling import FIRST, Compiler, CompilingRequests
 from rootlace.runtime.engine.resuming import Resuming, ResumingRequests
 from rootlace.runtime.engine.steps import Steps
 from rootlace.runtime.engine.telling import Telling
@@ -225,9 +227,11 @@ class EngineLoop:
         if request.rid in self._compiling or request.rid in self._resuming:
             self._refuse(request.rid, InvalidRequest(f"request id {request.rid} is in use"))
             return
-        if constraint is None:
+        if constraint is None and request.thoughts is None:
             self._add(request, None)
             return
+        # What watches thoughts knows the vocabulary, as what was compiled does.
+        constraint = constraint or FIRST
         grammar = self._compiler.cached(constraint)
         if grammar is not None:
             self._begin(request, lambda: grammar)
@@ -239,17 +243,29 @@ class EngineLoop:
 
     def _begin(self, request: Request, grammar: Callable[[], Grammar], waited: float = 0.0) -> None:
         """With its constraint, once its matcher has taken in what was generated before."""
+        if request.thoughts is not None:
+            grammar = partial(self._behind_thoughts, request, request.thoughts, grammar)
         if len(request.output_ids):
             self._resuming.add(Resuming(request, grammar, waited))
         else:
             self._add(request, lambda: grammar().matcher(), waited)
+
+    def _behind_thoughts(
+        self, request: Request, thoughts: ThoughtTokens, grammar: Callable[[], Grammar]
+    ) -> Grammar:
+        def inner() -> Matcher | None:
+            if request.constraint is None:
+                return None
+            return _matcher(lambda: grammar().matcher(), request)
+
+        return ThoughtGrammar(inner, thoughts, self._compiler.vocabulary)
 
     def _add(
         self, request: Request, make: Callable[[], Matcher] | None, waited: float = 0.0
     ) -> None:
         """Give the request to the scheduler; what making its matcher raises ends it alone."""
         constraint = request.constraint
-        jumps = constraint is not None and constraint.jump_forward != "off"
+        jumps = constraint is None or constraint.jump_forward != "off"
         try:
             matcher = None if make is None else _matcher(make, request)
             self._scheduler.add(

@@ -107,6 +107,7 @@ class TokenIntake:
         """Append `token` unless the constraint refuses it."""
         matcher = sequence.matcher
         stops = token in sequence.stops and sequence.outputs >= sequence.params.min_tokens
+        stops = stops and not (matcher is not None and matcher.ignores(token))
         # A checked constraint must see the end of the text, too.
         asked = matcher is not None and (not stops or sequence.held)
         if asked and matcher is not None and not matcher.advance(token):
@@ -116,6 +117,8 @@ class TokenIntake:
             return Ending("stop", token)
         if matcher is not None and matcher.is_finished():
             return Ending("stop")
+        if matcher is not None and matcher.is_free():
+            sequence.matcher = None
         if sequence.length >= sequence.full:
             return Ending("length")
         return None

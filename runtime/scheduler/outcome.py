@@ -46,7 +46,10 @@ def next_update(
         stop = sequence.emitted + sum(len(part.logprobs) for part in sequence.output_scores)
     elif sequence.scores_missing:
         stop = sequence.score_next
-    if sequence.held or stop <= sequence.emitted or not (held_back or due(sequence, now, spacing)):
+    if sequence.held:
+        settled = 0 if sequence.matcher is None else sequence.matcher.settled()
+        stop = min(stop, sequence.prompt_len + settled)
+    if stop <= sequence.emitted or not (held_back or due(sequence, now, spacing)):
         return None
     update = _tokens(sequence, stop)
     sequence.emitted_at = now

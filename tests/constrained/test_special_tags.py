@@ -75,10 +75,7 @@ def tag_of(form: Format, kind: str) -> dict[str, Any]:
         return tool_calls.among_text(calls, form.trigger, form.end, form.around)
     if kind == "required":
         return tool_calls.nothing_else(calls, form.end, False, form.around)
-    thoughts = form.thoughts("")
-    return tool_calls.or_json(
-        calls, form.end, WEATHER, False, form.around, form.answer_prefix(""), thoughts
-    )
+    return tool_calls.or_json(calls, form.end, WEATHER, False, form.around, form.answer_prefix(""))
 
 
 def walk(

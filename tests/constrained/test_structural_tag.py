@@ -167,7 +167,6 @@ def _deep(levels: int) -> dict[str, Any]:
     return schema
 
 
-THOUGHTS = ("<think>", "</think>", "\n")
 CALL = '<t>{"x":1}</t>'
 
 
@@ -180,15 +179,11 @@ CALL = '<t>{"x":1}</t>'
         (f"{CALL}\n{CALL}", True, True),
         (f'{CALL}\n{{"city"', False, False),
         ("so: ", False, False),
-        ('<think>so: <t> </think>\n{"city":"Rom"}', True, True),
-        (f"<think>so</think>\n{CALL}", True, True),
-        ("<think>so</think>\nso", False, False),
-        ("<think>so", True, False),
     ],
 )
 def test_calls_or_json(compiler: GrammarCompiler, text: str, taken: bool, complete: bool) -> None:
     calls = [("<t>", tool_calls.arguments({"type": "object"}, True))]
-    tag = tool_calls.or_json(calls, "</t>", WEATHER, last=False, thoughts=THOUGHTS)
+    tag = tool_calls.or_json(calls, "</t>", WEATHER, last=False)
     matcher = compiler.compile(structural_tag=tag).matcher()
     assert feed(compiler, matcher, text) == taken
     if taken:
@@ -253,8 +248,6 @@ def test_calls_or_json_of_other_forms(compiler: GrammarCompiler) -> None:
     assert takes("[F{}]") and takes("[G3]") and takes("[3]") and takes("[false]")
     assert not takes("[F{}]\n[G3]") and takes("[F{}]\n[G3]", last=False)
     assert takes("=[]", before="=") and not takes("[]", before="=")
-    begun = ("", "</think>", "")  # the prompt began thoughts
-    assert takes("so</think>[]", thoughts=begun) and not takes("[]", thoughts=begun)
 
 
 def test_whitespace_of_islands(compiler: GrammarCompiler) -> None:

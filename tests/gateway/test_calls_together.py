@@ -133,7 +133,7 @@ def test_beside_a_format(compiler: GrammarCompiler, family: str, parallel: bool 
     form, (first, second, end) = WRITTEN[family]
     asked = Asked(Constraint("json_schema", '{"type":"integer"}'), "response_format")
     choice = ToolChoice(parallel=parallel)
-    whole = whole_of(compiler, calls_or_format(asked, choice, TOOLS, form, ""))
+    whole = whole_of(compiler, calls_or_format(asked, choice, TOOLS, form))
     assert whole(first) is (not end) and whole(first + end)
     assert whole(form.answer_prefix("") + "12")
     several = parallel is None

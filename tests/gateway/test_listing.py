@@ -66,10 +66,10 @@ def test_they_are_listed_as_the_template_does(source: str | None, count: int) ->
 @pytest.mark.parametrize("source", [BEFORE, "{{ raise_exception('no') }}", None])
 def test_elsewhere_they_are_listed_in_our_words(source: str | None) -> None:
     template = ChatTemplate(source)
-    assert tool_format(template, format_of(template)) == ToolFormat(
-        after="\nA call is written like this:\n"
-        '<tool_call>\n{"name": "the_name", "arguments": {"argument": "value"}}\n</tool_call>'
-    )
+    form = tool_format(template, format_of(template))
+    assert form == ToolFormat()
+    call = '<tool_call>\n{"name": "the_name", "arguments": {"argument": "value"}}\n</tool_call>'
+    assert call in form.after
 
 
 def test_calls_are_written_as_the_model_has_learnt() -> None:

@@ -31,6 +31,15 @@ class Plain:
     def forced_tokens(self) -> list[int]:
         return []
 
+    def ignores(self, token_id: int) -> bool:
+        return False
+
+    def is_free(self) -> bool:
+        return False
+
+    def settled(self) -> int:
+        return 0
+
     def can_retreat(self) -> bool:
         return False
 

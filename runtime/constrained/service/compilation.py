@@ -23,6 +23,7 @@ from rootlace.runtime.constrained.service.trial_process import (
     too_much_memory,
 )
 from rootlace.runtime.constrained.sources.lenient import is_lenient, weakest
+from rootlace.runtime.constrained.tokens.vocabulary import Vocabulary
 from rootlace.runtime.contracts.matcher import Grammar
 from rootlace.runtime.lane import Lane
 from rootlace.wire.errors import InvalidConstraint, RootlaceError, ServerUnavailable
@@ -84,6 +85,12 @@ class CompileService:
     def trial_pid(self) -> int | None:
         """The child process in which suspicious constraints are tried, if there is one now."""
         return self._trial.pid
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        """That which constraints are compiled for, once one was."""
+        assert self._compiler is not None
+        return self._compiler.vocabulary
 
     def cached(self, constraint: Constraint) -> Grammar | None:
         """The grammar, if it is compiled already."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
@@ -117,6 +117,18 @@ class Vocabulary:
         """int32: the packed mask of the special tokens that do not end the sequence."""
         inner = self.special_token_ids.difference(self.eos_token_ids)
         return self._packed([token in inner for token in range(self.size)])
+
+    @cached_property
+    def any_mask(self) -> np.ndarray:
+        """int32: the packed mask of all tokens that are text, or special ones."""
+        special = self.special_token_ids
+        return self._packed([bool(d) or i in special for i, d in enumerate(self.token_bytes)])
+
+    @lru_cache(maxsize=8)  # noqa: B019 (a vocabulary lives as long as its process)
+    def going_on_behind(self, text: bytes) -> tuple[int, ...]:
+        """The tokens that hold a text, and something else than white space behind it."""
+        found = (i for i, data in enumerate(self.token_bytes) if text in data)
+        return tuple(i for i in found if self.token_bytes[i].partition(text)[2].strip())
 
     def _packed(self, tokens: list[bool]) -> np.ndarray:
         bits = np.zeros(bitmask.words_of(self.size) * 32, bool)

@@ -10,7 +10,7 @@ from functools import partial
 import msgspec
 import numpy as np
 
-from rootlace.runtime.contracts.request import NO_TOKENS, Request
+from rootlace.runtime.contracts.request import NO_TOKENS, Request, ThoughtTokens
 from rootlace.runtime.contracts.update import Update
 from rootlace.runtime.gateway.branches.branch import Branch
 from rootlace.runtime.gateway.branches.cache_texts import with_texts
@@ -113,10 +113,15 @@ class Generation:
         params = self._engine_params(len(state.ids))
         # The other samples of one prompt find what the first one computes.
         report = core.report_scope() if op.cache_report else ""
+        thoughts = self._thoughts(state.ids[-1])
         self._samples = [
-            Sample(index, core.tokenizer, state.ids, op.params, searches)
+            Sample(index, core.tokenizer, state.ids, op.params, searches, thoughts)
             for index in range(op.params.n)
         ]
+        if thoughts is not None and not (
+            op.constraint is not None or thoughts.stops or thoughts.budget is not None
+        ):
+            thoughts = None  # they change nothing for the engine
         goes_on = self._log is not None and self._go_on(self._log)
         paid = len(state.ids) if goes_on else branch.paid
         requests = Requests(core.engine, branch.account, branch.source, paid)
@@ -146,6 +151,7 @@ class Generation:
                     handling=op.handling,
                     resumed=goes_on,
                     prediction=prediction,
+                    thoughts=thoughts,
                 ),
                 partial(self._take, sample),
             )
@@ -157,6 +163,26 @@ class Generation:
         if text := generated.outputs[0].text:
             state.gained.append(Piece(text))
         return generated
+
+    def _thoughts(self, last: int) -> ThoughtTokens | None:
+        """Those that the operation admits, behind the token `last`."""
+        given, core = self._op.thoughts, self._core
+        if given is None:
+            return None
+        begin, end, gap, then, close = (
+            tuple(core.tokenizer.encode_pieces((Piece(text, True),), last)) if text else ()
+            for text in (given.begin, given.end, given.gap, given.then, given.close)
+        )
+        return ThoughtTokens(
+            end,
+            begin,
+            gap,
+            then,
+            close,
+            given.budget,
+            stops=tuple(set(self._op.params.stop_token_ids) - core.eos_ids),
+            special=any(map(core.tokenizer.is_special, (*begin, *end))),
+        )
 
     def _scored_rows(self, prompt: int) -> int:
         """How many log-probabilities of the prompt's tokens are asked for. Raises InvalidRequest

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from rootlace.runtime.constrained.matchers.thoughts import Watch, Where
+from rootlace.runtime.contracts.request import ThoughtTokens
 from rootlace.runtime.contracts.update import TokenScore, Update
 from rootlace.runtime.gateway.tokens.detokenizer import Detokenizer
 from rootlace.runtime.gateway.tokens.stop_search import Search
@@ -29,8 +31,9 @@ class Sample:
         context: Sequence[int],
         params: SamplingParams,
         searches: Sequence[Search] = (),
+        thoughts: ThoughtTokens | None = None,
     ) -> None:
-        """`searches` are those of `params.stop_regex`."""
+        """`searches` are those of `params.stop_regex`; nothing stops within `thoughts`."""
         self.index = index
         self.token_ids: list[int] = []
         self.logprobs: list[TokenLogprob] = []
@@ -44,6 +47,12 @@ class Sample:
         self._stops: StopChecker | None = None
         if params.stop or searches:
             self._stops = StopChecker(params.stop, params.no_stop_trim, searches)
+        self._watch: Watch | None = None
+        if self._stops is not None and thoughts is not None:
+            self._watch = Watch(thoughts, tokenizer.token_bytes)
+            self._place = self._watch.start
+        self._undecided: list[str] = []
+        """What may be the beginning of thoughts, or of an answer."""
         self._texts: list[str] = []
         self._decoded = 0
         """How many of `token_ids` have their text in `_texts`, or held back in the detokenizer."""
@@ -79,7 +88,7 @@ class Sample:
             self.token_ids.append(token_id)
             if trims_last and i == last:
                 break
-            self._add_checked(self._detokenizer.feed((token_id,)), stops)
+            self._add_checked(self._detokenizer.feed((token_id,)), stops, token_id)
             if stops.matched is not None:
                 self.finish, self.matched = "stop", stops.matched
                 del self.logprobs[len(self.token_ids) :]
@@ -179,14 +188,25 @@ class Sample:
             if text := self._detokenizer.feed(new):
                 self._texts.append(text)
 
-    def _add_checked(self, text: str, stops: StopChecker) -> None:
+    def _add_checked(self, text: str, stops: StopChecker, token_id: int) -> None:
         self._length += len(text)
         self._ends.append(self._length if self._detokenizer.clean else -1)
         early = len(self._ends) < self._params.min_tokens
+        if self._watch is not None and self._place.where is not Where.BEHIND:
+            before, self._place = self._place, self._watch.after(self._place, token_id)
+            if self._place.where is Where.MAYBE:
+                self._undecided.append(text)
+                return
+            early = early or not self._place.never
+            if before.where is Where.MAYBE:
+                text = "".join([*self._undecided, text])
+                self._undecided = []
         self._texts.append(stops.skip(text) if early else stops.feed(text))
 
     def _end_checked(self, finish: FinishReason, update: Update, stops: StopChecker) -> None:
-        self._texts.append(stops.feed(self._detokenizer.flush()))
+        rest = "".join([*self._undecided, self._detokenizer.flush()])
+        inside = self._watch is not None and self._place.where is Where.INSIDE
+        self._texts.append(stops.skip(rest) if inside else stops.feed(rest))
         if stops.matched is not None:
             self.finish, self.matched = "stop", stops.matched
             return

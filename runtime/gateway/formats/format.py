@@ -6,6 +6,7 @@ from collections.abc import Collection
 from typing import Protocol
 
 from rootlace.runtime.gateway.formats.deltas import Delta
+from rootlace.wire.protocol import Thoughts
 from rootlace.wire.tool_calls import Around
 
 
@@ -76,9 +77,12 @@ class Format(Protocol):
         """What ends thoughts that the prompt begins; empty where it begins none."""
         ...
 
-    def thoughts(self, prompt_end: str) -> tuple[str, str, str] | None:
-        """What begins thoughts that may come behind the prompt (nothing where it began them), what
-        ends them, and what stands behind. None where none come."""
+    def thoughts(self, prompt_end: str) -> Thoughts | None:
+        """Those that may come behind the prompt. None where none come."""
+        ...
+
+    def no_thoughts(self) -> str:
+        """What a model is shown that is not to think where it may; empty where nothing says so."""
         ...
 
     def answer_prefix(self, prompt_end: str) -> str:

@@ -19,6 +19,7 @@ from rootlace.runtime.gateway.formats.deltas import (
     Reasoning,
 )
 from rootlace.runtime.gateway.formats.tags import first_tag, pieces, possible_begin
+from rootlace.wire.protocol import Thoughts
 
 _MESSAGE = "<|message|>"
 _ENDS = ("<|end|>", "<|call|>", "<|return|>")
@@ -56,8 +57,12 @@ class Harmony:
     def leave_thoughts(self, prompt_end: str) -> str:
         return ""
 
-    def thoughts(self, prompt_end: str) -> tuple[str, str, str] | None:
-        return (f"<|channel|>analysis{_MESSAGE}", "<|end|>", "<|start|>assistant")
+    def thoughts(self, prompt_end: str) -> Thoughts | None:
+        begin, end = f"<|channel|>analysis{_MESSAGE}", "<|end|>"
+        return Thoughts(end, begin, gap="<|start|>assistant", close=end)
+
+    def no_thoughts(self) -> str:
+        return ""
 
     def answer_prefix(self, prompt_end: str) -> str:
         return f"<|channel|>final{_MESSAGE}"

@@ -19,6 +19,7 @@ from rootlace.runtime.gateway.formats.deltas import (
 )
 from rootlace.runtime.gateway.formats.json_text import JsonEnd
 from rootlace.runtime.gateway.formats.tags import first_tag, pieces, possible_begin
+from rootlace.wire.protocol import Thoughts
 from rootlace.wire.tool_calls import Around
 
 # No header is longer, and nothing else that stands around arguments; what is, is text. This bounds
@@ -79,11 +80,16 @@ class Tagged:
             return ""
         return f"\n{self.think[1]}\n\n"
 
-    def thoughts(self, prompt_end: str) -> tuple[str, str, str] | None:
-        end = prompt_end.rstrip()
-        if self.think is None or end.endswith(self.think[1]):
+    def thoughts(self, prompt_end: str) -> Thoughts | None:
+        before = prompt_end.rstrip()
+        if self.think is None or before.endswith(self.think[1]):
             return None
-        return ("" if end.endswith(self.think[0]) else self.think[0], self.think[1], "\n\n")
+        begin, end = self.think
+        begun = before.endswith(begin)
+        return Thoughts(end, "" if begun else begin, gap="\n\n", close=f"\n{end}")
+
+    def no_thoughts(self) -> str:
+        return "" if self.think is None else f"{self.think[0]}\n\n{self.think[1]}\n\n"
 
     def answer_prefix(self, prompt_end: str) -> str:
         return self.leave_thoughts(prompt_end)

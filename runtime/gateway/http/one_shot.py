@@ -43,6 +43,7 @@ from rootlace.wire.protocol import (
     Part,
     Prefill,
     SamplingParams,
+    Thoughts,
     Usage,
 )
 
@@ -74,6 +75,7 @@ class Job:
     pins: tuple[Pin, ...] = ()
     keep: bool = False
     prediction: str = ""
+    thoughts: Thoughts | None = None
     param: str | None = None
     sampling: str = ""
 
@@ -284,6 +286,7 @@ def _ops(index: int, job: Job, stream: bool) -> list[Op]:
             tell_cached=stream,
             handling=job.handling,
             prediction=job.prediction,
+            thoughts=job.thoughts,
         ),
     ]
     if not job.keep:

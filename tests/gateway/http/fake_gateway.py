@@ -86,6 +86,9 @@ class FakeChat:
     format = ChatFormat()
     tool_use = None
 
+    def __init__(self) -> None:
+        self.told: list[dict[str, Any]] = []
+
     def render(
         self,
         messages: list[dict[str, Any]],
@@ -95,6 +98,7 @@ class FakeChat:
         **kw: Any,
     ) -> tuple[Text, ...]:
         self.last = {"messages": messages, "tools": tools, "kw": kw}
+        self.told.append(kw)
         if messages[-1]["content"] == "refuse me":
             raise InvalidRequest("the template refuses")
         parts = [Text(f"[{t['function']['name']}]", special=True) for t in tools or ()]

@@ -18,7 +18,7 @@ from rootlace.runtime.gateway.tokens.tokenizer import Tokenizer
 from rootlace.runtime.model.checkpoint.source import FolderSource
 from rootlace.wire import tool_calls
 from rootlace.wire.errors import ConstraintNotMet, InvalidConstraint
-from rootlace.wire.protocol import Constraint, Failed
+from rootlace.wire.protocol import Constraint, Failed, Thoughts
 from tests.gateway.http.conftest import Served
 
 ASK = [{"role": "user", "content": "hi"}]
@@ -436,8 +436,10 @@ async def test_a_format_leaves_room_for_calls(served: Served, path: str) -> None
         "}</tool_call>",
         {"type": "integer"},
         last=False,
-        thoughts=("<think>", "</think>", "\n\n"),
     )
+    # It holds behind the thoughts.
+    thoughts = Thoughts("</think>", "<think>", gap="\n\n", close="\n</think>")
+    assert served.gateway.last_generate.thoughts == thoughts
     # The place for thoughts is the model's to use: nothing is written for it.
     assert prompts[0].endswith("<assistant>")
 

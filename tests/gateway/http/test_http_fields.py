@@ -234,7 +234,7 @@ DEEP = json.loads("[" * 600 + "]" * 600)
 async def test_values_that_a_template_could_stumble_over(
     served: Served, path: str, given: dict[str, Any], status: int
 ) -> None:
-    chat: Any = ChatTemplate("{{ messages[0].content }}", ["<|im_end|>"])
+    chat: Any = ChatTemplate("{{ messages[0].content }}{{ tools }}", ["<|im_end|>"])
     served.gateway.chat = chat
     body = {"messages": CHAT["messages"], **given}
     async with served.http.post(path, json=body) as reply:

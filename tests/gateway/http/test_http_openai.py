@@ -279,7 +279,7 @@ async def test_thoughts_are_told_apart(served: Served) -> None:
     extra = {"include_reasoning": False, "thinking": {"type": "disabled"}}  # type: ignore[dict-item]
     message = (await client.chat.completions.create(**given, extra_body=extra)).choices[0].message
     assert message.content == "yes" and not hasattr(message, "reasoning_content")
-    assert served.gateway.chat.last["kw"] == {"thinking": False, "enable_thinking": False}
+    assert {"thinking": False, "enable_thinking": False} in served.gateway.chat.told
 
 
 async def test_without_tools_nothing_is_parsed(served: Served) -> None:

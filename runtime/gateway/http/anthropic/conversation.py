@@ -18,7 +18,7 @@ from rootlace.runtime.gateway.http.anthropic.body import (
     ToolUseBlock,
 )
 from rootlace.runtime.gateway.http.chat.request import ChatRequest, Pinned, Tool, ToolChoice
-from rootlace.runtime.gateway.http.chat.thinking import thinking_arguments
+from rootlace.runtime.gateway.http.chat.thinking import budget_of, thinking_arguments
 from rootlace.runtime.gateway.http.constraints import Asked, json_source
 from rootlace.runtime.gateway.http.errors import InvalidParameter
 from rootlace.runtime.gateway.http.handling import handling_of
@@ -55,6 +55,7 @@ def chat_request(body: CountBody) -> ChatRequest:
         choice=_choice(body),
         constraint=constraint,
         template=thinking_arguments(body.thinking, config.effort if config else None),
+        thinking_budget=budget_of(None, body.thinking),
         # The answer goes on where the last message ends, if that is the model's own.
         continue_final=messages[-1]["role"] == "assistant",
         namespace=(body.cache_salt or "") if isinstance(body, MessagesBody) else "",

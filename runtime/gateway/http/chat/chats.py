@@ -206,20 +206,32 @@ class Chats:
         params = make_params(fields, info, request.names, request.defaults)
         parts = self.render(request, tools)
         end = _end_of(parts)
+        thoughts = form.thoughts(end) if begins else None
         lead = ""
+        if thoughts is not None and request.thinks is False:
+            thoughts, lead = None, self._unthought(request, tools, parts, form, end)
+            if not (lead or tools or whole):
+                lead = form.answer_prefix(end)
         begun: tuple[Text, ...] = ()
         if forced:
             if asked is not None:
                 raise InvalidParameter("tool_choice", "a forced call excludes other constraints")
             begun, asked = forced_call(request.choice, tools, form, request.options)
-            lead = form.leave_thoughts(end)
         elif either and asked is not None:
-            asked = calls_or_format(asked, request.choice, tools, form, end)
+            asked = calls_or_format(asked, request.choice, tools, form)
         elif asked is None and tools:
             asked = calls_among_text(tools, form, request.options)
-        elif whole and begins:
-            lead = form.answer_prefix(end)
         prefix = "".join(text.text for text in begun)
+        before = end + lead if thoughts is None else ""
+        answer = form.answer_prefix(before) if whole and begins else ""
+        if thoughts is not None:
+            # The model writes that itself, behind its thoughts.
+            thoughts = msgspec.structs.replace(
+                thoughts, then=prefix or answer, budget=request.thinking_budget
+            )
+            prefix, begun = "", ()
+        else:
+            lead += answer
         parts = (*parts, *((Text(lead, special=True),) if lead else ()), *begun)
         pins = self._pins(request, tools, parts)
         written = self._write(request, parts)
@@ -238,15 +250,36 @@ class Chats:
                 keep=written is not None,
                 prediction=request.prediction,
                 param=request.param,
+                thoughts=thoughts,
             ),
             form=form,
             prompt_end=end + lead,
             prefix=prefix,
             tools=frozenset() if whole else frozenset(tool.name for tool in tools),
-            reasoning=request.reasoning and form.always and not lead + prefix,
+            # The beginning of a constrained answer that has no thoughts is no beginning of any.
+            reasoning=request.reasoning
+            and form.always
+            and (thoughts is not None or not (whole or forced)),
             several=request.choice.parallel is not False,
             written=written,
         )
+
+    def _unthought(
+        self,
+        request: ChatRequest,
+        tools: tuple[Tool, ...],
+        parts: tuple[Part, ...],
+        form: Format,
+        end: str,
+    ) -> str:
+        """What is written for a model that is not to think, behind a prompt that lets it: the end
+        of thoughts that the prompt begins, or else thoughts without text, where the template does
+        not know what it was told."""
+        if (left := form.leave_thoughts(end)) or not form.no_thoughts():
+            return left
+        told = {name: True for name in ("thinking", "enable_thinking") if name in request.template}
+        thinking = replace(request, template={**request.template, **told})
+        return form.no_thoughts() if self.render(thinking, tools) == parts else ""
 
     def _write(self, request: ChatRequest, parts: tuple[Part, ...]) -> Written | None:
         """The prompt of a branch that is to stay: the tokens of the one that it goes on from, and
@@ -284,8 +317,8 @@ class Chats:
         missing = prompt.missing(request.messages, listed)
         if missing:
             self._check_missing(missing, "tool_use" if prompt is not self.tool_prompt() else "")
-        messages, left = prompt.write(request.messages, listed)
         try:
+            messages, left = prompt.write(request.messages, listed)
             return prompt.template.render(
                 messages,
                 tools=left,
@@ -293,6 +326,8 @@ class Chats:
                 **({"continue_final": True} if request.continue_final else {}),
                 **request.template,
             )
+        except RecursionError:
+            raise InvalidParameter("tools", "tools: they are nested too deeply") from None
         except InvalidRequest as error:
             error.param = error.param or request.param
             raise

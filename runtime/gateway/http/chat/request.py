@@ -78,6 +78,8 @@ class ChatRequest:
     continue_final: bool = False
     reasoning: bool = True
     """Whether thoughts are told apart from content."""
+    thinking_budget: int | None = None
+    """So many tokens of thoughts at most."""
     namespace: str = ""
     cache_report: bool = False
     handling: Handling = PLAIN
@@ -88,3 +90,9 @@ class ChatRequest:
     prediction: str = ""
     param: str = "messages"
     """The field that holds the conversation, for errors."""
+
+    @property
+    def thinks(self) -> bool | None:
+        """Whether the model is to think; None leaves it to the template."""
+        given = self.template.get("enable_thinking", self.template.get("thinking"))
+        return given if isinstance(given, bool) else None

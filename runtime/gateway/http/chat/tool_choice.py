@@ -90,10 +90,8 @@ def calls_among_text(tools: Sequence[Tool], form: Format, options: Mapping[str, 
     return _asked("structural_tag", tag, {**options, "optional": optional}, tools)
 
 
-def calls_or_format(
-    asked: Asked, choice: ToolChoice, tools: Sequence[Tool], form: Format, prompt_end: str
-) -> Asked:
-    """Calls, or a text in the format that is asked for; thoughts may come before."""
+def calls_or_format(asked: Asked, choice: ToolChoice, tools: Sequence[Tool], form: Format) -> Asked:
+    """Calls, or a text in the format that is asked for."""
     schema = msgspec.json.decode(asked.constraint.source)
     if form.bare:  # calls are JSON, too
         contents = [*map(_call_alone, tools), tool_calls.arguments(schema, True)]
@@ -105,7 +103,6 @@ def calls_or_format(
         choice.parallel is False,
         form.around,
         form.answer_prefix(""),
-        form.thoughts(prompt_end),
     )
     return _with(asked, tools, tag)
 

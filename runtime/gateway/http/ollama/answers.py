@@ -147,6 +147,7 @@ class Answers:
             defaults=DEFAULTS,
             constraint=constraint_of(body),
             template=thinking_arguments(thinking, effort),
+            thinking_budget=body.thinking_budget,
             adapter=adapter_of(self._gateway, model),
             namespace=body.cache_salt or "",
             cache_report=bool(body.return_cache_report),

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 from rootlace.runtime.gateway.http.body import MANY, Body, History
 from rootlace.runtime.gateway.http.chat.request import Tool as ChatTool
+from rootlace.runtime.gateway.http.chat.thinking import Budget
 from rootlace.runtime.gateway.http.constraints import Asked, json_source
 from rootlace.runtime.gateway.http.errors import InvalidParameter
 from rootlace.runtime.gateway.http.fields import ignored, refused
@@ -100,6 +101,7 @@ class AnswerBody(HandlingBody, kw_only=True):
     options: Options | None = None
     format: Literal["", "json"] | dict[str, Any] | None = None
     think: bool | str | None = None
+    thinking_budget: Budget | None = None
     return_cache_report: bool | None = None
     cache_salt: str | None = None
     keep_alive: Annotated[float | str | None, _STAYS] = None

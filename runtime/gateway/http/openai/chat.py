@@ -31,7 +31,12 @@ from rootlace.runtime.gateway.http.chat.chats import (
     finish_reason,
 )
 from rootlace.runtime.gateway.http.chat.request import ChatRequest, ToolChoice
-from rootlace.runtime.gateway.http.chat.thinking import Thinking, thinking_arguments
+from rootlace.runtime.gateway.http.chat.thinking import (
+    Budget,
+    Thinking,
+    budget_of,
+    thinking_arguments,
+)
 from rootlace.runtime.gateway.http.constraints import constraint_options, openai_constraint
 from rootlace.runtime.gateway.http.errors import InvalidParameter
 from rootlace.runtime.gateway.http.fields import ignored, refused
@@ -91,6 +96,7 @@ class ChatBody(SamplingBody, kw_only=True):
     thinking: bool | Thinking | None = None
     enable_thinking: bool | None = None
     reasoning_effort: str | None = None
+    thinking_budget: Budget | None = None
     separate_reasoning: bool | None = None
     include_reasoning: bool | None = None
 
@@ -244,6 +250,7 @@ class ChatCompletions:
             constraint=openai_constraint(body),
             options=constraint_options(body),
             template=_template(body),
+            thinking_budget=budget_of(body.thinking_budget, body.thinking),
             add_generation_prompt=body.add_generation_prompt is not False,
             continue_final=bool(body.continue_final_message),
             reasoning=body.separate_reasoning is not False,

@@ -186,6 +186,7 @@ class Responses:
             choice=tool_choice(body),
             constraint=constraint_of(body),
             template=thinking_arguments(effort=body.reasoning.effort if body.reasoning else None),
+            thinking_budget=body.thinking_budget,
             namespace=body.cache_salt or "",
             cache_report=bool(body.return_cache_report),
             handling=handling,

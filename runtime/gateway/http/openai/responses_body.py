@@ -9,6 +9,7 @@ import msgspec
 
 from rootlace.runtime.gateway.http.body import MANY, Body, History, convert
 from rootlace.runtime.gateway.http.chat.request import Tool, ToolChoice
+from rootlace.runtime.gateway.http.chat.thinking import Budget
 from rootlace.runtime.gateway.http.constraints import Asked, json_source
 from rootlace.runtime.gateway.http.errors import InvalidParameter
 from rootlace.runtime.gateway.http.fields import ignored, refused
@@ -97,6 +98,7 @@ class ResponsesBody(HandlingBody):
     parallel_tool_calls: bool | None = None
     text: TextConfig | None = None
     reasoning: ReasoningConfig | None = None
+    thinking_budget: Budget | None = None
     metadata: dict[str, str] | None = None
     # All there is is included, thoughts as plain text.
     include: list[Included] | None = None
