@@ -72,9 +72,9 @@ class Conversation:
         self.turns: list[Turn] = []
         self._system = system
         endpoint = endpoint_of(backend)
-        if temperature is None and "temperature" not in endpoint.model_info.sampling:
-            temperature = 0.7
-        defaults = {"temperature": temperature, "max_tokens": max_tokens}
+        defaults: dict[str, Any] = {"max_tokens": max_tokens}
+        if temperature is not None or "temperature" not in endpoint.model_info.sampling:
+            defaults["temperature"] = 0.7 if temperature is None else temperature
         self._run = ProgramRun(endpoint, defaults, stream=True)
         self._branch = self._begin()
 

@@ -150,7 +150,8 @@ def gen(
 
     `options` are the sampling parameters of `rootlace.wire.sampling` (`temperature`, `top_p`,
     `seed`, ...) and those of a constraint. An option that is None is taken from the defaults given
-    to `.run(...)`; without one, `max_tokens` is 128, the temperature 1 and everything else off.
+    to `.run(...)`; without one, `max_tokens` is 128, and the rest is as the
+    model recommends, or the temperature 1 and everything else off.
     With `n` > 1 the variable is a list, and the program goes on from the first sample. `choices`
     makes this a `select`. `logprobs`, `top_logprobs` are OpenAI's; `return_logprob`,
     `top_logprobs_num` and `logprob_start_len` (also the prompt's, from that token on) are sglang's:

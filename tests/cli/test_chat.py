@@ -6,13 +6,15 @@ import re
 import subprocess
 import sys
 from importlib import metadata
+from pathlib import Path
+from typing import Any
 
 from typer.testing import CliRunner
 
 import rootlace as rl
 from rootlace.cli.app import app
 from rootlace.cli.chat import Conversation
-from tests.cli.conftest import Serve
+from tests.cli.conftest import CPU, Serve
 
 GREEDY = ["--temperature", "0", "--max-tokens", "6"]
 
@@ -62,6 +64,30 @@ def test_an_interrupted_turn_is_forgotten(served: Serve) -> None:
     assert "".join(conversation.ask("hi")) == whole
     conversation.close()
     backend.close()
+
+
+def test_the_temperature_is_the_models_own(tiny_model: Path, served: Serve) -> None:
+    """Where it has none, it is 0.7; what is asked for counts."""
+
+    def said(url: str, temperature: float | None) -> tuple[str, Any]:
+        """A reply, and the temperature that the conversation asks for."""
+        backend = rl.RuntimeEndpoint(url)
+        conversation = Conversation(backend, "", temperature, max_tokens=30)
+        try:
+            asked = conversation._run.defaults.get("temperature")
+            return "".join(conversation.ask("hi")), asked
+        finally:
+            conversation.close()
+            backend.close()
+
+    greedy, _ = said(served.url, 0.0)
+    assert said(served.url, None)[1] == 0.7
+    own = Serve(tiny_model, "--port", "0", "--default-sampling", "temperature=0", *CPU)
+    try:
+        assert said(own.url, None) == (greedy, None)
+        assert said(own.url, 0.5)[1] == 0.5
+    finally:
+        own.stop()
 
 
 def test_the_version() -> None:

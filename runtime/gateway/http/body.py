@@ -235,8 +235,9 @@ def _make_integral(value: Any, path: list[str]) -> None:
     for name in above:
         value = value[int(name[1:-1]) if name.startswith("[") else name]
     for key in range(len(value)) if isinstance(value, list) else (last,):
-        if isinstance(value[key], float) and value[key].is_integer():
-            value[key] = int(value[key])
+        number = value[key]
+        if isinstance(number, float) and abs(number) < 2**63 and number.is_integer():
+            value[key] = int(number)
 
 
 def one_of(kind: Any) -> tuple[str, ...]:
