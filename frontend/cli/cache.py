@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 import urllib.parse
 from pathlib import Path
@@ -15,6 +16,8 @@ from rootlace.cli.server import URL, ApiKey, Url, ask
 
 if TYPE_CHECKING:
     from rich.tree import Tree
+
+_MARK = re.compile(r"<[|\w][^<>\s]{2,}>|\[/?[A-Z_]{3,}\]")
 
 cache = typer.Typer(help="Look into a running server's cache.", no_args_is_help=True)
 
@@ -38,10 +41,19 @@ def explain(
 ) -> None:
     """Say how far a prompt is cached, and why no further. Nothing is computed."""
     body = _body(_read(file))
+    plain = body.keys() == {"prompt"}
     if cache_salt:
         body["cache_salt"] = cache_salt
     report = ask(url, "/cache/explain", api_key, body)
     typer.echo(json.dumps(report, indent=1, ensure_ascii=False) if as_json else report["says"])
+    if plain and report["reason"] != "whole":
+        template = ask(url, "/tokenizer_info", api_key).get("chat_template")
+        if template is not None and not _is_rendered(body["prompt"], template):
+            typer.echo(
+                "The file was explained as it stands, but this model has a chat template, which "
+                'chats are written by: for a chat, give its JSON body ({"messages": [...]}).',
+                err=True,
+            )
 
 
 @cache.command()
@@ -102,6 +114,11 @@ def _body(text: str) -> dict[str, Any]:
     if not isinstance(given, dict):
         return {"prompt": text}
     return given
+
+
+def _is_rendered(prompt: str, template: str) -> bool:
+    """Whether a text has one of the marks, such as <|im_start|>, that a template writes."""
+    return any(mark in prompt for mark in _MARK.findall(template))
 
 
 def _drawn(page: dict[str, Any]) -> Tree:

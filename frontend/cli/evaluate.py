@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -83,7 +84,7 @@ def evaluate(
                 if judge_url is not None:
                     judge = stack.enter_context(connected(None, judge_url, api_key))
                 ended += [_run(task, backend, judge, output, concurrency) for task in asked]
-        _report(ended, other)
+        _report(ended, other, compare)
     except RootlaceError as error:
         fail(str(error))
     except KeyboardInterrupt:
@@ -99,12 +100,18 @@ def _task(name: str, changes: dict[str, Any]) -> Task | None:
     from rootlace.evaluation.results import ABOUT
     from rootlace.evaluation.task import read_task, ready_task
 
+    ready = [one for one in FORMATS if one != "questions"]
+
     if (Path(name) / ABOUT).is_file():
         return None
     if name in FORMATS and not Path(name).is_file():
         if "data" not in changes:
             fail(f"{name} is a ready task: give its rows with --data")
         return ready_task(name, changes)
+    if not Path(name).exists() and not name.endswith((".yaml", ".yml")):
+        near = get_close_matches(name.lower(), ready, n=1)
+        meant = f"; did you mean {near[0]}?" if near else f" ({', '.join(ready)})"
+        fail(f"{name} is neither a file nor a ready task{meant}")
     return read_task(name, changes)
 
 
@@ -156,7 +163,9 @@ def _progress(name: str) -> Iterator[Told]:
         yield told
 
 
-def _report(ended: list[tuple[Path, Results]], other: Results | None) -> None:
+def _report(
+    ended: list[tuple[Path, Results]], other: Results | None, other_folder: Path | None
+) -> None:
     from rich.console import Console
 
     from rootlace.evaluation.comparison import compare
@@ -168,7 +177,8 @@ def _report(ended: list[tuple[Path, Results]], other: Results | None) -> None:
     for folder, run in ended:
         found = [] if other is None else compare(run, other)
         if other is not None:
-            console.print(comparison_table(run.model, other.model, found))
+            names = (f"{run.model}, {folder}", f"{other.model}, {other_folder}")
+            console.print(comparison_table(*names, found))
         path = folder / "report.html"
         path.write_text(page(run, other, found), "utf-8")
         console.print(f"rows and page: {path}")

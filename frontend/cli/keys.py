@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from difflib import get_close_matches
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -99,7 +100,9 @@ def remove(name: Name, *, file: File = _FILE) -> None:
     try:
         known = read_keys(str(file))
         if all(entry.name != name for entry in known):
-            fail(f"{file} has no key named {name!r}")
+            near = get_close_matches(name, [entry.name for entry in known], n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            fail(f"{file} has no key named {name!r}{hint}")
         write_keys(str(file), (entry for entry in known if entry.name != name))
     except (InvalidRequest, OSError) as error:
         fail(str(error))

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
+from difflib import get_close_matches
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
@@ -36,9 +37,10 @@ def get(
 
     known = packaged_models()
     if name not in known:
-        there = ", ".join(known)
+        near = get_close_matches(name.lower(), known, n=1)
+        there = f"did you mean {near[0]}?" if near else f"there are: {', '.join(known)}"
         fail(
-            f"{name}: no package is known to have it (there are: {there}); a model of the Hugging "
+            f"{name}: no package is known to have it ({there}); a model of the Hugging "
             "Face hub is downloaded by `rootlace serve OWNER/NAME`"
         )
     try:

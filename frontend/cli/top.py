@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import quote
@@ -42,7 +43,8 @@ def top(
 ) -> None:
     """Watch a running server: tokens, hit rate, times, queue, blocks, and what the lint found.
 
-    Rates are those since the last look; the first ones are of the time between the first two.
+    Rates are those since the last look; the first ones are of the time between the first two. Where
+    the output is no terminal, each frame is printed behind the last one, with its time.
     """
     from rich.console import Console
     from rich.live import Live
@@ -59,17 +61,23 @@ def top(
         return
     seen: Sample | None = None
     try:
-        with Live(console=console, screen=console.is_terminal) as live:
+        # Elsewhere than in a terminal Live draws nothing before its end.
+        live = Live(console=console, screen=True) if console.is_terminal else None
+        with live or nullcontext():
             while True:
+                frame: RenderableType | None = None
                 try:
                     now = _look(url, api_key, model)
                 except ServerUnavailable as error:  # a model that is not loaded may be, later
-                    seen = None
-                    live.update(Text(str(error)))
+                    seen, frame = None, Text(str(error))
                 else:
                     if seen is not None:
-                        live.update(_frame(url, seen, now))
+                        frame = _frame(url, seen, now)
                     seen = now
+                if frame is not None and live is not None:
+                    live.update(frame)
+                elif frame is not None:
+                    console.print(time.strftime("%Y-%m-%d %H:%M:%S"), frame, "", sep="\n")
                 time.sleep(interval)
     except KeyboardInterrupt:
         return

@@ -52,9 +52,12 @@ def costs(run: Results) -> list[str]:
 
 
 def comparison_table(first: str, second: str, found: Sequence[Difference]) -> Table:
-    """Two runs, whose names are given."""
+    """Two runs, of which it is said what they are: a model that is compared with itself has one
+    name, and so have two runs in folders of one name."""
     names = ("difference", "95 % interval", "rows", "better", "worse", "p")
-    shown = _table("metric", first, second, *names)
+    shown = _table("metric", "this", "the other", *names)
+    shown.title = Text(f"this: {first}\nthe other: {second}", style="bold")
+    shown.title_justify = "left"
     for one in found:
         interval = f"{one.difference.low:+.3f} to {one.difference.high:+.3f}"
         shown.add_row(

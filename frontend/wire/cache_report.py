@@ -88,9 +88,20 @@ def describe(report: CacheReport) -> str:
     if report.reason == "differs":
         others = report.continuations - 1
         more = f" (and {others} other continuation{'s' if others > 1 else ''})" if others else ""
+        if _same_text(report.goes_on, report.cached_instead):
+            return (
+                f"{cached}. {at}, which the cache has in other tokens{more}: there it was generated"
+                " or cut apart elsewhere. Only equal tokens are shared."
+            )
         return f"{cached}. {at}, where the cache has {report.cached_instead!r}{more}."
     if report.reason == "namespace":
         return f"{cached}; {report.elsewhere:,} are cached, but in another namespace."
     if not matched:
         return f"None of the {report.limit:,} tokens were cached."
     return f"{cached}; the {rest:,} behind them are new."
+
+
+def _same_text(one: str, other: str) -> bool:
+    """Whether excerpts show the same text as far as both go; parts of characters show none."""
+    shown = min(len(one), len(other))
+    return shown > 0 and one[:shown] == other[:shown] and "\ufffd" not in one[:shown]

@@ -7,6 +7,7 @@ import gzip
 import json
 from collections import Counter
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from threading import Event, Thread
 
@@ -89,6 +90,24 @@ def test_a_load_its_table_and_its_files(gateway: tuple[FakeGateway, str], tmp_pa
     assert all(op.params.max_tokens == 8 and op.params.ignore_eos for _, op in requests)
     written = json.loads((tmp_path / "b.json").read_text())
     assert written["errors"] == {} and len(written["requests"]) == 12
+    told = written["asked"]
+    assert datetime.fromisoformat(told.pop("date")).tzinfo is UTC and told.pop("rootlace")
+    assert told == {
+        "url": url,
+        "model": "fake",
+        "load": "shared",
+        "requests": 12,
+        "concurrency": 4,
+        "input": 60,
+        "output": 8,
+        "seed": 0,
+        "rate": 0.0,
+        "prefix": 300,
+        "groups": 3,
+    }
+    terms = "load shared, requests 12, concurrency 4, input 60, output 8, seed 0"
+    assert terms in " ".join(result.output.split())
+    assert terms in (tmp_path / "b.html").read_text()
     for one in written["requests"]:
         assert one["output_tokens"] == 8 and one["sent"] <= one["pieces"][0] <= one["ended"]
         assert one["cached_tokens"] == one["prompt_tokens"] // 2
@@ -112,6 +131,11 @@ def test_what_fails_is_counted_and_told(gateway: tuple[FakeGateway, str], tmp_pa
     assert result.exit_code == 1 and "there is no server" in result.output
     result = run(url, "--model", "other")
     assert result.exit_code == 1 and "the model 'other' does not exist" in result.output
+    result = run(url, "--trace", str(trace), "--json", str(tmp_path / "b.json"))
+    assert result.exit_code == 0, result.output
+    told = json.loads((tmp_path / "b.json").read_text())["asked"]
+    assert (told["load"], told["requests"], told["speed"]) == (str(trace), 1, 1.0)
+    assert not {"input", "output", "rate"} & told.keys()  # which the trace says
     trace.write_text('{"timestamp": 0}\n')
     result = run(url, "--trace", str(trace))
     assert result.exit_code == 1 and "line 1: KeyError" in result.output

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -26,6 +28,7 @@ ANSWERS: dict[str, Any] = {
     "/cache/explain": {"matched": 3, "limit": 9, "reason": "new", "says": "3 of 9 were cached."},
     "/cache/tree": {"nodes": NODES, "complete": False, "total": 3, "tokens": 50},
     "/cache/lint": {"findings": [{"says": "prompts differ", "tokens_lost": 12345}]},
+    "/tokenizer_info": {"eos_token": "</s>"},
 }
 METRICS = (
     "rootlace_time_to_first_token_seconds_sum {}\nrootlace_time_to_first_token_seconds_count {}\n"
@@ -92,11 +95,33 @@ def test_explain_text_and_saved_requests(server: HTTPServer, tmp_path: Path) -> 
     result = run(server, "explain", str(text), "--cache-salt", "s")
     assert (result.exit_code, result.output) == (0, "3 of 9 were cached.\n")
     body = {"prompt": "Once {upon} a time", "cache_salt": "s"}
-    assert Canned.asked[-1] == ("/cache/explain", body)
+    assert Canned.asked[-2] == ("/cache/explain", body)
     result = run(server, "explain", str(request), "--json")
     assert json.loads(result.output) == ANSWERS["/cache/explain"]
     asked = {"messages": messages, "model": "m", "max_tokens": 3}
     assert Canned.asked[-1] == ("/cache/explain", asked)
+
+
+def test_a_plain_text_for_a_chat_model_hints_at_its_template(
+    server: HTTPServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "prompt.txt"
+    template = {"chat_template": "{{ '<|im_start|>' + message.role }}"}
+
+    def hint(given: str, reason: str = "new", answer: dict[str, str] = template) -> str:
+        file.write_text(given)
+        said = {"reason": reason, "says": "3 of 9 were cached."}
+        monkeypatch.setitem(ANSWERS, "/cache/explain", said)
+        monkeypatch.setitem(ANSWERS, "/tokenizer_info", answer)
+        result = run(server, "explain", str(file))
+        assert (result.exit_code, result.stdout) == (0, "3 of 9 were cached.\n")
+        return result.stderr
+
+    assert "chat template" in hint("Who are you?") and '"messages"' in hint("Who are you?")
+    assert not hint("<|im_start|>user\nWho are you?")  # as the template writes it
+    assert not hint("Who are you?", reason="whole")
+    assert not hint("Who are you?", answer={})
+    assert not hint(json.dumps({"messages": [{"role": "user", "content": "hi"}]}))
 
 
 def test_the_tree_is_drawn(server: HTTPServer) -> None:
@@ -139,6 +164,28 @@ def test_top_shows_rates(server: HTTPServer, monkeypatch: pytest.MonkeyPatch) ->
     assert {"hit rate 75.0% (since the start 75.0%)", "requests 3 running, 0 waiting"} <= rows
     assert "in the queue -" in rows and "12,345 tokens prompts differ" in rows
     assert any(row.startswith("blocks 25.0% in use") for row in rows)
+
+
+def test_top_into_a_pipe_prints_frames_until_it_is_closed(server: HTTPServer) -> None:
+    """As `rootlace top | head` reads it: each frame as soon as it is there."""
+    url = f"http://127.0.0.1:{server.server_port}"
+    command = [sys.executable, "-m", "rootlace.cli", "top", "--url", url, "--api-key", "key"]
+    with subprocess.Popen(
+        [*command, "--interval", "0.1"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None and process.stderr is not None
+        frames = 0
+        for line in process.stdout:
+            assert "\x1b" not in line
+            frames += line.startswith("generated")
+            if frames == 2:
+                break
+        process.stdout.close()
+        assert process.wait(60) in (0, 1)
+        assert not process.stderr.read()
 
 
 def test_top_has_a_line_for_each_of_several_engines() -> None:

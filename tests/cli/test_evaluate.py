@@ -47,6 +47,11 @@ def test_a_task_is_run_shown_and_compared(tmp_path: Path, backend: list[Any]) ->
     assert run(other, path, "--shots", "1", "--limit", "4").exit_code == 0
     shown = run(tmp_path, other / "out" / "task" / "scripted", "--compare", folder)
     assert shown.exit_code == 0 and "-0.5000" in shown.output, shown.output
+    # Both columns are of one model, in folders of one name.
+    head = next(line for line in shown.output.splitlines() if "the other " in line)
+    assert head.split()[:4] == ["metric", "this", "the", "other"]
+    told = "".join(shown.output.split())
+    assert f"this:scripted,{other / 'out' / 'task' / 'scripted'}theother:scripted,{folder}" in told
     assert "Compared with" in (other / "out" / "task" / "scripted" / "report.html").read_text()
 
 
@@ -56,6 +61,13 @@ def test_what_fails_and_what_is_wrong(tmp_path: Path, backend: list[Any]) -> Non
     done = run(tmp_path, path)
     assert done.exit_code == 1 and "row rows.jsonl:4 failed: select" in done.output
     assert "give its rows with --data" in run(tmp_path, "mmlu").stderr
+    for name, meant in (("gsm8", "gsm8k"), ("Hella-Swag", "hellaswag"), ("arc_c", "arc")):
+        assert (
+            f"neither a file nor a ready task; did you mean {meant}?" in run(tmp_path, name).stderr
+        )
+    unlike = run(tmp_path, "xyzzy").stderr
+    assert "gsm8k" in unlike and "winogrande" in unlike and "questions" not in unlike
+    assert "No such file" in run(tmp_path, "other.yaml").stderr
     path.write_text("data: rows.jsonl\nshot: 3")
     assert "task.yaml:2: shot: there is no such key; did you mean 'shots'?" in run(
         tmp_path, path

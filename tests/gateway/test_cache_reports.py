@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import msgspec
 import pytest
 
 from rootlace.runtime.gateway.tokens.chat import ChatTemplate
@@ -216,6 +217,15 @@ def test_reports_in_words() -> None:
     assert describe(first) == (
         "0 of 9 tokens were cached. The prompt begins with 'Hi', where the cache has 'No'."
     )
+    for other in ("10:31", "10:31 in the", "10"):  # excerpts of so many tokens each
+        same = msgspec.structs.replace(differs, cached_instead=other)
+        assert describe(same) == (
+            "5 of 9 tokens were cached. Behind 'at ' the prompt goes on with '10:31', which the "
+            "cache has in other tokens (and 2 other continuations): there it was generated or cut "
+            "apart elsewhere. Only equal tokens are shared."
+        )
+    cut = CacheReport(0, 9, "differs", goes_on="\ufffd", cached_instead="\ufffd", continuations=1)
+    assert "where the cache has" in describe(cut)
     assert "own figures" in describe(CacheReport(0, 9, "scored"))
     assert "another namespace" in describe(CacheReport(0, 9, "namespace", elsewhere=7))
     assert "switched off" in describe(CacheReport(0, 9, "disabled"))

@@ -8,9 +8,11 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+from datetime import UTC, datetime
 from enum import StrEnum
+from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -79,12 +81,31 @@ def bench(
             asks = loads.arriving(loads.LOADS[load.value](shape), rate, seed)
     except (sending.Unusable, loads.BadTrace) as error:
         fail(str(error))
-    found = figures.Figures.of(_sent(server, asks, concurrency))
-    _print(found, server)
+    asked: dict[str, Any] = {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "url": server.url,
+        "model": model,
+        "load": load.value if trace is None else str(trace),
+        "requests": len(asks),
+        "concurrency": concurrency,
+        "input": input_tokens,
+        "output": output_tokens,
+        "seed": seed,
+        "rootlace": metadata.version("rootlace"),
+    }
+    if trace is not None:  # which says when requests come, and how long they are
+        asked["speed"] = speed
+        del asked["input"], asked["output"]
+    else:
+        asked["rate"] = rate
+    if trace is None and load is LoadName.shared:
+        asked |= {"prefix": prefix, "groups": groups}
+    found = figures.Figures.of(_sent(server, asks, concurrency), asked)
+    _print(found)
     if json_file is not None:
         json_file.write_text(json.dumps(found.as_json(), indent=1) + "\n")
     if html_file is not None:
-        html_file.write_text(page.page(found, server.url, model))
+        html_file.write_text(page.page(found))
     if found.errors:
         sys.exit(1)
 
@@ -102,13 +123,15 @@ def _sent(server: Server, asks: list, concurrency: int) -> list:  # type: ignore
         )
 
 
-def _print(found: Figures, server: Server) -> None:
+def _print(found: Figures) -> None:
     from rich.box import SIMPLE
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
     console = Console(highlight=False)
-    table = Table(box=SIMPLE, title=f"{server.model} at {server.url}", title_justify="left")
+    title = Text(f"{found.asked['model']} at {found.asked['url']}\n{found.terms()}")
+    table = Table(box=SIMPLE, title=title, title_justify="left")
     table.add_column("")
     for name in ("mean", "p50", "p90", "p99", "most"):
         table.add_column(name, justify="right")

@@ -34,9 +34,11 @@ class Figures:
     spreads: dict[str, Spread]
     rates: dict[str, float]
     errors: dict[str, int]
+    asked: dict[str, Any]
+    """What was asked of which server, and when."""
 
     @classmethod
-    def of(cls, timed: list[Timed]) -> Figures:
+    def of(cls, timed: list[Timed], asked: dict[str, Any] | None = None) -> Figures:
         good = [one for one in timed if not one.error]
         spreads: dict[str, Spread] = {}
         if good:
@@ -59,11 +61,19 @@ class Figures:
             * sum(one.cached_tokens for one in good)
             / max(prompts, 1),
         }
-        return cls(timed, spreads, rates, dict(Counter(o.error for o in timed if o.error)))
+        return cls(
+            timed, spreads, rates, dict(Counter(o.error for o in timed if o.error)), asked or {}
+        )
+
+    def terms(self) -> str:
+        """What was asked, in a line, but for model and server."""
+        names = [name for name in self.asked if name not in ("model", "url")]
+        return ", ".join(f"{name} {self.asked[name]}" for name in names)
 
     def as_json(self) -> dict[str, Any]:
         """Everything, times in seconds."""
         return {
+            "asked": self.asked,
             "rates": self.rates,
             "spreads": {
                 name.removesuffix(", ms"): spread._asdict() for name, spread in self.spreads.items()

@@ -23,8 +23,9 @@ _WIDTH, _HEIGHT, _LEFT, _BELOW = 900, 260, 50, 24
 _SHOWN = 400
 
 
-def page(found: Figures, url: str, model: str) -> str:
+def page(found: Figures) -> str:
     """The page; times on it are in milliseconds or seconds, as it says."""
+    model, url = found.asked["model"], found.asked["url"]
     good = [one for one in found.timed if not one.error]
     names = ("mean", "p50", "p90", "p99", "most")
     head = "".join(f"<th>{name}</th>" for name in ("", *names))
@@ -48,7 +49,7 @@ def page(found: Figures, url: str, model: str) -> str:
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         f"<title>{escape(model)}</title><style>{_STYLE}</style></head><body>"
-        f"<h1>{escape(model)} at {escape(url)}</h1>{errors}"
+        f"<h1>{escape(model)} at {escape(url)}</h1><p>{escape(found.terms())}</p>{errors}"
         f"<table><tr>{head}</tr>{rows}</table><h2>Rates</h2><table>{rates}</table>{plots}"
         "</body></html>\n"
     )
