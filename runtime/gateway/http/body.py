@@ -32,7 +32,8 @@ log = logging.getLogger(__name__)
 
 
 class Body(msgspec.Struct, forbid_unknown_fields=True):
-    """Base of all bodies: a misspelt field is an error, unless its value is null or empty."""
+    """Base of all bodies: a misspelt field is an error, unless it asks for nothing: its
+    value is null or empty, or it is false and its name begins with `return_`."""
 
 
 class History(Body, forbid_unknown_fields=False):
@@ -52,6 +53,7 @@ MAX_WEIGHT = 1_100_000
 
 _Holder = inspect.StructType | inspect.ListType
 _EMPTY = re.compile(rb'null|""|\[\s*\]|\{\s*\}')
+_NO_RETURN = re.compile(_EMPTY.pattern + rb"|false")
 _SHOWN = 32
 """So many dropped fields are named in the log."""
 
@@ -186,7 +188,7 @@ def _pruned(raw: msgspec.Raw, types: list[_Holder], path: str, dropped: list[str
                 continue
             elif not struct.forbid_unknown_fields:
                 dropped.append(below)
-            elif _EMPTY.fullmatch(value):
+            elif (_NO_RETURN if name.startswith("return_") else _EMPTY).fullmatch(value):
                 del fields[name]
     return msgspec.Raw(msgspec.json.encode(fields))
 

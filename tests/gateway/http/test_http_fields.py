@@ -35,6 +35,8 @@ async def test_fields_that_change_nothing(served: Served) -> None:
         "add_special_tokens": False,
         "spaces_between_special_tokens": True,
         "return_token_ids": False,
+        "return_hidden_states": False,
+        "return_tokens_as_token_ids": False,
         "bad_words": [],
     }
     for body in (CHAT, TEXT):
@@ -108,6 +110,8 @@ async def test_an_unknown_field_without_a_value_asks_for_nothing(
         ({"bad_words": ["no"]}, "bad_words", "logit_bias"),
         ({"temprature": 0}, "temprature", "Did you mean 'temperature'?"),
         ({"do_sample": False}, "do_sample", "unknown field"),
+        ({"return_hidden_states": True}, "return_hidden_states", "other endpoints"),
+        ({"stop_reasons": False}, "stop_reasons", "unknown field"),
         (
             {"stream": True, "stream_options": {"continuous_usage_stats": True}},
             "stream_options.continuous_usage_stats",

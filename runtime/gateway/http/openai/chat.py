@@ -112,6 +112,9 @@ class ChatBody(SamplingBody, kw_only=True):
 
     prediction: Prediction | None = None
 
+    stream_reasoning: Annotated[
+        bool | None, ignored("thoughts are streamed as they are written")
+    ] = None
     verbosity: Annotated[str | None, ignored("ask for it in words")] = None
     moderation: Annotated[dict[str, Any] | None, ignored("nothing is moderated")] = None
 
