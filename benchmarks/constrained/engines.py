@@ -54,7 +54,7 @@ class Rootlace:
         return lambda: self._walker(grammar.matcher())
 
     def again(self, kind: Any, source: str) -> object:
-        return self._compiler.compile(Constraint(kind, source))
+        return self._compiler.compile(Constraint(kind, source, "compact"))
 
     @staticmethod
     def _walker(matcher: Any) -> Walker:

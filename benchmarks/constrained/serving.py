@@ -98,7 +98,8 @@ async def serve(
             params |= {"max_new_tokens": lengths[index], "ignore_eos": True}
         else:
             jump = "canonical" if mode == "jump" else "off"
-            params |= {"json_schema": json.dumps(load[index].schema), "jump_forward": jump}
+            schema = json.dumps(load[index].schema)
+            params |= {"json_schema": schema, "whitespace": "compact", "jump_forward": jump}
         async with gate:
             start = time.perf_counter()
             reply = await engine.async_generate(input_ids=prompts[index], sampling_params=params)

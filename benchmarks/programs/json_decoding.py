@@ -38,7 +38,9 @@ def _prompt(passage: str) -> str:
 
 @rl.function
 def program(s: Any, passage: str) -> Any:
-    s += _prompt(passage) + rl.gen("record", json_schema=SCHEMA, max_tokens=300, ignore_eos=False)
+    s += _prompt(passage) + rl.gen(
+        "record", json_schema=SCHEMA, whitespace="compact", max_tokens=300, ignore_eos=False
+    )
     return json.loads(s["record"])
 
 
