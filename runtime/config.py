@@ -227,7 +227,8 @@ class ConstraintConfig:
 class LogConfig:
     """What both processes write to standard error, and how (`rootlace.runtime.logs`).
 
-    `log_level=None`: the gateway's warnings, and what the engine says of how it computes.
+    `log_level=None`: the gateway's warnings, how requests are sampled, and what the engine says of
+    how it computes.
     """
 
     log_level: Literal["debug", "info", "warning", "error", "critical"] | None = option(

@@ -25,6 +25,8 @@ _TEXT = {
     "engine": "%(asctime)s {whose} %(levelname)s %(message)s",
 }
 _LEVELS = {"gateway": "warning", "engine": "info"}
+_TOLD = "rootlace.runtime.gateway.texts"
+"""What is logged at level info unless a level is asked for: how requests are sampled."""
 
 
 class JsonFormatter(logging.Formatter):
@@ -74,3 +76,4 @@ def set_up(config: LogConfig, process: Process, replica: int | None = None) -> N
         handler.setFormatter(logging.Formatter(_TEXT[process].format(whose=whose)))
     level = config.log_level or _LEVELS[process]
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+    logging.getLogger(_TOLD).setLevel("NOTSET" if config.log_level else "INFO")

@@ -74,7 +74,7 @@ class ModelTexts:
         """Say how requests for the model `name` are sampled that do not say so themselves."""
         values, origins = self.sampling
         if values:
-            said = (f"{key} {value} ({origins[key]})" for key, value in values.items())
+            said = (f"{key} {value:g} ({origins[key]})" for key, value in values.items())
             log.info("default sampling of %s: %s", name, ", ".join(said))
         else:
             log.warning(

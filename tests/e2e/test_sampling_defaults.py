@@ -106,3 +106,5 @@ def test_each_of_several_models_has_its_own(folder: Path, tmp_path: Path) -> Non
         serve.stop()
     assert serve.output.count("recommends no sampling") == 1
     assert "c recommends no sampling" in serve.output
+    assert f"default sampling of a: temperature 0 ({FILE}), max_tokens 7 ({FILE})" in serve.output
+    assert "default sampling of b: top_k 9 (--default-sampling)" in serve.output
