@@ -8,9 +8,10 @@ Rootlace serves the model in float32 and answers prompts greedily; the other one
 takes at each place behind the same tokens, so that a token that differs is counted once. Where
 there is a chat template, prompts are conversations. A prompt's text is cut into tokens by both.
 
-`transformers` reads the same file, in float32; a server of llama.cpp computes as it likes. A JSON
-file has `results` with `prompt_ids` and `output_ids`, which are taken as they are. Prints a row of
-the table in docs/models.md; `--json` keeps it beside those of other files.
+`transformers` reads the same file, in float32 (a GGUF file needs the package accelerate, too); a
+server of llama.cpp computes as it likes. A JSON file has `results` with `prompt_ids` and
+`output_ids`, which are taken as they are. Prints a row of the table in docs/models.md; `--json`
+keeps it beside those of other files.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ from typing import Any, Protocol
 
 import rootlace as rl
 from benchmarks.common import environment, new_parser
-from rootlace.runtime.gateway.texts import ModelTexts
+from rootlace.runtime.gateway.texts import load_eos_ids
+from rootlace.runtime.gateway.tokens.tokenizer import Tokenizer
+from rootlace.runtime.model.checkpoint.source import model_source
 
 QUESTIONS = (
     "What is the capital of France?",
@@ -261,7 +264,8 @@ def main() -> None:
         given = answers(runtime, arguments.prompts, arguments.tokens, golden)
         about = json.load(urllib.request.urlopen(f"{runtime.url}/get_model_info"))
     path = Path(about["model_path"])
-    ends = sorted(ModelTexts.read(str(path)).eos_ids)
+    source = model_source(path)
+    ends = sorted(load_eos_ids(source, Tokenizer.read(source)))
     other: Other = golden or (
         Transformers(path)
         if arguments.against == "transformers"

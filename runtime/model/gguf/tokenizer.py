@@ -7,6 +7,7 @@ nobody uses are left out at the end of the vocabulary, where files have them to 
 from __future__ import annotations
 
 import json
+import logging
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
@@ -29,9 +30,14 @@ TEMPLATE = "tokenizer.chat_template"
 
 Json = dict[str, Any]
 
+log = logging.getLogger(__name__)
+
 
 def tokenizer_json(vocabulary: Vocabulary) -> str:
-    """Raises `UnsupportedModel` for a tokenizer that cannot be built as llama.cpp has it."""
+    """Raises `UnsupportedModel` for a tokenizer that cannot be built as llama.cpp has it. Logs what
+    is remarkable about the vocabulary: this is asked for once by whoever serves it."""
+    for remark in vocabulary.remarks:
+        log.warning("%s: %s", vocabulary.file.path, remark)
     tokens = vocabulary.tokens[: _used(vocabulary)]
     ids = {token: index for index, token in enumerate(tokens)}
     parts = _spm(vocabulary, ids) if vocabulary.model == "llama" else _bpe(vocabulary, ids)

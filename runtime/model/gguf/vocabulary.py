@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import re
 from array import array
 from collections import Counter
@@ -67,8 +66,6 @@ BEGINNING = ("llama3", "llama-v3", "llama-bpe", "falcon3", "pixtral", "lfm2", "t
 _MARKER = re.compile(r"<(?!0x)[^<>\s]+>|\[[A-Z_/]+\]")
 """What markers of turns and tools look like."""
 
-log = logging.getLogger(__name__)
-
 
 class Kind(IntEnum):
     """What a token is."""
@@ -93,7 +90,7 @@ class TokensFile(Protocol):
 @dataclass(frozen=True)
 class Vocabulary:
     """`kinds` and `scores` are as many as `tokens`; scores of `gpt2` mean nothing. `bos` is put
-    before a text if `begins`; `ends` end it."""
+    before a text if `begins`; `ends` end it. `remarks` are for whoever serves the file."""
 
     file: TokensFile
     model: str
@@ -107,6 +104,7 @@ class Vocabulary:
     ends: tuple[int, ...]
     begins: bool
     space_prefix: bool
+    remarks: tuple[str, ...] = ()
 
     @classmethod
     def read(cls, file: GgufFile) -> Vocabulary:
@@ -140,7 +138,7 @@ class Vocabulary:
             for index, (token, kind) in enumerate(zip(tokens, kinds, strict=True))
         ]
         if "tokenizer.ggml.token_type" not in file.metadata:
-            _warn_of_markers(file, tokens, kinds)
+            keys.remarks.append(_markers(file, tokens, kinds))
         begins = keys("add_bos_token", bool, spm or pre in BEGINNING)
         if begins and bos is None:
             keys.refuse("add_bos_token", "there is no bos_token_id")
@@ -157,6 +155,7 @@ class Vocabulary:
             ends,
             begins,
             keys("add_space_prefix", bool, spm),
+            tuple(keys.remarks),
         )
 
     def refuse(self, key: str, why: str) -> NoReturn:
@@ -169,6 +168,7 @@ class _Keys:
 
     def __init__(self, file: TokensFile) -> None:
         self._file = file
+        self.remarks: list[str] = []
 
     def __call__(self, key: str, kind: type, default: Any = ...) -> Any:
         found = self._file.metadata.get(f"tokenizer.ggml.{key}", default)
@@ -189,9 +189,8 @@ class _Keys:
         2^32 - 1 that converters made of -1, is none, as in llama.cpp."""
         found: int | None = self(key, int, default)
         if found is not None and not 0 <= found < count:
-            log.warning(
-                "%s: tokenizer.ggml.%s %d is passed over: it is not among %d tokens",
-                *(self._file.path, key, found, count),
+            self.remarks.append(
+                f"tokenizer.ggml.{key} {found} is passed over: it is not among {count} tokens"
             )
             found = default if default is not None and default < count else None
         return found
@@ -200,8 +199,8 @@ class _Keys:
         raise UnsupportedModel(f"{self._file.path}: tokenizer.ggml.{key}: {why}")
 
 
-def _warn_of_markers(file: TokensFile, tokens: list[str], kinds: Sequence[int]) -> None:
-    """Say what becomes of a file that does not say which of its tokens are special."""
+def _markers(file: TokensFile, tokens: list[str], kinds: Sequence[int]) -> str:
+    """What becomes of the markers of a file that does not say which of its tokens are special."""
     marks = [
         token
         for token, kind in zip(tokens, kinds, strict=True)
@@ -209,11 +208,12 @@ def _warn_of_markers(file: TokensFile, tokens: list[str], kinds: Sequence[int]) 
     ]
     template = str(file.metadata.get("tokenizer.chat_template", ""))
     marks = [token for token in marks if token in template] or marks
-    log.warning(
-        "%s: tokenizer.ggml.token_type is missing: no token is known to be a marker but those that "
-        "end a text by their names. %s are read as text, cut into other tokens than the model was "
-        "trained with: chats may go wrong. Take a file that was converted since",
-        *(file.path, f"{len(marks)} that look like one ({', '.join(marks[:4])})"),
+    shown = f"{', '.join(marks[:4])}{' ...' if marks[4:] else ''}"
+    return (
+        "tokenizer.ggml.token_type is missing: no token is known to be special but those that end "
+        f"a text by their names. Markers ({len(marks)}: {shown}) are read as text, cut into other "
+        "tokens than the model was trained with: chats may go wrong. Take a file that was "
+        "converted since"
     )
 
 

@@ -287,10 +287,11 @@ def test_ids_of_no_token_are_passed_over(wrong: int, caplog: pytest.LogCaptureFi
     names = ("bos", "eos", "unknown", "eot", "fim_pad")
     file = bpe(**{f"{name}_token_id": wrong for name in names})
     found = Vocabulary.read(file)
+    tokenizer_json(found)
     assert (found.bos, found.eos, found.unknown, found.begins) == (None, None, None, False)
     assert found.ends == (3,), "what is known by its name ends a text still"
     for name in names:
-        assert f"{name}_token_id {wrong} is passed over" in caplog.text
+        assert f"m.gguf: tokenizer.ggml.{name}_token_id {wrong} is passed over" in caplog.text
     # SentencePiece's models have tokens for these where a file says nothing.
     keys = {"model": "llama", "scores": array("f", range(7)), "bos_token_id": wrong}
     assert Vocabulary.read(bpe(**keys)).bos == 1
@@ -308,12 +309,12 @@ def test_a_file_without_types_says_what_becomes_of_markers(
     ids = FastTokenizer.from_str(source.tokenizer_json()).encode("<|x|>").ids
     assert ids == [0, 1, 2, 1, 3]
     assert "m.gguf: tokenizer.ggml.token_type is missing" in caplog.text
-    assert "3 that look like one (<html>, <|x|>, <|y|>) are read as text" in caplog.text
+    assert "Markers (3: <html>, <|x|>, <|y|>) are read as text" in caplog.text
     # Those that conversations are written with are named, where there are some.
     caplog.clear()
     keys = source.file.metadata | {"tokenizer.chat_template": "{{ '<|x|>' + text + '<|im_end|>' }}"}
-    Vocabulary.read(GgufFile(Path("m.gguf"), keys, {}))
-    assert "1 that look like one (<|x|>) are read as text" in caplog.text
+    tokenizer_json(Vocabulary.read(GgufFile(Path("m.gguf"), keys, {})))
+    assert "Markers (1: <|x|>) are read as text" in caplog.text
 
 
 def test_tokens_of_filling_in_stay_what_the_file_says() -> None:
