@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 _MARK = re.compile(r"<[|\w][^<>\s]{2,}>|\[/?[A-Z_]{3,}\]")
 
+_UNWRAPPED = 10_000
+
 cache = typer.Typer(help="Look into a running server's cache.", no_args_is_help=True)
 
 Salt = Annotated[str, typer.Option("--cache-salt", help="Whose part of the cache.")]
@@ -73,7 +75,9 @@ def tree(
         return
     from rich.console import Console
 
-    Console(highlight=False).print(_drawn(page))
+    # Where it is no terminal, a node is a line.
+    width = None if sys.stdout.isatty() else _UNWRAPPED
+    Console(highlight=False, width=width).print(_drawn(page))
 
 
 @cache.command()

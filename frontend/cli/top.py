@@ -55,17 +55,19 @@ def top(
         try:
             last = _look(url, api_key, model)
             time.sleep(interval)
-            console.print(_frame(url, last, _look(url, api_key, model)))
+            now = _look(url, api_key, model)
+            console.print(_frame(url, last, now), soft_wrap=not console.is_terminal)
         except ServerUnavailable as error:
             fail(str(error))
         return
     seen: Sample | None = None
+    frame: RenderableType | None
     try:
         # Elsewhere than in a terminal Live draws nothing before its end.
         live = Live(console=console, screen=True) if console.is_terminal else None
         with live or nullcontext():
             while True:
-                frame: RenderableType | None = None
+                frame = None
                 try:
                     now = _look(url, api_key, model)
                 except ServerUnavailable as error:  # a model that is not loaded may be, later
@@ -77,7 +79,8 @@ def top(
                 if frame is not None and live is not None:
                     live.update(frame)
                 elif frame is not None:
-                    console.print(time.strftime("%Y-%m-%d %H:%M:%S"), frame, "", sep="\n")
+                    now_is = time.strftime("%Y-%m-%d %H:%M:%S")
+                    console.print(now_is, frame, "", sep="\n", soft_wrap=True)
                 time.sleep(interval)
     except KeyboardInterrupt:
         return

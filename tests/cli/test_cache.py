@@ -18,16 +18,18 @@ from rootlace.cli.app import app
 from rootlace.cli.top import Sample, _rows
 from rootlace.wire.errors import ServerUnavailable
 
+LONG = "You are" + ", oh, so very" * 9
 NODES = [
-    {"id": 1, "parent": 0, "namespace": "", "start": 0, "end": 40, "head_text": "You are",
+    {"id": 1, "parent": 0, "namespace": "", "start": 0, "end": 40, "head_text": LONG,
      "tail_text": "polite.", "uses": 7, "requests": [3], "idle_seconds": 2.4},
     {"id": 2, "parent": 1, "namespace": "", "start": 40, "end": 45, "head_text": "[bold] is it?",
      "uses": 1, "idle_seconds": 60.0, "programs": ["1:agent"]},
 ]  # fmt: skip
+FOUND = "prompts differ " + "where they need not " * 5 + "at all"
 ANSWERS: dict[str, Any] = {
     "/cache/explain": {"matched": 3, "limit": 9, "reason": "new", "says": "3 of 9 were cached."},
     "/cache/tree": {"nodes": NODES, "complete": False, "total": 3, "tokens": 50},
-    "/cache/lint": {"findings": [{"says": "prompts differ", "tokens_lost": 12345}]},
+    "/cache/lint": {"findings": [{"says": FOUND, "tokens_lost": 12345}]},
     "/tokenizer_info": {"eos_token": "</s>"},
 }
 METRICS = (
@@ -129,14 +131,16 @@ def test_the_tree_is_drawn(server: HTTPServer) -> None:
     assert Canned.asked[-1][0] == "/cache/tree?namespace=&limit=2"
     first, second, third = result.output.splitlines()[:3]
     assert first == "3 nodes, 50 tokens; 2 shown"
-    assert "40 You are … polite." in second and "1 running" in second
+    assert "oh, so very … polite." in second and "1 running" in second
     # What a prompt says is no markup.
     assert "5 [bold] is it?" in third and "1:agent" in third
+    # Where it is no terminal, a node is a line however long it is.
+    assert len(result.output.splitlines()) == 3 and second.endswith("1 running")
     assert len(third) - len(third.lstrip("│ └─")) > len(second) - len(second.lstrip("├└─ "))
 
 
 def test_lint_and_flush(server: HTTPServer) -> None:
-    assert run(server, "lint").output == "    12,345 tokens  prompts differ\n"
+    assert run(server, "lint").output == f"    12,345 tokens  {FOUND}\n"
     assert run(server, "flush").exit_code == 0
     assert Canned.asked[-1] == ("/flush_cache", {})
 
@@ -162,7 +166,7 @@ def test_top_shows_rates(server: HTTPServer, monkeypatch: pytest.MonkeyPatch) ->
     assert f"tiny[b] at {url}" in rows
     assert {"generated 500.0 tokens/s", "prompts 50.0 tokens/s", "first token 50.0 ms"} <= rows
     assert {"hit rate 75.0% (since the start 75.0%)", "requests 3 running, 0 waiting"} <= rows
-    assert "in the queue -" in rows and "12,345 tokens prompts differ" in rows
+    assert "in the queue -" in rows and f"12,345 tokens {FOUND}" in rows
     assert any(row.startswith("blocks 25.0% in use") for row in rows)
 
 
