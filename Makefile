@@ -34,7 +34,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .PHONY: gpu-check gpu-test gpu-bench gpu-wheels
 
 help:
-	@echo "make demo    set up .venv, run a program on the embedded model"
+	@echo "make demo    set up .venv, run a program on a real model (the embedded one where it cannot be had)"
 	@echo "make check   two minutes: what to run before each commit"
 	@echo "make test    all tests"
 	@echo "make clients the tests with clients and linters whose packages are heavy, in an environment of its own"

@@ -1,10 +1,13 @@
 """A chat in the terminal that remembers, also when it is started anew.
 
-    python examples/chat.py [--model PATH | --url URL] [--memory FILE]
+    python examples/chat.py [--model NAME | --url URL] [--memory FILE]
 
 Each turn is a program that goes on from the state of the turn before, with its very tokens: all
 that was said is found in the cache. With --memory, that state is kept in a file as JSON. An empty
 line ends the chat.
+
+SmolLM2-135M answers "What is the capital of Japan?" and then "And the capital of France?". It does
+not keep to facts about itself or about you: it forgets the name that you tell it.
 """
 
 from __future__ import annotations

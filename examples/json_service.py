@@ -1,10 +1,13 @@
 """A web service that turns passages into JSON, and a client of it.
 
-    python examples/json_service.py [--model PATH | --url URL] [--port PORT] [--serve]
+    python examples/json_service.py [--model NAME | --url URL] [--port PORT] [--serve]
 
 Each request is a run of an `async def` program on the server's event loop: thousands at once need
 no thread. The type steers every token, so what the client reads is valid whatever the model makes
 of a passage. With --serve it goes on serving after the client's three requests.
+
+SmolLM2-135M copies fields out of one or two sentences. Where a field is missing it invents one:
+the type makes the answer valid, not true.
 """
 
 from __future__ import annotations
@@ -23,7 +26,7 @@ from backend import arguments, backend
 PASSAGES = [
     "Ida Lund is 47 years old. She lives in Bergfeld.",
     "Karl Brandt lives in Norwick. Karl Brandt is 31 years old.",
-    "Maria Costa is 62. Maria Costa comes from Alden.",
+    "Tom Lee is 25. He lives in Ulm.",
 ]
 
 

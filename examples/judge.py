@@ -1,10 +1,13 @@
 """Branch, solve, merge: judge two texts by several criteria side by side, and sum up.
 
-    python examples/judge.py [--model PATH | --url URL]
+    python examples/judge.py [--model NAME | --url URL]
 
 The trunk shows how to judge and is computed once. Each criterion of each text is a branch of it
-that scores "positive" against "negative" for what the text says there; the scores are merged into
-a verdict with its reasons.
+that scores "good" against "bad" for what the text says there; the scores are merged into a verdict
+with its reasons.
+
+SmolLM2-135M tells praise from complaint in a plain sentence, after examples. It does not judge
+whether an answer is right, nor which of two texts is better: here plain Python compares.
 """
 
 from __future__ import annotations
@@ -25,25 +28,25 @@ HOTELS = {
     },
 }
 SHOTS = [
-    ("The soup was delicious.", "positive"),
-    ("I hated the movie.", "negative"),
-    ("What a lovely hotel!", "positive"),
-    ("The phone stopped working.", "negative"),
-    ("The service was terrible.", "negative"),
-    ("A wonderful concert.", "positive"),
+    ("The soup was delicious.", "good"),
+    ("I hated the movie.", "bad"),
+    ("What a lovely hotel!", "good"),
+    ("The phone stopped working.", "bad"),
+    ("A wonderful concert.", "good"),
+    ("The service was terrible.", "bad"),
 ]
-LABELS = ["positive", "negative"]
+LABELS = ["good", "bad"]
 Verdict = dict[str, dict[str, float]]
 """How much better than bad each text is, by criterion: differences of log-probabilities."""
 
 
 @rl.function
 def judge(s: rl.ProgramState, texts: dict[str, dict[str, str]]) -> Verdict:
-    s += "".join(f"Review: {text}\nLabel: {label}\n\n" for text, label in SHOTS)
+    s += "".join(f"Sentence: {text}\nSentiment: {label}\n\n" for text, label in SHOTS)
     cases = [(name, criterion) for name, text in texts.items() for criterion in text]  # branch
     forks = s.fork(len(cases))
     forks += [  # solve
-        f"Review: {texts[name][criterion]}\nLabel: " + rl.select("label", LABELS)
+        f"Sentence: {texts[name][criterion]}\nSentiment: " + rl.select("label", LABELS)
         for name, criterion in cases
     ]
     verdict: Verdict = {name: {} for name in texts}

@@ -1,10 +1,13 @@
 """Answer questions from documents, and cite the one that the answer is from.
 
-    python examples/rag.py [--model PATH | --url URL] ["a question" ...]
+    python examples/rag.py [--model NAME | --url URL] ["a question" ...]
 
 SQLite's full-text index finds the documents that share words with the question (BM25). The model
 then chooses the source among these, and no other can come out; it answers from that one alone. A
-document stands *first* in its prompt, so questions on the same one share its KV.
+document stands before the question in its prompt, so questions on the same one share its KV.
+
+SmolLM2-135M finds what one or two sentences say outright, after examples. It does not put several
+documents together, and does not say that an answer is missing: it takes what comes nearest.
 """
 
 from __future__ import annotations
@@ -29,6 +32,18 @@ QUESTIONS = [
 ]
 
 
+SHOTS = """\
+Anna Berg is 54 years old. Anna Berg lives in Riga. She works as a teacher.
+Question: How old is Anna Berg?
+Answer: 54
+Question: Where does Anna Berg live?
+Answer: Riga
+Question: What is the job of Anna Berg?
+Answer: teacher
+
+"""
+
+
 class Index:
     """Documents by their titles, found by their words."""
 
@@ -50,8 +65,8 @@ def answer(s: rl.ProgramState, question: str, found: dict[str, str]) -> str:
     (asked,) = s.fork(1)
     asked += f"Question: {question}\nName: " + rl.select("source", list(found))
     source: str = asked["source"]
-    s += rl.user(f"{found[source]}\n\n{question}")
-    s += rl.assistant(rl.gen("answer", max_tokens=24, temperature=0))
+    s += f"{SHOTS}{found[source]}\nQuestion: {question}\nAnswer:"
+    s += rl.gen("answer", max_tokens=24, temperature=0, stop="\n")
     return source
 
 
@@ -68,7 +83,7 @@ def main() -> None:
         batch = [item for item in batch if item["found"]]
         for item, state in zip(batch, answer.run_batch(batch), strict=True):
             cached = state.get_meta_info("answer")["cached_tokens"]
-            print(f"{item['question']} -> {state['answer']} [{state.ret_value}]", end="")
+            print(f"{item['question']} -> {state['answer'].strip()} [{state.ret_value}]", end="")
             print(f"   (of {len(item['found'])} found; {cached} tokens from the cache)")
 
 

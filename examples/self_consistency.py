@@ -1,9 +1,12 @@
 """Self-consistency: sample several answers and go on with the one that most agree on.
 
-    python examples/self_consistency.py [--model PATH | --url URL]
+    python examples/self_consistency.py [--model NAME | --url URL] ["a country"]
 
 At this temperature many single answers are wrong, and each in its own way. `rl.majority` forks the
 state, counts what the forks say, and cancels the rest as soon as no other answer can win.
+
+SmolLM2-135M knows some thirty capitals. A vote cannot know more than the model: asked for that of
+Spain, most forks agree on Barcelona.
 """
 
 from __future__ import annotations
@@ -13,35 +16,34 @@ from itertools import count
 import rootlace as rl
 from backend import arguments, backend
 
-PASSAGE = (
-    "Karl Brandt is 31 years old. Karl Brandt lives in Norwick. He works as a baker. "
-    "Maria Costa is 62 years old. Maria Costa lives in Alden."
-)
-QUESTION = "Where does Karl Brandt live?"
+SHOTS = [("Greece", "Athens"), ("China", "Beijing")]
 VOTES = 12
 
 
 @rl.function
-def vote(s: rl.ProgramState, passage: str, question: str, votes: int) -> str:
-    s += rl.user(f"{passage}\n\n{question}")
+def vote(s: rl.ProgramState, country: str, votes: int) -> str:
+    s += "".join(f"Country: {shown}\nCapital: {capital}\n\n" for shown, capital in SHOTS)
+    s += f"Country: {country}\nCapital:"
     seeds = count()
 
     def answer(fork: rl.ProgramState) -> None:
         # Each has a seed of its own, so they differ, and are the same every time.
-        fork += rl.assistant(rl.gen("answer", max_tokens=16, temperature=1.0, seed=next(seeds)))
+        fork += rl.gen("answer", max_tokens=12, temperature=1.0, seed=next(seeds), stop="\n")
 
     winner: str = rl.majority(s, votes, answer, "answer", key=str.strip)
-    return winner
+    return winner.strip()
 
 
 def main() -> None:
-    given = arguments(__doc__).parse_args()
+    parser = arguments(__doc__)
+    parser.add_argument("country", nargs="?", default="Norway")
+    given = parser.parse_args()
     with backend(given):
-        state = vote.run(PASSAGE, QUESTION, VOTES)
+        state = vote.run(given.country, VOTES)
         spans = [span for span in state.trace().spans if span.name == "answer"]
     for span in spans:
-        print(span.text if span.state == "done" else f"({span.state})")
-    print(f"{QUESTION} -> {state.ret_value}")
+        print(span.text.strip() if span.state == "done" else f"({span.state})")
+    print(f"capital of {given.country} -> {state.ret_value}")
 
 
 if __name__ == "__main__":

@@ -1,9 +1,13 @@
 """Skeleton of thought: write an outline first, then all of its points at once.
 
-    python examples/skeleton_of_thought.py [--model PATH | --url URL] ["a topic"]
+    python examples/skeleton_of_thought.py [--model NAME | --url URL] ["a topic"]
 
 The points do not wait for one another: each is a branch that shares the outline's KV. Joined, they
-are the text; the time is that of the longest point, not of their sum.
+are the text; the time is that of the longest point, not of their sum. Patterns hold the outline to
+three points and each branch to one sentence.
+
+SmolLM2-135M gives tips that everybody knows. Left alone it repeats itself, and it does not know
+which tip "the second" is: so each branch names its point.
 """
 
 from __future__ import annotations
@@ -13,23 +17,30 @@ import re
 import rootlace as rl
 from backend import arguments, backend
 
+POINT = r"[A-Z][a-z '-]{4,40}:\n"
+OUTLINE = rf"1\. {POINT}2\. {POINT}3\. {POINT}"
+SENTENCE = r"[A-Z][^.\n\d]{20,140}\."
+
 
 @rl.function
 def write(s: rl.ProgramState, topic: str) -> list[tuple[str, str]]:
     """The points, each with its sentence."""
     s += rl.user(f"Give three tips for {topic}.")
-    s += rl.assistant(rl.gen("outline", max_tokens=64, temperature=0))
-    points = re.findall(r"^\d+\. (.+)\.$", s["outline"], re.MULTILINE)
+    s += rl.assistant(rl.gen("outline", regex=OUTLINE, max_tokens=64, temperature=0))
+    points = re.findall(r"^\d\. (.+):$", s["outline"], re.MULTILINE)
 
     with s.fork(len(points)) as forks:
-        forks += lambda i: rl.user(f"Expand tip {i + 1} in one sentence.")
-        forks += rl.assistant(rl.gen("sentence", max_tokens=48, temperature=0))
+        forks += [
+            rl.user(f"Why should I {point[0].lower()}{point[1:]}? Answer in one sentence.")
+            for point in points
+        ]
+        forks += rl.assistant(rl.gen("sentence", regex=SENTENCE, max_tokens=48, temperature=0))
     return list(zip(points, s["sentence"], strict=True))
 
 
 def main() -> None:
     parser = arguments(__doc__)
-    parser.add_argument("topic", nargs="?", default="saving money")
+    parser.add_argument("topic", nargs="?", default="a good garden")
     given = parser.parse_args()
     with backend(given):
         state = write.run(given.topic)

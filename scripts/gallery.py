@@ -1,6 +1,6 @@
-"""Draws what the examples do on the embedded model: docs/gallery.md, docs/screens/gallery/*.png.
+"""Draws what the examples do on the model smollm2: docs/gallery.md, docs/screens/gallery/*.png.
 
-python scripts/gallery.py     (needs playwright and Debian's chromium)
+python scripts/gallery.py     (needs playwright, Debian's chromium and that model)
 """
 
 from __future__ import annotations
@@ -26,46 +26,62 @@ SIZE: ViewportSize = {"width": 1000, "height": 900}
 HEAD = """\
 # Gallery
 
-What the programs in `examples/` do on the embedded model: each picture is the run's
-[trace](language.md#seeing-a-run), drawn by `python scripts/gallery.py`. Time goes from left to
-right, and each line is a branch. The upper strip of a bar is its prompt, pale where it was cached;
-below it, grey is the time until the first token, blue are sampled tokens, amber forced ones, violet
-scored choices and turquoise tools. The answers are right: the tests of the examples say so.
+What the programs in `examples/` do on SmolLM2-135M-Instruct (`smollm2`), a real model of 98 MB.
+Each picture is the run's [trace](language.md#seeing-a-run), drawn by `python scripts/gallery.py`.
+Time goes from left to right, and each line is a branch. The upper strip of a bar is its prompt,
+pale where it was cached; below it, grey is the time until the first token, blue are sampled tokens,
+amber forced ones, violet scored choices and turquoise tools.
+
+The answers are right: the tests of the examples say so. Each task fits so small a model: there are
+a few examples before it, or the answer is in the text. What the model cannot do stands beside each.
+Where the model cannot be downloaded, the examples run on the embedded one, which knows less.
+`--model` names another.
 """
 
 
-def extract_all(module: Any) -> rl.ProgramState:
+def extract(module: Any) -> rl.ProgramState:
     state: rl.ProgramState = module.extract.run(module.PASSAGES[0])
     return state
 
 
 def chat(module: Any) -> rl.ProgramState:
-    first = module.turn.run("Hello, my name is Anna.")
-    state: rl.ProgramState = module.turn.run("What is my name?", after=first)
+    first = module.turn.run("What is the capital of Japan?")
+    state: rl.ProgramState = module.turn.run("And the capital of France?", after=first)
+    return state
+
+
+@rl.function
+def classify(s: rl.ProgramState, prompt: str, labels: list[str]) -> None:
+    s += prompt + rl.select("label", labels)
+
+
+def few_shot(module: Any) -> rl.ProgramState:
+    """The program of a task's first row."""
+    task = module.read_task(EXAMPLES / "reviews.yaml")
+    record = module.evaluate(task).records[0]
+    state: rl.ProgramState = classify.run(record.prompt + " ", record.choices)
     return state
 
 
 RUNS: dict[str, Callable[[Any], rl.ProgramState]] = {
-    "quickstart": lambda m: m.advise.run("the flight lands in the evening"),
+    "quickstart": lambda m: m.ask.run(m.TEXT, m.QUESTIONS),
     "chat": chat,
-    "typed_values": extract_all,
-    "json_extraction": extract_all,
-    "json_service": extract_all,
-    "few_shot_eval": lambda m: m.classify.run(m.TESTS[0][0]),
+    "json_extraction": extract,
+    "json_service": extract,
+    "few_shot_eval": few_shot,
     "judge": lambda m: m.judge.run(m.HOTELS),
     "rag": lambda m: m.answer.run(m.QUESTIONS[0], m.Index(m.DOCUMENTS).find(m.QUESTIONS[0])),
-    "react_agent": lambda m: m.agent.run(m.QUESTIONS[0]),
-    "tool_choice": lambda m: m.agent.run(m.QUESTIONS[0], temperature=0),
-    "self_consistency": lambda m: m.vote.run(m.PASSAGE, m.QUESTION, m.VOTES),
-    "skeleton_of_thought": lambda m: m.write.run("saving money"),
-    "tree_of_thought": lambda m: m.search.run(m.PASSAGE, m.QUESTIONS),
+    "tool_agent": lambda m: m.agent.run(m.QUESTIONS[0], temperature=0),
+    "self_consistency": lambda m: m.vote.run("Norway", m.VOTES),
+    "skeleton_of_thought": lambda m: m.write.run("a good garden"),
+    "tree_of_thought": lambda m: m.search.run(m.BEGINNING),
 }
 
 
 def traces(folder: Path) -> None:
     """The page of each example's run."""
     sys.path.insert(0, str(EXAMPLES))
-    with rl.Runtime() as runtime:
+    with rl.Runtime("smollm2") as runtime:
         rl.set_default_backend(runtime)
         for name, run in RUNS.items():
             module = import_module(name)
@@ -92,11 +108,11 @@ def write() -> None:
     for name in RUNS:
         docstring = ast.get_docstring(ast.parse((EXAMPLES / f"{name}.py").read_text()))
         assert docstring is not None
-        first, *_, why = docstring.split("\n\n")
+        first, _, *why = docstring.split("\n\n")
         parts.append(
             f"## {name.replace('_', ' ').capitalize().replace('Json', 'JSON')}\n\n{first} "
             f"[`{name}.py`](../examples/{name}.py)\n\n"
-            f"![{first}](screens/gallery/{name}.png)\n\n{why}\n"
+            f"![{first}](screens/gallery/{name}.png)\n\n" + "\n\n".join(why) + "\n"
         )
     (ROOT / "docs" / "gallery.md").write_text("\n".join(parts))
 

@@ -27,7 +27,9 @@ def _find() -> Path | None:
 SMOLLM2: Path | None = _find()
 """The GGUF file; None where it has not been downloaded."""
 
-needs_smollm2 = pytest.mark.skipif(
-    SMOLLM2 is None,
-    reason="needs the model smollm2: `make setup` or `rootlace models get smollm2` downloads it",
+WITHOUT_SMOLLM2 = (
+    "needs the model smollm2: `make setup` or `rootlace models get smollm2` downloads it"
 )
+"""Why a test is skipped where there is none."""
+
+needs_smollm2 = pytest.mark.skipif(SMOLLM2 is None, reason=WITHOUT_SMOLLM2)

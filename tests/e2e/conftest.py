@@ -15,6 +15,7 @@ import psutil
 import pytest
 import zmq
 
+import rootlace as rl
 from rootlace.runtime.config import (
     CacheConfig,
     EngineConfig,
@@ -24,6 +25,7 @@ from rootlace.runtime.config import (
 )
 from rootlace.wire import protocol
 from rootlace.wire.protocol import Event, Op
+from tests.real_model import SMOLLM2, WITHOUT_SMOLLM2
 from tests.waiting import PATIENCE
 
 END_SECONDS = 100.0
@@ -128,6 +130,15 @@ def engine_config(model: Path, **scheduler: Any) -> EngineConfig:
         cache=CacheConfig(block_size=16, num_blocks=1024),
         scheduler=SchedulerConfig(check_invariants=True, **scheduler),
     )
+
+
+@pytest.fixture(scope="session")
+def smollm2() -> Iterator[rl.Runtime]:
+    """A runtime with a real model, as a user starts it."""
+    if SMOLLM2 is None:
+        pytest.skip(WITHOUT_SMOLLM2)
+    with rl.Runtime("smollm2", http_port=0, launch_timeout=240) as started:
+        yield started
 
 
 @pytest.fixture(scope="session")
