@@ -12,6 +12,7 @@ from rootlace.runtime.gateway.http.errors import InvalidParameter
 from rootlace.runtime.gateway.http.fields import ignored, refused
 from rootlace.runtime.gateway.http.handling import HandlingBody
 from rootlace.wire.protocol import Constraint
+from rootlace.wire.sampling import PARAMETERS
 
 _SERVER = ignored("the server was started with its own setting")
 _STAYS = ignored("the model stays loaded")
@@ -153,23 +154,19 @@ class EmbedBody(HandlingBody, kw_only=True):
 
 def fields_of(options: Options | None) -> dict[str, Any]:
     """The options by the names of `SamplingParams`."""
-    given = options or Options()
-    stop = (given.stop,) if isinstance(given.stop, str) else tuple(given.stop or ())
-    found: dict[str, Any] = {
-        # llama.cpp takes what is below 0 as 0: greedy, and off.
-        "temperature": given.temperature and max(given.temperature, 0.0),
-        "top_k": given.top_k and max(given.top_k, 0),
-        "top_p": given.top_p,
-        "min_p": given.min_p,
-        "seed": None if given.seed == -1 else given.seed,  # Ollama's way to leave it open
-        "stop": stop or None,
-        "repetition_penalty": given.repeat_penalty,
-        "presence_penalty": given.presence_penalty,
-        "frequency_penalty": given.frequency_penalty,
-    }
-    named = {name: value for name, value in found.items() if value is not None}
-    if given.num_predict is not None:
-        named["max_tokens"] = given.num_predict if given.num_predict >= 0 else None
+    named: dict[str, Any] = {}
+    for ours in PARAMETERS:
+        value = getattr(options, NAMES.get(ours, ours), None)
+        if value is not None:
+            named[ours] = value
+    if "stop" in named:
+        stop = named["stop"]
+        named["stop"] = (stop,) if isinstance(stop, str) else tuple(stop)
+    # What is below 0 is to llama.cpp: greedy, off, no limit, and a seed that is drawn.
+    below = {"temperature": 0.0, "top_k": 0, "max_tokens": None}
+    named |= {name: value for name, value in below.items() if named.get(name, 0) < 0}
+    if named.get("seed") == -1:
+        del named["seed"]
     return named
 
 
