@@ -160,7 +160,8 @@ def test_every_keyword_has_its_place() -> None:
             "log_level": "engine.logs.log_level", "log_format": "engine.logs.log_format",
         "otlp": "gateway.otlp", "hold_seconds": "gateway.hold_seconds",
         "state": "gateway.state", "warm_up": "gateway.warm_up",
-        "tools": "gateway.tools", "generation_config": "gateway.generation_config",
+        "tools": "gateway.tools", "reference_for": "engine.executor.reference_for",
+        "generation_config": "gateway.generation_config",
         "default_sampling": "gateway.default_sampling",
     }  # fmt: skip
     for keyword, place in places.items():
