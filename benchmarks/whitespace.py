@@ -181,7 +181,7 @@ def listing(source: random.Random) -> Row:
 
 
 def order(source: random.Random) -> Row:
-    truth = {
+    truth: dict[str, Any] = {
         "order": source.randint(1000, 9999),
         "quantity": source.randint(2, 40),
         "price": source.randint(5, 400) / 4,
@@ -263,12 +263,11 @@ def measure(
             answers.append(Answer(row.question, text, first_value(text) == row.truth, cut, *counts))
         advance(len(states))
     seconds = time.perf_counter() - started
-    sums = [sum(counted) for counted in zip(*map(_counts, answers), strict=True)]
-    return Found(len(rows), *sums, seconds=round(seconds, 1)), answers
-
-
-def _counts(answer: Answer) -> tuple[int, ...]:
-    return answer.exact, answer.cut, answer.tokens, answer.forced
+    sums = {
+        name: sum(getattr(answer, name) for answer in answers)
+        for name in ("exact", "cut", "tokens", "forced")
+    }
+    return Found(len(rows), **sums, seconds=round(seconds, 1)), answers
 
 
 def compared(
@@ -315,7 +314,8 @@ def main(argv: Sequence[str] | None = None) -> int:
                 advance = partial(bar.advance, shown)
                 found[mode], answers[mode] = measure(runtime, task, mode, arguments, advance)
                 bar.remove_task(shown)
-            tasks[task.name] = told = {"modes": found}
+            told: dict[str, Any] = {"modes": found}
+            tasks[task.name] = told
             if "none" in found:
                 told["beside_none"] = {
                     mode: compared(found[mode], answers[mode], found["none"], answers["none"])

@@ -202,6 +202,17 @@ def openai_constraint(body: OpenAIConstraintBody) -> Asked | None:
         ),
         "structured_outputs.structural_tag": ("structural_tag", outputs.structural_tag),
     }
+    form = body.response_format and body.response_format.json_schema
+    strict = bool(form and form.strict)
+    return _only_one(_sglang(body) | found, openai_options(body), strict)
+
+
+def openai_options(body: OpenAIConstraintBody) -> dict[str, Any]:
+    """`constraint_options`, with what vLLM's fields say of white space.
+
+    Raises InvalidParameter for what cannot be kept.
+    """
+    outputs = body.structured_outputs or StructuredOutputs()
     options = constraint_options(body)
     for param, pattern in (
         ("guided_whitespace_pattern", body.guided_whitespace_pattern),
@@ -211,8 +222,7 @@ def openai_constraint(body: OpenAIConstraintBody) -> Asked | None:
             _make_compact(options, param)
     if outputs.disable_any_whitespace:
         _make_compact(options, "structured_outputs.disable_any_whitespace")
-    form = body.response_format and body.response_format.json_schema
-    return _only_one(_sglang(body) | found, options, bool(form and form.strict))
+    return options
 
 
 def sglang_constraint(body: ConstraintBody, below: str) -> Asked | None:

@@ -37,7 +37,7 @@ from rootlace.runtime.gateway.http.chat.thinking import (
     budget_of,
     thinking_arguments,
 )
-from rootlace.runtime.gateway.http.constraints import constraint_options, openai_constraint
+from rootlace.runtime.gateway.http.constraints import openai_constraint, openai_options
 from rootlace.runtime.gateway.http.errors import InvalidParameter
 from rootlace.runtime.gateway.http.fields import ignored, refused
 from rootlace.runtime.gateway.http.handling import handling_of
@@ -251,7 +251,7 @@ class ChatCompletions:
             tools=tools_of(body.tools),
             choice=_tool_choice(body),
             constraint=openai_constraint(body),
-            options=constraint_options(body),
+            options=openai_options(body),
             template=_template(body),
             thinking_budget=budget_of(body.thinking_budget, body.thinking),
             add_generation_prompt=body.add_generation_prompt is not False,
