@@ -35,7 +35,7 @@ class ToolFormat(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown
     form: Form = "function"
     before: str = (
         "\n\nYou are given a question and a set of tools. "
-        "Where a tool is needed, answer by calling it. "
+        "Answer by calling the tool that is needed. "
         "The tools are:\n<tools>\n"
     )
     separator: str = "\n"

@@ -1,0 +1,96 @@
+"""Tools by a real model whose template knows none, through the clients of three services."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import anthropic
+import ollama
+import openai
+import pytest
+
+import rootlace as rl
+from tests.real_model import SMOLLM2, needs_smollm2
+
+pytestmark = needs_smollm2
+
+CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+SUM = {
+    "type": "object",
+    "properties": {"expression": {"type": "string"}},
+    "required": ["expression"],
+}
+FUNCTIONS: list[dict[str, Any]] = [
+    {"name": "get_weather", "description": "The weather in a city, now.", "parameters": CITY},
+    {"name": "calculate", "description": "Calculates an expression.", "parameters": SUM},
+]
+TOOLS: Any = [{"type": "function", "function": function} for function in FUNCTIONS]
+ASK: Any = {"role": "user", "content": "What is the weather in Paris?"}
+RESULT = "sunny, 21 degrees Celsius"
+
+
+@pytest.fixture(scope="module")
+def runtime() -> Iterator[rl.Runtime]:
+    assert SMOLLM2 is not None
+    with rl.Runtime(str(SMOLLM2), http_port=0, served_name="m") as started:
+        yield started
+
+
+def test_by_openais_client(runtime: rl.Runtime) -> None:
+    client = openai.OpenAI(base_url=f"{runtime.url}/v1", api_key="none")
+    given: Any = {"model": "m", "tools": TOOLS, "temperature": 0, "max_tokens": 60}
+    first = client.chat.completions.create(messages=[ASK], tool_choice="required", **given)
+    message = first.choices[0].message
+    assert message.tool_calls is not None
+    (call,) = message.tool_calls
+    assert call.type == "function" and call.function.name == "get_weather"
+    assert json.loads(call.function.arguments) == {"city": "Paris"}
+    result: Any = {"role": "tool", "tool_call_id": call.id, "content": RESULT}
+    messages = [ASK, message.model_dump(exclude_none=True), result]
+    second = client.chat.completions.create(messages=messages, **given)
+    assert "sunny" in (second.choices[0].message.content or "")
+    # What stood before the call is not computed again.
+    assert first.usage is not None and second.usage is not None
+    details = second.usage.prompt_tokens_details
+    assert details is not None and details.cached_tokens is not None
+    assert details.cached_tokens >= first.usage.prompt_tokens - 1
+
+
+def test_by_anthropics_client(runtime: rl.Runtime) -> None:
+    client = anthropic.Anthropic(base_url=runtime.url, api_key="none")
+    tools = [
+        {"name": one["name"], "description": one["description"], "input_schema": one["parameters"]}
+        for one in FUNCTIONS
+    ]
+    given: Any = {
+        "model": "m",
+        "tools": tools,
+        "max_tokens": 60,
+        "extra_body": {"temperature": 0},
+    }
+    first = client.messages.create(messages=[ASK], tool_choice={"type": "any"}, **given)
+    (block,) = first.content
+    assert block.type == "tool_use" and first.stop_reason == "tool_use"
+    assert (block.name, block.input) == ("get_weather", {"city": "Paris"})
+    called: Any = {"role": "assistant", "content": [block.model_dump(exclude_none=True)]}
+    result = {"type": "tool_result", "tool_use_id": block.id, "content": RESULT}
+    second = client.messages.create(
+        messages=[ASK, called, {"role": "user", "content": [result]}], **given
+    )
+    assert "sunny" in "".join(getattr(block, "text", "") for block in second.content)
+
+
+def test_by_ollamas_client(runtime: rl.Runtime) -> None:
+    client = ollama.Client(runtime.url)
+    assert "tools-in-own-words" in (client.show("m").capabilities or ())
+    call = {"function": {"name": "get_weather", "arguments": {"city": "Paris"}}}
+    messages: Any = [
+        ASK,
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "tool_name": "get_weather", "content": RESULT},
+    ]
+    options = {"temperature": 0, "num_predict": 60}
+    reply = client.chat(model="m", messages=messages, tools=TOOLS, options=options)
+    assert "sunny" in (reply.message.content or "") and "21" in (reply.message.content or "")
