@@ -184,8 +184,7 @@ class ThoughtMatcher(Matcher):
         if isinstance(rest, tuple):
             return rest[:1]
         known = self._vocabulary.token_of
-        parts = [known[rest[:n]] for n in range(1, len(rest)) if rest[:n] in known]
-        return [*parts, *self._vocabulary.order.beginning_with(rest).tolist()]
+        return [known[rest[:n]] for n in range(1, len(rest) + 1) if rest[:n] in known]
 
     def _overrunning(self, tail: bytes | tuple[int, ...]) -> Sequence[int]:
         """The tokens that end the thoughts and go on with more than white space: the constraint
@@ -196,12 +195,7 @@ class ThoughtMatcher(Matcher):
         found = list(vocabulary.going_on_behind(end))
         for size in range(1, len(tail) + 1):
             if tail.endswith(end[:size]):
-                rest = end[size:]
-                found += [
-                    token
-                    for token in vocabulary.order.beginning_with(rest).tolist()
-                    if vocabulary.token_bytes[token][len(rest) :].strip()
-                ]
+                found += vocabulary.going_on_behind(end[size:], begin=True)
         return found
 
     def mask_row(self) -> MaskRow | None:

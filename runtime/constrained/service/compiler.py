@@ -49,11 +49,12 @@ class GrammarCompiler:
         self._cache = GrammarCache(config.cache_size, config.cache_bytes)
 
     def prepare(self) -> None:
-        """Learn what patterns, forcing tokens and llguidance take (a second), so that no request
-        waits."""
+        """Learn what patterns, forcing tokens, thoughts and llguidance take (a second), so that no
+        request waits."""
         char_sets.prepare()
         self._builder.forced_tokenizer().prepare()
-        self.vocabulary.llguidance  # noqa: B018 it is made when it is first asked for
+        # They are made when they are first asked for.
+        _ = self.vocabulary.any_mask, self.vocabulary.joined, self.vocabulary.llguidance
 
     def compile(
         self,

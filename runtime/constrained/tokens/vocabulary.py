@@ -124,11 +124,25 @@ class Vocabulary:
         special = self.special_token_ids
         return self._packed([bool(d) or i in special for i, d in enumerate(self.token_bytes)])
 
-    @lru_cache(maxsize=8)  # noqa: B019 (a vocabulary lives as long as its process)
-    def going_on_behind(self, text: bytes) -> tuple[int, ...]:
-        """The tokens that hold a text, and something else than white space behind it."""
-        found = (i for i, data in enumerate(self.token_bytes) if text in data)
-        return tuple(i for i in found if self.token_bytes[i].partition(text)[2].strip())
+    @cached_property
+    def joined(self) -> tuple[bytes, np.ndarray]:
+        """The bytes of all tokens, a zero before each, and where they end."""
+        ends = np.cumsum([1 + len(data) for data in self.token_bytes])
+        return b"".join(b"\0" + data for data in self.token_bytes), ends
+
+    @lru_cache(maxsize=64)  # noqa: B019 (a vocabulary lives as long as its process)
+    def going_on_behind(self, text: bytes, begin: bool = False) -> tuple[int, ...]:
+        """The tokens that hold a text, or `begin` with it, and have something else than white space
+        behind it."""
+        data, ends = self.joined
+        needle = b"\0" + text if begin else text
+        found, at = dict[int, None](), data.find(needle)
+        while at >= 0:
+            token = int(ends.searchsorted(at, "right"))
+            if self.token_bytes[token].partition(text)[2].strip():
+                found[token] = None
+            at = data.find(needle, at + 1)
+        return tuple(found)
 
     def _packed(self, tokens: list[bool]) -> np.ndarray:
         bits = np.zeros(bitmask.words_of(self.size) * 32, bool)

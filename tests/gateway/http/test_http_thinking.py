@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 
 from rootlace.runtime.gateway.tokens.chat import ChatTemplate
+from rootlace.runtime.model.checkpoint.source import FolderSource
 from rootlace.wire.protocol import Text, Thoughts
+from tests.gateway.conftest import folder_of
 from tests.gateway.http.conftest import Serve, Served
 from tests.gateway.http.fake_gateway import FakeGateway
 
@@ -213,3 +215,15 @@ async def test_a_call_behind_thoughts_is_read(serve: Serve) -> None:
     assert choice["finish_reason"] == "tool_calls"
     assert choice["message"]["reasoning_content"] == "so"
     assert choice["message"]["tool_calls"][0]["function"] == {"name": "f", "arguments": "{}"}
+
+
+@pytest.mark.parametrize("path, none", NONE)
+async def test_qwen3s_own_template(serve: Serve, path: str, none: Any) -> None:
+    """Of the models that always think: it begins the thoughts, whatever it is told."""
+    source = FolderSource(folder_of("qwen3")).chat_templates()["default"]
+    end, gateway = await asked(serve, source, path)
+    assert gateway.last_generate.thoughts == THOUGHTS
+    assert end.endswith("<|im_start|>assistant\n<think>\n")
+    end, gateway = await asked(serve, source, path, **none)
+    assert gateway.last_generate.thoughts is None
+    assert end.endswith("<|im_start|>assistant\n<think>\n\n</think>\n\n")
