@@ -31,8 +31,8 @@ class TokenIntake:
     a sampled one. A stop token that `min_tokens` bans now is not forced on the request: sampling
     then finds other tokens for the same text, if there are any.
 
-    *Retreats.* A checked constraint (`Matcher.can_retreat`) may refuse a token that its mask
-    allowed. It then says how many tokens it takes back.
+    *Retreats.* A checked constraint may refuse a token that its mask allowed. It then says how many
+    tokens it takes back: where `Matcher.can_retreat`, any that were not told yet, else none.
     """
 
     def __init__(self) -> None:
@@ -127,13 +127,12 @@ class TokenIntake:
         matcher = sequence.matcher
         assert matcher is not None
         reason = matcher.error()
-        if not sequence.held:
-            # The mask allowed the token, so the constraint has run into one of its bounds.
-            error = f"the constraint stopped at token {token}: {reason}"
-            return Ending("error", code=ConstraintNotMet.code, error=error)
         undone = matcher.retreat()
         if undone is None or sequence.length - undone < sequence.emitted:
             error = matcher.error() or reason
+            if not sequence.held:
+                # The mask allowed the token, so the constraint has run into one of its bounds.
+                error = f"the constraint stopped at token {token}: {reason}"
             return Ending("error", code=ConstraintNotMet.code, error=error)
         self.retreats += 1
         return Retreat(sequence.length - undone)

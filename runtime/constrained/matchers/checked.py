@@ -36,23 +36,36 @@ class CheckedGrammar:
         verifier_factory: Callable[[], Verifier],
         vocabulary: Vocabulary,
         max_retreats: int,
+        keys_only: bool = False,
+        long_keys: bool = False,
     ) -> None:
-        self._inner = inner
+        """`keys_only`: all that is checked is that no object has a key twice. The mask holds that,
+        but for tokens that hold a whole key and for odd spellings, each of which is refused at its
+        place: no text is taken back. `long_keys`: as `CheckedText` has it.
+        """
+        self.inner = inner
+        self._keys_only = keys_only
+        self._long_keys = long_keys
         self._verifier_factory = verifier_factory
         self._vocabulary = vocabulary
         self._max_retreats = max_retreats
 
     @property
     def backend(self) -> str:
-        return f"{self._inner.backend}+checked"
+        return self.inner.backend if self._keys_only else f"{self.inner.backend}+checked"
 
     @property
     def nbytes(self) -> int:
-        return self._inner.nbytes + BASE_BYTES
+        return self.inner.nbytes + BASE_BYTES
 
     def matcher(self) -> CheckedMatcher:
         return CheckedMatcher(
-            self._inner.matcher(), self._verifier_factory(), self._vocabulary, self._max_retreats
+            self.inner.matcher(),
+            self._verifier_factory(),
+            self._vocabulary,
+            self._max_retreats,
+            self._keys_only,
+            self._long_keys,
         )
 
 
@@ -60,13 +73,20 @@ class CheckedMatcher(Matcher):
     """See `contracts.matcher.Matcher`. It decides what a refusal excludes, and where to go on."""
 
     def __init__(
-        self, inner: Matcher, verifier: Verifier, vocabulary: Vocabulary, max_retreats: int
+        self,
+        inner: Matcher,
+        verifier: Verifier,
+        vocabulary: Vocabulary,
+        max_retreats: int,
+        keys_only: bool = False,
+        long_keys: bool = False,
     ) -> None:
         self._inner = inner
+        self._keys_only = keys_only
         self._verifier = verifier
         self._vocabulary = vocabulary
         self._max_retreats = max_retreats
-        self._text = CheckedText(inner, verifier, vocabulary)
+        self._text = CheckedText(inner, verifier, vocabulary, long_keys)
         self._refused: tuple[int, Violation] | None = None
         self._error = ""
         self.reset()
@@ -149,7 +169,7 @@ class CheckedMatcher(Matcher):
         self._retreats = 0
 
     def can_retreat(self) -> bool:
-        return True
+        return not self._keys_only  # it draws a token anew, but takes nothing back
 
     def retreat(self) -> int | None:
         if self._refused is None:
@@ -164,7 +184,10 @@ class CheckedMatcher(Matcher):
         text = self._text
         before = len(text.tokens)
         text.exclude(self._refused_with(token_id, violation))
-        if self._another_beginning(violation) or text.try_another_token():
+        if not self._keys_only and self._another_beginning(violation):
+            self._error = ""
+            return before - len(text.tokens)
+        if text.try_another_token():
             self._error = ""
             return before - len(text.tokens)
         text.back(len(text.tokens))

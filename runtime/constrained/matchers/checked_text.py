@@ -24,7 +24,11 @@ class CheckedText:
     one sequence is excluded after no other.
     """
 
-    def __init__(self, inner: Matcher, verifier: Verifier, vocabulary: Vocabulary) -> None:
+    def __init__(
+        self, inner: Matcher, verifier: Verifier, vocabulary: Vocabulary, long_keys: bool = False
+    ) -> None:
+        """`long_keys`: each key that begins like others can go on otherwise."""
+        self._long_keys = long_keys
         self._inner = inner
         self._verifier = verifier
         self._vocabulary = vocabulary
@@ -49,6 +53,13 @@ class CheckedText:
             out &= remaining
         if self.ends_too_early():
             out &= self._no_end
+        for tokens in self._taken():
+            np.bitwise_and.at(out, tokens >> 5, ~(np.int32(1) << (tokens & 31)))
+
+    def _taken(self) -> list[np.ndarray]:
+        """The tokens that would make a key one that is there already, if there are any."""
+        ends = [self._vocabulary.order.beginning_with(end) for end in self._verifier.taken()]
+        return [tokens for tokens in ends if len(tokens)]
 
     def ends_too_early(self) -> bool:
         """Whether the mask alone would let the text end here."""
@@ -56,12 +67,15 @@ class CheckedText:
 
     def has_own_mask(self) -> bool:
         """Whether the mask here is not that of `inner`."""
-        return self.way[-1] in self._remaining or self.ends_too_early()
+        own = self.way[-1] in self._remaining or self.ends_too_early()
+        return own or bool(self._taken())
 
     def can_follow(self) -> bool:
         """Whether there is anything that may follow, the end included."""
-        if not self.has_own_mask():
-            return True  # what the mask allows can go on
+        # What the mask allows can go on; and behind a key that may not end, any may be longer.
+        own = self.way[-1] in self._remaining or self.ends_too_early()
+        if not own and (self._long_keys or not self._taken()):
+            return True
         if self.ends_too_early() and self._verifier.number_length() > MAX_NUMBER:
             return False  # a number for which no end was found: nothing would ever refuse it
         words = np.zeros(self._words, np.int32)

@@ -9,11 +9,13 @@ written in no string but those that the schema spells out.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any
 
+from rootlace.runtime.constrained.schema.dialect import subschemas
 from rootlace.runtime.constrained.schema.guidance import string_matcher
 
 OPTIONS = {"json_allowed_escapes": 'nrbtf\\"'}
@@ -24,6 +26,39 @@ _MAY_NEED_CONTROLS = re.compile(r"[\x00-\x1f]|\\[xucv0]|\[\^")
 def tells_keys_apart(schema: Any) -> bool:
     """Whether it has an object in which one key has another schema than others."""
     return any(_is_told(part) for part in _dicts(schema))
+
+
+def has_open_keys(mask: dict[str, Any]) -> bool:
+    """Whether keys may come in some value that the schema of a mask does not name: llguidance does
+    not know them apart, so one could come twice."""
+    return any(map(_is_open, _within(mask)))
+
+
+def keywords_within(mask: dict[str, Any]) -> set[str]:
+    """All that are in use in the schema of a mask."""
+    return {keyword for schema in _within(mask) if isinstance(schema, dict) for keyword in schema}
+
+
+def _within(mask: dict[str, Any]) -> Iterator[Any]:
+    """The schemas in it, the booleans among them."""
+    queue: list[Any] = [mask]
+    while queue:
+        schema = queue.pop()
+        yield schema
+        queue += [below for _, below in subschemas(schema)] if isinstance(schema, dict) else ()
+
+
+def _is_open(schema: Any) -> bool:
+    if not isinstance(schema, dict):
+        return schema is True
+    if "$ref" in schema or "anyOf" in schema or "enum" in schema:
+        return False
+    types = schema.get("type", ("array", "object"))
+    closed = schema.get("additionalProperties", True) is False and "patternProperties" not in schema
+    if "object" in types and not closed:
+        return True
+    most = schema.get("maxItems", math.inf)
+    return "array" in types and "items" not in schema and most > len(schema.get("prefixItems", ()))
 
 
 def needs_controls(schema: Any) -> bool:

@@ -84,8 +84,24 @@ class _State:
     complete: bool = False
 
 
+class UniqueKeys:
+    """What applies to texts of which a mask holds everything but that keys differ: see `Rules`."""
+
+    checks = False
+    root: Schemas = ()
+
+    def of_member(self, parents: Schemas, key: str | int) -> Schemas:
+        return ()
+
+    def key_error(self, parents: Schemas, key: str) -> tuple[str, str, str] | None:
+        return None
+
+
 class Rules:
     """What applies where, for all the texts of one schema. Thread-safe: memos only."""
+
+    checks = True
+    """Whether values are checked, too, and not keys only."""
 
     def __init__(self, checked: CheckedSchema) -> None:
         self._checked = checked
@@ -188,7 +204,7 @@ class Verifier:
     such as a missing comma, is found only where the container ends.
     """
 
-    def __init__(self, rules: Rules) -> None:
+    def __init__(self, rules: Rules | UniqueKeys) -> None:
         self._rules = rules
         self._text = bytearray()
         self._states = [_State()]
@@ -245,6 +261,17 @@ class Verifier:
             opened = opened.parent
         return starts
 
+    def taken(self) -> list[bytes]:
+        """What must not follow in the key that is being read: what would make it one of those that
+        are there already, in the spelling that JSON is written in."""
+        state = self._states[-1]
+        if state.scalar is not _Scalar.KEY or state.open is None or not state.open.seen:
+            return []
+        begun = bytes(self._text[state.start :])
+        spelt = (json.dumps(key, ensure_ascii=False) for key in state.open.seen)
+        keys = (key.encode("utf-8", "surrogatepass") for key in spelt)
+        return [key[len(begun) :] for key in keys if key.startswith(begun)]
+
     # ------------------------------------------------------------ one byte
 
     def _step(self, state: _State, byte: int, offset: int) -> _State:
@@ -288,7 +315,7 @@ class Verifier:
             schemas = self._rules.of_member(parent.schemas, parent.member)
         depth = 1 if parent is None else parent.depth + 1
         is_array = byte == ord("[")
-        if (is_array or byte == ord("{")) and depth > MAX_DEPTH:
+        if (is_array or byte == ord("{")) and depth > MAX_DEPTH and self._rules.checks:
             raise _Refused(start, "", "#", f"nested more than {MAX_DEPTH} deep")
         for located in schemas:
             if located.schema is False:
@@ -321,9 +348,11 @@ class Verifier:
     def _end(self, state: _State, end: int) -> _State:
         """A value that begins at `state.start`, in what is open, ends before `end`."""
         start, parent = state.start, state.open
+        following = replace(state, scalar=None)
+        if not isinstance(self._rules, Rules):
+            return replace(following, complete=parent is None)
         value = self._parsed(start, end)
         number = state.scalar is _Scalar.NUMBER
-        following = replace(state, scalar=None)
         if parent is None:
             error = self._rules.error(self._rules.whole, value)
             if error is not None:

@@ -26,8 +26,10 @@ from rootlace.runtime.constrained.matchers.outlines import OutlinesGrammar
 from rootlace.runtime.constrained.matchers.stepped import SteppedBuilds
 from rootlace.runtime.constrained.schema.guidance import written
 from rootlace.runtime.constrained.schema.json_text import WHITESPACE, gap_of
+from rootlace.runtime.constrained.schema.key_spelling import has_open_keys, keywords_within
 from rootlace.runtime.constrained.schema.prepare import PreparedSchema
 from rootlace.runtime.constrained.schema.regular import declared_part
+from rootlace.runtime.constrained.schema.verify import UniqueKeys, Verifier
 from rootlace.runtime.constrained.sources import ebnf
 from rootlace.runtime.constrained.sources.embedded_schemas import with_exact_schemas
 from rootlace.runtime.constrained.sources.lenient import least_of, weakest
@@ -205,10 +207,16 @@ class GrammarBuilder:
         inner: Grammar = llguidance
         if self._config.backend == "auto":
             inner = self._with_automaton(llguidance, prepared.mask_schema, constraint.whitespace)
-        if prepared.verifier_factory is None:
+        checks = prepared.verifier_factory
+        if checks is None and not has_open_keys(prepared.mask_schema):
             return inner
         return CheckedGrammar(
-            inner, prepared.verifier_factory, self._vocabulary, self._config.max_retreats
+            inner,
+            checks or (lambda: Verifier(UniqueKeys())),
+            self._vocabulary,
+            self._config.max_retreats,
+            keys_only=checks is None,
+            long_keys="patternProperties" not in keywords_within(prepared.mask_schema),
         )
 
     def _with_automaton(
