@@ -148,7 +148,7 @@ def test_a_refused_keyword_is_named_where_it_stands() -> None:
 )
 def test_what_a_draft_does_not_know_is_not_looked_into(draft: str, unused: Any) -> None:
     schema = {"$schema": f"http://json-schema.org/{draft}", "type": "null", **unused}
-    assert PreparedSchema(schema).regex()
+    assert PreparedSchema(schema).regex("compact")
 
 
 def test_what_is_not_json_is_refused() -> None:

@@ -175,7 +175,7 @@ def test_lengths_formats_and_several_patterns_are_one_automaton() -> None:
         {"type": "string", "allOf": [{"pattern": "a"}, {"pattern": "b"}, {"maxLength": 4}]},
         {"type": "string", "format": "ipv4", "pattern": r"^1", "minLength": 9},
     ):
-        regex = PreparedSchema(schema).regex()
+        regex = PreparedSchema(schema).regex("compact")
         assert regex is not None
         source = random.Random(str(schema))
         for _ in range(30):
@@ -207,6 +207,6 @@ def test_keys_are_held_to_it(schema: dict[str, Any]) -> None:
 def test_what_is_too_large_for_an_automaton_is_refused_in_bounded_time() -> None:
     pattern = "^(?=.*" + "".join(f"(?=.*{a}.{{30}}{b})" for a in "abc" for b in "xyz") + ").*$"
     prepared = PreparedSchema(_string(pattern))
-    assert prepared.regex() is None
+    assert prepared.regex("compact") is None
     with pytest.raises(InvalidConstraint, match=r"#/pattern: .*is too large"):
         _ = prepared.residuals
