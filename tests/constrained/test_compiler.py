@@ -83,7 +83,9 @@ def test_schema_outputs_validate_and_are_compact(tokenizer, compiler) -> None:
     }
     rng = random.Random(1)
     for _ in range(20):
-        matcher = compiler.compile(Constraint("json_schema", json.dumps(schema))).matcher()
+        matcher = compiler.compile(
+            Constraint("json_schema", json.dumps(schema), "compact")
+        ).matcher()
         value = json.loads(text := random_text(tokenizer, matcher, rng))
         jsonschema.validate(value, schema)
         compact = json.dumps(value, separators=(",", ":"), ensure_ascii=False)

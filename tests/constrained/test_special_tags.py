@@ -154,7 +154,7 @@ def test_a_call_is_forced_as_the_tokenizer_writes_it(
     text = f'{form.begin("now")}{{"utc":true}}{end.removesuffix(behind)}{behind}'
     text = text.removesuffix("<|call|>")
     ids = tokenizer.encode(text, add_special_tokens=False).ids
-    matcher = compiler.compile(structural_tag=tag).matcher()
+    matcher = compiler.compile(structural_tag=tag, whitespace="compact").matcher()
     assert matcher.forced_tokens() == ids
     assert text.encode().startswith(matcher.forced_text())
     assert all(map(matcher.advance, ids)) and matcher.is_finished()
@@ -168,7 +168,7 @@ def test_what_is_forced_along_a_call(
     tokenizer: Tokenizer, compiler: GrammarCompiler, family: str
 ) -> None:
     form = FORMS[family]
-    grammar = compiler.compile(structural_tag=tag_of(form, "auto"))
+    grammar = compiler.compile(structural_tag=tag_of(form, "auto"), whitespace="compact")
     behind = form.around[2]
     call = f'{form.begin("weather")}{{"city":"Oslo","days":12}}{form.end.removesuffix(behind)}'
     call += behind
@@ -221,7 +221,9 @@ def test_free_text(compiler: GrammarCompiler, text: str, taken: bool, complete: 
 
 @pytest.mark.parametrize("kind", ["auto", "required", "or_json"])
 def test_nothing_follows_the_end_of_the_sequence(compiler: GrammarCompiler, kind: str) -> None:
-    matcher = compiler.compile(structural_tag=tag_of(Harmony(), kind)).matcher()
+    matcher = compiler.compile(
+        structural_tag=tag_of(Harmony(), kind), whitespace="compact"
+    ).matcher()
     eos, call = compiler.vocabulary.eos_token_ids
     ids = spelt(compiler, Harmony().begin("now") + '{"utc":true}')
     for token in ids:
