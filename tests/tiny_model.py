@@ -24,6 +24,7 @@ def make_tiny_model(
     template: str = TEMPLATE,
     tags: Sequence[str] = (),
     ends: Sequence[str] = (),
+    context: int = CONTEXT,
 ) -> Path:
     """Write the model to `folder`. Its tokens are bytes and the special tokens, with `tags` among
     them. `ends` end a sequence as `<|end|>` does."""
@@ -50,7 +51,7 @@ def make_tiny_model(
                 "num_attention_heads": HEADS,
                 "num_key_value_heads": KV_HEADS,
                 "vocab_size": vocab,
-                "max_position_embeddings": CONTEXT,
+                "max_position_embeddings": context,
                 "rms_norm_eps": 1e-6,
                 "rope_theta": 10000.0,
                 "hidden_act": "silu",

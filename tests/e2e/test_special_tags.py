@@ -17,6 +17,7 @@ from tests.tiny_model import make_tiny_model
 
 # As gpt-oss's, but that <|end|> ends the sequence, too.
 TEMPLATE = (
+    "{% for tool in tools or [] %}{{ tool.function.name }}{% endfor %}"
     "{% for m in messages %}<|start|>{{ m['role'] }}<|message|>{{ m['content'] }}<|end|>"
     "{% endfor %}{% if add_generation_prompt %}<|start|>assistant{% endif %}{# <|channel|> #}"
 )
@@ -28,7 +29,7 @@ STATES |= {"required": ["state"], "additionalProperties": False}
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("models") / "tiny"
-    return make_tiny_model(folder, template=TEMPLATE, tags=TAGS, ends=["<|call|>"])
+    return make_tiny_model(folder, template=TEMPLATE, tags=TAGS, ends=["<|call|>"], context=1024)
 
 
 @pytest.fixture(scope="module")
@@ -60,6 +61,8 @@ def test_a_call_that_there_has_to_be(tiny: rl.Runtime, skip: bool | None) -> Non
         messages=[{"role": "user", "content": "Lights?"}],
         tools=[tool("lamp"), tool("heater")],
         tool_choice="required",
+        enable_thinking=False,
+        whitespace="compact",
         max_tokens=200,
         logprobs=True,
         **fields,
@@ -107,6 +110,7 @@ def test_what_is_forced_are_the_ids(tiny: rl.Runtime, model: Path) -> None:
         text="Lights?",
         sampling_params={
             "structural_tag": {"type": "structural_tag", "format": {**tag, "end": end}},
+            "whitespace": "compact",
             "max_new_tokens": 120,
             "skip_special_tokens": False,
         },
