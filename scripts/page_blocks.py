@@ -12,6 +12,7 @@ from typing import Any
 
 FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 COMMENT = re.compile(r"<!-- (\w+)(?:: (.*))? -->")
+MODELS = ("embedded", "smollm2")
 ADDRESS = "http://127.0.0.1:30000"
 """That of the server in pages."""
 
@@ -19,8 +20,9 @@ ADDRESS = "http://127.0.0.1:30000"
 @dataclass(frozen=True)
 class Block:
     """`line` is that of its first line of code, from 0. `before` is the line above the block: a
-    comment says what it runs on (`embedded`: the embedded model; `scripted`: what is replied, by
-    the names of the variables), and the words "not run" that it is another project's."""
+    comment says what it runs on (`embedded`: the embedded model; `smollm2`: that one; `scripted`:
+    what is replied, by the names of the variables), and the words "not run" that it is another
+    project's."""
 
     page: Path
     language: str
@@ -29,8 +31,15 @@ class Block:
     before: str
 
     @property
-    def embedded(self) -> bool:
-        return self.before == "<!-- embedded -->"
+    def model(self) -> str | None:
+        """The model that it runs on, as the comment names it."""
+        found = COMMENT.fullmatch(self.before)
+        return found[1] if found and found[1] in MODELS else None
+
+    @property
+    def claims(self) -> list[str]:
+        """What its comments say that it prints."""
+        return re.findall(r"^ *print\(.*\)  # (.+)$", self.code, re.MULTILINE)
 
     @property
     def replies(self) -> dict[str, Any]:

@@ -1,5 +1,5 @@
-"""Every block of code in a document runs, or is read by what would read it. Those that run on the
-embedded model are in e2e/test_doc_blocks.py."""
+"""Every block of code in a document runs, or is read by what would read it. Those that run on a
+model are in e2e/test_doc_blocks.py."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import runpy
 import shlex
 import sys
 import textwrap
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -36,14 +37,14 @@ def of(language: str) -> list[Block]:
 
 def scripted(page: Path) -> list[Block]:
     """The blocks that run here."""
-    return [block for block in blocks(page, "python") if not block.embedded and not block.not_ours]
+    return [block for block in blocks(page, "python") if not block.model and not block.not_ours]
 
 
 def test_every_block_is_of_a_kind_that_is_tested() -> None:
     for page in DOCUMENTS:
         text = page.read_text()
         kinds = set(re.findall(r"^```(.+)$", text, re.M))
-        assert kinds <= {"python", "sh", "yaml", "text", "{eval-rst}"}, page
+        assert kinds <= {"python", "sh", "yaml", "toml", "text", "{eval-rst}"}, page
         assert len(list(blocks(page, "python"))) == text.count("\n```python"), page
 
 
@@ -190,6 +191,12 @@ def test_options_in_a_file_are_read(tmp_path: Path) -> None:
         path.write_text(block.code)
         ours(["serve", "--config", str(path)])
         assert yaml.safe_load(block.code)
+
+
+def test_toml_is_read() -> None:
+    found = of("toml")
+    assert found
+    assert all(tomllib.loads(block.code) for block in found)
 
 
 def test_bodies_of_requests_are_json() -> None:

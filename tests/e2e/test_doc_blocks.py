@@ -1,4 +1,5 @@
-"""The blocks of documents that run on the embedded model do, and the requests to its server."""
+"""The blocks of documents that run on a model do, and say what they print; the requests to its
+server are answered."""
 
 from __future__ import annotations
 
@@ -11,49 +12,74 @@ from typing import Any
 import pytest
 
 import rootlace as rl
-from scripts.page_blocks import ADDRESS, blocks
+from scripts.page_blocks import ADDRESS, MODELS, blocks
 from tests.test_doc_blocks import commands
 from tests.test_docs import DOCUMENTS
 
 PAGES = [
-    page
+    (page, model)
     for page in DOCUMENTS
-    if any(block.embedded for kind in ("python", "sh") for block in blocks(page, kind))
+    for model in MODELS
+    if any(block.model == model for kind in ("python", "sh") for block in blocks(page, kind))
 ]
+each_page = pytest.mark.parametrize(
+    ("page", "model"), PAGES, ids=[f"{page.stem}-{model}" for page, model in PAGES]
+)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+@pytest.fixture
+def started(model: str, request: pytest.FixtureRequest) -> rl.Runtime:
+    """With the model of the page."""
+    runtime: rl.Runtime = request.getfixturevalue("runtime" if model == "embedded" else model)
+    return runtime
+
+
+@each_page
 def test_python_runs(
-    page: Path, runtime: rl.Runtime, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    page: Path,
+    model: str,
+    started: rl.Runtime,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    # Runtimes of the page are this one, so that none is started for it.
-    monkeypatch.setattr(rl, "Runtime", lambda: contextlib.nullcontext(runtime))
-    found = [block for block in blocks(page, "python") if block.embedded]
+
+    def named(name: str = "embedded") -> Any:
+        """Runtimes of the page are this one, so that none is started for it."""
+        assert name == model
+        return contextlib.nullcontext(started)
+
+    monkeypatch.setattr(rl, "Runtime", named)
+    found = [block for block in blocks(page, "python") if block.model == model]
     assert found
     names: dict[str, Any] = {"__name__": "__main__"}
     try:
         for block in found:
-            block.run(names, runtime.url)
+            block.run(names, started.url)
+            printed = capsys.readouterr().out.splitlines()
+            assert [line for line in printed if line in block.claims] == block.claims
     finally:
         rl.set_default_backend(None)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_requests_are_answered(page: Path, runtime: rl.Runtime) -> None:
+@each_page
+def test_requests_are_answered(page: Path, model: str, started: rl.Runtime) -> None:
     for block in blocks(page, "sh"):
         for words in commands(block):
             if words[0] == "curl":
-                request = urllib.request.Request(words[1].replace(ADDRESS, runtime.url))
+                request = urllib.request.Request(words[1].replace(ADDRESS, started.url))
                 request.data = words[words.index("-d") + 1].encode()
                 for at, word in enumerate(words):
                     if word == "-H":
                         request.add_header(*words[at + 1].split(": ", 1))
                 with urllib.request.urlopen(request, timeout=60) as answer:
-                    assert json.load(answer)["choices"]
+                    said = json.load(answer)["choices"]
+                assert said
+                assert model == "embedded" or "Tokyo" in said[0]["message"]["content"]
 
 
 def test_pages_are_found() -> None:
-    assert {"README", "first_program", "cache", "coming_from", "serving"} <= {
-        page.stem for page in PAGES
-    }
+    pages = {(page.stem, model) for page, model in PAGES}
+    assert {("README", "smollm2"), ("first_program", "smollm2")} <= pages
+    assert {(name, "embedded") for name in ("cache", "coming_from", "serving")} <= pages
