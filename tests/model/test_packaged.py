@@ -414,14 +414,15 @@ def test_names_and_paths(
     monkeypatch.setattr(
         local, "packaged_model", lambda name: tiny.model if name == "tiny" else None
     )
-    monkeypatch.setattr(local, "packaged_models", lambda: {"tiny": tiny.model})
+    monkeypatch.setattr(packaged, "packaged_models", lambda: {"tiny": tiny.model})
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
     monkeypatch.chdir(tmp_path)
     path = local_model("tiny")
     assert Path(path).read_bytes() == CONTENT and Path(path).is_relative_to(tmp_path / "home")
     assert known_name("tiny") == "tiny" and known_name("people/tiny:Q8_0") == "people/tiny"
-    with pytest.raises(UnsupportedModel, match="did you mean the model tiny"):
-        local_model("tinny")
+    for near in ("tinny", "TINY", "tiny:latest"):
+        with pytest.raises(UnsupportedModel, match=rf"{near}: .*did you mean the model tiny\?"):
+            local_model(near)
     assert local_model("nothing") == "nothing"
     # A folder or a file that lies here, and a Path, are what they are.
     assert local_model(Path("tiny")) == "tiny" and known_name(Path("tiny")) == ""

@@ -151,7 +151,8 @@ def _not_a_folder(given: str | Path, path: Path) -> UnsupportedModel:
         )
     return _refusal(
         given,
-        "there is no such folder (a model of the Hugging Face hub is named as in Qwen/Qwen3-0.6B)",
+        "there is no such folder (a model of the Hugging Face hub is named as in Qwen/Qwen3-0.6B; "
+        "`rootlace models` lists those that a short name is enough for)",
     )
 
 

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import re
-from difflib import get_close_matches
 from pathlib import Path
 
 from rootlace.runtime.model.hub.name import HubName
 from rootlace.runtime.model.hub.packaged import (
     NAME,
     PackagedFile,
+    near_name,
     packaged_model,
-    packaged_models,
 )
 from rootlace.wire.errors import ServerUnavailable, UnsupportedModel
 
@@ -75,9 +74,10 @@ def _fetched(packaged: PackagedFile) -> Path:
 
 def _suggest(given: str | Path) -> None:
     """Raises `UnsupportedModel` for what is nearly the name of a packaged model."""
-    near = get_close_matches(str(given), packaged_models(), n=1) if _is_bare(given) else []
-    if near:
+    name = "" if isinstance(given, Path) else given.partition(":")[0]  # as Ollama's, with a tag
+    near = near_name(name) if _is_bare(name) and not Path(given).exists() else None
+    if near is not None:
         raise UnsupportedModel(
-            f"{given}: there is no such folder or file; did you mean the model {near[0]}? "
+            f"{given}: there is no such folder or file; did you mean the model {near}? "
             "`rootlace models` lists those that a name is enough for"
         )

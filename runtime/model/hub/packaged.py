@@ -24,6 +24,7 @@ import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from difflib import get_close_matches
 from functools import cached_property
 from importlib import metadata
 from pathlib import Path
@@ -117,6 +118,13 @@ def packaged_model(name: str) -> PackagedModel | None:
     """The model of that name; None where there is none."""
     # The names of installed packages are only looked for where ours do not do: that takes a while.
     return _read(OWN).get(name) or packaged_models().get(name)
+
+
+def near_name(name: str) -> str | None:
+    """The model that `name` is nearly the name of."""
+    known = {one.lower(): one for one in packaged_models()}
+    near = get_close_matches(name.lower(), known, n=1)
+    return known[near[0]] if near else None
 
 
 @dataclass(frozen=True)
