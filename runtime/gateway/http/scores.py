@@ -8,6 +8,7 @@ import uuid
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Annotated, Literal, TypedDict
 
 import msgspec
@@ -284,7 +285,10 @@ class Scores:
     def _is_reranker(self) -> bool:
         """No file says that a model was trained to judge, but the names of such models do."""
         info, template = self._gateway.model_info, self._gateway.chat.source or ""
-        return "rerank" in f"{info.name} {info.path}".lower() or _JUDGE in template
+        path = Path(info.path)
+        # Of the folders above it only the hub's is called as the model is.
+        names = (info.name, path.name, *(one for one in path.parts if one.startswith("models--")))
+        return "rerank" in " ".join(names).lower() or _JUDGE in template
 
     async def _judged(
         self, body: _Ranked, pairs: Sequence[tuple[str, str]], place: _Place, field: str

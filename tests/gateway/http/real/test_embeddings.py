@@ -108,6 +108,13 @@ async def test_a_model_that_is_no_reranker_ranks_by_embeddings(
     for method, expected in ((None, "judge"), ("embeddings", "embeddings")):
         _, ranked = await ask("/v1/rerank", query="q", documents=["a"], method=method)
         assert ranked["method"] == expected
+    for path, expected in (
+        ("/hub/models--Qwen--Qwen3-Reranker-0.6B/snapshots/0a1b", "judge"),
+        ("/home/me/rerankers/tiny", "embeddings"),  # a folder that holds it is not its name
+    ):
+        real.gateway.model_info = msgspec.structs.replace(info, path=path)
+        _, ranked = await ask("/v1/rerank", query="q", documents=["a"])
+        assert ranked["method"] == expected, path
     real.gateway.model_info = info
     for given, param in (
         ({"instruction": "Which?"}, "instruction"),
