@@ -72,6 +72,9 @@ def make_params(
     names = names or {}
     own = {key: value for key, value in fields.items() if value is not None or key == "max_tokens"}
     given: dict[str, Any] = {"max_tokens": None, **(defaults or {}), **model.sampling, **own}
+    if "max_tokens" not in own and given["max_tokens"] is not None:
+        # Whoever asks for more than the default bound has not asked for the bound.
+        given["max_tokens"] = max(given["max_tokens"], own.get("min_tokens", 0))
     vocab_size = model.vocab_size
     for key in ("stop_token_ids", "logit_bias"):
         for token in given.get(key, ()):

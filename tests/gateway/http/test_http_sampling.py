@@ -184,6 +184,15 @@ def test_the_log_says_what_is_in_force(tmp_path: Path, caplog: pytest.LogCapture
     assert line.levelno == logging.WARNING
     assert line.getMessage().startswith("tiny recommends no sampling: ")
     assert "--default-sampling temperature=0.7" in line.getMessage()
+    # A bound on answers says nothing of how they are drawn.
+    caplog.clear()
+    config = GatewayConfig(
+        model=str(folder), program_address="", default_sampling=("max_tokens=5",)
+    )
+    ModelTexts.read(config).log_sampling("tiny")
+    said = [record.getMessage() for record in caplog.records]
+    assert said[0] == "default sampling of tiny: max_tokens 5 (--default-sampling)"
+    assert said[1].startswith("tiny recommends no sampling: ") and len(said) == 2
     caplog.clear()
     folder_with(folder, temperature=0.6)
     config = GatewayConfig(model=str(folder), program_address="", default_sampling=("top_k=5",))
@@ -293,6 +302,14 @@ async def test_a_request_for_no_limit_wins(serve: Serve) -> None:
     ) as reply:
         assert reply.status == 200
     assert served.gateway.last_generate.params.max_tokens is None
+
+
+async def test_a_request_for_more_than_the_default_bound_wins(serve: Serve) -> None:
+    served = await serve(gateway_of(max_tokens=7))
+    for name in ("chat", "responses"):
+        params = await params_of(served, name, min_tokens=9)
+        assert (params.min_tokens, params.max_tokens) == (9, 9)
+        assert (await params_of(served, name, min_tokens=5)).max_tokens == 7
 
 
 async def test_ollamas_seed_of_minus_one_is_left_open(served: Served) -> None:

@@ -22,7 +22,8 @@ _LOGPROBS = refused("use /v1/chat/completions")
 # Ollama's names of the parameters that it calls otherwise, by ours.
 NAMES = {"max_tokens": "num_predict", "repetition_penalty": "repeat_penalty"}
 DEFAULTS = {"temperature": 0.8, "top_k": 40, "top_p": 0.9}
-"""Ollama's own (`DefaultOptions` of its api/types.go), as far as they are not ours as well."""
+"""Ollama's own (`DefaultOptions` of its api/types.go), as far as they are not ours as well; but for
+`repeat_penalty` 1.1, which is about the last 64 tokens there: of all tokens it would be another."""
 
 
 class Options(Body):
