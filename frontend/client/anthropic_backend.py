@@ -73,11 +73,14 @@ class _Anthropic:
     def generate(self, request: ChatRequest, tell: Tell) -> Reply:
         told = [each for each in request.messages if each.role != "system"]
         system = "\n\n".join(each.text for each in request.messages if each.role == "system")
+        options = options_of(request.params, self.abilities)
+        if options.get("top_k", 1) <= 0:
+            del options["top_k"]  # only what is not said is off there
         body: dict[str, Any] = {
             "model": self._model,
             "max_tokens": request.params.max_tokens or _MOST,
             "messages": [{"role": each.role, "content": _blocks(each)} for each in told],
-            **options_of(request.params, self.abilities),
+            **options,
             "stream": request.stream,
         }
         if system:

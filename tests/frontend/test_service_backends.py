@@ -235,6 +235,21 @@ def test_litellm(litellm: LiteLLM) -> None:
         chat.run("?", backend=backend)
 
 
+@pytest.mark.parametrize("off", [-1, 0])
+def test_top_k_is_turned_off_by_saying_nothing(
+    service: Anthropic, backend: rl.AnthropicBackend, litellm: LiteLLM, off: int
+) -> None:
+    @rl.function
+    def program(s):
+        s += rl.user("Hi") + rl.assistant(rl.gen("x", top_k=off, temperature=1.0))
+
+    litellm.said = "Hi."
+    program.run(backend=backend)
+    program.run(backend=rl.LiteLLMBackend("gemini/x"))
+    for asked in (service.asked[0], litellm.asked[0]):
+        assert asked["temperature"] == 1.0 and "top_k" not in asked
+
+
 def test_litellm_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "litellm", None)
     with pytest.raises(InvalidRequest, match="rootlace\\[litellm\\]"):
