@@ -1,6 +1,6 @@
-"""Draws the page of a server with the embedded model: docs/screens/*.png.
+"""Draws the page of a server with the model smollm2: docs/screens/*.png.
 
-python scripts/screenshots.py     (needs playwright and Debian's chromium)
+python scripts/screenshots.py     (needs playwright, Debian's chromium and that model)
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ REVIEWS = ("A warm film.", "It never ends.", "The light was beautiful.", "Two ho
 
 @rl.function
 def review(s: rl.ProgramState, text: str) -> None:
-    s += "Say whether a review is positive or negative.\n"
-    s += "Review: I laughed all the way through.\nLabel: positive\n"
-    s += "Review: The plot makes no sense.\nLabel: negative\n"
+    s += "Say whether a review is good or bad.\n"
+    s += "Review: I laughed all the way through.\nLabel: good\n"
+    s += "Review: The plot makes no sense.\nLabel: bad\n"
     s += f"Review: {text}\nLabel:" + rl.gen("label", max_tokens=3, temperature=0)
 
 
@@ -31,7 +31,7 @@ def review(s: rl.ProgramState, text: str) -> None:
 def tale(s: rl.ProgramState, name: str, width: int) -> None:
     s += f"Once upon a time {name} found a door in the old garden wall."
     forks = s.fork(width)
-    forks += lambda i: f" Behind it, number {i}," + rl.gen("next", max_tokens=40, temperature=1)
+    forks += lambda i: f" Behind it, number {i}," + rl.gen("next", max_tokens=40, temperature=0.5)
     forks.join()
 
 
@@ -72,7 +72,7 @@ def shoot(page: Page, name: str) -> None:
 def draw(runtime: rl.Runtime, page: Page) -> None:
     page.set_default_timeout(120_000)
     page.goto(runtime.url or "")
-    page.locator("#model", has_text="demo").wait_for()
+    page.locator("#model", has_text="smollm2").wait_for()
     page.fill("#temperature", "0")
     page.fill("#max_tokens", "60")
     page.click("#form-of-answer summary")
@@ -81,7 +81,7 @@ def draw(runtime: rl.Runtime, page: Page) -> None:
         page.locator("#fields input").nth(at).fill(name)
         page.locator("#fields select").nth(at).select_option(kind)
     ask(page, "Extract name and age as JSON.\n\nIda Lund is 47 years old.")
-    page.locator(".token").nth(4).hover()
+    page.locator(".token").last.hover()
     shoot(page, "playground")
     stamped(runtime)
     stop = threading.Event()
@@ -107,7 +107,7 @@ def draw(runtime: rl.Runtime, page: Page) -> None:
 def main() -> None:
     FOLDER.mkdir(exist_ok=True)
     chromium = shutil.which("chromium") or shutil.which("chromium-browser")
-    with rl.Runtime(http_port=0, served_name="demo") as runtime, sync_playwright() as started:
+    with rl.Runtime("smollm2", http_port=0) as runtime, sync_playwright() as started:
         browser = started.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
         draw(runtime, browser.new_page(viewport=WIDE, color_scheme="light"))
         browser.close()
