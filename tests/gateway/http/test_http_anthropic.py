@@ -189,7 +189,7 @@ async def test_what_is_written_of_a_forced_call_is_counted(served: Served) -> No
     counted = {"messages": ASK["messages"], "model": "fake"}
     _, plain = await post(served, {**counted, "tools": given["tools"]}, "/v1/messages/count_tokens")
     _, forced = await post(served, {**counted, **given}, "/v1/messages/count_tokens")
-    assert forced["input_tokens"] == total == plain["input_tokens"] + len("<tool_call>")
+    assert forced["input_tokens"] == total == plain["input_tokens"] + len("<tool_call>\n")
 
 
 IMAGE = {"type": "image", "source": {}}

@@ -197,7 +197,7 @@ async def test_a_forced_tool_call(served: Served, stream: bool) -> None:
             calls = [(c.function.name, c.function.arguments) for c in made]
         assert calls == [("now", '{"x":1}')]
         assert finish == "tool_calls"
-        assert served.gateway.last_parts[-1] == Text("<tool_call>", special=True)
+        assert served.gateway.last_parts[-1] == Text("<tool_call>\n", special=True)
         constraint = served.gateway.last_generate.constraint
         assert constraint is not None and constraint.kind == "json_schema"
         schema = json.loads(constraint.source)

@@ -197,11 +197,11 @@ async def test_a_call_that_is_forced_comes_behind_thoughts(
         found, gateway = await asked(serve, source, path, **tools)
         thoughts = gateway.last_generate.thoughts
         assert found.endswith(end) and thoughts is not None
-        assert (thoughts.begin, thoughts.then) == (begin, "<tool_call>")
+        assert (thoughts.begin, thoughts.then) == (begin, "<tool_call>\n")
     # Without thoughts it is written for the model, as ever.
     none = dict(NONE)[path] if path != CHAT else {"reasoning_effort": "none"}
     found, gateway = await asked(serve, OPEN, path, **tools, **none)
-    assert found.endswith("<think>\n\n</think>\n\n<tool_call>")
+    assert found.endswith("<think>\n\n</think>\n\n<tool_call>\n")
     assert gateway.last_generate.thoughts is None
 
 

@@ -60,8 +60,8 @@ def forced_call(
     if choice.parallel:
         return (), _calls(tools, form, options)
     if form.trigger == HERMES.begin:
-        # One call's JSON, where the model has learnt to write it.
-        begin = Text(HERMES.begin, special=True)
+        # One call's JSON, where the model has learnt to write it, and reads it in a later turn.
+        begin = Text(form.begin(_NAME).partition("{")[0], special=True)
         return (begin,), _asked("json_schema", _one_of(tools), options, tools)
     if len(tools) == 1:
         asked = _asked("json_schema", _parameters(tools[0]), options, tools)
