@@ -197,3 +197,38 @@ async def test_what_is_dropped_is_logged(served: Served, caplog: pytest.LogCaptu
 async def test_content_is_never_dropped(served: Served, message: Any, param: str) -> None:
     async with served.http.post("/v1/chat/completions", json={"messages": [message]}) as reply:
         assert reply.status == 400 and param in (await reply.json())["error"]["param"]
+
+
+@pytest.mark.parametrize(
+    "path, body, missing",
+    [
+        ("/api/chat", {"messages": [{"role": "user", "contnt": "hi"}]}, "messages[0].content"),
+        (
+            "/v1/chat/completions",
+            {"messages": [{**USER, "content": [{"type": "text", "txt": "hi"}]}]},
+            "messages[0].content[0].text",
+        ),
+        (
+            "/v1/chat/completions",
+            {"messages": [{**USER, "content": [{"type": "refusal", "text": "hi"}]}]},
+            "messages[0].content[0].refusal",
+        ),
+        (
+            "/v1/responses",
+            {"input": [{**USER, "content": [{"type": "input_text", "txt": "hi"}]}]},
+            "input[0].content[0].text",
+        ),
+        (
+            "/v1/responses",
+            {"input": [{**USER, "content": [{"type": "input_image", "image_url": "x"}]}]},
+            "input[0].content[0]: only text is served, not 'input_image'",
+        ),
+    ],
+)
+async def test_what_is_misspelt_is_missed(
+    served: Served, path: str, body: dict[str, Any], missing: str
+) -> None:
+    """A field that is dropped is not taken for a text that is empty."""
+    async with served.http.post(path, json={"model": "fake", **body}) as reply:
+        assert reply.status == 400
+        assert missing in await reply.text()

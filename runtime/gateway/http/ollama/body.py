@@ -180,12 +180,16 @@ def constraint_of(body: AnswerBody) -> Asked | None:
 
 
 def messages_of(messages: list[Message]) -> list[dict[str, Any]]:
-    """As chat templates take them. Raises InvalidParameter for images."""
+    """As chat templates take them. Raises InvalidParameter for images, and where there is nothing
+    that somebody else than the model said."""
     found = []
     for index, given in enumerate(messages):
         if given.images:
             param = f"messages[{index}].images"
             raise InvalidParameter(param, f"{param}: only text is served")
+        if given.content is None and given.role != "assistant":
+            param = f"messages[{index}].content"
+            raise InvalidParameter(param, f"{param} is missing")
         message: dict[str, Any] = {"role": given.role, "content": given.content or ""}
         if given.tool_calls:
             message["tool_calls"] = [

@@ -77,12 +77,12 @@ def text_of(content: str | list[ContentPart], param: str) -> str:
         return content
     texts = []
     for index, part in enumerate(content):
-        text = part.refusal if part.type == "refusal" else part.text
-        if part.type not in ("text", "refusal") or text is None:
-            raise InvalidParameter(
-                f"{param}[{index}]",
-                f"{param}[{index}]: only text parts are supported, not {part.type!r}",
-            )
+        where, name = f"{param}[{index}]", "refusal" if part.type == "refusal" else "text"
+        if not part.type.endswith(("text", "refusal")):  # also `input_text` and the like
+            raise InvalidParameter(where, f"{where}: only text is served, not {part.type!r}")
+        text = part.refusal if name == "refusal" else part.text
+        if text is None:
+            raise InvalidParameter(f"{where}.{name}", f"{where}.{name} is missing")
         texts.append(text)
     return "".join(texts)
 

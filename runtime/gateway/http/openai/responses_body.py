@@ -15,8 +15,8 @@ from rootlace.runtime.gateway.http.errors import InvalidParameter
 from rootlace.runtime.gateway.http.fields import ignored, refused
 from rootlace.runtime.gateway.http.handling import HandlingBody
 from rootlace.runtime.gateway.http.openai.body import ACCOUNT, CACHE
-from rootlace.runtime.gateway.http.openai.conversation import call_of
-from rootlace.runtime.gateway.http.openai.messages import CLIENTS_RUN
+from rootlace.runtime.gateway.http.openai.conversation import call_of, text_of
+from rootlace.runtime.gateway.http.openai.messages import CLIENTS_RUN, ContentPart
 from rootlace.runtime.gateway.http.sampling import with_sampling
 from rootlace.wire.protocol import Constraint
 
@@ -33,24 +33,16 @@ Included = Literal[
 """What clients may ask for that OpenAI leaves out otherwise."""
 
 
-class Part(History):
-    """Content. Only text can be read."""
-
-    type: str
-    text: str | None = None
-    refusal: str | None = None
-
-
 class Item(History):
     """A message, a call, its result, or thoughts. What came in an answer may be sent back."""
 
     type: Literal["message", "function_call", "function_call_output", "reasoning"] = "message"
     role: Literal["user", "assistant", "system", "developer"] | None = None
-    content: str | list[Part] | None = None
+    content: str | list[ContentPart] | None = None
     call_id: str | None = None
     name: str | None = None
     arguments: str | None = None
-    output: str | list[Part] | None = None
+    output: str | list[ContentPart] | None = None
 
 
 class FunctionTool(Body):
@@ -155,9 +147,9 @@ def messages_of(
     for index, item in enumerate(given):
         param = f"input[{index}]"
         if item.type == "reasoning":
-            thoughts += _text(item.content or [], f"{param}.content")
+            thoughts += text_of(item.content or [], f"{param}.content")
         elif item.type == "function_call_output":
-            content = _text(_given(item, "output", param), f"{param}.output")
+            content = text_of(_given(item, "output", param), f"{param}.output")
             call_id = _given(item, "call_id", param)
             if call_id not in calls:
                 raise InvalidParameter(
@@ -174,7 +166,7 @@ def messages_of(
         else:
             # "developer" is OpenAI's newer name of the system role; templates know the old one.
             role = _given(item, "role", param).replace("developer", "system")
-            content = _text(_given(item, "content", param), f"{param}.content")
+            content = text_of(_given(item, "content", param), f"{param}.content")
             messages.append({"role": role, "content": content})
         if thoughts and messages and messages[-1]["role"] == "assistant":
             messages[-1]["reasoning_content"] = thoughts
@@ -236,18 +228,3 @@ def _given(item: Item, field: str, param: str) -> Any:
     if value is None:
         raise InvalidParameter(f"{param}.{field}", f"{param}.{field} is missing")
     return value
-
-
-def _text(content: str | list[Part], param: str) -> str:
-    if isinstance(content, str):
-        return content
-    texts = []
-    for index, part in enumerate(content):
-        text = part.refusal if part.type == "refusal" else part.text
-        if text is None:
-            raise InvalidParameter(
-                f"{param}[{index}]",
-                f"{param}[{index}]: only text parts are supported, not {part.type!r}",
-            )
-        texts.append(text)
-    return "".join(texts)
