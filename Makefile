@@ -69,7 +69,9 @@ $(READY): pyproject.toml constraints.txt scripts/setup_env.py
 	echo "Python 3.11 or newer is needed and none was found; name one: make PYTHON=... setup" >&2; \
 	exit 1
 
+# The first compilation takes a minute or more: it is done where it can be seen.
 demo: $(READY)
+	-@$(BIN)/python -m rootlace.kernels.native
 	@$(BIN)/python examples/quickstart.py
 
 # Native kernels are compiled before, so that no test with a time limit pays for it; without a
