@@ -42,3 +42,15 @@ def with_exact_schemas(lark: str, exact: Callable[[int, dict[str, Any]], dict[st
             parts.append(lark[position:end])
         position = end
     return "".join(parts) + lark[position:]
+
+
+def schemas_of_grammar(lark: str) -> list[str]:
+    """The schemas in a grammar, each as JSON text."""
+    found: list[str] = []
+
+    def note(line: int, schema: dict[str, Any]) -> dict[str, Any]:
+        found.append(json.dumps(schema))
+        return schema
+
+    with_exact_schemas(lark, note)
+    return found

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 import msgspec
 
 from rootlace.runtime.constrained.schema.json_text import WHITESPACES
+from rootlace.runtime.constrained.sources.embedded_schemas import schemas_of_grammar
 from rootlace.runtime.gateway.http.body import Body
 from rootlace.runtime.gateway.http.errors import InvalidParameter, RefusedConstraint
 from rootlace.runtime.gateway.http.fields import ignored, refused
@@ -130,8 +131,9 @@ class Asked:
             strict = self.strict or given.strict
             if given.kind == "json_schema":
                 _check_keywords(given.source, self.param, self.param, strict)
-            elif given.kind == "structural_tag":
-                for schema in _schemas_within(given.source):
+            elif given.kind in ("structural_tag", "ebnf"):
+                within = _schemas_within if given.kind == "structural_tag" else schemas_of_grammar
+                for schema in within(given.source):
                     _check_keywords(schema, self.param, self.param, strict)
         for tool in self.tools:
             source = msgspec.json.encode(tool.schema).decode()

@@ -24,6 +24,8 @@ TOLD = "json_schema: $.propertes is no keyword; did you mean 'properties'?"
 CHAT = {"model": "fake", "messages": [{"role": "user", "content": "hi"}]}
 TAG = {"structures": [{"begin": "<a>", "schema": WRONG, "end": "</a>"}], "triggers": ["<a"]}
 
+GRAMMAR = f'start: "%json {{" %json {json.dumps(WRONG)}'
+
 
 def _named(strict: bool | None) -> dict[str, Any]:
     given = {"name": "n", "schema": WRONG, "strict": strict}
@@ -45,6 +47,8 @@ REQUESTS: list[tuple[str, dict[str, Any], str]] = [
     ("/v1/chat/completions", {**CHAT, **_named(None)}, "response_format"),
     ("/v1/chat/completions", {**CHAT, "json_schema": WRONG}, "json_schema"),
     ("/v1/chat/completions", {**CHAT, "structural_tag": TAG}, "structural_tag"),
+    ("/v1/chat/completions", {**CHAT, "ebnf": GRAMMAR}, "ebnf"),
+    ("/v1/completions", {"prompt": "a", "guided_grammar": GRAMMAR}, "guided_grammar"),
     ("/v1/chat/completions", {**CHAT, **_tool(None)}, "tool 'f'"),
     ("/v1/chat/completions", {**CHAT, **_tool(None), "tool_choice": "required"}, "tool 'f'"),
     ("/v1/completions", {"prompt": "a", "guided_json": WRONG}, "guided_json"),
@@ -83,6 +87,7 @@ async def test_a_misspelt_keyword_is_told(
         ("/v1/chat/completions", {**CHAT, **_named(True)}, "response_format"),
         ("/v1/chat/completions", {**CHAT, "json_schema": WRONG, "strict": True}, "json_schema"),
         ("/v1/chat/completions", {**CHAT, "structural_tag": TAG, "strict": True}, "structural_tag"),
+        ("/v1/chat/completions", {**CHAT, "ebnf": GRAMMAR, "strict": True}, "ebnf"),
         ("/v1/chat/completions", {**CHAT, **_tool(True)}, "tools"),
         ("/v1/chat/completions", {**CHAT, **_tool(True), **_named(False)}, "tools"),
         ("/v1/chat/completions", {**CHAT, **_tool(False), **_named(True)}, "response_format"),
