@@ -145,7 +145,7 @@ class ToolPrompt:
         def turn() -> None:
             if results:
                 results.sort(key=lambda one: order.get(one.get("tool_call_id"), len(order)))
-                texts = [f"{RESULT[0]}{_content(one)}{RESULT[1]}" for one in results]
+                texts = [f"{RESULT[0]}{_enclosed(one)}{RESULT[1]}" for one in results]
                 found.append({"role": "user", "content": "\n".join(texts)})
                 results.clear()
 
@@ -260,6 +260,11 @@ def _encoded(message: Message) -> Message:
         source = given if isinstance(given, str) else json.dumps(given, ensure_ascii=False)
         calls.append({**call, "function": {**call["function"], "arguments": source}})
     return {**message, "tool_calls": calls} if calls else message
+
+
+def _enclosed(result: Message) -> str:
+    """Its content, which cannot end the result: what follows would be the user's words."""
+    return re.sub(r"<(?=/\s*tool_response)", r"<\\", _content(result), flags=re.IGNORECASE)
 
 
 def _content(message: Mapping[str, Any]) -> str:
