@@ -161,17 +161,23 @@ def _misspelt(schema: Any) -> Iterator[Remark]:
 
 
 def _nodes(schema: Any, path: str, undated: bool = False) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The schemas that are objects, each with its path; `undated`: not what names a draft."""
-    if isinstance(schema, list):  # an older draft's `items`
-        for index, each in enumerate(schema):
-            yield from _nodes(each, f"{path}[{index}]", undated)
-    if not isinstance(schema, dict) or (undated and "$schema" in schema):
-        return
-    yield path, schema
-    for name, value in schema.items():
-        here = f"{path}.{name}"
-        if name in _MAPS and isinstance(value, dict):
-            for key, each in value.items():
-                yield from _nodes(each, f"{here}.{key}", undated)
-        elif name in _LISTS or name in _SINGLE:
-            yield from _nodes(value, here, undated)
+    """The schemas that are objects, each with its path; `undated`: not what names a draft.
+
+    Without recursion: a schema may be deeper than Python's stack.
+    """
+    left = [(path, schema)]
+    while left:
+        path, node = left.pop()
+        if isinstance(node, list):  # an older draft's `items`
+            left += reversed([(f"{path}[{at}]", each) for at, each in enumerate(node)])
+        if not isinstance(node, dict) or (undated and "$schema" in node):
+            continue
+        yield path, node
+        below: list[tuple[str, Any]] = []
+        for name, value in node.items():
+            here = f"{path}.{name}"
+            if name in _MAPS and isinstance(value, dict):
+                below += [(f"{here}.{key}", each) for key, each in value.items()]
+            elif name in _LISTS or name in _SINGLE:
+                below.append((here, value))
+        left += reversed(below)

@@ -49,8 +49,8 @@ PERSON = {
 DISTINCT = {"type": "array", "items": {"enum": [1, 2, 3]}, "minItems": 3, "uniqueItems": True}
 CONSTRAINTS = {
     1: Constraint("ebnf", 'root ::= "(" root ")" [a-z] | [a-z .]+ "!"'),
-    2: Constraint("json_schema", json.dumps(PERSON)),
-    4: Constraint("json_schema", json.dumps(DISTINCT)),
+    2: Constraint("json_schema", json.dumps(PERSON), whitespace="compact"),
+    4: Constraint("json_schema", json.dumps(DISTINCT), whitespace="compact"),
     5: Constraint("regex", "(Dear (true|null), ?[a-z ]{9,19}; )+yours"),
 }
 """Of the requests at these places: with tokens that are forced, and tokens that are taken back."""
