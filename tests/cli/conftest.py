@@ -75,7 +75,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny_model(tmp_path_factory.mktemp("models") / "tiny")
+    # Room for tools that are listed in our own words.
+    return make_tiny_model(tmp_path_factory.mktemp("models") / "tiny", context=2048)
 
 
 @pytest.fixture(scope="session")

@@ -142,7 +142,7 @@ def test_special_tokens_are_forced_with_the_text_around_them(folders: dict[str, 
     end = "}]<|box_end|>Ok<|box_end|>\n then"
     content = {"type": "json_schema", "json_schema": {"const": {"utc": True}}}
     tag = {"type": "tag", "begin": begin, "content": content, "end": end}
-    matcher = compiler.compile(structural_tag={"format": tag}).matcher()
+    matcher = compiler.compile(structural_tag={"format": tag}, whitespace="compact").matcher()
     ids = tokenizer.encode(f'{begin}{{"utc":true}}{end}', add_special_tokens=False).ids
     assert matcher.forced_tokens() == ids
     assert all(map(matcher.advance, ids)) and matcher.is_finished()

@@ -44,15 +44,19 @@ def test_a_known_way_is_gone_at_once(compiler: GrammarCompiler, kind: str) -> No
         assert other.ready is None or other.ready is expected
         assert not other.try_advance_fast(compiler.vocabulary.eos_token_ids[0], False)
         last = count + 1 == len(tokens)
-        assert other.try_advance_fast(token, False) is not last, (
-            "what may be the end is not taken in"
-        )
+        taken = other.try_advance_fast(token, False)
+        if kind == "open":  # its keys are checked, which the fast way does not do
+            assert not taken
+            assert other.advance(token)
+            continue
+        assert taken is not last, "what may be the end is not taken in"
         if not last:
             row = other.ready
             assert row is not None and row.table.filled(row.row)
             mask = np.unpackbits(row.table.rows[row.row].view(np.uint8), bitorder="little")
             np.testing.assert_array_equal(mask[:4096].astype(bool), other.allowed_mask())
-    assert other.advance(tokens[-1]) and other.is_finished()
+    assert kind == "open" or other.advance(tokens[-1])
+    assert other.is_finished()
     other.rollback(len(tokens))
     again = made(compiler, kind)
     np.testing.assert_array_equal(other.allowed_mask(), again.allowed_mask())

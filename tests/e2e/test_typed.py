@@ -100,7 +100,13 @@ KINDS: list[Any] = [
 def value(s: Any, kind: Any, seed: int) -> None:
     s += "An example: "
     # A type of None is no type.
-    s += rl.gen("x", type=type(None) if kind is None else kind, max_tokens=160, seed=seed)
+    s += rl.gen(
+        "x",
+        type=type(None) if kind is None else kind,
+        max_tokens=160,
+        seed=seed,
+        whitespace="compact",
+    )
 
 
 def test_every_value_can_be_read(runtime: rl.Runtime) -> None:
