@@ -33,6 +33,7 @@ from rootlace.runtime.config import (
 )
 from tests.cli.conftest import CPU, Serve
 from tests.processes import alive
+from tests.tiny_model import make_tiny_model
 from tests.waiting import eventually
 
 
@@ -69,17 +70,25 @@ def test_it_answers_http_and_programs(served: Serve) -> None:
         backend.close()
 
 
-def test_a_forced_tool_call(served: Serve) -> None:
+@pytest.mark.slow
+def test_a_forced_tool_call(tmp_path: Path) -> None:
     """Even a model of random weights calls the tool that it has to, with arguments that fit."""
     x = {"type": "object", "properties": {"x": {"enum": [17, 23]}}, "required": ["x"]}
     parameters = {**x, "additionalProperties": False}
-    with openai.OpenAI(base_url=f"{served.url}/v1", api_key="none") as client:
-        reply = client.chat.completions.create(
-            model="tiny",
-            messages=[{"role": "user", "content": "go"}],
-            tools=[{"type": "function", "function": {"name": "pick", "parameters": parameters}}],
-            tool_choice="required",
-        )
+    # Its context has room for the tools, which are listed in our own words.
+    serve = Serve(make_tiny_model(tmp_path / "tiny", context=2048), "--port", "0", *CPU)
+    try:
+        with openai.OpenAI(base_url=f"{serve.url}/v1", api_key="none") as client:
+            reply = client.chat.completions.create(
+                model="tiny",
+                messages=[{"role": "user", "content": "go"}],
+                tools=[
+                    {"type": "function", "function": {"name": "pick", "parameters": parameters}}
+                ],
+                tool_choice="required",
+            )
+    finally:
+        serve.stop()
     (call,) = reply.choices[0].message.tool_calls or ()
     assert call.type == "function" and call.function.name == "pick"
     assert json.loads(call.function.arguments)["x"] in (17, 23)
