@@ -5,7 +5,9 @@
 PYTHON ?=
 VENV := .venv
 BIN := $(VENV)/bin
+comma := ,
 READY := $(VENV)/.ready
+RUNTIME := $(VENV)/.runtime
 CLIENTS := .venv-clients
 TOOLS := .venv-tools
 MYPY_TREE := build/mypy
@@ -56,21 +58,29 @@ help:
 
 setup: $(READY)
 
-# The stamp makes the second run free: pip is asked again only when the requirements change.
-$(READY): pyproject.toml constraints.txt scripts/setup_env.py
+# The stamps make the second run free: pip is asked again only when the requirements change.
+define environment
 	@for python in $(PYTHON) python3 python3.12 python3.11 python3.13 python3.14 python; do \
 	  if "$$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then \
-	    "$$python" scripts/setup_env.py --venv $(VENV) --editable --extras runtime,test,clients,docs \
-	      --models smollm2 && touch $@; exit; \
+	    "$$python" scripts/setup_env.py --venv $(VENV) --editable $(1) && touch $(2); exit; \
 	  elif [ -n "$(PYTHON)" ]; then \
 	    echo "PYTHON=$(PYTHON) is not Python 3.11 or newer" >&2; exit 1; \
 	  fi; \
 	done; \
 	echo "Python 3.11 or newer is needed and none was found; name one: make PYTHON=... setup" >&2; \
 	exit 1
+endef
+REQUIREMENTS := pyproject.toml constraints.txt scripts/setup_env.py
+
+$(READY): $(REQUIREMENTS)
+	$(call environment,--extras runtime$(comma)test$(comma)clients$(comma)docs --models smollm2,$(RUNTIME) $@)
+
+# What a program needs, without what tests and docs need: a demo should not wait for these.
+$(RUNTIME): $(REQUIREMENTS)
+	$(call environment,--extras runtime,$@)
 
 # The first compilation takes a minute or more: it is done where it can be seen.
-demo: $(READY)
+demo: $(RUNTIME)
 	-@$(BIN)/python -m rootlace.kernels.native
 	@$(BIN)/python examples/quickstart.py
 
