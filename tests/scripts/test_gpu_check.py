@@ -181,6 +181,7 @@ def test_the_summary_names_what_failed_and_what_did_not_run(
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3600)  # some minutes where nothing else runs
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
 def test_all_of_it_is_rehearsed_on_a_cpu(check: ModuleType, tmp_path: Path) -> None:
     """Every part to its end, with the Python of the tests; figures mean nothing."""

@@ -117,6 +117,7 @@ def test_other_tokens_are_told_unless_two_are_all_but_equal() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("way", range(1, len(smoke.WAYS)))
 def test_every_reserve_runs(way: int, tmp_path: Path) -> None:
     """Rehearsed in a process, as the interpreter has to be chosen before kernels are defined."""
