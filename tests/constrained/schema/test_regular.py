@@ -282,6 +282,12 @@ OPEN: list[Any] = [
 ]
 
 
+def test_several_looks_are_one_automaton() -> None:
+    """What each of them asks for stands in the text, in any order."""
+    regex = regex_of_schema({"type": "string", "pattern": "^(?=.*a.{40})(?=.*b.{40})(?=.*c.{40})"})
+    assert regex is not None
+
+
 @pytest.mark.parametrize("schema", OPEN, ids=lambda schema: compact(schema)[:60])
 def test_not_regular(schema: Any) -> None:
     assert regex_of_schema(schema) is None
