@@ -100,13 +100,7 @@ KINDS: list[Any] = [
 def value(s: Any, kind: Any, seed: int) -> None:
     s += "An example: "
     # A type of None is no type.
-    s += rl.gen(
-        "x",
-        type=type(None) if kind is None else kind,
-        max_tokens=160,
-        seed=seed,
-        whitespace="compact",
-    )
+    s += rl.gen("x", type=type(None) if kind is None else kind, max_tokens=160, seed=seed)
 
 
 def test_every_value_can_be_read(runtime: rl.Runtime) -> None:

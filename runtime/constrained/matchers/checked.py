@@ -7,7 +7,6 @@ from its beginning, with another beginning.
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable
 
@@ -204,8 +203,8 @@ class CheckedMatcher(Matcher):
         counts = self._failures
         way = self._text.way
         for start in starts:
-            place = bisect_right(self._text.lengths, start) - 1
-            key = (way[min(place, len(way) - 1)], start)
+            place, before = self._text.beginning(start)
+            key = (way[min(place, len(way) - 1)], before)
             counts[key] += 1
             if counts[key] % PATIENCE and violation.length:  # without: there is no way on
                 return False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 
 import numpy as np
@@ -12,7 +13,8 @@ from rootlace.runtime.constrained.tokens import bitmask
 from rootlace.runtime.constrained.tokens.vocabulary import Vocabulary
 from rootlace.runtime.contracts.matcher import Matcher
 
-_WHITESPACES = tuple(gap.encode() for gap in WHITESPACES)
+_GAPS = sorted({gap[at:].encode() for gap in WHITESPACES for at in range(len(gap))})
+"""White space that may stand before a value, and what may be left of it."""
 MAX_NUMBER = 24
 """So long may a whole text that is one number grow while it may not end."""
 
@@ -136,22 +138,39 @@ class CheckedText:
             self.exclude(np.array([token], np.int32))
         return True
 
+    def beginning(self, start: int) -> tuple[int, int]:
+        """The place before the value that starts at byte `start`, and before the white space ahead
+        of that value; and the bytes of other text between the two.
+
+        Values that differ in that white space alone have these in common.
+        """
+        place = bisect_right(self.lengths, start) - 1
+        while 0 < place <= len(self.tokens) and self._token(place - 1).isspace():
+            place -= 1
+        between = b"".join(map(self._token, range(place, len(self.tokens))))
+        return place, len(between[: max(start - self.lengths[place], 0)].rstrip())
+
+    def _token(self, index: int) -> bytes:
+        return self._vocabulary.token_bytes[self.tokens[index]]
+
     def begin_differently(self, place: int, start: int) -> bool:
         """Go back to the first place from `place` on (but before this one) where, with what was
         tried there excluded, something can follow. False, with nothing changed, if none is."""
         tried = self.tokens[place:]
+        text = b"".join(map(self._token, range(place, len(self.tokens))))
         self.back(len(tried))
+        begun = text[: start - self.lengths[-1] + 1]
         for index, token in enumerate(tried):
             data = self._vocabulary.token_bytes[token]
-            begun = data[: start - self.lengths[-1] + 1] if index == 0 else data[:1]
             kept = self._remaining.get(self.way[-1])
             order, blanks = self._vocabulary.order, np.zeros(0, np.int32)
-            alike, same = order.beginning_with(begun), np.array([token], np.int32)
+            same = np.array([token], np.int32)
+            alike = order.beginning_with(begun if index == 0 else data[:1])
             if index == 0 and len(begun.strip()) == 1:
                 # White space begins no other value.
                 known = self._vocabulary.token_of
-                blanks = np.array([known[w] for w in _WHITESPACES if w in known], np.int32)
-                ways = [w + begun.lstrip() for w in _WHITESPACES]
+                blanks = np.array([known[gap] for gap in _GAPS if gap in known], np.int32)
+                ways = [gap + begun.strip() for gap in (b"", *_GAPS)]
                 alike = np.concatenate([alike, *map(order.beginning_with, ways)])
             for excluded in (alike, same):
                 self.exclude(np.concatenate([excluded, blanks]))
