@@ -20,6 +20,7 @@ that can reach a package index (`wheels`), and unpacked into `build/gpu-site`.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib.util
 import json
 import os
@@ -86,6 +87,9 @@ NO_TESTS = 5
 """pytest's exit status where it has nothing to run."""
 MOST_WORKERS = 14
 """Processes that compile, and test processes that share the GPU: most of a run is compiling."""
+SMOKE, TESTS, BENCH = "gpu_smoke.jsonl", ("gpu_tests.jsonl", "gpu_tests_alone.jsonl"), "gpu.json"
+LONGEST_TRACEBACK = 60
+"""Lines of the first failure that the summary shows, its last ones."""
 KILL_SECONDS = 15
 """What a part gets beyond its share to end by itself."""
 
@@ -307,10 +311,6 @@ def run_benchmark(
 
 # ---------------------------------------------------------------- the summary
 
-SMOKE, TESTS, BENCH = "gpu_smoke.jsonl", ("gpu_tests.jsonl", "gpu_tests_alone.jsonl"), "gpu.json"
-LONGEST_TRACEBACK = 60
-"""Lines of the first failure that the summary shows, its last ones."""
-
 
 def lines_of(path: Path) -> list[dict[str, Any]]:
     """The lines of JSON written so far; the last one may be cut."""
@@ -404,14 +404,14 @@ def check(arguments: argparse.Namespace) -> list[Outcome]:
             outcomes.append(run_smoke(seconds, results, rehearse))
         elif part == "test":
             if compiling is not None:
-                compiling.wait()
+                with contextlib.suppress(subprocess.TimeoutExpired):  # a compiler that hangs
+                    compiling.wait(seconds / 2)
+                compiling.kill()
             left = seconds - (time.monotonic() - begun)
             outcomes += run_tests(max(left, 1.0), results, rehearse, extra)
         else:
             outcomes.append(run_benchmark(seconds, results, rehearse, extra))
         copy_results(results)
-    if compiling is not None:
-        compiling.kill()
     print("\n".join(summary(results, outcomes)), flush=True)
     return outcomes
 

@@ -92,22 +92,27 @@ class Bench:
         """Tokens that each request of a check generates."""
         return 3 if self.rehearse else 24
 
+    @property
+    def attends(self) -> bool:
+        """Whether attention is our kernels', which graphs and shared nodes need."""
+        plain = "kernels" in self.changed
+        return not plain and "attention" not in self.changed.get("reference_for", ())
+
     def runner(self, folder: Path, *, graphs: bool = True, **options: Any) -> Any:
-        """A runner in float32 on the GPU (rehearsed: the GPU's steps on a CPU)."""
+        """A runner in float32 on the GPU (rehearsed: the GPU's steps on a CPU, unless `options`
+        bring weights)."""
         from rootlace.runtime.config import CacheConfig, ExecutorConfig
         from rootlace.runtime.model.executor.runner import ModelRunner
 
-        if self.rehearse and "weights_of" not in options:
+        if self.rehearse and not options:
             return self._rehearsed(folder, graphs)
         given = {"dtype": "float32", "cuda_graphs": graphs} | self.changed
-        weights_of = options.pop("weights_of", None)
-        extra = {"weights_of": weights_of} if weights_of else {}
         return ModelRunner.load(
-            ExecutorConfig(model=str(folder), device=self.device, **given | options),
+            ExecutorConfig(model=str(folder), device=self.device, **given),
             CacheConfig(block_size=BLOCK_SIZE, num_blocks=512),
             max_step_tokens=256,
             max_running=16,
-            **extra,
+            **options,
         )
 
     def _rehearsed(self, folder: Path, graphs: bool) -> Any:
@@ -221,9 +226,8 @@ def _embedded(bench: Bench, graphs: bool) -> dict[str, Any]:
         found = bench.generate(runner, prompts)
         compared = same_tokens(found, bench.generate(bench.on_cpu(folder), prompts))
     stats = runner.stats()
-    if graphs and bench.changed.get("cuda_graphs", True) and "kernels" not in bench.changed:
-        attends = "attention" not in bench.changed.get("reference_for", ())
-        assert not attends or bench.rehearse or stats["graph_replays"] > 0, stats
+    if graphs and bench.changed.get("cuda_graphs", True):
+        assert not bench.attends or stats["graph_replays"] > 0, stats
         assert stats["graphs_failed"] == 0, stats
     text = tokenizer.decode(found[0].token_ids)
     return {"compared": compared, "text": text, "graph_replays": stats["graph_replays"]}
@@ -284,27 +288,25 @@ def fork(bench: Bench) -> dict[str, Any]:
 
     count, shared = (3, 48) if bench.rehearse else (8, 2048)
     shape = {**SHAPE, "num_hidden_layers": 1} if bench.rehearse else WIDE
-    found_ranges: list[int] = []
+    shared_ranges, counts = attention_plan.shared_ranges, [0]
 
-    def ranges(*given: Any) -> Any:
-        found = attention_plan_ranges(*given)
-        found_ranges.append(len(found))
+    def counted(*given: Any) -> Any:
+        found = shared_ranges(*given)
+        counts.append(len(found))
         return found
 
-    attention_plan_ranges = attention_plan.shared_ranges
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         save(LlamaConfig(**shape), folder)
         vocab = int(shape["vocab_size"])
         prefix = [3 + (7 * i + i // 11) % (vocab - 3) for i in range(shared)]
         prompts = [[*prefix, 3 + branch, 5 + 2 * branch] for branch in range(count)]
-        with patch.object(attention_plan, "shared_ranges", ranges):
+        with patch.object(attention_plan, "shared_ranges", counted):
             found = bench.generate(bench.runner(folder), prompts)
         wanted = bench.generate(bench.on_cpu(folder), prompts)
     assert all(one.cached_tokens >= shared // BLOCK_SIZE * BLOCK_SIZE for one in found)
-    attends = "attention" not in bench.changed.get("reference_for", ())
-    if attends and "kernels" not in bench.changed and not bench.rehearse:
-        assert max(found_ranges, default=0) > 0, "no node was read once for all rows"
+    # Rehearsed, nothing is long enough to be worth it.
+    assert not bench.attends or bench.rehearse or max(counts) > 0, "no node was read once for all"
     return {"branches": count, "prefix": shared, "compared": same_tokens(found, wanted)}
 
 
