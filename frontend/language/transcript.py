@@ -142,20 +142,21 @@ class Conversation:
     _messages: list[tuple[str, Excerpt]] = field(default_factory=list)
     opened: bool = False
     role: str | None = None
-    _start: int = 0
+    start: int = 0
+    """Index of the open message's first piece."""
     offer: Offer | None = None
 
     def copy(self) -> Conversation:
-        return Conversation(list(self._messages), self.opened, self.role, self._start, self.offer)
+        return Conversation(list(self._messages), self.opened, self.role, self.start, self.offer)
 
     def begin(self, role: str, transcript: Transcript) -> None:
         """A message begins behind what `transcript` holds."""
         self.opened = True
         self.role = role
-        self._start = len(transcript)
+        self.start = len(transcript)
 
     def end(self, role: str, transcript: Transcript) -> None:
-        self._messages.append((role, transcript.excerpt(self._start)))
+        self._messages.append((role, transcript.excerpt(self.start)))
         self.role = None
 
     def messages(self) -> list[dict[str, str]]:

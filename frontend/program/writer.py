@@ -29,6 +29,9 @@ from rootlace.wire import chat_format, protocol
 from rootlace.wire.errors import DeadlineExceeded, InvalidRequest, RootlaceError
 from rootlace.wire.tool_format import write_list
 
+_TAG_PIECES = 64
+"""In so many pieces of a message, each a character or more, the tag that ends it may be written."""
+
 
 class BranchWriter:
     """The writer of a `Branch`: notes what is appended and sends it; never waits for the server."""
@@ -76,7 +79,9 @@ class BranchWriter:
             for text, special in listing:
                 self._append_one(TemplateText(text) if special else text)
         elif isinstance(item, TemplateText):
-            self._add_text(protocol.Text(item.text, special=True), Marked(item.text, item))
+            if item.text:
+                self._parts.append(protocol.Text(item.text, special=True))
+                self._transcript.append(Marked(item.text, item))
         elif isinstance(item, TokenIds):
             self._add_tokens(Marked("", item), item)
         elif isinstance(item, ImagePart):
@@ -97,19 +102,25 @@ class BranchWriter:
             elif isinstance(item, (RoleBegin, RoleEnd, TemplateText, ImagePart)):
                 self._append_one(item)
             else:
-                self._add_text(protocol.Text(str(piece)), str(piece))
+                self._add_text(str(piece))
         self._send_parts()
 
     def _add_string(self, text: str) -> None:
         if isinstance(text, StateText) and text.has_roles and self._conversation.role is None:
             self.restore(text.pieces, self._run.connection.model.path)
         else:
-            self._add_text(protocol.Text(str(text)), text)
+            self._add_text(str(text))
 
-    def _add_text(self, part: protocol.Text, piece: str) -> None:
-        if part.text:
-            self._parts.append(part)
-            self._transcript.append(piece)
+    def _add_text(self, text: str) -> None:
+        talk, transcript = self._conversation, self._transcript
+        if talk.role == "tool":  # the result of a tool cannot end itself and go on as another role
+            before, end = "", len(transcript)
+            for piece in transcript.slice(max(talk.start, end - _TAG_PIECES), end):
+                before = before + piece if isinstance(piece, str) else ""
+            text = chat_format.enclosed(text, self._run.chat.roles["tool"].end, before)
+        if text:
+            self._parts.append(protocol.Text(text))
+            transcript.append(text)
 
     def _add_tokens(self, piece: Marked, item: TokenIds) -> None:
         if item.ids:

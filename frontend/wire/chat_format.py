@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from rootlace.wire.errors import InvalidRequest
 from rootlace.wire.protocol import ChatFormat, RoleFormat, Text
 
@@ -43,3 +45,19 @@ def end(chat: ChatFormat, role: str) -> list[Text]:
     """What is written after a message's content."""
     text = role_format(chat, role).end
     return [Text(text, special=True)] if text else []
+
+
+def enclosed(content: str, end: str, before: str = "") -> str:
+    """`content` of a message that `end` ends: no tag of `end`, such as `</tool_response>`, stands
+    in it. A backslash is put into what would be one, in any case, with white space or not.
+
+    `before` is what the message holds already, which such a tag may begin in.
+    """
+    tags = {re.escape(tag) for tag in re.findall(r"[<\[]/\s*(\w+)", end)}
+    if not tags:
+        return content
+    tag = re.compile(rf"([<\[])(?=/\s*(?:{'|'.join(sorted(tags))}))", re.IGNORECASE)
+    whole = tag.sub(r"\1\\", before + content)
+    if whole.startswith(before):
+        return whole.removeprefix(before)
+    return "\\" + tag.sub(r"\1\\", content)

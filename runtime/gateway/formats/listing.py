@@ -12,6 +12,7 @@ import msgspec
 
 from rootlace.runtime.gateway.formats.choose import format_of
 from rootlace.runtime.gateway.formats.format import Format
+from rootlace.wire.chat_format import enclosed
 from rootlace.wire.errors import InvalidRequest
 from rootlace.wire.protocol import ChatFormat, Part, RoleFormat, Text
 from rootlace.wire.tool_format import FORMS, ToolFormat, write_list, write_tool
@@ -71,7 +72,9 @@ class ToolPrompt:
             asked = [user, {"role": "assistant", "content": "?"}]
         # A template that writes any role as it stands knows no results for that.
         known = source is None or _ROLE.search(source) is not None
-        self.results = known and _RESULT in self._text([*asked, result])
+        written = _text(template, [*asked, result], generate=False).partition(_RESULT)
+        self.results = known and bool(written[1])
+        self._result_end = written[2] if self.results else RESULT[1]
         self._system = _SYSTEM in self._text([{"role": "system", "content": _SYSTEM}, user])
         self._alternates = not self._text([user, user])
         self._default = _default_system(template.format)
@@ -94,7 +97,7 @@ class ToolPrompt:
         """The conversation and the tools that the template is to write, which are as they were
         where it has a place for them."""
         missing = self.missing(messages, tools)
-        found = [*messages]
+        found = [self._enclosed(m) if m["role"] in _RESULTS else m for m in messages]
         if "results" in missing:
             found = self._with_results(found)
         if "calls" in missing:
@@ -145,7 +148,7 @@ class ToolPrompt:
         def turn() -> None:
             if results:
                 results.sort(key=lambda one: order.get(one.get("tool_call_id"), len(order)))
-                texts = [f"{RESULT[0]}{_enclosed(one)}{RESULT[1]}" for one in results]
+                texts = [f"{RESULT[0]}{_content(one)}{RESULT[1]}" for one in results]
                 found.append({"role": "user", "content": "\n".join(texts)})
                 results.clear()
 
@@ -162,6 +165,13 @@ class ToolPrompt:
             found.append(message)
         turn()
         return found
+
+    def _enclosed(self, result: Message) -> Message:
+        """With content that cannot end the result: others' words would follow."""
+        content = result.get("content")
+        if not isinstance(content, str):
+            return result
+        return {**result, "content": enclosed(content, self._result_end)}
 
     def _writes_call(self, messages: list[Message]) -> bool:
         text = self._text(messages)
@@ -238,9 +248,14 @@ def _listing(template: Template) -> str:
     return listed.removesuffix(usual) if usual and listed.endswith(usual) else ""
 
 
-def _text(template: Template, messages: list[Message], tools: list[Message] | None = None) -> str:
+def _text(
+    template: Template,
+    messages: list[Message],
+    tools: list[Message] | None = None,
+    generate: bool = True,
+) -> str:
     try:
-        parts = template.render(messages, tools=tools)
+        parts = template.render(messages, tools=tools, add_generation_prompt=generate)
     except InvalidRequest:
         return ""
     return "".join(part.text for part in parts if isinstance(part, Text))
@@ -260,11 +275,6 @@ def _encoded(message: Message) -> Message:
         source = given if isinstance(given, str) else json.dumps(given, ensure_ascii=False)
         calls.append({**call, "function": {**call["function"], "arguments": source}})
     return {**message, "tool_calls": calls} if calls else message
-
-
-def _enclosed(result: Message) -> str:
-    """Its content, which cannot end the result: what follows would be the user's words."""
-    return re.sub(r"<(?=/\s*tool_response)", r"<\\", _content(result), flags=re.IGNORECASE)
 
 
 def _content(message: Mapping[str, Any]) -> str:
