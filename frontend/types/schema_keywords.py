@@ -125,6 +125,19 @@ def remarks(schema: str) -> tuple[Remark, ...]:
         return ()
 
 
+def patterns(schema: str) -> Iterator[tuple[str, str]]:
+    """The patterns of values and of keys in a schema, as JSON text, each with its path. None of a
+    very long one."""
+    if len(schema) > _LONG:
+        return
+    for path, node in _nodes(msgspec.json.decode(schema), "$"):
+        if isinstance(node.get("pattern"), str):
+            yield f"{path}.pattern", node["pattern"]
+        if isinstance(node.get("patternProperties"), dict):
+            for pattern in node["patternProperties"]:
+                yield f"{path}.patternProperties", pattern
+
+
 def older_keywords(schema: Any) -> Iterator[Remark]:
     """Those of drafts before 2020-12, in what stands below no `$schema`."""
     for path, node in _nodes(schema, "$", undated=True):

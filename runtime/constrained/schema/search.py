@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import json
 import re
+import warnings
 from collections.abc import Iterator
 from functools import lru_cache
 
@@ -16,7 +17,7 @@ from llguidance import LLMatcher
 
 from rootlace.runtime.constrained.automaton.char_sets import ALL, category, complement
 from rootlace.runtime.constrained.automaton.dfa import LazyDfa
-from rootlace.runtime.constrained.automaton.parse import parse
+from rootlace.runtime.constrained.automaton.parse import parse, sre_parser
 from rootlace.runtime.constrained.automaton.syntax import Chars
 from rootlace.runtime.constrained.automaton.trees import concat, either, repeat
 from rootlace.runtime.constrained.schema.guidance import string_matcher
@@ -128,6 +129,34 @@ class PatternSearch:
         matcher = self._matcher.deep_copy()
         data = json.dumps(text, ensure_ascii=False).encode("utf-8", "replace")
         return matcher.try_consume_tokens(list(data)) == len(data) and matcher.is_accepting()
+
+
+def syntax_error(pattern: str) -> str:
+    """What is malformed in `pattern`; empty where it is a pattern of ECMA 262 or of Python, even if
+    nothing here can search for it."""
+    known = _OF_ECMA[0].sub(_letters, pattern)
+    wrong = _malformed(known)
+    if wrong and _malformed(_OF_ECMA[1].sub(_letters, known)):
+        return _of_users(wrong, pattern)
+    return ""
+
+
+_OF_ECMA = re.compile(r"\\[pP]\{\w+(?:=\w+)?\}"), re.compile(r"\[\^?\]")
+"""What Python cannot read: classes of Unicode, and those that are empty or hold everything."""
+
+
+def _letters(found: re.Match[str]) -> str:
+    return len(found[0]) * "a"
+
+
+def _malformed(pattern: str) -> str:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            sre_parser.parse(translated(pattern))
+    except (re.error, OverflowError, RecursionError) as error:
+        return str(error)
+    return ""
 
 
 def _search_automaton(pattern: str) -> LazyDfa:

@@ -3,23 +3,28 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
 
 from rootlace.runtime.constrained.schema.json_text import WHITESPACES
+from rootlace.runtime.constrained.schema.search import syntax_error
 from rootlace.runtime.constrained.sources.embedded_schemas import schemas_of_grammar
 from rootlace.runtime.gateway.http.body import Body
 from rootlace.runtime.gateway.http.errors import InvalidParameter, RefusedConstraint
 from rootlace.runtime.gateway.http.fields import ignored, refused
 from rootlace.runtime.gateway.http.reply_headers import note_warning
-from rootlace.types.schema_keywords import remarks
+from rootlace.types.schema_keywords import Remark, patterns, remarks
 from rootlace.wire.protocol import CONSTRAINT_OPTIONS, Constraint
 
 MAX_WHITESPACE_PATTERN = 256
+MAX_PATTERNS = 256
+"""Patterns of a tool's schema that are read before the engine does: each takes some 50 us."""
 
 Kind = Literal["regex", "json_schema", "choices", "ebnf", "structural_tag"]
 Source = str | bool | dict[str, Any] | list[str]
@@ -97,11 +102,14 @@ class OpenAIConstraintBody(ConstraintBody):
 
 
 class OfTool(NamedTuple):
-    """What a constraint says of a tool: the schema of its arguments, and whether they must fit."""
+    """What a constraint says of a tool: the schema of its arguments, and whether they must fit
+    (None: as far as they can be held). `within`: the place in the constraint's schema, as a JSON
+    pointer, at which that of the arguments stands."""
 
     name: str
     schema: Any
-    strict: bool
+    strict: bool | None
+    within: str = ""
 
 
 @dataclass(frozen=True)
@@ -137,27 +145,54 @@ class Asked:
                     _check_keywords(schema, self.param, self.param, strict)
         for tool in self.tools:
             source = msgspec.json.encode(tool.schema).decode()
-            _check_keywords(source, "tools", f"tool {tool.name!r}", tool.strict)
+            whose = f"tool {tool.name!r}"
+            _check_keywords(source, "tools", whose, tool.strict is True)
+            # Where such a schema need not be held, the engine would let it go in silence.
+            for remark in _malformed_patterns(source):
+                if tool.strict is not False:
+                    raise RefusedConstraint("tools", f"{whose}: {remark}")
+                note_warning(f"{whose}: {remark}")
 
     def told(self, message: str) -> str:
-        """The engine's message, which names the tool whose schema is wrong."""
-        place, _, pointer = message.partition(" #/")
-        numbers = _TAG.findall(place) or _CALL.findall(pointer)
-        found = [self.tools[int(numbers[-1]) % len(self.tools)]] if self.tools and numbers else []
-        if not found and self.given is None:
+        """The engine's message, which names the tool whose schema is wrong and the place there."""
+        place, _, pointer = message.partition(" #")
+        tags, alone = _TAG.findall(place), _ALONE.search(place)
+        found: list[OfTool] = []
+        if tags and self.tools:
+            found = [self.tools[int(tags[-1]) % len(self.tools)]]
+        elif alone and self.tools and self.tools[0].within:
+            found = [*self.tools[int(alone[1]) :][:1]]
+        elif self.given is None:
             definition = _DEFINITION.match(pointer)
             found = [
                 tool
                 for tool in self.tools
                 if len(self.tools) == 1
+                or (tool.within and pointer.startswith(f"{tool.within}/"))
                 or (definition and definition[1] in (tool.schema or {}).get("$defs", ()))
             ]
+        if found and pointer:
+            message = f"json_schema: #{pointer.removeprefix(found[0].within)}"
         return f"tool {found[0].name!r}: {message}" if found else message
 
 
 _TAG = re.compile(r"\btags\[(\d+)\]")
-_CALL = re.compile(r"^anyOf/(\d+)/properties/")
-_DEFINITION = re.compile(r"\$defs/([^/:]+)")
+_ALONE = re.compile(r"\bformat\.elements\[(\d+)\]\.json_schema")
+_DEFINITION = re.compile(r"/\$defs/([^/:]+)")
+
+
+@functools.lru_cache(maxsize=128)
+def _malformed_patterns(schema: str) -> tuple[Remark, ...]:
+    """What is malformed in a schema's patterns, which say nothing then."""
+    try:
+        read = ((path, one, syntax_error(one)) for path, one in patterns(schema))
+        return tuple(
+            Remark(path, f"{one!r}: {wrong}", misspelt=True)
+            for path, one, wrong in islice(read, MAX_PATTERNS)
+            if wrong
+        )
+    except RecursionError:
+        return ()  # too deep: it will be refused
 
 
 def _check_keywords(source: str, param: str, whose: str, strict: bool) -> None:

@@ -11,9 +11,14 @@ import pytest
 from rootlace.runtime.constrained.service.compiler import GrammarCompiler
 from rootlace.runtime.gateway.formats.format import Format
 from rootlace.runtime.gateway.http.chat.request import Tool, ToolChoice
-from rootlace.runtime.gateway.http.chat.tool_choice import calls_among_text, forced_call
+from rootlace.runtime.gateway.http.chat.tool_choice import (
+    calls_among_text,
+    calls_or_format,
+    forced_call,
+)
 from rootlace.runtime.gateway.http.constraints import Asked
 from rootlace.wire.errors import InvalidConstraint
+from rootlace.wire.protocol import Constraint
 from tests.constrained.random_model import byte_vocabulary
 from tests.gateway.http.conftest import Serve, Served
 from tests.gateway.http.fake_gateway import FakeGateway
@@ -154,6 +159,7 @@ async def test_pages_may_read_it(serve: Serve) -> None:
 
 # --- which tool is wrong -------------------------------------------------------------------------
 
+FORMAT = Asked(Constraint("json_schema", '{"type": "object"}'), "response_format")
 FINE = Tool("fine", None, {"type": "object", "properties": {"a": {"type": "integer"}}})
 PLAIN = Tool("plain")
 BAD = Tool("bad", None, {"type": "object", "properties": {"x": {"type": "strin"}}}, True)
@@ -165,25 +171,51 @@ DEFINED = Tool(
 )
 
 
+PATTERN = Tool(
+    "pattern",
+    None,
+    {"type": "object", "properties": {"arguments": {"properties": {"x": {"pattern": "a("}}}}},
+    True,
+)
+PLACES = {
+    "bad": "#/properties/x/type: 'strin' is not",
+    "defined": "#/$defs/Q/type: 'quux' is not",
+    "pattern": "#/properties/arguments/properties/x/pattern: 'a(': missing )",
+}
+"""In the schema that the user wrote."""
+
+
 def _made(form: Format, tools: list[Tool]) -> list[Asked]:
     return [
         forced_call(ToolChoice("required"), tools, form, {})[1],
         forced_call(ToolChoice("required", parallel=True), tools, form, {})[1],
         forced_call(ToolChoice("required", tools[-1].name), tools, form, {})[1],
         calls_among_text(tools, form, {}),
+        calls_or_format(FORMAT, ToolChoice(), tools, form),
     ]
 
 
 @pytest.mark.parametrize("form", FORMATS.values(), ids=FORMATS)
-@pytest.mark.parametrize("wrong", [BAD, DEFINED], ids=lambda tool: tool.name)
+@pytest.mark.parametrize("wrong", [BAD, DEFINED, PATTERN], ids=lambda tool: tool.name)
 def test_the_tool_whose_schema_is_malformed_is_named(form: Format, wrong: Tool) -> None:
+    """And the place in its schema, not in what that became a part of."""
     compiler = GrammarCompiler(byte_vocabulary())
     for tools in ([wrong], [FINE, PLAIN, wrong]):
         for asked in _made(form, tools):
             with pytest.raises(InvalidConstraint) as caught:
                 compiler.compile(asked.constraint)
             told = asked.told(str(caught.value))
-            assert told == f"tool {wrong.name!r}: {caught.value}"
+            assert told.startswith(f"tool {wrong.name!r}: json_schema: {PLACES[wrong.name]}")
+
+
+@pytest.mark.parametrize("form", FORMATS.values(), ids=FORMATS)
+def test_the_format_that_is_malformed_is_no_tools(form: Format) -> None:
+    constraint = Constraint("json_schema", '{"properties": {"x": {"type": "strin"}}}')
+    wrong = Asked(constraint, "response_format")
+    asked = calls_or_format(wrong, ToolChoice(), [FINE, PLAIN], form)
+    with pytest.raises(InvalidConstraint) as caught:
+        GrammarCompiler(byte_vocabulary()).compile(asked.constraint)
+    assert asked.told(str(caught.value)) == str(caught.value)
 
 
 async def test_the_name_is_in_the_reply(served: Served) -> None:
@@ -196,4 +228,67 @@ async def test_the_name_is_in_the_reply(served: Served) -> None:
     async with served.http.post("/v1/chat/completions", json=body) as reply:
         error = (await reply.json())["error"]
         assert (reply.status, error["param"]) == (400, "tools")
-        assert error["message"].startswith("tool 'two': json_schema: #/anyOf/1/properties/")
+        assert error["message"] == "tool 'two': json_schema: #/type: no"
+
+
+# --- malformed patterns --------------------------------------------------------------------------
+
+MALFORMED = {"type": "object", "properties": {"q": {"type": "string", "pattern": "a("}}}
+KEYS = {"type": "object", "patternProperties": {"[a": {}}}
+UNHELD = {"type": "object", "properties": {"q": {"pattern": "(?<=ab+)[\\p{L}[^]"}}}
+"""Nothing here can search for it, but it is a pattern."""
+
+
+def _tools(schema: Any, strict: bool | None, path: str) -> dict[str, Any]:
+    """Two tools, the second with this schema."""
+    key = "input_schema" if path == "/v1/messages" else "parameters"
+    found: list[dict[str, Any]] = [
+        {"name": "f", key: {"type": "object"}},
+        {"name": "g", key: schema} | ({} if strict is None else {"strict": strict}),
+    ]
+    if path in ("/v1/chat/completions", "/api/chat"):
+        return {**CHAT, "tools": [{"type": "function", "function": one} for one in found]}
+    if path == "/v1/responses":
+        return {"input": "a", "tools": [{"type": "function", **one} for one in found]}
+    return {**CHAT, "max_tokens": 5, "tools": found}
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses", "/v1/messages"])
+@pytest.mark.parametrize("strict", [None, True])
+@pytest.mark.parametrize(
+    "schema, told",
+    [
+        (
+            MALFORMED,
+            "$.properties.q.pattern 'a(': missing ), unterminated subpattern at position 1",
+        ),
+        (KEYS, "$.patternProperties '[a': unterminated character set at position 0"),
+    ],
+)
+async def test_a_malformed_pattern_is_refused_where_calls_are_held(
+    served: Served, path: str, strict: bool | None, schema: Any, told: str
+) -> None:
+    """Also where the model need not call, and as much as can be held is."""
+    async with served.http.post(path, json=_tools(schema, strict, path)) as reply:
+        assert reply.status == 400
+        assert (await reply.json())["error"]["message"] == f"tool 'g': json_schema: {told}"
+
+
+async def test_ollama_refuses_it(served: Served) -> None:
+    async with served.http.post("/api/chat", json=_tools(MALFORMED, None, "/api/chat")) as reply:
+        assert reply.status == 400
+        assert (await reply.json())["error"].startswith("tool 'g': json_schema: $.properties.q")
+
+
+async def test_a_malformed_pattern_of_what_is_not_held_is_told(served: Served) -> None:
+    path = "/v1/chat/completions"
+    async with served.http.post(path, json=_tools(MALFORMED, False, path)) as reply:
+        assert reply.status == 200
+        (told,) = reply.headers.getall("X-Rootlace-Warning")
+        assert told.startswith("tool 'g': json_schema: $.properties.q.pattern 'a(': missing )")
+
+
+async def test_a_pattern_that_only_others_can_search_for_is_none(served: Served) -> None:
+    path = "/v1/chat/completions"
+    async with served.http.post(path, json=_tools(UNHELD, None, path)) as reply:
+        assert reply.status == 200 and "X-Rootlace-Warning" not in reply.headers

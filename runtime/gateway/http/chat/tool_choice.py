@@ -62,7 +62,9 @@ def forced_call(
     if form.trigger == HERMES.begin:
         # One call's JSON, where the model has learnt to write it, and reads it in a later turn.
         begin = Text(form.begin(_NAME).partition("{")[0], special=True)
-        return (begin,), _asked("json_schema", _one_of(tools), options, tools)
+        one = len(tools) == 1
+        places = [f"{'' if one else f'/anyOf/{i}'}/properties/arguments" for i in range(len(tools))]
+        return (begin,), _asked("json_schema", _one_of(tools), options, tools, places)
     if len(tools) == 1:
         asked = _asked("json_schema", _parameters(tools[0]), options, tools)
         return _begin(form, tools[0].name), asked
@@ -95,7 +97,8 @@ def calls_or_format(asked: Asked, choice: ToolChoice, tools: Sequence[Tool], for
     schema = msgspec.json.decode(asked.constraint.source)
     if form.bare:  # calls are JSON, too
         contents = [*map(_call_alone, tools), tool_calls.arguments(schema, True)]
-        return _with(asked, tools, tool_calls.either_json(contents))
+        places = ["/properties/parameters"] * len(tools)
+        return _with(asked, tools, tool_calls.either_json(contents), places)
     tag = tool_calls.or_json(
         _begun(tools, form),
         form.end,
@@ -107,12 +110,16 @@ def calls_or_format(asked: Asked, choice: ToolChoice, tools: Sequence[Tool], for
     return _with(asked, tools, tag)
 
 
-def _with(asked: Asked, tools: Sequence[Tool], tag: dict[str, Any]) -> Asked:
+def _with(
+    asked: Asked, tools: Sequence[Tool], tag: dict[str, Any], places: Sequence[str] = ()
+) -> Asked:
     """The same field's, enforced in the same way."""
     constraint = msgspec.structs.replace(
         asked.constraint, kind="structural_tag", source=json_source(tag)
     )
-    return replace(asked, constraint=constraint, given=asked.constraint, tools=_named(tools))
+    return replace(
+        asked, constraint=constraint, given=asked.constraint, tools=_named(tools, places)
+    )
 
 
 def _begun(tools: Sequence[Tool], form: Format) -> list[tuple[str, tool_calls.Content]]:
@@ -133,15 +140,20 @@ def _calls(
 
 
 def _asked(
-    kind: Any, source: dict[str, Any], options: Mapping[str, Any], tools: Sequence[Tool]
+    kind: Any,
+    source: dict[str, Any],
+    options: Mapping[str, Any],
+    tools: Sequence[Tool],
+    places: Sequence[str] = (),
 ) -> Asked:
     constraint = Constraint(kind, json_source(source), **options)
-    return Asked(constraint, "tools", tools=_named(tools))
+    return Asked(constraint, "tools", tools=_named(tools, places))
 
 
-def _named(tools: Sequence[Tool]) -> tuple[OfTool, ...]:
-    """The tools as errors and warnings name them."""
-    return tuple(OfTool(tool.name, tool.parameters, tool.strict is True) for tool in tools)
+def _named(tools: Sequence[Tool], places: Sequence[str]) -> tuple[OfTool, ...]:
+    """The tools as errors and warnings name them, and at which places of a schema they are."""
+    each = zip(tools, places or [""] * len(tools), strict=True)
+    return tuple(OfTool(tool.name, tool.parameters, tool.strict, place) for tool, place in each)
 
 
 def _parameters(tool: Tool) -> dict[str, Any]:
