@@ -18,9 +18,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import torch
-from transformers import AutoModel, AutoTokenizer
+from transformers import AutoModel, AutoModelForSequenceClassification, AutoTokenizer
 
 import rootlace as rl
 from rootlace.wire.errors import (
@@ -440,6 +441,33 @@ def test_the_offline_engine_agrees_with_programs(demo_model: Path, runtime: rl.R
 def test_a_model_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(rl.RootlaceError, match=re.escape(str(tmp_path / "none"))):
         rl.Runtime(tmp_path / "none", launch_timeout=240)
+
+
+def test_a_head_of_one_label_ranks_pairs(demo_model: Path, tmp_path: Path) -> None:
+    """As sentence-transformers' CrossEncoder and vLLM take it: the sigmoid of what the model makes
+    of both texts, as the tokenizer joins them."""
+    AutoTokenizer.from_pretrained(demo_model).save_pretrained(tmp_path)
+    torch.manual_seed(3)
+    model = AutoModelForSequenceClassification.from_pretrained(
+        demo_model, num_labels=1, dtype=torch.float32
+    ).eval()
+    model.save_pretrained(tmp_path)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path)
+    documents = ["A cat.", "It was warm and the sun shone.", "No."]
+    with torch.inference_mode():
+        pairs = [tokenizer("Where?", text, return_tensors="pt").input_ids for text in documents]
+        wanted = [float(torch.sigmoid(model(pair).logits)[0, 0]) for pair in pairs]
+    assert max(wanted) - min(wanted) > 1e-3
+    with rl.Runtime(tmp_path, http_port=0, dtype="float32", threads=1, num_blocks=64) as started:
+        pair = {"text_1": "Where?", "text_2": documents}
+        scored = httpx.post(f"{started.url}/v1/score", json=pair).json()
+        query = {"query": "Where?", "documents": documents}
+        ranked = httpx.post(f"{started.url}/v1/rerank", json=query).json()
+    assert scored["method"] == ranked["method"] == "cross-encoder"
+    assert [one["score"] for one in scored["data"]] == pytest.approx(wanted, abs=1e-4)
+    assert scored["usage"]["prompt_tokens"] == sum(pair.shape[1] for pair in pairs)
+    order = sorted(range(3), key=lambda index: -wanted[index])
+    assert [one["index"] for one in ranked["results"]] == order
 
 
 def test_vectors_of_texts(runtime: rl.Runtime, demo_model: Path) -> None:

@@ -291,3 +291,22 @@ def test_what_the_post_processor_puts_around_a_text() -> None:
         fast.post_processor = processors.TemplateProcessing(single=template, special_tokens=ends)
         tokenizer = Tokenizer(fast)
         assert (tokenizer.bos_ids, tokenizer.end_ids) == (begin, end)
+
+
+@pytest.mark.parametrize("name", ["stories3M", "gpt2", "qwen3"])
+def test_a_pair_of_texts_like_the_library(name: str) -> None:
+    tokenizer = Tokenizer(library(name))
+    for one, other in (("What?", "That one."), (" a", "b "), ("你好", "<s> </s> é"), ("a", "")):
+        assert tokenizer.encode_pair(one, other) == library(name).encode(one, other).ids
+
+
+def test_what_the_post_processor_puts_around_a_pair() -> None:
+    fast = FastTokenizer(models.WordLevel({"a": 0, "b": 1, "<s>": 2, "</s>": 3}, unk_token="a"))
+    fast.add_special_tokens(["<s>", "</s>"])
+    ends = [("<s>", 2), ("</s>", 3)]
+    for pair in ("<s> $A </s> </s> $B </s>", "<s> $A <s> $B", "$A $B </s>", "$A </s> $B"):
+        fast.post_processor = processors.TemplateProcessing(
+            single="$A", pair=pair, special_tokens=ends
+        )
+        wanted = fast.encode("a", "b").ids
+        assert Tokenizer(fast).encode_pair("a", "b") == wanted

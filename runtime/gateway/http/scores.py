@@ -14,8 +14,9 @@ from typing import Annotated, Literal, TypedDict
 import msgspec
 from aiohttp import web
 
+from rootlace.runtime.contracts.request import Pooling
 from rootlace.runtime.gateway.branches.gateway import Gateway
-from rootlace.runtime.gateway.branches.vectors import find_vectors
+from rootlace.runtime.gateway.branches.vectors import Vector, find_vectors
 from rootlace.runtime.gateway.http.behind_prompts import behind_prompts
 from rootlace.runtime.gateway.http.body import Body, read_body
 from rootlace.runtime.gateway.http.chat.chats import Chats, check_length
@@ -58,14 +59,15 @@ MAX_LABELS = 2 * MAX_PROMPTS
 _AT_ONCE = 256
 
 
-Method = Literal["judge", "embeddings"]
+Method = Literal["judge", "cross-encoder", "embeddings"]
 
 
 class _Ranked(HandlingBody, kw_only=True):
     """What scores and ranks share. `method` is how a text's relevance is found: `judge` asks the
-    model about it, `embeddings` takes the cosine of the texts' vectors; without one a reranker
-    judges, and of any other model the embeddings count. `instruction` tells the judge what makes a
-    text relevant."""
+    model about it, `cross-encoder` reads both texts and scores them with a head of one label,
+    `embeddings` takes the cosine of the texts' vectors; without one, a model that has such a head
+    uses it, a reranker judges, and of any other model the embeddings count. `instruction` tells
+    the judge what makes a text relevant."""
 
     model: str | None = None
     method: Method | None = None
@@ -252,43 +254,90 @@ class Scores:
     ) -> tuple[Method, list[float], ScoreUsage]:
         """How well each text answers its query, and by which method; `names` are the fields that
         hold the two."""
-        if body.method == "judge" or (body.method is None and self._is_reranker()):
+        method = self._method(body)
+        if method == "judge":
             scored = await self._judged(body, pairs, place, names[1])
-            return "judge", [_probabilities(s.logprobs, True)[0] for s in scored], _usage(scored)
-        if body.instruction is not None:
-            raise InvalidParameter("instruction", 'instruction needs "method": "judge"')
+            return method, [_probabilities(s.logprobs, True)[0] for s in scored], _usage(scored)
         _check_count(len(pairs), MAX_PROMPTS)
-        fields: dict[str, str] = {}
+        if method == "cross-encoder":
+            fields = [names[1].format(index) for index in range(len(pairs))]
+            joined = [
+                await self._joined(body, pair, field)
+                for pair, field in zip(pairs, fields, strict=True)
+            ]
+            found, usage = await self._vectors(joined, fields, "labels", place)
+            return method, [_sigmoid(float(one.values[0])) for one in found], usage
+        named: dict[str, str] = {}
         for index, pair in enumerate(pairs):
             for text, name in zip(pair, names, strict=True):
-                fields.setdefault(text, name.format(index))
+                named.setdefault(text, name.format(index))
+        texts = [(Text(text),) for text in named]
+        found, usage = await self._vectors(texts, list(named.values()), None, place)
+        vectors = {text: one.values for text, one in zip(named, found, strict=True)}
+        return method, [float(vectors[query] @ vectors[text]) for query, text in pairs], usage
+
+    async def _vectors(
+        self,
+        inputs: Sequence[tuple[Part, ...]],
+        names: Sequence[str],
+        pooling: Pooling | None,
+        place: _Place,
+    ) -> tuple[list[Vector], ScoreUsage]:
+        """Of each input; `pooling` None: of the length 1, to be compared."""
         account = admitted()
         found = await find_vectors(
             self._gateway,
-            [(Text(text),) for text in fields],
-            None,
-            normalise=True,
+            inputs,
+            pooling,
+            normalise=pooling is None,
             namespace=namespace_of(account, place["namespace"]),
             adapter=place["adapter"],
             account=account,
             source=source(),
             handling=place["handling"],
-            names=list(fields.values()),
+            names=names,
         )
-        vectors = {text: one.values for text, one in zip(fields, found, strict=True)}
         tokens = sum(one.prompt_tokens for one in found)
         cached = sum(one.cached_tokens for one in found)
         note_usage(Usage(prompt_tokens=tokens, cached_tokens=cached), None)
-        scores = [float(vectors[query] @ vectors[text]) for query, text in pairs]
-        return "embeddings", scores, ScoreUsage(tokens, tokens)
+        return found, ScoreUsage(tokens, tokens)
+
+    def _method(self, body: _Ranked) -> Method:
+        """The one that is asked for, or the model's own. Raises InvalidParameter for one that the
+        model has no head for."""
+        labels = self._gateway.model_info.labels
+        method: Method = "judge" if labels is None and self._is_reranker() else "embeddings"
+        method = body.method or ("cross-encoder" if labels == 1 else method)
+        if method == "cross-encoder" and labels != 1:
+            head = "a language model" if labels is None else f"of {labels} labels"
+            raise InvalidParameter("method", f"the model is {head}: it has no head of one label")
+        if method == "judge" and labels is not None:
+            raise InvalidParameter("method", "the model generates no text: it cannot judge")
+        if body.instruction is not None and not (method == "judge" or self._asks()):
+            raise InvalidParameter("instruction", 'instruction needs "method": "judge"')
+        return method
+
+    async def _joined(self, body: _Ranked, pair: tuple[str, str], field: str) -> tuple[Part, ...]:
+        """What a cross-encoder reads of a pair: the question that its template asks, or else both
+        texts as its tokenizer joins them."""
+        length = len(pair[0]) + len(pair[1])
+        check_length(self._gateway, field, length + len(body.instruction or ""))
+        if self._asks():
+            return self._question(body.instruction or INSTRUCTION, *pair)
+        join = self._gateway.tokenizer.encode_pair
+        return (Tokens(tuple(await self._gateway.tokenize(length, join, *pair))),)
+
+    def _asks(self) -> bool:
+        """Whether the template asks the question that rerankers are trained on."""
+        return _JUDGE in (self._gateway.chat.source or "")
 
     def _is_reranker(self) -> bool:
         """No file says that a model was trained to judge, but the names of such models do."""
-        info, template = self._gateway.model_info, self._gateway.chat.source or ""
+        info = self._gateway.model_info
         path = Path(info.path)
         # Of the folders above it only the hub's is called as the model is.
         names = (info.name, path.name, *(one for one in path.parts if one.startswith("models--")))
-        return "rerank" in " ".join(names).lower() or _JUDGE in template
+        return "rerank" in " ".join(names).lower() or self._asks()
 
     async def _judged(
         self, body: _Ranked, pairs: Sequence[tuple[str, str]], place: _Place, field: str
@@ -431,6 +480,11 @@ def _probabilities(logprobs: Sequence[float], softmax: bool) -> list[float]:
     most = max(logprobs)
     weights = [math.exp(one - most) for one in logprobs]
     return [weight / sum(weights) for weight in weights]
+
+
+def _sigmoid(score: float) -> float:
+    """As sentence-transformers' CrossEncoder and vLLM read a head of one label."""
+    return math.exp(min(score, 0.0)) / (1 + math.exp(-abs(score)))
 
 
 def _usage(scored: Sequence[_Scored]) -> ScoreUsage:

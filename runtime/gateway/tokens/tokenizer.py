@@ -61,7 +61,8 @@ class Tokenizer(Vocabulary):
 
     def __init__(self, fast: FastTokenizer, config: dict[str, Any] | None = None) -> None:
         self.config = config or {}
-        self.bos_ids, self.end_ids = _sequence_ends(fast)
+        self.bos_ids, _, self.end_ids = _around(fast.encode("a"))
+        self._around_pair = _around(fast.encode("a", "a"))
         spec = _without_vocabulary(fast)
         decoder = spec["decoder"]
         if _may_have_dummy(fast):
@@ -111,6 +112,13 @@ class Tokenizer(Vocabulary):
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Ids of a whole text; special tokens in it are recognised."""
         return self.encode_pieces((Piece(text, special=True),), begin=add_special_tokens)
+
+    def encode_pair(self, text: str, other: str) -> list[int]:
+        """Ids of two whole texts as the post-processor joins them, for models that are trained on
+        pairs. No special tokens are recognised in them. Raises InvalidRequest as `encode` does."""
+        before, between, behind = self._around_pair
+        first, second = (self.encode_pieces((Piece(one, special=False),)) for one in (text, other))
+        return [*before, *first, *between, *second, *behind]
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Text of a whole sequence."""
@@ -350,13 +358,15 @@ class Tokenizer(Vocabulary):
         return [*zip(parts, found, strict=True)]
 
 
-def _sequence_ends(fast: FastTokenizer) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """What the post-processor puts before and behind a sequence."""
-    encoding = fast.encode("a", add_special_tokens=True)
+def _around(encoding: Encoding) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+    """What the post-processor put before a text or two, between them, and behind."""
     own = [at for at, mask in enumerate(encoding.special_tokens_mask) if not mask]
     if not own:
-        return tuple(encoding.ids), ()
-    return tuple(encoding.ids[: own[0]]), tuple(encoding.ids[own[-1] + 1 :])
+        return tuple(encoding.ids), (), ()
+    first, last = own[0], own[-1]
+    between = [one for one in range(first, last) if one not in own]
+    ids = encoding.ids
+    return tuple(ids[:first]), tuple(ids[at] for at in between), tuple(ids[last + 1 :])
 
 
 def _without_vocabulary(fast: FastTokenizer) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -9,10 +10,12 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer as FastTokenizer
 
+from rootlace.runtime.gateway.http import scores
 from rootlace.wire.handling import Cache, Handling
 from tests.gateway.fake_engine import made_up_vector
-from tests.gateway.http.conftest import Served
-from tests.gateway.http.real.served import engine_of
+from tests.gateway.http.conftest import Serve, Served
+from tests.gateway.http.real.served import engine_of, serve_real
+from tests.tiny_model import TEMPLATE, make_tiny_model
 
 
 @pytest.mark.parametrize("path", ["/v1/embeddings", "/api/embed"])
@@ -72,6 +75,64 @@ async def test_embeddings(real: Served, reference: FastTokenizer) -> None:
             assert response.status == 400
             error = (await response.json())["error"]
             assert words in error["message"] and error["param"] == param
+
+
+async def test_a_head_of_one_label_scores_pairs(real: Served, reference: FastTokenizer) -> None:
+    """Whatever the model is called; another head embeds, and cannot judge."""
+    engine, info = engine_of(real), real.gateway.model_info
+
+    async def ask(labels: int | None, path: str = "/x", **body: Any) -> tuple[int, Any]:
+        real.gateway.model_info = msgspec.structs.replace(info, labels=labels, path=path)
+        body = {"query": "q", "documents": ["good", "a"], **body}
+        async with real.http.post("/v1/rerank", json=body) as reply:
+            return reply.status, await reply.json()
+
+    for path in ("/x", "/models/Qwen3-Reranker-0.6B-seq-cls"):
+        _, ranked = await ask(1, path, timeout=9)
+        assert ranked["method"] == "cross-encoder"
+        pairs = [tuple(reference.encode("q", text).ids) for text in ("good", "a")]
+        asked = engine.submitted[-2:]
+        assert [tuple(one.token_ids.tolist()) for one in asked] == pairs
+        assert {one.pooling for one in asked} == {"labels"} and asked[0].handling.timeout == 9
+        wanted = {
+            i: 1 / (1 + np.exp(-made_up_vector(one, "labels")[0])) for i, one in enumerate(pairs)
+        }
+        found = {one["index"]: one["relevance_score"] for one in ranked["results"]}
+        assert found == pytest.approx(wanted)
+        assert ranked["usage"]["prompt_tokens"] == sum(map(len, pairs))
+    for labels in (0, 3):
+        _, ranked = await ask(labels, "/models/Qwen3-Reranker-0.6B-seq-cls")
+        assert ranked["method"] == "embeddings" and engine.submitted[-1].pooling == "last"
+    for labels, given, param, words in (
+        (3, {"method": "cross-encoder"}, "method", "of 3 labels"),
+        (None, {"method": "cross-encoder"}, "method", "a language model"),
+        (1, {"method": "judge"}, "method", "generates no text"),
+        (1, {"instruction": "Which?"}, "instruction", "judge"),
+        (1, {"documents": ["a", "x" * 9000]}, "documents[1]", "9001 tokens"),
+        (1, {"documents": ["a", "x " * 400]}, "documents[1]", "context"),
+    ):
+        status, reply = await ask(labels, **given)
+        assert (status, reply["error"]["param"]) == (400, param), reply
+        assert words in reply["error"]["message"]
+
+
+async def test_a_head_of_one_label_behind_the_question_of_rerankers(
+    folder: str, serve: Serve, reference: FastTokenizer, tmp_path: Path
+) -> None:
+    """A template that asks it says what the model was trained on."""
+    template = TEMPLATE + "{# " + scores._JUDGE + " #}"
+    served = await serve_real(
+        str(make_tiny_model(tmp_path / "m", template=template)), serve, reference
+    )
+    info = served.gateway.model_info
+    served.gateway.model_info = msgspec.structs.replace(info, labels=1, path="/x")
+    body = {"query": "q", "documents": ["a"], "instruction": "Which?"}
+    async with served.http.post("/v1/rerank", json=body) as reply:
+        assert (await reply.json())["method"] == "cross-encoder"
+    (request,) = engine_of(served).submitted
+    text = reference.decode(request.token_ids.tolist(), skip_special_tokens=False)
+    assert "<Instruct>: Which?\n\n<Query>: q\n\n<Document>: a<|end|><|assistant|>" in text
+    assert text.startswith(f"<|system|>{scores._JUDGE}<|end|>") and request.pooling == "labels"
 
 
 async def test_a_model_that_is_no_reranker_ranks_by_embeddings(
