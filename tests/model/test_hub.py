@@ -363,6 +363,18 @@ def test_a_gguf_file_is_downloaded(hub: Hub, ours: download.Hub) -> None:
     assert gone.fetch(name) == path
 
 
+def test_a_gguf_file_is_not_downloaded_to_be_described(hub: Hub, ours: download.Hub) -> None:
+    hub.add("people/quants", {"m-Q8_0.gguf": b"Q8_0"})
+    name = HubName("people/quants", None, "Q8_0")
+    with pytest.raises(
+        ServerUnavailable, match=r"not in the cache, .*: rootlace serve people/quan"
+    ):
+        ours.fetch(name, weights=False)
+    assert not hub.sent("m-Q8_0.gguf")
+    path = ours.fetch(name)
+    assert ours.fetch(name, weights=False) == path
+
+
 def test_what_is_cached(hub: Hub, ours: download.Hub, tiny: Path, tmp_path: Path) -> None:
     assert snapshots(ours.cache) == []
     size = (tiny / "model.safetensors").stat().st_size

@@ -20,6 +20,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from rootlace.runtime.model.checkpoint.source import model_source
 from rootlace.runtime.model.hub import local, packaged
 from rootlace.runtime.model.hub.local import known_name, local_model
 from rootlace.runtime.model.hub.packaged import (
@@ -430,6 +431,31 @@ def test_names_and_paths(
     assert local_model("tiny") == "tiny" and known_name("tiny") == ""
     (tmp_path / "people").mkdir()
     assert known_name("people/tiny") == ""
+
+
+def test_without_its_weights_nothing_is_downloaded(
+    copying: None, tiny: PackagedFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is told how to get them; where they are there, they are what describes it."""
+    monkeypatch.setattr(local, "packaged_model", lambda name: tiny.model)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
+    with pytest.raises(ServerUnavailable, match=r"not been downloaded; .*rootlace models get tiny"):
+        local_model("tiny", weights=False)
+    assert not list((tmp_path / "home").rglob("*.gguf"))
+    path = local_model("tiny")
+    assert local_model("tiny", weights=False) == path
+
+
+@pytest.mark.parametrize("name", ["a" * 300, "a" * 300 + "/b", "a" * 300 + ":Q8_0", "a\0b"])
+def test_what_cannot_be_looked_up_is_no_model(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No error of the system, which paths of such names raise."""
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    assert known_name(name) == (name if "/" in name else "")
+    with pytest.raises(RootlaceError) as caught:
+        model_source(local_model(name))
+    assert isinstance(caught.value, UnsupportedModel | ServerUnavailable)
 
 
 def test_no_network_is_wanted(

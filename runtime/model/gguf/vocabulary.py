@@ -138,7 +138,7 @@ class Vocabulary:
             for index, (token, kind) in enumerate(zip(tokens, kinds, strict=True))
         ]
         if "tokenizer.ggml.token_type" not in file.metadata:
-            keys.remarks.append(_markers(file, tokens, kinds))
+            keys.remarks += _markers(file, tokens, kinds)
         begins = keys("add_bos_token", bool, spm or pre in BEGINNING)
         if begins and bos is None:
             keys.refuse("add_bos_token", "there is no bos_token_id")
@@ -199,8 +199,9 @@ class _Keys:
         raise UnsupportedModel(f"{self._file.path}: tokenizer.ggml.{key}: {why}")
 
 
-def _markers(file: TokensFile, tokens: list[str], kinds: Sequence[int]) -> str:
-    """What becomes of the markers of a file that does not say which of its tokens are special."""
+def _markers(file: TokensFile, tokens: list[str], kinds: Sequence[int]) -> list[str]:
+    """What becomes of the markers, if there are any, of a file that does not say which of its
+    tokens are special."""
     marks = [
         token
         for token, kind in zip(tokens, kinds, strict=True)
@@ -209,12 +210,13 @@ def _markers(file: TokensFile, tokens: list[str], kinds: Sequence[int]) -> str:
     template = str(file.metadata.get("tokenizer.chat_template", ""))
     marks = [token for token in marks if token in template] or marks
     shown = f"{', '.join(marks[:4])}{' ...' if marks[4:] else ''}"
-    return (
+    told = (
         "tokenizer.ggml.token_type is missing: no token is known to be special but those that end "
         f"a text by their names. Markers ({len(marks)}: {shown}) are read as text, cut into other "
         "tokens than the model was trained with: chats may go wrong. Take a file that was "
         "converted since"
     )
+    return [told] if marks else []
 
 
 def _ends(tokens: list[str], kinds: Sequence[int], named: list[int]) -> tuple[int, ...]:

@@ -50,8 +50,8 @@ class Hub:
     allow_pickle: bool = False
 
     def fetch(self, name: HubName, *, weights: bool = True) -> Path:
-        """The folder or GGUF file of a model; without `weights`, a folder of what describes it (a
-        GGUF file is one whole).
+        """The folder or GGUF file of a model; without `weights`, a folder of what describes it (of
+        a GGUF file, one whole, what is in the cache).
 
         Downloads what is not there, with a progress bar; asks the hub for no file that the cache
         has, and for nothing at all where `HF_HUB_OFFLINE` is set. Where the hub cannot be reached,
@@ -71,6 +71,8 @@ class Hub:
             log.warning("%s; what is in the cache is served", error)
             return found
         parts = gguf_files(name, stored)
+        if parts and not weights:
+            return self._local(name, weights, f"it is downloaded by: rootlace serve {name}")
         if parts:
             path = self._take(name, commit, stored, parts)
         else:

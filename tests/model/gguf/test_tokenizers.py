@@ -315,6 +315,11 @@ def test_a_file_without_types_says_what_becomes_of_markers(
     keys = source.file.metadata | {"tokenizer.chat_template": "{{ '<|x|>' + text + '<|im_end|>' }}"}
     tokenizer_json(Vocabulary.read(GgufFile(Path("m.gguf"), keys, {})))
     assert "Markers (1: <|x|>) are read as text" in caplog.text
+    # Where there are none, nothing goes wrong.
+    caplog.clear()
+    given["tokens"] = [*"<|x>abcd"]
+    tokenizer_json(Vocabulary.read(bpe(**given, token_type=None)))
+    assert caplog.text == ""
 
 
 def test_tokens_of_filling_in_stay_what_the_file_says() -> None:
