@@ -10,9 +10,11 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from rootlace.runtime.config import ConstraintConfig
+from rootlace.runtime.constrained.matchers.llguidance import LLGuidanceGrammar
 from rootlace.runtime.constrained.schema.key_spelling import has_open_keys
 from rootlace.runtime.constrained.schema.prepare import PreparedSchema
 from rootlace.runtime.constrained.service.compiler import GrammarCompiler
+from rootlace.runtime.constrained.sources.embedded_schemas import names_tokens
 from rootlace.runtime.constrained.tokens.vocabulary import Vocabulary
 from tests.constrained.random_model import RandomModel, accepts, byte_vocabulary
 
@@ -68,6 +70,114 @@ def test_a_key_that_is_there_is_not_written_again(
         assert not accepts(grammar, compiler.vocabulary, text.encode()), text
     for text in ONCE:
         assert accepts(grammar, compiler.vocabulary, text.encode()), text
+
+
+def _tag(**more: Any) -> str:
+    form = {"type": "tag", "content": {"type": "json_schema", "json_schema": {}}, **more}
+    return json.dumps({"format": form})
+
+
+ROUTES: list[tuple[dict[str, str], str, str]] = [
+    (
+        {"structural_tag": json.dumps({
+            "structures": [
+                {"begin": "<f=a>", "schema": {}, "end": "</f>"},
+                {"begin": "<f=a> ", "schema": {}, "end": "</f>"},
+                {"begin": "<f=b>", "schema": {"type": "object"}, "end": "</f>"},
+            ],
+            "triggers": ["<f="],
+        })},
+        'say {"x":1,"x":2} <f=a>[1]</f> and <f=a>',
+        '</f> or {"x":1,"x":2}',
+    ),
+    ({"structural_tag": _tag(begin="[", end="]")}, "[", "]"),
+    ({"structural_tag": _tag(begin="<call>", end="<call>")}, "<call>", "<call>"),
+    (
+        {"structural_tag": json.dumps({
+            "structures": [{"begin": "<call>f", "schema": {}, "end": "<call>"}],
+            "triggers": ["<call>"],
+        })},
+        'x{"x":1,"x":2}<call>f',
+        '<call>é{"x":1,"x":2}',
+    ),
+    ({"ebnf": 'start: "<|a|>" v ("," v)*\nv: %json {} | "{" /[a-z]+/ "}"'}, "<|a|>{x},1,", ",{y}"),
+    ({"ebnf": 'start: "(" start ")" | %json {"additionalProperties": true}'}, "((", "))"),
+]  # fmt: skip
+
+
+def _tokens(vocabulary: Vocabulary, text: str) -> list[int]:
+    """With the special token that the text names."""
+    first, *parts = text.split("<call>")
+    found = list(vocabulary.encode(first.encode()))
+    for part in parts:
+        found += [vocabulary.special_tokens["<call>"], *vocabulary.encode(part.encode())]
+    return found
+
+
+@pytest.mark.parametrize(("source", "before", "behind"), ROUTES, ids=lambda r: str(r)[:40])
+def test_keys_come_once_within_other_text(source: dict[str, str], before: str, behind: str) -> None:
+    """Wherever JSON stands; where it is free text, keys may come as they like."""
+    compiler = GrammarCompiler(byte_vocabulary(["<call>"]))
+    grammar = compiler.compile(**source)
+    for text in [*TWICE, *ONCE, "12", "true", "-1.5e3"]:
+        matcher = grammar.matcher()
+        way = _tokens(compiler.vocabulary, f"{before}{text}{behind}")
+        taken = all(map(matcher.advance, way)) and matcher.is_accepting()
+        assert taken is (text not in TWICE), text
+
+
+@pytest.mark.parametrize(("source", "before", "behind"), ROUTES, ids=lambda r: str(r)[:40])
+def test_the_mask_within_other_text_goes_forwards_and_back(
+    source: dict[str, str], before: str, behind: str
+) -> None:
+    """Any way to a place gives the mask of a matcher that has come there at once."""
+    compiler = GrammarCompiler(byte_vocabulary(["<call>"]))
+    grammar = compiler.compile(**source)
+    vocabulary = compiler.vocabulary
+    way = _tokens(vocabulary, f'{before}{{"x":{{"y":1,"y')
+    quote, z = vocabulary.encode(b'"z')
+    matcher = grammar.matcher()
+    masks = []
+    for token in way:
+        masks.append(matcher.allowed_mask())
+        assert matcher.advance(token)
+    assert not matcher.allowed_mask()[quote] and matcher.allowed_mask()[z]
+    assert not matcher.advance(quote) and "there twice" in matcher.error()
+    assert matcher.retreat() == 0
+    for back in (1, 4, 9, len(way)):
+        matcher.rollback(back)
+        for at in range(len(way) - back, len(way)):
+            assert np.array_equal(matcher.allowed_mask(), masks[at])
+            assert matcher.advance(way[at])
+    for token in _tokens(vocabulary, f'z":1}}}}{behind}'):
+        assert matcher.advance(token)
+    assert matcher.is_accepting()
+
+
+@pytest.mark.parametrize(("source", "before", "behind"), ROUTES[1:2] + ROUTES[5:])
+def test_what_a_random_model_writes_within_other_text_has_each_key_once(
+    source: dict[str, str], before: str, behind: str
+) -> None:
+    compiler = GrammarCompiler(byte_vocabulary())
+    grammar = compiler.compile(**source)
+    few, ended = _Few(compiler.vocabulary), 0
+    for seed in range(8):
+        generated = few.of(seed).generate(grammar)
+        if generated.text is not None:
+            text = generated.text
+            count = 1 if before == "[" else len(text) - len(text.lstrip(b"("))
+            _pairs(text[count : len(text) - count])
+            ended += 1
+    assert ended >= 4
+
+
+def test_where_no_island_is_open_nothing_is_followed() -> None:
+    compiler = GrammarCompiler(byte_vocabulary())
+    closed = '{"type": "object", "properties": {"a": {}}, "additionalProperties": false}'
+    closed = closed.replace("{}", '{"type": "integer"}')
+    assert isinstance(compiler.compile(ebnf=f'start: "x" %json {closed}'), LLGuidanceGrammar)
+    assert names_tokens("start: <|a|> %json {}") and names_tokens("start: <[5]>")
+    assert not names_tokens('start: "<|a|>" /<[a]/ %json {"enum": ["<|a|>"]} // <|a|>')
 
 
 def _pairs(text: bytes) -> Any:

@@ -13,6 +13,7 @@ from collections.abc import Callable
 import numpy as np
 
 from rootlace.runtime.constrained.matchers.checked_text import CheckedText
+from rootlace.runtime.constrained.matchers.islands import Islands
 from rootlace.runtime.constrained.schema.verify import NUMBER_BYTES, Verifier, Violation
 from rootlace.runtime.constrained.tokens import bitmask
 from rootlace.runtime.constrained.tokens.vocabulary import Vocabulary
@@ -32,7 +33,7 @@ class CheckedGrammar:
     def __init__(
         self,
         inner: Grammar,
-        verifier_factory: Callable[[], Verifier],
+        verifier_factory: Callable[[], Verifier | Islands],
         vocabulary: Vocabulary,
         max_retreats: int,
         keys_only: bool = False,
@@ -74,7 +75,7 @@ class CheckedMatcher(Matcher):
     def __init__(
         self,
         inner: Matcher,
-        verifier: Verifier,
+        verifier: Verifier | Islands,
         vocabulary: Vocabulary,
         max_retreats: int,
         keys_only: bool = False,
@@ -117,7 +118,7 @@ class CheckedMatcher(Matcher):
         if not self._inner.advance(token_id):
             self._error = self._inner.error()
             return False
-        data = b"" if ends else self._vocabulary.token_bytes[token_id]
+        data = b"" if ends else self._vocabulary.token_bytes[token_id] or b"\xff[%d]" % token_id
         violation = self._verifier.feed(data)
         if violation is not None:
             self._inner.rollback(1)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from rootlace.runtime.constrained.matchers.islands import Islands
 from rootlace.runtime.constrained.schema.json_text import WHITESPACES
 from rootlace.runtime.constrained.schema.verify import Verifier
 from rootlace.runtime.constrained.tokens import bitmask
@@ -27,7 +28,11 @@ class CheckedText:
     """
 
     def __init__(
-        self, inner: Matcher, verifier: Verifier, vocabulary: Vocabulary, long_keys: bool = False
+        self,
+        inner: Matcher,
+        verifier: Verifier | Islands,
+        vocabulary: Vocabulary,
+        long_keys: bool = False,
     ) -> None:
         """`long_keys`: each key that begins like others can go on otherwise."""
         self._long_keys = long_keys

@@ -58,6 +58,13 @@ class Parser:
         self.matcher = self._prototype.deep_copy()
         self.tokens: list[int] = []
 
+    def copy(self) -> Parser:
+        """Another one at the same place."""
+        other = Parser.__new__(Parser)
+        other._lexer, other._size, other._prototype = self._lexer, self._size, self._prototype
+        other.matcher, other.tokens = self.matcher.deep_copy(), self.tokens.copy()
+        return other
+
     def fill_bitmask(self, out: np.ndarray) -> None:
         """Of no meaning where the matcher has an error after it."""
         self.matcher.unsafe_compute_mask_ptr(bitmask.address(out), out.nbytes)

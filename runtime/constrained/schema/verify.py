@@ -284,8 +284,10 @@ class Verifier:
             ended = self._key if scalar is _Scalar.KEY else self._end
             return ended(state, offset + 1)
         if scalar is _Scalar.LITERAL:
-            whole = bytes(self._text[state.start : offset + 1]) in _LITERALS
-            return self._end(state, offset + 1) if whole else state
+            begun = bytes(self._text[state.start : offset + 1])
+            if not any(literal.startswith(begun) for literal in _LITERALS):
+                raise _Refused(state.start, "", "#", f"{begun!r} is not JSON")
+            return self._end(state, offset + 1) if begun in _LITERALS else state
         if scalar is _Scalar.NUMBER:
             if byte in NUMBER_BYTES:
                 return state

@@ -21,6 +21,7 @@ from rootlace.runtime.constrained.automaton.syntax import Either, Literal, Regex
 from rootlace.runtime.constrained.matchers.automaton import AutomatonGrammar
 from rootlace.runtime.constrained.matchers.checked import CheckedGrammar
 from rootlace.runtime.constrained.matchers.hybrid import HybridGrammar
+from rootlace.runtime.constrained.matchers.islands import IslandGrammar, Islands
 from rootlace.runtime.constrained.matchers.llguidance import LLGuidanceGrammar
 from rootlace.runtime.constrained.matchers.outlines import OutlinesGrammar
 from rootlace.runtime.constrained.matchers.stepped import SteppedBuilds
@@ -31,7 +32,7 @@ from rootlace.runtime.constrained.schema.prepare import PreparedSchema
 from rootlace.runtime.constrained.schema.regular import declared_part
 from rootlace.runtime.constrained.schema.verify import UniqueKeys, Verifier
 from rootlace.runtime.constrained.sources import ebnf
-from rootlace.runtime.constrained.sources.embedded_schemas import with_exact_schemas
+from rootlace.runtime.constrained.sources.embedded_schemas import names_tokens, with_exact_schemas
 from rootlace.runtime.constrained.sources.lenient import least_of, weakest
 from rootlace.runtime.constrained.sources.literals import SpecialTokens
 from rootlace.runtime.constrained.sources.source import parsed_choices, parsed_schema
@@ -129,18 +130,39 @@ class GrammarBuilder:
         if not isinstance(grammar, str):
             return self._regular("ebnf", grammar)
         self._refuse_if_not_regular("ebnf")
-        grammar = with_exact_schemas(grammar, partial(self._schema_in_grammar, whitespace))
+        masks: list[dict[str, Any]] = []
+        grammar = with_exact_schemas(grammar, partial(self._schema_in_grammar, whitespace, masks))
         try:
-            return self._on_llguidance(grammar)
+            inner = self._on_llguidance(grammar)
+            if names_tokens(source):  # then bytes do not tell what its text is
+                return inner
+            return self._each_key_once(inner, grammar, masks)
         except InvalidConstraint as error:
             raise ebnf.lark_error(error) from None
 
+    def _each_key_once(
+        self, inner: LLGuidanceGrammar, lark: str, masks: list[dict[str, Any]]
+    ) -> Grammar:
+        """`inner`, the grammar `lark`, where no object of its schemas (`masks`) has a key twice."""
+        if not any(map(has_open_keys, masks)):
+            return inner
+        islands = IslandGrammar(lark, self._config, inner.special)
+        return CheckedGrammar(
+            inner,
+            lambda: Islands(islands),
+            self._vocabulary,
+            self._config.max_retreats,
+            keys_only=True,
+            long_keys=not any("patternProperties" in keywords_within(mask) for mask in masks),
+        )
+
     def _schema_in_grammar(
-        self, whitespace: str, line: int, schema: dict[str, Any]
+        self, whitespace: str, masks: list[dict[str, Any]], line: int, schema: dict[str, Any]
     ) -> dict[str, Any]:
         """With the options that the grammar gives to llguidance; where these tell of white space,
         they alone do."""
         mask = self._embedded(schema, f"ebnf: line {line}", "a grammar")
+        masks.append(mask)
         given = schema.get("x-guidance", {})
         if not isinstance(given, dict):
             raise InvalidConstraint(f"ebnf: line {line}: #/x-guidance: it must be an object")
@@ -173,15 +195,17 @@ class GrammarBuilder:
     def _structural_tag(self, constraint: Constraint) -> Grammar:
         if weakest(constraint) is None:  # nothing of it is lenient
             self._refuse_if_not_regular("structural_tag")
+        masks: list[dict[str, Any]] = []
 
         def schema_at(schema: dict[str, Any] | bool, place: str, lenient: bool) -> dict[str, Any]:
             mask = self._embedded(schema, f"structural_tag: {place}", "free text", lenient)
+            masks.append(mask)
             return _with_whitespace(mask, constraint.whitespace)
 
         vocabulary = self._vocabulary
         special = SpecialTokens(vocabulary.special_tokens, vocabulary.eos_token_ids)
         lark = lark_of_structural_tag(constraint.source, schema_at, special)
-        return self._llguidance(lark, special.free)
+        return self._each_key_once(self._llguidance(lark, special.free), lark, masks)
 
     def _schema(self, constraint: Constraint) -> Grammar:
         prepared = PreparedSchema(parsed_schema(constraint.source), self._documents)

@@ -54,3 +54,9 @@ def schemas_of_grammar(lark: str) -> list[str]:
 
     with_exact_schemas(lark, note)
     return found
+
+
+def names_tokens(lark: str) -> bool:
+    """Whether a grammar has tokens of the vocabulary in it (`<|name|>`, `<[id]>`)."""
+    bare = _TOKEN.sub(lambda found: found["json"] or "", with_exact_schemas(lark, lambda *_: {}))
+    return "<|" in bare or "<[" in bare
