@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from rootlace.runtime.gateway.tokens.chat import ChatTemplate
@@ -37,6 +38,7 @@ HARMONY = (
     "{% for m in messages %}{{ m.content }}{% endfor %}"
     "{{ '<|start|>assistant' }}{# <|channel|> <|message|> #}"
 )
+HARMONY_TOOLS = "{% if tools %}{{ tools | tojson }}{% endif %}" + HARMONY
 SCHEMA = {"type": "integer"}
 THOUGHTS = Thoughts("</think>", gap="\n\n", close="\n</think>")
 OPTIONAL = Thoughts("</think>", "<think>", gap="\n\n", close="\n</think>")
@@ -90,6 +92,27 @@ async def test_who_asks_for_none_gets_none(serve: Serve, path: str, none: Any) -
     ):
         found, gateway = await asked(serve, source, path, **none)
         assert (found, gateway.last_generate.thoughts) == (end, None)
+
+
+@pytest.mark.parametrize("path, none", NONE)
+async def test_who_asks_for_none_and_has_tools_gets_empty_ones(
+    serve: Serve, path: str, none: Any
+) -> None:
+    """OpenAI's own format: the model alone chooses the channel of a call or of an answer. What it
+    begins to think before that is ended at once."""
+    tools: dict[str, Any] = {"tools": [{"type": "function", "function": TOOL}]}
+    if path == RESPONSES:
+        tools = {"tools": [{"type": "function", **TOOL}]}
+    elif path == MESSAGES:
+        tools = {"tools": [{"name": "f", "input_schema": TOOL["parameters"]}]}
+    found, gateway = await asked(serve, HARMONY_TOOLS, path, **tools, **none)
+    assert found.endswith("<|start|>assistant")
+    thoughts = gateway.last_generate.thoughts
+    assert thoughts == msgspec.structs.replace(ANALYSIS, budget=0)
+    constraint = gateway.last_generate.constraint
+    assert constraint is not None and constraint.kind == "structural_tag"
+    _, gateway = await asked(serve, HARMONY_TOOLS, path, **tools)
+    assert gateway.last_generate.thoughts == ANALYSIS
 
 
 BUDGETS: list[tuple[str, dict[str, Any]]] = [

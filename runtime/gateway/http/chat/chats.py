@@ -207,11 +207,15 @@ class Chats:
         parts = self.render(request, tools)
         end = _end_of(parts)
         thoughts = form.thoughts(end) if begins else None
-        lead = ""
+        lead, budget = "", request.thinking_budget
         if thoughts is not None and request.thinks is False:
-            thoughts, lead = None, self._unthought(request, tools, parts, form, end)
-            if not (lead or tools or whole):
-                lead = form.answer_prefix(end)
+            lead = self._unthought(request, tools, parts, form, end)
+            if tools and asked is None and not (lead or forced or form.no_thoughts()):
+                budget = 0  # what it begins to think all the same is ended at once
+            else:
+                thoughts = None
+                if not (lead or tools or whole):
+                    lead = form.answer_prefix(end)
         begun: tuple[Text, ...] = ()
         if forced:
             if asked is not None:
@@ -226,9 +230,7 @@ class Chats:
         answer = form.answer_prefix(before) if whole and begins else ""
         if thoughts is not None:
             # The model writes that itself, behind its thoughts.
-            thoughts = msgspec.structs.replace(
-                thoughts, then=prefix or answer, budget=request.thinking_budget
-            )
+            thoughts = msgspec.structs.replace(thoughts, then=prefix or answer, budget=budget)
             prefix, begun = "", ()
         else:
             lead += answer
