@@ -21,17 +21,19 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import importlib.util
+import importlib
 import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from importlib.machinery import PathFinder
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -74,7 +76,7 @@ BROUGHT = (
     *("Jinja2", "MarkupSafe", "idna", "typing-extensions"),
     *("rich", "markdown-it-py", "mdurl", "Pygments"),
     *("typer", "click", "shellingham", "annotated-doc"),
-    *("pytest", "pytest-timeout", "iniconfig", "pluggy", "packaging"),
+    *("pytest", "pytest-timeout", "pytest-xdist", "execnet", "iniconfig", "pluggy", "packaging"),
     *("jsonschema", "jsonschema-rs", "jsonschema-specifications", "referencing"),
     *("rpds-py", "attrs"),
 )
@@ -83,10 +85,14 @@ BROUGHT = (
 BUDGET = 480.0
 SHARES = {"smoke": 45, "test": 190, "bench": 200}
 """Of a budget of `BUDGET` seconds; the rest is for starts and the summary."""
+NOT_RUN = ("no time was left", "no sound GPU was left")
+"""How tests that did not run say why (`tests/gpu/conftest.py`)."""
 NO_TESTS = 5
 """pytest's exit status where it has nothing to run."""
 MOST_WORKERS = 14
 """Processes that compile, and test processes that share the GPU: most of a run is compiling."""
+SHARED_TESTS = 0.85
+"""Of the tests' seconds: for those that share the GPU. Those that need it alone start anew."""
 SMOKE, TESTS, BENCH = "gpu_smoke.jsonl", ("gpu_tests.jsonl", "gpu_tests_alone.jsonl"), "gpu.json"
 LONGEST_TRACEBACK = 60
 """Lines of the first failure that the summary shows, its last ones."""
@@ -193,13 +199,10 @@ def environment() -> dict[str, str]:
 
 def missing(modules: dict[str, str]) -> list[str]:
     """Distributions whose module this Python (or what was unpacked) does not have."""
-    places = [str(SITE)] if SITE.exists() else []
-    found = []
-    for module, name in modules.items():
-        here = any((Path(place) / module).exists() for place in places)
-        if not here and importlib.util.find_spec(module) is None:
-            found.append(name)
-    return found
+    # A module may be a folder or a single file: the import system's own search knows both.
+    importlib.invalidate_caches()
+    places = [str(SITE), *sys.path]
+    return [name for module, name in modules.items() if not PathFinder.find_spec(module, places)]
 
 
 def look_at_machine(rehearse: bool) -> None:
@@ -248,12 +251,27 @@ def run(name: str, command: Sequence[str], seconds: float, fine: Sequence[int] =
     """Run a command from the checkout; it is stopped after so many seconds. It passes if its exit
     status is among `fine`."""
     start = time.monotonic()
+    process = begin(command)
     try:
-        done = subprocess.run(command, cwd=ROOT, env=environment(), timeout=seconds)
-        passed, note = done.returncode in fine, ""
+        passed, note = process.wait(seconds) in fine, ""
     except subprocess.TimeoutExpired:
         passed, note = False, " (stopped: no time was left)"
+    finally:
+        end(process)
     return Outcome(name, passed, time.monotonic() - start, note)
+
+
+def begin(command: Sequence[str]) -> subprocess.Popen[bytes]:
+    """Start a command from the checkout, in a session of its own, for `end`."""
+    return subprocess.Popen(command, cwd=ROOT, env=environment(), start_new_session=True)
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """Kill what `begin` started and all that it started: a worker left alone would keep its share
+    of the GPU's memory, and of the cores, from the parts to come."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
 
 
 def workers() -> int:
@@ -262,10 +280,11 @@ def workers() -> int:
 
 def start_compiling(seconds: float, rehearse: bool) -> subprocess.Popen[bytes]:
     """Fill Triton's cache beside what runs next. Rehearsed: one kernel's variants, for sm_90."""
-    command = [sys.executable, "scripts/compile_kernels.py", "--into-cache"]
+    # The smoke test, which runs at the same time, comes first.
+    command = ["nice", sys.executable, "scripts/compile_kernels.py", "--into-cache"]
     command += ["--processes", str(workers()), "--seconds", str(seconds)]
     command += ["rms_norm", "--arch", "90"] if rehearse else []
-    return subprocess.Popen(command, cwd=ROOT, env=environment())
+    return begin(command)
 
 
 def run_smoke(seconds: float, results: Path, rehearse: bool) -> Outcome:
@@ -285,7 +304,7 @@ def run_tests(
     command += [f"--timeout={max(60, seconds / 2):.0f}", "--tb=short", *extra]
     command += ["--on-cpu=triton"] * rehearse
     parallel = []
-    if importlib.util.find_spec("xdist") is not None:
+    if not missing(USEFUL):
         parallel = ["-n", str(workers()), "--dist", "load", "--maxschedchunk", "1"]
     # Where tests are chosen (`-k`), or none is left, one of the two runs may have none of them.
     fine = (0, NO_TESTS) if extra or rehearse else (0,)
@@ -294,7 +313,8 @@ def run_tests(
         ("tests", [*parallel, "-m", "not whole_gpu"], TESTS[0]),
         ("tests alone on the GPU", ["-m", "whole_gpu"], TESTS[1]),
     ):
-        left = max(seconds - sum(one.seconds for one in found), KILL_SECONDS)
+        share = 1.0 if found else SHARED_TESTS
+        left = max(share * seconds - sum(one.seconds for one in found), KILL_SECONDS)
         limits = ["--gpu-seconds", f"{left:.0f}", "--gpu-report", str(results / report)]
         found.append(run(name, [*command, *limits, *more], left + 2 * KILL_SECONDS, fine))
     return found
@@ -335,10 +355,11 @@ def summary(results: Path, outcomes: Sequence[Outcome]) -> list[str]:
     if tests:
         counts = Counter(line["outcome"] for line in tests)
         told.append("tests: " + ", ".join(f"{n} {what}" for what, n in sorted(counts.items())))
-    late = [line["test"] for line in tests if "no time was left" in line.get("why", "")]
-    if late:
-        told.append(f"no time was left for {len(late)} tests:")
-        told += [f"  {name.removeprefix('tests/gpu/')}" for name in late]
+    for reason in NOT_RUN:
+        late = [line["test"] for line in tests if reason in line.get("why", "")]
+        if late:
+            told.append(f"{reason} for {len(late)} tests:")
+            told += [f"  {name.removeprefix('tests/gpu/')}" for name in late]
     for line in tests:
         if line["outcome"] == "failed":
             told.append(f"FAILED {line['test']}")
@@ -394,24 +415,28 @@ def check(arguments: argparse.Namespace) -> list[Outcome]:
     compiling = None
     if arguments.what in ("all", "test"):
         compiling = start_compiling(arguments.budget * SHARES["test"] / BUDGET / 2, rehearse)
-    for place, part in enumerate(wanted):
-        coming = sum(SHARES[name] for name in wanted[place:])
-        spare = (BUDGET - sum(SHARES.values())) / BUDGET * arguments.budget
-        seconds = max(deadline - time.monotonic() - spare, 1.0) * SHARES[part] / coming
-        begun = time.monotonic()
-        extra = arguments.extra if arguments.what == part else ()
-        if part == "smoke":
-            outcomes.append(run_smoke(seconds, results, rehearse))
-        elif part == "test":
-            if compiling is not None:
-                with contextlib.suppress(subprocess.TimeoutExpired):  # a compiler that hangs
-                    compiling.wait(seconds / 2)
-                compiling.kill()
-            left = seconds - (time.monotonic() - begun)
-            outcomes += run_tests(max(left, 1.0), results, rehearse, extra)
-        else:
-            outcomes.append(run_benchmark(seconds, results, rehearse, extra))
-        copy_results(results)
+    try:
+        for place, part in enumerate(wanted):
+            coming = sum(SHARES[name] for name in wanted[place:])
+            spare = (BUDGET - sum(SHARES.values())) / BUDGET * arguments.budget
+            seconds = max(deadline - time.monotonic() - spare, 1.0) * SHARES[part] / coming
+            begun = time.monotonic()
+            extra = arguments.extra if arguments.what == part else ()
+            if part == "smoke":
+                outcomes.append(run_smoke(seconds, results, rehearse))
+            elif part == "test":
+                if compiling is not None:
+                    with contextlib.suppress(subprocess.TimeoutExpired):  # a compiler that hangs
+                        compiling.wait(seconds / 2)
+                    end(compiling)
+                left = seconds - (time.monotonic() - begun)
+                outcomes += run_tests(max(left, 1.0), results, rehearse, extra)
+            else:
+                outcomes.append(run_benchmark(seconds, results, rehearse, extra))
+            copy_results(results)
+    finally:
+        if compiling is not None:
+            end(compiling)
     print("\n".join(summary(results, outcomes)), flush=True)
     return outcomes
 

@@ -4,6 +4,10 @@
 says nothing about a GPU; it says that the tests themselves are right. `--on-cpu=triton` takes the
 Triton kernels, interpreted, where kernels are tested by themselves.
 
+A fault of a kernel (an illegal address, say) ends the GPU's context for the whole process. One of
+several processes ends then and is replaced; the test that it was given next is lost. Alone, what
+follows is skipped. Else every later test would fail at once, and take the tests of sound processes.
+
 With `--gpu-seconds` the first case of every test runs before the second case of any, so that most
 faults are found early; what has not begun by then is skipped. `--gpu-report FILE` gets a line of
 JSON for each test as it ends.
@@ -12,6 +16,7 @@ JSON for each test as it ends.
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections import Counter
 from pathlib import Path
@@ -19,9 +24,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from benchmarks.gpu.setting import has_faulted
 from rootlace.kernels import KernelSet, kernels_for
 
 NO_TIME = "no time was left for it"
+NO_GPU = "no sound GPU was left for it after"
 FILES = ("pointwise", "attention", "sampling", "products", "constrained", "model", "runtime")
 """Kernels before what is made of them: a fault of a kernel explains those behind it."""
 
@@ -37,20 +44,32 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 class Clock:
-    """Skips what would begin too late, and writes down what ended."""
+    """Skips what would begin too late or after a fault, and writes down what ended.
 
-    def __init__(self, seconds: float | None, report: Path | None) -> None:
+    `among_others`: whether this process is one of several and is replaced when it ends."""
+
+    def __init__(
+        self, seconds: float | None, report: Path | None, among_others: bool = False
+    ) -> None:
         self._ends = None if seconds is None else time.monotonic() + seconds
         self._report = report
+        self._among_others = among_others
+        self._faulted_in = ""
         if report is not None:
             report.write_text("")
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
+        if self._faulted_in and self._among_others:
+            os._exit(1)
+        if self._faulted_in:
+            pytest.skip(f"{NO_GPU} {self._faulted_in}")
         if self._ends is not None and time.monotonic() >= self._ends:
             pytest.skip(NO_TIME)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed and has_faulted():
+            self._faulted_in = report.nodeid
         if self._report is None or (report.when != "call" and report.passed):
             return
         reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else ""
@@ -65,7 +84,7 @@ def pytest_configure(config: pytest.Config) -> None:
     # Of several processes the one that starts the others hears of every test.
     among_others = hasattr(config, "workerinput")
     report = None if among_others else config.getoption("--gpu-report")
-    config.pluginmanager.register(Clock(config.getoption("--gpu-seconds"), report))
+    config.pluginmanager.register(Clock(config.getoption("--gpu-seconds"), report, among_others))
 
 
 @pytest.hookimpl(trylast=True)

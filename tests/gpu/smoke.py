@@ -25,7 +25,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -384,16 +384,15 @@ def smoke(
             limit = max(limit, LAST_WAY_SECONDS)
         elif limit < 5:
             continue
-        command = [sys.executable, "-m", __spec__.name, "--json", str(into)]
-        command += ["--way", str(number), "--checks", *left]
-        command += ["--rehearse"] * rehearse
+        command = _command(number, left, into, rehearse)
         ended = ""
-        try:
-            done = subprocess.run(command, timeout=limit, env=_environment(rehearse))
-            if done.returncode:
-                ended = f"its process ended with status {done.returncode}"
-        except subprocess.TimeoutExpired:
-            ended = f"stopped after {limit:.0f} s"
+        with _compiling(left[2:], rehearse) if number == 0 else nullcontext():
+            try:
+                done = subprocess.run(command, timeout=limit, env=_environment(rehearse))
+                if done.returncode:
+                    ended = f"its process ended with status {done.returncode}"
+            except subprocess.TimeoutExpired:
+                ended = f"stopped after {limit:.0f} s"
         tried = [line for line in read(into) if line["way"] == WAYS[number][0]]
         passed = {line["check"] for line in tried if line["passed"]}
         if ended and len(tried) < len(left):
@@ -406,9 +405,33 @@ def smoke(
     return read(into)
 
 
+def _command(way: int, checks: Sequence[str], into: Path, rehearse: bool) -> list[str]:
+    command = [sys.executable, "-m", __spec__.name, "--json", str(into)]
+    return [*command, "--way", str(way), "--checks", *checks, *["--rehearse"] * rehearse]
+
+
+@contextmanager
+def _compiling(checks: Sequence[str], rehearse: bool) -> Iterator[None]:
+    """Run checks beside those before them, each in a process of its own, for what they leave in
+    Triton's cache: one process alone would spend most of its seconds compiling for them all."""
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+        for name in checks[-1:] if rehearse else checks:
+            command = _command(0, [name], Path(folder) / f"{name}.jsonl", rehearse)
+            process = subprocess.Popen(
+                command,
+                env=_environment(rehearse),
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+            )
+            stack.callback(process.wait)
+            stack.callback(process.kill)
+        yield
+
+
 def _environment(rehearse: bool) -> dict[str, str]:
     interpreted = {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
-    return {**os.environ, **(interpreted if rehearse else {})}
+    # Threads that wait for others would spin on the cores that compile.
+    return {"OMP_WAIT_POLICY": "passive", **os.environ, **(interpreted if rehearse else {})}
 
 
 def read(path: Path) -> list[dict[str, Any]]:

@@ -9,12 +9,14 @@ import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import cast
 
 import pytest
 import torch
 
 from benchmarks.gpu.parts import PARTS
 from benchmarks.gpu.targets import TARGETS
+from tests.gpu import conftest as gpu_tests
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -33,7 +35,8 @@ def test_what_is_brought_is_pinned_and_covers_what_is_needed(check: ModuleType) 
     pinned = check.pins(check.CONSTRAINTS.read_text())
     assert all(check.normalised(name) in pinned for name in check.BROUGHT)
     comes_with_torch = {"torch", "triton", "transformers", "tokenizers", "safetensors", "numpy"}
-    assert set(check.NEEDED.values()) - comes_with_torch <= set(check.BROUGHT)
+    wanted = {*check.NEEDED.values(), *check.USEFUL.values(), "execnet"}
+    assert wanted - comes_with_torch <= set(check.BROUGHT)
 
 
 def test_pins_are_read(check: ModuleType) -> None:
@@ -53,7 +56,7 @@ def test_missing_modules_are_named(
 ) -> None:
     wanted = {"pytest": "pytest", "no_such_module": "such-package", "brought": "brought-package"}
     assert check.missing(wanted) == ["such-package", "brought-package"]
-    (tmp_path / "brought").mkdir()
+    (tmp_path / "brought.py").write_text("")  # as pytest_timeout: a file, no folder
     monkeypatch.setattr(check, "SITE", tmp_path)
     assert check.missing(wanted) == ["such-package"]
     monkeypatch.setattr(check, "NEEDED", wanted)
@@ -90,6 +93,53 @@ def test_a_command_that_takes_too_long_is_stopped(check: ModuleType) -> None:
     assert "FAILED" in str(check.run("bad", [sys.executable, "-c", "exit(3)"], 60))
 
 
+def test_what_a_stopped_command_started_is_stopped_with_it(
+    check: ModuleType, tmp_path: Path
+) -> None:
+    """A worker that its parent did not live to stop would keep the GPU's memory."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    code = (
+        "import subprocess, sys, time; end = open(sys.argv[1], 'wb', 0); end.write(b'x'); "
+        "subprocess.Popen(['sleep', '600'], pass_fds=[end.fileno()]); time.sleep(600 * {wait})"
+    )
+    for wait in (1, 0):  # one that is stopped, one that ends before what it started
+        command = [sys.executable, "-c", code.format(wait=wait), str(pipe)]
+        check.run("parent", command, 5.0 if wait else 300.0)
+        os.set_blocking(reader, True)
+        while os.read(reader, 1):  # to the end of the file: nobody has the other end any more
+            pass
+    os.close(reader)
+
+
+@pytest.mark.parametrize("among_others", [False, True])
+def test_no_test_runs_where_the_gpu_has_faulted(
+    among_others: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended: list[int] = []
+    faulted = [False]
+    monkeypatch.setattr(gpu_tests, "has_faulted", lambda: faulted[0])
+    monkeypatch.setattr(gpu_tests.os, "_exit", ended.append)
+    clock = gpu_tests.Clock(None, None, among_others)
+
+    def report(outcome: str) -> None:
+        clock.pytest_runtest_logreport(
+            pytest.TestReport("test_it", ("", 0, ""), {}, outcome, None, "call")  # type: ignore[arg-type]
+        )
+
+    item = cast(pytest.Item, None)
+    report("failed")
+    faulted[0] = True
+    report("passed")
+    clock.pytest_runtest_setup(item)
+    assert not ended
+    report("failed")
+    with pytest.raises(pytest.skip.Exception, match="no sound GPU was left for it after test_it"):
+        clock.pytest_runtest_setup(item)
+    assert ended == [1] * among_others
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
 def test_without_a_gpu_it_says_so() -> None:
     done = subprocess.run(
@@ -117,7 +167,7 @@ def test_no_test_is_fine_only_where_tests_are_chosen(
     assert all("tests/gpu" in command for command in asked)
     assert [command[-1] for command in asked] == ["not whole_gpu", "whole_gpu"] * 2
     limits = [command[command.index("--gpu-seconds") + 1] for command in asked]
-    assert limits == ["100", "90"] * 2
+    assert limits == ["85", "90"] * 2
 
 
 def test_parts_share_what_is_left_of_the_budget(
