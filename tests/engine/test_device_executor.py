@@ -13,6 +13,7 @@ from rootlace.runtime.config import CacheConfig, ExecutorConfig
 from rootlace.runtime.constrained import GrammarCompiler
 from rootlace.runtime.engine.mask_filler import MaskFiller
 from rootlace.runtime.model.executor.runner import ModelRunner
+from rootlace.runtime.scheduler.pace import DraftPace
 from rootlace.wire.protocol import SamplingParams
 from tests.engine.demo import prompts_about
 from tests.engine.harness import Harness, greedy
@@ -157,9 +158,15 @@ def test_constrained(
 
 
 def test_predictions(
-    plain: ModelRunner, device: ModelRunner, prompts: list[list[int]], demo_model: Path
+    plain: ModelRunner,
+    device: ModelRunner,
+    prompts: list[list[int]],
+    demo_model: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Drafts, with automata at each of their tokens, in steps that are not planned ahead."""
+    # Else drafts are as long as they are worth on this machine, at this moment.
+    monkeypatch.setattr(DraftPace, "note", lambda self, rows, drafted, seconds: 1.0)
     tokenizer = AutoTokenizer.from_pretrained(demo_model)
     compiler = GrammarCompiler(tokenizer, vocab_size=plain.vocab_size)
     grammar = compiler.compile(regex=r"([a-z]{3,8} ){9}")
