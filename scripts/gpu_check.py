@@ -29,6 +29,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import sysconfig
 import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -230,6 +231,10 @@ def look_at_machine(rehearse: bool) -> None:
     if there != "True" and not rehearse:
         raise CheckError(f"torch {torch} (CUDA {cuda}) sees no GPU")
     say(f"Python {sys.version.split()[0]}, torch {torch}, CUDA {cuda}, {' '.join(name)}")
+    # Triton compiles what launches a kernel from C, against Python's headers.
+    header = Path(sysconfig.get_path("include")) / "Python.h"
+    if not rehearse and not (header.exists() and any(map(shutil.which, ("cc", "gcc", "clang")))):
+        say(f"no C compiler or no {header}: Triton's kernels will not start")
 
 
 # ---------------------------------------------------------------- the parts
