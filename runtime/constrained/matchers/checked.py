@@ -131,6 +131,19 @@ class CheckedMatcher(Matcher):
         self._error = ""
         return True
 
+    def try_advance_fast(self, token_id: int, jumps: bool) -> bool:
+        if self._text.has_own_mask() or not self._inner.try_advance_fast(token_id, jumps):
+            return False
+        if self._verifier.feed(self._vocabulary.token_bytes[token_id]) is not None:
+            self._inner.rollback(1)
+            return False
+        self._text.go(token_id)
+        if not self._text.can_follow():
+            self._text.back(1)
+            return False
+        self._refused, self._error = None, ""
+        return True
+
     def _refuse(self, token_id: int, violation: Violation | None) -> bool:
         if violation is None:
             violation = Violation(0, 0, "", "#", "nothing can follow")

@@ -80,18 +80,18 @@ class _Reading:
     def __init__(self, parser: Parser, json: Verifier | None = None) -> None:
         self.parser = parser
         self.json = json
-        self.bytes = 0
-        """That `json` has taken in."""
+        self.feeds = 0
+        """Of `json`."""
 
     def place(self) -> tuple[int, int]:
-        return len(self.parser.tokens), self.bytes
+        return len(self.parser.tokens), self.feeds
 
     def back(self, tokens: int, taken: int) -> None:
         if len(self.parser.tokens) > tokens:
             self.parser.undo(len(self.parser.tokens) - tokens)
-        if self.json is not None and self.bytes > taken:
-            self.json.undo(self.bytes - taken)
-            self.bytes = taken
+        if self.json is not None and self.feeds > taken:
+            self.json.undo(self.feeds - taken)
+            self.feeds = taken
 
 
 class _Snapshot(NamedTuple):
@@ -117,6 +117,12 @@ class Islands:
         number = self._grammar.numbers.get(int(name[1])) if name else None
         refused = Violation(0, 0, "", "#", "the text has no reading")
         readings, self._beyond = self._readings, False
+        if len(readings) == 1 and (only := readings[0]).json is not None:
+            if only.json.is_plain(data) and number is None:
+                only.json.feed(data)
+                only.feeds += 1
+                self._history.append(self._snapshot())
+                return None
         for index, token in enumerate(data if number is None else (number,)):
             if not readings:
                 break
@@ -160,7 +166,7 @@ class Islands:
         if token < _JSON:
             violation = json.feed(bytes((token,)))
             if violation is None:
-                reading.bytes += 1
+                reading.feeds += 1
                 after.append(reading)
         if behind is not None:
             violation = self._step(behind, token, after) or violation

@@ -6,7 +6,8 @@ import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from enum import Enum, auto
-from typing import Any
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 from jsonschema import ValidationError
 from jsonschema.exceptions import best_match
@@ -55,8 +56,7 @@ class _Scalar(Enum):
     LITERAL = auto()
 
 
-@dataclass(frozen=True, slots=True)
-class _Open:
+class _Open(NamedTuple):
     """A container that is being read: its first byte, the schemas it must satisfy, the key or index
     of the member that is being read (None: a key comes next), its keys so far or the items that
     must be unique, in a form that compares as JSON does, and the pointer of that `uniqueItems`."""
@@ -70,8 +70,7 @@ class _Open:
     unique: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class _State:
+class _State(NamedTuple):
     """`scalar` is what is being read that has no parts, if anything is: from `start`, with the
     schemas it must satisfy. `complete`: the root is there and satisfies the schema."""
 
@@ -214,14 +213,23 @@ class Verifier:
         before = len(self._text)
         state = self._states[-1]
         self._text += data
+        if self.is_plain(data):
+            self._states.append(state._replace(length=before + len(data)))
+            return None
         try:
             for index, byte in enumerate(data):
                 state = self._step(state, byte, before + index)
         except _Refused as refused:
             del self._text[before:]
             return replace(refused.violation, length=index + 1)
-        self._states.append(replace(state, length=len(self._text)))
+        self._states.append(state._replace(length=len(self._text)))
         return None
+
+    def is_plain(self, data: bytes) -> bool:
+        """Whether it goes on with the string that is being read, and neither ends nor escapes."""
+        state = self._states[-1]
+        is_string = state.scalar is _Scalar.STRING or state.scalar is _Scalar.KEY
+        return is_string and not state.escape and b'"' not in data and b"\\" not in data
 
     def undo(self, count: int) -> None:
         """Forget the last `count` feeds."""
@@ -268,8 +276,7 @@ class Verifier:
         if state.scalar is not _Scalar.KEY or state.open is None or not state.open.seen:
             return []
         begun = bytes(self._text[state.start :])
-        spelt = (json.dumps(key, ensure_ascii=False) for key in state.open.seen)
-        keys = (key.encode("utf-8", "surrogatepass") for key in spelt)
+        keys = map(_spelt, state.open.seen)
         return [key[len(begun) :] for key in keys if key.startswith(begun)]
 
     # ------------------------------------------------------------ one byte
@@ -278,7 +285,7 @@ class Verifier:
         scalar = state.scalar
         if scalar is _Scalar.STRING or scalar is _Scalar.KEY:
             if state.escape or byte == ord("\\"):
-                return replace(state, escape=not state.escape)
+                return state._replace(escape=not state.escape)
             if byte != ord('"'):
                 return state
             ended = self._key if scalar is _Scalar.KEY else self._end
@@ -303,8 +310,8 @@ class Verifier:
             return state
         if byte == ord(","):
             following = opened.member + 1 if isinstance(opened.member, int) else None
-            return replace(state, open=replace(opened, member=following))
-        closed = replace(state, open=opened.parent, start=opened.start, schemas=opened.schemas)
+            return state._replace(open=opened._replace(member=following))
+        closed = state._replace(open=opened.parent, start=opened.start, schemas=opened.schemas)
         return self._end(closed, offset + 1)
 
     def _begin(self, state: _State, byte: int, start: int) -> _State:
@@ -312,7 +319,7 @@ class Verifier:
         if parent is None:
             schemas = self._rules.root
         elif parent.member is None:
-            return replace(state, scalar=_Scalar.KEY, start=start)
+            return state._replace(scalar=_Scalar.KEY, start=start)
         else:
             schemas = self._rules.of_member(parent.schemas, parent.member)
         depth = 1 if parent is None else parent.depth + 1
@@ -332,8 +339,8 @@ class Verifier:
                 else _Scalar.NUMBER if byte in NUMBER_BYTES - frozenset(b"eE")
                 else _Scalar.LITERAL
             )  # fmt: skip
-            return replace(state, scalar=scalar, start=start, schemas=schemas)
-        return replace(state, open=opened)
+            return state._replace(scalar=scalar, start=start, schemas=schemas)
+        return state._replace(open=opened)
 
     def _key(self, state: _State, end: int) -> _State:
         start, opened = state.start, state.open
@@ -344,22 +351,22 @@ class Verifier:
         error = self._rules.key_error(opened.schemas, key)
         if error is not None:
             raise _Refused(start, *error)
-        opened = replace(opened, member=key, seen=(*opened.seen, key))
-        return replace(state, scalar=None, open=opened)
+        opened = opened._replace(member=key, seen=(*opened.seen, key))
+        return state._replace(scalar=None, open=opened)
 
     def _end(self, state: _State, end: int) -> _State:
         """A value that begins at `state.start`, in what is open, ends before `end`."""
         start, parent = state.start, state.open
-        following = replace(state, scalar=None)
+        following = state._replace(scalar=None)
         if not isinstance(self._rules, Rules):
-            return replace(following, complete=parent is None)
+            return following._replace(complete=parent is None)
         value = self._parsed(start, end)
         number = state.scalar is _Scalar.NUMBER
         if parent is None:
             error = self._rules.error(self._rules.whole, value)
             if error is not None:
                 raise _Refused(start, *error, number=number)
-            return replace(following, complete=True)
+            return following._replace(complete=True)
         for located in state.schemas:
             error = self._rules.error(located, value) if self._rules.is_watched(located) else None
             if error is not None:
@@ -370,7 +377,7 @@ class Verifier:
         if item in parent.seen:
             reason = "uniqueItems: the item is there twice"
             raise _Refused(start, "uniqueItems", parent.unique, reason, number)
-        return replace(following, open=replace(parent, seen=(*parent.seen, item)))
+        return following._replace(open=parent._replace(seen=(*parent.seen, item)))
 
     def _parsed(self, start: int, end: int) -> Any:
         try:
@@ -385,6 +392,11 @@ class _Refused(Exception):
     ) -> None:
         super().__init__(message)
         self.violation = Violation(0, start, keyword, pointer, message, number)
+
+
+@lru_cache(maxsize=4096)
+def _spelt(key: str) -> bytes:
+    return json.dumps(key, ensure_ascii=False).encode("utf-8", "surrogatepass")
 
 
 def _unique(schemas: Schemas) -> str:
