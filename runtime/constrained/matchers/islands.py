@@ -117,12 +117,12 @@ class Islands:
         number = self._grammar.numbers.get(int(name[1])) if name else None
         refused = Violation(0, 0, "", "#", "the text has no reading")
         readings, self._beyond = self._readings, False
-        if len(readings) == 1 and (only := readings[0]).json is not None:
-            if only.json.is_plain(data) and number is None:
-                only.json.feed(data)
-                only.feeds += 1
-                self._history.append(self._snapshot())
-                return None
+        only = readings[0] if len(readings) == 1 and number is None else None
+        if only is not None and only.json is not None and only.json.is_plain(data):
+            only.json.feed(data)
+            only.feeds += 1
+            self._history.append(self._snapshot())
+            return None
         for index, token in enumerate(data if number is None else (number,)):
             if not readings:
                 break

@@ -49,6 +49,7 @@ from rootlace.runtime.constrained.automaton.syntax import (
 )
 from rootlace.runtime.constrained.automaton.trees import (
     BLANK,
+    NOTHING,
     chars,
     concat,
     either,
@@ -99,11 +100,13 @@ def for_llguidance(pattern: str, one: bool = False) -> tuple[str, ...]:
     """Patterns that llguidance takes (`one`: at most one), which a string matches all where it
     matches `pattern`; none where there are no such patterns."""
     taken = takes_pattern(pattern)
-    if taken and not _MAY_NEED_SPARING.search(pattern):
+    is_wider = _MAY_BE_WIDER.search(pattern) is not None
+    if taken and not is_wider and not _MAY_NEED_SPARING.search(pattern):
         return (pattern,)
     try:
         tree = _tree(pattern)
-        if taken and not any(isinstance(n, Chars) and _spared(n) != n for n in nodes(tree)):
+        as_it_is = taken and not (is_wider and tree != _tree(pattern, wide=True))
+        if as_it_is and not any(isinstance(n, Chars) and _spared(n) != n for n in nodes(tree)):
             return (pattern,)
         parts = tuple(
             written(_found(part, pattern)) for part in ([tree] if one else _conjuncts(tree))
@@ -113,6 +116,8 @@ def for_llguidance(pattern: str, one: bool = False) -> tuple[str, ...]:
     return parts if all(map(takes_pattern, parts)) else ()
 
 
+_MAY_BE_WIDER = re.compile(r"\\[DWS]|(?<!\\)\.")
+"""What llguidance reads as one of the dialects does, with more characters than the other has."""
 _MAY_NEED_SPARING = re.compile(r"\[\^|\\[xuc0]")
 _NAMES_QUOTES = re.compile(r"\"|\\\\|\\[xu]")
 
@@ -155,6 +160,13 @@ def in_all(
     looks = [Look(concat(content, _END), negative=False) for content in contents]
     looks += [Look(concat(content, _END), negative=True) for content in but]
     return without_look(concat(*looks, repeat(Chars(ALL), least, most)), MAX_POSITIONS)
+
+
+def disputed(pattern: str) -> Regex:
+    """The strings in which one of the dialects finds `pattern`, and the other does not. Raises
+    NotTranslated or TooLarge."""
+    narrow, wide = regex_of_pattern(pattern), regex_of_pattern(pattern, wide=True)
+    return NOTHING if narrow == wide else in_all([wide], but=[narrow])
 
 
 def _found(tree: Regex, pattern: str) -> Regex:

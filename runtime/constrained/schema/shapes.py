@@ -11,9 +11,10 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from typing import Any
 
+from rootlace.runtime.constrained.automaton.char_sets import ALL
 from rootlace.runtime.constrained.automaton.limits import TooLarge
-from rootlace.runtime.constrained.automaton.syntax import Literal, Regex
-from rootlace.runtime.constrained.automaton.trees import NOTHING, either
+from rootlace.runtime.constrained.automaton.syntax import LAST, Chars, Literal, Regex
+from rootlace.runtime.constrained.automaton.trees import NOTHING, concat, either, repeat
 from rootlace.runtime.constrained.schema.check import CheckedSchema, Located
 from rootlace.runtime.constrained.schema.conjunction import (
     TYPES,
@@ -37,6 +38,7 @@ from rootlace.runtime.constrained.schema.number_shapes import (
 from rootlace.runtime.constrained.schema.pattern import (
     MAX_POSITIONS,
     NotTranslated,
+    disputed,
     for_llguidance,
     in_all,
     regex_of_pattern,
@@ -53,6 +55,12 @@ MAX_SPLIT = 16
 """Where the number of properties is bounded, this many optional ones are told apart by case."""
 
 _LEAST = {"string": "minLength", "array": "minItems", "object": "minProperties"}
+
+MAX_REFUSED = 1 << 16
+"""Characters of a pattern of keys that may not come."""
+_ANYTHING = repeat(Chars(ALL), 0, None)
+_NOT_PLAIN = concat(_ANYTHING, Chars(((0, 0x1F), (0x80, LAST))), _ANYTHING)
+"""Texts with a character that is not plain ASCII; on all others the dialects agree."""
 
 Leaf = tuple[Located, dict[str, Any]]
 
@@ -408,7 +416,8 @@ class _Object:
                 notes.update(notes_of(leaves, "propertyNames"))
         if shapes.empty(additional):  # then they need not be told from others
             found = {pattern: part for pattern, part in found.items() if not shapes.empty(part)}
-        for pattern in list(found):
+        kept = _undisputed(found) if len(found) > 1 or not shapes.empty(additional) else {}
+        for pattern in [] if kept else list(found):
             part = found.pop(pattern)
             if taken := for_llguidance(pattern, one=True):
                 found[taken[0]] = part
@@ -416,6 +425,7 @@ class _Object:
                 # Keys that match may be had from `additionalProperties` only if that is weaker.
                 notes.update(notes_of(leaves, "patternProperties"))
                 additional = ()
+        found = kept or found
         found |= {pattern: part for pattern, part in held.items() if not shapes.empty(part)}
         if len(found) > 1 and not patterns_apart(found):
             notes.update(notes_of(leaves, "patternProperties"))
@@ -438,6 +448,27 @@ class _Object:
             max((leaf.get("minProperties", 0) for _, leaf in leaves), default=0),
             min((leaf.get("maxProperties", math.inf) for _, leaf in leaves), default=math.inf),
         )
+
+
+def _undisputed(found: dict[str, Conjunction]) -> dict[str, Conjunction]:
+    """Patterns of the keys for which both dialects find the same of the patterns `found`, and one
+    of the other keys, which may not come: whoever checks the text may read them so or so. Empty
+    where the dialects do not differ, or where it is not known whether they do."""
+    try:
+        doubtful = either(*map(disputed, found))
+        if doubtful == NOTHING:
+            return {}
+        trees = {pattern: regex_of_pattern(pattern) for pattern in found}
+        for but in (doubtful, _NOT_PLAIN):
+            # Of large patterns llguidance does not find that they are apart.
+            refused = written(but)
+            if but is _NOT_PLAIN or len(refused) <= MAX_REFUSED:
+                kept = {written(in_all([trees[p]], but=[but])): part for p, part in found.items()}
+                if len(kept) == len(found) and patterns_apart([*kept, refused]):
+                    return {**kept, refused: FALSE}
+    except (NotTranslated, TooLarge):
+        pass
+    return {}
 
 
 def _held(
