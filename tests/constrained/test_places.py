@@ -39,15 +39,16 @@ def test_a_known_way_is_gone_at_once(compiler: GrammarCompiler, kind: str) -> No
         assert first.allowed_mask()[token] and first.advance(token)
         first.prepare_mask()
         first.mask_row()  # is filled now, and so it is known
+    fast = 0
     for count, token in enumerate(tokens):
         expected = other.mask_row()
         assert other.ready is None or other.ready is expected
         assert not other.try_advance_fast(compiler.vocabulary.eos_token_ids[0], False)
         last = count + 1 == len(tokens)
         taken = other.try_advance_fast(token, False)
-        if kind == "open":  # its keys are checked, which the fast way does not do
-            assert not taken
-            assert other.advance(token)
+        if kind == "open":  # the fast way ends where the automaton does
+            fast += taken
+            assert taken or other.advance(token)
             continue
         assert taken is not last, "what may be the end is not taken in"
         if not last:
@@ -55,7 +56,7 @@ def test_a_known_way_is_gone_at_once(compiler: GrammarCompiler, kind: str) -> No
             assert row is not None and row.table.filled(row.row)
             mask = np.unpackbits(row.table.rows[row.row].view(np.uint8), bitorder="little")
             np.testing.assert_array_equal(mask[:4096].astype(bool), other.allowed_mask())
-    assert kind == "open" or other.advance(tokens[-1])
+    assert fast > 1 if kind == "open" else other.advance(tokens[-1])
     assert other.is_finished()
     other.rollback(len(tokens))
     again = made(compiler, kind)
