@@ -93,6 +93,7 @@ for (const [name, model] of Object.entries(models)) {
       text: step.text,
       calls: step.toolCalls.map((call) => call.input),
       results: step.toolResults.map((result) => result.output),
+      usage: step.usage,
     }));
   };
   calls[`tool_stream_${name}`] = async () => {
