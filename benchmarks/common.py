@@ -20,9 +20,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from rootlace.kernels.native.cores import usable_cores
-from rootlace.kernels.native.processor import read_processor
-from rootlace.runtime.doctor.foreign_load import ForeignLoad as ForeignLoad
+from rootlace.kernels.native.build import read_processor
+from rootlace.kernels.native.machine import usable_cores
+from rootlace.runtime.doctor.report import ForeignLoad as ForeignLoad
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("rootlace", "torch", "numpy", "transformers", "tokenizers", "pyzmq", "msgspec")

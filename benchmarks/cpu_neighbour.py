@@ -25,7 +25,7 @@ from benchmarks.common import Report, aim, console_of, new_parser, new_table
 from benchmarks.cpu_steps import BLOCK_SIZE, Case, Subject
 from benchmarks.random_models import MODELS, SIZES, make_model
 from benchmarks.step_plans import random_tokens, step_plan
-from rootlace.kernels.native.cores import read_cores, usable_cores
+from rootlace.kernels.native.machine import read_cores, usable_cores
 
 REST = 0.5
 """Seconds after a neighbour comes or goes that do not count: the team has to notice."""

@@ -29,11 +29,10 @@ from benchmarks.ceilings import measure_apart
 from benchmarks.common import Report, console_of, new_parser, new_table
 from benchmarks.random_models import MODELS, SIZES, make_model
 from benchmarks.step_plans import random_tables, random_tokens, step_plan
-from rootlace.kernels.native.cores import usable_cores
+from rootlace.kernels.native.machine import usable_cores
 from rootlace.runtime.config import CacheConfig, ExecutorConfig, KVDtype
 from rootlace.runtime.contracts.plan import StepPlan
-from rootlace.runtime.doctor.ceilings import best_seconds
-from rootlace.runtime.doctor.work import Elements, Row, step_work
+from rootlace.runtime.doctor.ceilings import Elements, Row, best_seconds, step_work
 from rootlace.runtime.model.checkpoint.config import ModelConfig
 from rootlace.runtime.model.checkpoint.loader import LoadWeights, checkpoint_dtype, load_weights
 from rootlace.runtime.model.decoder.native_decoder import PARTS, NativeDecoder
@@ -41,7 +40,7 @@ from rootlace.runtime.model.decoder.rope import RotaryEmbedding
 from rootlace.runtime.model.executor.cpu_setup import CpuModel, on_cpu
 from rootlace.runtime.model.families.spec import ModelSpec
 from rootlace.runtime.model.kv import pool as kv_pool
-from rootlace.runtime.model.sampling.host_masks import HostMasks
+from rootlace.runtime.model.sampling.automaton_table import HostMasks
 from rootlace.runtime.model.sampling.sampler import Sampler
 
 BLOCK_SIZE = 16

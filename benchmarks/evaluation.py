@@ -34,7 +34,7 @@ from rootlace.evaluation.questions import Question, read_questions
 from rootlace.evaluation.results import Results
 from rootlace.evaluation.run import evaluate
 from rootlace.evaluation.task import Task, ready_task
-from rootlace.kernels.native.cores import usable_cores
+from rootlace.kernels.native.machine import usable_cores
 
 DRIVER = Path(__file__).with_name("log_likelihoods") / "run_lm_eval.py"
 TARGET = 3.0

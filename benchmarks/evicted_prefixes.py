@@ -26,7 +26,7 @@ from benchmarks.common import ForeignLoad, new_table
 from benchmarks.peers.raw_requests import RawRequests
 from benchmarks.peers.workloads import Request
 from benchmarks.random_models import SPECIAL_TOKENS
-from rootlace.runtime.tiers.slot_file import BLOCKS
+from rootlace.runtime.offload.disk_store import BLOCKS
 
 WITH, WITHOUT = "with a disk", "without"
 QUESTION, WANTED, BLOCK = 16, 8, 16

@@ -24,10 +24,10 @@ import numpy as np
 import rootlace as rl
 from benchmarks.common import Report, console_of, new_parser, progress_bar, table_of
 from rootlace.runtime.assets import demo_model
-from rootlace.runtime.contracts.transfer import Transfer
+from rootlace.runtime.contracts.block_store import Transfer
+from rootlace.runtime.offload.disk_store import checksum
+from rootlace.runtime.offload.slot_store import AHEAD
 from rootlace.runtime.processes import new_memory
-from rootlace.runtime.tiers.reader import AHEAD
-from rootlace.runtime.tiers.slot_file import checksum
 from rootlace.runtime.transfer.nixl import Nixl
 from rootlace.runtime.transfer.shared_memory import SharedMemory
 from rootlace.runtime.transfer.tcp import Tcp

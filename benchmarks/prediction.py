@@ -22,8 +22,8 @@ import numpy as np
 from benchmarks.common import Report, console_of, new_parser, progress_bar, table_of
 from rootlace.runtime.assets import demo_model
 from rootlace.runtime.config import CacheConfig, ExecutorConfig, SchedulerConfig
-from rootlace.runtime.contracts.request import Request
-from rootlace.runtime.engine.steps import Steps
+from rootlace.runtime.contracts.messages import EngineRequest
+from rootlace.runtime.engine.core import Steps
 from rootlace.runtime.model.executor.runner import ModelRunner
 from rootlace.runtime.scheduler.scheduler import Scheduler
 from rootlace.wire.protocol import SamplingParams
@@ -71,7 +71,7 @@ class Server:
             prompt = dice.integers(10, self._vocabulary - 10, PROMPT).astype(np.int32)
             params = SamplingParams(max_tokens=self._tokens, temperature=1.0, seed=row)
             predicted = np.array(predictions[row] if predictions else [], np.int32)
-            self._scheduler.add(Request(row, prompt, params, prediction=predicted))
+            self._scheduler.add(EngineRequest(row, prompt, params, prediction=predicted))
         outputs: Outputs = [[] for _ in range(rows)]
         before, begun = self._scheduler.stats(), 0.0
         while self._scheduler.has_work:

@@ -31,11 +31,10 @@ from benchmarks.cpu_steps import BLOCK_SIZE, Case, Subject
 from benchmarks.quantised_checkpoints import SCHEMES, make_quantised
 from benchmarks.random_models import MODELS, make_model
 from benchmarks.step_plans import random_tables, random_tokens, step_plan
-from rootlace.kernels.native.cores import usable_cores
+from rootlace.kernels.native.machine import usable_cores
 from rootlace.kernels.weights import tensors
 from rootlace.runtime.model.checkpoint.config import ModelConfig
-from rootlace.runtime.model.checkpoint.loader import LoadWeights, load_weights
-from rootlace.runtime.model.checkpoint.rounding import rounded
+from rootlace.runtime.model.checkpoint.loader import LoadWeights, load_weights, rounded
 
 Kind = Literal["dense", "int8", "int4"]
 KINDS: tuple[Kind, ...] = get_args(Kind)

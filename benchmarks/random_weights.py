@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 
 from rootlace.kernels import Dense
 from rootlace.runtime.model.checkpoint.config import ModelConfig
-from rootlace.runtime.model.checkpoint.expected import Shape
+from rootlace.runtime.model.checkpoint.quantised.layouts import Shape
 from rootlace.runtime.model.checkpoint.weights import (
     LayerWeights,
     ModelWeights,

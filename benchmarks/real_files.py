@@ -25,9 +25,9 @@ from typing import Any, Protocol
 
 import rootlace as rl
 from benchmarks.common import environment, new_parser
-from rootlace.runtime.gateway.texts import load_eos_ids
-from rootlace.runtime.gateway.tokens.tokenizer import Tokenizer
 from rootlace.runtime.model.checkpoint.source import model_source
+from rootlace.runtime.server.model_texts import load_eos_ids
+from rootlace.runtime.server.tokenizer import Tokenizer
 
 QUESTIONS = (
     "What is the capital of France?",

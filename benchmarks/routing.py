@@ -37,18 +37,15 @@ from rich.console import Console
 
 from benchmarks.common import Report, console_of, new_parser, progress_bar, table_of
 from benchmarks.synthetic_traces import LOADS, write_trace
-from rootlace.runtime.cache.digest import PrefixDigests
-from rootlace.runtime.cache.journal import Change
-from rootlace.runtime.contracts.step_cost import StepCost
+from rootlace.runtime.cache.journal import Change, PrefixDigests
+from rootlace.runtime.contracts.plan import StepCost
 from rootlace.runtime.routing.router import Router, RouterConfig
 from rootlace.runtime.simulation.bounds import clairvoyant_bound
 from rootlace.runtime.simulation.cluster import Cluster
-from rootlace.runtime.simulation.cost import DEFAULT_COST, read_cost
-from rootlace.runtime.simulation.engine import Machine
+from rootlace.runtime.simulation.engine import DEFAULT_COST, Machine, read_cost
 from rootlace.runtime.simulation.policies import parse_policy
 from rootlace.runtime.simulation.routers import ROUTINGS
-from rootlace.runtime.simulation.trace import Trace, read_trace
-from rootlace.runtime.simulation.workload import Load, Workload
+from rootlace.runtime.simulation.trace import Load, Trace, Workload, read_trace
 
 BLOCK = 16
 MOST = 64

@@ -30,7 +30,7 @@ from rich.progress import track
 from benchmarks.common import Report, new_parser, percentile
 from benchmarks.constrained.engines import load_tokenizer
 from rootlace.runtime.assets import demo_model
-from rootlace.runtime.constrained import GrammarCompiler
+from rootlace.runtime.structured import GrammarCompiler
 from rootlace.wire.errors import InvalidConstraint
 
 

@@ -15,8 +15,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from backend import arguments, backend
+from rootlace.evaluation.questions import chosen
 from rootlace.evaluation.run import evaluate
-from rootlace.evaluation.scoring import chosen
 from rootlace.evaluation.task import read_task
 
 

@@ -18,29 +18,27 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from rootlace.language.async_state import AsyncProgramState
-from rootlace.language.choices import (
-    ChoicesMethod,
-    greedy_token_selection,
-    token_length_normalized,
-    unconditional_likelihood_normalized,
-)
 from rootlace.language.control import beam, best_of, majority
 from rootlace.language.expressions import (
+    ChoicesMethod,
     assistant,
     assistant_begin,
     assistant_end,
     gen,
     gen_int,
     gen_string,
+    greedy_token_selection,
     ids,
     image,
     select,
     system,
     system_begin,
     system_end,
+    token_length_normalized,
     tool,
     tool_begin,
     tool_end,
+    unconditional_likelihood_normalized,
     user,
     user_begin,
     user_end,
@@ -50,7 +48,7 @@ from rootlace.language.state import ProgramState, State
 from rootlace.language.tools import Tool, Tools, tools
 from rootlace.program.function import Function, function
 from rootlace.wire.errors import RootlaceError
-from rootlace.wire.handling import Cache
+from rootlace.wire.sampling import Cache
 
 if TYPE_CHECKING:
     from rootlace.client.anthropic_backend import AnthropicBackend
@@ -61,24 +59,24 @@ if TYPE_CHECKING:
     from rootlace.client.runtime import Runtime
     from rootlace.language.fork import Forks
     from rootlace.language.mcp_tools import mcp_tools
-    from rootlace.program.checkpoint import Checkpoint
+    from rootlace.program.batch import Checkpoint
     from rootlace.program.engine import Engine
     from rootlace.timeline.spans import Timeline
-    from rootlace.trace.graph import Trace
+    from rootlace.trace.tracer import Trace
 
     __version__: str
 
 _LAZY = {
     "AnthropicBackend": "rootlace.client.anthropic_backend",
     "LiteLLMBackend": "rootlace.client.litellm_backend",
-    "Checkpoint": "rootlace.program.checkpoint",
+    "Checkpoint": "rootlace.program.batch",
     "Engine": "rootlace.program.engine",
     "OpenAIBackend": "rootlace.client.openai_backend",
     "Forks": "rootlace.language.fork",
     "Runtime": "rootlace.client.runtime",
     "RuntimeEndpoint": "rootlace.client.endpoint",
     "Timeline": "rootlace.timeline.spans",
-    "Trace": "rootlace.trace.graph",
+    "Trace": "rootlace.trace.tracer",
     "flush_cache": "rootlace.client.default",
     "mcp_tools": "rootlace.language.mcp_tools",
     "get_server_info": "rootlace.client.default",

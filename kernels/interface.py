@@ -77,7 +77,7 @@ class KVScales:
 class KVCodes:
     """Stored keys and values are integers of `bits`, 8 or 4, of so many KV heads, with scales of
     their own in the cache: uint8 [B, S, 1, W], a row of W bytes for each slot
-    (`reference/kv_codes.py`)."""
+    (`reference/kv_cache.py`)."""
 
     bits: int
     heads: int
@@ -218,7 +218,7 @@ class GatedActivation(Protocol):
 
 class ClampedActivation(Protocol):
     """`GatedActivation` with a sigmoid of `alpha` times the gate, of what is within `limit`:
-    `reference/gated.py` says which."""
+    `reference/layers.py` says which."""
 
     def __call__(self, gate_up: torch.Tensor, alpha: float, limit: float) -> torch.Tensor: ...
 
@@ -234,7 +234,7 @@ class LogitEdits:
     """What is done to logits [R, V] before sampling, in this order:
 
     bias, bans, mask, repetition penalty, frequency and presence penalty (formulas:
-    `reference/logits.py`). Lists are in compressed rows: row r owns the entries
+    `reference/sampling.py`). Lists are in compressed rows: row r owns the entries
     `start[r] : start[r + 1]`, sorted by token (all in 0..V-1), no token twice. None: nothing of
     that kind.
     """
@@ -281,7 +281,7 @@ class PickRows:
 class PickTokens(Protocol):
     """One token per row of logits float32 or bfloat16 [R, V] -> int32 [R], -1: no distribution.
 
-    `reference/pick_tokens.py` says which: what the mask forbids is -inf; at temperature 0 the
+    `reference/sampling.py` says which: what the mask forbids is -inf; at temperature 0 the
     largest logit, else a draw from what top-k, top-p and min-p leave, decided by (seed, position).
     `out` int32 [R]: where the tokens are written, and what is returned.
     """

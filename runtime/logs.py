@@ -25,7 +25,7 @@ _TEXT = {
     "engine": "%(asctime)s {whose} %(levelname)s %(message)s",
 }
 _LEVELS = {"gateway": "warning", "engine": "info"}
-_TOLD = "rootlace.runtime.gateway.texts"
+_TOLD = "rootlace.runtime.server.model_texts"
 """What is logged at level info unless a level is asked for: how requests are sampled."""
 
 

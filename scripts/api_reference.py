@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import cast
 
-from rootlace.runtime.gateway.branches.gateway import Gateway
-from rootlace.runtime.gateway.http.endpoints import endpoints
-from rootlace.runtime.gateway.http.reference import Field, fields, shown_path
+from rootlace.runtime.server.http.app import endpoints
+from rootlace.runtime.server.http.openapi import Field, fields, shown_path
+from rootlace.runtime.server.served_model import ServedModel
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "api.md"
 
@@ -33,7 +33,7 @@ def page() -> str:
 
 def _sections() -> Iterator[str]:
     # No handler is called, so none needs a gateway.
-    for endpoint in endpoints(cast(Gateway, None)):
+    for endpoint in endpoints(cast(ServedModel, None)):
         yield f"## `{endpoint.method} {shown_path(endpoint)}`\n"
         yield f"{endpoint.says[0].upper()}{endpoint.says[1:]}.\n"
         body = None if endpoint.other_body else endpoint.body

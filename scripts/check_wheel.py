@@ -30,8 +30,7 @@ from typing import Any
 
 import platform_wheel
 
-from rootlace.kernels.native.build import find_compiler
-from rootlace.kernels.native.processor import INSTRUCTION_SETS
+from rootlace.kernels.native.build import INSTRUCTION_SETS, find_compiler
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -48,15 +48,15 @@ class Outcome:
     said: str
 
 
-IN_FLIGHT = "runtime/engine/client/in_flight.py"
+IN_FLIGHT = "runtime/engine/client/restarts.py"
 ENGINE_CLIENT = "runtime/engine/client/engine_client.py"
-PULSE = "runtime/engine/client/pulse.py"
-SESSION = "runtime/gateway/branches/session.py"
-BRANCH = "runtime/gateway/branches/branch.py"
-SAMPLE = "runtime/gateway/branches/sample.py"
-SERVER = "runtime/gateway/server.py"
-SESSION_LOG = "runtime/gateway/state/session_log.py"
-KEPT = "runtime/gateway/state/kept.py"
+PULSE = "runtime/engine/client/engine_client.py"
+SESSION = "runtime/server/session.py"
+BRANCH = "runtime/server/branch.py"
+SAMPLE = "runtime/server/generate.py"
+SERVER = "runtime/server/programs.py"
+SESSION_LOG = "runtime/server/session_log.py"
+KEPT = "runtime/server/session_store.py"
 SCHEDULER = "runtime/scheduler/scheduler.py"
 
 FAULTS = (
@@ -81,7 +81,7 @@ FAULTS = (
     ),
     Fault(
         "a constraint misses the last token before the replay",
-        "runtime/engine/resuming.py",
+        "runtime/engine/core.py",
         "if not self._matcher.advance(token):",
         "if self._taken + 1 < len(self.request.output_ids) and not self._matcher.advance(token):",
     ),
@@ -117,7 +117,7 @@ FAULTS = (
     ),
     Fault(
         "who was in a failing step is not computed alone",
-        "runtime/scheduler/suspects.py",
+        "runtime/scheduler/output.py",
         "            self.add(sequence, min(sequence.computed, sequence.length))\n",
         "",
     ),
@@ -174,14 +174,14 @@ FAULTS = (
     ),
     Fault(
         "a pin is let go of when its prompt is complete",
-        "runtime/cache/pins.py",
+        "runtime/cache/retention.py",
         "        self._pins[name] = Pin(name, namespace, node.end, node, until, holder)\n",
         "        self._pins[name] = Pin(name, namespace, node.end, node, until - seconds, holder)\n"
         "        until -= seconds\n",
     ),
     Fault(
         "a copy of a block lacks its last row",
-        "runtime/scheduler/kv.py",
+        "runtime/scheduler/kv_manager.py",
         "builder.share_rows(int(node.blocks[-1]), int(blocks[0]), inside)",
         "builder.share_rows(int(node.blocks[-1]), int(blocks[0]), inside - 1)",
     ),

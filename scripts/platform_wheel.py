@@ -22,12 +22,12 @@ import zipfile
 from pathlib import Path
 
 from rootlace.kernels.native.build import (
+    INSTRUCTION_SETS,
     SOURCES,
     NativeUnavailable,
     compile_library,
     find_compiler,
 )
-from rootlace.kernels.native.processor import INSTRUCTION_SETS
 
 FOLDER = "rootlace/kernels/native/prebuilt"
 LINK = ("-static-libstdc++", "-static-libgcc", "-Wl,--exclude-libs,ALL", "-s")

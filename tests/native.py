@@ -11,10 +11,9 @@ import pytest
 
 from rootlace.kernels import KernelSet
 from rootlace.kernels.native import library
-from rootlace.kernels.native.build import NativeUnavailable, library_file
-from rootlace.kernels.native.handles import Team
-from rootlace.kernels.native.pick_tokens import native_kernels
-from rootlace.kernels.native.processor import read_processor
+from rootlace.kernels.native.build import NativeUnavailable, library_file, read_processor
+from rootlace.kernels.native.library import Team
+from rootlace.kernels.native.sampling import native_kernels
 from tests.conftest import ROOT
 
 

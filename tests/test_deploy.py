@@ -24,11 +24,11 @@ from rootlace.client.runtime import runtime_config
 from rootlace.deploy import app as ray_app
 from rootlace.deploy.application import MORE_SECONDS
 from rootlace.runtime.config import GatewayConfig, RuntimeConfig
-from rootlace.runtime.engine.loop import EngineLoop
-from rootlace.runtime.gateway.http.endpoints import endpoints
-from rootlace.runtime.gateway.metrics import Metrics
+from rootlace.runtime.engine.core import EngineLoop
+from rootlace.runtime.server.http.app import endpoints
+from rootlace.runtime.server.metrics import Metrics
 from tests.engine.harness import Harness
-from tests.gateway.http.fake_gateway import FakeGateway
+from tests.server.http.fake_gateway import FakeGateway
 from tests.simulated_executor import SimulatedExecutor
 
 HERE = Path(__file__).resolve().parents[1] / "examples" / "deploy"

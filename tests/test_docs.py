@@ -11,9 +11,8 @@ from msgspec.structs import fields
 
 import rootlace as rl
 import rootlace.testing
-from rootlace.evaluation.formats import FORMATS
-from rootlace.evaluation.scoring import METRICS
-from rootlace.evaluation.task import Judge, Shots, Task
+from rootlace.evaluation.questions import METRICS
+from rootlace.evaluation.task import FORMATS, Judge, Shots, Task
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
@@ -26,7 +25,7 @@ DOCUMENTS = sorted(
     for path in ROOT.glob(pattern)
 )
 LINK = re.compile(r"\]\(([^)\s]+)\)")
-# A file of ours as it is named in running text: `runtime/cache/tree.py`.
+# A file of ours as it is named in running text: `runtime/cache/radix_tree.py`.
 NAMED = re.compile(r"`((?:frontend|runtime|kernels|benchmarks|tests|examples|scripts)/[\w./-]+)`")
 
 

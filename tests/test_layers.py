@@ -164,7 +164,7 @@ def loaded_by(module: str) -> set[str]:
         ("rootlace.runtime.cache", {"torch", "transformers"}),
         ("rootlace.runtime.scheduler.scheduler", {"torch", "transformers"}),
         ("rootlace.runtime.simulation.study", {"torch", "transformers", "matplotlib"}),
-        ("rootlace.runtime.gateway.servers", {"torch", "transformers"}),
+        ("rootlace.runtime.server.servers", {"torch", "transformers"}),
         ("rootlace.runtime.engine.client", {"torch", "transformers"}),
         ("rootlace.runtime.model.checkpoint.config", {"torch", "numpy", "transformers"}),
         ("rootlace.runtime.model.executor.runner", {"transformers"}),
@@ -191,12 +191,12 @@ def test_every_layer_has_both_rules() -> None:
 def test_a_violation_is_seen(line: str, tmp_path: Path) -> None:
     path = tmp_path / "tree.py"
     path.write_text(f"import numpy\n\n\ndef late():\n    {line}\n")
-    (found,) = violations("rootlace.runtime.cache.tree", path)
-    assert found.startswith("rootlace.runtime.cache.tree, line 5, must not import")
+    (found,) = violations("rootlace.runtime.cache.radix_tree", path)
+    assert found.startswith("rootlace.runtime.cache.radix_tree, line 5, must not import")
 
 
 def test_relative_imports_resolve(tmp_path: Path) -> None:
     path = tmp_path / "tree.py"
     path.write_text("from ..scheduler import scheduler\nfrom .node import Node\n")
-    found = [target for _, target in imports("rootlace.runtime.cache.tree", path)]
+    found = [target for _, target in imports("rootlace.runtime.cache.radix_tree", path)]
     assert found == ["rootlace.runtime.scheduler.scheduler", "rootlace.runtime.cache.node"]

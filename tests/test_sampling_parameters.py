@@ -21,10 +21,10 @@ import rootlace as rl
 from rootlace.kernels.interface import LogitEdits
 from rootlace.language import sampling
 from rootlace.language.expressions import gen
-from rootlace.runtime.contracts.request import Request
-from rootlace.runtime.gateway.http.sampling import sampling_fields, sglang_names, with_sampling
-from rootlace.runtime.model.sampling import row_arrays
-from rootlace.runtime.scheduler.sequence import Sequence
+from rootlace.runtime.contracts.messages import EngineRequest
+from rootlace.runtime.model.sampling import sampler
+from rootlace.runtime.scheduler.request import RequestState
+from rootlace.runtime.server.http.request_fields import sampling_fields, sglang_names, with_sampling
 from rootlace.wire.errors import InvalidRequest
 from rootlace.wire.protocol import CONSTRAINT_OPTIONS
 from rootlace.wire.sampling import (
@@ -94,8 +94,8 @@ def test_it_travels(parameter: Parameter) -> None:
 def test_rows_wait_for_the_tokens_that_it_depends_on(parameter: Parameter) -> None:
     """A row that is sampled by all tokens before cannot be sampled ahead (see `SampleRow.late`)."""
     params = SamplingParams(**{"seed": 0, parameter.name: example(parameter)})
-    request = Request(1, np.zeros(3, np.int32), params)
-    sequence = Sequence(request, None, 1, jumps=False, arrived=0.0, max_length=9)
+    request = EngineRequest(1, np.zeros(3, np.int32), params)
+    sequence = RequestState(request, None, 1, jumps=False, arrived=0.0, max_length=9)
     assert sequence.penalised == parameter.history
 
 
@@ -248,8 +248,8 @@ def test_every_kernel_knows_what_acts_on_logits(parameter: Parameter) -> None:
         missing = missing_places(parameter.name)
         assert not missing, "\n".join(missing)
         if parameter.name != "logit_bias":
-            assert parameter in (*row_arrays.DRAWS, *row_arrays.PENALTIES)
-            assert parameter.history == (parameter in row_arrays.PENALTIES)
+            assert parameter in (*sampler.DRAWS, *sampler.PENALTIES)
+            assert parameter.history == (parameter in sampler.PENALTIES)
 
 
 def test_what_is_missing_is_told() -> None:

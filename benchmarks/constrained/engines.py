@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from rootlace.runtime.config import ConstraintConfig
-from rootlace.runtime.constrained import GrammarCompiler
+from rootlace.runtime.structured import GrammarCompiler
 from rootlace.wire.protocol import Constraint
 
 Kind = str

@@ -26,12 +26,12 @@ from benchmarks.constrained.engines import load_tokenizer
 from benchmarks.given import REGEXES, SCHEMAS
 from rootlace.runtime.assets import demo_model
 from rootlace.runtime.config import ConstraintConfig
-from rootlace.runtime.constrained import GrammarCompiler
-from rootlace.runtime.constrained.service.compilation import CompileService
 from rootlace.runtime.contracts.matcher import Grammar
-from rootlace.runtime.engine import garbage
+from rootlace.runtime.engine import process
 from rootlace.runtime.engine.__main__ import SWITCH_SECONDS
-from rootlace.runtime.engine.constraints import prepare
+from rootlace.runtime.engine.process import prepare
+from rootlace.runtime.structured import GrammarCompiler
+from rootlace.runtime.structured.sandbox import CompileService
 from rootlace.wire.errors import RootlaceError
 from rootlace.wire.protocol import Constraint
 
@@ -162,7 +162,7 @@ def main() -> None:
     console, report = console_of(120), Report("constrained.holds", args, "llguidance")
     compiler = GrammarCompiler(load_tokenizer(args.tokenizer))
     prepare(compiler)
-    garbage.collect_when_idle()
+    process.collect_when_idle()
     sys.setswitchinterval(SWITCH_SECONDS)
     service = CompileService(lambda: compiler, ConstraintConfig())
     service.submit(Constraint("choices", '["a"]')).exception()  # as the engine does at its start

@@ -135,7 +135,7 @@ def measure_tree(setting: Setting, findings: Findings) -> None:
 def per_row_plan(kernels: KernelSet, paged: Paged) -> Any:
     """The plan of a cost rule that finds nothing worth sharing."""
     if kernels.name == "reference":
-        with patch("rootlace.kernels.reference.shared_prefix.MIN_SAVED", NEVER):
+        with patch("rootlace.kernels.reference.attention.MIN_SAVED", NEVER):
             return bound_plan(kernels, paged.batch)
     from rootlace.kernels.triton.attention import AttentionRules, plan_attention
     from rootlace.kernels.triton.shared_nodes import SharingRule

@@ -16,7 +16,7 @@ from benchmarks.gpu.paged import BLOCK_SIZE
 from benchmarks.random_models import CONFIGS
 from benchmarks.random_weights import random_weights
 from rootlace.runtime.config import CacheConfig, ExecutorConfig
-from rootlace.runtime.doctor.work import Elements, Row, step_work
+from rootlace.runtime.doctor.ceilings import Elements, Row, step_work
 from rootlace.runtime.model.checkpoint.config import ModelConfig
 from rootlace.runtime.model.checkpoint.sizes import rounded_bytes
 from rootlace.runtime.model.checkpoint.weights import ModelWeights

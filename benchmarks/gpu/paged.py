@@ -11,7 +11,7 @@ import torch
 
 from rootlace.kernels import AttentionBatch, KernelSet
 from rootlace.kernels.interface import KVCodes, KVScales, KVScaling
-from rootlace.kernels.reference.kv_codes import quantise
+from rootlace.kernels.reference.kv_cache import quantise
 from rootlace.runtime.model.kv.pool import BITS
 
 BLOCK_SIZE = 16

@@ -10,7 +10,7 @@ import torch
 from benchmarks.gpu.setting import Findings, Setting
 from benchmarks.gpu.timing import OURS, time_rates
 from rootlace.kernels import Dense, KernelSet, Quantised, Scheme
-from rootlace.kernels.reference.linear import quantise
+from rootlace.kernels.reference.layers import quantise
 from rootlace.kernels.weights import tensors
 
 SHAPE = (28672, 4096)

@@ -84,7 +84,7 @@ class NoModel:
 
 def gateway() -> int:
     """The gateway's own `main`, but for whom it starts as its engine."""
-    from rootlace.runtime.gateway.__main__ import main
+    from rootlace.runtime.server.__main__ import main
 
     real = processes.child_command
 

@@ -22,7 +22,7 @@ import psutil
 
 import rootlace as rl
 from benchmarks.host_overhead import simulated_engine
-from rootlace.client import gateway_process
+from rootlace.client import runtime as gateway_process
 
 SHORT, LONG = 16, 144
 """Tokens per request of the two kinds of run."""

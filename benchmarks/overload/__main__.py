@@ -35,8 +35,8 @@ from benchmarks.overload.goodput import Fate, Goodput, arrivals, goodput_of, goo
 from benchmarks.overload.simulated import Load, Simulation, capacity
 from benchmarks.overload.sustainable import sustainable
 from rootlace.runtime.assets import demo_model
-from rootlace.runtime.gateway.http.prompts import MAX_PROMPTS
 from rootlace.runtime.processes import give_way
+from rootlace.runtime.server.http.request_fields import MAX_PROMPTS
 
 FACTORS = (0.5, 1.0, 2.0, 3.0)
 FIRST_RATE = 32.0

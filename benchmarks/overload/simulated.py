@@ -9,14 +9,12 @@ import numpy as np
 
 from benchmarks.overload.goodput import Fate, Goodput, arrivals, goodput_of
 from rootlace.runtime.config import CacheConfig, SchedulerConfig
-from rootlace.runtime.contracts.plan import StepPlan, StepResult
-from rootlace.runtime.contracts.request import Request
-from rootlace.runtime.contracts.step_cost import StepCost
-from rootlace.runtime.contracts.update import Update
+from rootlace.runtime.contracts.messages import EngineOutput, EngineRequest
+from rootlace.runtime.contracts.plan import StepCost, StepPlan, StepResult
 from rootlace.runtime.scheduler.scheduler import Scheduler
 from rootlace.wire.errors import Overloaded
-from rootlace.wire.handling import Handling
 from rootlace.wire.protocol import SamplingParams
+from rootlace.wire.sampling import Handling
 
 COST = StepCost(step=0.004, prefill=0.0001, decode=0.0003)
 """About the embedded model on two cores."""
@@ -76,7 +74,7 @@ class Simulation:
     def _submit(self, number: int) -> None:
         load = self._load
         prompt = self._dice.integers(3, 30000, load.prompt, np.int32)
-        request = Request(
+        request = EngineRequest(
             number,
             prompt,
             SamplingParams(max_tokens=512, seed=number, stop_token_ids=(STOP,)),
@@ -108,7 +106,7 @@ class Simulation:
         tokens = np.where(made >= whole, STOP, OTHER)
         return StepResult(tokens.astype(np.int32), [None] * len(tokens), [])
 
-    def _take(self, updates: list[Update]) -> None:
+    def _take(self, updates: list[EngineOutput]) -> None:
         for update in updates:
             if update.finish is not None and update.rid not in self._fates:
                 known = {"stop": "in time", "length": "in time"}.get(update.finish, "failed")

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 
 from benchmarks.ideal_cache import IdealCache
 from benchmarks.peers.workloads import Tokens, Workload
-from rootlace.runtime.doctor.work import Elements, Row, step_work
+from rootlace.runtime.doctor.ceilings import Elements, Row, step_work
 from rootlace.runtime.model.families.spec import ModelSpec
 
 

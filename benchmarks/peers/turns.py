@@ -21,7 +21,7 @@ from benchmarks.peers.raw_requests import RawRequests
 from benchmarks.peers.report import PROGRAMS, RAW
 from benchmarks.peers.workloads import Workload
 from benchmarks.random_models import MODELS
-from rootlace.kernels.native.cores import usable_cores
+from rootlace.kernels.native.machine import usable_cores
 
 KV_GIB = 4
 """Of the KV cache, ours and a peer's where it can be set."""

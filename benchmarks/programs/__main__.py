@@ -35,7 +35,7 @@ from benchmarks.programs.texts import made_up_texts, read_texts
 from benchmarks.programs.vocabulary import with_vocabulary
 from benchmarks.programs.workloads import WORKLOADS
 from benchmarks.random_models import MODELS, make_model
-from rootlace.kernels.native.cores import usable_cores
+from rootlace.kernels.native.machine import usable_cores
 
 QUICK_SCALE = 0.25
 

@@ -38,7 +38,7 @@ from benchmarks.soak.load import Tally, running
 from benchmarks.soak.plot import plot_soak
 from benchmarks.soak.record import EXPLAINING, MIB, SERIES, Record, Sample, Watcher
 from benchmarks.soak.slope import Slope
-from rootlace.client import gateway_process
+from rootlace.client import runtime as gateway_process
 from rootlace.runtime.assets import demo_model
 from rootlace.wire.errors import RootlaceError
 

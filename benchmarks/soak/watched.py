@@ -175,7 +175,7 @@ def main(part: str) -> int:
         with patch.object(Scheduler, "_check_if_asked", lambda scheduler: checker(scheduler)):
             return engine_main()
     tracemalloc.start()
-    from rootlace.runtime.gateway.__main__ import main as gateway_main
+    from rootlace.runtime.server.__main__ import main as gateway_main
 
     real = processes.child_command
 

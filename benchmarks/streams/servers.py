@@ -13,7 +13,7 @@ import psutil
 import rootlace as rl
 from benchmarks.host_overhead.stack import started
 from benchmarks.peers.vllm_server import vllm_server
-from rootlace.kernels.native.cores import usable_cores
+from rootlace.kernels.native.machine import usable_cores
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rootlace.cli.failure import fail
-from rootlace.cli.server import URL, ApiKey, Url, ask
+from rootlace.cli.common import URL, ApiKey, Url, ask, fail
 
 if TYPE_CHECKING:
     from rich.tree import Tree

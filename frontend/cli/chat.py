@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rootlace.cli.backend import KeyOption, ModelOption, UrlOption, connected
-from rootlace.cli.failure import fail
+from rootlace.cli.common import fail
 from rootlace.wire.errors import RootlaceError
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rootlace.cli.backend import KeyOption, ModelOption, UrlOption, connected
-from rootlace.cli.failure import INTERRUPTED, fail
+from rootlace.cli.common import INTERRUPTED, fail
 from rootlace.wire.errors import RootlaceError
 
 if TYPE_CHECKING:
@@ -96,9 +96,8 @@ def evaluate(
 
 def _task(name: str, changes: dict[str, Any]) -> Task | None:
     """The task that `name` means; None for the folder of a run."""
-    from rootlace.evaluation.formats import FORMATS
     from rootlace.evaluation.results import ABOUT
-    from rootlace.evaluation.task import read_task, ready_task
+    from rootlace.evaluation.task import FORMATS, read_task, ready_task
 
     ready = [one for one in FORMATS if one != "questions"]
 
@@ -168,9 +167,7 @@ def _report(
 ) -> None:
     from rich.console import Console
 
-    from rootlace.evaluation.comparison import compare
-    from rootlace.evaluation.page import page
-    from rootlace.evaluation.table import comparison_table, table
+    from rootlace.evaluation.report import compare, comparison_table, page, table
 
     console = Console(highlight=False)
     console.print(table([run for _, run in ended]))

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from rootlace.cli.failure import check_runtime, fail
+from rootlace.cli.common import check_runtime, fail
 from rootlace.wire.errors import InvalidRequest
 
 keys = typer.Typer(
@@ -48,7 +48,7 @@ def add(
 ) -> None:
     """Make a key and print it: only now, for the file does not hold it."""
     check_runtime()
-    from rootlace.runtime.gateway.keys.key_file import new_key, read_keys, write_keys
+    from rootlace.runtime.server.auth import new_key, read_keys, write_keys
 
     try:
         known = read_keys(str(file)) if file.exists() else ()
@@ -73,7 +73,7 @@ def add(
 def list_(*, file: File = _FILE) -> None:
     """Names, quotas and namespaces of the keys."""
     check_runtime()
-    from rootlace.runtime.gateway.keys.key_file import read_keys
+    from rootlace.runtime.server.auth import read_keys
 
     try:
         known = read_keys(str(file))
@@ -95,7 +95,7 @@ def list_(*, file: File = _FILE) -> None:
 def remove(name: Name, *, file: File = _FILE) -> None:
     """Remove a key: from now on it is refused."""
     check_runtime()
-    from rootlace.runtime.gateway.keys.key_file import read_keys, write_keys
+    from rootlace.runtime.server.auth import read_keys, write_keys
 
     try:
         known = read_keys(str(file))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 import typer
 
-from rootlace.cli.failure import check_runtime, fail
+from rootlace.cli.common import check_runtime, fail
 from rootlace.wire.errors import RootlaceError
 
 if TYPE_CHECKING:

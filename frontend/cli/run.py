@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rootlace.cli.backend import KeyOption, ModelOption, UrlOption, connected
-from rootlace.cli.failure import INTERRUPTED, fail
+from rootlace.cli.common import INTERRUPTED, fail
 
 if TYPE_CHECKING:
     from rootlace.language.state import ProgramState

@@ -15,16 +15,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 import typer
 
-from rootlace.cli.config_file import MODELS, read_options
-from rootlace.cli.failure import check_runtime, fail
-from rootlace.cli.model import served_model
-from rootlace.cli.options import chosen, with_options
+from rootlace.cli.common import check_runtime, fail, served_model
+from rootlace.cli.options import MODELS, chosen, read_options, with_options
 from rootlace.runtime.config import RuntimeConfig
 from rootlace.runtime.model.hub.local import known_name
 from rootlace.wire.errors import RootlaceError
 
 if TYPE_CHECKING:
-    from rootlace.runtime.gateway.app import Listening
+    from rootlace.runtime.server.app import Listening
 
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _TCP = re.compile(r"tcp://(?P<host>[^*]+):(?P<port>\d+)")
@@ -173,7 +171,7 @@ def _serve_until_signal(models: Sequence[RuntimeConfig]) -> None:
 
 async def _run(models: Sequence[RuntimeConfig]) -> None:
     """Serve until a signal."""
-    from rootlace.runtime.gateway.app import serve_until
+    from rootlace.runtime.server.app import serve_until
 
     loop = asyncio.get_running_loop()
     stop, drain = asyncio.Event(), asyncio.Event()

@@ -11,8 +11,7 @@ from urllib.parse import quote
 
 import typer
 
-from rootlace.cli.failure import fail
-from rootlace.cli.server import URL, ApiKey, Url, answer_of
+from rootlace.cli.common import URL, ApiKey, Url, answer_of, fail
 from rootlace.wire.errors import ServerUnavailable
 
 if TYPE_CHECKING:

@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from rootlace.client.chat_request import (
+from rootlace.client.service_backend import (
     Abilities,
     ChatRequest,
+    HttpService,
     Message,
     Reply,
     Sample,
+    ServiceBackend,
     Tell,
     encoded,
     options_of,
 )
-from rootlace.client.http_service import HttpService
-from rootlace.client.service_backend import ServiceBackend
 from rootlace.wire import protocol
 
 _VERSION = "2023-06-01"

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import array
 import json
+import operator
 import re
+import sys
 import threading
 import urllib.error
 import urllib.request
@@ -15,19 +18,158 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from rootlace.client import vectors
-from rootlace.client.answer import Answer
-from rootlace.client.channel import Channel
+from rootlace.client.channel import Channel, Completion
 from rootlace.client.connection import Connection
-from rootlace.client.vectors import Content
 from rootlace.wire import protocol
 from rootlace.wire.errors import (
     InvalidRequest,
     RootlaceError,
     ServerUnavailable,
     Unauthorized,
+    from_code,
 )
 from rootlace.wire.protocol import VectorKind
+
+# Answer -------------------------------------------------------------------------------------------
+#
+# The answer to an operation that is not part of a program's branch.
+
+
+class Answer(Completion):
+    """The sink of one operation; keeps its terminal event."""
+
+    __slots__ = ("event",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.event: protocol.Event | None = None
+
+    def __call__(self, event: protocol.Event) -> None:
+        self.event = event
+        self.finish()
+
+    def get(self) -> protocol.Event:
+        """The event, once it is there. Raises the typed error of an operation that failed."""
+        self.wait()
+        return self._event()
+
+    async def get_async(self) -> protocol.Event:
+        """The same, for an event loop."""
+        await self.wait_async()
+        return self._event()
+
+    def _event(self) -> protocol.Event:
+        event = self.event
+        assert event is not None
+        if isinstance(event, protocol.Failed):
+            raise from_code(event.code, event.message)
+        return event
+
+
+# Vectors ------------------------------------------------------------------------------------------
+#
+# Vectors of texts, asked for outside of any program.
+
+
+Content = str | Sequence[int]
+"""A text, or the ids of its tokens."""
+
+
+def ask(
+    connection: Channel,
+    texts: Sequence[Content],
+    pooling: VectorKind | None,
+    *,
+    normalise: bool,
+    namespace: str,
+    adapter: str,
+) -> Answer:
+    """Send the question. Scores of labels are as they are, whatever `normalise` says. Raises
+    InvalidRequest if it cannot be sent."""
+    if isinstance(texts, str):
+        raise InvalidRequest("texts is a single text, not a list of them")
+    inputs = tuple(_input(one, index) for index, one in enumerate(texts))
+    normalise = normalise and pooling != "labels"
+    answer = Answer()
+    op = connection.next_op()
+    connection.send(protocol.Embed(op, inputs, pooling, normalise, namespace, adapter), answer)
+    connection.count_round_trip()
+    connection.flush()
+    return answer
+
+
+def _input(content: Content, index: int) -> protocol.Text | protocol.Tokens:
+    if isinstance(content, str):
+        return protocol.Text(content)
+    try:
+        if not isinstance(content, bytes):
+            return protocol.Tokens(tuple(map(operator.index, content)))
+    except TypeError:
+        pass
+    raise InvalidRequest(f"texts[{index}] is neither a text nor a list of token ids: {content!r}")
+
+
+def vectors_of(event: protocol.Event) -> list[list[float]]:
+    """Those that the answer has."""
+    assert isinstance(event, protocol.Embedded)
+    found = []
+    for data in event.vectors:
+        numbers = array.array("f", data)
+        if sys.byteorder == "big":
+            numbers.byteswap()
+        found.append(numbers.tolist())
+    return found
+
+
+# Cached text --------------------------------------------------------------------------------------
+#
+# Text whose KV is computed before a program asks for it.
+
+
+def compute(
+    connection: Channel,
+    texts: Sequence[protocol.Text],
+    program: str = "",
+    adapter: str | None = None,
+) -> tuple[int, list[Answer]]:
+    """Open a branch and have `texts` computed in it: its id, and what is then to be waited for.
+
+    Raises InvalidRequest, and leaves no branch, if they cannot be sent.
+    """
+    branch = connection.next_branch()
+    answers = []
+    try:
+        for op in (
+            protocol.Open(connection.next_op(), branch, program=program, adapter=adapter),
+            protocol.Append(connection.next_op(), branch, tuple(texts)),
+            protocol.Prefill(connection.next_op(), branch),
+        ):
+            answers.append(Answer())
+            connection.send(op, answers[-1])
+    except InvalidRequest:
+        close(connection, branch)
+        raise
+    return branch, answers
+
+
+def close(connection: Channel, branch: int, cancel: bool = False) -> None:
+    """Give the branch back once it is computed, or at once with `cancel`; its KV stays cached."""
+    if cancel:
+        connection.send(protocol.Cancel(connection.next_op(), branch), Answer())
+    connection.send(protocol.Close(connection.next_op(), branch), Answer())
+    connection.flush()
+
+
+def cache(connection: Channel, texts: Sequence[protocol.Text], adapter: str | None = None) -> None:
+    """Compute `texts` and keep nothing but their KV in the cache. Waits; raises typed errors."""
+    branch, answers = compute(connection, texts, adapter=adapter)
+    close(connection, branch)
+    for answer in answers:
+        answer.get()
+
+
+# Endpoint -----------------------------------------------------------------------------------------
+
 
 _PUBLIC_KEY = re.compile("[0-9a-f]{64}")
 
@@ -115,7 +257,7 @@ class RuntimeEndpoint:
         are whatever `normalise` says; None: what the model's folder says it was trained for, the
         last token's if it does not say. Raises typed errors.
         """
-        answer = vectors.ask(
+        answer = ask(
             self.connect(),
             texts,
             pooling,
@@ -123,7 +265,7 @@ class RuntimeEndpoint:
             namespace=namespace,
             adapter=adapter,
         )
-        return vectors.vectors_of(answer.get())
+        return vectors_of(answer.get())
 
     async def async_embed(
         self,
@@ -135,7 +277,7 @@ class RuntimeEndpoint:
         adapter: str = "",
     ) -> list[list[float]]:
         """`embed` for an event loop."""
-        answer = vectors.ask(
+        answer = ask(
             self.connect(),
             texts,
             pooling,
@@ -143,7 +285,7 @@ class RuntimeEndpoint:
             namespace=namespace,
             adapter=adapter,
         )
-        return vectors.vectors_of(await answer.get_async())
+        return vectors_of(await answer.get_async())
 
     def flush_cache(self, empty_cache: bool = True) -> None:
         """Forget every cached prefix that no running request uses."""

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
-from rootlace.client.chat_request import (
+from rootlace.client.openai_backend import openai_body, take_openai
+from rootlace.client.service_backend import (
     Abilities,
     ChatRequest,
     Reply,
     Sample,
+    ServiceBackend,
     Tell,
     openai_messages,
 )
-from rootlace.client.openai_backend import openai_body, take_openai
-from rootlace.client.service_backend import ServiceBackend
 from rootlace.wire.errors import (
     DeadlineExceeded,
     InvalidRequest,

@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from rootlace.client.chat_request import (
+from rootlace.client.service_backend import (
     Abilities,
     ChatRequest,
+    HttpService,
     Reply,
     Sample,
+    ServiceBackend,
     Tell,
     openai_messages,
     options_of,
     response_format,
 )
-from rootlace.client.http_service import HttpService
-from rootlace.client.service_backend import ServiceBackend
 from rootlace.wire import protocol
 from rootlace.wire.errors import ServerUnavailable
 from rootlace.wire.sampling import PARAMETERS

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from rootlace.client.completion import call_in_loop
+from rootlace.client.channel import call_in_loop
 
 MAX_FRAME_BYTES = 32 * 2**20
 """Half of what a gateway accepts by default."""

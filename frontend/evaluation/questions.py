@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import random
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from glob import glob
 from pathlib import Path
@@ -11,11 +13,123 @@ from typing import Any
 
 import msgspec
 
-from rootlace.evaluation.formats import FORMATS
-from rootlace.evaluation.places import read_lines
-from rootlace.evaluation.task import Files, Shots, Task
-from rootlace.evaluation.template import fill, look_up
+from rootlace.evaluation.task import (
+    FORMATS,
+    Extract,
+    Files,
+    Match,
+    Shots,
+    Task,
+    fill,
+    look_up,
+    read_lines,
+)
 from rootlace.wire.errors import InvalidRequest
+
+# Scoring ------------------------------------------------------------------------------------------
+#
+# What counts as right: likelihoods of choices, and texts that were written.
+
+
+class Scored(msgspec.Struct, frozen=True):
+    """A choice: its text, the sum of its tokens' log-probabilities behind the prompt, their number,
+    and that sum behind nothing, if it was asked for."""
+
+    text: str
+    log_likelihood: float
+    tokens: int
+    alone: float | None = None
+
+
+METRICS: dict[str, Callable[[Scored], float]] = {
+    "acc": lambda one: one.log_likelihood,
+    "acc_norm": lambda one: one.log_likelihood / (len(one.text) or 1),
+    "acc_bytes": lambda one: one.log_likelihood / (len(one.text.encode()) or 1),
+    "acc_tokens": lambda one: one.log_likelihood / one.tokens,
+    "acc_mutual_info": lambda one: one.log_likelihood - (one.alone or 0.0),
+}
+"""By what the choices are compared: by their likelihood; per character; per byte; per token; less
+what the choice is worth without the question (pointwise mutual information)."""
+
+
+def chosen(metric: str, scored: Sequence[Scored]) -> int:
+    """The number of the best choice; of equals, the first."""
+    values = [METRICS[metric](one) for one in scored]
+    return values.index(max(values))
+
+
+def extracted(response: str, extract: Extract | None) -> str | None:
+    """What is taken out of a response; None where the pattern finds nothing."""
+    if extract is None:
+        return response.strip()
+    found = list(re.finditer(extract.pattern, response))
+    if not found:
+        return None
+    match = found[0 if extract.take == "first" else -1]
+    return next((group for group in match.groups() if group), match[0]).strip()
+
+
+def matches(text: str | None, expected: str, match: Match) -> bool:
+    """Whether a text is the expected one."""
+    return text is not None and plain(text, match) == plain(expected, match)
+
+
+def plain(text: str, match: Match) -> str:
+    """What of a text is compared."""
+    for pattern in match.ignore:
+        text = re.sub(pattern, "", text)
+    return (text.lower() if match.ignore_case else text).strip()
+
+
+def by_extract(response: str, extracts: Mapping[str, Extract]) -> dict[str, str | None]:
+    """By metric, what was taken out of a response; the whole one where nothing is to be."""
+    if not extracts:
+        return {"exact_match": extracted(response, None)}
+    return {name: extracted(response, one) for name, one in extracts.items()}
+
+
+# Statistics ---------------------------------------------------------------------------------------
+#
+# How sure a mean is, and a difference.
+
+
+RESAMPLES = 1000
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A mean over `rows`, its standard error, and the interval in which 95 % of the means of
+    resampled rows lie (percentile bootstrap; Efron 1979)."""
+
+    mean: float
+    error: float
+    low: float
+    high: float
+    rows: int
+
+
+def estimate(values: Sequence[float], seed: int = 0) -> Estimate:
+    """Of at least one value; the same each time."""
+    count = len(values)
+    mean = math.fsum(values) / count
+    spread = math.fsum((value - mean) ** 2 for value in values)
+    error = math.sqrt(spread / (count - 1) / count) if count > 1 else 0.0
+    draw = random.Random(seed).choices
+    means = sorted(math.fsum(draw(values, k=count)) / count for _ in range(RESAMPLES))
+    return Estimate(mean, error, means[RESAMPLES // 40], means[-(RESAMPLES // 40) - 1], count)
+
+
+def sign_test(better: int, worse: int) -> float:
+    """How likely a split as uneven as this, or more so, is where neither is better (two-sided; for
+    rows that are right or wrong this is McNemar's exact test)."""
+    count = better + worse
+    if not count:
+        return 1.0
+    ways = sum(math.comb(count, at) for at in range(min(better, worse) + 1))
+    return min(1.0, 2 * ways / 2**count)
+
+
+# Questions ----------------------------------------------------------------------------------------
 
 
 class Question(msgspec.Struct, frozen=True, kw_only=True):

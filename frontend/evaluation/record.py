@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from rootlace.evaluation.scoring import Scored
+from rootlace.evaluation.questions import Scored
 
 
 class Record(msgspec.Struct, kw_only=True, omit_defaults=True):

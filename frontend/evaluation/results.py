@@ -9,8 +9,8 @@ from typing import Any
 
 import msgspec
 
+from rootlace.evaluation.questions import Estimate, estimate
 from rootlace.evaluation.record import Record
-from rootlace.evaluation.statistics import Estimate, estimate
 from rootlace.wire.errors import InvalidRequest
 
 ABOUT, ROWS = "run.json", "rows.jsonl"

@@ -3,16 +3,323 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 
-from rootlace.evaluation.formats import FORMATS
-from rootlace.evaluation.places import Document, Keys, convert
 from rootlace.language import sampling
 from rootlace.wire.errors import InvalidRequest
+
+# Template -----------------------------------------------------------------------------------------
+#
+# Texts with `{fields}` in them.
+
+
+_FIELD = re.compile(
+    r"\{(?P<escaped>\{\w+(?:\[\w+\])*\})\}|\{(?P<name>\w+)(?P<inside>(?:\[\w+\])*)\}"
+)
+
+
+def fill(template: str, fields: Mapping[str, Any]) -> str:
+    """`template` with the value of each `{field}`, `{list[0]}` or `{object[key]}`; `{{field}}`
+    stands for {field}, and braces around anything else for themselves.
+
+    Raises InvalidRequest for a field that is not there.
+    """
+
+    def value(match: re.Match[str]) -> str:
+        if match["escaped"]:
+            return match["escaped"]
+        found = look_up(fields, match["name"])
+        for key in re.findall(r"\w+", match["inside"]):
+            found = _inside(found, key, match[0])
+        return str(found)
+
+    return _FIELD.sub(value, template)
+
+
+def look_up(fields: Mapping[str, Any], name: str) -> Any:
+    """The value of a field. Raises InvalidRequest where there is none."""
+    try:
+        return fields[name]
+    except KeyError:
+        raise InvalidRequest(f"no {name!r}; there are: {', '.join(fields)}") from None
+
+
+def _inside(found: Any, key: str, whole: str) -> Any:
+    try:
+        return found[int(key)] if isinstance(found, (list, tuple)) else found[key]
+    except (KeyError, IndexError, TypeError, ValueError):
+        raise InvalidRequest(f"{whole}: there is no {key!r} in {found!r:.60}") from None
+
+
+# Formats ------------------------------------------------------------------------------------------
+#
+# The well-known data sets: how their rows read, and how they are asked.
+#
+# Prompts and metrics are those of lm-evaluation-harness's tasks of these names, so that numbers can
+# be compared.
+
+
+Row = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Format:
+    """`read` makes the fields that templates know of a row; `task` is what a task of this format
+    says unless its file says otherwise."""
+
+    read: Callable[[Row], dict[str, Any]] = dict
+    task: Mapping[str, Any] = field(default_factory=dict)
+
+
+def _text(row: Row, key: str) -> str:
+    value = look_up(row, key)
+    if not isinstance(value, str):
+        raise InvalidRequest(f"{key}: not a text, but {value!r:.60}")
+    return value
+
+
+def _texts(row: Row, key: str) -> list[str]:
+    value = look_up(row, key)
+    if not isinstance(value, list) or not all(isinstance(text, str) for text in value):
+        raise InvalidRequest(f"{key}: not a list of texts, but {value!r:.60}")
+    return value
+
+
+def _mmlu(row: Row) -> dict[str, Any]:
+    subject = row.get("subject") or ""
+    return {
+        **row,
+        "question": _text(row, "question").strip(),
+        "choices": _texts(row, "choices"),
+        "subject": subject,
+        "about": f" about {subject.replace('_', ' ')}" if subject else "",
+    }
+
+
+def _hellaswag(row: Row) -> dict[str, Any]:
+    if "ctx_a" in row:
+        context = f"{_text(row, 'ctx_a')} {_text(row, 'ctx_b').capitalize()}"
+    else:
+        context = _text(row, "ctx")
+    query = f"{_text(row, 'activity_label')}: {context}"
+    endings = [_without_marks(text) for text in _texts(row, "endings")]
+    return {**row, "query": _without_marks(query), "choices": endings}
+
+
+def _without_marks(text: str) -> str:
+    """The half of HellaSwag that comes from WikiHow has marks in brackets."""
+    text = text.strip().replace(" [title]", ". ")
+    return re.sub(r"\[.*?\]", "", text).replace("  ", " ")
+
+
+def _arc(row: Row) -> dict[str, Any]:
+    """As the hub has it, or as the authors' files do."""
+    question, choices = look_up(row, "question"), row.get("choices")
+    if isinstance(question, Mapping):
+        listed = question.get("choices") or []
+        choices = {name: [choice.get(name) for choice in listed] for name in ("text", "label")}
+        question = _text(question, "stem")
+    if not isinstance(choices, Mapping):
+        raise InvalidRequest("choices: not an object with the lists 'text' and 'label'")
+    labels, key = _texts(choices, "label"), _text(row, "answerKey")
+    if key not in labels:
+        raise InvalidRequest(f"answerKey: {key!r} is none of {labels}")
+    texts = _texts(choices, "text")
+    return {**row, "question": question, "choices": texts, "answer": labels.index(key)}
+
+
+def _boolq(row: Row) -> dict[str, Any]:
+    key = "label" if "label" in row else "answer"
+    answer = look_up(row, key)
+    if answer not in (0, 1):
+        raise InvalidRequest(f"{key}: true or false, 1 or 0, not {answer!r:.60}")
+    return {**row, "answer": int(answer)}
+
+
+def _piqa(row: Row) -> dict[str, Any]:
+    return {**row, "choices": [_text(row, "sol1"), _text(row, "sol2")]}
+
+
+def _winogrande(row: Row) -> dict[str, Any]:
+    before, blank, after = _text(row, "sentence").partition("_")
+    if not blank:
+        raise InvalidRequest("sentence: there is no _ in it")
+    if row.get("answer") not in ("1", "2"):
+        raise InvalidRequest(f"answer: '1' or '2', not {row.get('answer')!r}")
+    return {
+        **row,
+        "contexts": [before + _text(row, name) for name in ("option1", "option2")],
+        "ending": after.strip(),
+        "answer": int(row["answer"]) - 1,
+    }
+
+
+_ARC = {"prompt": "Question: {question}\nAnswer:", "metrics": ["acc", "acc_norm"]}
+_NUMBER = r"(-?[$0-9.,]{2,})|(-?[0-9]+)"
+
+FORMATS: dict[str, Format] = {
+    "questions": Format(),
+    "mmlu": Format(
+        _mmlu,
+        {
+            "description": "The following are multiple choice questions (with answers){about}.\n\n",
+            "prompt": "{question}\nA. {choices[0]}\nB. {choices[1]}\nC. {choices[2]}\n"
+            "D. {choices[3]}\nAnswer:",
+            "choices": ["A", "B", "C", "D"],
+            "group": "subject",
+            "shots": {"same": "subject"},
+        },
+    ),
+    "hellaswag": Format(
+        _hellaswag,
+        {"prompt": "{query}", "answer": "label", "id": "ind", "metrics": ["acc", "acc_norm"]},
+    ),
+    "arc": Format(_arc, _ARC),
+    "boolq": Format(
+        _boolq,
+        {"prompt": "{passage}\nQuestion: {question}?\nAnswer:", "choices": ["no", "yes"]},
+    ),
+    "piqa": Format(_piqa, {**_ARC, "prompt": "Question: {goal}\nAnswer:", "answer": "label"}),
+    "winogrande": Format(_winogrande, {"contexts": "contexts", "prompt": "{ending}"}),
+    "gsm8k": Format(
+        task={
+            "score": "generate",
+            "prompt": "Question: {question}\nAnswer:",
+            "answer": "{answer}",
+            "generate": {"max_tokens": 256, "stop": ["Question:", "</s>", "<|im_end|>"]},
+            "extract": {
+                "strict": {"pattern": r"#### (\-?[0-9\.\,]+)"},
+                "flexible": {"pattern": _NUMBER, "take": "last"},
+            },
+            "match": {"ignore": [",", r"\$", r"(?s).*#### ", r"\.$"], "ignore_case": True},
+        },
+    ),
+    # Prompts that are ready: OLMES's files, beside which the examples lie as text (`shots.text`).
+    "prepared": Format(
+        task={"prompt": "{query}", "answer": "gold", "metrics": ["acc", "acc_norm", "acc_bytes"]}
+    ),
+}
+
+
+# Places -------------------------------------------------------------------------------------------
+#
+# YAML and JSON lines; what is wrong in them is told with the file, the line and the key.
+
+
+Struct = TypeVar("Struct", bound=msgspec.Struct)
+Keys = tuple[str, ...]
+
+_PLACE = re.compile(r"^(?P<reason>.*?)(?: - at (?P<key>`key` in )?`\$(?P<keys>.*)`)?$", re.DOTALL)
+_YAML_FIELD = re.compile(r"(?P<kind>unknown|missing required) field `(?P<name>.*)`")
+
+
+class Document:
+    """A YAML file: its `content`, a mapping, and the line of each key. Raises InvalidRequest."""
+
+    def __init__(self, path: Path) -> None:
+        import yaml
+
+        self.path = path
+        self._lines: dict[Keys, int] = {}
+        try:
+            text = path.read_text("utf-8")
+            node = yaml.compose(text, Loader=yaml.SafeLoader)
+            self._number(node, ())
+            content = yaml.safe_load(text)
+        except yaml.MarkedYAMLError as error:
+            line = error.problem_mark.line + 1 if error.problem_mark else 1
+            raise InvalidRequest(f"{path}:{line}: {error.problem}") from None
+        except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
+            raise InvalidRequest(f"{path}: {error}") from None
+        if not isinstance(content, dict):
+            raise InvalidRequest(f"{path}:1: a task is a mapping of keys to values")
+        self.content: dict[str, Any] = content
+
+    def _number(self, node: Any, keys: Keys) -> None:
+        import yaml
+
+        if isinstance(node, yaml.MappingNode):
+            for key, value in node.value:
+                inner = (*keys, str(key.value))
+                if inner in self._lines:
+                    raise InvalidRequest(
+                        f"{self.path}:{key.start_mark.line + 1}: {key.value}: given twice"
+                    )
+                self._lines[inner] = key.start_mark.line + 1
+                self._number(value, inner)
+        elif isinstance(node, yaml.SequenceNode):
+            for index, item in enumerate(node.value):
+                self._lines[*keys, str(index)] = item.start_mark.line + 1
+                self._number(item, (*keys, str(index)))
+
+    def wrong(self, keys: Keys, reason: str) -> InvalidRequest:
+        """The error that says what is wrong with the value of `keys`."""
+        place, known = "", keys
+        while known and known not in self._lines:
+            known = known[:-1]
+        if known:
+            place = f":{self._lines[known]}"
+        return InvalidRequest(f"{self.path}{place}: {'.'.join(keys)}: {reason}")
+
+
+def convert(given: Mapping[str, Any], kind: type[Struct]) -> tuple[Struct | None, Keys, str]:
+    """`given` as a `kind`; or None, the keys of what is wrong, and what that is."""
+    try:
+        return msgspec.convert(given, kind), (), ""
+    except msgspec.ValidationError as error:
+        found = _PLACE.match(str(error))
+        assert found is not None
+        keys = tuple(re.findall(r"[^.\[\]]+", found["keys"] or ""))
+        reason = f"a key: {found['reason']}" if found["key"] else found["reason"]
+        field = _YAML_FIELD.search(reason)
+        if field:
+            keys = (*keys, field["name"])
+            near = get_close_matches(field["name"], _names(kind), n=1)
+            reason = "there is no such key" + (f"; did you mean {near[0]!r}?" if near else "")
+            if field["kind"] != "unknown":
+                reason = "is missing"
+        return None, keys, reason
+
+
+def _names(kind: type[msgspec.Struct]) -> list[str]:
+    """Of all fields, those of structs inside included."""
+    names = []
+    for each in msgspec.structs.fields(kind):
+        names.append(each.encode_name)
+        if isinstance(each.type, type) and issubclass(each.type, msgspec.Struct):
+            names += _names(each.type)
+    return names
+
+
+def read_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """(number of the line, its object) for each line of JSON. Raises InvalidRequest."""
+    try:
+        with path.open("rb") as lines:
+            for number, line in enumerate(lines, 1):
+                if line.strip():
+                    yield number, _object(line, path, number)
+    except OSError as error:
+        raise InvalidRequest(f"{path}: {error.strerror or error}") from None
+
+
+def _object(line: bytes, path: Path, number: int) -> dict[str, Any]:
+    try:
+        found = msgspec.json.decode(line)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise InvalidRequest(f"{path}:{number}: {error}") from None
+    if not isinstance(found, dict):
+        raise InvalidRequest(f"{path}:{number}: a row is an object, not {line.strip()[:40]!r}")
+    return found
+
+
+# Task ---------------------------------------------------------------------------------------------
+
 
 Count = Annotated[int, msgspec.Meta(ge=0)]
 Some = Annotated[int, msgspec.Meta(ge=1)]

@@ -6,11 +6,10 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from rootlace.language import tool_calls
-from rootlace.language.awaited import Awaited
 from rootlace.language.expressions import tool
 from rootlace.language.state import State, offer_of
 from rootlace.language.tool_calls import ToolCall
-from rootlace.language.variables import Gathered, Readable, UnknownVariable
+from rootlace.language.variables import Awaited, Gathered, Readable, UnknownVariable
 
 
 class AsyncProgramState(State):

@@ -13,11 +13,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from rootlace.language.async_state import AsyncProgramState
-from rootlace.language.awaited import Awaited
 from rootlace.language.expressions import Appendable, Chain, Expression, Gen, items
 from rootlace.language.failures import ProgramError
 from rootlace.language.state import State
-from rootlace.language.variables import Pending
+from rootlace.language.variables import Awaited, Pending
 from rootlace.wire.errors import InvalidRequest
 
 Step = Appendable | Callable[[Any], object]

@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self
 
 from rootlace.language import sampling
-from rootlace.language.awaited import check_awaited
 from rootlace.language.failures import Site
 from rootlace.language.state import State
+from rootlace.language.variables import check_awaited
 
 Body = Callable[[State], Any]
 """A program with its arguments: all it still needs is a state."""

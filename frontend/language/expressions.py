@@ -13,16 +13,58 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Unpack, get_type_hints
+from typing import Any, Unpack, get_args, get_type_hints
 
 from rootlace.language import sampling
-from rootlace.language.awaited import check_awaited
-from rootlace.language.choices import ChoicesMethod, method_name
 from rootlace.language.failures import Site, call_site
-from rootlace.language.signature import keyword, with_keywords
+from rootlace.language.sampling import keyword, with_keywords
+from rootlace.language.variables import check_awaited
 from rootlace.wire.errors import InvalidRequest
 from rootlace.wire.protocol import ChoicesMethod as ChoicesMethodName
 from rootlace.wire.protocol import Image
+
+# Choices ------------------------------------------------------------------------------------------
+#
+# How `select` compares its choices. The scoring itself is done by the runtime.
+#
+# Each method is a constant to pass as `choices_method`; its name as a string works as well.
+
+
+@dataclass(frozen=True)
+class ChoicesMethod:
+    """A way of scoring choices, known to the runtime by its name."""
+
+    name: ChoicesMethodName
+
+    def __repr__(self) -> str:
+        return f"rootlace.{self.name}"
+
+
+token_length_normalized = ChoicesMethod("token_length_normalized")
+"""The mean log-probability of a choice's tokens (the default)."""
+
+greedy_token_selection = ChoicesMethod("greedy_token_selection")
+"""Token by token, only the choices whose next token is likeliest are kept. A choice that has ended
+counts as if it went on with the mean of its own log-probabilities."""
+
+unconditional_likelihood_normalized = ChoicesMethod("unconditional_likelihood_normalized")
+"""The mean over a choice's tokens of log p(token | prompt) - log p(token | choice alone)."""
+
+
+def method_name(method: ChoicesMethod | str | None) -> ChoicesMethodName:
+    """The wire name of `method`; None is the default. Raises TypeError for anything else."""
+    if method is None:
+        return token_length_normalized.name
+    name = method.name if isinstance(method, ChoicesMethod) else method
+    for known in get_args(ChoicesMethodName):
+        if name == known:
+            return known
+    raise TypeError(
+        f"choices_method must be one of {', '.join(get_args(ChoicesMethodName))}, not {method!r}"
+    )
+
+
+# Expressions --------------------------------------------------------------------------------------
 
 
 class Expression:
@@ -156,7 +198,7 @@ def gen(
     makes this a `select`. `logprobs`, `top_logprobs` are OpenAI's; `return_logprob`,
     `top_logprobs_num` and `logprob_start_len` (also the prompt's, from that token on) are sglang's:
     see `get_meta_info`. With `return_cache_report`, `get_meta_info(name)["cache_report"]` says how
-    much of the prompt was cached and why no more (`rootlace.wire.cache_report`).
+    much of the prompt was cached and why no more (`rootlace.wire.protocol`).
 
     `prediction`: what the text may be much like (the document that it rewrites, say). As far as it
     is, it comes faster; it is the same with any prediction.
@@ -164,7 +206,7 @@ def gen(
     `stop_regex`, patterns of Python's `re`, end the text where one of them is first found in it.
 
     `priority` (higher comes first), `timeout` (in seconds; that of `run` is the whole run's) and
-    `cache`, an `rl.Cache`, say how the request is served: `rootlace.wire.handling`.
+    `cache`, an `rl.Cache`, say how the request is served: `rootlace.wire.sampling`.
 
     At most one of these says exactly what the text must be:
 

@@ -7,22 +7,106 @@ rest of the package handles, so that a program's defaults and one `gen`'s option
 from __future__ import annotations
 
 import functools
+import inspect
 import json
 from collections.abc import Callable, Iterable, Mapping
 from difflib import get_close_matches
-from typing import Any, Literal, NamedTuple, Protocol, get_origin, runtime_checkable
+from typing import (
+    Any,
+    Literal,
+    NamedTuple,
+    Protocol,
+    TypedDict,
+    TypeVar,
+    get_origin,
+    runtime_checkable,
+)
 
 import msgspec
 
 from rootlace import types
-from rootlace.language import handling
 from rootlace.language.failures import warn
 from rootlace.types.schema_keywords import remarks
 from rootlace.wire.errors import InvalidConstraint, InvalidRequest
-from rootlace.wire.handling import PLAIN, Handling
-from rootlace.wire.protocol import CONSTRAINT_OPTIONS, Constraint
-from rootlace.wire.sampling import PARAMETERS, TUNED, SamplingKeywords, SamplingParams
-from rootlace.wire.tool_format import PLAIN_TOOLS, ToolFormat
+from rootlace.wire.protocol import CONSTRAINT_OPTIONS, PLAIN_TOOLS, Constraint, ToolFormat
+from rootlace.wire.sampling import (
+    PARAMETERS,
+    PLAIN,
+    TUNED,
+    Cache,
+    Handling,
+    SamplingKeywords,
+    SamplingParams,
+)
+
+# Handling -----------------------------------------------------------------------------------------
+#
+# How a program's requests are served: `priority`, `timeout` and `cache` among its options.
+
+
+NAMES = frozenset(Handling.__struct_fields__)
+
+
+class HandlingKeywords(TypedDict, total=False):
+    """The options, for type checkers; the values may be None."""
+
+    priority: int | None
+    timeout: float | None
+    cache: Cache | Mapping[str, Any] | None
+
+
+def read_handling(options: Mapping[str, Any], caller: str) -> Handling:
+    """What canonical `options` say. Raises InvalidRequest for a value that makes no sense."""
+    if NAMES.isdisjoint(options):  # as nearly always
+        return PLAIN
+    given = {name: options[name] for name in NAMES & options.keys()}
+    try:
+        return msgspec.convert(given, Handling)
+    except msgspec.ValidationError as error:
+        raise InvalidRequest(f"{caller}: {error}") from None
+
+
+# Signature ----------------------------------------------------------------------------------------
+#
+# Signatures that list what a function takes as `**options`: for `help`, shells and notebooks.
+
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def keyword(name: str, annotation: Any, default: Any = None) -> inspect.Parameter:
+    """A keyword-only parameter."""
+    return inspect.Parameter(
+        name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation
+    )
+
+
+def with_keywords(options: Iterable[inspect.Parameter]) -> Callable[[F], F]:
+    """A decorator: the signature lists `options`, as keywords, before `**options`.
+
+    Options that the function names itself stay as they are. Calls are not affected: `**options`
+    stays, since it also takes sglang's names.
+    """
+
+    def decorate(function: F) -> F:
+        signature = inspect.signature(function, eval_str=True)
+        own = [each for each in signature.parameters.values() if each.kind is not each.VAR_KEYWORD]
+        others = [each for each in signature.parameters.values() if each.kind is each.VAR_KEYWORD]
+        taken = {each.name for each in own}
+        listed = [
+            each.replace(kind=each.KEYWORD_ONLY)
+            for each in options
+            if each.name not in taken and each.kind is not each.VAR_KEYWORD
+        ]
+        shown = signature.replace(parameters=[*own, *listed, *others])
+        function.__signature__ = shown  # type: ignore[attr-defined]
+        return function
+
+    return decorate
+
+
+# Sampling -----------------------------------------------------------------------------------------
+
 
 PARAMS = PARAMETERS.keys()
 # One of these says what the text must be; `CONSTRAINT_OPTIONS` say how that is enforced, and have
@@ -37,13 +121,13 @@ PREDICTION = "prediction"
 TOOL_CHOICE = "tool_choice"
 OPTIONS = frozenset(
     {
-        *(*PARAMS, *SOURCES, *CONSTRAINT_OPTIONS, *ALIASES, *NO_EFFECT, *handling.NAMES),
+        *(*PARAMS, *SOURCES, *CONSTRAINT_OPTIONS, *ALIASES, *NO_EFFECT, *NAMES),
         *(REPORT, PREDICTION, TOOL_CHOICE),
     }
 )
 # A program with **kwargs gets these as its own: they are everyday words, and defaults for all of
 # its generations are rarely meant.
-EVERYDAY = frozenset({"type", "choices", "tools", PREDICTION, *handling.NAMES})
+EVERYDAY = frozenset({"type", "choices", "tools", PREDICTION, *NAMES})
 
 _LISTS = frozenset(name for name, about in PARAMETERS.items() if get_origin(about.type) is tuple)
 
@@ -128,7 +212,7 @@ def _check(known: Mapping[str, Any], caller: str) -> None:
         raise InvalidRequest(f"{caller}: {REPORT} must be True or False, not {known[REPORT]!r}")
     if not isinstance(known.get(PREDICTION, ""), str):
         raise InvalidRequest(f"{caller}: {PREDICTION} must be text, not {known[PREDICTION]!r}")
-    handling.handling_of(known, caller)
+    read_handling(known, caller)
     if TOOL_CHOICE in known and "tools" not in known:
         raise TypeError(f"{caller} got tool_choice without tools")
     given = [name for name in SOURCES if name in known]
@@ -168,7 +252,7 @@ class Offered(Protocol):
         """The structural tag of text with calls; None: any text."""
 
 
-class GenKeywords(SamplingKeywords, handling.HandlingKeywords, total=False):
+class GenKeywords(SamplingKeywords, HandlingKeywords, total=False):
     """The keyword-only options of `gen`, for type checkers and for its signature."""
 
     return_text_in_logprobs: bool | None
@@ -232,10 +316,10 @@ def handling_of(
     defaults: Mapping[str, Any], own: Mapping[str, Any], caller: str = "gen()"
 ) -> Handling:
     """How one request is served."""
-    found = handling.handling_of(own, caller)
+    found = read_handling(own, caller)
     if not found.cache.share:
         raise InvalidRequest(f"{caller}: only a whole run is not shared: run(cache=...)")
-    return handling.handling_of({**defaults, **own}, caller) if defaults else found
+    return read_handling({**defaults, **own}, caller) if defaults else found
 
 
 def _number_stops(options: Mapping[str, Any]) -> tuple[str, ...]:

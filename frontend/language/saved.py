@@ -164,7 +164,7 @@ def _read_piece(given: Any) -> str:
 
 
 class SavedReader:
-    """Reads a saved state; see `rootlace.language.interpreter.Reader`."""
+    """Reads a saved state; see `rootlace.language.state.Reader`."""
 
     streams = False
 

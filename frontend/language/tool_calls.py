@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from rootlace.language.tools import Tools, as_text
 from rootlace.language.variables import Readable
-from rootlace.wire.tool_format import ToolFormat
+from rootlace.wire.protocol import ToolFormat
 
 _decoder = json.JSONDecoder(strict=False)
 

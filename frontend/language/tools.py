@@ -16,7 +16,7 @@ from rootlace.language.expressions import Expression
 from rootlace.language.failures import Site, call_site
 from rootlace.wire import tool_calls
 from rootlace.wire.errors import InvalidConstraint, InvalidRequest
-from rootlace.wire.tool_format import ToolFormat
+from rootlace.wire.protocol import ToolFormat
 
 Schema = Mapping[str, Any]
 

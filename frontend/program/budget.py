@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import msgspec
 
 from rootlace.wire.errors import BudgetExceeded, DeadlineExceeded, InvalidRequest
-from rootlace.wire.handling import Handling
 from rootlace.wire.protocol import Generated, SamplingParams
+from rootlace.wire.sampling import Handling
 
 
 class Budget:

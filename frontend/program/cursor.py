@@ -8,11 +8,10 @@ from collections.abc import AsyncIterator, Callable, Generator, Iterator, Mappin
 from contextlib import closing
 from typing import Any, Protocol
 
-from rootlace.client.completion import call_in_loop, wait_for_event
+from rootlace.client.channel import call_in_loop, wait_for_event
 from rootlace.language.transcript import Piece, Transcript
 from rootlace.language.variables import Readable
-from rootlace.program.meta_info import logprob_meta
-from rootlace.program.operations import Generation
+from rootlace.program.operations import Generation, logprob_meta
 from rootlace.program.run import ProgramRun
 from rootlace.wire import protocol
 

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Coroutine, Iterator
 from typing import Any
 
-from rootlace.client.completion import LOOK_UP_SECONDS
+from rootlace.client.channel import LOOK_UP_SECONDS
 from rootlace.language.async_state import AsyncProgramState
 from rootlace.language.definition import Body
 from rootlace.language.state import ProgramState

@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING, Any, overload
 
 from rootlace.language import sampling
 from rootlace.language.async_state import AsyncProgramState
-from rootlace.language.awaited import Awaited
 from rootlace.language.definition import Body, Definition
 from rootlace.language.state import ProgramState, State
+from rootlace.language.variables import Awaited
 from rootlace.wire.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from rootlace.program.checkpoint import Checkpoint
+    from rootlace.program.batch import Checkpoint
     from rootlace.program.run import ProgramRun
-    from rootlace.trace.graph import Trace
+    from rootlace.trace.tracer import Trace
 
 
 class Function(Definition):

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NoReturn
 
-from rootlace.client.completion import Completion
+from rootlace.client.channel import Completion
 from rootlace.language.failures import Failure, call_site
 from rootlace.program.operations import Operation, Quoting
-from rootlace.program.prefix import PrefixMatcher
-from rootlace.program.run import ProgramRun
+from rootlace.program.run import PrefixMatcher, ProgramRun
 from rootlace.wire import protocol
 from rootlace.wire.errors import Cancelled, InvalidRequest, RootlaceError
 

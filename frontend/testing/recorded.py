@@ -8,15 +8,13 @@ from typing import Any
 
 import msgspec
 
-from rootlace.client.answer import Answer
 from rootlace.client.channel import Channel
 from rootlace.client.default import endpoint_of
-from rootlace.client.endpoint import RuntimeEndpoint
-from rootlace.client.local_channel import LocalChannel
-from rootlace.client.machine import Ask, BranchText
+from rootlace.client.endpoint import Answer, RuntimeEndpoint
+from rootlace.client.machine import Ask, BranchText, LocalChannel
 from rootlace.wire import protocol
 from rootlace.wire.errors import InvalidRequest
-from rootlace.wire.handling import PLAIN
+from rootlace.wire.sampling import PLAIN
 
 Said = protocol.Generated | protocol.Selected
 

@@ -13,7 +13,7 @@ import typing
 from collections.abc import Iterator
 from typing import Any
 
-from rootlace.types.text_patterns import DATE, HEX, INT_KEY, NUMBER_TEXT, UUID_KEY
+from rootlace.types.msgspec_types import DATE, HEX, INT_KEY, NUMBER_TEXT, UUID_KEY
 
 Schema = dict[str, Any]
 

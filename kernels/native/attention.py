@@ -5,15 +5,18 @@ from __future__ import annotations
 import ctypes
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from rootlace.kernels.interface import AttentionBatch, KVCodes
-from rootlace.kernels.native.library import Rows
+from rootlace.kernels.interface import AttentionBatch, KernelSet, KVCodes, KVScaling
+from rootlace.kernels.native.library import Rows, Team
 from rootlace.kernels.native.linear import DTYPES
-from rootlace.kernels.reference.kv_codes import slot_bytes
+from rootlace.kernels.native.sampling import native_kernels
+from rootlace.kernels.reference.kv_cache import slot_bytes
 
 MAX_DIM = 1024
 """Numbers of a head, at most."""
@@ -168,3 +171,121 @@ def attend(
         None if lse is None else lse.data_ptr(),
     )
     return out
+
+
+# Paged attention ----------------------------------------------------------------------------------
+#
+# Attention and its cache in C++, for decoders whose other operations are torch's.
+#
+# The cache has its shape alone in common with the reference's: what stands where inside a block is
+# the kernels' own affair (`src/kv_layout.h`).
+
+
+FEW_TOKENS = 64
+"""So many tokens of a step are attended by the calling thread alone. Torch's threads still wait on
+their cores for the next product: another thread would come too late to be of use."""
+
+
+@dataclass(frozen=True)
+class NativePlan:
+    """See `interface.HostPlan`. Work is divided in C++; `kept` is the memory of `rows`."""
+
+    rows: Rows
+    kept: object
+    team: Team
+    window: int  # 0: none
+
+    @property
+    def arrays(self) -> list[np.ndarray]:
+        return []
+
+    def bind(self, tensors: list[Tensor]) -> NativePlan:
+        return self
+
+
+class NativeAttention:
+    """See `interface.PagedAttention`, and `interface` for what other methods do. Caches are of q's
+    dtype, float32 or bfloat16. Nothing is checked: a decoder's shapes are those of its cache."""
+
+    def __init__(self, library: ctypes.CDLL, team: Team) -> None:
+        self._library = library
+        self._team = team
+        self._alone = Team(library, 1)
+
+    def _chosen(self, tokens: int) -> Team:
+        return self._alone if tokens <= FEW_TOKENS else self._team
+
+    def plan(
+        self, batch: AttentionBatch, window: int | None, rows: int | None = None
+    ) -> NativePlan:
+        """See `interface.PlanAttention`; there are no graphs to replay, so `rows` says nothing."""
+        return NativePlan(
+            *rows_of(batch, None), self._chosen(int(batch.row_start[-1])), window or 0
+        )
+
+    def __call__(
+        self,
+        q: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        plan: Any,
+        *,
+        scale: float | None = None,
+        soft_cap: float = 0.0,
+        scales: KVScaling | None = None,
+        want_lse: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:
+        assert scales is None, "stored numbers are the model's own"
+        _, size, kv_heads, dim = k_cache.shape
+        q = q.contiguous()
+        out = torch.empty_like(q)
+        lse = torch.empty(q.shape[:2]) if want_lse else None
+        self._library.rl_attention(
+            *(plan.team.handle, DTYPES[q.dtype], q.shape[1], kv_heads, dim, size, 0),
+            *(ctypes.addressof(plan.rows), q.data_ptr(), q.stride(0)),
+            *(k_cache.data_ptr(), v_cache.data_ptr(), 1, 0, plan.window),
+            *(dim**-0.5 if scale is None else scale, soft_cap, out.data_ptr()),
+            None if lse is None else lse.data_ptr(),
+        )
+        return out, lse
+
+    def write(
+        self,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        k: Tensor,
+        v: Tensor,
+        slots: Tensor,
+        tokens: Tensor | None = None,
+    ) -> None:
+        """See `interface.WriteKV`."""
+        _, size, heads, dim = k_cache.shape
+        k, v = (one if one.stride()[1:] == (dim, 1) else one.contiguous() for one in (k, v))
+        self._library.rl_write_kv(
+            self._chosen(len(slots)).handle,
+            *(DTYPES[k_cache.dtype], heads, dim, size, len(slots)),
+            *(slots.data_ptr(), None if tokens is None else tokens.data_ptr()),
+            *(k.data_ptr(), k.stride(0), v.data_ptr(), v.stride(0)),
+            *(k_cache.data_ptr(), v_cache.data_ptr()),
+        )
+
+    def copy(self, cache: Tensor, source: Tensor, target: Tensor) -> None:
+        """See `interface.CopySlots`."""
+        parts, _, size, heads, dim = cache.shape
+        self._library.rl_copy_kv(
+            *(self._team.handle, DTYPES[cache.dtype], heads, dim, size, len(source)),
+            *(source.data_ptr(), target.data_ptr(), parts, cache[0].nbytes, cache.data_ptr()),
+        )
+
+
+def attending_kernels(library: ctypes.CDLL, team: Team) -> KernelSet:
+    """The reference's kernels, with what `native_kernels` replaces, and attention in C++."""
+    attention = NativeAttention(library, team)
+    return replace(
+        native_kernels(library, team),
+        name="reference",
+        plan_attention=attention.plan,
+        paged_attention=attention,
+        write_kv=attention.write,
+        copy_slots=attention.copy,
+    )

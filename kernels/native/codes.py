@@ -9,7 +9,7 @@ from dataclasses import replace
 import torch
 
 from rootlace.kernels.native import library as native
-from rootlace.kernels.reference.linear import flat_scales
+from rootlace.kernels.reference.layers import flat_scales
 from rootlace.kernels.weights import CODES, Dense, Quantised, Weight, parts_of, rows_of, same
 
 CHUNK = 16

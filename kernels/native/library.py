@@ -9,15 +9,60 @@ import ctypes
 import functools
 import logging
 import os
+import weakref
 from collections.abc import Callable
 from ctypes import POINTER, c_char_p, c_float, c_int32, c_int64, c_void_p
 from pathlib import Path
 from typing import Any
 
-from rootlace.kernels.native.build import NativeUnavailable, library_file
-from rootlace.kernels.native.errors import NativeError, NativeOutOfMemory
-from rootlace.kernels.native.prebuilt import prebuilt_library
-from rootlace.kernels.native.processor import read_processor
+from rootlace.kernels.native.build import (
+    NativeUnavailable,
+    library_file,
+    prebuilt_library,
+    read_processor,
+)
+
+# Errors -------------------------------------------------------------------------------------------
+#
+# What a call of the native kernels raises. Whoever asked for it may go on, the team too.
+
+
+class NativeError(RuntimeError):
+    """A C++ exception ended the call; what it was to write is undefined."""
+
+
+class NativeOutOfMemory(NativeError, MemoryError):
+    """There was no memory for what the call keeps beside its arguments."""
+
+
+# Handles ------------------------------------------------------------------------------------------
+#
+# What the library hands out, freed with the Python object that holds it.
+
+
+class Team:
+    """Threads that compute, the calling one among them; see `src/team.h`."""
+
+    def __init__(self, library: ctypes.CDLL, threads: int) -> None:
+        self.handle: int = library.rl_team_new(threads)
+        _free_with(self, library.rl_team_free, self.handle)
+
+
+class Workspace:
+    """What the forward pass of one model keeps between steps."""
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        self.handle: int = library.rl_workspace_new()
+        _free_with(self, library.rl_workspace_free, self.handle)
+
+
+def _free_with(holder: object, free: Callable[[int], None], handle: int) -> None:
+    # Not when the interpreter ends: a daemon thread may be inside a call then.
+    weakref.finalize(holder, free, handle).atexit = False
+
+
+# Library ------------------------------------------------------------------------------------------
+
 
 FLOAT32, BFLOAT16 = 0, 1
 

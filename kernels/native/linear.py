@@ -12,8 +12,8 @@ from torch import Tensor
 
 from rootlace.kernels.native import library as native
 from rootlace.kernels.native.codes import Source, parts_packed, prepared, scheme_of, why_not
-from rootlace.kernels.native.handles import Team
-from rootlace.kernels.native.memory import mapped
+from rootlace.kernels.native.library import Team
+from rootlace.kernels.native.machine import mapped
 from rootlace.kernels.weights import Dense, Quantised, Weight, parts_of
 
 DTYPES = {torch.float32: native.FLOAT32, torch.bfloat16: native.BFLOAT16}

@@ -19,11 +19,9 @@ from typing import Literal
 
 import torch
 
-from rootlace.kernels.native.build import default_cache, note_use
-from rootlace.kernels.native.handles import Team
+from rootlace.kernels.native.build import default_cache, kind_of_processor, note_use, write_whole
+from rootlace.kernels.native.library import Team
 from rootlace.kernels.native.linear import DTYPES, Epilogue, PackedLinear, ProductPath
-from rootlace.kernels.native.processor import kind_of_processor
-from rootlace.kernels.native.whole_file import write_whole
 from rootlace.kernels.weights import Dense
 
 LEAST_NUMBERS = 1 << 18

@@ -1,22 +1,31 @@
 """The reference kernels: plain torch, any device. Each file specifies its operation."""
 
 from rootlace.kernels.interface import KernelSet
-from rootlace.kernels.reference.activation import gelu, gelu_tanh, relu
-from rootlace.kernels.reference.attention import paged_attention
-from rootlace.kernels.reference.attention_plan import plan_attention
-from rootlace.kernels.reference.automaton import step_automata
-from rootlace.kernels.reference.embedding import embedding
-from rootlace.kernels.reference.feed_tokens import feed_tokens
-from rootlace.kernels.reference.gated import clamped_mul, gelu_mul, silu_mul
+from rootlace.kernels.reference.attention import paged_attention, plan_attention
 from rootlace.kernels.reference.kv_cache import copy_slots, write_kv
-from rootlace.kernels.reference.layer_norm import layer_norm
-from rootlace.kernels.reference.linear import WEIGHTS, linear
-from rootlace.kernels.reference.logits import edit_logits
-from rootlace.kernels.reference.logprobs import token_logprobs
-from rootlace.kernels.reference.pick_tokens import pick_tokens
-from rootlace.kernels.reference.rms_norm import add_rms_norm, rms_norm
-from rootlace.kernels.reference.rope_and_write import rope_and_write
-from rootlace.kernels.reference.score_tokens import score_tokens
+from rootlace.kernels.reference.layers import (
+    WEIGHTS,
+    add_rms_norm,
+    clamped_mul,
+    embedding,
+    feed_tokens,
+    gelu,
+    gelu_mul,
+    gelu_tanh,
+    layer_norm,
+    linear,
+    relu,
+    rms_norm,
+    rope_and_write,
+    silu_mul,
+)
+from rootlace.kernels.reference.sampling import (
+    edit_logits,
+    pick_tokens,
+    score_tokens,
+    step_automata,
+    token_logprobs,
+)
 
 REFERENCE = KernelSet(
     name="reference",

@@ -8,6 +8,96 @@ from __future__ import annotations
 
 import torch
 
+# Kv codes -----------------------------------------------------------------------------------------
+#
+# A KV cache of integers: each token's keys and values rounded by themselves, head by head.
+#
+#     offset = floor(min_d x[d])                        rounded down to bfloat16
+#     scale = ceil((max_d x[d] - offset) / (2^b - 1))   rounded up to bfloat16; 0 below 2^-100
+#     code[d] = clamp(round((x[d] - offset) * (1 / scale)), 0, 2^b - 1)      all 0 where scale is 0
+#     what is read: code[d] * scale + offset            in float32, then in the type asked for
+#
+# With codes of b bits. What is read is within scale / 2 of x (and the last place of float32), since
+# no x lies outside offset ... offset + (2^b - 1) scale. `code * scale` has at most 16 bits and is
+# exact in float32, so it makes no difference whether the sum is fused with it. Numbers that are not
+# finite, or that lie further apart than float32 reaches, make all numbers of their head NaN.
+#
+# Nothing but the token decides what is stored, and attention reads what is stored also for the
+# tokens of its own step: results depend neither on chunks nor on company, nor on where blocks
+# begin.
+#
+# A slot of the cache is one row of bytes: the codes of all heads, from the next multiple of 4 on a
+# word per head with scale (lower half) and offset (upper half), and nothing up to a multiple of
+# `ALIGNMENT`. Two codes of 4 bits share a byte: that of number d, in the lower half, with that of
+# d + D / 2.
+
+
+ALIGNMENT = 16
+LEAST_SCALE = 2.0**-100
+LOWER, UPPER = 0xFFFF, -0x10000
+"""Halves of a word, as int32."""
+
+
+def slot_bytes(bits: int, heads: int, dim: int) -> int:
+    """Of the keys, or the values, of one token in a layer."""
+    # Triton's kernels use this, too: no other function may be called here.
+    words = -(-heads * dim * bits // 32) + heads
+    return -(-4 * words // ALIGNMENT) * ALIGNMENT
+
+
+def words_at(bits: int, heads: int, dim: int) -> int:
+    """Where a slot's scales and offsets begin."""
+    return -(-heads * dim * bits // 32) * 4
+
+
+def quantise(values: torch.Tensor, bits: int) -> torch.Tensor:
+    """Finite [M, Nk, D] of any floating-point type -> uint8 [M, slot_bytes]."""
+    count, heads, dim = values.shape
+    wide, most = values.float(), float(2**bits - 1)
+    offset = _rounded_down(wide.amin(2))
+    # By a tensor: on a GPU torch would multiply by the inverse of a number, which rounds otherwise.
+    scale = _rounded_up((wide.amax(2) - offset) / wide.new_full((), most))
+    scale = torch.where(scale < LEAST_SCALE, 0.0, scale)
+    inverse = torch.where(scale > 0.0, 1.0 / scale, 0.0)
+    found = ((wide - offset.unsqueeze(2)) * inverse.unsqueeze(2)).round_().clamp_(0.0, most)
+    codes = found.nan_to_num_(0.0).to(torch.uint8)
+    if bits == 4:
+        codes = codes[..., : dim // 2] | codes[..., dim // 2 :] << 4
+    strange = (wide - wide).sum(2)  # 0, or NaN where a number is not finite
+    halves = torch.stack((scale + strange, offset + strange), dim=2).to(torch.bfloat16)
+    stored = values.new_zeros((count, slot_bytes(bits, heads, dim)), dtype=torch.uint8)
+    stored[:, : heads * dim * bits // 8] = codes.flatten(1)
+    words = words_at(bits, heads, dim)
+    stored[:, words : words + 4 * heads] = halves.view(torch.uint8).flatten(1)
+    return stored
+
+
+def dequantise(
+    stored: torch.Tensor, bits: int, heads: int, dim: int, dtype: torch.dtype
+) -> torch.Tensor:
+    """uint8 [M, slot_bytes] -> [M, Nk, D] in `dtype`."""
+    codes = stored[:, : heads * dim * bits // 8].unflatten(1, (heads, -1))
+    if bits == 4:
+        codes = torch.cat((codes & 15, codes >> 4), dim=2)
+    words = words_at(bits, heads, dim)
+    halves = stored[:, words : words + 4 * heads].contiguous().view(torch.bfloat16).float()
+    scale, offset = halves.view(-1, heads, 2, 1).unbind(2)
+    return codes.float().mul_(scale).add_(offset).to(dtype)
+
+
+def _rounded_down(x: torch.Tensor) -> torch.Tensor:
+    """float32 to the next bfloat16 below; the upper half of its bits is the one towards zero."""
+    pattern = x.view(torch.int32)
+    return (torch.where(pattern < 0, pattern + LOWER, pattern) & UPPER).view(torch.float32)
+
+
+def _rounded_up(x: torch.Tensor) -> torch.Tensor:
+    """The same upwards, of numbers that are not negative."""
+    return ((x.view(torch.int32) + LOWER) & UPPER).view(torch.float32)
+
+
+# Kv cache -----------------------------------------------------------------------------------------
+
 
 def write_kv(
     k_cache: torch.Tensor,

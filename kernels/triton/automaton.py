@@ -1,4 +1,4 @@
-"""Steps of automata by tokens that are on the device: `reference/automaton.py`.
+"""Steps of automata by tokens that are on the device: `reference/sampling.py`.
 
 A chain of five dependent loads per row, one program for all rows of a small batch: what counts is
 that nothing waits for the host, and that the launch is one.

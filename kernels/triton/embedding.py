@@ -1,4 +1,4 @@
-"""Token embedding, a gather of rows: `reference/embedding.py`. Bit for bit what it copies."""
+"""Token embedding, a gather of rows: `reference/layers.py`. Bit for bit what it copies."""
 
 from __future__ import annotations
 

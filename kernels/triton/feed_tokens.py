@@ -1,4 +1,4 @@
-"""Tokens that the step before found, put in their places: `reference/feed_tokens.py`.
+"""Tokens that the step before found, put in their places: `reference/layers.py`.
 
 In a decode step every token may be one of them. A launch takes longer than the few hundred numbers;
 as torch operations there would be six.

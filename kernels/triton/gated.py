@@ -1,4 +1,4 @@
-"""Gated activations of the MLP in one pass, 3 * I elements per token: `reference/gated.py`.
+"""Gated activations of the MLP in one pass, 3 * I elements per token: `reference/layers.py`.
 
 Computed in float32 and rounded where the reference rounds: the activation, then the product.
 """

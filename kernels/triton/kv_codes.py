@@ -1,4 +1,4 @@
-"""Keys and values as integers with scales beside them: `reference/kv_codes.py`, to the bit.
+"""Keys and values as integers with scales beside them: `reference/kv_cache.py`, to the bit.
 
 Kernels are given a cache of integers twice, as bytes and, for scales and offsets, as words.
 """
@@ -8,18 +8,18 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from rootlace.kernels.reference import kv_codes
+from rootlace.kernels.reference import kv_cache
 from rootlace.kernels.triton.numerics import round_to
 
-_LEAST_SCALE = tl.constexpr(kv_codes.LEAST_SCALE)
-_LOWER = tl.constexpr(kv_codes.LOWER)
-_UPPER = tl.constexpr(kv_codes.UPPER)
+_LEAST_SCALE = tl.constexpr(kv_cache.LEAST_SCALE)
+_LOWER = tl.constexpr(kv_cache.LOWER)
+_UPPER = tl.constexpr(kv_cache.UPPER)
 _WHOLE = tl.constexpr(12582912.0)
 """1.5 * 2^23, whose last place is 1: a number below 2^22 that is added to it is rounded."""
 
 
-_slot_bytes = triton.constexpr_function(kv_codes.slot_bytes)
-_words_at = triton.constexpr_function(kv_codes.words_at)
+_slot_bytes = triton.constexpr_function(kv_cache.slot_bytes)
+_words_at = triton.constexpr_function(kv_cache.words_at)
 
 
 @triton.jit

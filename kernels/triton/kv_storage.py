@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 
 from rootlace.kernels.interface import KVCodes, KVScaling
-from rootlace.kernels.reference.kv_codes import slot_bytes
+from rootlace.kernels.reference.kv_cache import slot_bytes
 from rootlace.kernels.triton.kv_codes import load_codes
 from rootlace.kernels.triton.numerics import from_e4m3
 

@@ -73,7 +73,7 @@ def _mix(x):
 
 @triton.jit
 def uniform(seed, position):
-    """float64 in [0, 1) from int64 each: `reference/uniform.py`."""
+    """float64 in [0, 1) from int64 each: `reference/sampling.py`."""
     stream = _mix(seed.to(tl.uint64, bitcast=True) + 0x9E3779B97F4A7C15)
     counter = position.to(tl.uint64, bitcast=True) + 1
     bits = _mix(stream + counter * 0x9E3779B97F4A7C15) >> 11

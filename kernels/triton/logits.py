@@ -1,4 +1,4 @@
-"""Biases, bans, masks and penalties in one pass over the logits: `reference/logits.py`.
+"""Biases, bans, masks and penalties in one pass over the logits: `reference/sampling.py`.
 
 Each program has one tile of one row. It copies the tile, masked, to float32; then it finds, in the
 row's two lists, the entries of its tile (they are sorted by token; 128 of them are compared at

@@ -1,4 +1,4 @@
-"""Log-probabilities of tokens: `reference/logprobs.py`.
+"""Log-probabilities of tokens: `reference/sampling.py`.
 
 One pass: each tile of a row gives its largest logit and its mass relative to that; then one program
 per row merges them and looks up the token. Tiles are the same whatever the batch is.

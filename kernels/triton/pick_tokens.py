@@ -1,4 +1,4 @@
-"""From logits to tokens: `reference/pick_tokens.py`, without a sort, in float64.
+"""From logits to tokens: `reference/sampling.py`, without a sort, in float64.
 
 A row is cut into tiles of the same length whatever the batch is; each program has one tile of one
 row, so that one row is spread over many programs, and sums run in an order of their own row. The

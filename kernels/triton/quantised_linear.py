@@ -1,4 +1,4 @@
-"""Products with weights of small codes: `reference/linear.py`, without a dense matrix in memory.
+"""Products with weights of small codes: `reference/layers.py`, without a dense matrix in memory.
 
 A program computes BLOCK_M rows of BLOCK_N outputs. Codes are unpacked in registers, BLOCK_K inputs
 at a time, multiplied by their groups' scales as `weights.Quantised` says, rounded to the type of
@@ -15,8 +15,8 @@ import torch
 import triton
 import triton.language as tl
 
-from rootlace.kernels.reference.linear import linear as dense_products
-from rootlace.kernels.reference.linear import table_of
+from rootlace.kernels.reference.layers import linear as dense_products
+from rootlace.kernels.reference.layers import table_of
 from rootlace.kernels.triton.numerics import (
     TYPE_NAMES,
     architecture,

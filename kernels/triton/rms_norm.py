@@ -1,4 +1,4 @@
-"""Root mean square layer norm, alone and with the residual's addition: `reference/rms_norm.py`.
+"""Root mean square layer norm, alone and with the residual's addition: `reference/layers.py`.
 
 One program per row, which it holds in registers: x and residual are read once, the sum and the
 norm are written once, 4 * H elements for `add_rms_norm`. Rounded where the reference rounds: the

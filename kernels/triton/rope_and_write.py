@@ -1,4 +1,4 @@
-"""Queries and keys normed and rotated, keys and values cached: `reference/rope_and_write.py`.
+"""Queries and keys normed and rotated, keys and values cached: `reference/layers.py`.
 
 One pass over qkv: every element is read once and written once (2 * (Nq + 2 Nk) * D elements per
 token, and the keys and values of a duplicate again). A program takes one write and a group of
@@ -7,7 +7,7 @@ heads, in two tiles [heads, D / 2], the halves that are rotated into each other.
 Rounded where the reference rounds: the normed quotient, its product with the weight, each product
 and the sum of the rotation (in float32 the compiler may fuse the last two). fp8 is made of the
 rounded keys and values divided by their head's scale in float32, integers as in
-`reference/kv_codes.py`.
+`reference/kv_cache.py`.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from rootlace.kernels.interface import AttentionBatch
-from rootlace.kernels.reference.shared_prefix import SharedRun, chosen_runs, whole_blocks
+from rootlace.kernels.reference.attention import SharedRun, chosen_runs, whole_blocks
 
 
 @dataclass(frozen=True)

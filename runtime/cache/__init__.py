@@ -6,14 +6,12 @@ that still run. `pins` holds prefixes on purpose, `expiry` forgets them after a 
 remembers what was given up lately. `check` recomputes every invariant.
 """
 
-from rootlace.runtime.cache.check import check_cache
-from rootlace.runtime.cache.evicted import Cause, Evicted
-from rootlace.runtime.cache.expiry import Expiry
+from rootlace.runtime.cache.block_pool import BlockPool, PoolExhausted
+from rootlace.runtime.cache.miss_report import Cause, Evicted
 from rootlace.runtime.cache.node import Node
-from rootlace.runtime.cache.pins import MAX_PINS, Pin, Pins
 from rootlace.runtime.cache.policies import policy_named
-from rootlace.runtime.cache.pool import BlockPool, PoolExhausted
-from rootlace.runtime.cache.tree import RadixTree
+from rootlace.runtime.cache.radix_tree import RadixTree, check_cache
+from rootlace.runtime.cache.retention import MAX_PINS, Expiry, Pin, Pins
 
 __all__ = [
     "MAX_PINS",

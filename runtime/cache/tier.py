@@ -2,12 +2,125 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Iterable, Iterator
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
-from rootlace.runtime.cache.slots import Slots
-from rootlace.runtime.cache.wear import Unwanted
+# Slots --------------------------------------------------------------------------------------------
+#
+# Slots of a tier: which are in use, and which one is next.
+
+
+T = TypeVar("T")
+
+
+class Slots(Generic[T]):
+    """At most `most`, from 0 on. Those that were given back are used first."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self.in_use: dict[int, T] = {}
+        self._given_back: list[int] = []
+        """They are below `_unused`; those from there on were never in use."""
+        self._unused = 0
+
+    @property
+    def free(self) -> bool:
+        """Whether there is one."""
+        return bool(self._given_back) or self._unused < self._most
+
+    def take(self) -> int:
+        """A free one, which the caller puts into `in_use`."""
+        if self._given_back:
+            return self._given_back.pop()
+        self._unused += 1
+        return self._unused - 1
+
+    def give_back(self, slot: int) -> None:
+        del self.in_use[slot]
+        self._given_back.append(slot)
+
+    def restore(self, found: dict[int, T]) -> None:
+        """What is in use at first."""
+        self.in_use = found
+        self._unused = max(found, default=-1) + 1
+        self._given_back = [slot for slot in range(self._unused) if slot not in found]
+
+    def check(self) -> None:
+        """Raise AssertionError at the first broken invariant."""
+        free = set(self._given_back)
+        assert len(self._given_back) == len(free), "a slot is free twice"
+        assert not self.in_use.keys() & free, "a slot in use is free"
+        assert len(free) + len(self.in_use) == self._unused, "a slot is lost"
+        assert self._unused <= self._most, "there are not so many slots"
+
+
+# Wear ---------------------------------------------------------------------------------------------
+#
+# What may be written to a disk: so many bytes an hour, and nothing twice that nobody wanted.
+
+
+HOUR = 3600.0
+_SPAN = 60.0
+"""Bytes are counted together for so many seconds."""
+
+
+class HourlyBytes:
+    """At most `most` bytes in any hour; None: as many as one likes."""
+
+    def __init__(self, most: int | None, clock: Callable[[], float]) -> None:
+        self._most = most
+        self._clock = clock
+        self._spans: deque[tuple[float, int]] = deque()
+        """When each span ends, and its bytes."""
+        self._bytes = 0
+
+    def take(self, count: int) -> bool:
+        """Count `count` bytes that are to be written now; False if they may not be."""
+        if self._most is None:
+            return True
+        now = self._clock()
+        while self._spans and self._spans[0][0] + HOUR <= now:
+            self._bytes -= self._spans.popleft()[1]
+        if self._bytes + count > self._most:
+            return False
+        self._bytes += count
+        if self._spans and now < self._spans[-1][0]:
+            end, before = self._spans.pop()
+            self._spans.append((end, before + count))
+        else:
+            self._spans.append((now + _SPAN, count))
+        return True
+
+
+class Unwanted:
+    """Keys of what was dropped before anybody wanted it back, the last `most` of them."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._keys: OrderedDict[bytes, None] = OrderedDict()
+
+    def __contains__(self, key: bytes) -> bool:
+        return key in self._keys
+
+    def add(self, key: bytes) -> None:
+        self._keys[key] = None
+        if len(self._keys) > self._most:
+            self._keys.popitem(last=False)
+
+    def wanted(self, keys: Iterable[bytes]) -> None:
+        """A prompt begins like these."""
+        if self._keys:
+            for key in keys:
+                self._keys.pop(key, None)
+
+    def clear(self) -> None:
+        self._keys.clear()
+
+
+# Tier ---------------------------------------------------------------------------------------------
+
 
 _REMEMBERED = 4
 """So many keys are remembered of dropped blocks, for each slot."""

@@ -12,12 +12,11 @@ from rootlace.runtime.model.checkpoint.config import ModelConfig
 from rootlace.runtime.model.checkpoint.sizes import weight_bytes
 from rootlace.runtime.model.executor.cpu_setup import why_not_native
 from rootlace.runtime.model.executor.runner import chosen_dtype
-from rootlace.runtime.model.hub.cache import snapshots
+from rootlace.runtime.model.hub.download import snapshots
 from rootlace.runtime.model.hub.packaged import PackagedFile, packaged_models
-from rootlace.runtime.model.kv.main_memory import main_memory
+from rootlace.runtime.model.kv.memory import main_memory
 from rootlace.runtime.model.kv.pool import block_bytes
-from rootlace.runtime.model.weight_cache.entry import DamagedEntry, Entry
-from rootlace.runtime.model.weight_cache.folder import WeightCache
+from rootlace.runtime.model.weight_cache import DamagedEntry, Entry, WeightCache
 from rootlace.wire.errors import UnsupportedModel
 
 TOKENS = 4096

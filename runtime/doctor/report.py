@@ -4,30 +4,36 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
+import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeVar
 
+import psutil
 import torch
 
+from rootlace.kernels import kernels_for
+from rootlace.kernels.dispatch import why_not_triton
+from rootlace.kernels.native.build import FOLDER, NativeUnavailable, Processor
+from rootlace.kernels.native.library import load_best
 from rootlace.runtime.config import CacheConfig, ExecutorConfig, SchedulerConfig
-from rootlace.runtime.doctor.attempts import Attempts
 from rootlace.runtime.doctor.ceilings import (
     READ_BYTES,
     Ceilings,
+    Elements,
     Heads,
+    Machine,
+    Row,
     attention_rate,
     gpu_copy_bandwidth,
     gpu_product_rate,
     product_rates,
     read_bandwidth,
+    read_machine,
+    step_work,
 )
-from rootlace.runtime.doctor.forecast import Forecast, Room, forecast
-from rootlace.runtime.doctor.foreign_load import ForeignLoad
-from rootlace.runtime.doctor.kernel_choice import KernelChoice, choose_on_cpu, choose_on_gpu
-from rootlace.runtime.doctor.machine import Machine, read_machine
-from rootlace.runtime.doctor.work import Elements
 from rootlace.runtime.model.checkpoint.config import ModelConfig
 from rootlace.runtime.model.checkpoint.sizes import weight_bytes
 from rootlace.runtime.model.decoder.rope import RotaryEmbedding
@@ -35,6 +41,7 @@ from rootlace.runtime.model.executor.cpu_setup import why_not_native
 from rootlace.runtime.model.executor.refusals import (
     check_computable,
     check_context_length,
+    check_gpu_kernels,
     check_kv_dtype,
     check_options,
     check_without_native,
@@ -42,8 +49,242 @@ from rootlace.runtime.model.executor.refusals import (
 from rootlace.runtime.model.executor.runner import chosen_device, chosen_dtype
 from rootlace.runtime.model.families.spec import ModelSpec
 from rootlace.runtime.model.kv import pool as kv_pool
-from rootlace.runtime.model.kv.device_memory import free_memory, kv_bytes
+from rootlace.runtime.model.kv.memory import free_memory, kv_bytes
 from rootlace.wire.errors import InvalidRequest, UnsupportedModel
+
+# Attempts -----------------------------------------------------------------------------------------
+#
+# Measurements that may fail for want of memory, and what was wrong with those that did.
+
+
+Found = TypeVar("Found")
+
+
+class Attempts:
+    """`faults`: a line for each measurement that failed."""
+
+    def __init__(self) -> None:
+        self.faults: list[str] = []
+
+    def __call__(self, what: str, measure: Callable[[], Found]) -> Found | None:
+        """What `measure` finds; None if it fails, as torch (RuntimeError), the native kernels
+        (MemoryError) and the system (OSError) do where memory is short."""
+        try:
+            return measure()
+        except (OSError, MemoryError, RuntimeError) as error:
+            said = str(error).strip() or type(error).__name__
+            self.faults.append(f"{what}: {said.splitlines()[0]}")
+            return None
+
+
+# Forecast -----------------------------------------------------------------------------------------
+#
+# What a model needs and reaches at best on a machine, from the machine's ceilings.
+
+
+PROMPTS = (256, 1024, 4096)
+"""Tokens of the prompts whose first token is forecast."""
+REQUESTS = (1, 8, 64)
+"""How many requests decode at once."""
+CONTEXT = 1024
+"""Tokens of context that each of these requests has."""
+
+
+@dataclass(frozen=True)
+class Room:
+    """Tokens that fit: into the context, into the KV cache, into one step."""
+
+    context: int
+    cache: int
+    step: int
+
+
+@dataclass(frozen=True)
+class FirstToken:
+    prompt: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Decoding:
+    """`requests` at once, each of `context` tokens, give `tokens_per_second` all together."""
+
+    requests: int
+    context: int
+    tokens_per_second: float
+
+
+@dataclass(frozen=True)
+class Forecast:
+    first_tokens: tuple[FirstToken, ...]
+    decoding: tuple[Decoding, ...]
+
+
+def forecast(spec: ModelSpec, element: Elements, ceilings: Ceilings, room: Room) -> Forecast:
+    """The forecast for all of `PROMPTS` and `REQUESTS` that there is room for. The model's longest
+    prompt takes the place of longer ones.
+
+    A step takes as long as its products and its attention at their rates, or as its reading at the
+    bandwidth, whichever is longer. A real one takes longer: what lies between products and
+    attention is not counted, nor what the host does, which is most of a very small model's step.
+    """
+    longest = min(room.context, room.cache)
+    prompts = sorted({min(prompt, longest) for prompt in PROMPTS})
+    context = min(CONTEXT, longest)
+    requests = [count for count in REQUESTS if count * context <= room.cache]
+    return Forecast(
+        tuple(
+            FirstToken(prompt, prompt_seconds(spec, element, ceilings, prompt, room.step))
+            for prompt in prompts
+        ),
+        tuple(
+            Decoding(
+                count,
+                context,
+                count / step_seconds(spec, element, ceilings, [Row(1, context)] * count),
+            )
+            for count in requests
+        ),
+    )
+
+
+def prompt_seconds(
+    spec: ModelSpec, element: Elements, ceilings: Ceilings, prompt: int, step_tokens: int
+) -> float:
+    """Seconds of the steps that compute a prompt of which nothing is cached."""
+    return sum(
+        step_seconds(spec, element, ceilings, [Row(min(step_tokens, prompt - start), end)])
+        for start in range(0, prompt, step_tokens)
+        for end in [min(start + step_tokens, prompt)]
+    )
+
+
+def step_seconds(spec: ModelSpec, element: Elements, ceilings: Ceilings, rows: list[Row]) -> float:
+    work = step_work(spec, rows, element)
+    computing = work.products / ceilings.product_rate + work.attention / ceilings.attention_rate
+    return max(computing, work.read / ceilings.read_bandwidth)
+
+
+# Foreign load -------------------------------------------------------------------------------------
+#
+# What other programs take of the machine while something is measured.
+
+
+class ForeignLoad:
+    """How many cores other programs kept busy meanwhile: a measurement is good only near zero.
+
+    "Own" is the process `pid` (None: this one) and those below it.
+    """
+
+    def __init__(self, pid: int | None = None) -> None:
+        self._pid = pid
+        self._start = (time.monotonic(), self._machine(), self._own())
+
+    def cores(self) -> float:
+        start, machine, own = self._start
+        elapsed = time.monotonic() - start
+        return max(0.0, (self._machine() - machine) - (self._own() - own)) / max(elapsed, 1e-9)
+
+    def own_seconds(self) -> float:
+        """CPU seconds that the own processes took meanwhile."""
+        return self._own() - self._start[2]
+
+    @staticmethod
+    def _machine() -> float:
+        times = psutil.cpu_times()
+        idle = times.idle + getattr(times, "iowait", 0.0)
+        # Linux counts what guests take as user and nice, too.
+        twice = getattr(times, "guest", 0.0) + getattr(times, "guest_nice", 0.0)
+        return sum(times) - idle - twice
+
+    def _own(self) -> float:
+        """CPU seconds of the own processes, with those that have ended (on Linux)."""
+        total = 0.0
+        try:
+            head = psutil.Process(self._pid)
+            family = [head, *head.children(recursive=True)]
+        except psutil.NoSuchProcess:
+            return total
+        for process in family:
+            try:
+                times = process.cpu_times()
+            except psutil.NoSuchProcess:
+                continue
+            total += times.user + times.system + times.children_user + times.children_system
+        return total
+
+
+# Kernel choice ------------------------------------------------------------------------------------
+#
+# Which kernels run, and why no better ones.
+
+
+@dataclass(frozen=True)
+class KernelChoice:
+    """`name` of the kernel set. `instructions`: what native kernels compute with, `prebuilt`:
+    whether they came with the package. `why_not_better`: for each better choice why it is not
+    taken, in a line."""
+
+    name: str
+    instructions: str = ""
+    prebuilt: bool = False
+    why_not_better: tuple[str, ...] = ()
+    library: ctypes.CDLL | None = field(default=None, repr=False)
+
+
+def choose_on_cpu(processor: Processor, asked: str, report: Callable[[str], None]) -> KernelChoice:
+    """What `ExecutorConfig.kernels` leads to on this CPU. `report` is told that a compilation
+    begins. Raises `InvalidRequest` for kernels that are asked for and cannot be had."""
+    if asked == "reference":
+        return KernelChoice("reference", why_not_better=("native: the reference is asked for",))
+    try:
+        library, refused = load_best(report)
+    except NativeUnavailable as error:
+        check_without_native(asked, str(error))
+        return KernelChoice("reference", why_not_better=(f"native: {error}",))
+    instructions = library.rl_instructions().decode()
+    prebuilt = Path(library._name).parent == FOLDER
+    why = better_units(processor, instructions, refused, prebuilt)
+    return KernelChoice("native", instructions, prebuilt, why, library)
+
+
+def better_units(processor: Processor, used: str, refused: str, prebuilt: bool) -> tuple[str, ...]:
+    """Why no instruction set is used that is better than `used`, where the system `refused` the
+    tile unit ("": it did not). `prebuilt`: the library came with the package."""
+    lacks = "the processor does not have it"
+    if not processor.told:
+        lacks = "the system does not say whether the processor has it"
+    compiled = "the compiler that made the library does not know it"
+    if prebuilt:
+        compiled = "the library that came with the package was compiled without it"
+    reasons = []
+    for one in (*processor.lacks, *processor.has):
+        if one.name == used:
+            break
+        if one in processor.lacks:
+            reasons.append(f"{one.name}: {lacks}")
+        elif one.name == "amx" and refused:
+            reasons.append(f"{one.name}: {refused}")
+        else:
+            reasons.append(f"{one.name}: {compiled}")
+    return tuple(reasons)
+
+
+def choose_on_gpu(device: torch.device, asked: str) -> KernelChoice:
+    """What `ExecutorConfig.kernels` leads to on this GPU. Raises `InvalidRequest` for kernels that
+    are not a GPU's."""
+    check_gpu_kernels(asked, device)
+    if asked == "reference":
+        return KernelChoice("reference", why_not_better=("triton: the reference is asked for",))
+    name = kernels_for(device).name
+    reason = why_not_triton(device)
+    if name == "reference" and reason is None:
+        reason = "it cannot be imported"
+    return KernelChoice(name, why_not_better=() if reason is None else (f"triton: {reason}",))
+
+
+# Report -------------------------------------------------------------------------------------------
+
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 SECONDS = 0.3

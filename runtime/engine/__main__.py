@@ -23,26 +23,24 @@ from rootlace.runtime.contracts.messages import (
     FromEngine,
     Heartbeat,
     Ready,
+    StepRecord,
     ToEngine,
     decode_to_engine,
     encode,
 )
-from rootlace.runtime.contracts.step_record import StepRecord
-from rootlace.runtime.engine import garbage
+from rootlace.runtime.engine import process
 from rootlace.runtime.engine.client import EngineProcessConfig
-from rootlace.runtime.engine.loading import loading_bar, loading_log
-from rootlace.runtime.engine.loop import EngineLoop
-from rootlace.runtime.engine.mask_filler import MaskFiller
-from rootlace.runtime.engine.telling import Telling
-from rootlace.runtime.model.adapters.config import read_adapters
+from rootlace.runtime.engine.core import EngineLoop, MaskFiller
+from rootlace.runtime.engine.process import Telling, loading_bar, loading_log
 from rootlace.runtime.model.checkpoint.config import check_config
 from rootlace.runtime.model.checkpoint.source import model_source
-from rootlace.runtime.scheduler.masks import StepMasks
+from rootlace.runtime.model.lora import read_adapters
+from rootlace.runtime.scheduler.rows import StepMasks
 from rootlace.runtime.scheduler.scheduler import Scheduler
 from rootlace.wire.errors import InternalError, RootlaceError
 
 if TYPE_CHECKING:
-    from rootlace.runtime.engine.tiers import OpenTiers
+    from rootlace.runtime.engine.offload import OpenTiers
 
 log = logging.getLogger(__name__)
 
@@ -98,7 +96,7 @@ def _serve(
     check_config(model_source(engine.executor.model))
     read_adapters(engine.executor.adapters)
     if config.replicas > 1:
-        from rootlace.runtime.model.executor.share import take_share
+        from rootlace.runtime.model.executor.refusals import take_share
 
         executor = take_share(engine.executor, config.replica, config.replicas)
         engine = dataclasses.replace(engine, executor=executor)
@@ -118,7 +116,7 @@ def _serve(
     filler = MaskFiller(engine.constraints.mask_threads)
     below: OpenTiers | None = None
     if cache.tiered or (cache.enabled and config.transfer is not None):
-        from rootlace.runtime.engine.tiers import open_tiers
+        from rootlace.runtime.engine.offload import open_tiers
 
         below = open_tiers(engine, runner, config.replicas, config.transfer)
     scheduler = Scheduler(
@@ -170,10 +168,10 @@ def _serve(
     record = StepRecord(Path(config.record), engine.scheduler.max_running)
     send([ready])
     # Only here: it is imported while the gateway opens its ports.
-    from rootlace.runtime.engine.constraints import compile_service
+    from rootlace.runtime.engine.process import compile_service
 
     service = compile_service(runner, engine.constraints)
-    garbage.collect_when_idle()
+    process.collect_when_idle()
     jump_forward = engine.constraints.jump_forward
     loop = EngineLoop(
         scheduler,
@@ -184,7 +182,7 @@ def _serve(
         jump_forward,
         overlap,
         record=record,
-        prepare=lambda: runner.prepare() or garbage.idle(),
+        prepare=lambda: runner.prepare() or process.idle(),
         executor_stats=runner.stats,
         telling=(
             Telling(

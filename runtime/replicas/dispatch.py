@@ -11,12 +11,53 @@ from functools import partial
 import numpy as np
 
 from rootlace.runtime.cache.journal import Change
-from rootlace.runtime.contracts.messages import CacheChanged, CostMeasured, Ready
-from rootlace.runtime.contracts.request import Request, kv_namespace, kv_space
-from rootlace.runtime.contracts.step_cost import PRIOR, StepCost, mean_cost
-from rootlace.runtime.contracts.update import Update
-from rootlace.runtime.replicas.hearing import Hearing
+from rootlace.runtime.contracts.messages import (
+    CacheChanged,
+    CostMeasured,
+    EngineOutput,
+    EngineRequest,
+    Ready,
+    kv_namespace,
+    kv_space,
+)
+from rootlace.runtime.contracts.plan import PRIOR, StepCost, mean_cost
 from rootlace.runtime.routing.router import Router, RouterConfig
+
+# Hearing ------------------------------------------------------------------------------------------
+#
+# What engines say of their caches, checked for what was lost on the way.
+
+
+_PATIENCE = 64
+"""So many changes may come before an engine is asked again for all that it holds."""
+
+
+class Hearing:
+    """Of one engine: passes changes on in their order. Where one is missing, nothing is passed on
+    until the engine has said all that it holds, for which it is asked."""
+
+    def __init__(self, ask: Callable[[], None], heard: Callable[[CacheChanged], None]) -> None:
+        self._ask = ask
+        self._heard = heard
+        self._last = 0
+        self._ignored = 0
+        self.gaps = 0
+        """How often something was missing."""
+
+    def hear(self, message: CacheChanged) -> None:
+        if not message.fresh and (self._ignored or message.number != self._last + 1):
+            self.gaps += not self._ignored
+            if self._ignored % _PATIENCE == 0:
+                self._ask()
+            self._ignored += 1
+            return
+        self._ignored = 0
+        self._last = message.number
+        self._heard(message)
+
+
+# Dispatch -----------------------------------------------------------------------------------------
+
 
 _OUTPUT = 64.0
 """Tokens that a request is taken to generate, until some have ended."""
@@ -85,7 +126,7 @@ class Dispatch:
     def is_up(self, at: int) -> bool:
         return at not in self._down
 
-    def held(self, request: Request) -> dict[int, int]:
+    def held(self, request: EngineRequest) -> dict[int, int]:
         """How many whole blocks of a request's tokens each of the other engines holds that holds
         any."""
         namespace = kv_namespace(request.namespace, request.adapter)
@@ -96,7 +137,7 @@ class Dispatch:
             if replicas >> at & 1
         }
 
-    def place(self, request: Request, prefill: bool = False) -> int:
+    def place(self, request: EngineRequest, prefill: bool = False) -> int:
         """The engine for a request, which counts there from now on; one that moves counts no
         longer where it was. `prefill`: its prompt alone is to be computed."""
         rid, program = request.rid, request.program
@@ -133,7 +174,7 @@ class Dispatch:
         """Whether an engine has a request, or is to have one when it is there."""
         return any(running.replica == at for running in self._running.values())
 
-    def hear(self, update: Update) -> None:
+    def hear(self, update: EngineOutput) -> None:
         """Something is new about a request."""
         running, rid = self._running.get(update.rid), update.rid
         if running is None:
@@ -219,7 +260,7 @@ class Dispatch:
         self._sweep_soon()
 
 
-def _tokens(request: Request) -> np.ndarray:
+def _tokens(request: EngineRequest) -> np.ndarray:
     """All that is given of a request (int32)."""
     if not len(request.output_ids):
         return request.token_ids

@@ -12,17 +12,61 @@ import numpy as np
 
 from rootlace.runtime import processes
 from rootlace.runtime.config import GatewayConfig
-from rootlace.runtime.contracts.messages import HandOver, Offered, Ready
-from rootlace.runtime.contracts.request import NO_TOKENS, Request
-from rootlace.runtime.contracts.transfer import TransferConfig, TransferKind
-from rootlace.runtime.contracts.update import Update
+from rootlace.runtime.contracts.block_store import TransferConfig, TransferKind
+from rootlace.runtime.contracts.messages import (
+    NO_TOKENS,
+    EngineOutput,
+    EngineRequest,
+    HandOver,
+    Offered,
+    Ready,
+)
 from rootlace.runtime.engine.client import EngineClient
-from rootlace.runtime.engine.client.in_flight import Submitted
+from rootlace.runtime.engine.client.restarts import Submitted
 from rootlace.runtime.replicas.dispatch import Dispatch
-from rootlace.runtime.replicas.slots import Lent, Slots
 from rootlace.wire.errors import InternalError, InvalidRequest, RootlaceError, ServerUnavailable
-from rootlace.wire.handling import Cache
 from rootlace.wire.protocol import SamplingParams
+from rootlace.wire.sampling import Cache
+
+# Slots --------------------------------------------------------------------------------------------
+#
+# Slots for blocks on their way between engines, which the gateway shares out.
+
+
+class Slots:
+    """Of one memory, from 0 on."""
+
+    def __init__(self, count: int) -> None:
+        self._free = list(range(count))
+
+    def __len__(self) -> int:
+        """So many are free."""
+        return len(self._free)
+
+    def lend(self, most: int) -> Lent:
+        """At most so many."""
+        count = min(most, len(self._free))
+        numbers = tuple(self._free[len(self._free) - count :])
+        del self._free[len(self._free) - count :]
+        return Lent(self, numbers)
+
+    def back(self, lent: Lent) -> None:
+        self._free += lent.numbers
+
+
+@dataclass(frozen=True)
+class Lent:
+    """Some of them, which are nobody else's until they are given `back`."""
+
+    slots: Slots
+    numbers: tuple[int, ...]
+
+    def back(self) -> None:
+        self.slots.back(self)
+
+
+# Handover -----------------------------------------------------------------------------------------
+
 
 log = logging.getLogger(__name__)
 
@@ -66,10 +110,10 @@ def transfer_of(apart: Apart, shared: bool = True) -> TransferConfig:
 class _Handed:
     """A request whose prompt another engine computes, or computed."""
 
-    request: Request
-    on_update: Callable[[Update], None]
+    request: EngineRequest
+    on_update: Callable[[EngineOutput], None]
     tokens: np.ndarray
-    prompt: Update | None = None
+    prompt: EngineOutput | None = None
     """What that engine said of it."""
     lent: Lent | None = None
     """The slots that its blocks are in."""
@@ -114,7 +158,7 @@ class Handover:
 
     # ------------------------------------------------------------ requests
 
-    def takes(self, request: Request) -> bool:
+    def takes(self, request: EngineRequest) -> bool:
         """Whether its prompt is to be computed apart. What has a deadline, a time to live or a pin
         is not: it would have them twice; nor what wants something of the prompt itself."""
         handling, params = request.handling, request.params
@@ -132,7 +176,7 @@ class Handover:
         held = max(self._dispatch.held(request).values(), default=0)
         return length - held * self._size > self._least and self._dispatch.can_prefill
 
-    def submit(self, request: Request, on_update: Callable[[Update], None]) -> None:
+    def submit(self, request: EngineRequest, on_update: Callable[[EngineOutput], None]) -> None:
         """Have the prompt computed; the rest follows."""
         tokens = np.concatenate((request.token_ids, request.output_ids))
         handed = _Handed(request, on_update, tokens)
@@ -152,7 +196,7 @@ class Handover:
             self._clients[at].submit(prompt, lambda update: self._computed(handed, at, update))
         except RootlaceError:
             self._under_way.pop(request.rid)
-            self._dispatch.hear(Update(request.rid, finish="error"))
+            self._dispatch.hear(EngineOutput(request.rid, finish="error"))
             raise
 
     def abort(self, rid: int) -> None:
@@ -182,7 +226,7 @@ class Handover:
             task.cancel()
         error = ServerUnavailable("the runtime is stopping")
         for handed in list(self._under_way.values()):
-            self._end(handed, Update(0, finish="error", code=error.code, error=str(error)))
+            self._end(handed, EngineOutput(0, finish="error", code=error.code, error=str(error)))
 
     def counters(self) -> dict[str, int]:
         """For `GetStatus`."""
@@ -194,7 +238,7 @@ class Handover:
 
     # ------------------------------------------------------------ on the way
 
-    def _computed(self, handed: _Handed, at: int, update: Update) -> None:
+    def _computed(self, handed: _Handed, at: int, update: EngineOutput) -> None:
         """The engine `at` says something of the prompt."""
         self._dispatch.hear(update)
         if self._under_way.get(update.rid) is not handed:
@@ -220,7 +264,7 @@ class Handover:
             else:
                 log.exception("request %d could not be handed over", handed.request.rid)
                 fault = InternalError(repr(error))
-            self._end(handed, Update(0, finish="error", code=fault.code, error=str(fault)))
+            self._end(handed, EngineOutput(0, finish="error", code=fault.code, error=str(fault)))
 
     async def _go_on(self, handed: _Handed, source: int, computed: bool) -> None:
         """The prompt is computed, or will not be."""
@@ -259,7 +303,7 @@ class Handover:
     def _is_over(self, handed: _Handed) -> bool:
         """Whether nobody waits for the request any more; ends it if it was aborted."""
         if handed.aborted and self._under_way.get(handed.request.rid) is handed:
-            self._end(handed, Update(handed.request.rid, finish="abort"))
+            self._end(handed, EngineOutput(handed.request.rid, finish="abort"))
         return self._under_way.get(handed.request.rid) is not handed
 
     async def _give(self, handed: _Handed, source: int, first: int) -> tuple[int, ...]:
@@ -296,11 +340,11 @@ class Handover:
             self._slots[giver.handed_at] = Slots(giver.handed_slots)
         return self._slots[giver.handed_at]
 
-    def _listener(self, handed: _Handed) -> Callable[[Update], None]:
+    def _listener(self, handed: _Handed) -> Callable[[EngineOutput], None]:
         """Who hears of the request from now on; once something is said of it, what was handed over
         for it is read, or never will be."""
 
-        def hear(update: Update) -> None:
+        def hear(update: EngineOutput) -> None:
             handed.give_back()
             said = handed.prompt
             if update.cached_tokens is not None and said is not None:
@@ -312,7 +356,7 @@ class Handover:
 
         return hear
 
-    def _end(self, handed: _Handed, update: Update) -> None:
+    def _end(self, handed: _Handed, update: EngineOutput) -> None:
         self._under_way.pop(handed.request.rid, None)
         handed.give_back()
         update.rid = handed.request.rid

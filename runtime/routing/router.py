@@ -2,20 +2,173 @@
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 import numpy as np
 
-from rootlace.runtime.cache.digest import PrefixDigests
-from rootlace.runtime.cache.journal import Change
-from rootlace.runtime.cache.prefix_keys import LazyKeys
-from rootlace.runtime.contracts.messages import Below
-from rootlace.runtime.contracts.request import kv_space
-from rootlace.runtime.contracts.step_cost import StepCost
-from rootlace.runtime.routing.below import BelowPools, Read
-from rootlace.runtime.routing.coming import Coming, Sent
+from rootlace.runtime.cache.journal import Change, LazyKeys, PrefixDigests
+from rootlace.runtime.contracts.messages import Below, kv_space
+from rootlace.runtime.contracts.plan import StepCost
 from rootlace.runtime.routing.index import MOST_ENTRIES, PrefixIndex
+
+# Below --------------------------------------------------------------------------------------------
+#
+# What lies below the pools of all replicas: on disks, or in main memory beside a GPU.
+
+
+@dataclass(frozen=True)
+class Read:
+    """These `replicas` (bits) have a prompt's blocks before number `end`, of which they would read
+    so many at each level: pairs of a level and a count."""
+
+    end: int
+    replicas: int
+    blocks: tuple[tuple[int, int], ...] = ()
+
+
+class BelowPools:
+    """A table for each level, of as many blocks as `replicas` have there and at most `most`, by the
+    keys that engines tell (`Below`), and what reading takes."""
+
+    def __init__(self, replicas: int, most: int) -> None:
+        self._replicas = replicas
+        self._most = most
+        self._levels: dict[int, PrefixIndex] = {}
+        self._seconds: dict[int, np.ndarray] = {}
+        """Of a block, by replica."""
+
+    def __len__(self) -> int:
+        return sum(map(len, self._levels.values()))
+
+    def apply(self, replica: int, told: Sequence[Below], fresh: bool) -> None:
+        """Take in what a replica says. `fresh`: nothing that it said before counts."""
+        if fresh:
+            self.drop(replica)
+        for one in told:
+            if one.level not in self._levels:
+                most = min(self._replicas * one.slots, self._most)
+                self._levels[one.level] = PrefixIndex(most)
+                self._seconds[one.level] = np.full(self._replicas, math.inf)
+            self._seconds[one.level][replica] = one.seconds
+            self._levels[one.level].apply(replica, Change(one.added, one.removed))
+
+    def drop(self, replica: int) -> None:
+        """As `PrefixIndex.drop`."""
+        for index in self._levels.values():
+            index.drop(replica)
+
+    def sweep(self) -> bool:
+        """As `PrefixIndex.sweep`."""
+        return sum(index.sweep() for index in self._levels.values()) > 0
+
+    def match(
+        self, key: Callable[[int], int], blocks: int, held: Sequence[tuple[int, int]]
+    ) -> list[Read]:
+        """Who would read what of a prompt of so many `blocks`, whose prefix with block number `at`
+        has this `key(at)`. `held`: what pools hold of it (`PrefixIndex.match`), behind which is
+        read, at each level what those above it lack."""
+        here = 0
+        for _, replicas in held:
+            here |= replicas
+        ways = [Read(0, ~here), *(Read(count, replicas) for count, replicas in held)]
+        for level, index in sorted(self._levels.items()):
+            found = []
+            for way in ways:
+                rest = way.replicas
+                for end, replicas in index.longest(key, blocks, way.end, rest):
+                    read = (level, end - way.end)
+                    found.append(Read(end, replicas, (*way.blocks, read)))
+                    rest &= ~replicas
+                if rest:
+                    found.append(Read(way.end, rest, way.blocks))
+            ways = found
+        return [way for way in ways if way.blocks]
+
+    def seconds(self, read: Read, which: int | np.ndarray) -> float | np.ndarray:
+        """What reading takes, at one replica or at several."""
+        times = [count * self._seconds[level][which] for level, count in read.blocks]
+        found: float | np.ndarray = sum(times)
+        return found
+
+
+# Coming -------------------------------------------------------------------------------------------
+#
+# Requests that were sent, and prompts that are on their way.
+
+
+_LOOKS = 64
+"""So many prompts on their way are compared for each first block that they compute."""
+
+
+@dataclass(slots=True, eq=False)
+class Sent:
+    """A request under way. `seconds`: of computing its prompt, until its first token is told."""
+
+    replica: int
+    seconds: float
+    tokens: int
+    digests: np.ndarray
+    known: int
+    """Of `digests`, how many others had computed, or were to compute."""
+    at: float
+    due: float
+    """When its first token should be there, whoever was preferred to it."""
+    begun: bool = False
+
+
+class Coming:
+    """Prompts that are not computed yet, by the first block that each computes: whoever shares more
+    of a prompt than its replica held shares that block. So a prompt costs what one block does."""
+
+    def __init__(self) -> None:
+        self._first: dict[int, dict[Hashable, Sent]] = {}
+        self._places: Counter[int] = Counter()
+        """Where in prompts these blocks are, and how many of them."""
+
+    def __len__(self) -> int:
+        return len(self._first)
+
+    def add(self, request: Hashable, sent: Sent) -> None:
+        """What the replica did not hold of it is computed there."""
+        if sent.known < len(sent.digests):
+            first = sent.digests.item(sent.known)
+            if first not in self._first:
+                self._first[first] = {}
+                self._places[sent.known] += 1
+            self._first[first][request] = sent
+
+    def remove(self, request: Hashable, sent: Sent) -> None:
+        """It is computed, or will not be."""
+        if sent.known < len(sent.digests):
+            first = sent.digests.item(sent.known)
+            there = self._first[first]
+            del there[request]
+            if not there:
+                del self._first[first]
+                self._places[sent.known] -= 1
+                if not self._places[sent.known]:
+                    del self._places[sent.known]
+
+    def match(self, digests: np.ndarray) -> dict[int, int]:
+        """How many of a prompt's `digests` (uint64, the shortest prefix first) each replica will
+        have computed for others; replicas that compute none of it are left out."""
+        found: dict[int, int] = {}
+        places = [place for place in self._places if place < len(digests)]
+        for first in filter(self._first.__contains__, digests[places].tolist()):
+            for sent in islice(self._first[first].values(), _LOOKS):
+                shorter = min(len(digests), len(sent.digests))
+                # Prefixes: where two are equal, so are all before them.
+                count = int(np.count_nonzero(digests[:shorter] == sent.digests[:shorter]))
+                found[sent.replica] = max(count, found.get(sent.replica, 0))
+        return found
+
+
+# Router -------------------------------------------------------------------------------------------
+
 
 _PATIENCE, _LEEWAY = 4.0, 0.5
 """So many times its price, and so many seconds, may pass until a first token is late: others

@@ -9,32 +9,27 @@ from dataclasses import replace
 
 from rootlace.runtime.config import CacheConfig, SchedulerConfig
 from rootlace.runtime.contracts.matcher import Matcher
+from rootlace.runtime.contracts.messages import EngineOutput, EngineRequest
 from rootlace.runtime.contracts.plan import SampleRow, StepPlan, StepResult, TokenScores
-from rootlace.runtime.contracts.request import Request
-from rootlace.runtime.contracts.update import Update
-from rootlace.runtime.scheduler import outcome
-from rootlace.runtime.scheduler.cache_control import CacheControl
-from rootlace.runtime.scheduler.cache_view import CacheView
-from rootlace.runtime.scheduler.clients import ClientQueues
-from rootlace.runtime.scheduler.counters import Counters
-from rootlace.runtime.scheduler.deadline import Deadlines
-from rootlace.runtime.scheduler.decode_rows import DecodeRows
-from rootlace.runtime.scheduler.drafting import Drafting
-from rootlace.runtime.scheduler.flight import Flight
-from rootlace.runtime.scheduler.intake import Retreat, TokenIntake
-from rootlace.runtime.scheduler.kv import KVStore
-from rootlace.runtime.scheduler.limits import Limits
-from rootlace.runtime.scheduler.masks import StepMasks
-from rootlace.runtime.scheduler.pace import PromptPace
-from rootlace.runtime.scheduler.plan_builder import PlanBuilder
-from rootlace.runtime.scheduler.prefill import Prefill
-from rootlace.runtime.scheduler.priorities import PriorityQueues
-from rootlace.runtime.scheduler.running import Headroom, RunningSet, by_order
-from rootlace.runtime.scheduler.sample_rows import SampleRows, dead_row
-from rootlace.runtime.scheduler.sequence import Ending, Sequence
-from rootlace.runtime.scheduler.suspects import Suspects
-from rootlace.runtime.scheduler.tiers.levels import Tiers, as_measured
-from rootlace.runtime.scheduler.waiting import WaitingQueue
+from rootlace.runtime.scheduler import output
+from rootlace.runtime.scheduler.admission import (
+    Deadlines,
+    Headroom,
+    Limits,
+    Prefill,
+    RunningSet,
+    by_order,
+)
+from rootlace.runtime.scheduler.batch import PlanBuilder
+from rootlace.runtime.scheduler.inspection import CacheControl, CacheView
+from rootlace.runtime.scheduler.kv_manager import KVStore
+from rootlace.runtime.scheduler.offload.levels import Tiers, as_measured
+from rootlace.runtime.scheduler.output import Retreat, Suspects, TokenIntake
+from rootlace.runtime.scheduler.pacing import PromptPace
+from rootlace.runtime.scheduler.queue import FairQueue, PriorityQueues, WaitingQueue
+from rootlace.runtime.scheduler.request import Counters, Ending, InFlightStep, RequestState
+from rootlace.runtime.scheduler.rows import DecodeRows, SampleRows, StepMasks, dead_row
+from rootlace.runtime.scheduler.speculation import Drafting
 from rootlace.wire.errors import (
     DeadlineImpossible,
     InvalidRequest,
@@ -100,7 +95,7 @@ class Scheduler:
         self._max_rows = min(config.max_running, config.max_step_tokens)
         self._waiting = PriorityQueues(
             config.priority_seconds,
-            lambda: ClientQueues(
+            lambda: FairQueue(
                 lambda: WaitingQueue(
                     config.policy, config.max_overtaken, config.max_delay, self.kv.estimate
                 ),
@@ -115,10 +110,10 @@ class Scheduler:
         self._sample_rows = SampleRows(masks or StepMasks(vocab_size), automata)
         self._decode_rows = DecodeRows(cache.block_size)
         self._intake = TokenIntake()
-        self._by_rid: dict[int, Sequence] = {}
+        self._by_rid: dict[int, RequestState] = {}
         self.cache = CacheControl(self.kv, self._by_rid, self._check_if_asked)
-        self._updates: list[Update] = []
-        self._flights: deque[Flight] = deque()
+        self._updates: list[EngineOutput] = []
+        self._flights: deque[InFlightStep] = deque()
         self._suspects = Suspects()
         self._arrivals = 0
         self._streams = 0
@@ -142,7 +137,7 @@ class Scheduler:
 
     def add(
         self,
-        request: Request,
+        request: EngineRequest,
         matcher: Matcher | None = None,
         *,
         jump_forward: bool = False,
@@ -169,7 +164,7 @@ class Scheduler:
                 request.client, self.config.max_waiting
             ):
                 raise Overloaded(f"{len(self._waiting)} requests are waiting already")
-            sequence = Sequence(
+            sequence = RequestState(
                 request,
                 matcher,
                 self._arrivals,
@@ -198,7 +193,7 @@ class Scheduler:
         if request.suspected:
             self._suspects.add(sequence, max(request.suspected, sequence.length))
 
-    def abort(self, rid: int) -> Update | None:
+    def abort(self, rid: int) -> EngineOutput | None:
         """End a request now; None if there is none of this id. What it computed stays cached."""
         sequence = self._by_rid.get(rid)
         if sequence is None:
@@ -207,7 +202,7 @@ class Scheduler:
             self._waiting.remove(sequence)
         else:
             self._running.remove(sequence)
-        update = self._end(sequence, Update(rid, finish="abort"))
+        update = self._end(sequence, EngineOutput(rid, finish="abort"))
         self._check_if_asked()
         return update
 
@@ -216,12 +211,12 @@ class Scheduler:
         """Whether there is a request, an update or a step under way."""
         return bool(self._by_rid or self._updates or self._flights)
 
-    def take_updates(self) -> list[Update]:
+    def take_updates(self) -> list[EngineOutput]:
         """Updates that no `commit` has returned yet."""
         updates, self._updates = self._updates, []
         return updates
 
-    def held_back(self, plan: StepPlan) -> list[Update]:
+    def held_back(self, plan: StepPlan) -> list[EngineOutput]:
         """Updates that only wait for `Request.emit_seconds`, to be sent before waiting for `plan`:
         of all requests if it computes prompts and may take long, and always of retracted ones."""
         now = self._clock()
@@ -229,7 +224,7 @@ class Scheduler:
         if plan.num_tokens > len(plan.samples):
             sequences = [*self._running.sequences, *sequences]
         updates = [
-            outcome.next_update(sequence, now, held_back=True)
+            output.next_update(sequence, now, held_back=True)
             for sequence in sequences
             if sequence.request.emit_seconds
         ]
@@ -247,7 +242,7 @@ class Scheduler:
         for sequence in self._deadlines.late(self._clock()):
             self._waiting.remove(sequence)
             late = DeadlineImpossible("others come first, for longer than its timeout allows")
-            update = Update(sequence.rid, finish="error", code=late.code, error=str(late))
+            update = EngineOutput(sequence.rid, finish="error", code=late.code, error=str(late))
             self._updates.append(self._end(sequence, update))
         if self._suspects and self._flights:
             return None
@@ -292,14 +287,14 @@ class Scheduler:
                 return self._sample_rows.final(plan.samples, live)
         return [dead_row(sample) for sample in plan.samples]
 
-    def commit(self, plan: StepPlan, result: StepResult) -> list[Update]:
+    def commit(self, plan: StepPlan, result: StepResult) -> list[EngineOutput]:
         """Take in what the step found."""
         flight = self._land(plan)
         self.kv.tiering.saving.committed()
         for (sequence, _, stop), scores in zip(flight.scored, result.prompt_scores, strict=True):
             sequence.take_scores(scores, stop)
         for (sequence, _), states in zip(flight.pooled, result.pooled, strict=True):
-            outcome.take_states(sequence, states)
+            output.take_states(sequence, states)
         updates = self.take_updates()
         for sequence in flight.complete:
             if not sequence.finished:
@@ -322,13 +317,13 @@ class Scheduler:
             if sequence.plain and intake.try_take_fast(sequence, token, scored):
                 if sequence.prediction is not None:
                     self._drafting.settle(sequence)
-                if sequence.draft is not None or not outcome.due(sequence, now, spacing):
+                if sequence.draft is not None or not output.due(sequence, now, spacing):
                     continue
-                update = outcome.next_update(sequence, now, spacing)
+                update = output.next_update(sequence, now, spacing)
             else:
                 update = self._take(sequence, token, scored)
                 if update is None and sequence.draft is None:
-                    update = outcome.next_update(sequence, now, spacing)
+                    update = output.next_update(sequence, now, spacing)
             if update is not None:
                 updates.append(update)
         self._count.dropped_samples += dropped
@@ -336,7 +331,9 @@ class Scheduler:
         self._check_if_asked()
         return updates
 
-    def _take(self, sequence: Sequence, token: int, scores: TokenScores | None) -> Update | None:
+    def _take(
+        self, sequence: RequestState, token: int, scores: TokenScores | None
+    ) -> EngineOutput | None:
         """Give `sequence` its next token; returns its last update, if it ends with that."""
         sequence.pending -= 1
         start = sequence.length
@@ -362,7 +359,7 @@ class Scheduler:
             self._running.jumped(sequence)
         return None
 
-    def fail(self, plan: StepPlan, error: RootlaceError) -> list[Update]:
+    def fail(self, plan: StepPlan, error: RootlaceError) -> list[EngineOutput]:
         """The executor raised: forget all KV, end the request that made it raise.
 
         That is the only one of this step. Of several, each is computed again alone until it is past
@@ -380,7 +377,7 @@ class Scheduler:
         for sequence in guilty:
             self._running.forget(sequence)
             ending = Ending("error", code=error.code, error=str(error))
-            updates.append(self._end(sequence, outcome.last_update(sequence, ending)))
+            updates.append(self._end(sequence, output.last_update(sequence, ending)))
         self._running.restart()
         for sequence in self._by_rid.values():
             sequence.lose_pin()
@@ -449,22 +446,22 @@ class Scheduler:
         self._check_if_asked()
         return flight.plan
 
-    def _land(self, plan: StepPlan) -> Flight:
+    def _land(self, plan: StepPlan) -> InFlightStep:
         if not self._flights or self._flights[0].plan is not plan:
             raise RuntimeError("this plan is not the oldest one under way")
         return self._flights.popleft()
 
     # ------------------------------------------------------------ inside
 
-    def _finish(self, sequence: Sequence) -> Update:
+    def _finish(self, sequence: RequestState) -> EngineOutput:
         """End an admitted sequence that has nothing more to compute."""
         assert sequence.ending is not None
         self._running.remove(sequence)
         if not sequence.pinned and sequence.ending.finish != "error":
             self._pin_late(sequence)
-        return self._end(sequence, outcome.last_update(sequence, sequence.ending))
+        return self._end(sequence, output.last_update(sequence, sequence.ending))
 
-    def _pin_late(self, sequence: Sequence) -> None:
+    def _pin_late(self, sequence: RequestState) -> None:
         """Pin the prompt of a sequence that had no part in the tree before it ended."""
         try:
             self.kv.retention.check_pin(sequence, self._longest(sequence))
@@ -473,12 +470,12 @@ class Scheduler:
         except PinRefused as error:
             sequence.ending = Ending("error", code=error.code, error=str(error))
 
-    def _end(self, sequence: Sequence, update: Update) -> Update:
+    def _end(self, sequence: RequestState, update: EngineOutput) -> EngineOutput:
         """Forget `sequence`; `update` is the last there is of it."""
         assert update.finish is not None
-        outcome.add_prompt_figures(sequence, update)
+        output.add_prompt_figures(sequence, update)
         self._drafting.ended(sequence)
-        outcome.add_lost_drafts(sequence, update)
+        output.add_lost_drafts(sequence, update)
         sequence.finished = True
         self.kv.tiering.let_go(sequence)
         del self._by_rid[sequence.rid]
@@ -491,7 +488,7 @@ class Scheduler:
         self._count.by_finish[update.finish] += 1
         return update
 
-    def _longest(self, but: Sequence | None = None) -> int:
+    def _longest(self, but: RequestState | None = None) -> int:
         """The most tokens that a sequence that is here may come to, but for one."""
         return max((one.full for one in self._by_rid.values() if one is not but), default=0)
 

@@ -6,7 +6,7 @@ import heapq
 
 import numpy as np
 
-from rootlace.runtime.simulation.workload import Workload
+from rootlace.runtime.simulation.trace import Workload
 
 
 def infinite_bound(workload: Workload, served: np.ndarray | None = None) -> float:

@@ -2,23 +2,344 @@
 
 from __future__ import annotations
 
+import math
+from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
+import msgspec
 import numpy as np
 
+from rootlace.runtime.cache.tier import HourlyBytes, Tier
 from rootlace.runtime.config import CacheConfig, SchedulerConfig
-from rootlace.runtime.contracts.request import Request
-from rootlace.runtime.contracts.step_cost import StepCost
-from rootlace.runtime.contracts.update import Update
-from rootlace.runtime.scheduler.running import Headroom
+from rootlace.runtime.contracts.block_store import PASS, SAVE, Done
+from rootlace.runtime.contracts.messages import EngineOutput, EngineRequest
+from rootlace.runtime.contracts.plan import BadCost, StepCost, StepPlan, StepResult
+from rootlace.runtime.scheduler.admission import Headroom
+from rootlace.runtime.scheduler.offload.levels import Level, Tiers
 from rootlace.runtime.scheduler.scheduler import Scheduler
-from rootlace.runtime.scheduler.tiers.levels import Tiers
-from rootlace.runtime.simulation.below import Below, StoresBelow
-from rootlace.runtime.simulation.cost import time_step
-from rootlace.runtime.simulation.executor import STOP, ReplayExecutor, StepWork
 from rootlace.runtime.simulation.policies import NamedPolicy
-from rootlace.runtime.simulation.workload import Workload
+from rootlace.runtime.simulation.trace import FIRST_OUTPUT, Workload
 from rootlace.wire.protocol import SamplingParams
+
+# Executor -----------------------------------------------------------------------------------------
+#
+# An executor for replays: it computes nothing, and ends each output at its length in the trace.
+
+
+STOP = 2**31 - 1
+"""The unit that ends a request."""
+
+_NONE = np.empty(0, np.int64)
+
+
+@dataclass(frozen=True)
+class StepWork:
+    """What a step does, in tokens: chunks of prompts, and rows that decode.
+
+    `chunk_requests` are the requests whose prompt ends here, -1 for a chunk that was cut.
+    """
+
+    chunk_requests: np.ndarray
+    chunk_tokens: np.ndarray
+    chunk_ends: np.ndarray
+    row_requests: np.ndarray
+    row_tokens: np.ndarray
+    row_contexts: np.ndarray
+
+
+class ReplayExecutor:
+    """Samples as many units per request as its output takes, the last of them `STOP`.
+
+    A request's number is its seed. Its first unit, sampled where the prompt ends, is one token;
+    each further one is `granularity` tokens, sampled in a step that stands for as many of the
+    engine's (the last one: for what is left). There is no KV memory and nothing is verified, so
+    simulating a step takes no longer where contexts are long.
+    """
+
+    def __init__(self, workload: Workload) -> None:
+        self._size = workload.granularity
+        self._outputs = workload.outputs
+        self._last: np.ndarray = workload.output_units - 1
+        self._rows: _DecodingRows | None = None
+
+    def run(self, plan: StepPlan) -> tuple[StepResult, StepWork]:
+        """The step's samples, and what the engine would have computed for them."""
+        rows = self._rows
+        if rows is not None and rows.common is plan.common_blocks is not None:
+            # The same rows as in the step before, and none of them has ended.
+            rows.made += 1
+            rows.left -= 1
+            return self._decode(plan, rows)
+        self._rows = None
+        samples = plan.samples
+        requests = np.array([sample.params.seed for sample in samples], np.int64)
+        made = np.array([len(sample.token_ids) - sample.prompt_len for sample in samples], np.int64)
+        left = self._last[requests] - made
+        if plan.num_tokens == len(samples) == plan.num_rows and made.all():
+            rows = self._rows = _DecodingRows(
+                plan.common_blocks,
+                requests,
+                made,
+                int(left.min()),
+                StepResult((FIRST_OUTPUT + requests).astype(np.int32), [None] * len(samples), []),
+                np.full(len(samples), self._size),
+            )
+            return self._decode(plan, rows)
+        result = self._result(requests, left)
+        counts = np.diff(plan.row_start).astype(np.int64)
+        sampled = np.array([sample.row for sample in samples], np.int64)
+        number_of = np.full(len(counts), -1, np.int64)
+        number_of[sampled] = requests
+        made_of = np.zeros(len(counts), np.int64)
+        made_of[sampled] = made
+        # A sequence that comes back after a retraction has outputs and is prefilled all the same.
+        decodes = (made_of > 0) & (counts == 1)
+        chunks = ~decodes
+        contexts = np.multiply(plan.context_len, self._size, dtype=np.int64)
+        return result, StepWork(
+            chunk_requests=number_of[chunks],
+            chunk_tokens=counts[chunks] * self._size,
+            chunk_ends=contexts[chunks],
+            row_requests=number_of[decodes],
+            row_tokens=self._row_tokens(number_of[decodes], made_of[decodes]),
+            row_contexts=contexts[decodes],
+        )
+
+    def _decode(self, plan: StepPlan, rows: _DecodingRows) -> tuple[StepResult, StepWork]:
+        result, tokens = rows.result, rows.tokens
+        if not rows.left:  # somebody ends, and the next step has other rows
+            self._rows = None
+            result = self._result(rows.requests, self._last[rows.requests] - rows.made)
+            tokens = self._row_tokens(rows.requests, rows.made)
+        contexts = np.multiply(plan.context_len, self._size, dtype=np.int64)
+        return result, StepWork(_NONE, _NONE, _NONE, rows.requests, tokens, contexts)
+
+    def _result(self, requests: np.ndarray, left: np.ndarray) -> StepResult:
+        """`left`: how many units each of `requests` makes after this one."""
+        found = np.where(left == 0, STOP, FIRST_OUTPUT + requests)
+        return StepResult(found.astype(np.int32), [None] * len(found), [])
+
+    def _row_tokens(self, requests: np.ndarray, made: np.ndarray) -> np.ndarray:
+        """Tokens in the next unit of `requests`, which have `made` that many units."""
+        tokens: np.ndarray = self._outputs[requests] - 1 - (made - 1) * self._size
+        return np.minimum(tokens, self._size)
+
+
+@dataclass(slots=True)
+class _DecodingRows:
+    """The rows of a run of steps in which the same requests decode.
+
+    Before this step they have `made` that many units each, and none ends within `left` more steps.
+    `common` is the plans' (see `StepPlan.common_blocks`); `result` and `tokens` are those of a step
+    in which nobody ends.
+    """
+
+    common: np.ndarray | None
+    requests: np.ndarray
+    made: np.ndarray
+    left: int
+    result: StepResult
+    tokens: np.ndarray
+
+
+# Below --------------------------------------------------------------------------------------------
+#
+# What lies below a simulated pool: a disk, or memory beside a GPU. Nothing is in it but time.
+
+
+_ROOM = 8192
+"""Tokens that may wait to be written."""
+
+
+@dataclass(frozen=True)
+class Below:
+    """A level of so many `tokens`, of each of which reading or writing takes `token_seconds`."""
+
+    name: str
+    tokens: int
+    token_seconds: float
+
+
+class TimedStore:
+    """See `StoreState`. Blocks are read and written one after the other, at one speed; the clock
+    says what is done."""
+
+    working = True
+
+    def __init__(self, slots: int, room: int, seconds: float, clock: Callable[[], float]) -> None:
+        self.num_slots = slots
+        self.room = room
+        self._seconds = seconds
+        self._clock = clock
+        self._under_way: deque[tuple[float, Done]] = deque()
+        """When each is done."""
+
+    @property
+    def next_done(self) -> float:
+        """When something is; inf: nothing is under way."""
+        return self._under_way[0][0] if self._under_way else math.inf
+
+    def reserve(self, slot: int, key: bytes) -> None:
+        self.room -= 1
+
+    def cancel(self, slot: int) -> None:
+        self.room += 1
+
+    def write(self, slot: int) -> None:
+        """A reserved slot's move is made."""
+        self._begin(Done(slot, read=False, ok=True))
+
+    def fetch(self, slot: int, key: bytes) -> None:
+        self._begin(Done(slot, read=True, ok=True))
+
+    def poll(self) -> list[Done]:
+        now, found = self._clock(), list[Done]()
+        while self.next_done <= now:
+            found.append(self._under_way.popleft()[1])
+            self.room += not found[-1].read
+        return found
+
+    def seconds(self, blocks: int) -> float:
+        return self._seconds * blocks
+
+    def publish(self, slot: int, key: bytes, owner: bytes) -> None:
+        pass
+
+    def erase(self, slots: list[int]) -> None:
+        pass
+
+    def release(self, slot: int) -> None:
+        pass
+
+    def refused(self) -> None:
+        pass
+
+    def stats(self) -> dict[str, int | float]:
+        return {}
+
+    def _begin(self, done: Done) -> None:
+        last = self._under_way[-1][0] if self._under_way else 0.0
+        self._under_way.append((max(last, self._clock()) + self._seconds, done))
+
+
+class StoresBelow:
+    """The stores of one engine, whose blocks are `block_tokens` long."""
+
+    def __init__(
+        self, below: tuple[Below, ...], block_tokens: int, clock: Callable[[], float]
+    ) -> None:
+        self._stores = [
+            TimedStore(
+                max(one.tokens // block_tokens, 1),
+                max(_ROOM // block_tokens, 1),
+                one.token_seconds * block_tokens,
+                clock,
+            )
+            for one in below
+        ]
+        self.levels = tuple(
+            Level(one.name, Tier(store.num_slots), store, HourlyBytes(None, clock), 1)
+            for one, store in zip(below, self._stores, strict=True)
+        )
+
+    def move(self, moves: np.ndarray) -> None:
+        """What is saved is written from now on; what was read is in the pool."""
+        for kind, at, slot, other in moves.tolist():
+            if kind == SAVE:
+                self._stores[at].write(slot)
+            elif kind == PASS:
+                self._stores[at + 1].write(other)
+
+    @property
+    def next_done(self) -> float:
+        """When something is read or written; inf: nothing is under way."""
+        return min((store.next_done for store in self._stores), default=math.inf)
+
+
+# Cost ---------------------------------------------------------------------------------------------
+#
+# Cost models of engines, and how long a simulated step takes by one.
+
+
+_FOLDER = Path(__file__).parent / "costs"
+
+DEFAULT_COST = "h200_8b_roofline"
+
+
+def known_costs() -> list[str]:
+    """Names of the built-in models."""
+    return sorted(path.stem for path in _FOLDER.glob("*.json"))
+
+
+def read_cost(given: str) -> StepCost:
+    """The cost model of a name (`known_costs`) or of a JSON file; further keys are ignored.
+
+    Raises BadCost, or OSError if the file cannot be read.
+    """
+    path = Path(given)
+    if given in known_costs():
+        path = _FOLDER / f"{given}.json"
+    elif not path.is_file():
+        known = ", ".join(known_costs())
+        raise BadCost(f"{given} is neither a file nor a known cost model ({known})")
+    try:
+        return msgspec.convert(msgspec.json.decode(path.read_bytes()), StepCost)
+    except (msgspec.MsgspecError, BadCost) as error:
+        raise BadCost(f"{path}: {error}") from error
+
+
+@dataclass(frozen=True)
+class StepTimes:
+    """When each part of a step is ready, in seconds from its beginning."""
+
+    total: float
+    chunks: np.ndarray
+    rows: np.ndarray
+    steps: int
+    """Steps of the engine that the simulated one stands for."""
+
+
+def time_step(
+    cost: StepCost,
+    chunk_tokens: np.ndarray,
+    chunk_ends: np.ndarray,
+    row_tokens: np.ndarray,
+    row_contexts: np.ndarray,
+) -> StepTimes:
+    """A simulated step: a run of as many engine steps as it takes.
+
+    Chunks of `chunk_tokens` that end at position `chunk_ends` are computed one after the other in
+    what decode rows leave of the budget; decode row i takes part in the first `row_tokens[i]` steps
+    and has about `row_contexts[i]` tokens of context. Where every entry of `row_tokens` is 1 and
+    the chunks fit the budget, this is one engine step and nothing is approximate. Otherwise the
+    cost of decode rows is spread evenly over the run.
+    """
+    decoding = float(np.dot(row_tokens, cost.decode + cost.context * row_contexts))
+    longest = int(row_tokens.max(initial=0))
+    if not len(chunk_tokens):
+        steps = max(longest, 1)
+        total = cost.step * steps + decoding
+        return StepTimes(total, np.empty(0), row_tokens * (total / steps), steps)
+    room = max(cost.max_step_tokens - len(row_tokens), 1)
+    computed = np.cumsum(chunk_tokens)
+    spent = np.cumsum(chunk_tokens * (cost.prefill + cost.pair * (chunk_ends - chunk_tokens / 2)))
+    needed = -(-computed // room)
+    steps = max(int(needed[-1]), longest)
+    tokens_by, spent_by = np.append(0, computed), np.append(0.0, spent)
+
+    def until(step: np.ndarray) -> np.ndarray:
+        """Seconds that the first `step` steps take."""
+        prompts = np.interp(step * room, tokens_by, spent_by)
+        return cost.step * step + decoding * (step / steps) + prompts
+
+    total = float(until(np.array([steps]))[0])
+    return StepTimes(total, until(needed), until(row_tokens), steps)
+
+
+# Engine -------------------------------------------------------------------------------------------
+
 
 BLOCK_TOKENS = CacheConfig().block_size
 
@@ -106,10 +427,10 @@ class SimulatedEngine:
         workload = self._workload
         params = SamplingParams(max_tokens=self._most_units, stop_token_ids=(STOP,), seed=number)
         waited = self.now - float(workload.arrivals[number])
-        request = Request(number, workload.prompt(number), params, emit_every=_NEVER)
+        request = EngineRequest(number, workload.prompt(number), params, emit_every=_NEVER)
         self.scheduler.add(request, waited=waited)
 
-    def step(self) -> list[Update] | None:
+    def step(self) -> list[EngineOutput] | None:
         """One simulated step, after which the clock stands at its end; None if there is nothing to
         compute."""
         plan = self.scheduler.plan()
@@ -137,7 +458,7 @@ class SimulatedEngine:
         self.now += _TICK
         return self.now
 
-    def _take(self, work: StepWork, updates: list[Update]) -> None:
+    def _take(self, work: StepWork, updates: list[EngineOutput]) -> None:
         """Record what a step did and move the clock."""
         times = self._times
         for update in updates:

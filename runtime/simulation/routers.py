@@ -12,11 +12,11 @@ import numpy as np
 
 from rootlace.runtime.cache.journal import Change
 from rootlace.runtime.contracts.messages import Below
-from rootlace.runtime.contracts.step_cost import StepCost
+from rootlace.runtime.contracts.plan import StepCost
 from rootlace.runtime.routing.index import PrefixIndex
 from rootlace.runtime.routing.router import Router, RouterConfig
 from rootlace.runtime.simulation.engine import Machine, SimulatedEngine
-from rootlace.runtime.simulation.workload import SHARED_BY, Workload
+from rootlace.runtime.simulation.trace import SHARED_BY, Workload
 
 
 class Routing(Protocol):

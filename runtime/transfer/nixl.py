@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from rootlace.runtime.contracts.transfer import BlockLost
+from rootlace.runtime.contracts.block_store import BlockLost
 from rootlace.wire.errors import InvalidRequest
 
 TAKE_SECONDS = 2.0

@@ -12,7 +12,7 @@ import numpy as np
 import zmq
 
 from rootlace.runtime import curve
-from rootlace.runtime.contracts.transfer import BlockLost
+from rootlace.runtime.contracts.block_store import BlockLost
 
 PIECE_BYTES = 256 << 10
 """A block travels in pieces: the next one is encrypted while the one before is decrypted."""

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from benchmarks.cpu_steps import SHOWN, Case, least_seconds, measure, show
 from benchmarks.random_models import CONFIGS
-from rootlace.runtime.doctor.work import Elements
+from rootlace.runtime.doctor.ceilings import Elements
 from rootlace.runtime.model.checkpoint.config import ModelConfig
 from tests.model.checkpoints import configs, save
 from tests.native import native_library

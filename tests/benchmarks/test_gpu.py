@@ -25,9 +25,9 @@ from benchmarks.random_models import CONFIGS
 from benchmarks.random_weights import named_weights
 from benchmarks.step_plans import decode_plans
 from rootlace.kernels import KernelSet, Quantised
-from rootlace.kernels.reference.kv_codes import slot_bytes
+from rootlace.kernels.reference.kv_cache import slot_bytes
 from rootlace.kernels.triton import TRITON, tuning
-from rootlace.runtime.model.checkpoint.rounding import rounded as load_rounded
+from rootlace.runtime.model.checkpoint.loader import rounded as load_rounded
 from tests.interpreter import replace_once_a_kernel
 
 CPU = torch.device("cpu")

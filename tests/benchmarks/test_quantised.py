@@ -13,7 +13,7 @@ from benchmarks import llama_cpp
 from benchmarks.cpu_steps import Case
 from benchmarks.quantised import KINDS, Peer, Result, beside, measure, show, sources_of
 from benchmarks.quantised_checkpoints import SCHEMES, make_quantised
-from rootlace.kernels.reference.linear import dense
+from rootlace.kernels.reference.layers import dense
 from rootlace.kernels.weights import tensors
 from rootlace.runtime.model.checkpoint.config import ModelConfig
 from rootlace.runtime.model.checkpoint.loader import load_weights

@@ -7,9 +7,8 @@ import random
 import numpy as np
 import pytest
 
-from rootlace.runtime.cache.digest import PrefixDigests
-from rootlace.runtime.cache.evicted import Evicted
-from rootlace.runtime.cache.journal import Change, Journal
+from rootlace.runtime.cache.journal import Change, Journal, PrefixDigests
+from rootlace.runtime.cache.miss_report import Evicted
 from tests.cache.test_tree import Cache
 
 

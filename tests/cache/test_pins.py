@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from rootlace.runtime.cache import Expiry, Pins, expiry
+from rootlace.runtime.cache import Expiry, Pins, retention
 from tests.cache.test_tree import Cache
 
 
@@ -87,7 +87,7 @@ def test_at_the_end_all_goes_that_has_a_time_to_live() -> None:
 def test_a_step_looks_at_so_many_times_to_live_and_no_more(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(expiry, "LOOKED_AT", 2)
+    monkeypatch.setattr(retention, "LOOKED_AT", 2)
     cache, clock = Cache(), Clock()
     kept = Expiry(cache.tree, clock)
     for n in range(3):

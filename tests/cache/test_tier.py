@@ -7,9 +7,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from rootlace.runtime.cache.prefix_keys import prefix_keys
-from rootlace.runtime.cache.tier import Entry, Label, Tier
-from rootlace.runtime.cache.wear import HOUR, HourlyBytes
+from rootlace.runtime.cache.journal import prefix_keys
+from rootlace.runtime.cache.tier import HOUR, Entry, HourlyBytes, Label, Tier
 
 KEYS = st.integers(0, 9)
 

@@ -16,12 +16,11 @@ from aiohttp import web
 from typer.testing import CliRunner, Result
 
 from rootlace.cli.app import app
-from rootlace.cli.bench import loads
-from rootlace.cli.bench.figures import Figures, Spread
-from rootlace.cli.bench.sending import Timed
-from rootlace.runtime.gateway.http.app import make_runner
+from rootlace.cli.bench import load as loads
+from rootlace.cli.bench.load import Figures, Spread, Timed
+from rootlace.runtime.server.http.app import make_runner
 from rootlace.wire.protocol import Append, Generate, Text
-from tests.gateway.http.fake_gateway import FakeGateway
+from tests.server.http.fake_gateway import FakeGateway
 
 SHAPE = loads.Shape(12, 100, 20, 400, 3, 0.5, seed=1)
 

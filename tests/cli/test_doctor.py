@@ -11,7 +11,8 @@ from typer.testing import CliRunner, Result
 
 from rootlace.cli.app import app
 from rootlace.kernels.native.build import NativeUnavailable
-from rootlace.runtime.doctor import ceilings, kernel_choice, report
+from rootlace.runtime.doctor import ceilings, report
+from rootlace.runtime.doctor import report as kernel_choice
 from rootlace.runtime.model.hub.packaged import PackagedFile
 
 

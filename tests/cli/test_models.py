@@ -13,15 +13,15 @@ from huggingface_hub import constants
 from typer.testing import CliRunner
 
 from rootlace.cli.app import app
-from rootlace.cli.model import described_model, served_model
+from rootlace.cli.common import described_model, served_model
 from rootlace.runtime.config import CacheConfig, ExecutorConfig
 from rootlace.runtime.doctor import cached_models
 from rootlace.runtime.model.checkpoint.config import ModelConfig
-from rootlace.runtime.model.decoder.packed_weights import PackedWeights
+from rootlace.runtime.model.decoder.native_weights import PackedWeights
 from rootlace.runtime.model.executor.refusals import check_memory
 from rootlace.runtime.model.executor.runner import chosen_dtype
-from rootlace.runtime.model.kv.main_memory import MainMemory
-from rootlace.runtime.model.weight_cache.folder import WeightCache
+from rootlace.runtime.model.kv.memory import MainMemory
+from rootlace.runtime.model.weight_cache import WeightCache
 from rootlace.wire.errors import InvalidRequest
 from tests.hub_stand_in import Hub, serve_hub
 from tests.wheels import ask_pip, install, wheel

@@ -6,9 +6,9 @@ import asyncio
 import functools
 
 from rootlace.runtime.assets import demo_model
-from rootlace.runtime.gateway.tokens.tokenizer import Tokenizer
 from rootlace.runtime.model.checkpoint.source import FolderSource
-from tests.gateway.conftest import served
+from rootlace.runtime.server.tokenizer import Tokenizer
+from tests.server.conftest import served
 
 PATHS = (
     *("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages"),

@@ -16,13 +16,13 @@ import msgspec
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from rootlace.runtime.config import ConstraintConfig
-from rootlace.runtime.constrained import GrammarCompiler
-from rootlace.runtime.constrained.service.build import check_size
-from rootlace.runtime.constrained.service.suspicion import is_suspicious
-from rootlace.runtime.constrained.service.trial import make_first_mask
-from rootlace.runtime.gateway.server import _decode, _split
 from rootlace.runtime.model.checkpoint.files import Checkpoint
 from rootlace.runtime.model.gguf.file import GgufFile
+from rootlace.runtime.server.programs import _decode, _split
+from rootlace.runtime.structured import GrammarCompiler
+from rootlace.runtime.structured.compiler import check_size
+from rootlace.runtime.structured.sandbox import is_suspicious
+from rootlace.runtime.structured.sandbox_child import make_first_mask
 from rootlace.wire import protocol
 from rootlace.wire.errors import RootlaceError
 from rootlace.wire.protocol import Constraint

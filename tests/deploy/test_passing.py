@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from rootlace.deploy.passing import passed_to
-from rootlace.runtime.gateway.http import receiving
-from tests.gateway.http.conftest import Serve, serve
-from tests.gateway.http.fake_gateway import FakeGateway
+from rootlace.deploy.front import passed_to
+from rootlace.runtime.server.http import body as receiving
+from tests.server.http.conftest import Serve, serve
+from tests.server.http.fake_gateway import FakeGateway
 
 __all__ = ["serve"]
 

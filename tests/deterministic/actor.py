@@ -8,8 +8,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from rootlace.wire import protocol
-from rootlace.wire.handling import Cache, Handling
 from rootlace.wire.protocol import Chunk, SamplingParams
+from rootlace.wire.sampling import Cache, Handling
 from tests.deterministic import tokens
 from tests.deterministic.checks import Ledger
 from tests.deterministic.client import Sent, SimulatedConnection

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rootlace.runtime.engine.client.culprits import MAX_CULPRITS
-from rootlace.runtime.gateway.tokens.pieces import Piece
+from rootlace.runtime.engine.client.restarts import MAX_CULPRITS
+from rootlace.runtime.server.tokenizer import Piece
 from rootlace.wire import protocol
 from rootlace.wire.protocol import Chunk, Failed, Generated, SamplingParams
 from tests.deterministic import reference, tokens

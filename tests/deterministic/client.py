@@ -10,8 +10,7 @@ from unittest.mock import patch
 
 import zmq
 
-from rootlace.client.connection import Connection
-from rootlace.client.line import Line
+from rootlace.client.connection import Connection, Line
 from rootlace.wire.errors import RootlaceError, ServerUnavailable
 from rootlace.wire.protocol import Event, Failed, Op
 

@@ -15,9 +15,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 from unittest.mock import patch
 
-from rootlace.runtime.gateway.branches import select
-from rootlace.runtime.gateway.state import journal
-from rootlace.runtime.gateway.state.log_file import LogFile
+from rootlace.runtime.server import score, session_store
+from rootlace.runtime.server.session_store import LogFile
 from tests.deterministic.state import Disk, DiskThread
 
 START = 1000.0
@@ -142,13 +141,15 @@ def virtual(loop: VirtualLoop, context: type, disk: Disk, seed: int) -> Iterator
         stack.enter_context(
             patch.object(uuid, "uuid4", lambda: uuid.UUID(int=dice.getrandbits(128), version=4))
         )
-        stack.enter_context(patch.object(select, "_random", dice))
+        stack.enter_context(patch.object(score, "_random", dice))
         writer = functools.partial(DiskThread, loop, dice)
-        stack.enter_context(patch.object(journal, "ThreadPoolExecutor", lambda *_, **__: writer()))
+        stack.enter_context(
+            patch.object(session_store, "ThreadPoolExecutor", lambda *_, **__: writer())
+        )
         write = functools.partialmethod(_write, disk, LogFile._write)
         stack.enter_context(patch.object(LogFile, "_write", write))
         # Nobody is compiling on another thread: there is nothing to wait for.
-        stack.enter_context(patch("rootlace.runtime.engine.loop.COMPILING_SECONDS", 0))
+        stack.enter_context(patch("rootlace.runtime.engine.core.COMPILING_SECONDS", 0))
         yield
 
 

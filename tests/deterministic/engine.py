@@ -15,25 +15,25 @@ from typing import Any
 import zmq
 
 from rootlace.runtime import processes
-from rootlace.runtime.cache.wear import HourlyBytes
-from rootlace.runtime.constrained import GrammarCompiler
+from rootlace.runtime.cache.tier import HourlyBytes
 from rootlace.runtime.contracts.matcher import Grammar
 from rootlace.runtime.contracts.messages import (
     FromEngine,
     Heartbeat,
     Ready,
+    StepRecord,
     ToEngine,
     decode_to_engine,
     encode,
 )
 from rootlace.runtime.contracts.plan import SampleRow, StepPlan, StepResult
-from rootlace.runtime.contracts.step_record import StepRecord
 from rootlace.runtime.engine.client import EngineProcessConfig
-from rootlace.runtime.engine.loop import EngineLoop
-from rootlace.runtime.engine.telling import Telling
-from rootlace.runtime.scheduler.masks import StepMasks
+from rootlace.runtime.engine.core import EngineLoop
+from rootlace.runtime.engine.process import Telling
+from rootlace.runtime.scheduler.offload.levels import HandedLevel, Level, Tiers
+from rootlace.runtime.scheduler.rows import StepMasks
 from rootlace.runtime.scheduler.scheduler import Scheduler
-from rootlace.runtime.scheduler.tiers.levels import HandedLevel, Level, Tiers
+from rootlace.runtime.structured import GrammarCompiler
 from rootlace.wire.errors import InvalidConstraint
 from rootlace.wire.protocol import Constraint
 from tests.deterministic import tokens

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from rootlace.runtime.contracts.matcher import Grammar, Matcher
-from rootlace.runtime.gateway.tokens.pieces import Piece
+from rootlace.runtime.server.tokenizer import Piece
 from rootlace.wire.protocol import SamplingParams
 from tests.deterministic import tokens
 from tests.simulated_executor import made_up_logprobs

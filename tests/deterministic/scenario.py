@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from rootlace.runtime.contracts.transfer import TransferKind
+from rootlace.runtime.contracts.block_store import TransferKind
 
 Action = tuple[Any, ...]
 """A verb and what it needs; branches are named by numbers of the program's own."""

@@ -10,8 +10,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
-from rootlace.runtime.gateway.state.journal import Journal
-from rootlace.runtime.gateway.state.log_file import LogFile
+from rootlace.runtime.server.session_store import Journal, LogFile
 
 if TYPE_CHECKING:
     from tests.deterministic.clock import VirtualLoop

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from rootlace.runtime.engine.client.culprits import MAX_CULPRITS
-from rootlace.runtime.gateway.branches.branch import Branch, Deadline
+from rootlace.runtime.engine.client.restarts import MAX_CULPRITS
+from rootlace.runtime.server.branch import Branch, Deadline
 from tests.deterministic.cli import short
 from tests.deterministic.run import run
 from tests.deterministic.scenario import Fault, Program, Scenario, Shape, draw

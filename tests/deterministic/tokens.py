@@ -11,9 +11,9 @@ import numpy as np
 from tokenizers import AddedToken, decoders, models, pre_tokenizers, processors
 from tokenizers import Tokenizer as FastTokenizer
 
-from rootlace.runtime.constrained import GrammarCompiler
-from rootlace.runtime.constrained.tokens.vocabulary import Vocabulary
-from rootlace.runtime.gateway.tokens.tokenizer import Tokenizer
+from rootlace.runtime.server.tokenizer import Tokenizer
+from rootlace.runtime.structured import GrammarCompiler
+from rootlace.runtime.structured.vocabulary.vocabulary import Vocabulary
 from rootlace.wire.protocol import Constraint
 
 POISON = "<poison>"

@@ -19,12 +19,12 @@ from rootlace.runtime.config import (
     SchedulerConfig,
 )
 from rootlace.runtime.engine.client import EngineClient
-from rootlace.runtime.engine.client.deaths import MAX_RESTARTS
-from rootlace.runtime.gateway.branches.gateway import Gateway
-from rootlace.runtime.gateway.server import ProgramServer
-from rootlace.runtime.gateway.state.journal import Journal
-from rootlace.runtime.gateway.tokens.chat import ChatTemplate
+from rootlace.runtime.engine.client.restarts import MAX_RESTARTS
 from rootlace.runtime.replicas import Apart, Replicas
+from rootlace.runtime.server.chat_template import ChatTemplate
+from rootlace.runtime.server.programs import ProgramServer
+from rootlace.runtime.server.served_model import ServedModel
+from rootlace.runtime.server.session_store import Journal
 from rootlace.wire import protocol
 from rootlace.wire.errors import ServerUnavailable
 from rootlace.wire.protocol import Chunk, Welcome
@@ -57,7 +57,7 @@ class World:
         self.network.tap = self._tap
         self.compiler = tokens.grammar_compiler()
         self.processes: list[EngineProcess] = []
-        self.gateway: Gateway | None = None
+        self.gateway: ServedModel | None = None
         self.deaths: list[float] = []
         """When engines died."""
         self.complaint = ""
@@ -155,7 +155,7 @@ class World:
             folder = Path(self.folder.name)
             self._journal = Journal(folder, self.loop.call_later, self.loop.time, 3000)
         client = await self._start_engine(engine)
-        self.gateway = Gateway(
+        self.gateway = ServedModel(
             config, client, tokens.tokenizer(), ChatTemplate(None), (tokens.eos(),)
         )
         self._server = ProgramServer(self.gateway, self._journal)

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from rootlace.runtime.doctor.ceilings import Ceilings
-from rootlace.runtime.doctor.forecast import (
+from rootlace.runtime.doctor.ceilings import Ceilings, Elements, Row, StepWork, step_work
+from rootlace.runtime.doctor.report import (
     Decoding,
     FirstToken,
     Room,
@@ -19,7 +19,6 @@ from rootlace.runtime.doctor.forecast import (
     prompt_seconds,
     step_seconds,
 )
-from rootlace.runtime.doctor.work import Elements, Row, StepWork, step_work
 from rootlace.runtime.model.checkpoint.config import ModelConfig
 from rootlace.runtime.model.checkpoint.loader import load_weights
 from rootlace.runtime.model.checkpoint.sizes import dense_bytes, rounded_bytes

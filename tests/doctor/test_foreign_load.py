@@ -10,7 +10,7 @@ from collections import namedtuple
 import psutil
 import pytest
 
-from rootlace.runtime.doctor.foreign_load import ForeignLoad
+from rootlace.runtime.doctor.report import ForeignLoad
 
 BUSY = "import time\nwhile time.process_time() < 0.3: pass"
 

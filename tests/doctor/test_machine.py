@@ -7,10 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from rootlace.kernels.native.build import NativeUnavailable
-from rootlace.kernels.native.processor import InstructionSet, read_processor
-from rootlace.runtime.doctor import kernel_choice
-from rootlace.runtime.doctor.kernel_choice import better_units, choose_on_cpu, choose_on_gpu
+from rootlace.kernels.native.build import InstructionSet, NativeUnavailable, read_processor
+from rootlace.runtime.doctor import report
+from rootlace.runtime.doctor.report import better_units, choose_on_cpu, choose_on_gpu
 from rootlace.wire.errors import InvalidRequest
 from tests.native import native_library
 
@@ -103,7 +102,7 @@ def test_without_a_compiler_the_reference_runs(monkeypatch: pytest.MonkeyPatch) 
     def load_best(*_: object) -> None:
         raise NativeUnavailable("no C++ compiler was found (g++)")
 
-    monkeypatch.setattr(kernel_choice, "load_best", load_best)
+    monkeypatch.setattr(report, "load_best", load_best)
     found = choose_on_cpu(read_processor(), "auto", print)
     assert (found.name, found.library) == ("reference", None)
     assert found.why_not_better == ("native: no C++ compiler was found (g++)",)

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from rootlace.kernels.native.errors import NativeOutOfMemory
+from rootlace.kernels.native.library import NativeOutOfMemory
 from rootlace.runtime.config import CacheConfig, ExecutorConfig
 from rootlace.runtime.doctor import ceilings, report
-from rootlace.runtime.doctor.machine import read_machine
+from rootlace.runtime.doctor.ceilings import read_machine
 from rootlace.runtime.doctor.report import examine
 from rootlace.runtime.model.checkpoint.config import ModelConfig
 from rootlace.runtime.model.checkpoint.loader import load_weights

@@ -37,7 +37,7 @@ class Server:
 
     def __init__(self, gateway: GatewayConfig, engine: EngineConfig) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "rootlace.runtime.gateway"],
+            [sys.executable, "-m", "rootlace.runtime.server"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
         )

@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 import rootlace as rl
-from tests.constrained.random_schemas import random_schema
+from tests.structured.random_schemas import random_schema
 
 DEEP: Any = {"type": "integer"}
 for _ in range(400):

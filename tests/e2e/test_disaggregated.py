@@ -10,8 +10,8 @@ import psutil
 import pytest
 
 from rootlace.wire import protocol
-from rootlace.wire.handling import PLAIN, Handling
 from rootlace.wire.protocol import Append, Generate, Open, SamplingParams, Text
+from rootlace.wire.sampling import PLAIN, Handling
 from tests.e2e.conftest import END_SECONDS, RawClient, Server
 from tests.processes import alive
 from tests.waiting import eventually

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from transformers import AutoTokenizer
 
-from rootlace.runtime.constrained import GrammarCompiler
 from rootlace.runtime.model.executor.runner import ModelRunner
+from rootlace.runtime.structured import GrammarCompiler
 
 
 def prompts_about(passage: str, questions: Sequence[str], folder: Path) -> list[list[int]]:

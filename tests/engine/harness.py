@@ -9,11 +9,10 @@ import numpy as np
 
 from rootlace.runtime.config import CacheConfig, SchedulerConfig
 from rootlace.runtime.contracts.matcher import Matcher
+from rootlace.runtime.contracts.messages import EngineOutput, EngineRequest, Pooling, TokenScore
 from rootlace.runtime.contracts.plan import Executor
-from rootlace.runtime.contracts.request import Pooling, Request
-from rootlace.runtime.contracts.update import TokenScore, Update
-from rootlace.runtime.engine.steps import Steps
-from rootlace.runtime.scheduler.masks import SPOT_SECONDS, MaskFiller, StepMasks
+from rootlace.runtime.engine.core import Steps
+from rootlace.runtime.scheduler.rows import SPOT_SECONDS, MaskFiller, StepMasks
 from rootlace.runtime.scheduler.scheduler import Scheduler
 from rootlace.wire.protocol import SamplingParams
 
@@ -34,7 +33,7 @@ class Outcome:
     finish: str | None = None
     error: str = ""
 
-    def add(self, update: Update) -> None:
+    def add(self, update: EngineOutput) -> None:
         assert self.finish is None, "an update after the final one"
         self.forced.extend(len(self.token_ids) + at for at in update.forced)
         self.token_ids.extend(update.token_ids)
@@ -109,7 +108,7 @@ class Harness:
         self.outcomes[rid] = Outcome()
         for token in output or [] if matcher is not None else []:
             assert matcher is not None and matcher.advance(token)
-        request = Request(
+        request = EngineRequest(
             rid=rid,
             token_ids=np.asarray(prompt, dtype=np.int32),
             params=params,
@@ -132,7 +131,7 @@ class Harness:
                 updates += self.scheduler.commit(plan, self.executor.run(plan))
         self.take(updates)
 
-    def take(self, updates: list[Update]) -> None:
+    def take(self, updates: list[EngineOutput]) -> None:
         for update in updates:
             self.outcomes[update.rid].add(update)
 

@@ -20,6 +20,8 @@ import zmq
 from rootlace.runtime import processes
 from rootlace.runtime.contracts.messages import (
     Abort,
+    EngineOutput,
+    EngineRequest,
     Flush,
     Flushed,
     ForgetNamespace,
@@ -27,20 +29,18 @@ from rootlace.runtime.contracts.messages import (
     GetStats,
     Heartbeat,
     Pinned,
+    PinnedPrefix,
     Ready,
     Stats,
+    StepRecord,
     Stop,
     Unpin,
     Unpinned,
     decode_to_engine,
     encode,
 )
-from rootlace.runtime.contracts.request import Request
-from rootlace.runtime.contracts.step_record import StepRecord
-from rootlace.runtime.contracts.tree_page import PinnedPrefix
-from rootlace.runtime.contracts.update import Update
 from rootlace.runtime.engine.client import EngineProcessConfig
-from rootlace.wire.handling import PIN_SECONDS
+from rootlace.wire.sampling import PIN_SECONDS
 
 DEADLY = 13
 SUDDEN = 14
@@ -70,7 +70,7 @@ def main(folder: Path) -> None:
         for message in decode_to_engine(inbox.recv()):
             if isinstance(message, Stop):
                 return
-            if isinstance(message, Request):
+            if isinstance(message, EngineRequest):
                 if message.rid in running:
                     raise SystemExit(f"request id {message.rid} is in use")
                 last = [*message.token_ids.tolist(), *message.output_ids.tolist()][-1]
@@ -90,13 +90,15 @@ def main(folder: Path) -> None:
                     of = message.namespace, message.adapter, len(message.token_ids)
                     pins[pin] = PinnedPrefix(pin, *of, message.params.max_tokens or 0, ttl)
                 finish = None if last >= ENDLESS else "length"
-                outbox.send(encode([Update(message.rid, (last + 1,), finish=finish, pin=pin)]))
+                outbox.send(
+                    encode([EngineOutput(message.rid, (last + 1,), finish=finish, pin=pin)])
+                )
                 if finish:
                     running.discard(message.rid)
             elif isinstance(message, Abort):
                 for rid in set(message.rids) & running:
                     running.discard(rid)
-                    outbox.send(encode([Update(rid, finish="abort")]))
+                    outbox.send(encode([EngineOutput(rid, finish="abort")]))
             elif isinstance(message, GetStats):
                 found = {"running": len(running), "flushed": flushed, "forgotten": forgotten}
                 outbox.send(encode([Stats(message.ticket, found)]))

@@ -18,14 +18,24 @@ import pytest_asyncio
 
 from rootlace.runtime import processes
 from rootlace.runtime.config import EngineConfig
-from rootlace.runtime.contracts.messages import Flush, ForgetNamespace
-from rootlace.runtime.contracts.request import Request
-from rootlace.runtime.contracts.step_record import StepRecord, read_step_record
-from rootlace.runtime.contracts.update import Update
-from rootlace.runtime.engine.client import EngineClient, engine_client, pulse
-from rootlace.runtime.engine.client.forget_file import ForgetFile
-from rootlace.runtime.engine.client.forgets import MOST, SECONDS, SPARE_LINES, Forgets
-from rootlace.runtime.engine.client.in_flight import InFlight
+from rootlace.runtime.contracts.messages import (
+    EngineOutput,
+    EngineRequest,
+    Flush,
+    ForgetNamespace,
+    StepRecord,
+    read_step_record,
+)
+from rootlace.runtime.engine.client import EngineClient, engine_client
+from rootlace.runtime.engine.client import engine_client as pulse
+from rootlace.runtime.engine.client.cache_orders import (
+    MOST,
+    SECONDS,
+    SPARE_LINES,
+    ForgetFile,
+    Forgets,
+)
+from rootlace.runtime.engine.client.restarts import InFlight
 from rootlace.wire.errors import ServerUnavailable
 from rootlace.wire.protocol import SamplingParams
 from tests.engine.stub_engine import DEADLY, ENDLESS, SUDDEN
@@ -38,18 +48,18 @@ class Heard:
     """One request and what was heard of it."""
 
     def __init__(self, client: EngineClient, token: int) -> None:
-        self.updates: list[Update] = []
+        self.updates: list[EngineOutput] = []
         self.ended = asyncio.Event()
         self.rid = client.next_rid()
-        client.submit(Request(self.rid, np.array([token], np.int32), PARAMS), self.hear)
+        client.submit(EngineRequest(self.rid, np.array([token], np.int32), PARAMS), self.hear)
 
-    def hear(self, update: Update) -> None:
+    def hear(self, update: EngineOutput) -> None:
         assert not self.ended.is_set(), "an update after the last one"
         self.updates.append(update)
         if update.finish is not None:
             self.ended.set()
 
-    async def end(self) -> Update:
+    async def end(self) -> EngineOutput:
         await soon(self.ended.wait())
         return self.updates[-1]
 
@@ -66,7 +76,7 @@ async def client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterat
     await client.stop()
 
 
-def after(in_flight: InFlight, in_step: dict[int, int]) -> list[Request]:
+def after(in_flight: InFlight, in_step: dict[int, int]) -> list[EngineRequest]:
     """What the next engine is sent when one died in such a step."""
     in_flight.judge(in_step)
     return list(in_flight.resume(in_step))
@@ -333,14 +343,14 @@ async def test_whoever_is_there_when_engines_die_between_steps_goes_on(
 
 
 def test_who_is_aborted_or_comes_during_a_quarantine_has_his_turn() -> None:
-    in_flight, heard = InFlight(), list[Update]()
+    in_flight, heard = InFlight(), list[EngineOutput]()
 
     def add(rid: int, sent: bool) -> None:
-        request = Request(rid, np.array([1], np.int32), SamplingParams(max_tokens=1))
+        request = EngineRequest(rid, np.array([1], np.int32), SamplingParams(max_tokens=1))
         in_flight.add(request, heard.append, sent)
 
     def tell(rid: int, finish: str | None = None) -> list[int]:
-        return [request.rid for request in in_flight.hear(Update(rid, (7,), finish=finish))]
+        return [request.rid for request in in_flight.hear(EngineOutput(rid, (7,), finish=finish))]
 
     for rid in range(5):
         add(rid, sent=True)
@@ -367,9 +377,9 @@ def test_who_is_aborted_or_comes_during_a_quarantine_has_his_turn() -> None:
 
 
 def test_what_is_in_the_steps_of_three_dead_engines_is_given_up() -> None:
-    in_flight, heard = InFlight(), list[Update]()
+    in_flight, heard = InFlight(), list[EngineOutput]()
     for rid in range(3):
-        request = Request(rid, np.array([1], np.int32), SamplingParams(max_tokens=1))
+        request = EngineRequest(rid, np.array([1], np.int32), SamplingParams(max_tokens=1))
         in_flight.add(request, heard.append, sent=True)
     died = {0: 7, 1: 9}
     for suspected in ([1, 1, 0], [7, 9, 0]):  # what was not told is only known from the record

@@ -14,21 +14,21 @@ import numpy as np
 import pytest
 
 from rootlace.runtime.config import CacheConfig, SchedulerConfig
-from rootlace.runtime.constrained import Grammar
 from rootlace.runtime.contracts.messages import (
     Abort,
+    EngineOutput,
+    EngineRequest,
     FromEngine,
     GetStats,
     Stats,
     Stop,
     ToEngine,
 )
-from rootlace.runtime.contracts.request import Request
-from rootlace.runtime.contracts.update import Update
-from rootlace.runtime.engine import resuming
-from rootlace.runtime.engine.compiling import AT_ONCE, CompilingRequests
-from rootlace.runtime.engine.loop import EngineLoop
+from rootlace.runtime.engine import core
+from rootlace.runtime.engine.core import EngineLoop
+from rootlace.runtime.engine.process import AT_ONCE, CompilingRequests
 from rootlace.runtime.scheduler.scheduler import Scheduler
+from rootlace.runtime.structured import Grammar
 from rootlace.wire.errors import InvalidConstraint
 from rootlace.wire.protocol import Constraint, SamplingParams
 from tests.scheduler.matchers import Plain
@@ -141,10 +141,10 @@ class Talk:
             return []
         return turn
 
-    def of(self, rid: int) -> list[Update]:
-        return [m for m in self.said if isinstance(m, Update) and m.rid == rid]
+    def of(self, rid: int) -> list[EngineOutput]:
+        return [m for m in self.said if isinstance(m, EngineOutput) and m.rid == rid]
 
-    def end(self, rid: int) -> Update:
+    def end(self, rid: int) -> EngineOutput:
         (final,) = [update for update in self.of(rid) if update.finish]
         return final
 
@@ -152,10 +152,10 @@ class Talk:
         return [token for update in self.of(rid) for token in update.token_ids]
 
 
-def submit(rid: int, source: str | None = None, jump: str = "canonical") -> Request:
+def submit(rid: int, source: str | None = None, jump: str = "canonical") -> EngineRequest:
     constraint = None if source is None else Constraint("regex", source, jump_forward=jump)  # type: ignore[arg-type]
     params = SamplingParams(max_tokens=5, temperature=0.0, seed=0)
-    return Request(rid, np.array([rid, 3], np.int32), params, constraint=constraint)
+    return EngineRequest(rid, np.array([rid, 3], np.int32), params, constraint=constraint)
 
 
 def test_others_go_on_while_a_constraint_is_compiled() -> None:
@@ -167,7 +167,7 @@ def test_others_go_on_while_a_constraint_is_compiled() -> None:
         lambda: time.sleep(0.02),
         lambda: service.finish("slow"),
     )
-    assert [m.rid for m in talk.said if isinstance(m, Update) and m.finish] == [2, 1]
+    assert [m.rid for m in talk.said if isinstance(m, EngineOutput) and m.finish] == [2, 1]
     assert talk.tokens(1) == [7, 7, 7] and talk.end(1).finish == "stop"
     assert talk.of(1)[0].forced == (0, 1, 2)
     queued = talk.of(1)[0].queued
@@ -246,7 +246,7 @@ def test_what_another_engine_generated_is_taken_in_while_others_go_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """What goes wrong in it is the request's own."""
-    monkeypatch.setattr(resuming, "TOKENS_AT_ONCE", 3)
+    monkeypatch.setattr(core, "TOKENS_AT_ONCE", 3)
     service, tokens = FakeService(), np.full(16, 7, np.int32)
     service.done["a"] = Endless()  # type: ignore[assignment]
     params = SamplingParams(max_tokens=18, temperature=0.0, seed=0)
@@ -260,7 +260,7 @@ def test_what_another_engine_generated_is_taken_in_while_others_go_on(
         [msgspec.structs.replace(long), GetStats(6)],
         [Abort((3,))],
     )
-    ends = [m.rid for m in talk.said if isinstance(m, Update) and m.finish]
+    ends = [m.rid for m in talk.said if isinstance(m, EngineOutput) and m.finish]
     assert ends.index(5) < ends.index(1, 1), "others have gone on meanwhile"
     assert talk.end(5).finish == talk.end(4).finish == "length"
     assert [one.code for one in talk.of(1) if one.finish] == ["invalid_request", ""]

@@ -9,27 +9,38 @@ import numpy as np
 import pytest
 
 from rootlace.runtime.config import EngineConfig
-from rootlace.runtime.contracts.messages import FromEngine, Ready, ToEngine
-from rootlace.runtime.contracts.request import Request
-from rootlace.runtime.contracts.update import Update
+from rootlace.runtime.contracts.messages import (
+    EngineOutput,
+    EngineRequest,
+    FromEngine,
+    Ready,
+    ToEngine,
+)
 from rootlace.runtime.engine.client import EngineClient
-from rootlace.runtime.engine.client.culprits import MAX_CULPRITS, WINDOW_SECONDS, Culprits
-from rootlace.runtime.engine.client.deaths import MAX_RESTARTS, RESTART_WINDOW_SECONDS, Deaths
-from rootlace.runtime.engine.client.forgets import Forgets
-from rootlace.runtime.engine.client.in_flight import InFlight, Submitted
-from rootlace.runtime.engine.client.siblings import Siblings
+from rootlace.runtime.engine.client.cache_orders import Forgets
+from rootlace.runtime.engine.client.restarts import (
+    MAX_CULPRITS,
+    MAX_RESTARTS,
+    RESTART_WINDOW_SECONDS,
+    WINDOW_SECONDS,
+    Culprits,
+    Deaths,
+    InFlight,
+    Submitted,
+)
+from rootlace.runtime.engine.client.siblings import ReplicaContext
 from rootlace.wire.errors import InvalidRequest, ServerUnavailable
 from rootlace.wire.protocol import SamplingParams
 from tests.waiting import until
 
 
-def request(rid: int, client: str) -> Request:
-    return Request(rid, np.array([1], np.int32), SamplingParams(max_tokens=1), client=client)
+def request(rid: int, client: str) -> EngineRequest:
+    return EngineRequest(rid, np.array([1], np.int32), SamplingParams(max_tokens=1), client=client)
 
 
 def test_who_is_found_explains_the_deaths_of_all_engines_that_had_it() -> None:
     """Each of these is found at the second engine; it was the first one's death, too."""
-    heard, culprits = list[Update](), Culprits()
+    heard, culprits = list[EngineOutput](), Culprits()
     (first, second), (one, two) = (InFlight(culprits), InFlight(culprits)), (Deaths(), Deaths())
     for rid in range(MAX_RESTARTS + 2):
         in_step = {rid: 1}
@@ -84,7 +95,7 @@ def test_a_client_is_suspended_for_as_long_as_its_requests_killed_too_many_engin
 
 
 def test_what_a_suspended_client_has_waiting_ends_and_nothing_of_others_does() -> None:
-    heard, culprits = list[Update](), Culprits()
+    heard, culprits = list[EngineOutput](), Culprits()
     in_flight, elsewhere = InFlight(culprits), InFlight(culprits)
     for rid in range(10):
         in_flight.add(request(rid, "other" if rid % 5 == 4 else "killer"), heard.append, sent=True)
@@ -162,7 +173,7 @@ class Graves:
 
 async def test_who_is_found_at_a_death_is_blamed_before_the_death_counts() -> None:
     """It is one too many, if nothing explains it: two have no reason, and two this one."""
-    place, heard = Graves(), list[Update]()
+    place, heard = Graves(), list[EngineOutput]()
     client = await EngineClient.start(EngineConfig(), place.given_up.append, place=place)
     for _ in range(MAX_RESTARTS - 1):
         await place.die(client, {})
@@ -178,7 +189,7 @@ async def test_an_engine_that_cannot_be_started_for_a_moment_is_tried_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("rootlace.runtime.engine.client.engine_client.RETRY_SECONDS", (0.001,) * 2)
-    place, heard = Graves(), list[Update]()
+    place, heard = Graves(), list[EngineOutput]()
     client = await EngineClient.start(EngineConfig(), place.given_up.append, place=place)
     opened = place.open
     wrong: list[Exception] = [OSError(24, "Too many open files"), InvalidRequest("/a/b: gone")]
@@ -201,7 +212,7 @@ async def test_an_engine_that_cannot_be_started_for_a_moment_is_tried_again(
 
 
 async def test_who_is_suspended_for_a_death_leaves_for_no_other_engine_after_it() -> None:
-    place, heard, left = Graves(), list[Update](), list[list[int]]()
+    place, heard, left = Graves(), list[EngineOutput](), list[list[int]]()
     culprits = Culprits()
     for _ in range(MAX_CULPRITS - 1):
         culprits.note("bad")
@@ -213,7 +224,7 @@ async def test_who_is_suspended_for_a_death_leaves_for_no_other_engine_after_it(
 
     def ignore(*_: object) -> None: ...
 
-    siblings = Siblings(
+    siblings = ReplicaContext(
         0, 2, b"key", ignore, on_death, lambda: None, ignore, Forgets(), culprits, int
     )
     client = await EngineClient.start(EngineConfig(), siblings=siblings, place=place)
@@ -235,11 +246,11 @@ async def test_what_stays_waits_for_the_next_engine_of_its_place() -> None:
 
     def ignore(*_: object) -> None: ...
 
-    siblings = Siblings(
+    siblings = ReplicaContext(
         0, 2, b"key", ignore, on_death, lambda: None, ignore, Forgets(), Culprits(), int
     )
     client = await EngineClient.start(EngineConfig(), siblings=siblings, place=place)
-    heard = list[Update]()
+    heard = list[EngineOutput]()
     client.submit(request(1, "a"), heard.append, stays=True)
     client.submit(request(2, "a"), heard.append)
     assert client.next_rid() == 0, "the number is that of all siblings"

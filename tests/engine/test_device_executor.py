@@ -10,10 +10,10 @@ import pytest
 from transformers import AutoTokenizer
 
 from rootlace.runtime.config import CacheConfig, ExecutorConfig
-from rootlace.runtime.constrained import GrammarCompiler
-from rootlace.runtime.engine.mask_filler import MaskFiller
+from rootlace.runtime.engine.core import MaskFiller
 from rootlace.runtime.model.executor.runner import ModelRunner
-from rootlace.runtime.scheduler.pace import DraftPace
+from rootlace.runtime.scheduler.pacing import DraftPace
+from rootlace.runtime.structured import GrammarCompiler
 from rootlace.wire.protocol import SamplingParams
 from tests.engine.demo import prompts_about
 from tests.engine.harness import Harness, greedy

@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from rootlace.runtime.config import CacheConfig, ExecutorConfig
-from rootlace.runtime.constrained import GrammarCompiler
 from rootlace.runtime.contracts.matcher import Grammar
 from rootlace.runtime.model.executor.runner import ModelRunner
+from rootlace.runtime.structured import GrammarCompiler
 from rootlace.wire.protocol import Constraint, SamplingParams
 from tests.engine.harness import Harness, Outcome
 from tests.model.checkpoints import SHAPE, configs, save

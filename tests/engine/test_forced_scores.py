@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 from rootlace.runtime.config import CacheConfig, ExecutorConfig
-from rootlace.runtime.constrained import GrammarCompiler, Matcher
-from rootlace.runtime.engine.mask_filler import MaskFiller
+from rootlace.runtime.engine.core import MaskFiller
 from rootlace.runtime.model.executor.runner import ModelRunner
+from rootlace.runtime.structured import GrammarCompiler, Matcher
 from tests.engine.demo import compiler_for, prompts_about
 from tests.engine.harness import Harness, Outcome, greedy
 

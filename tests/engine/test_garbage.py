@@ -16,14 +16,18 @@ import numpy as np
 import pytest
 
 from rootlace.runtime.config import CacheConfig, ConstraintConfig, SchedulerConfig
-from rootlace.runtime.constrained import GrammarCompiler
-from rootlace.runtime.constrained.service.compilation import CompileService
-from rootlace.runtime.constrained.tokens.vocabulary import Vocabulary
-from rootlace.runtime.contracts.messages import Abort, FromEngine, ToEngine
-from rootlace.runtime.contracts.request import Request
-from rootlace.runtime.contracts.update import Update
-from rootlace.runtime.engine.loop import EngineLoop
+from rootlace.runtime.contracts.messages import (
+    Abort,
+    EngineOutput,
+    EngineRequest,
+    FromEngine,
+    ToEngine,
+)
+from rootlace.runtime.engine.core import EngineLoop
 from rootlace.runtime.scheduler.scheduler import Scheduler
+from rootlace.runtime.structured import GrammarCompiler
+from rootlace.runtime.structured.sandbox import CompileService
+from rootlace.runtime.structured.vocabulary.vocabulary import Vocabulary
 from rootlace.wire.protocol import Constraint, SamplingParams
 from tests.simulated_executor import SimulatedExecutor
 
@@ -113,13 +117,13 @@ class Served:
         params = SamplingParams(max_tokens=12, temperature=0.0, seed=0)
         prompt = np.array([self.rid, 3, 4, 5, 6], np.int32)
         self.inbox.append(
-            Request(self.rid, prompt, params, output_ids=output, constraint=constraint)
+            EngineRequest(self.rid, prompt, params, output_ids=output, constraint=constraint)
         )
         if fate == "vanished":
             self.inbox.append(Abort((self.rid,)))
-        while not any(isinstance(one, Update) and one.finish for one in self.said):
+        while not any(isinstance(one, EngineOutput) and one.finish for one in self.said):
             self.loop.turn()
-            if fate == "aborted" and any(isinstance(one, Update) for one in self.said):
+            if fate == "aborted" and any(isinstance(one, EngineOutput) for one in self.said):
                 self.inbox.append(Abort((self.rid,)))
         self.said.clear()
 

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 
 from rootlace.runtime.config import CacheConfig, EngineConfig, ExecutorConfig, SchedulerConfig
-from rootlace.runtime.contracts.request import Request
-from rootlace.runtime.contracts.transfer import TransferConfig, TransferKind
-from rootlace.runtime.engine.steps import Steps
-from rootlace.runtime.engine.tiers import open_tiers
+from rootlace.runtime.contracts.block_store import TransferConfig, TransferKind
+from rootlace.runtime.contracts.messages import EngineRequest
+from rootlace.runtime.engine.core import Steps
+from rootlace.runtime.engine.offload import open_tiers
 from rootlace.runtime.model.executor.runner import ModelRunner
 from rootlace.runtime.processes import new_memory
 from rootlace.runtime.scheduler.scheduler import Scheduler
@@ -85,7 +85,7 @@ class Peer:
         self.outcomes[rid] = Outcome()
         params = greedy(max_tokens, logprobs=max_tokens > 0, top_logprobs=2 if max_tokens else 0)
         tokens = np.array(prompt, np.int32)
-        self.scheduler.add(Request(rid, tokens, params, namespace=namespace))
+        self.scheduler.add(EngineRequest(rid, tokens, params, namespace=namespace))
 
         def turn() -> bool:
             self.take(self.steps.step())
@@ -261,7 +261,7 @@ def test_a_step_that_fails_while_blocks_are_given(model: Path, memory: int) -> N
     source = Peer(model, memory)
     source.ask(PROMPT, 0)
     source.handing.give(1, "", np.array(PROMPT, np.int32), 0, [0, 1])
-    source.scheduler.add(Request(99, np.array([1, 2], np.int32), greedy(2)))
+    source.scheduler.add(EngineRequest(99, np.array([1, 2], np.int32), greedy(2)))
     source.outcomes[99] = Outcome()
     plan = source.scheduler.plan()
     assert plan is not None
@@ -285,7 +285,7 @@ def test_slots_that_are_written_are_not_given_twice(model: Path, memory: int) ->
     source.handing.give(2, "", tokens, 0, [1, 2])
     assert source.handing.take_answers() == [(2, ())]
     source.take(source.steps.step())  # the moves are made, and nothing is written yet
-    source.scheduler.add(Request(99, np.array([1, 2], np.int32), greedy(2)))
+    source.scheduler.add(EngineRequest(99, np.array([1, 2], np.int32), greedy(2)))
     source.outcomes[99] = Outcome()
     plan = source.scheduler.plan()
     source.take(source.scheduler.fail(plan, InternalError("broken")))

@@ -9,7 +9,7 @@ import pytest
 
 from rootlace.runtime.config import EngineConfig
 from rootlace.runtime.contracts.messages import Heartbeat
-from rootlace.runtime.engine.client import child_engine, pulse
+from rootlace.runtime.engine.client import child_engine, engine_client
 
 
 class Asleep(Exception):
@@ -25,7 +25,7 @@ async def test_an_engine_hangs_that_is_silent_or_whose_loop_stands_still(
     heard: Callable[[int], int | None], naps: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An idle loop goes round, too: it may be idle for ever."""
-    engine, taken = pulse.Pulse(), 0
+    engine, taken = engine_client.Pulse(), 0
 
     async def nap(seconds: float) -> None:
         nonlocal taken
@@ -35,7 +35,7 @@ async def test_an_engine_hangs_that_is_silent_or_whose_loop_stands_still(
         if (turns := heard(taken)) is not None:
             engine.hear(Heartbeat(turns))
 
-    monkeypatch.setattr(pulse.asyncio, "sleep", nap)
+    monkeypatch.setattr(engine_client.asyncio, "sleep", nap)
     if naps is None:
         with pytest.raises(Asleep):
             await engine.lost()

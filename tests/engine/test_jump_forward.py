@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from rootlace.runtime.config import CacheConfig, ExecutorConfig
-from rootlace.runtime.constrained import Grammar, GrammarCompiler
-from rootlace.runtime.constrained.tokens.vocabulary import Vocabulary
 from rootlace.runtime.model.executor.runner import ModelRunner
+from rootlace.runtime.structured import Grammar, GrammarCompiler
+from rootlace.runtime.structured.vocabulary.vocabulary import Vocabulary
 from tests.engine.demo import compiler_for, prompts_about
 from tests.engine.harness import Harness, Outcome, greedy
 

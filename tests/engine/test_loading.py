@@ -6,7 +6,7 @@ import io
 
 import pytest
 
-from rootlace.runtime.engine.loading import loading_bar, loading_log
+from rootlace.runtime.engine.process import loading_bar, loading_log
 
 
 def test_a_bar_in_one_line() -> None:

@@ -9,11 +9,10 @@ import numpy as np
 from tokenizers import Tokenizer, decoders, models
 
 from rootlace.runtime.config import CacheConfig, ConstraintConfig, SchedulerConfig
-from rootlace.runtime.constrained import GrammarCompiler
-from rootlace.runtime.constrained.service.compilation import CompileService
-from rootlace.runtime.constrained.tokens.vocabulary import Vocabulary
 from rootlace.runtime.contracts.messages import (
     Abort,
+    EngineOutput,
+    EngineRequest,
     Flush,
     Flushed,
     FromEngine,
@@ -25,13 +24,14 @@ from rootlace.runtime.contracts.messages import (
     ToEngine,
 )
 from rootlace.runtime.contracts.plan import StepPlan, StepResult
-from rootlace.runtime.contracts.request import Request
-from rootlace.runtime.contracts.update import Update
-from rootlace.runtime.engine.loop import EngineLoop
+from rootlace.runtime.engine.core import EngineLoop
 from rootlace.runtime.scheduler.scheduler import Scheduler
+from rootlace.runtime.structured import GrammarCompiler
+from rootlace.runtime.structured.sandbox import CompileService
+from rootlace.runtime.structured.vocabulary.vocabulary import Vocabulary
 from rootlace.wire.errors import InvalidConstraint
-from rootlace.wire.handling import Cache, Handling
 from rootlace.wire.protocol import Constraint, SamplingParams
+from rootlace.wire.sampling import Cache, Handling
 
 VOCAB = 50
 
@@ -99,10 +99,10 @@ class Conversation:
     def tokens(self, rid: int) -> list[int]:
         return [t for u in self.updates(rid) for t in u.token_ids]
 
-    def updates(self, rid: int) -> list[Update]:
-        return [m for m in self.said if isinstance(m, Update) and m.rid == rid]
+    def updates(self, rid: int) -> list[EngineOutput]:
+        return [m for m in self.said if isinstance(m, EngineOutput) and m.rid == rid]
 
-    def end(self, rid: int) -> Update:
+    def end(self, rid: int) -> EngineOutput:
         finals = [u for u in self.updates(rid) if u.finish]
         assert len(finals) == 1
         return finals[0]
@@ -112,9 +112,9 @@ def ids_of(*ids: int) -> np.ndarray:
     return np.array(ids, np.int32)
 
 
-def submit(rid: int, *ids: int, **params: object) -> Request:
+def submit(rid: int, *ids: int, **params: object) -> EngineRequest:
     settings = {"max_tokens": 4, "temperature": 0.0, "seed": 0, **params}
-    return Request(rid, ids_of(*ids), SamplingParams(**settings))  # type: ignore[arg-type]
+    return EngineRequest(rid, ids_of(*ids), SamplingParams(**settings))  # type: ignore[arg-type]
 
 
 def test_requests_run_to_their_ends() -> None:
@@ -168,7 +168,7 @@ def test_pins_that_a_failing_step_loses_are_told() -> None:
 
 
 def test_refusals_name_the_reason() -> None:
-    constrained = Request(
+    constrained = EngineRequest(
         4, ids_of(1), SamplingParams(max_tokens=1, seed=0), constraint=Constraint("regex", "a")
     )
     talk = Conversation([submit(1), submit(2, *[1] * 129), constrained, submit(3, 1)])
@@ -202,7 +202,7 @@ def test_time_without_work_is_used_to_prepare_and_never_slept_away_before() -> N
 def test_a_request_resumes_where_another_engine_left_it() -> None:
     whole = Conversation([submit(1, 5, 6, max_tokens=6)])
     message = submit(2, 5, 6, max_tokens=6)
-    resumed = Request(2, message.token_ids, message.params, output_ids=ids_of(7, 8))
+    resumed = EngineRequest(2, message.token_ids, message.params, output_ids=ids_of(7, 8))
     talk = Conversation([resumed])
     assert [7, 8, *talk.tokens(2)] == whole.tokens(1)
 
@@ -212,7 +212,7 @@ def test_a_constrained_request_resumes_inside_its_constraint() -> None:
     letters = {"<eos>": 0} | {chr(ord("a") + i): i + 1 for i in range(26)}
     tokenizer = Tokenizer(models.BPE(vocab=letters, merges=[]))
     tokenizer.decoder = decoders.ByteLevel()
-    resumed = Request(
+    resumed = EngineRequest(
         1,
         ids_of(5),
         SamplingParams(max_tokens=9, temperature=0.0, seed=0),

@@ -8,10 +8,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rootlace.runtime.contracts.messages import decode_from_engine, decode_to_engine, encode
+from rootlace.runtime.contracts.messages import (
+    EngineOutput,
+    EngineRequest,
+    TokenScore,
+    decode_from_engine,
+    decode_to_engine,
+    encode,
+)
 from rootlace.runtime.contracts.plan import TokenScores
-from rootlace.runtime.contracts.request import Request
-from rootlace.runtime.contracts.update import TokenScore, Update
 from rootlace.wire.protocol import Constraint, SamplingParams
 
 IDS = st.lists(st.integers(-(2**31), 2**31 - 1), max_size=20)
@@ -26,7 +31,7 @@ def int32(ids: list[int]) -> np.ndarray:
 @settings(max_examples=12)
 def test_a_request_arrives_as_it_was_sent(prompt, output, every, seconds) -> None:
     constraint = Constraint("regex", "a+")
-    sent = Request(
+    sent = EngineRequest(
         3,
         int32(prompt),
         PARAMS,
@@ -40,8 +45,8 @@ def test_a_request_arrives_as_it_was_sent(prompt, output, every, seconds) -> Non
         report="own",
     )
     (got,) = decode_to_engine(encode([sent]))
-    assert isinstance(got, Request)
-    for name in Request.__struct_fields__:
+    assert isinstance(got, EngineRequest)
+    for name in EngineRequest.__struct_fields__:
         ours, theirs = getattr(sent, name), getattr(got, name)
         if isinstance(ours, np.ndarray):
             assert theirs.dtype == np.int32 and np.array_equal(ours, theirs)
@@ -62,9 +67,11 @@ def test_scores_arrive_as_they_were_sent(data, count, top) -> None:
         np.arange(count * top, dtype=np.int32).reshape(count, top),
         np.array(values(count * top), np.float32).reshape(count, top),
     )
-    sent = Update(1, tuple(range(count)), scores, scores, int32([9, *range(count)]), forced=(0,))
+    sent = EngineOutput(
+        1, tuple(range(count)), scores, scores, int32([9, *range(count)]), forced=(0,)
+    )
     (got,) = decode_from_engine(encode([sent]))
-    assert isinstance(got, Update)
+    assert isinstance(got, EngineOutput)
     single = [
         TokenScore(
             at,
@@ -81,8 +88,8 @@ def test_scores_arrive_as_they_were_sent(data, count, top) -> None:
 
 
 def test_an_update_without_scores_has_none() -> None:
-    (got,) = decode_from_engine(encode([Update(1, (2,))]))
-    assert isinstance(got, Update)
+    (got,) = decode_from_engine(encode([EngineOutput(1, (2,))]))
+    assert isinstance(got, EngineOutput)
     assert got.token_scores() == got.prompt_token_scores() == []
 
 
@@ -108,4 +115,4 @@ def test_what_is_no_array_is_not_received(array) -> None:
 def test_only_arrays_of_ids_and_scores_travel() -> None:
     for token_ids in (np.zeros(2, np.int64), np.array(["a"]), object()):
         with pytest.raises(NotImplementedError):
-            encode([Request(1, token_ids, PARAMS)])  # type: ignore[arg-type]
+            encode([EngineRequest(1, token_ids, PARAMS)])  # type: ignore[arg-type]

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from rootlace.runtime.config import CacheConfig, ExecutorConfig
-from rootlace.runtime.constrained import GrammarCompiler
 from rootlace.runtime.contracts.plan import StepPlan
-from rootlace.runtime.engine.mask_filler import MaskFiller
+from rootlace.runtime.engine.core import MaskFiller
 from rootlace.runtime.model.executor.runner import ModelRunner
+from rootlace.runtime.structured import GrammarCompiler
 from rootlace.wire.protocol import SamplingParams
 from tests.engine.demo import compiler_for, prompts_about
 from tests.engine.harness import Harness, greedy

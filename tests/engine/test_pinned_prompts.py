@@ -13,22 +13,28 @@ import numpy as np
 import pytest
 
 from rootlace.runtime.config import EngineConfig
-from rootlace.runtime.contracts.messages import Abort, GetPins, PinsLost, Unpin, Unpinned
-from rootlace.runtime.contracts.request import Request
-from rootlace.runtime.contracts.tree_page import PinnedPrefix
-from rootlace.runtime.contracts.update import Update
-from rootlace.runtime.engine.client import EngineClient, pinned_prompts
-from rootlace.runtime.engine.client.pinned_prompts import PinnedPrompts
-from rootlace.wire.handling import PRIORITIES, Cache, Handling
+from rootlace.runtime.contracts.messages import (
+    Abort,
+    EngineOutput,
+    EngineRequest,
+    GetPins,
+    PinnedPrefix,
+    PinsLost,
+    Unpin,
+    Unpinned,
+)
+from rootlace.runtime.engine.client import EngineClient, cache_orders
+from rootlace.runtime.engine.client.cache_orders import PinnedPrompts
+from rootlace.wire.sampling import PRIORITIES, Cache, Handling
 from tests.engine.test_client import PARAMS, client, kill
 from tests.waiting import soon
 
 __all__ = ["client"]
 
 
-def request(rid: int, *tokens: int, ttl: float | None = None, namespace: str = "") -> Request:
+def request(rid: int, *tokens: int, ttl: float | None = None, namespace: str = "") -> EngineRequest:
     handling = Handling(cache=Cache(pin=True, ttl=ttl))
-    return Request(
+    return EngineRequest(
         rid,
         np.array(tokens, np.int32),
         PARAMS,
@@ -43,7 +49,7 @@ def request(rid: int, *tokens: int, ttl: float | None = None, namespace: str = "
 async def pin(client: EngineClient, *tokens: int, ttl: float | None = None) -> None:
     ended = asyncio.Event()
 
-    def hear(update: Update) -> None:
+    def hear(update: EngineOutput) -> None:
         assert update.pin
         ended.set()
 
@@ -92,7 +98,7 @@ async def test_a_pin_without_room_is_said_to_be_lost(
     await kill(client)
     await pins(client)
     await soon(counted(client, 0, 1))
-    said = [one for one in caplog.records if one.name == pinned_prompts.__name__]
+    said = [one for one in caplog.records if one.name == cache_orders.__name__]
     assert [one.levelno for one in said] == [logging.WARNING]
     assert "3 tokens is not pinned any more: there is no room" in said[0].getMessage()
     assert not await pins(client)
@@ -133,12 +139,14 @@ class Engine:
         sent, self.sent = self.sent, []
         for message in [*sent, None]:
             if self._after == 0:
-                told += [Update(rid, finish="length", pin="p") for rid in self._waiting]
+                told += [EngineOutput(rid, finish="length", pin="p") for rid in self._waiting]
                 self.pins |= {"p"} if self._waiting else set()
                 self._waiting.clear()
             self._after -= message is not None
             if isinstance(message, Abort):
-                told += [Update(rid, finish="abort") for rid in {*message.rids} & self._waiting]
+                told += [
+                    EngineOutput(rid, finish="abort") for rid in {*message.rids} & self._waiting
+                ]
                 self._waiting -= {*message.rids}
             elif isinstance(message, Unpin):
                 told.append(Unpinned(message.ticket, message.pin in self.pins))
@@ -180,7 +188,9 @@ async def test_what_a_failed_step_loses_is_pinned_again() -> None:
         engine.turn()
         assert (client._pinned.restored, client._pinned.lost) == (restored, 0)
     client._handle(PinsLost(1))
-    client._handle(Update(engine.sent[0].rid, finish="error", code="x", error="there is no room"))
+    client._handle(
+        EngineOutput(engine.sent[0].rid, finish="error", code="x", error="there is no room")
+    )
     assert (client._pinned.restored, client._pinned.lost) == (2, 1)
 
 
@@ -206,8 +216,8 @@ def test_what_is_pinned_again_and_for_how_long(
     assert (one.handling.priority, one.handling.cache.pin) == (-PRIORITIES, "try")
     # It dies again: what was not pinned yet waits in the queue of requests anyway.
     known.note("b", one)
-    known.heard("b", Update(one.rid, pin="b", finish="length"))
-    known.heard("c", Update(again["c"].rid, finish="error", code="x", error="y"))
+    known.heard("b", EngineOutput(one.rid, pin="b", finish="length"))
+    known.heard("c", EngineOutput(again["c"].rid, finish="error", code="x", error="y"))
     assert (known.restored, known.lost) == (1, 1)
     assert [name for name, _ in known.again(rids)] == ["b"]
     aborted: list[int] = []
@@ -217,7 +227,7 @@ def test_what_is_pinned_again_and_for_how_long(
     assert not list(known.again(rids))
     assert not known.let_go(aborted.extend, "a", None) and aborted == [103]
     # No more is kept than has room.
-    monkeypatch.setattr(pinned_prompts, "MOST_TOKENS", 4)
+    monkeypatch.setattr(cache_orders, "MOST_TOKENS", 4)
     for name in "wxyz":
         known.note(name, request(9, 1, 1))
     known.note("w", request(10, 1, 1))  # renewed, so that it is the latest

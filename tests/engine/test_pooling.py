@@ -10,7 +10,7 @@ import torch
 from transformers import AutoModel, AutoModelForSequenceClassification, PreTrainedModel
 
 from rootlace.runtime.config import CacheConfig, ExecutorConfig
-from rootlace.runtime.contracts.request import Pooling
+from rootlace.runtime.contracts.messages import Pooling
 from rootlace.runtime.model.executor.runner import ModelRunner
 from tests.engine.harness import Harness, greedy
 from tests.model.checkpoints import configs, save

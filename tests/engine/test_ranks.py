@@ -12,8 +12,8 @@ import pytest
 
 from rootlace.runtime.assets import demo_model
 from rootlace.runtime.config import CacheConfig, EngineConfig, ExecutorConfig
-from rootlace.runtime.contracts.request import Request
-from rootlace.runtime.engine.client import EngineClient, deaths
+from rootlace.runtime.contracts.messages import EngineRequest
+from rootlace.runtime.engine.client import EngineClient, restarts
 from rootlace.wire.protocol import SamplingParams
 from tests.processes import alive
 from tests.waiting import soon, until
@@ -21,7 +21,7 @@ from tests.waiting import soon, until
 
 async def test_the_death_of_a_rank_ends_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     """Here none is started in its place, so that what its supervisor says of it is seen."""
-    monkeypatch.setattr(deaths, "MAX_RESTARTS", 0)
+    monkeypatch.setattr(restarts, "MAX_RESTARTS", 0)
     ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
     executor = ExecutorConfig(model=str(demo_model()), tensor_parallel=2, threads=2)
     config = EngineConfig(executor=executor, cache=CacheConfig(16, 64))
@@ -30,7 +30,7 @@ async def test_the_death_of_a_rank_ends_the_engine(monkeypatch: pytest.MonkeyPat
         engine = psutil.Process(client.info.pid)
         (worker,) = [one for one in engine.children() if "worker" in one.cmdline()[-1]]
         tokens: list[int] = []
-        request = Request(1, np.array([5, 6], np.int32), SamplingParams(max_tokens=3, seed=0))
+        request = EngineRequest(1, np.array([5, 6], np.int32), SamplingParams(max_tokens=3, seed=0))
         client.submit(request, lambda update: tokens.extend(update.token_ids))
         await until(lambda: len(tokens) == 3)
         os.kill(worker.pid, signal.SIGKILL)

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 
-from rootlace.kernels.native.errors import NativeOutOfMemory
+from rootlace.kernels.native.library import NativeOutOfMemory
 from rootlace.runtime.engine import __main__ as process
 from rootlace.wire.errors import UnsupportedModel
 

@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 
 from rootlace.runtime.config import CacheConfig, SchedulerConfig
+from rootlace.runtime.contracts.messages import EngineOutput, EngineRequest
 from rootlace.runtime.contracts.plan import ExecutorLost, SampleRow, StepPlan, StepResult
-from rootlace.runtime.contracts.request import Request
-from rootlace.runtime.contracts.update import Update
-from rootlace.runtime.engine.steps import Steps
+from rootlace.runtime.engine.core import Steps
 from rootlace.runtime.scheduler.scheduler import Scheduler
 from rootlace.wire.errors import Overloaded
 from rootlace.wire.protocol import SamplingParams
@@ -180,16 +179,16 @@ def test_what_is_held_back_is_told_before_a_prompt_is_computed(overlap: bool) ->
     scheduler = Scheduler(
         SchedulerConfig(check_invariants=True), CacheConfig(block_size=4, num_blocks=256), 1000
     )
-    told: list[Update] = []
+    told: list[EngineOutput] = []
     steps = Steps(scheduler, executor, overlap, told.extend)
     params = SamplingParams(max_tokens=40, seed=0)
-    stream = Request(0, np.array([1, 2, 3], np.int32), params, emit_seconds=3600.0)
+    stream = EngineRequest(0, np.array([1, 2, 3], np.int32), params, emit_seconds=3600.0)
     scheduler.add(stream)
-    landed: list[Update] = []
+    landed: list[EngineOutput] = []
     for _ in range(10):
         landed += steps.step()
     assert [len(update.token_ids) for update in landed] == [1] and not told
-    scheduler.add(Request(1, np.array([7, 8, 9], np.int32), params))
+    scheduler.add(EngineRequest(1, np.array([7, 8, 9], np.int32), params))
     for _ in range(3):
         landed += steps.step()
     (early,) = told
@@ -219,14 +218,14 @@ def test_held_back_tokens_come_with_their_scores(overlap: bool, seed: int) -> No
         )
         outcomes = [Outcome() for _ in range(12)]
 
-        def take(updates: list[Update]) -> None:
+        def take(updates: list[EngineOutput]) -> None:
             for update in updates:
                 outcomes[update.rid].add(update)
 
         steps = Steps(scheduler, executor, overlap, take)
         for rid in range(len(outcomes)):
             params = SamplingParams(max_tokens=25, seed=rid, logprobs=True)
-            request = Request(
+            request = EngineRequest(
                 rid,
                 np.arange(3 + 2 * rid, dtype=np.int32),
                 params,

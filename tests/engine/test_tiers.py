@@ -11,21 +11,20 @@ from typing import ClassVar, Literal
 import numpy as np
 import pytest
 
-from rootlace.runtime.cache.tier import Tier
-from rootlace.runtime.cache.wear import HourlyBytes
+from rootlace.runtime.cache.tier import HourlyBytes, Tier
 from rootlace.runtime.config import CacheConfig, EngineConfig, ExecutorConfig, SchedulerConfig
-from rootlace.runtime.contracts.request import Request
-from rootlace.runtime.engine.steps import Steps
-from rootlace.runtime.engine.tiers import OpenTiers, open_tiers
+from rootlace.runtime.contracts.messages import EngineRequest
+from rootlace.runtime.engine.core import Steps
+from rootlace.runtime.engine.offload import OpenTiers, open_tiers
 from rootlace.runtime.model.executor.runner import ModelRunner
-from rootlace.runtime.model.kv import identity
+from rootlace.runtime.model.kv import block_mover
 from rootlace.runtime.model.kv.block_mover import BlockMover
+from rootlace.runtime.offload.disk_store import BLOCKS
+from rootlace.runtime.offload.host_store import HostStore
+from rootlace.runtime.scheduler.offload.levels import Level
 from rootlace.runtime.scheduler.scheduler import Scheduler
-from rootlace.runtime.scheduler.tiers.levels import Level
-from rootlace.runtime.tiers.host import HostStore
-from rootlace.runtime.tiers.slot_file import BLOCKS
 from rootlace.wire.errors import InvalidRequest
-from rootlace.wire.handling import Cache, Handling
+from rootlace.wire.sampling import Cache, Handling
 from tests.engine.harness import Outcome, greedy
 from tests.tiny_model import make_tiny_model
 from tests.waiting import eventually
@@ -113,7 +112,9 @@ class Engine:
         self.outcomes[rid] = Outcome()
         tokens = np.array(prompt, np.int32)
         handling = Handling(cache=Cache(ttl=ttl))
-        self.scheduler.add(Request(rid, tokens, greedy(4), namespace=namespace, handling=handling))
+        self.scheduler.add(
+            EngineRequest(rid, tokens, greedy(4), namespace=namespace, handling=handling)
+        )
 
         def turn() -> bool:
             for _ in range(20):
@@ -285,7 +286,7 @@ def test_adapters_that_cannot_be_read_are_named(
     def unreadable(executor: ExecutorConfig) -> None:
         raise PermissionError(13, "Permission denied", "adapter_model.safetensors")
 
-    monkeypatch.setattr("rootlace.runtime.engine.tiers.adapter_contents", unreadable)
+    monkeypatch.setattr("rootlace.runtime.engine.offload.adapter_contents", unreadable)
     with pytest.raises(InvalidRequest, match=r"of an adapter .*adapter_model\.safetensors"):
         Engine(config(model, tmp_path))
 
@@ -316,6 +317,6 @@ def test_the_version_of_transformers_counts_where_it_computes(
             own, spec=dataclasses.replace(own.spec, foreign=foreign)
         )
         for version in ("1", "2"):
-            monkeypatch.setattr(identity, "version", lambda _, version=version: version)
-            found.append(identity.kv_identity(runner, given.executor, given.cache))
+            monkeypatch.setattr(block_mover, "version", lambda _, version=version: version)
+            found.append(block_mover.kv_identity(runner, given.executor, given.cache))
     assert found[0] == found[1] and len(set(found)) == 3

@@ -9,13 +9,19 @@ from typing import Any
 
 import pytest
 
-from rootlace.evaluation.comparison import compare
-from rootlace.evaluation.page import page
+from rootlace.evaluation.questions import (
+    METRICS,
+    RESAMPLES,
+    Scored,
+    chosen,
+    estimate,
+    extracted,
+    sign_test,
+)
 from rootlace.evaluation.record import Record
+from rootlace.evaluation.report import compare, page
 from rootlace.evaluation.results import Results, read_results
 from rootlace.evaluation.run import evaluate
-from rootlace.evaluation.scoring import METRICS, Scored, chosen, extracted
-from rootlace.evaluation.statistics import RESAMPLES, estimate, sign_test
 from rootlace.evaluation.task import Extract, Task, read_task
 from rootlace.testing import Scripted
 from rootlace.wire.errors import InvalidRequest

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from rootlace.evaluation.questions import Question, read_questions
-from rootlace.evaluation.task import read_task, ready_task
-from rootlace.evaluation.template import fill
+from rootlace.evaluation.task import fill, read_task, ready_task
 from rootlace.wire.errors import InvalidRequest
 
 ROWS = [{"question": f"{i}?", "choices": ["x", "y"], "answer": i % 2} for i in range(6)]

@@ -1,4 +1,4 @@
-"""Stands for `python -m rootlace.runtime.gateway`: reads its configuration, answers, obeys.
+"""Stands for `python -m rootlace.runtime.server`: reads its configuration, answers, obeys.
 
 The configuration's model name says how it behaves.
 """

@@ -7,7 +7,7 @@ import pytest
 import rootlace as rl
 from rootlace.wire import protocol
 from rootlace.wire.errors import DeadlineExceeded, InvalidRequest
-from rootlace.wire.handling import Cache, Handling
+from rootlace.wire.sampling import Cache, Handling
 from tests.frontend.fake_gateway import FakeGateway
 
 

@@ -15,11 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import rootlace as rl
-from rootlace.client.completion import Completion
+from rootlace.client.channel import Completion
 from rootlace.language import sampling
 from rootlace.language.transcript import Transcript
-from rootlace.program.prefix import PrefixMatcher, SharedPrefix, merge
-from rootlace.program.run import ProgramRun
+from rootlace.program.run import PrefixMatcher, ProgramRun, SharedPrefix, merge
 from rootlace.wire.errors import InvalidRequest
 from rootlace.wire.protocol import ChatFormat, Constraint, Text, Tokens
 

@@ -18,7 +18,7 @@ import msgspec
 import pytest
 
 import rootlace as rl
-from rootlace.client import gateway_process
+from rootlace.client import runtime as gateway_process
 from rootlace.client import runtime as runtime_module
 from rootlace.runtime.config import RuntimeConfig
 from rootlace.runtime.options import settings
@@ -243,8 +243,8 @@ def test_it_ends_with_its_parent(tmp_path: Path, how: str) -> None:
     script = (
         "import os\n"
         "import rootlace as rl\n"
-        "from rootlace.client import gateway_process\n"
-        "gateway_process.GATEWAY_MODULE = 'tests.frontend.fake_process'\n"
+        "from rootlace.client import runtime\n"
+        "runtime.GATEWAY_MODULE = 'tests.frontend.fake_process'\n"
         f"r = rl.Runtime('m', served_name={str(tmp_path / 'seen')!r})\n"
         "print(r.pid, flush=True)\n"
         f"{how}\n"

@@ -9,7 +9,7 @@ import pytest
 import pytest_asyncio
 import zmq
 
-from rootlace.client.completion import call_in_loop, call_together
+from rootlace.client.channel import call_in_loop, call_together
 from rootlace.wire.sockets import BURST, MessageReader
 from tests.waiting import until
 

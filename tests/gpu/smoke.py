@@ -248,7 +248,7 @@ def schema(bench: Bench) -> dict[str, Any]:
     import jsonschema
     from transformers import AutoTokenizer
 
-    from rootlace.runtime.constrained import GrammarCompiler
+    from rootlace.runtime.structured import GrammarCompiler
     from rootlace.wire.protocol import SamplingParams
     from tests.engine.harness import Harness
 

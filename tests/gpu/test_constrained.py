@@ -18,8 +18,8 @@ from tests.engine.harness import Harness
 
 pytest.importorskip("llguidance", reason="constraints need llguidance")
 
-from rootlace.runtime.constrained import GrammarCompiler
-from rootlace.runtime.engine.mask_filler import MaskFiller
+from rootlace.runtime.engine.core import MaskFiller
+from rootlace.runtime.structured import GrammarCompiler
 
 BLOCK_SIZE = 16
 SCHEMA = {

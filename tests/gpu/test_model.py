@@ -13,7 +13,7 @@ import torch
 from transformers import AutoTokenizer, LlamaConfig, PreTrainedConfig, PreTrainedModel, Qwen3Config
 
 from rootlace.kernels import Scheme
-from rootlace.kernels.reference.linear import dequantise, quantise
+from rootlace.kernels.reference.layers import dequantise, quantise
 from rootlace.runtime.config import CacheConfig, ExecutorConfig
 from rootlace.runtime.model.executor.runner import ModelRunner
 from rootlace.wire.protocol import SamplingParams

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from rootlace.kernels import KernelSet, Quantised, Scheme
-from rootlace.kernels.reference.linear import dequantise
+from rootlace.kernels.reference.layers import dequantise
 from tests.kernels.cases import poisoned_memory
 from tests.kernels.quantised_cases import FORMS, check_product, make
 

@@ -15,7 +15,7 @@ import torch
 
 from rootlace.kernels import AttentionBatch
 from rootlace.kernels.interface import KVCodes, KVScales, KVScaling
-from rootlace.kernels.reference.kv_codes import dequantise, quantise
+from rootlace.kernels.reference.kv_cache import dequantise, quantise
 
 FP8 = torch.float8_e4m3fn
 INTEGERS = {torch.uint8: 8, torch.uint4: 4}  # type: ignore[attr-defined]

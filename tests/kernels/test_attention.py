@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from rootlace.kernels import AttentionBatch, KernelSet, kernels_for
-from rootlace.kernels.reference import attention_plan, shared_prefix
-from rootlace.kernels.reference.shared_prefix import SharedRun, shared_runs
+from rootlace.kernels.reference import attention
+from rootlace.kernels.reference.attention import SharedRun, shared_runs
 
 CPU = torch.device("cpu")
 KERNELS: KernelSet = kernels_for(CPU)
@@ -123,10 +123,10 @@ def test_how_rows_are_grouped_changes_nothing(
     for chunk, gather, padding, small in itertools.product(
         (1, 8, 256), (1, 1 << 13, 1 << 20), (1.0, 1.25), (0, 1024)
     ):
-        monkeypatch.setattr(attention_plan, "QUERY_CHUNK", chunk)
-        monkeypatch.setattr(attention_plan, "GATHER_BYTES", gather)
-        monkeypatch.setattr(attention_plan, "PADDING", padding)
-        monkeypatch.setattr(attention_plan, "SMALL_GROUP", small)
+        monkeypatch.setattr(attention, "QUERY_CHUNK", chunk)
+        monkeypatch.setattr(attention, "GATHER_BYTES", gather)
+        monkeypatch.setattr(attention, "PADDING", padding)
+        monkeypatch.setattr(attention, "SMALL_GROUP", small)
         plan = KERNELS.plan_attention(batch, window)
         out, _ = KERNELS.paged_attention(q, k, v, plan)
         np.testing.assert_allclose(out.double(), expected, atol=1e-5)
@@ -162,11 +162,11 @@ def test_shared_runs_are_nested_as_the_tables_are() -> None:
     outer, inner = SharedRun(0, 4, 0, 2), SharedRun(2, 4, 2, 3)
     for saved, expected in [(1, [outer, inner]), (5, [outer]), (25, [])]:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(shared_prefix, "MIN_SAVED", saved)
+            patch.setattr(attention, "MIN_SAVED", saved)
             assert shared_runs(tables, context, every, 4) == expected
     # A row's last token is never shared, and neither is a row that does not decode.
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(shared_prefix, "MIN_SAVED", 1)
+        patch.setattr(attention, "MIN_SAVED", 1)
         assert shared_runs(tables[:2], np.array([8, 8]), every[:2], 4) == [SharedRun(0, 2, 0, 1)]
         assert shared_runs(tables[:3], context[:3], np.array([1, 0, 1], bool), 4) == []
 
@@ -176,7 +176,7 @@ def test_shared_runs_are_nested_as_the_tables_are() -> None:
 def test_shared_prefixes_change_nothing(
     monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, window: int | None
 ) -> None:
-    monkeypatch.setattr(shared_prefix, "MIN_SAVED", 1)
+    monkeypatch.setattr(attention, "MIN_SAVED", 1)
     rows = [(1, 30), (1, 25), (3, 30), (1, 21), (1, 29), (1, 30), (1, 22), (1, 5)]
     for block_size, heads in itertools.product((1, 4, 8), ((4, 4), (6, 2))):
         batch, q, k, v = make_batch(rows, block_size, heads, 16, dtype)

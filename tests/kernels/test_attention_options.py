@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from rootlace.kernels.reference import REFERENCE, shared_prefix
-from rootlace.kernels.reference.fp8 import from_e4m3
+from rootlace.kernels.reference import REFERENCE, attention
+from rootlace.kernels.reference.attention import from_e4m3
 from tests.kernels.cases import FP8, INTEGERS, AttentionCase, exact_attention, make_attention
 
 CPU = torch.device("cpu")
@@ -44,7 +44,7 @@ def check(case: AttentionCase, tolerance: float) -> None:
 def test_scale_and_soft_cap(
     monkeypatch: pytest.MonkeyPatch, scale: float | None, soft_cap: float, window: int | None
 ) -> None:
-    monkeypatch.setattr(shared_prefix, "MIN_SAVED", 1)
+    monkeypatch.setattr(attention, "MIN_SAVED", 1)
     for dtype, tolerance in ((torch.float32, 1e-5), (torch.bfloat16, 5e-2)):
         for heads in ((4, 4), (6, 2), (4, 1)):
             case = AttentionCase(
@@ -58,7 +58,7 @@ def test_scale_and_soft_cap(
 @pytest.mark.parametrize("soft_cap", [0.0, 2.0])
 def test_fp8_caches(monkeypatch: pytest.MonkeyPatch, soft_cap: float, window: int | None) -> None:
     """Everything is in float32: only the output is rounded."""
-    monkeypatch.setattr(shared_prefix, "MIN_SAVED", 1)
+    monkeypatch.setattr(attention, "MIN_SAVED", 1)
     for dtype, tolerance in ((torch.float32, 1e-5), (torch.bfloat16, 2e-2)):
         for heads in ((4, 4), (6, 2)):
             case = AttentionCase(
@@ -70,7 +70,7 @@ def test_fp8_caches(monkeypatch: pytest.MonkeyPatch, soft_cap: float, window: in
 
 @pytest.mark.parametrize("kv_dtype", INTEGERS)
 def test_caches_of_integers(monkeypatch: pytest.MonkeyPatch, kv_dtype: torch.dtype) -> None:
-    monkeypatch.setattr(shared_prefix, "MIN_SAVED", 1)
+    monkeypatch.setattr(attention, "MIN_SAVED", 1)
     for dtype, tolerance in ((torch.float32, 1e-5), (torch.bfloat16, 5e-2)):
         case = AttentionCase(MIXED, heads=(6, 2), dtype=dtype, kv_dtype=kv_dtype, window=6)
         check(case, tolerance)

@@ -7,7 +7,7 @@ import struct
 import pytest
 import torch
 
-from rootlace.kernels.reference.kv_codes import ALIGNMENT, dequantise, quantise, slot_bytes
+from rootlace.kernels.reference.kv_cache import ALIGNMENT, dequantise, quantise, slot_bytes
 
 
 def bfloat16(low: int, high: int) -> float:

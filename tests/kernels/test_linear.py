@@ -11,7 +11,7 @@ import torch
 
 from rootlace.kernels import Dense, Quantised, Scheme, Stacked, Weight
 from rootlace.kernels.reference import REFERENCE
-from rootlace.kernels.reference.linear import AT_ONCE, LARGEST, dequantise, numbers, quantise
+from rootlace.kernels.reference.layers import AT_ONCE, LARGEST, dequantise, numbers, quantise
 from rootlace.kernels.weights import CODES, rows_of, stacked, tensors, unknown_kind
 from tests.kernels.quantised_cases import FORMS, make, meaning, number
 

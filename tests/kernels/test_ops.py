@@ -11,10 +11,9 @@ import torch
 
 from rootlace.kernels import kernels_for
 from rootlace.kernels.interface import AutomatonTables, Choice, PickRows
-from rootlace.kernels.reference.bitmask import apply_masks
 from rootlace.kernels.reference.kv_cache import write_kv
-from rootlace.kernels.reference.pick_tokens import pick_tokens_by_tensors
-from rootlace.kernels.reference.rope import rope
+from rootlace.kernels.reference.layers import rope
+from rootlace.kernels.reference.sampling import apply_masks, pick_tokens_by_tensors
 
 KERNELS = kernels_for(torch.device("cpu"))
 DTYPES = [torch.float32, torch.bfloat16]

@@ -8,8 +8,6 @@ from pathlib import Path
 import torch
 
 from rootlace.kernels import KernelSet
-from rootlace.runtime.model.adapters.config import read_adapters
-from rootlace.runtime.model.adapters.weights import load_adapter
 from rootlace.runtime.model.checkpoint.config import ModelConfig
 from rootlace.runtime.model.checkpoint.loader import load_weights
 from rootlace.runtime.model.decoder.rope import RotaryEmbedding
@@ -19,7 +17,8 @@ from rootlace.runtime.model.executor.device_steps import DeviceSteps
 from rootlace.runtime.model.executor.graphs import Graphs
 from rootlace.runtime.model.executor.runner import ModelRunner
 from rootlace.runtime.model.kv.pool import allocate
-from rootlace.runtime.model.sampling.automaton_arena import arena_for
+from rootlace.runtime.model.lora import load_adapter, read_adapters
+from rootlace.runtime.model.sampling.automaton_table import arena_for
 from rootlace.runtime.model.sampling.sampler import Sampler
 from tests.model.fake_device import FakeDevice
 

@@ -12,7 +12,7 @@ import torch
 from rootlace.kernels import AttentionBatch, KernelSet
 from rootlace.kernels.interface import HostPlan
 from rootlace.kernels.reference import REFERENCE
-from rootlace.kernels.reference.pick_tokens import pick_tokens_by_tensors
+from rootlace.kernels.reference.sampling import pick_tokens_by_tensors
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from rootlace.kernels.reference import REFERENCE
 from rootlace.runtime.contracts.plan import AutomatonState, MaskRow, SteppedAutomaton
-from rootlace.runtime.model.sampling.arena_space import Places, Runs
-from rootlace.runtime.model.sampling.automaton_arena import AutomatonArena
+from rootlace.runtime.model.sampling.automaton_table import AutomatonArena, Runs, TableSpace
 from tests.model.test_host_masks import Table
 
 VOCAB = 70
@@ -151,7 +150,7 @@ def test_runs_do_not_overlap_and_come_back(size: int, moves: list[tuple[int, boo
 
 
 def test_places_grow() -> None:
-    space = Places(3)
+    space = TableSpace(3)
     assert space.take(4) is None
     first = space.take(2)
     assert first is not None and space.take(2) is None

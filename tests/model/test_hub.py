@@ -14,7 +14,7 @@ from huggingface_hub import constants, file_download
 
 from rootlace.runtime.model.checkpoint.config import ModelConfig
 from rootlace.runtime.model.hub import download
-from rootlace.runtime.model.hub.cache import listing_file, snapshots
+from rootlace.runtime.model.hub.download import listing_file, snapshots
 from rootlace.runtime.model.hub.files import gguf_files
 from rootlace.runtime.model.hub.local import local_model
 from rootlace.runtime.model.hub.name import HubName

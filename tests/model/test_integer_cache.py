@@ -12,7 +12,7 @@ from transformers import LlamaConfig
 
 from rootlace.kernels.interface import KVCodes
 from rootlace.kernels.native.attention import codes_laid_out
-from rootlace.kernels.reference.kv_codes import quantise
+from rootlace.kernels.reference.kv_cache import quantise
 from rootlace.runtime.config import CacheConfig, ExecutorConfig, KVDtype
 from rootlace.runtime.model.checkpoint.config import ModelConfig
 from rootlace.runtime.model.executor.refusals import check_kv_dtype

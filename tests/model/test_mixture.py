@@ -12,13 +12,12 @@ import pytest
 import torch
 
 from rootlace.kernels import Dense, Scheme, Weight
-from rootlace.kernels.reference.linear import quantise
+from rootlace.kernels.reference.layers import quantise
 from rootlace.runtime.config import CacheConfig, ExecutorConfig
 from rootlace.runtime.model.checkpoint.config import ModelConfig
-from rootlace.runtime.model.checkpoint.loader import load_weights
-from rootlace.runtime.model.checkpoint.rounding import rounded
+from rootlace.runtime.model.checkpoint.loader import load_weights, rounded
 from rootlace.runtime.model.checkpoint.weights import ExpertWeights, LayerWeights, ModelWeights
-from rootlace.runtime.model.decoder.mixture import added_up, choose
+from rootlace.runtime.model.decoder.torch_decoder import added_up, choose
 from rootlace.runtime.model.executor.runner import ModelRunner
 from rootlace.runtime.model.families.spec import Experts
 from tests.model.checkpoints import configs, save

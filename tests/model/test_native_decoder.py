@@ -18,8 +18,8 @@ import torch
 
 from rootlace.kernels.native import library as native
 from rootlace.kernels.native.build import NativeUnavailable
-from rootlace.kernels.native.errors import NativeOutOfMemory
-from rootlace.kernels.native.score_tokens import NativeScoreTokens
+from rootlace.kernels.native.library import NativeOutOfMemory
+from rootlace.kernels.native.sampling import NativeScoreTokens
 from rootlace.runtime.config import CacheConfig, ExecutorConfig
 from rootlace.runtime.contracts.plan import PooledRow, StepPlan, StepResult, TokenScores
 from rootlace.runtime.model.checkpoint.loader import load_weights
@@ -29,7 +29,7 @@ from rootlace.runtime.model.decoder.native_decoder import NativeDecoder
 from rootlace.runtime.model.executor import runner
 from rootlace.runtime.model.executor.plain_steps import PlainSteps
 from rootlace.runtime.model.executor.runner import ModelRunner
-from rootlace.runtime.model.kv.main_memory import MainMemory
+from rootlace.runtime.model.kv.memory import MainMemory
 from rootlace.wire.errors import InvalidRequest
 from rootlace.wire.protocol import SamplingParams
 from tests.model.checkpoints import SHAPE, configs, save

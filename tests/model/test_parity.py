@@ -203,8 +203,8 @@ def test_queries_beyond_one_chunk(
     name: str, kernels: Kernels, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Long prompts are attended in chunks of queries, and scored in parts."""
-    monkeypatch.setattr("rootlace.kernels.reference.attention_plan.QUERY_CHUNK", 16)
-    monkeypatch.setattr("rootlace.runtime.model.sampling.scores.LOGITS_BYTES", VOCAB * 10)
+    monkeypatch.setattr("rootlace.kernels.reference.attention.QUERY_CHUNK", 16)
+    monkeypatch.setattr("rootlace.runtime.model.sampling.sampler.LOGITS_BYTES", VOCAB * 10)
     skip_without(kernels)
     model = Model(tmp_path, save(configs()[name], tmp_path), kernels)
     runner = model.runner()
@@ -230,7 +230,7 @@ def test_many_decode_rows_are_grouped_by_length(
         row.token_ids.append(int(token))
     plan = make_plan([Work(row, params=ALL) for row in rows])
     for gather_bytes, small in ((1 << 20, 1024), (1 << 14, 0), (1, 0)):
-        prefix = "rootlace.kernels.reference.attention_plan"
+        prefix = "rootlace.kernels.reference.attention"
         monkeypatch.setattr(f"{prefix}.GATHER_BYTES", gather_bytes)
         monkeypatch.setattr(f"{prefix}.SMALL_GROUP", small)
         result = runner.run(plan)

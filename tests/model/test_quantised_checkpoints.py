@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from rootlace.kernels import Dense, Quantised, Weight
-from rootlace.kernels.reference.linear import dequantise
+from rootlace.kernels.reference.layers import dequantise
 from rootlace.kernels.weights import parts_of
 from rootlace.runtime.config import CacheConfig, ExecutorConfig
 from rootlace.runtime.model.checkpoint.config import ModelConfig

@@ -6,7 +6,7 @@ import pytest
 import torch
 from compressed_tensors.entrypoints.convert import AutoAWQConverter
 
-from rootlace.kernels.reference.linear import dequantise
+from rootlace.kernels.reference.layers import dequantise
 from rootlace.runtime.model.checkpoint.quantised.layouts import Awq, Block, Gptq, PackedInts
 from rootlace.runtime.model.checkpoint.quantised.reading import read_weight
 from tests.model import quantised_checkpoints as writers

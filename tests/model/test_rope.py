@@ -15,10 +15,9 @@ from transformers.models.ministral3.modeling_ministral3 import get_llama_4_attn_
 
 from rootlace.runtime.config import CacheConfig, ExecutorConfig
 from rootlace.runtime.model.checkpoint.config import ModelConfig
-from rootlace.runtime.model.decoder.frequencies import frequencies
-from rootlace.runtime.model.decoder.rope import RotaryEmbedding, query_factors
+from rootlace.runtime.model.decoder.rope import RotaryEmbedding, frequencies, query_factors
 from rootlace.runtime.model.executor.runner import ModelRunner
-from rootlace.runtime.model.families.positions import NEEDED
+from rootlace.runtime.model.families.config_reader import NEEDED
 from rootlace.wire.errors import InvalidRequest, UnsupportedModel
 from rootlace.wire.protocol import SamplingParams
 from tests.model.checkpoints import configs, reference, reference_logprobs, save

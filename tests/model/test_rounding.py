@@ -11,11 +11,10 @@ import pytest
 import torch
 
 from rootlace.kernels import Dense, Quantised, Scheme
-from rootlace.kernels.reference.linear import dequantise, quantise
+from rootlace.kernels.reference.layers import dequantise, quantise
 from rootlace.runtime.config import CacheConfig, ExecutorConfig
 from rootlace.runtime.model.checkpoint.config import ModelConfig
-from rootlace.runtime.model.checkpoint.loader import load_weights
-from rootlace.runtime.model.checkpoint.rounding import rounded
+from rootlace.runtime.model.checkpoint.loader import load_weights, rounded
 from rootlace.runtime.model.checkpoint.sizes import weight_bytes
 from rootlace.runtime.model.checkpoint.weights import ModelWeights
 from rootlace.runtime.model.executor.runner import ModelRunner

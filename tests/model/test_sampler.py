@@ -15,15 +15,14 @@ import torch
 from rootlace.kernels import KernelSet
 from rootlace.kernels.interface import LogitEdits
 from rootlace.kernels.reference import REFERENCE
-from rootlace.kernels.reference.pick_tokens import NO_TOKEN
-from rootlace.kernels.reference.uniform import uniforms
+from rootlace.kernels.reference.sampling import NO_TOKEN, uniforms
 from rootlace.runtime.contracts.plan import MaskRow, SampleRow
-from rootlace.runtime.model.sampling.host_masks import HostMasks
+from rootlace.runtime.model.sampling.automaton_table import HostMasks
 from rootlace.runtime.model.sampling.sampler import Sampler
 from rootlace.wire.protocol import SamplingParams
 from tests.native import native_kernel_set
 
-pick_tokens = importlib.import_module("rootlace.kernels.reference.pick_tokens")
+pick_tokens = importlib.import_module("rootlace.kernels.reference.sampling")
 
 VOCAB = 403
 

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from rootlace.kernels.interface import ScoreTokens
-from rootlace.kernels.reference import REFERENCE, ranking
-from rootlace.runtime.model.sampling import scores
-from rootlace.runtime.model.sampling.scores import score_in_parts
+from rootlace.kernels.reference import REFERENCE, sampling
+from rootlace.runtime.model.sampling import sampler
+from rootlace.runtime.model.sampling.sampler import score_in_parts
 from tests.native import native_kernel_set
 
 
@@ -29,7 +29,7 @@ def test_scores_are_log_softmax(score: ScoreTokens, monkeypatch: pytest.MonkeyPa
     torch.testing.assert_close(top_logprobs.double(), best.values, atol=1e-5, rtol=0)
     assert torch.equal(top_ids, best.indices.int())
     assert logprobs.dtype == top_logprobs.dtype == torch.float32
-    monkeypatch.setattr(scores, "LOGITS_BYTES", 301 * 4)
+    monkeypatch.setattr(sampler, "LOGITS_BYTES", 301 * 4)
     parts = score_in_parts(score, logits.__getitem__, tokens, 7, 301)
     for one, other in zip(parts, found, strict=True):
         assert torch.equal(one, other)
@@ -46,7 +46,7 @@ def test_ranking_is_by_value_then_id() -> None:
     values = np.random.default_rng(1).integers(-4, 5, (6, 64)).astype(np.float32) / 4
     values[0, :5] = [0.0, -0.0, np.inf, -np.inf, 1e-45]
     for count in (1, 10, 64, 100):
-        for find in (ranking.best_ids_by_keys, ranking.best_ids):
+        for find in (sampling.best_ids_by_keys, sampling.best_ids):
             found = find(torch.from_numpy(values), count).numpy()
             for row, ids in zip(values, found, strict=True):
                 assert list(ids) == sorted(range(64), key=lambda i: (-row[i], i))[:count]

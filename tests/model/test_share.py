@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from rootlace.kernels.native.cores import Core
+from rootlace.kernels.native.machine import Core
 from rootlace.runtime.config import ExecutorConfig
-from rootlace.runtime.model.executor import share
-from rootlace.runtime.model.executor.share import cores_of, take_share
+from rootlace.runtime.model.executor import refusals
+from rootlace.runtime.model.executor.refusals import cores_of, take_share
 
 
 def machine(*nodes: int) -> list[Core]:
@@ -37,7 +37,7 @@ def test_nobody_has_parts_of_two_nodes_where_that_can_be(nodes: int, replicas: i
 
 def test_fewer_cores_than_engines_are_shared(monkeypatch: pytest.MonkeyPatch) -> None:
     assert cores_of(machine(0), 1, 2) == []
-    monkeypatch.setattr(share, "cores_of", lambda *_: [])
+    monkeypatch.setattr(refusals, "cores_of", lambda *_: [])
     taken = take_share(ExecutorConfig(device="cpu"), 1, 64)
     assert (taken.threads, taken.memory_share, taken.device) == (1, 1 / 64, "cpu")
     assert take_share(ExecutorConfig(device="cpu", threads=3), 1, 64).threads == 3
@@ -58,4 +58,4 @@ def test_each_has_gpus_of_its_own(
     """As many as it has ranks."""
     monkeypatch.setattr("torch.cuda.is_available", lambda: gpus > 0)
     monkeypatch.setattr("torch.cuda.device_count", lambda: gpus)
-    assert share._device(ExecutorConfig(device=asked, tensor_parallel=ranks), 1, 2) == expected
+    assert refusals._device(ExecutorConfig(device=asked, tensor_parallel=ranks), 1, 2) == expected

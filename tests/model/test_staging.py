@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from rootlace.runtime.model.executor.results import FIRST_BYTES, Results
-from rootlace.runtime.model.executor.results import ROTATION as RESULTS
+from rootlace.runtime.model.executor.device import FIRST_BYTES, Results
+from rootlace.runtime.model.executor.device import ROTATION as RESULTS
 from rootlace.runtime.model.executor.staging import ALIGNMENT, ROTATION, HostBuffers, StagingLayout
 from tests.model.fake_device import FakeDevice
 

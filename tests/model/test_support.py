@@ -13,7 +13,7 @@ import torch
 
 from rootlace.kernels import Dense, KernelSet, Quantised, Scheme
 from rootlace.kernels.reference import REFERENCE
-from rootlace.kernels.reference.linear import dequantise, quantise
+from rootlace.kernels.reference.layers import dequantise, quantise
 from rootlace.kernels.weights import rows_of, stacked
 from rootlace.runtime.config import CacheConfig, ExecutorConfig
 from rootlace.runtime.model.checkpoint.config import ModelConfig
@@ -24,7 +24,7 @@ from rootlace.runtime.model.decoder.forward import ReferenceForward
 from rootlace.runtime.model.decoder.rope import RotaryEmbedding
 from rootlace.runtime.model.decoder.step_input import StepInputBuilder
 from rootlace.runtime.model.executor.cpu_setup import CpuModel, on_cpu
-from rootlace.runtime.model.families import support
+from rootlace.runtime.model.families import spec as support
 from rootlace.runtime.model.families.spec import ModelSpec, PlainMlp
 from rootlace.runtime.model.kv.pool import allocate
 from rootlace.wire.errors import InvalidRequest, UnsupportedModel

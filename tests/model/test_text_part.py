@@ -24,7 +24,7 @@ from transformers.models.auto.modeling_auto import AutoModelForImageTextToText
 from rootlace.runtime.config import CacheConfig, ExecutorConfig
 from rootlace.runtime.model.checkpoint.config import ModelConfig
 from rootlace.runtime.model.executor.runner import ModelRunner
-from rootlace.runtime.model.families.text_part import WHOLES
+from rootlace.runtime.model.families.table import WHOLES
 from rootlace.wire.errors import UnsupportedModel
 from rootlace.wire.protocol import SamplingParams
 from tests.model.checkpoints import SHAPE, reference_logprobs, save

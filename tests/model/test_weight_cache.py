@@ -15,23 +15,28 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from rootlace.kernels.native.handles import Team
+from rootlace.kernels.native.library import Team
 from rootlace.kernels.native.linear import Packed, Packer
 from rootlace.runtime.config import CacheConfig, ExecutorConfig
 from rootlace.runtime.contracts.plan import ExecutorLost
-from rootlace.runtime.model.checkpoint import rounding
+from rootlace.runtime.model import weight_cache as cache_entry
+from rootlace.runtime.model import weight_cache as cache_folder
+from rootlace.runtime.model.checkpoint import loader
 from rootlace.runtime.model.checkpoint.config import ModelConfig
 from rootlace.runtime.model.checkpoint.files import Checkpoint
 from rootlace.runtime.model.checkpoint.loader import load_weights
 from rootlace.runtime.model.checkpoint.weights import ModelWeights
-from rootlace.runtime.model.decoder.packed_weights import PackedWeights
-from rootlace.runtime.model.executor.packed import packed_weights
+from rootlace.runtime.model.decoder.native_weights import PackedWeights
+from rootlace.runtime.model.executor.cpu_setup import packed_weights
 from rootlace.runtime.model.executor.runner import ModelRunner
-from rootlace.runtime.model.weight_cache import entry as cache_entry
-from rootlace.runtime.model.weight_cache import folder as cache_folder
-from rootlace.runtime.model.weight_cache.entry import DamagedEntry, Entry
-from rootlace.runtime.model.weight_cache.folder import PART, WeightCache, _locked
-from rootlace.runtime.model.weight_cache.key import cache_key
+from rootlace.runtime.model.weight_cache import (
+    PART,
+    DamagedEntry,
+    Entry,
+    WeightCache,
+    _locked,
+    cache_key,
+)
 from tests.model.checkpoints import configs, save
 from tests.model.gguf.converting import convert
 from tests.model.plans import Blocks, Row, Work, make_plan
@@ -56,7 +61,7 @@ class Starts:
         self.loads += 1
         weights_of = load_weights
         if self.executor.quantize != "none":
-            return rounding.rounded(weights_of, self.executor.quantize)(
+            return loader.rounded(weights_of, self.executor.quantize)(
                 self.config, self.packer.dtype, torch.device("cpu")
             )
         return weights_of(self.config, self.packer.dtype, torch.device("cpu"))

@@ -12,8 +12,7 @@ import msgspec
 
 from rootlace.runtime import processes
 from rootlace.runtime.config import EngineConfig
-from rootlace.runtime.replicas.host import Host
-from rootlace.runtime.replicas.line import LineAddress
+from rootlace.runtime.replicas.remote import Host, LineAddress
 from tests.engine.stub_engine import main as stub_engine
 
 

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from rootlace.runtime.contracts.step_cost import StepCost, mean_cost
-from rootlace.runtime.contracts.tree_page import PinnedPrefix, TreeNode, TreePage
-from rootlace.runtime.gateway.metrics import Metrics, text_of_all
-from rootlace.runtime.replicas import answers
-from rootlace.runtime.replicas.answers import NodeIds, all_answers, sum_of
+from rootlace.runtime.contracts.messages import PinnedPrefix, TreeNode, TreePage
+from rootlace.runtime.contracts.plan import StepCost, mean_cost
+from rootlace.runtime.replicas import replicas
+from rootlace.runtime.replicas.replicas import NodeIds, all_answers, sum_of
+from rootlace.runtime.server.metrics import Metrics, text_of_all
 from rootlace.wire.errors import ServerUnavailable
 
 OWN = {
@@ -76,7 +76,7 @@ def test_who_does_not_answer_is_missing() -> None:
 
 
 def test_who_stands_still_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(answers, "PATIENCE_SECONDS", 0.01)
+    monkeypatch.setattr(replicas, "PATIENCE_SECONDS", 0.01)
     assert ask(NEVER, {"a": 2}, ServerUnavailable("down")) == {1: {"a": 2}}
 
 

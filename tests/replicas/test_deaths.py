@@ -9,11 +9,9 @@ import numpy as np
 import pytest
 
 from rootlace.runtime.config import EngineConfig
-from rootlace.runtime.contracts.messages import Ready, Unpin
-from rootlace.runtime.contracts.request import Request
-from rootlace.runtime.contracts.update import Update
+from rootlace.runtime.contracts.messages import EngineOutput, EngineRequest, Ready, Unpin
 from rootlace.runtime.engine.client import EngineClient
-from rootlace.runtime.engine.client.in_flight import InFlight, Submitted
+from rootlace.runtime.engine.client.restarts import InFlight, Submitted
 from rootlace.runtime.replicas import Replicas
 from rootlace.runtime.replicas.dispatch import Dispatch
 from rootlace.wire.protocol import SamplingParams
@@ -31,13 +29,13 @@ class _Down:
 
 def test_who_finds_no_other_engine_has_died_once() -> None:
     """The other one is being started again; the request was alone in the step."""
-    heard = list[Update]()
+    heard = list[EngineOutput]()
     clients, replicas = [_Down(), _Down()], Replicas(2, None)
     dispatch = Dispatch(2, Ready(0, 64, 16, 512, 1024, 300, "cpu", "float32"), lambda at: None)
     whole: Any = replicas
     whole._clients, whole._dispatch = clients, dispatch
     dispatch.down(1)
-    request = Request(1, np.array([5, 6], np.int32), SamplingParams(max_tokens=9))
+    request = EngineRequest(1, np.array([5, 6], np.int32), SamplingParams(max_tokens=9))
     own = clients[dispatch.place(request)].in_flight
     own.add(request, heard.append, sent=True)
     in_step = {1: 3}
@@ -64,7 +62,9 @@ async def test_what_is_let_go_of_while_its_engine_is_down_is_not_pinned_again(
 ) -> None:
     """Also where engines come and go, and only those that are there are asked."""
     down: Any = EngineClient(EngineConfig())
-    request = Request(1, np.array([5, 6], np.int32), SamplingParams(max_tokens=9), namespace="n")
+    request = EngineRequest(
+        1, np.array([5, 6], np.int32), SamplingParams(max_tokens=9), namespace="n"
+    )
     down._pinned.note("p", request)
     whole: Any = Replicas(2, None, meeting=meeting)
     whole._clients = [down, _Up()]

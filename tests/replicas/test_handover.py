@@ -10,18 +10,22 @@ import msgspec
 import numpy as np
 import pytest
 
-from rootlace.runtime.cache.digest import PrefixDigests
-from rootlace.runtime.contracts.messages import CacheChanged, HandOver, Offered, Ready
-from rootlace.runtime.contracts.request import Request
-from rootlace.runtime.contracts.update import Update
-from rootlace.runtime.engine.client.in_flight import Submitted
+from rootlace.runtime.cache.journal import PrefixDigests
+from rootlace.runtime.contracts.messages import (
+    CacheChanged,
+    EngineOutput,
+    EngineRequest,
+    HandOver,
+    Offered,
+    Ready,
+)
+from rootlace.runtime.engine.client.restarts import Submitted
 from rootlace.runtime.replicas import handover
 from rootlace.runtime.replicas.dispatch import Dispatch
-from rootlace.runtime.replicas.handover import Apart, Handover
-from rootlace.runtime.replicas.slots import Slots
+from rootlace.runtime.replicas.handover import Apart, Handover, Slots
 from rootlace.wire.errors import ServerUnavailable
-from rootlace.wire.handling import Cache, Handling
 from rootlace.wire.protocol import SamplingParams
+from rootlace.wire.sampling import Cache, Handling
 from tests.waiting import until
 
 INFO = Ready(0, 640, 16, 5120, 10240, 300, "cpu", "float32", handed_slots=40)
@@ -35,12 +39,12 @@ class Client:
     info = INFO
 
     def __init__(self) -> None:
-        self.running: dict[int, tuple[Request, Callable[[Update], None]]] = {}
+        self.running: dict[int, tuple[EngineRequest, Callable[[EngineOutput], None]]] = {}
         self.sent: list[Any] = []
         self.asked: list[tuple[Any, ...]] = []
         self.answer: asyncio.Future[tuple[int, ...]] = asyncio.get_running_loop().create_future()
 
-    def submit(self, request: Request, on_update: Callable[[Update], None]) -> None:
+    def submit(self, request: EngineRequest, on_update: Callable[[EngineOutput], None]) -> None:
         self.running[request.rid] = request, on_update
 
     def send(self, message: object) -> None:
@@ -51,7 +55,7 @@ class Client:
         self.asked.append(fields)
         return await self.answer
 
-    def says(self, update: Update) -> None:
+    def says(self, update: EngineOutput) -> None:
         on_update = self.running[update.rid][1]
         if update.finish is not None:
             del self.running[update.rid]
@@ -68,8 +72,8 @@ class Pair:
         digests = PrefixDigests().of_all("", TOKENS)[16::16][:held]
         self.dispatch.told(0, CacheChanged(1, digests, np.empty(0, np.uint64), True))
         fields = {"params": SamplingParams(max_tokens=9, seed=1), **fields}
-        self.request = Request(1, tokens, **fields)
-        self.heard: list[Update] = []
+        self.request = EngineRequest(1, tokens, **fields)
+        self.heard: list[EngineOutput] = []
 
     @property
     def slots(self) -> Slots:
@@ -82,7 +86,7 @@ class Pair:
         assert prompt.params.max_tokens == 0 and not self.decoder.running
 
     async def computed(self, finish: str = "length", **fields: Any) -> None:
-        self.prefiller.says(Update(1, cached_tokens=32, queued=0.5, finish=finish, **fields))
+        self.prefiller.says(EngineOutput(1, cached_tokens=32, queued=0.5, finish=finish, **fields))
         await turns()
 
     async def answered(self, checksums: tuple[int, ...]) -> None:
@@ -91,8 +95,8 @@ class Pair:
 
     def decoded(self) -> None:
         """The request ends as ever, and nothing is left of it."""
-        self.decoder.says(Update(1, token_ids=(7,), cached_tokens=399, queued=0.25))
-        self.decoder.says(Update(1, finish="stop"))
+        self.decoder.says(EngineOutput(1, token_ids=(7,), cached_tokens=399, queued=0.25))
+        self.decoder.says(EngineOutput(1, finish="stop"))
         assert self.heard[-1].finish == "stop"
         self.nothing_left()
 
@@ -162,7 +166,7 @@ def test_slots_are_nobody_elses_until_their_engine_has_answered_or_is_dead(
         await pair.computed()
         await until(lambda: bool(pair.decoder.running))
         assert not pair.decoder.sent, "it computes all of it"
-        pair.decoder.says(Update(1, finish="stop"))
+        pair.decoder.says(EngineOutput(1, finish="stop"))
         assert len(pair.slots) == 40 - BLOCKS
         if ends == "it answers":
             await pair.answered((1, 2))
@@ -213,7 +217,7 @@ def test_an_aborted_request_ends_once(when: str) -> None:
             pair.handover.abort(1)
             await pair.computed("abort")
         elif when == "computed":
-            pair.prefiller.says(Update(1, finish="length"))
+            pair.prefiller.says(EngineOutput(1, finish="length"))
             pair.handover.abort(1)
             await turns()
         else:
@@ -252,7 +256,7 @@ def test_when_the_second_engine_dies_before_it_has_the_request_another_one_gets_
         await pair.answered((1, 2))
         # The only one left is that which computed it.
         assert pair.prefiller.running.keys() == {1} and not pair.decoder.sent
-        pair.prefiller.says(Update(1, token_ids=(7,), finish="stop"))
+        pair.prefiller.says(EngineOutput(1, token_ids=(7,), finish="stop"))
         pair.nothing_left()
 
     asyncio.run(main())

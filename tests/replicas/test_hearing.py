@@ -11,19 +11,18 @@ import numpy as np
 import pytest
 
 from rootlace.runtime.cache.journal import Change
-from rootlace.runtime.cache.tier import Label
-from rootlace.runtime.cache.wear import HourlyBytes
+from rootlace.runtime.cache.tier import HourlyBytes, Label
 from rootlace.runtime.contracts.messages import (
     CacheChanged,
     decode_from_engine,
     encode,
 )
-from rootlace.runtime.engine.telling import Telling
-from rootlace.runtime.replicas.hearing import Hearing
-from rootlace.runtime.routing.below import BelowPools
+from rootlace.runtime.engine.process import Telling
+from rootlace.runtime.replicas.dispatch import Hearing
 from rootlace.runtime.routing.index import PrefixIndex
-from rootlace.runtime.scheduler.cache_control import CacheControl
-from rootlace.runtime.scheduler.tiers.levels import Level
+from rootlace.runtime.routing.router import BelowPools
+from rootlace.runtime.scheduler.inspection import CacheControl
+from rootlace.runtime.scheduler.offload.levels import Level
 from tests.cache.test_tree import Cache
 from tests.simulated_store import SimulatedStore
 

@@ -21,13 +21,10 @@ import zmq
 
 from rootlace.runtime import curve, processes
 from rootlace.runtime.config import CacheConfig, EngineConfig, SchedulerConfig
-from rootlace.runtime.contracts.request import Request
-from rootlace.runtime.contracts.update import Update
+from rootlace.runtime.contracts.messages import EngineOutput, EngineRequest
 from rootlace.runtime.engine.client import engine_client
 from rootlace.runtime.replicas import Replicas
-from rootlace.runtime.replicas.host import Host
-from rootlace.runtime.replicas.line import Line, LineAddress
-from rootlace.runtime.replicas.meeting import Meeting
+from rootlace.runtime.replicas.remote import Host, Line, LineAddress, Meeting
 from rootlace.wire.errors import Overloaded, ServerUnavailable
 from rootlace.wire.protocol import SamplingParams
 from tests.engine.stub_engine import DEADLY, ENDLESS
@@ -80,16 +77,16 @@ class Heard:
 
     def __init__(self, replicas: Replicas, token: int) -> None:
         self.tokens: list[int] = []
-        self.last: Update | None = None
+        self.last: EngineOutput | None = None
         self.rid = replicas.next_rid()
-        replicas.submit(Request(self.rid, np.array([token], np.int32), PARAMS), self.hear)
+        replicas.submit(EngineRequest(self.rid, np.array([token], np.int32), PARAMS), self.hear)
 
-    def hear(self, update: Update) -> None:
+    def hear(self, update: EngineOutput) -> None:
         assert self.last is None, "an update after the last one"
         self.tokens += update.token_ids
         self.last = update if update.finish is not None else None
 
-    async def end(self) -> Update:
+    async def end(self) -> EngineOutput:
         await until(lambda: self.last is not None)
         assert self.last is not None
         return self.last
@@ -303,12 +300,12 @@ async def test_who_does_not_know_the_key_is_nobody() -> None:
     stranger = Line.connect(context, wrong, heard.append, lost.set)
     far = Line.connect(context, address, heard.append, lost.set)
     await until(lambda: near.there and far.there)
-    near.pipes.send(Request(1, np.array([3], np.int32), PARAMS))
+    near.pipes.send(EngineRequest(1, np.array([3], np.int32), PARAMS))
     await until(lambda: len(heard) == 1)
     assert not stranger.there
     # Strangers come and go; the line is lost with its other end.
     stranger.close()
-    near.pipes.send(Request(2, np.array([3], np.int32), PARAMS))
+    near.pipes.send(EngineRequest(2, np.array([3], np.int32), PARAMS))
     await until(lambda: len(heard) == 2)
     assert not lost.is_set()
     far.close()

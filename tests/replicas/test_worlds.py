@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from rootlace.runtime.routing.below import BelowPools
+from rootlace.runtime.routing.router import BelowPools
 from tests.deterministic.cli import short
 from tests.deterministic.run import Result, run
 from tests.deterministic.scenario import Fault, Program, Scenario, Shape, draw

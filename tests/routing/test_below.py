@@ -9,12 +9,9 @@ import sys
 import numpy as np
 import pytest
 
-from rootlace.runtime.cache.journal import Change
-from rootlace.runtime.cache.prefix_keys import LazyKeys, prefix_keys
-from rootlace.runtime.contracts.messages import Below
-from rootlace.runtime.contracts.request import kv_space
-from rootlace.runtime.routing.below import BelowPools
-from rootlace.runtime.routing.router import Router
+from rootlace.runtime.cache.journal import Change, LazyKeys, prefix_keys
+from rootlace.runtime.contracts.messages import Below, kv_space
+from rootlace.runtime.routing.router import BelowPools, Router
 from tests.routing.test_router import BLOCK, holds, router, tokens
 
 NONE = np.empty(0, np.uint64)

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from rootlace.runtime.cache.journal import Change
-from rootlace.runtime.routing.holders import HolderSets
-from rootlace.runtime.routing.index import PrefixIndex
+from rootlace.runtime.routing.index import HolderSets, PrefixIndex
 
 REPLICAS = 5
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from rootlace.runtime.cache.digest import PrefixDigests
-from rootlace.runtime.cache.journal import Change
-from rootlace.runtime.contracts.step_cost import StepCost
+from rootlace.runtime.cache.journal import Change, PrefixDigests
+from rootlace.runtime.contracts.plan import StepCost
 from rootlace.runtime.routing.router import Router, RouterConfig
 
 BLOCK = 4

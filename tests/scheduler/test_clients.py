@@ -9,32 +9,29 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rootlace.runtime.contracts.request import Request
-from rootlace.runtime.scheduler.clients import ClientQueues
-from rootlace.runtime.scheduler.patience import COMPUTED
-from rootlace.runtime.scheduler.priorities import PriorityQueues
-from rootlace.runtime.scheduler.sequence import Sequence
-from rootlace.runtime.scheduler.waiting import WaitingQueue
+from rootlace.runtime.contracts.messages import EngineRequest
+from rootlace.runtime.scheduler.queue import COMPUTED, FairQueue, PriorityQueues, WaitingQueue
+from rootlace.runtime.scheduler.request import RequestState
 from rootlace.wire.protocol import SamplingParams
 
 CLIENTS = "abcd"
 ARRIVAL = st.tuples(st.sampled_from(CLIENTS), st.integers(1, 30))
 
 
-def _queues(policy: str = "lpm") -> ClientQueues:
-    def cached(sequence: Sequence) -> int:
+def _queues(policy: str = "lpm") -> FairQueue:
+    def cached(sequence: RequestState) -> int:
         return 0
 
-    return ClientQueues(lambda: WaitingQueue(policy, 16, 0.25, cached), cached)  # type: ignore[arg-type]
+    return FairQueue(lambda: WaitingQueue(policy, 16, 0.25, cached), cached)  # type: ignore[arg-type]
 
 
-def _sequence(number: int, client: str, length: int = 1) -> Sequence:
+def _sequence(number: int, client: str, length: int = 1) -> RequestState:
     ids = np.full(length, number % 7, np.int32)
-    request = Request(number, ids, SamplingParams(max_tokens=4, seed=0), client=client)
-    return Sequence(request, None, number, jumps=False, arrived=number, max_length=1 << 20)
+    request = EngineRequest(number, ids, SamplingParams(max_tokens=4, seed=0), client=client)
+    return RequestState(request, None, number, jumps=False, arrived=number, max_length=1 << 20)
 
 
-def _take(queues: ClientQueues) -> Sequence:
+def _take(queues: FairQueue) -> RequestState:
     found = queues.peek()
     assert found is not None
     queues.take(found)
@@ -64,7 +61,7 @@ def test_clients_who_wait_get_as_much_as_each_other(steps, policy) -> None:
     """Of any two, over any time in which both wait: up to one request of each. And whatever comes,
     each request is admitted once (or leaves)."""
     queues = _queues(policy)
-    waiting: dict[str, list[Sequence]] = {client: [] for client in CLIENTS}
+    waiting: dict[str, list[RequestState]] = {client: [] for client in CLIENTS}
     got = dict.fromkeys(CLIENTS, 0)
     since: dict[tuple[str, str], int] = {}
     most = 0

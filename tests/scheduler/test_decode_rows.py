@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from rootlace.runtime.contracts.plan import StepPlan
-from rootlace.runtime.scheduler.decode_rows import DecodeRows
-from rootlace.runtime.scheduler.order import DepthFirst
+from rootlace.runtime.scheduler.rows import DecodeRows, DepthFirst
 from tests.scheduler.world import World
 
 OVERLAP = pytest.mark.parametrize("overlap", [False, True])

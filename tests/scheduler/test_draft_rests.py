@@ -8,7 +8,7 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 
-from rootlace.runtime.scheduler.pace import DraftPace
+from rootlace.runtime.scheduler.pacing import DraftPace
 from rootlace.runtime.scheduler.prediction import Prediction
 from tests.scheduler.test_drafting import LENGTH, PROMPT, known
 from tests.scheduler.world import World

@@ -6,11 +6,9 @@ import msgspec
 import numpy as np
 import pytest
 
-from rootlace.runtime.contracts.request import Request
-from rootlace.runtime.contracts.tree_page import TreePage
-from rootlace.runtime.scheduler.pace import PromptPace, TickTimes
-from rootlace.wire.cache_report import CacheReport
-from rootlace.wire.protocol import SamplingParams
+from rootlace.runtime.contracts.messages import EngineRequest, TreePage
+from rootlace.runtime.scheduler.pacing import PromptPace, TickTimes
+from rootlace.wire.protocol import CacheReport, SamplingParams
 from tests.scheduler.world import Job, World
 
 PROMPT = list(range(10, 40))
@@ -99,7 +97,7 @@ def submit(world: World, prompt: list[int], scored_from: int | None = None, **mo
     rid = len(world.jobs)
     params = SamplingParams(max_tokens=2, seed=0, prompt_logprobs_from=scored_from)
     ids = np.array(prompt, np.int32)
-    world.scheduler.add(Request(rid, ids, params, report="own", **more))  # type: ignore[arg-type]
+    world.scheduler.add(EngineRequest(rid, ids, params, report="own", **more))  # type: ignore[arg-type]
     world.jobs[rid] = Job(prompt, params, "")
     return rid
 

@@ -10,14 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rootlace.runtime.contracts.messages import EngineRequest
 from rootlace.runtime.contracts.plan import MaskRow, SampleRow, TokenScores
-from rootlace.runtime.contracts.request import Request
-from rootlace.runtime.scheduler.decode_rows import DecodeRows
-from rootlace.runtime.scheduler.intake import TokenIntake
-from rootlace.runtime.scheduler.masks import StepMasks
-from rootlace.runtime.scheduler.order import DepthFirst
-from rootlace.runtime.scheduler.sample_rows import SampleRows
-from rootlace.runtime.scheduler.sequence import Sequence
+from rootlace.runtime.scheduler.output import TokenIntake
+from rootlace.runtime.scheduler.request import RequestState
+from rootlace.runtime.scheduler.rows import DecodeRows, DepthFirst, SampleRows, StepMasks
 from rootlace.wire.protocol import SamplingParams
 from tests.scheduler.matchers import Digits, Script
 
@@ -44,9 +41,9 @@ class Ready(Digits):
         return self.row
 
 
-def sequence(rid: int, params: SamplingParams, matcher: object = None) -> Sequence:
-    request = Request(rid, np.arange(3 + rid, dtype=np.int32), params)
-    return Sequence(request, matcher, rid, jumps=True, arrived=0.0, max_length=200)  # type: ignore[arg-type]
+def sequence(rid: int, params: SamplingParams, matcher: object = None) -> RequestState:
+    request = EngineRequest(rid, np.arange(3 + rid, dtype=np.int32), params)
+    return RequestState(request, matcher, rid, jumps=True, arrived=0.0, max_length=200)  # type: ignore[arg-type]
 
 
 def expect_equal(ours: SampleRow, theirs: SampleRow) -> None:
@@ -101,7 +98,7 @@ def test_intake(seed: int, constrained: bool) -> None:
     dice = random.Random(seed)
     params = SamplingParams(max_tokens=40, seed=0, stop_token_ids=(15,), logprobs=True)
 
-    def fresh() -> Sequence:
+    def fresh() -> RequestState:
         return sequence(0, params, Script(seed, 30, VOCAB, forcing=3) if constrained else None)
 
     quick, plain = fresh(), fresh()

@@ -10,7 +10,7 @@ from functools import partial
 import numpy as np
 import pytest
 
-from rootlace.runtime.scheduler.running import Headroom
+from rootlace.runtime.scheduler.admission import Headroom
 from rootlace.wire.errors import ConstraintNotMet, InternalError
 from tests.scheduler.matchers import Plain, Script, Stepped
 from tests.scheduler.world import World

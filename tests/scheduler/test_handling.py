@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 
 from rootlace.wire.errors import DeadlineImpossible, InvalidRequest, PinRefused
-from rootlace.wire.handling import Cache, Handling
+from rootlace.wire.sampling import Cache, Handling
 from tests.scheduler.matchers import Script
 from tests.scheduler.world import World
 
@@ -152,7 +152,7 @@ def test_who_goes_on_after_a_failed_step_is_pinned_again() -> None:
 def test_when_there_are_as_many_pins_as_may_be_one_can_be_renewed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("rootlace.runtime.scheduler.retention.MAX_PINS", 1)
+    monkeypatch.setattr("rootlace.runtime.scheduler.kv_manager.MAX_PINS", 1)
     world, pinned = World(), Handling(cache=Cache(pin=True))
     world.run([1] * 8, 1, handling=pinned)
     (pin,) = world.scheduler.kv.retention.pins.all()

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from rootlace.runtime.config import Eviction
-from rootlace.runtime.contracts.request import pin_id
-from rootlace.runtime.scheduler.running import Headroom
+from rootlace.runtime.contracts.messages import pin_id
+from rootlace.runtime.scheduler.admission import Headroom
 from rootlace.wire.errors import (
     ConstraintNotMet,
     ContextLengthExceeded,
@@ -24,8 +24,8 @@ from rootlace.wire.errors import (
     InvalidRequest,
     PinRefused,
 )
-from rootlace.wire.handling import PIN_SECONDS, Cache, Handling
 from rootlace.wire.protocol import SamplingParams
+from rootlace.wire.sampling import PIN_SECONDS, Cache, Handling
 from tests.scheduler.matchers import Script, Stepped
 from tests.scheduler.world import World
 

@@ -7,10 +7,9 @@ import random
 import numpy as np
 import pytest
 
-from rootlace.runtime.contracts.plan import StepPlan
-from rootlace.runtime.contracts.step_cost import StepCost
-from rootlace.runtime.scheduler.measured_cost import MeasuredCost
-from rootlace.runtime.simulation.cost import time_step
+from rootlace.runtime.contracts.plan import StepCost, StepPlan
+from rootlace.runtime.scheduler.pacing import MeasuredCost
+from rootlace.runtime.simulation.engine import time_step
 
 NONE = np.empty(0, np.int64)
 

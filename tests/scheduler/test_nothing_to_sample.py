@@ -7,7 +7,7 @@ import dataclasses
 import numpy as np
 
 from rootlace.runtime.config import CacheConfig, SchedulerConfig
-from rootlace.runtime.contracts.request import Request
+from rootlace.runtime.contracts.messages import EngineRequest
 from rootlace.runtime.scheduler.scheduler import Scheduler
 from rootlace.wire.protocol import SamplingParams
 from tests.simulated_executor import SimulatedExecutor
@@ -20,7 +20,7 @@ def test_minus_one_ends_the_request_alone() -> None:
     )
     for rid in (0, 1):
         params = SamplingParams(max_tokens=3, temperature=0.0, seed=0)
-        scheduler.add(Request(rid, np.arange(1, 6 + rid, dtype=np.int32), params))
+        scheduler.add(EngineRequest(rid, np.arange(1, 6 + rid, dtype=np.int32), params))
     ends: dict[int, str | None] = {}
     first = True
     while scheduler.has_work:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from rootlace.runtime.scheduler.prompt_work import PromptWork
+from rootlace.runtime.scheduler.queue import PromptWork
 
 
 def waiting(number: int, tokens: list[int]) -> Any:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from rootlace.runtime.contracts.plan import StepPlan
-from rootlace.runtime.scheduler.suspects import MAX_ACCUSATIONS, Suspects
+from rootlace.runtime.scheduler.output import MAX_ACCUSATIONS, Suspects
 from rootlace.wire.errors import ConstraintNotMet, InternalError
 from tests.scheduler.matchers import Script
 from tests.scheduler.planned_ahead import ids

@@ -5,20 +5,19 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from rootlace.runtime.contracts.request import Request
-from rootlace.runtime.contracts.update import Update
+from rootlace.runtime.contracts.messages import EngineOutput, EngineRequest
 from rootlace.wire.protocol import SamplingParams
 from tests.scheduler.matchers import Script
 from tests.scheduler.world import Job, World
 
 
-def told(world: World, every: int, job: Job) -> list[Update]:
+def told(world: World, every: int, job: Job) -> list[EngineOutput]:
     """The updates of the same request, told `every` tokens at a time."""
     rid = len(world.jobs)
     world.jobs[rid] = again = Job(job.prompt, job.params, job.namespace)
     matcher = job.constrain() if job.constrain else None
     world.scheduler.add(
-        Request(rid, np.array(job.prompt, np.int32), job.params, emit_every=every),
+        EngineRequest(rid, np.array(job.prompt, np.int32), job.params, emit_every=every),
         matcher,
         jump_forward=job.jump,
     )
@@ -49,7 +48,7 @@ def rest(max_tokens: int) -> list[int]:
     return [(max_tokens - 2) % 4 + 1] if max_tokens > 1 else []
 
 
-def joined(updates: list[Update]) -> tuple[list[int], list[float]]:
+def joined(updates: list[EngineOutput]) -> tuple[list[int], list[float]]:
     tokens = [token for update in updates for token in update.token_ids]
     assert all(update.scores is not None for update in updates)
     return tokens, [value for u in updates for value in u.scores.logprobs.tolist()]  # type: ignore[union-attr]
@@ -60,7 +59,7 @@ def test_forced_tokens_are_counted_within_their_piece() -> None:
     job = Job([1], SamplingParams(max_tokens=12, seed=0), "", lambda: Script(3, 12, 100), jump=True)
     single, pieces = told(world, 1, job), told(world, 5, job)
 
-    def places(updates: list[Update]) -> list[int]:
+    def places(updates: list[EngineOutput]) -> list[int]:
         found, start = [], 0
         for update in updates:
             found += [start + at for at in update.forced]
@@ -75,7 +74,7 @@ def test_an_abort_tells_no_tokens() -> None:
     world = World()
     world.jobs[0] = Job([1], SamplingParams(max_tokens=50, seed=0), "")
     params = world.jobs[0].params
-    world.scheduler.add(Request(0, np.array([1], np.int32), params, emit_every=8))
+    world.scheduler.add(EngineRequest(0, np.array([1], np.int32), params, emit_every=8))
     for _ in range(6):
         world.step()
     update = world.scheduler.abort(0)
@@ -96,7 +95,7 @@ def test_streams_are_told_together_and_no_more_often_than_asked(
     for rid in when:
         world.jobs[rid] = Job([rid, rid], params, "")
         ids = np.array([rid, rid], np.int32)
-        world.scheduler.add(Request(rid, ids, params, emit_seconds=0.05))
+        world.scheduler.add(EngineRequest(rid, ids, params, emit_seconds=0.05))
         world.step()
     seen = dict.fromkeys(when, 0)
     while world.scheduler.has_work:

@@ -15,7 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from rootlace.runtime.config import Eviction, Policy
 from rootlace.wire.errors import ContextLengthExceeded, InternalError
-from rootlace.wire.handling import Cache, Handling
+from rootlace.wire.sampling import Cache, Handling
 from tests.scheduler.world import World
 from tests.simulated_store import SimulatedStore
 

@@ -9,18 +9,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rootlace.runtime.contracts.request import Request
-from rootlace.runtime.scheduler.patience import Patience, work_of
-from rootlace.runtime.scheduler.prompt_order import PromptOrder
-from rootlace.runtime.scheduler.sequence import Sequence
-from rootlace.runtime.scheduler.waiting import REFRESHED, WaitingQueue
+from rootlace.runtime.contracts.messages import EngineRequest
+from rootlace.runtime.scheduler.queue import REFRESHED, Patience, PromptOrder, WaitingQueue, work_of
+from rootlace.runtime.scheduler.request import RequestState
 from rootlace.wire.protocol import SamplingParams
 
 
-def _sequence(number: int, prompt: list[int], namespace: str = "") -> Sequence:
+def _sequence(number: int, prompt: list[int], namespace: str = "") -> RequestState:
     ids = np.array(prompt, np.int32)
-    request = Request(number, ids, SamplingParams(max_tokens=4, seed=0), namespace=namespace)
-    return Sequence(request, None, number, jumps=False, arrived=0.0, max_length=1 << 20)
+    request = EngineRequest(number, ids, SamplingParams(max_tokens=4, seed=0), namespace=namespace)
+    return RequestState(request, None, number, jumps=False, arrived=0.0, max_length=1 << 20)
 
 
 # ---------------------------------------------------------------- patience

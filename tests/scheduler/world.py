@@ -10,20 +10,19 @@ from typing import Any
 
 import numpy as np
 
-from rootlace.runtime.cache.wear import HourlyBytes
+from rootlace.runtime.cache.tier import HourlyBytes
 from rootlace.runtime.config import CacheConfig, Eviction, SchedulerConfig
 from rootlace.runtime.contracts.matcher import Matcher
+from rootlace.runtime.contracts.messages import EngineOutput, EngineRequest, Pooling
 from rootlace.runtime.contracts.plan import SampleRow, StepPlan
-from rootlace.runtime.contracts.request import Pooling, Request
-from rootlace.runtime.contracts.update import Update
-from rootlace.runtime.scheduler.masks import MaskFiller, StepMasks
-from rootlace.runtime.scheduler.running import Headroom
+from rootlace.runtime.scheduler.admission import Headroom
+from rootlace.runtime.scheduler.offload.levels import Level, Tiers
+from rootlace.runtime.scheduler.request import RequestState
+from rootlace.runtime.scheduler.rows import MaskFiller, StepMasks
 from rootlace.runtime.scheduler.scheduler import Scheduler
-from rootlace.runtime.scheduler.sequence import Sequence
-from rootlace.runtime.scheduler.tiers.levels import Level, Tiers
 from rootlace.wire.errors import RootlaceError
-from rootlace.wire.handling import PLAIN, Handling
 from rootlace.wire.protocol import SamplingParams
+from rootlace.wire.sampling import PLAIN, Handling
 from tests.simulated_executor import (
     SimulatedExecutor,
     SimulatedStep,
@@ -42,7 +41,7 @@ class Job:
     jump: bool = False
     adapter: int = -1
     max_length: int = 0
-    updates: list[Update] = field(default_factory=list)
+    updates: list[EngineOutput] = field(default_factory=list)
 
     @property
     def output(self) -> list[int]:
@@ -161,7 +160,7 @@ class World:
         self._release = self.scheduler.kv.release
         self.scheduler.kv.release = self._note_release  # type: ignore[method-assign]
 
-    def _note_release(self, sequence: Sequence) -> None:
+    def _note_release(self, sequence: RequestState) -> None:
         tokens = sequence.tokens[: min(sequence.computed, sequence.length)].tolist()
         self.released.append((sequence.namespace, tokens))
         self._release(sequence)
@@ -200,7 +199,7 @@ class World:
             number = ("one", "two").index(adapter) if adapter else -1
             predicted = predict(self.cold(prompt, wanted, constrain, number).output)
         ids = np.array(prompt, np.int32)
-        request = Request(
+        request = EngineRequest(
             rid,
             ids,
             wanted,
@@ -305,7 +304,7 @@ class World:
         if update is not None:
             self.take([update])
 
-    def take(self, updates: list[Update]) -> None:
+    def take(self, updates: list[EngineOutput]) -> None:
         for update in updates:
             job = self.jobs[update.rid]
             assert job.finish is None, "an update after the last one"

@@ -6,14 +6,12 @@ import random
 
 import pytest
 
-from rootlace.runtime.contracts.step_cost import StepCost
-from rootlace.runtime.simulation.below import Below
+from rootlace.runtime.contracts.plan import StepCost
 from rootlace.runtime.simulation.cluster import Cluster, ClusterReport
-from rootlace.runtime.simulation.engine import Machine
+from rootlace.runtime.simulation.engine import Below, Machine
 from rootlace.runtime.simulation.policies import parse_policy
 from rootlace.runtime.simulation.replay import Outcome, Replay
-from rootlace.runtime.simulation.trace import Trace
-from rootlace.runtime.simulation.workload import Load, Workload
+from rootlace.runtime.simulation.trace import Load, Trace, Workload
 from tests.simulation.traces import token_trace
 
 COST = StepCost(step=0.0, prefill=0.1, decode=0.0, max_step_tokens=64)

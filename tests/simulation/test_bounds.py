@@ -12,12 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.ideal_cache import IdealCache
-from rootlace.runtime.contracts.step_cost import StepCost
+from rootlace.runtime.contracts.plan import StepCost
 from rootlace.runtime.simulation.bounds import clairvoyant_bound, infinite_bound
 from rootlace.runtime.simulation.engine import Machine
 from rootlace.runtime.simulation.policies import all_policies, parse_policy
 from rootlace.runtime.simulation.replay import Replay
-from rootlace.runtime.simulation.workload import Load, Workload
+from rootlace.runtime.simulation.trace import Load, Workload
 from tests.simulation.traces import token_trace
 
 PROMPTS = st.lists(st.lists(st.integers(0, 1), min_size=1, max_size=4), min_size=1, max_size=5)

@@ -7,15 +7,13 @@ import random
 import numpy as np
 import pytest
 
-from rootlace.runtime.contracts.step_cost import StepCost
+from rootlace.runtime.contracts.plan import StepCost
 from rootlace.runtime.simulation.cluster import Cluster, ClusterReport
 from rootlace.runtime.simulation.engine import Machine
 from rootlace.runtime.simulation.policies import parse_policy
-from rootlace.runtime.simulation.replay import Replay
-from rootlace.runtime.simulation.report import report_on
+from rootlace.runtime.simulation.replay import Replay, report_on
 from rootlace.runtime.simulation.routers import ROUTINGS, RayPrefix
-from rootlace.runtime.simulation.trace import Trace
-from rootlace.runtime.simulation.workload import Load, Workload
+from rootlace.runtime.simulation.trace import Load, Trace, Workload
 from tests.simulation.traces import token_trace
 
 COST = StepCost(step=0.01, prefill=1e-3, decode=1e-3, context=1e-6, max_step_tokens=64)

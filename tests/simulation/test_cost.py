@@ -8,13 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rootlace.runtime.contracts.step_cost import BadCost, StepCost
-from rootlace.runtime.simulation.cost import (
-    DEFAULT_COST,
-    known_costs,
-    read_cost,
-    time_step,
-)
+from rootlace.runtime.contracts.plan import BadCost, StepCost
+from rootlace.runtime.simulation.engine import DEFAULT_COST, known_costs, read_cost, time_step
 
 NONE = np.empty(0, np.int64)
 

@@ -7,13 +7,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from rootlace.runtime.contracts.step_cost import StepCost
-from rootlace.runtime.simulation.cluster import Cluster, ClusterReport
-from rootlace.runtime.simulation.disaggregated import Apart, Link, lacks, receive
+from rootlace.runtime.contracts.plan import StepCost
+from rootlace.runtime.simulation.cluster import Apart, Cluster, ClusterReport, Link, lacks, receive
 from rootlace.runtime.simulation.engine import Machine, SimulatedEngine, Times
 from rootlace.runtime.simulation.policies import parse_policy
-from rootlace.runtime.simulation.trace import Trace
-from rootlace.runtime.simulation.workload import Load, Workload
+from rootlace.runtime.simulation.trace import Load, Trace, Workload
 from tests.simulation.traces import token_trace
 
 COST = StepCost(step=0.01, prefill=1e-3, max_step_tokens=256)

@@ -9,12 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rootlace.runtime.contracts.step_cost import StepCost
+from rootlace.runtime.contracts.plan import StepCost
 from rootlace.runtime.simulation.engine import Machine
 from rootlace.runtime.simulation.policies import parse_policy
 from rootlace.runtime.simulation.replay import Outcome, Replay, count_overtaken
-from rootlace.runtime.simulation.trace import read_trace
-from rootlace.runtime.simulation.workload import Load, Workload
+from rootlace.runtime.simulation.trace import Load, Workload, read_trace
 from tests.simulation.traces import token_trace, write_azure, write_mooncake
 
 EPS = 1e-4  # the simulated clock moves when it is read

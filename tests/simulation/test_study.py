@@ -11,13 +11,12 @@ import numpy as np
 import pytest
 
 from rootlace.runtime.config import Eviction, SchedulerConfig
-from rootlace.runtime.contracts.step_cost import StepCost
+from rootlace.runtime.contracts.plan import StepCost
 from rootlace.runtime.simulation.engine import Machine
 from rootlace.runtime.simulation.policies import BadPolicy, all_policies, parse_policy
-from rootlace.runtime.simulation.replay import Replay
-from rootlace.runtime.simulation.report import report_on
+from rootlace.runtime.simulation.replay import Replay, report_on
 from rootlace.runtime.simulation.study import Study, default_sizes, run_study, short
-from rootlace.runtime.simulation.workload import Load, Workload
+from rootlace.runtime.simulation.trace import Load, Workload
 from tests.simulation.traces import token_trace
 
 COST = StepCost(step=1.0, prefill=0.01, max_step_tokens=64)
@@ -103,7 +102,7 @@ def test_json(study: Study) -> None:
 
 def test_a_picture_has_every_line(study: Study, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    from rootlace.runtime.simulation.plot import plot_study
+    from rootlace.runtime.simulation.study import plot_study
 
     path = tmp_path / "hits.svg"
     plot_study(study, path)

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rootlace.runtime.simulation.trace import Trace, read_trace
-from rootlace.runtime.simulation.workload import FIRST_OUTPUT, Load, Workload
+from rootlace.runtime.simulation.trace import FIRST_OUTPUT, Load, Trace, Workload, read_trace
 from tests.simulation.traces import token_trace, write_azure, write_mooncake
 
 

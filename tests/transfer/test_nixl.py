@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rootlace.runtime.contracts.transfer import BlockLost
+from rootlace.runtime.contracts.block_store import BlockLost
 from rootlace.runtime.transfer import nixl
 from rootlace.runtime.transfer.nixl import Nixl
 from rootlace.wire.errors import InvalidRequest

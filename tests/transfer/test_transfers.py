@@ -13,10 +13,10 @@ import pytest
 import zmq
 
 from rootlace.runtime import curve
-from rootlace.runtime.contracts.transfer import BlockLost, Transfer
+from rootlace.runtime.contracts.block_store import BlockLost, Transfer
+from rootlace.runtime.offload.disk_store import DamagedBlock, checksum
+from rootlace.runtime.offload.host_store import HandedBlocks
 from rootlace.runtime.processes import new_memory
-from rootlace.runtime.tiers.handed import HandedBlocks
-from rootlace.runtime.tiers.slot_file import DamagedBlock, checksum
 from rootlace.runtime.transfer import tcp
 from rootlace.runtime.transfer.nixl import Nixl
 from rootlace.runtime.transfer.shared_memory import SharedMemory

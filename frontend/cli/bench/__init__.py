@@ -16,11 +16,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rootlace.cli.failure import check_runtime, fail
+from rootlace.cli.common import check_runtime, fail
 
 if TYPE_CHECKING:
-    from rootlace.cli.bench.figures import Figures
-    from rootlace.cli.bench.sending import Server
+    from rootlace.cli.bench.load import Figures, Server
 
 
 class LoadName(StrEnum):
@@ -68,7 +67,10 @@ def bench(
 ) -> None:
     """Put load on a running server: first token, time between tokens, throughput, hit rate."""
     check_runtime()
-    from rootlace.cli.bench import figures, loads, page, sending
+    from rootlace.cli.bench import load as figures
+    from rootlace.cli.bench import load as loads
+    from rootlace.cli.bench import load as sending
+    from rootlace.cli.bench import page
 
     server = sending.Server(url.rstrip("/"), api_key, model)
     try:
@@ -113,7 +115,7 @@ def bench(
 def _sent(server: Server, asks: list, concurrency: int) -> list:  # type: ignore[type-arg]
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn
 
-    from rootlace.cli.bench.sending import send_all
+    from rootlace.cli.bench.load import send_all
 
     columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, transient=True) as progress:

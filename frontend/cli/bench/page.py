@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
-from rootlace.cli.bench.figures import Figures
-from rootlace.cli.bench.sending import Timed
+from rootlace.cli.bench.load import Figures, Timed
 
 _STYLE = """
 :root { color-scheme: light dark; --line: #8886; --main: #3a7d44; --first: #b36b00; }

@@ -1,4 +1,4 @@
-// Tokens picked, a row at a time: the rule is that of kernels/reference/pick_tokens.py.
+// Tokens picked, a row at a time: the rule is that of kernels/reference/sampling.py.
 //
 // Where top-k and top-p cut is found without ranking the vocabulary: tokens are counted and weighed
 // in narrow buckets by their distance from the best one, and only the bucket that a cut falls into
@@ -57,7 +57,7 @@ uint64_t mix(uint64_t x) {
   return x ^ x >> 31;
 }
 
-// In [0, 1), as kernels/reference/uniform.py says.
+// In [0, 1), as kernels/reference/sampling.py says.
 double uniform(int64_t seed, int64_t position) {
   const uint64_t gamma = 0x9e3779b97f4a7c15;
   uint64_t stream = mix(static_cast<uint64_t>(seed) + gamma);

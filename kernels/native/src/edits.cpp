@@ -1,4 +1,4 @@
-// What happens to logits before sampling: the rule is that of kernels/reference/logits.py.
+// What happens to logits before sampling: the rule is that of kernels/reference/sampling.py.
 #include <cmath>
 #include <cstring>
 

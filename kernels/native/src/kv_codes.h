@@ -1,4 +1,4 @@
-// Keys and values as integers with scales beside them: kernels/reference/kv_codes.py says which.
+// Keys and values as integers with scales beside them: kernels/reference/kv_cache.py says which.
 //
 // A block has as many bytes as rows of its slots. They lie as attention reads numbers of 16 bits, head
 // by head, `row` bytes for a slot's codes of a head, and behind them the scales and offsets:

@@ -1,5 +1,5 @@
 // Latent attention (DeepSeek-V2, arXiv:2405.04434): what stands before and behind attention over what
-// is cached of a token, as runtime/model/decoder/latent.py has it.
+// is cached of a token, as runtime/model/decoder/torch_decoder.py has it.
 //
 // Queries are turned into ones of latents, whether a step has one token or many, so that a token's bits
 // do not depend on how its text is cut into steps.

@@ -1,5 +1,5 @@
 // Log-probabilities of tokens, and the best tokens of a row: the rule is that of
-// kernels/reference/score_tokens.py.
+// kernels/reference/sampling.py.
 //
 // A row is cut into pieces of the same length whoever computes them, and sums have one order: a
 // row's bits depend neither on the other rows nor on the team. Sums are float64.

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from importlib import import_module
 
 from rootlace.runtime.cache.eviction import EvictionPolicy
-from rootlace.runtime.cache.programs import Programs
+from rootlace.runtime.cache.node import Programs
 
 
 def policy_named(name: str) -> Callable[[Programs], EvictionPolicy]:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from rootlace.runtime.cache.node import Node
-from rootlace.runtime.cache.programs import Programs
+from rootlace.runtime.cache.node import Node, Programs
 
 
 class Policy:

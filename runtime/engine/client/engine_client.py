@@ -6,15 +6,18 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 from rootlace.runtime.config import EngineConfig
 from rootlace.runtime.contracts.messages import (
     Abort,
     CacheChanged,
     CostMeasured,
+    EngineOutput,
+    EngineRequest,
     Explained,
     Flush,
     Flushed,
@@ -34,19 +37,186 @@ from rootlace.runtime.contracts.messages import (
     Unpin,
     Unpinned,
 )
-from rootlace.runtime.contracts.request import Request
-from rootlace.runtime.contracts.update import Update
+from rootlace.runtime.engine.client.cache_orders import Forgets, PinnedPrompts
 from rootlace.runtime.engine.client.child_engine import Children, DiedAtStart
-from rootlace.runtime.engine.client.culprits import Culprits
-from rootlace.runtime.engine.client.deaths import Deaths
-from rootlace.runtime.engine.client.forgets import Forgets
-from rootlace.runtime.engine.client.in_flight import InFlight, Submitted
-from rootlace.runtime.engine.client.pinned_prompts import PinnedPrompts
-from rootlace.runtime.engine.client.place import Place, PlacedEngine
-from rootlace.runtime.engine.client.pulse import STALL_SECONDS, Pulse
-from rootlace.runtime.engine.client.questions import EngineDied, Questions
-from rootlace.runtime.engine.client.siblings import Siblings
+from rootlace.runtime.engine.client.restarts import Culprits, Deaths, InFlight, Submitted
+from rootlace.runtime.engine.client.siblings import ReplicaContext
 from rootlace.wire.errors import RootlaceError, ServerUnavailable
+
+# Questions ----------------------------------------------------------------------------------------
+#
+# Questions to the engine that wait for an answer: flush, statistics.
+
+
+class EngineDied(ServerUnavailable):
+    """Who was asked died; the next one may answer."""
+
+
+class Questions:
+    """Tickets, and who waits for the answer that carries them."""
+
+    def __init__(self) -> None:
+        self._open: dict[int, asyncio.Future[Any]] = {}
+        self._last = 0
+        self._settled = asyncio.Event()
+        """Whether there is an engine, or will not be one any more."""
+        self._gone: ServerUnavailable | None = None
+
+    def resume(self) -> None:
+        """There is an engine."""
+        self._gone = None
+        self._settled.set()
+
+    async def until_up(self, patience: float) -> None:
+        """Wait for the next engine, as requests do. Raises ServerUnavailable if there is none in
+        so many seconds."""
+        try:
+            await asyncio.wait_for(self._settled.wait(), patience)
+        except TimeoutError:
+            raise ServerUnavailable("the engine is not running") from None
+        if self._gone is not None:
+            raise self._gone
+
+    def open(self) -> int:
+        """A new ticket."""
+        self._last += 1
+        self._open[self._last] = asyncio.get_running_loop().create_future()
+        return self._last
+
+    async def answer_to(self, ticket: int, patience: float | None) -> Any:
+        """Raises ServerUnavailable if there is none within `patience` seconds, or if nobody will
+        answer."""
+        try:
+            return await asyncio.wait_for(self._open[ticket], patience)
+        except TimeoutError:
+            raise ServerUnavailable(f"the engine has not answered for {patience:g} s") from None
+        finally:
+            self._open.pop(ticket, None)
+
+    def answer(self, ticket: int, value: Any) -> None:
+        future = self._open.get(ticket)
+        if future is not None and not future.done():
+            future.set_result(value)
+
+    def fail(self, error: ServerUnavailable, for_good: bool = False) -> None:
+        """Nobody will answer; `for_good`: nor will another engine."""
+        self._settled.clear()
+        if for_good:
+            self._gone = error
+            self._settled.set()
+        for future in self._open.values():
+            if not future.done():
+                future.set_exception(error)
+
+
+# Pulse --------------------------------------------------------------------------------------------
+#
+# Whether an engine process lives, works, or hangs: what its messages tell.
+
+
+STALL_SECONDS = 30.0
+"""A loop that stands still for this long is not healthy; a question to it fails."""
+SILENCE_SECONDS = 20.0
+"""A process that sends nothing for this long, not even a heartbeat, hangs."""
+STUCK_SECONDS = 600.0
+"""A loop that stands still for this long hangs, too, though its process sends heartbeats: no step
+takes so long."""
+LOADING_SECONDS = 100.0
+"""One that is silent for so long before it is ready hangs: it sends heartbeats while it loads."""
+NAP_SECONDS = 1.0
+
+
+class Pulse:
+    """Of one engine process, from when it is ready."""
+
+    def __init__(self) -> None:
+        self._moved = time.monotonic()
+        self._turns = 0
+        self._heard = False
+        self._moving = False
+
+    @property
+    def steady(self) -> bool:
+        """Whether the loop was heard of lately."""
+        return time.monotonic() - self._moved < STALL_SECONDS
+
+    def hear(self, message: FromEngine) -> None:
+        """Take note of any message of the process."""
+        self._heard = True
+        if isinstance(message, Heartbeat):
+            if message.turns == self._turns:
+                return  # the process lives, but its loop is where it was
+            self._turns = message.turns
+        self._moving = True
+        self._moved = time.monotonic()
+
+    async def lost(self, loading: bool = False) -> str:
+        """Returns, with the reason, once the process hangs; one that loads turns no loop.
+
+        Time is counted in naps: a pause of this process is not taken for one of the engine.
+        """
+        silence = LOADING_SECONDS if loading else SILENCE_SECONDS
+        silent = stuck = 0.0
+        while True:
+            self._heard = self._moving = False
+            await asyncio.sleep(NAP_SECONDS)
+            silent = 0.0 if self._heard else silent + NAP_SECONDS
+            stuck = 0.0 if self._moving else stuck + NAP_SECONDS
+            if silent >= silence:
+                return f"nothing was heard of it for {silent:g} seconds"
+            if stuck >= STUCK_SECONDS and not loading:
+                return f"its loop has stood at turn {self._turns} for {stuck:g} seconds"
+
+
+# Place --------------------------------------------------------------------------------------------
+#
+# Where a client's engines run, as far as the client knows.
+
+
+class EngineHandle(Protocol):
+    """One engine, from before it is there until it has ended."""
+
+    def send(self, message: ToEngine) -> None: ...
+
+    async def ready(self) -> Ready:
+        """Wait until it can be used."""
+        ...
+
+    async def ended(self) -> int | None:
+        """Its exit status, once it has ended; None where nobody knows it."""
+        ...
+
+    def kill(self) -> None: ...
+
+    def in_step(self) -> Mapping[int, int] | None:
+        """Who was in the steps in which it ended, and how long they were to become; None where
+        nobody knows, or where it ended because it was to."""
+        ...
+
+    async def end(self, patience: float = 0.0) -> None:
+        """Have it end, with `patience` seconds for what it writes."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class EngineLauncher(Protocol):
+    """Has one engine after another."""
+
+    @property
+    def patient(self) -> bool:
+        """Whether somebody else starts them, when there is one to start."""
+        ...
+
+    def open(self, hear: Callable[[FromEngine], None]) -> EngineHandle:
+        """The next one; `hear` gets what it says when it is ready, and before."""
+        ...
+
+    def close(self) -> None: ...
+
+
+# Engine client ------------------------------------------------------------------------------------
+
 
 log = logging.getLogger(__name__)
 
@@ -78,14 +248,14 @@ class EngineClient:
         self,
         config: EngineConfig,
         on_exit: Callable[[str], None] | None = None,
-        siblings: Siblings | None = None,
-        place: Place | None = None,
+        siblings: ReplicaContext | None = None,
+        place: EngineLauncher | None = None,
     ) -> None:
         self._config = config
         self._on_exit = on_exit
         self._siblings = siblings
-        self._place: Place = place or Children(config, siblings)
-        self._engine: PlacedEngine | None = None
+        self._place: EngineLauncher = place or Children(config, siblings)
+        self._engine: EngineHandle | None = None
         self._watcher: asyncio.Task[None] | None = None
         self._culprits = Culprits() if siblings is None else siblings.culprits
         self._in_flight = InFlight(self._culprits, config.scheduler.max_waiting)
@@ -106,8 +276,8 @@ class EngineClient:
         cls,
         config: EngineConfig,
         on_exit: Callable[[str], None] | None = None,
-        siblings: Siblings | None = None,
-        place: Place | None = None,
+        siblings: ReplicaContext | None = None,
+        place: EngineLauncher | None = None,
     ) -> EngineClient:
         """Start the engine process and wait until its model is loaded; at a `place` where somebody
         else starts it, do not wait for that.
@@ -133,7 +303,7 @@ class EngineClient:
         return self._up and self._pulse.steady
 
     def submit(
-        self, request: Request, on_update: Callable[[Update], None], stays: bool = False
+        self, request: EngineRequest, on_update: Callable[[EngineOutput], None], stays: bool = False
     ) -> None:
         """Start a request; `on_update` hears of it until an update with `finish` set. One that
         `stays` is of no use to a sibling. Raises ClientSuspended, or Overloaded where too many wait
@@ -249,7 +419,7 @@ class EngineClient:
         self._questions.resume()
         self._watcher = asyncio.create_task(self._watch(engine))
 
-    async def _watch(self, engine: PlacedEngine) -> None:
+    async def _watch(self, engine: EngineHandle) -> None:
         ended = asyncio.ensure_future(engine.ended())
         lost = asyncio.ensure_future(self._pulse.lost())
         try:
@@ -334,7 +504,7 @@ class EngineClient:
     # ------------------------------------------------------------ messages
 
     def _handle(self, message: FromEngine) -> None:
-        if isinstance(message, Update):
+        if isinstance(message, EngineOutput):
             # There are thousands a second, and heartbeats tell the pulse as much.
             if message.pin and (request := self._in_flight.request(message.rid)) is not None:
                 self._pinned.note(message.pin, request)
@@ -367,7 +537,7 @@ class EngineClient:
             self._forgets.drop_old()
 
 
-async def _ready_in_time(engine: PlacedEngine, pulse: Pulse) -> Ready:
+async def _ready_in_time(engine: EngineHandle, pulse: Pulse) -> Ready:
     """Once it can be used; one that hangs while it loads is killed."""
     ready = asyncio.ensure_future(engine.ready())
     lost = asyncio.ensure_future(pulse.lost(loading=True))

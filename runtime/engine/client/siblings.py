@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from rootlace.runtime.contracts.block_store import TransferConfig
 from rootlace.runtime.contracts.messages import CacheChanged, CostMeasured
-from rootlace.runtime.contracts.transfer import TransferConfig
-from rootlace.runtime.engine.client.culprits import Culprits
-from rootlace.runtime.engine.client.forgets import Forgets
-from rootlace.runtime.engine.client.in_flight import Submitted
+from rootlace.runtime.engine.client.cache_orders import Forgets
+from rootlace.runtime.engine.client.restarts import Culprits, Submitted
 
 
 @dataclass(frozen=True)
-class Siblings:
+class ReplicaContext:
     """It is number `replica` of `replicas`, which tell what they hold by digests of one key.
 
     `on_told` hears what the engine says of its cache and its steps; `on_death` is given the

@@ -5,21 +5,104 @@ Imports no torch, so that a model that is refused is refused at once.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
-from rootlace.runtime.model.checkpoint.quantised.quantisation import Quantisation
+from rootlace.runtime.model.checkpoint.quantised.layouts import Quantisation
 from rootlace.runtime.model.checkpoint.source import ModelSource, model_source
-from rootlace.runtime.model.families.given import TEXT, TEXTS, TOKEN, TOKENS, Given, Kind
+from rootlace.runtime.model.families.config_reader import (
+    TEXT,
+    TEXTS,
+    TOKEN,
+    TOKENS,
+    ConfigReader,
+    Kind,
+)
 from rootlace.runtime.model.families.reading import Family
 from rootlace.runtime.model.families.spec import ModelSpec
-from rootlace.runtime.model.families.table import families
-from rootlace.runtime.model.families.tasks import known_by, with_head
-from rootlace.runtime.model.families.text_part import inside, text_part
-from rootlace.runtime.model.foreign.installed import find_architecture
+from rootlace.runtime.model.families.table import families, inside, known_by, text_part, with_head
 from rootlace.wire.errors import UnsupportedModel
+
+# Installed ----------------------------------------------------------------------------------------
+#
+# Whether transformers has modules for a model, found in its files: importing it takes seconds.
+
+
+ENDINGS = ("ForCausalLM", "LMHeadModel")
+ATTENTION = ("full_attention", "sliding_attention", "attention")
+"""Kinds of layers that cache nothing but keys and values."""
+SUPPORT = re.compile(rb"^ +_supports_attention_backend(?:: bool)? = True", re.MULTILINE)
+
+
+def find_architecture(file: Path, raw: dict[str, Any], known: Sequence[str]) -> str:
+    """The first architecture of a `config.json` that transformers' modules may run. Raises
+    `UnsupportedModel` where there is none, or what the file says rules them out; `known` are the
+    architectures that need no transformers."""
+    names = _texts(raw.get("architectures"))
+    where = f"{file}: architectures {names}"
+    named = [name for name in names if name.endswith(ENDINGS)]
+    if not named:
+        raise UnsupportedModel(f"{where} is not supported (supported: {', '.join(sorted(known))})")
+    folder = _folder()
+    if folder is None:
+        raise UnsupportedModel(
+            f"{where} is not supported (supported: {', '.join(sorted(known))}; some others with "
+            "transformers: pip install 'rootlace[transformers]')"
+        )
+    likely = str(raw.get("model_type")).replace("-", "_")
+    modules = [(n, text) for n in named if (text := _module_of(folder, n, likely)) is not None]
+    if not modules:
+        why = "they need code of their own, which is not run" if "auto_map" in raw else "unknown"
+        raise UnsupportedModel(
+            f"{where} is not supported (supported: {', '.join(sorted(known))}; transformers: {why})"
+        )
+    name, text = modules[0]
+    if SUPPORT.search(text) is None:
+        _refuse(file, name, "its modules do not use transformers' attention interface")
+    if raw.get("is_encoder_decoder"):
+        _refuse(file, name, "encoders are not supported")
+    if raw.get("quantization_config") is not None:
+        _refuse(file, name, "quantised weights are not supported where transformers runs a model")
+    for key in ("layer_types", "layers_block_type"):
+        others = {kind for kind in _texts(raw.get(key)) if kind not in ATTENTION}
+        if others:
+            _refuse(file, name, f"layers of {', '.join(sorted(others))} ({key}) are not supported")
+    return name
+
+
+def _refuse(file: Path, architecture: str, why: str) -> NoReturn:
+    raise UnsupportedModel(f"{file}: {architecture}: {why}")
+
+
+def _texts(found: Any) -> list[str]:
+    return [one for one in found if isinstance(one, str)] if isinstance(found, list) else []
+
+
+def _folder() -> Path | None:
+    found = find_spec("transformers")
+    return None if found is None or found.origin is None else Path(found.origin).parent
+
+
+@cache
+def _module_of(folder: Path, architecture: str, likely: str) -> bytes | None:
+    """The module that defines a class, looked for in the `likely` model's folder first."""
+    if not architecture.isidentifier():
+        return None
+    line = f"\nclass {architecture}(".encode()
+    files = folder.glob("models/*/modeling_*.py")
+    for file in sorted(files, key=lambda file: (file.parent.name != likely, file)):
+        text = file.read_bytes()
+        if line in text:
+            return text
+    return None
+
+
+# Config -------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -54,7 +137,7 @@ class ModelConfig:
         architecture, family = _family(file, raw)
         if family is None:
             return _foreign(source, architecture, raw)
-        given = Given(file, raw)
+        given = ConfigReader(file, raw)
         quantisation = source.quantisation(given)
         spec = with_head(family.read(given), architecture, given)
         if text is not None:
@@ -94,10 +177,10 @@ def check_config(source: ModelSource) -> None:
 def _foreign(source: ModelSource, architecture: str, raw: dict[str, Any]) -> ModelConfig:
     """That of a model which transformers runs."""
     # Only here: no other model should wait for transformers to be imported.
-    from rootlace.runtime.model.foreign.reading import read_model
+    from rootlace.runtime.model.transformers_backend.config import read_model
 
     found = read_model(source.path, architecture)
-    eos = Given(source.config_file, {"": source.eos_token_id()})("", TOKENS.or_none())
+    eos = ConfigReader(source.config_file, {"": source.eos_token_id()})("", TOKENS.or_none())
     return ModelConfig(
         source=source,
         spec=found.spec,
@@ -117,7 +200,7 @@ DTYPE = Kind(
 def _family(file: Path, raw: dict[str, Any]) -> tuple[str, Family | None]:
     """The first architecture that is known, and its family; None where transformers may run it."""
     known = families()
-    names = Given(file, raw)("architectures", TEXTS.or_none(), None) or []
+    names = ConfigReader(file, raw)("architectures", TEXTS.or_none(), None) or []
     for name in names:
         family = known_by(name, known)
         if family is None:
@@ -131,10 +214,10 @@ def _family(file: Path, raw: dict[str, Any]) -> tuple[str, Family | None]:
     return find_architecture(file, raw, sorted(known)), None
 
 
-def _eos(source: ModelSource, given: Given, family: Family) -> tuple[int, ...]:
+def _eos(source: ModelSource, given: ConfigReader, family: Family) -> tuple[int, ...]:
     """Ids that end a text."""
     own = given("eos_token_id", TOKENS.or_none(), family.eos_token_id)
-    found = Given(source.config_file, {"eos_token_id": source.eos_token_id()})
+    found = ConfigReader(source.config_file, {"eos_token_id": source.eos_token_id()})
     eos = found("eos_token_id", TOKENS.or_none())
     return _ids((family.eos_token_id if own is None else own) if eos is None else eos)
 

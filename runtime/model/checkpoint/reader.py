@@ -11,11 +11,11 @@ from typing import Any
 import torch
 
 from rootlace.kernels import Dense, Quantised, Weight
-from rootlace.kernels.native.memory import mapped
-from rootlace.kernels.reference.linear import AT_ONCE, dequantise
+from rootlace.kernels.native.machine import mapped
+from rootlace.kernels.reference.layers import AT_ONCE, dequantise
 from rootlace.kernels.weights import columns_of, rows_of, stacked
-from rootlace.runtime.model.checkpoint.expected import FLOATS, Shape
 from rootlace.runtime.model.checkpoint.files import Checkpoint
+from rootlace.runtime.model.checkpoint.quantised.layouts import FLOATS, Shape
 from rootlace.runtime.model.checkpoint.quantised.reading import alike, read_weight
 from rootlace.runtime.model.checkpoint.quantised.storage import Storage
 from rootlace.runtime.model.checkpoint.weights import (

@@ -9,11 +9,14 @@ from typing import Literal
 import torch
 
 from rootlace.runtime.model.checkpoint.config import ModelConfig
-from rootlace.runtime.model.checkpoint.expected import FLOATS, Expected
 from rootlace.runtime.model.checkpoint.folder import has_weights
 from rootlace.runtime.model.checkpoint.loader import OpenedCheckpoint, open_checkpoint
-from rootlace.runtime.model.checkpoint.quantised.layouts import COLUMN_GROUPS
-from rootlace.runtime.model.checkpoint.quantised.quantisation import Quantisation
+from rootlace.runtime.model.checkpoint.quantised.layouts import (
+    COLUMN_GROUPS,
+    FLOATS,
+    Expected,
+    Quantisation,
+)
 from rootlace.runtime.model.checkpoint.weights import DENSE, EXACT, Part, layer_parts
 from rootlace.runtime.model.families.spec import ModelSpec
 

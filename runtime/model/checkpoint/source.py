@@ -20,19 +20,19 @@ from rootlace.runtime.model.checkpoint.folder import (
     gguf_file,
     index_files,
     model_folder,
+    read_pooling,
     servable_folder,
     stored_in,
 )
-from rootlace.runtime.model.checkpoint.pooling import read_pooling
+from rootlace.runtime.model.checkpoint.quantised.layouts import Quantisation
 from rootlace.runtime.model.checkpoint.quantised.methods import read_quantisation
-from rootlace.runtime.model.checkpoint.quantised.quantisation import Quantisation
-from rootlace.runtime.model.families.given import TOKENS, Given
+from rootlace.runtime.model.families.config_reader import TOKENS, ConfigReader
 from rootlace.runtime.model.families.spec import ModelSpec
 from rootlace.runtime.model.gguf import tokenizer
+from rootlace.runtime.model.gguf.config import About as About
+from rootlace.runtime.model.gguf.config import GgufSource
 from rootlace.runtime.model.gguf.sentencepiece import read_sentencepiece, sentencepiece_json
-from rootlace.runtime.model.gguf.source import About as About
-from rootlace.runtime.model.gguf.source import GgufSource
-from rootlace.runtime.model.gguf.vocabulary import Vocabulary
+from rootlace.runtime.model.gguf.tokenizer import Vocabulary
 from rootlace.wire.errors import InvalidRequest, UnsupportedModel
 
 TEMPLATES = "additional_chat_templates"
@@ -76,7 +76,7 @@ class ModelSource(Protocol):
         """How the model is to be sampled: where that stands, and what stands there by the names of
         `generation_config.json`, empty where there is nothing."""
 
-    def quantisation(self, given: Given) -> Quantisation | None:
+    def quantisation(self, given: ConfigReader) -> Quantisation | None:
         """How weights are stored, `given` being `config`; None: as they are."""
 
     def adapted(self, spec: ModelSpec) -> ModelSpec:
@@ -114,7 +114,7 @@ class FolderSource:
     def eos_token_id(self) -> Any:
         """`generation_config.json` decides where it says anything."""
         for file in (self.path / GENERATION_CONFIG, self.config_file):
-            given = Given(file, _read_json(file) if file.is_file() else {})
+            given = ConfigReader(file, _read_json(file) if file.is_file() else {})
             found = given("eos_token_id", TOKENS.or_none(), None)
             if found is not None:
                 return found
@@ -124,7 +124,7 @@ class FolderSource:
         file = self.path / GENERATION_CONFIG
         return file.name, _read_json(file) if file.is_file() else {}
 
-    def quantisation(self, given: Given) -> Quantisation | None:
+    def quantisation(self, given: ConfigReader) -> Quantisation | None:
         return read_quantisation(given)
 
     def adapted(self, spec: ModelSpec) -> ModelSpec:

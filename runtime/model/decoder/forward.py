@@ -12,7 +12,7 @@ from rootlace.kernels import KernelSet
 from rootlace.runtime.contracts.plan import StepPlan
 from rootlace.runtime.model.decoder.interface import StepDecoder
 from rootlace.runtime.model.decoder.step_input import StepInputBuilder
-from rootlace.runtime.model.sampling.host_masks import Mask
+from rootlace.runtime.model.sampling.automaton_table import Mask
 
 
 class Forward(Protocol):

@@ -11,17 +11,14 @@ import torch
 from rootlace.kernels.interface import KVCodes
 from rootlace.kernels.native import library as native
 from rootlace.kernels.native.attention import LANES
-from rootlace.kernels.native.errors import NativeError
-from rootlace.kernels.native.handles import Team, Workspace
+from rootlace.kernels.native.library import NativeError, Team, Workspace
 from rootlace.runtime.contracts.plan import StepPlan
-from rootlace.runtime.model.adapters.rows import adapter_of_tokens
-from rootlace.runtime.model.adapters.weights import Adapter
 from rootlace.runtime.model.decoder import torch_decoder
 from rootlace.runtime.model.decoder.interface import Ranks
 from rootlace.runtime.model.decoder.native_weights import ADAPTED, GATED, PLAIN, NativeWeights
 from rootlace.runtime.model.decoder.rope import RotaryEmbedding, query_factors
 from rootlace.runtime.model.decoder.step_input import wanted_tokens
-from rootlace.runtime.model.families import support
+from rootlace.runtime.model.families import spec as support
 from rootlace.runtime.model.families.spec import (
     Attention,
     Experts,
@@ -31,11 +28,15 @@ from rootlace.runtime.model.families.spec import (
     Norm,
     PlainMlp,
     Rope,
+    Support,
     WeightNames,
+    any_value,
+    kind,
+    one_of,
 )
-from rootlace.runtime.model.families.support import Support, any_value, kind, one_of
 from rootlace.runtime.model.kv import pool as kv_pool
-from rootlace.runtime.model.sampling.host_masks import Mask, addresses_of
+from rootlace.runtime.model.lora import Adapter, adapter_of_tokens
+from rootlace.runtime.model.sampling.automaton_table import Mask, addresses_of
 
 MAX_HEAD_DIM, MAX_CACHED = 256, 1024
 """Of a head, and of what latent attention caches of a token (`src/latent.h`)."""

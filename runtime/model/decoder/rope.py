@@ -3,12 +3,103 @@
 from __future__ import annotations
 
 import logging
+import math
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 
 from rootlace.runtime.model.checkpoint.config import ModelConfig
-from rootlace.runtime.model.decoder.frequencies import frequencies
 from rootlace.runtime.model.families.spec import Rope
+
+# Frequencies --------------------------------------------------------------------------------------
+#
+# The angles by which rotary embeddings turn each pair of numbers, per position.
+#
+# Scalings of a trained model's angles to longer contexts: `linear` interpolation (Chen et al.
+# 2023), `yarn` (Peng et al. 2023), `longrope` (Ding et al. 2024), and that of Llama 3.1. Each is
+# computed in float32 in the order that transformers does: at far positions another rounding would
+# show.
+
+
+def frequencies(rope: Rope, dim: int, context: int) -> tuple[torch.Tensor, float]:
+    """Radians per position of the pairs of a head of `dim` numbers, float32 [dim / 2], and a factor
+    for cos and sin. `context` is the longest that will be seen."""
+    given = rope.parameters
+    theta = float(given["rope_theta"])
+    powers = theta ** (torch.arange(0, dim, 2, dtype=torch.float32) / dim)
+    if rope.kind == "linear":
+        return 1.0 / powers / given["factor"], 1.0
+    if rope.kind == "llama3":
+        return _llama3(1.0 / powers, given), 1.0
+    if rope.kind == "yarn":
+        return _yarn(powers, theta, given), _yarn_scaling(given)
+    if rope.kind == "longrope":
+        return _longrope(powers, context, given), _longrope_scaling(given)
+    # `dynamic` differs from this only beyond the trained context, where ours ends.
+    return 1.0 / powers, 1.0
+
+
+def _llama3(plain: torch.Tensor, given: Mapping[str, Any]) -> torch.Tensor:
+    """Slow angles are divided by the factor, fast ones are kept, and between them it is a mean."""
+    factor, original = given["factor"], given["original_max_position_embeddings"]
+    low, high = given["low_freq_factor"], given["high_freq_factor"]
+    length = 2 * math.pi / plain  # positions of a full turn
+    kept = (original / length - low) / (high - low)
+    mean = (1 - kept) * plain / factor + kept * plain
+    slow, fast = length > original / low, length < original / high
+    return torch.where(slow, plain / factor, torch.where(fast, plain, mean))
+
+
+def _yarn(powers: torch.Tensor, theta: float, given: Mapping[str, Any]) -> torch.Tensor:
+    """Angles that turn often within the original context are kept, those that turn less than once
+    are divided by the factor, and a ramp over the pairs' indices lies between."""
+    dim, original = 2 * len(powers), given["original_max_position_embeddings"]
+
+    def index(turns: float) -> float:
+        """Of the pair that turns so often within the original context."""
+        return dim * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(theta))
+
+    low, high = index(given.get("beta_fast") or 32), index(given.get("beta_slow") or 1)
+    if given.get("truncate", True):
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, dim - 1)
+    if low == high:
+        high += 0.001
+    ramp = ((torch.arange(dim // 2, dtype=torch.float32) - low) / (high - low)).clamp(0, 1)
+    kept = 1 - ramp
+    return 1.0 / (given["factor"] * powers) * (1 - kept) + 1.0 / powers * kept
+
+
+def _yarn_scaling(given: Mapping[str, Any]) -> float:
+    def grown(weight: float) -> float:
+        factor = given["factor"]
+        return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
+
+    stated, above, below = (given.get(k) for k in ("attention_factor", "mscale", "mscale_all_dim"))
+    if stated is not None:
+        return float(stated)
+    return grown(above) / grown(below) if above and below else grown(1)
+
+
+def _longrope(powers: torch.Tensor, context: int, given: Mapping[str, Any]) -> torch.Tensor:
+    """A factor for each pair, of one of two sets: for the original context, or for longer ones."""
+    longer = context > given["original_max_position_embeddings"]
+    factors = torch.tensor(given["long_factor" if longer else "short_factor"], dtype=torch.float32)
+    return 1.0 / (factors * powers)
+
+
+def _longrope_scaling(given: Mapping[str, Any]) -> float:
+    stated, factor = given.get("attention_factor"), given["factor"]
+    if stated is not None:
+        return float(stated)
+    if factor <= 1:
+        return 1.0
+    return math.sqrt(1 + math.log(factor) / math.log(given["original_max_position_embeddings"]))
+
+
+# Rope ---------------------------------------------------------------------------------------------
+
 
 log = logging.getLogger(__name__)
 

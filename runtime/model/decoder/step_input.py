@@ -7,10 +7,10 @@ import torch
 
 from rootlace.kernels import AttentionBatch, KernelSet
 from rootlace.runtime.contracts.plan import StepPlan
-from rootlace.runtime.model.adapters.rows import adapted_tokens
 from rootlace.runtime.model.decoder.interface import AdaptedRows, StepInput
 from rootlace.runtime.model.decoder.rope import RotaryEmbedding
 from rootlace.runtime.model.families.spec import ModelSpec
+from rootlace.runtime.model.lora import adapted_tokens
 
 NOT_FED = -1
 """Stands for a token that the step before does not have to find."""

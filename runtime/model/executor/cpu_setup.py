@@ -5,40 +5,84 @@ from __future__ import annotations
 import ctypes
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
 
 from rootlace.kernels import KernelSet
 from rootlace.kernels.native import library as native
-from rootlace.kernels.native.attention import MAX_DIM
+from rootlace.kernels.native.attention import MAX_DIM, attending_kernels
 from rootlace.kernels.native.build import NativeUnavailable
-from rootlace.kernels.native.cores import usable_cores
-from rootlace.kernels.native.handles import Team
+from rootlace.kernels.native.library import Team
 from rootlace.kernels.native.linear import Packer
+from rootlace.kernels.native.machine import usable_cores
 from rootlace.kernels.native.measured_paths import MeasuredPaths
-from rootlace.kernels.native.paged_attention import attending_kernels
-from rootlace.kernels.native.pick_tokens import native_kernels
+from rootlace.kernels.native.sampling import native_kernels
 from rootlace.kernels.reference import REFERENCE
 from rootlace.runtime.config import CacheConfig, ExecutorConfig
-from rootlace.runtime.model.adapters.weights import Adapter
 from rootlace.runtime.model.checkpoint.config import ModelConfig
+from rootlace.runtime.model.checkpoint.files import Checkpoint
 from rootlace.runtime.model.checkpoint.loader import LoadWeights, Progress
 from rootlace.runtime.model.checkpoint.weights import ModelWeights
 from rootlace.runtime.model.decoder import native_decoder
 from rootlace.runtime.model.decoder.forward import Forward, ReferenceForward
 from rootlace.runtime.model.decoder.interface import MeetingRanks
-from rootlace.runtime.model.decoder.native_weights import KINDS, NativeWeights
+from rootlace.runtime.model.decoder.native_weights import (
+    KINDS,
+    NativeWeights,
+    PackedWeights,
+    pack_weights,
+)
 from rootlace.runtime.model.decoder.rope import RotaryEmbedding
 from rootlace.runtime.model.decoder.step_input import StepInputBuilder
-from rootlace.runtime.model.executor.decoders import load_decoder
-from rootlace.runtime.model.executor.packed import packed_weights
 from rootlace.runtime.model.executor.refusals import check_without_native
+from rootlace.runtime.model.executor.steps import load_decoder
 from rootlace.runtime.model.kv import pool as kv_pool
-from rootlace.runtime.model.kv.main_memory import main_memory
-from rootlace.runtime.model.weight_cache.folder import WeightCache
+from rootlace.runtime.model.kv.memory import main_memory
+from rootlace.runtime.model.lora import Adapter
+from rootlace.runtime.model.weight_cache import WeightCache, cache_key
 from rootlace.wire.errors import InvalidRequest
+
+# Packed -------------------------------------------------------------------------------------------
+#
+# Packed weights: those of an earlier start, or made now and kept for the next one.
+
+
+def packed_weights(
+    packer: Packer,
+    config: ModelConfig,
+    executor: ExecutorConfig,
+    load: Callable[[], ModelWeights],
+    cache: WeightCache | None,
+) -> PackedWeights:
+    """The weights of the checkpoint that `config` is of, which `load` reads and rounds as
+    `executor` says."""
+    if cache is None:
+        return pack_weights(packer, config.spec, load())
+    checkpoint = Checkpoint(config.path, config.allow_pickle)
+    files = checkpoint.files
+    asked = (executor.quantize, executor.product_paths)
+    try:
+        if sum(file.stat().st_size for file in files) < cache.least_bytes:
+            return pack_weights(packer, config.spec, load())
+        key = cache_key(config, files, packer.library, packer.dtype, *asked)
+    except OSError as error:  # the library was compiled to a temporary file, say
+        log.warning("packed weights are not kept for the next start: %s", error)
+        return pack_weights(packer, config.spec, load())
+    entry = cache.find(key)
+    if entry is not None:
+        log.info("weights were packed by an earlier start: %s", cache.folder)
+        stored = entry.table.embedding
+        return entry.packed(None if stored is None else checkpoint.tensor(stored))
+    weights = load()
+    packed = pack_weights(packer, config.spec, weights)
+    cache.keep(key, packed, str(config.path), weights.embedding_stored)
+    return packed
+
+
+# Cpu setup ----------------------------------------------------------------------------------------
+
 
 CPU = torch.device("cpu")
 

@@ -34,14 +34,17 @@ from rootlace.runtime.contracts.plan import (
 from rootlace.runtime.model.decoder.interface import StepDecoder
 from rootlace.runtime.model.decoder.step_input import StepInputBuilder
 from rootlace.runtime.model.executor.decode_staging import DecodeStaging, StagedDecode
-from rootlace.runtime.model.executor.device import Device
+from rootlace.runtime.model.executor.device import Device, Fetched, Results
 from rootlace.runtime.model.executor.graphs import Graphs
-from rootlace.runtime.model.executor.mixed_staging import MixedStaging
 from rootlace.runtime.model.executor.plain_steps import split_pooled
-from rootlace.runtime.model.executor.results import Fetched, Results
-from rootlace.runtime.model.executor.staging import HostBuffers
-from rootlace.runtime.model.sampling.sampler import Sampler, SamplingPlan
-from rootlace.runtime.model.sampling.scores import of_prompts, of_samples, score_in_parts
+from rootlace.runtime.model.executor.staging import HostBuffers, MixedStaging
+from rootlace.runtime.model.sampling.sampler import (
+    Sampler,
+    SamplingPlan,
+    of_prompts,
+    of_samples,
+    score_in_parts,
+)
 
 FIRST_HOST_BYTES = 1 << 20
 PREPARED_KINDS = 2

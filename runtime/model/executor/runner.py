@@ -9,16 +9,14 @@ import torch
 
 from rootlace.runtime.config import CacheConfig, ExecutorConfig
 from rootlace.runtime.contracts.plan import Launched, SampleRow, StepPlan, StepResult
-from rootlace.runtime.model.adapters.config import read_adapters
-from rootlace.runtime.model.adapters.weights import load_adapter
 from rootlace.runtime.model.checkpoint.config import ModelConfig
 from rootlace.runtime.model.checkpoint.loader import (
     LoadWeights,
     Progress,
     checkpoint_dtype,
     load_weights,
+    rounded,
 )
-from rootlace.runtime.model.checkpoint.rounding import rounded
 from rootlace.runtime.model.decoder.rope import RotaryEmbedding
 from rootlace.runtime.model.executor.cpu_setup import on_cpu, why_not_native
 from rootlace.runtime.model.executor.plain_steps import PlainSteps
@@ -32,9 +30,9 @@ from rootlace.runtime.model.executor.refusals import (
 )
 from rootlace.runtime.model.executor.steps import Steps
 from rootlace.runtime.model.kv import pool as kv_pool
-from rootlace.runtime.model.kv.device_memory import free_memory
-from rootlace.runtime.model.kv.main_memory import main_memory
-from rootlace.runtime.model.weight_cache.folder import WeightCache
+from rootlace.runtime.model.kv.memory import free_memory, main_memory
+from rootlace.runtime.model.lora import load_adapter, read_adapters
+from rootlace.runtime.model.weight_cache import WeightCache
 from rootlace.wire.errors import InvalidRequest
 
 

@@ -3,8 +3,7 @@
 from dataclasses import replace
 
 from rootlace.runtime.model.families import llama
-from rootlace.runtime.model.families.given import Given
-from rootlace.runtime.model.families.positions import read_rope
+from rootlace.runtime.model.families.config_reader import ConfigReader, read_rope
 from rootlace.runtime.model.families.reading import (
     Family,
     biases,
@@ -16,7 +15,7 @@ from rootlace.runtime.model.families.reading import (
 from rootlace.runtime.model.families.spec import Attention, ModelSpec, Rope
 
 
-def read_decoder(given: Given, attention: Attention, rope: Rope) -> ModelSpec:
+def read_decoder(given: ConfigReader, attention: Attention, rope: Rope) -> ModelSpec:
     """That of Cohere 1 and 2."""
     return decoder(
         given,
@@ -31,7 +30,7 @@ def read_decoder(given: Given, attention: Attention, rope: Rope) -> ModelSpec:
     )
 
 
-def _read(given: Given) -> ModelSpec:
+def _read(given: ConfigReader) -> ModelSpec:
     own_norms = given.flag("use_qk_norm", False)
     attention = grouped_attention(given, **biases(given), own_norms=own_norms)
     return read_decoder(given, attention, read_rope(given, 5e5))

@@ -6,8 +6,7 @@ Three of four layers have windows; the others know nothing of positions.
 from dataclasses import replace
 
 from rootlace.runtime.model.families import cohere
-from rootlace.runtime.model.families.given import SIZE, Given
-from rootlace.runtime.model.families.positions import read_rope
+from rootlace.runtime.model.families.config_reader import SIZE, ConfigReader, read_rope
 from rootlace.runtime.model.families.reading import (
     WINDOW,
     Family,
@@ -30,7 +29,7 @@ REMARKS = {
 """Keys that files have and transformers does not read, with what it computes."""
 
 
-def _read(given: Given) -> ModelSpec:
+def _read(given: ConfigReader) -> ModelSpec:
     for key, value in REMARKS.items():
         given.only(key, value)
     given("_sliding_window_pattern", SIZE, 4)  # what transformers has written, and does not read

@@ -7,8 +7,13 @@ from dataclasses import replace
 from typing import Any
 
 from rootlace.runtime.model.families import llama
-from rootlace.runtime.model.families.given import COUNT, REQUIRED, SIZE, Given
-from rootlace.runtime.model.families.positions import read_rope
+from rootlace.runtime.model.families.config_reader import (
+    COUNT,
+    REQUIRED,
+    SIZE,
+    ConfigReader,
+    read_rope,
+)
 from rootlace.runtime.model.families.reading import decoder, gated_mlp, read_experts
 from rootlace.runtime.model.families.spec import (
     Attention,
@@ -37,7 +42,7 @@ NAMES = llama.NAMES.with_parts(
 
 
 def read_decoder(
-    given: Given, *, neighbours: bool, experts: Experts, further_layers: int = 0
+    given: ConfigReader, *, neighbours: bool, experts: Experts, further_layers: int = 0
 ) -> ModelSpec:
     """A model with these experts; `neighbours`: how numbers are paired to be rotated."""
     rotated = given.size("qk_rope_head_dim", 64)
@@ -49,7 +54,7 @@ def read_decoder(
     return decoder(given, names, attention, gated_mlp(given), rope=rope, experts=experts)
 
 
-def read_mixture(given: Given, *, first_dense: int, shared: int, **features: Any) -> Experts:
+def read_mixture(given: ConfigReader, *, first_dense: int, shared: int, **features: Any) -> Experts:
     """`first_dense` and `shared` are how many layers have no experts, and how many experts all
     tokens have, in a file without the keys; `features` are fields of `Experts`."""
     first = given("first_k_dense_replace", COUNT, first_dense)
@@ -66,7 +71,7 @@ def read_mixture(given: Given, *, first_dense: int, shared: int, **features: Any
 
 
 def read_groups(
-    given: Given, experts: Experts, groups: Any = REQUIRED, counted: Any = REQUIRED
+    given: ConfigReader, experts: Experts, groups: Any = REQUIRED, counted: Any = REQUIRED
 ) -> Experts:
     """`experts` in groups, as many as `n_group` says, of which `topk_group` count; `groups` and
     `counted` are those of a file without the keys."""
@@ -82,7 +87,7 @@ def read_groups(
     return replace(experts, groups=groups, chosen_groups=counted)
 
 
-def _read_attention(given: Given, rotated: int, rope: Rope) -> Attention:
+def _read_attention(given: ConfigReader, rotated: int, rope: Rope) -> Attention:
     heads = given.size("num_attention_heads")
     given.only("num_key_value_heads", heads)
     latent = Latent(

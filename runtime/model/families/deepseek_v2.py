@@ -1,14 +1,14 @@
 """DeepSeek-V2 and V2-Lite: shares are a softmax, a group counts by its best expert."""
 
 from rootlace.runtime.model.families import deepseek
-from rootlace.runtime.model.families.given import TEXT, Given
+from rootlace.runtime.model.families.config_reader import TEXT, ConfigReader
 from rootlace.runtime.model.families.reading import Family
 from rootlace.runtime.model.families.spec import ModelSpec
 
 METHODS = ("greedy", "group_limited_greedy")
 
 
-def _read(given: Given) -> ModelSpec:
+def _read(given: ConfigReader) -> ModelSpec:
     method = given("topk_method", TEXT, "greedy")
     if method not in METHODS:
         given.refuse("topk_method", f"only {' and '.join(METHODS)} are supported")

@@ -2,12 +2,12 @@
 a group counts by its two best experts."""
 
 from rootlace.runtime.model.families import deepseek
-from rootlace.runtime.model.families.given import COUNT, Given
+from rootlace.runtime.model.families.config_reader import COUNT, ConfigReader
 from rootlace.runtime.model.families.reading import Family
 from rootlace.runtime.model.families.spec import ModelSpec
 
 
-def _read(given: Given) -> ModelSpec:
+def _read(given: ConfigReader) -> ModelSpec:
     given.only("topk_method", "noaux_tc")
     given.only("scoring_func", "sigmoid")
     experts = deepseek.read_mixture(

@@ -6,8 +6,15 @@ Where some layers have windows, the others know nothing of positions.
 from dataclasses import replace
 
 from rootlace.runtime.model.families import olmo2
-from rootlace.runtime.model.families.given import COUNT, SIZE, TEXT, TEXTS, Given, Kind
-from rootlace.runtime.model.families.positions import read_rope
+from rootlace.runtime.model.families.config_reader import (
+    COUNT,
+    SIZE,
+    TEXT,
+    TEXTS,
+    ConfigReader,
+    Kind,
+    read_rope,
+)
 from rootlace.runtime.model.families.reading import (
     WINDOW,
     Family,
@@ -21,7 +28,7 @@ from rootlace.runtime.model.families.spec import ModelSpec
 _PATTERN = Kind("an integer or a text", lambda value: COUNT.fits(value) or TEXT.fits(value))
 
 
-def _read(given: Given) -> ModelSpec:
+def _read(given: ConfigReader) -> ModelSpec:
     window = given("sliding_window", SIZE.or_none(), WINDOW)
     pattern = given("sliding_window_pattern", _PATTERN.or_none(), 4)
     if given("layer_types", TEXTS.or_none(), None) is None:

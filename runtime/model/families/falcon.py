@@ -7,7 +7,7 @@ the other.
 
 from dataclasses import replace
 
-from rootlace.runtime.model.families.given import COUNT, FLAG, SIZE, Given
+from rootlace.runtime.model.families.config_reader import COUNT, FLAG, SIZE, ConfigReader
 from rootlace.runtime.model.families.reading import (
     Family,
     decoder,
@@ -40,7 +40,7 @@ NAMES = WeightNames(
 TWO_NORMS = NAMES.with_parts(input_norm="ln_attn", post_norm="ln_mlp")
 
 
-def _read(file: Given) -> ModelSpec:
+def _read(file: ConfigReader) -> ModelSpec:
     given = file.renamed(KEYS, max_position_embeddings=2048)
     given.only("alibi", False)
     given.only("apply_residual_connection_post_layernorm", False)
@@ -70,7 +70,7 @@ def _read(file: Given) -> ModelSpec:
     )
 
 
-def _branches(given: Given, grouped: bool) -> tuple[WeightNames, Placement, bool]:
+def _branches(given: ConfigReader, grouped: bool) -> tuple[WeightNames, Placement, bool]:
     """Names, where norms are, and whether attention and MLP are side by side."""
     parallel = _flag(given, "parallel_attn", True)
     norms = given("num_ln_in_parallel_attn", COUNT.or_none(), None)
@@ -87,7 +87,7 @@ def _branches(given: Given, grouped: bool) -> tuple[WeightNames, Placement, bool
     return TWO_NORMS, "before", True
 
 
-def _flag(given: Given, key: str, default: bool) -> bool:
+def _flag(given: ConfigReader, key: str, default: bool) -> bool:
     return bool(given(key, FLAG.or_none(), default))
 
 

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from rootlace.runtime.model.families import llama
-from rootlace.runtime.model.families.given import POSITIVE, SIZE, TEXT, Given
+from rootlace.runtime.model.families.config_reader import POSITIVE, SIZE, TEXT, ConfigReader
 from rootlace.runtime.model.families.reading import (
     ACTIVATIONS,
     WINDOW,
@@ -24,7 +24,9 @@ NAMES = llama.NAMES.with_parts(
 )
 
 
-def read_attention(given: Given, slides: Callable[[int], bool], **features: Any) -> Attention:
+def read_attention(
+    given: ConfigReader, slides: Callable[[int], bool], **features: Any
+) -> Attention:
     """That of Gemma 2 and 3: layers whose index `slides` have windows, unless the file says."""
     given.only("use_bidirectional_attention", False)
     window = given("sliding_window", SIZE, WINDOW)
@@ -40,7 +42,11 @@ def read_attention(given: Given, slides: Callable[[int], bool], **features: Any)
 
 
 def read_decoder(
-    given: Given, names: WeightNames, attention: Attention, soft_cap: float | None, **features: Any
+    given: ConfigReader,
+    names: WeightNames,
+    attention: Attention,
+    soft_cap: float | None,
+    **features: Any,
 ) -> ModelSpec:
     """That of Gemma 2 and 3; `soft_cap` of logits is that of a file without it."""
     return decoder(
@@ -58,7 +64,7 @@ def read_decoder(
     )
 
 
-def _read_mlp(given: Given) -> GatedMlp:
+def _read_mlp(given: ConfigReader) -> GatedMlp:
     """The MLP, whose activation is `hidden_activation`; files have it as `hidden_act`, too."""
     mlp = gated_mlp(given, key="hidden_activation", default="gelu_pytorch_tanh")
     other = given("hidden_act", TEXT.or_none(), None)
@@ -67,7 +73,7 @@ def _read_mlp(given: Given) -> GatedMlp:
     return mlp
 
 
-def _read(given: Given) -> ModelSpec:
+def _read(given: ConfigReader) -> ModelSpec:
     # Files have it, and nobody reads it.
     given.only("sliding_window_size", given("sliding_window", SIZE, WINDOW))
     soft_cap = given("attn_logit_softcapping", POSITIVE.or_none(), 50.0) or 0.0

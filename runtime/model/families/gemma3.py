@@ -1,15 +1,14 @@
 """Gemma 3 (text): as Gemma 2 without caps, with normed queries and keys, and two rotations."""
 
 from rootlace.runtime.model.families import gemma2
-from rootlace.runtime.model.families.given import SIZE, Given
-from rootlace.runtime.model.families.positions import read_two_ropes
+from rootlace.runtime.model.families.config_reader import SIZE, ConfigReader, read_two_ropes
 from rootlace.runtime.model.families.reading import Family
 from rootlace.runtime.model.families.spec import ModelSpec
 
 NAMES = gemma2.NAMES.with_parts(q_norm="self_attn.q_norm", k_norm="self_attn.k_norm")
 
 
-def _read(given: Given) -> ModelSpec:
+def _read(given: ConfigReader) -> ModelSpec:
     given.only("attn_logit_softcapping", None)
     given("_sliding_window_pattern", SIZE, 6)  # what transformers writes, and does not read
     pattern = given("sliding_window_pattern", SIZE, 6)

@@ -6,8 +6,7 @@ The later one has norms around attention and MLP.
 from dataclasses import replace
 
 from rootlace.runtime.model.families import llama
-from rootlace.runtime.model.families.given import TEXT, Given
-from rootlace.runtime.model.families.positions import read_rope
+from rootlace.runtime.model.families.config_reader import TEXT, ConfigReader, read_rope
 from rootlace.runtime.model.families.reading import Family, decoder, gated_mlp, grouped_attention
 from rootlace.runtime.model.families.spec import ModelSpec
 
@@ -18,7 +17,7 @@ NAMES = llama.NAMES.with_parts(
 )
 
 
-def _read(given: Given) -> ModelSpec:
+def _read(given: ConfigReader) -> ModelSpec:
     attention = grouped_attention(
         given, kv_heads=2, head_dim=128, qkv_bias=given.flag("attention_bias", True)
     )

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from rootlace.runtime.model.families.given import SIZE, TEXT, Given
+from rootlace.runtime.model.families.config_reader import SIZE, TEXT, ConfigReader
 from rootlace.runtime.model.families.reading import (
     Family,
     decoder,
@@ -42,7 +42,7 @@ BARE = replace(NAMES, embedding="wte", layer="h.{}.", final_norm="ln_f", positio
 """The names of the first checkpoints."""
 
 
-def _read(file: Given) -> ModelSpec:
+def _read(file: ConfigReader) -> ModelSpec:
     given = file.renamed(KEYS)
     given.only("scale_attn_by_inverse_layer_idx", False)
     given.only("n_ctx", given.size("max_position_embeddings"))

@@ -2,8 +2,7 @@
 
 from dataclasses import replace
 
-from rootlace.runtime.model.families.given import Given
-from rootlace.runtime.model.families.positions import read_rope
+from rootlace.runtime.model.families.config_reader import ConfigReader, read_rope
 from rootlace.runtime.model.families.reading import (
     Family,
     decoder,
@@ -31,7 +30,7 @@ NAMES = WeightNames(
 )
 
 
-def _read(given: Given) -> ModelSpec:
+def _read(given: ConfigReader) -> ModelSpec:
     biased = given.flag("attention_bias", True)
     given.flag("is_decoder", False)  # which nobody reads
     attention = multi_head_attention(given, qkv_bias=biased, output_bias=biased)

@@ -5,8 +5,14 @@ from dataclasses import replace
 from typing import Any
 
 from rootlace.runtime.model.families import llama
-from rootlace.runtime.model.families.given import POSITIVE, SIZE, TABLE, Given
-from rootlace.runtime.model.families.positions import ORIGINAL, read_rope
+from rootlace.runtime.model.families.config_reader import (
+    ORIGINAL,
+    POSITIVE,
+    SIZE,
+    TABLE,
+    ConfigReader,
+    read_rope,
+)
 from rootlace.runtime.model.families.reading import (
     Family,
     biases,
@@ -39,7 +45,7 @@ YARN: dict[str, Any] = {
 """The rotation of a file that does not say."""
 
 
-def _read(given: Given) -> ModelSpec:
+def _read(given: ConfigReader) -> ModelSpec:
     given.only("hidden_act", "silu")  # which transformers does not look at
     window = given("sliding_window", SIZE.or_none(), WINDOW)
     attention = grouped_attention(
@@ -59,7 +65,7 @@ def _read(given: Given) -> ModelSpec:
     return decoder(given, NAMES, attention, gated_mlp(given), rope=rope, eps=1e-5, experts=experts)
 
 
-def _read_rope(given: Given) -> Rope:
+def _read_rope(given: ConfigReader) -> Rope:
     stated = given("rope_parameters", TABLE.or_none(), None) is not None
     if not stated and not given("rope_scaling", TABLE.or_none(), None):
         given = given.renamed({"rope_scaling": "default_rope"}, default_rope=YARN)

@@ -1,7 +1,7 @@
 """Granite 3 (dense): Llama with multipliers for embedding, scores, branches and logits."""
 
 from rootlace.runtime.model.families import llama
-from rootlace.runtime.model.families.given import POSITIVE, Given
+from rootlace.runtime.model.families.config_reader import POSITIVE, ConfigReader
 from rootlace.runtime.model.families.reading import (
     Family,
     biases,
@@ -12,7 +12,7 @@ from rootlace.runtime.model.families.reading import (
 from rootlace.runtime.model.families.spec import ModelSpec
 
 
-def _read(given: Given) -> ModelSpec:
+def _read(given: ConfigReader) -> ModelSpec:
     attention = grouped_attention(
         given, scale=given.number("attention_multiplier", 1.0), **biases(given)
     )

@@ -1,6 +1,6 @@
 """Llama 2, 3 and their like."""
 
-from rootlace.runtime.model.families.given import Given
+from rootlace.runtime.model.families.config_reader import ConfigReader
 from rootlace.runtime.model.families.reading import (
     Family,
     biases,
@@ -26,7 +26,7 @@ NAMES = WeightNames(
 )
 
 
-def _read(given: Given) -> ModelSpec:
+def _read(given: ConfigReader) -> ModelSpec:
     attention = grouped_attention(given, **biases(given))
     return decoder(given, NAMES, attention, gated_mlp(given, bias=given.flag("mlp_bias", False)))
 

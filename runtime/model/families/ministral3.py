@@ -8,8 +8,15 @@ from dataclasses import replace
 from typing import Any
 
 from rootlace.runtime.model.families import llama
-from rootlace.runtime.model.families.given import NUMBER, SIZE, TABLE, Given
-from rootlace.runtime.model.families.positions import ORIGINAL, read_context, read_rope
+from rootlace.runtime.model.families.config_reader import (
+    NUMBER,
+    ORIGINAL,
+    SIZE,
+    TABLE,
+    ConfigReader,
+    read_context,
+    read_rope,
+)
 from rootlace.runtime.model.families.reading import Family, decoder, gated_mlp, grouped_attention
 from rootlace.runtime.model.families.spec import ModelSpec, Rope
 
@@ -31,7 +38,7 @@ YARN: dict[str, Any] = {
 """The rotation of a file that does not say."""
 
 
-def _read(given: Given) -> ModelSpec:
+def _read(given: ConfigReader) -> ModelSpec:
     window = given("sliding_window", SIZE.or_none(), None)
     attention = grouped_attention(given, (window,) * given.layers(), kv_heads=8, head_dim=128)
     rope = _read_rope(given)
@@ -42,7 +49,7 @@ def _read(given: Given) -> ModelSpec:
     return decoder(given, llama.NAMES, attention, mlp, rope=rope, context=context, eps=1e-5)
 
 
-def _read_rope(given: Given) -> Rope:
+def _read_rope(given: ConfigReader) -> Rope:
     stated = given("rope_parameters", TABLE.or_none(), None) is not None
     scaled = bool(given("rope_scaling", TABLE.or_none(), None))
     if not stated and not scaled:

@@ -1,7 +1,7 @@
 """Mistral: Llama with sliding windows, of all layers or, in Ministral's form, of some."""
 
 from rootlace.runtime.model.families import llama
-from rootlace.runtime.model.families.given import SIZE, Given
+from rootlace.runtime.model.families.config_reader import SIZE, ConfigReader
 from rootlace.runtime.model.families.reading import (
     WINDOW,
     Family,
@@ -13,7 +13,7 @@ from rootlace.runtime.model.families.reading import (
 from rootlace.runtime.model.families.spec import ModelSpec
 
 
-def _read(given: Given) -> ModelSpec:
+def _read(given: ConfigReader) -> ModelSpec:
     windows = windows_by_layer(given, given("sliding_window", SIZE.or_none(), WINDOW))
     attention = grouped_attention(given, windows, kv_heads=8)
     return decoder(given, llama.NAMES, attention, gated_mlp(given))

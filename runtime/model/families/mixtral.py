@@ -1,8 +1,7 @@
 """Mixtral: Mistral with experts in all layers."""
 
 from rootlace.runtime.model.families import llama
-from rootlace.runtime.model.families.given import SIZE, Given
-from rootlace.runtime.model.families.positions import read_rope
+from rootlace.runtime.model.families.config_reader import SIZE, ConfigReader, read_rope
 from rootlace.runtime.model.families.reading import (
     Family,
     decoder,
@@ -19,7 +18,7 @@ NAMES = llama.NAMES.with_parts(
 )
 
 
-def _read(given: Given) -> ModelSpec:
+def _read(given: ConfigReader) -> ModelSpec:
     window = given("sliding_window", SIZE.or_none(), None)
     attention = grouped_attention(given, (window,) * given.layers(), kv_heads=8)
     return decoder(

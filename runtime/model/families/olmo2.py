@@ -1,7 +1,7 @@
 """OLMo 2: norms behind attention and MLP, and of all queries and all keys of a token."""
 
 from rootlace.runtime.model.families import llama
-from rootlace.runtime.model.families.given import Given
+from rootlace.runtime.model.families.config_reader import ConfigReader
 from rootlace.runtime.model.families.reading import (
     Family,
     biases,
@@ -19,7 +19,7 @@ NAMES = llama.NAMES.with_parts(
 )
 
 
-def _read(given: Given) -> ModelSpec:
+def _read(given: ConfigReader) -> ModelSpec:
     attention = grouped_attention(given, **biases(given), joint_norm=True)
     return decoder(given, NAMES, attention, gated_mlp(given), placement="after", eps=1e-5)
 

@@ -1,8 +1,7 @@
 """OLMo 3: as OLMo 2, with windows in three of four layers, which have a rotation of their own."""
 
 from rootlace.runtime.model.families import olmo2
-from rootlace.runtime.model.families.given import SIZE, Given
-from rootlace.runtime.model.families.positions import read_two_ropes
+from rootlace.runtime.model.families.config_reader import SIZE, ConfigReader, read_two_ropes
 from rootlace.runtime.model.families.reading import (
     WINDOW,
     Family,
@@ -17,7 +16,7 @@ from rootlace.runtime.model.families.spec import ModelSpec
 THETA = 500000.0
 
 
-def _read(given: Given) -> ModelSpec:
+def _read(given: ConfigReader) -> ModelSpec:
     # Of another one it would be unclear whether it is that of the layers with windows, too.
     given.only("rope_theta", THETA)
     window = given("sliding_window", SIZE, WINDOW)

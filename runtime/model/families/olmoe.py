@@ -1,7 +1,7 @@
 """OLMoE: experts in all layers, and norms of all queries and all keys of a token."""
 
 from rootlace.runtime.model.families import olmo2, qwen2_moe
-from rootlace.runtime.model.families.given import Given
+from rootlace.runtime.model.families.config_reader import ConfigReader
 from rootlace.runtime.model.families.reading import (
     Family,
     biases,
@@ -18,7 +18,7 @@ NAMES = qwen2_moe.NAMES.with_parts(
 )
 
 
-def _read(given: Given) -> ModelSpec:
+def _read(given: ConfigReader) -> ModelSpec:
     given.only("clip_qkv", None)
     divided_heads(given)
     attention = grouped_attention(given, **biases(given), joint_norm=True)

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from rootlace.runtime.model.families.given import SIZE, Given
+from rootlace.runtime.model.families.config_reader import SIZE, ConfigReader
 from rootlace.runtime.model.families.reading import (
     Family,
     decoder,
@@ -47,7 +47,7 @@ ONLY = {
 }
 
 
-def _read(file: Given) -> ModelSpec:
+def _read(file: ConfigReader) -> ModelSpec:
     given = file.renamed(KEYS)
     for key, value in ONLY.items():
         given.only(key, value)

@@ -1,8 +1,7 @@
 """Phi-3, Phi-3.5 and Phi-4: Llama with fused projections, of whose heads a part may be rotated."""
 
 from rootlace.runtime.model.families import llama
-from rootlace.runtime.model.families.given import SIZE, Given
-from rootlace.runtime.model.families.positions import read_rope
+from rootlace.runtime.model.families.config_reader import SIZE, ConfigReader, read_rope
 from rootlace.runtime.model.families.reading import (
     Family,
     decoder,
@@ -16,7 +15,7 @@ KINDS = {"default": "default", "longrope": "longrope", "su": "longrope", "yarn":
 """What files call the rope types: `su` is longrope's first name, `yarn` was never YaRN's."""
 
 
-def _read(given: Given) -> ModelSpec:
+def _read(given: ConfigReader) -> ModelSpec:
     window = given("sliding_window", SIZE.or_none(), None)
     windows = (window,) * given.layers()
     attention = grouped_attention(given, windows)

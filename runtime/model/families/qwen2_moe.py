@@ -1,7 +1,7 @@
 """Qwen2-MoE and Qwen1.5-MoE: Qwen2 with experts, one of which all tokens have."""
 
 from rootlace.runtime.model.families import llama
-from rootlace.runtime.model.families.given import COUNT, Given
+from rootlace.runtime.model.families.config_reader import COUNT, ConfigReader
 from rootlace.runtime.model.families.reading import (
     WINDOW,
     Family,
@@ -25,7 +25,7 @@ NAMES = llama.NAMES.with_parts(
 )
 
 
-def _read(given: Given) -> ModelSpec:
+def _read(given: ConfigReader) -> ModelSpec:
     last = given("max_window_layers", COUNT, 28)
     windows = windows_by_layer(
         given, chosen_window(given, WINDOW), lambda index: index % 2 == 0 and index < last

@@ -1,7 +1,7 @@
 """Qwen3 (dense): queries and keys are normed per head; windows as Qwen2's."""
 
 from rootlace.runtime.model.families import llama
-from rootlace.runtime.model.families.given import Given
+from rootlace.runtime.model.families.config_reader import ConfigReader
 from rootlace.runtime.model.families.reading import (
     Family,
     biases,
@@ -15,7 +15,7 @@ from rootlace.runtime.model.families.spec import ModelSpec
 NAMES = llama.NAMES.with_parts(q_norm="self_attn.q_norm", k_norm="self_attn.k_norm")
 
 
-def _read(given: Given) -> ModelSpec:
+def _read(given: ConfigReader) -> ModelSpec:
     attention = grouped_attention(
         given,
         upper_windows(given),

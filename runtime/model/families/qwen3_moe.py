@@ -1,7 +1,7 @@
 """Qwen3-MoE: Qwen3 with experts, in all layers or in some."""
 
 from rootlace.runtime.model.families import qwen2_moe, qwen3
-from rootlace.runtime.model.families.given import Given
+from rootlace.runtime.model.families.config_reader import ConfigReader
 from rootlace.runtime.model.families.reading import (
     WINDOW,
     Family,
@@ -20,7 +20,7 @@ NAMES = qwen2_moe.NAMES.with_parts(
 )
 
 
-def _read(given: Given) -> ModelSpec:
+def _read(given: ConfigReader) -> ModelSpec:
     # What files of Qwen3-Coder say besides.
     given.only("qkv_bias", False)
     given.only("shared_expert_intermediate_size", 0)

@@ -6,16 +6,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from rootlace.runtime.model.families.given import (
+from rootlace.runtime.model.families.config_reader import (
     COUNT,
     COUNTS,
     NOT_NEGATIVE,
     SIZE,
     TEXT,
     TEXTS,
-    Given,
+    ConfigReader,
+    check_factors,
+    read_context,
+    read_rope,
 )
-from rootlace.runtime.model.families.positions import check_factors, read_context, read_rope
 from rootlace.runtime.model.families.spec import (
     Activation,
     Attention,
@@ -59,13 +61,13 @@ class Family:
 
     architectures: tuple[str, ...]
     model_types: tuple[str, ...]
-    read: Callable[[Given], ModelSpec]
+    read: Callable[[ConfigReader], ModelSpec]
     bos_token_id: int | None = None
     eos_token_id: int | tuple[int, ...] | None = None
 
 
 def decoder(
-    given: Given,
+    given: ConfigReader,
     names: WeightNames,
     attention: Attention,
     mlp: GatedMlp | PlainMlp,
@@ -103,7 +105,7 @@ def decoder(
 
 
 def grouped_attention(
-    given: Given,
+    given: ConfigReader,
     windows: tuple[int | None, ...] | None = None,
     *,
     kv_heads: int | None = None,
@@ -135,14 +137,14 @@ def grouped_attention(
     )
 
 
-def multi_head_attention(given: Given, **features: Any) -> Attention:
+def multi_head_attention(given: ConfigReader, **features: Any) -> Attention:
     """As `grouped_attention`, of a family with as many heads of keys as of queries."""
     divided_heads(given)
     given.only("num_key_value_heads", given.size("num_attention_heads"))
     return grouped_attention(given, **features)
 
 
-def divided_heads(given: Given) -> None:
+def divided_heads(given: ConfigReader) -> None:
     """Refuse heads that do not have hidden_size / heads numbers each."""
     heads, hidden = given.size("num_attention_heads"), given.size("hidden_size")
     if hidden % heads:
@@ -151,19 +153,19 @@ def divided_heads(given: Given) -> None:
     given.only("head_dim", hidden // heads)
 
 
-def no_rope(given: Given) -> Rope:
+def no_rope(given: ConfigReader) -> Rope:
     """That of a family without rotation."""
     return Rope("default", {"rope_theta": 1e4}, unrotated_layers=tuple(range(given.layers())))
 
 
-def biases(given: Given) -> dict[str, Any]:
+def biases(given: ConfigReader) -> dict[str, Any]:
     """Fields of `Attention`: `attention_bias` is that of all its projections."""
     biased = given.flag("attention_bias", False)
     return {"qkv_bias": biased, "output_bias": biased}
 
 
 def gated_mlp(
-    given: Given, bias: bool = False, key: str = "hidden_act", default: str = "silu"
+    given: ConfigReader, bias: bool = False, key: str = "hidden_act", default: str = "silu"
 ) -> GatedMlp:
     """An MLP whose activation is what `key` says, `default` where it is not there."""
     activation = ACTIVATIONS.get(given(key, TEXT, default))
@@ -173,7 +175,7 @@ def gated_mlp(
 
 
 def read_experts(
-    given: Given,
+    given: ConfigReader,
     *,
     count: int,
     chosen: int,
@@ -195,7 +197,7 @@ def read_experts(
     return Experts(layers, found, chosen, given.size(size_key), **features)
 
 
-def sparse_layers(given: Given) -> tuple[int, ...]:
+def sparse_layers(given: ConfigReader) -> tuple[int, ...]:
     """Every so many layers have experts, but those that the file names."""
     step = given.size("decoder_sparse_step", 1)
     dense = given("mlp_only_layers", COUNTS.or_none(), None) or []
@@ -203,7 +205,7 @@ def sparse_layers(given: Given) -> tuple[int, ...]:
 
 
 def plain_mlp(
-    given: Given,
+    given: ConfigReader,
     bias: bool,
     key: str = "hidden_act",
     default: str = "gelu",
@@ -217,7 +219,7 @@ def plain_mlp(
 
 
 def layer_norm(
-    given: Given,
+    given: ConfigReader,
     key: str = "layer_norm_eps",
     *,
     bias: bool = True,
@@ -229,7 +231,7 @@ def layer_norm(
 
 
 def windows_by_layer(
-    given: Given, window: int | None, slides: Callable[[int], bool] = lambda index: True
+    given: ConfigReader, window: int | None, slides: Callable[[int], bool] = lambda index: True
 ) -> tuple[int | None, ...]:
     """The windows that `layer_types` gives, where `window` is that of the layers which have one.
     Without `layer_types`, these are the layers whose index `slides`."""
@@ -245,13 +247,13 @@ def windows_by_layer(
     return tuple(window if kind == "sliding_attention" else None for kind in kinds)
 
 
-def upper_windows(given: Given) -> tuple[int | None, ...]:
+def upper_windows(given: ConfigReader) -> tuple[int | None, ...]:
     """As `windows_by_layer`, of the layers from `max_window_layers` on."""
     first = given("max_window_layers", COUNT, 28)
     return windows_by_layer(given, chosen_window(given, WINDOW), lambda index: index >= first)
 
 
-def chosen_window(given: Given, default: int | None) -> int | None:
+def chosen_window(given: ConfigReader, default: int | None) -> int | None:
     """`sliding_window`, `default` where it is not there; None unless `use_sliding_window`. Where
     nothing uses it, transformers writes 0 into some files."""
     used = given.flag("use_sliding_window", False)

@@ -3,8 +3,7 @@
 from dataclasses import replace
 
 from rootlace.runtime.model.families import llama
-from rootlace.runtime.model.families.given import COUNT, SIZE, Given, Kind
-from rootlace.runtime.model.families.positions import read_rope
+from rootlace.runtime.model.families.config_reader import COUNT, SIZE, ConfigReader, Kind, read_rope
 from rootlace.runtime.model.families.reading import (
     Family,
     biases,
@@ -19,7 +18,7 @@ from rootlace.runtime.model.families.spec import ModelSpec
 _FLAGS = Kind("a list of 0 and 1", lambda v: type(v) is list and all(one in (0, 1) for one in v))
 
 
-def _read(given: Given) -> ModelSpec:
+def _read(given: ConfigReader) -> ModelSpec:
     count = given.layers()
     interval = given("no_rope_layer_interval", SIZE, 4)
     rotates = given("no_rope_layers", _FLAGS.or_none(), None)

@@ -4,8 +4,7 @@ Attention and MLP may be side by side behind one norm.
 """
 
 from rootlace.runtime.model.families import llama
-from rootlace.runtime.model.families.given import Given
-from rootlace.runtime.model.families.positions import read_rope
+from rootlace.runtime.model.families.config_reader import ConfigReader, read_rope
 from rootlace.runtime.model.families.reading import (
     Family,
     decoder,
@@ -21,7 +20,7 @@ NAMES = llama.NAMES.with_parts(
 )
 
 
-def _read(given: Given) -> ModelSpec:
+def _read(given: ConfigReader) -> ModelSpec:
     divided_heads(given)
     attention = grouped_attention(
         given,

@@ -1,7 +1,7 @@
 """StarCoder2: LayerNorm, an MLP without a gate, biases everywhere, and a window in all layers."""
 
 from rootlace.runtime.model.families import llama
-from rootlace.runtime.model.families.given import SIZE, Given
+from rootlace.runtime.model.families.config_reader import SIZE, ConfigReader
 from rootlace.runtime.model.families.reading import (
     Family,
     decoder,
@@ -14,7 +14,7 @@ from rootlace.runtime.model.families.spec import ModelSpec
 NAMES = llama.NAMES.with_parts(gate_up="mlp.c_fc", down="mlp.c_proj")
 
 
-def _read(given: Given) -> ModelSpec:
+def _read(given: ConfigReader) -> ModelSpec:
     biased = given.flag("use_bias", True)
     window = given("sliding_window", SIZE.or_none(), None)
     attention = grouped_attention(

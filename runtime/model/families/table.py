@@ -5,9 +5,261 @@ from __future__ import annotations
 import functools
 import importlib
 import pkgutil
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
+from rootlace.runtime.model.families.config_reader import (
+    IGNORED,
+    SIZE,
+    TABLE,
+    TEXTS,
+    ConfigReader,
+    names,
+)
 from rootlace.runtime.model.families.reading import Family
+from rootlace.runtime.model.families.spec import ModelSpec, WeightNames
+from rootlace.wire.errors import UnsupportedModel
+
+# Tasks --------------------------------------------------------------------------------------------
+#
+# Architectures of known families whose checkpoints have another head, or none: classifiers and
+# models that embed texts.
+
+
+TEXT_ENDINGS = ("ForCausalLM", "LMHeadModel")
+CLASSIFIER, BASE = "ForSequenceClassification", "Model"
+SCORES = "score"
+"""The module of a classifier's head, the same in all families."""
+LABELS = 2
+"""How many labels there are where a configuration does not say."""
+
+
+def known_by(architecture: str, known: Mapping[str, Family]) -> Family | None:
+    """The family that an architecture belongs to, whatever its head; None: none of `known`."""
+    if architecture in known:
+        return known[architecture]
+    for ending in (CLASSIFIER, BASE):
+        stem = architecture.removesuffix(ending)
+        found = [known[stem + text] for text in TEXT_ENDINGS if stem + text in known]
+        if stem != architecture and found:
+            return found[0]
+    return None
+
+
+def with_head(spec: ModelSpec, architecture: str, given: ConfigReader) -> ModelSpec:
+    """What a family reads of a model that generates text, with the head of this architecture.
+
+    The names of a model saved without its head, which lack the first part, are among the `others`:
+    models that embed texts are stored so under any architecture.
+    """
+    names = spec.names
+    found = _bare(names)
+    if found is not None:
+        names = replace(names, others=(*names.others, found))
+    if architecture.endswith(CLASSIFIER):
+        labels = given("num_labels", SIZE.or_none(), None) or _named_labels(given)
+        return _without_logits(spec, replace(names, head=SCORES), labels)
+    if architecture.endswith(BASE) and not architecture.endswith(TEXT_ENDINGS):
+        return _without_logits(spec, names, 0)
+    return replace(spec, names=names)
+
+
+def _without_logits(spec: ModelSpec, names: WeightNames, labels: int) -> ModelSpec:
+    """What is done to logits of tokens is not done to scores of labels."""
+    return replace(
+        spec,
+        names=names,
+        labels=labels,
+        tied_embeddings=False,
+        logit_multiplier=1.0,
+        logit_soft_cap=0.0,
+    )
+
+
+def _named_labels(given: ConfigReader) -> int:
+    return len(given("id2label", TABLE.or_none(), None) or ()) or LABELS
+
+
+def _bare(names: WeightNames) -> WeightNames | None:
+    """The names without their first part; None where they have none in common."""
+    first = names.embedding.partition(".")[0] + "."
+    inside = (names.embedding, names.layer, names.final_norm)
+    if not all(name.startswith(first) for name in inside):
+        return None
+    return replace(
+        names,
+        embedding=names.embedding.removeprefix(first),
+        layer=names.layer.removeprefix(first),
+        final_norm=names.final_norm.removeprefix(first),
+        positions=names.positions.removeprefix(first),
+        others=(),
+    )
+
+
+# Text part ----------------------------------------------------------------------------------------
+#
+# The text model in a checkpoint of one that sees, too.
+#
+# Its layers are those of a known family, and only the names of its weights begin in another way.
+# What makes images readable is passed over: without images it changes nothing.
+
+
+@dataclass(frozen=True)
+class Text:
+    """A text model: a family's architecture and `model_type`, and what it has where the file does
+    not say, as published files do not where a size is transformers' default."""
+
+    architecture: str
+    model_type: str
+    defaults: Mapping[str, Any]
+
+
+def _sizes(
+    vocab: int, hidden: int, inner: int, layers: int, heads: int, context: int, **further: Any
+) -> dict[str, Any]:
+    return {
+        "vocab_size": vocab,
+        "hidden_size": hidden,
+        "intermediate_size": inner,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "max_position_embeddings": context,
+        **further,
+    }
+
+
+_LLAMA = Text("LlamaForCausalLM", "llama", _sizes(32000, 4096, 11008, 32, 32, 2048))
+_MISTRAL = Text("MistralForCausalLM", "mistral", _sizes(32000, 4096, 14336, 32, 32, 131072))
+_MINISTRAL3 = Text(
+    "Ministral3ForCausalLM", "ministral3", _sizes(131072, 4096, 14336, 34, 32, 262144)
+)
+_QWEN2 = Text("Qwen2ForCausalLM", "qwen2", _sizes(151936, 4096, 22016, 32, 32, 32768))
+_QWEN2_VL = Text(
+    "Qwen2ForCausalLM",
+    "qwen2",
+    _sizes(
+        *(152064, 8192, 29568, 80, 64, 32768),
+        num_key_value_heads=8,
+        rms_norm_eps=1e-5,
+        rope_theta=1e6,
+        max_window_layers=80,
+        bos_token_id=151643,
+        eos_token_id=151645,
+    ),
+)
+_QWEN3_VL = Text(
+    "Qwen3ForCausalLM",
+    "qwen3",
+    _sizes(151936, 4096, 22016, 32, 32, 128000, rope_theta=5e5),
+)
+_GEMMA3 = Text("Gemma3ForCausalLM", "gemma3_text", _sizes(262208, 2304, 9216, 26, 8, 131072))
+_LLAVA = {"llama": _LLAMA, "mistral": _MISTRAL, "qwen2": _QWEN2}
+_IDEFICS = {"llama": _LLAMA}
+WHOLES: dict[str, Mapping[str, Text]] = {
+    "Gemma3ForConditionalGeneration": {"gemma3_text": _GEMMA3},
+    "Idefics3ForConditionalGeneration": _IDEFICS,
+    "LlavaForConditionalGeneration": _LLAVA,
+    "LlavaNextForConditionalGeneration": _LLAVA,
+    "LlavaOnevisionForConditionalGeneration": _LLAVA,
+    "Mistral3ForConditionalGeneration": {"mistral": _MISTRAL, "ministral3": _MINISTRAL3},
+    "Qwen2VLForConditionalGeneration": {"qwen2_vl_text": _QWEN2_VL, "qwen2_vl": _QWEN2_VL},
+    "Qwen2_5_VLForConditionalGeneration": {"qwen2_5_vl_text": _QWEN2_VL, "qwen2_5_vl": _QWEN2_VL},
+    "Qwen3VLForConditionalGeneration": {"qwen3_vl_text": _QWEN3_VL},
+    "SmolVLMForConditionalGeneration": _IDEFICS,
+}
+"""Models that see, by their architectures: their text models, by the `model_type` of their
+`text_config`, or by their own where keys of texts and of images are not apart."""
+
+OF_ALL = names(
+    "architectures model_type bos_token_id eos_token_id dtype torch_dtype quantization_config "
+    "tie_word_embeddings"
+)
+"""Keys of the whole that its text model has, too: the whole decides."""
+OF_IMAGES = names(
+    "vision_config image_token_id image_token_index video_token_id video_token_index "
+    "vision_start_token_id vision_end_token_id vision_token_id boi_token_index eoi_token_index "
+    "mm_tokens_per_image multimodal_projector_bias projector_hidden_act spatial_merge_size "
+    "vision_feature_layer vision_feature_select_strategy vision_aspect_ratio image_seq_length "
+    "image_grid_pinpoints use_image_newline_parameter scale_factor ignore_index _pad_token_id "
+    "perceiver_config pixel_shuffle_factor"
+)
+"""Keys, of the whole or beside those of texts, that say nothing about texts."""
+PARTS = tuple(
+    f"{start}{module}"
+    for start in ("", "model.")
+    for module in (
+        *("vision_tower.", "vision_model.", "visual.", "multi_modal_projector.", "connector."),
+        "image_newline",
+    )
+)
+"""How the names of weights for images begin."""
+STARTS = (
+    ("model.language_model.", "lm_head"),
+    ("language_model.model.", "language_model.lm_head"),
+    ("model.text_model.", "lm_head"),
+)
+"""How those of the text model begin in place of "model.", and what its head is called."""
+
+
+def text_part(file: Path, raw: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The `config.json` of the text model in a model that sees; None: it is no such model. Raises
+    `UnsupportedModel` for a text model of no known family, and for keys that nobody knows."""
+    given = ConfigReader(file, raw)
+    architectures = given("architectures", TEXTS.or_none(), None) or []
+    name = next((one for one in architectures if one in WHOLES), None)
+    if name is None:
+        return None
+    apart = "text_config" in raw
+    text = dict(given("text_config", TABLE)) if apart else dict(raw)
+    if apart:
+        # Some files say what texts have once more for the whole.
+        again = {key for key, value in text.items() if value is None or raw.get(key) == value}
+        given.finish(IGNORED | OF_ALL | OF_IMAGES | again)
+    kind = str(text.get("model_type"))
+    if kind not in WHOLES[name]:
+        raise UnsupportedModel(
+            f"{file}: text_config.model_type {kind!r} of {name} is not supported (supported: "
+            f"{', '.join(WHOLES[name])})"
+        )
+    found = WHOLES[name][kind]
+    text = {key: value for key, value in text.items() if key not in OF_IMAGES}
+    text |= {key: raw[key] for key in OF_ALL if key in raw}
+    rotations = [key for key in ("rope_scaling", "rope_parameters") if type(text.get(key)) is dict]
+    for key in rotations:
+        text[key] = _of_texts(text[key])
+    inside_of_them = {key for one in rotations for key in text[one]}
+    missing = {k: v for k, v in found.defaults.items() if k not in inside_of_them}
+    own = {"architectures": [found.architecture], "model_type": found.model_type}
+    return missing | text | own
+
+
+def inside(names: WeightNames) -> WeightNames:
+    """The names of a family's weights in a checkpoint of a model that sees."""
+
+    def named(start: str, head: str) -> WeightNames:
+        embedding, layer, norm = (
+            start + name.removeprefix("model.")
+            for name in (names.embedding, names.layer, names.final_norm)
+        )
+        return replace(
+            names, embedding=embedding, layer=layer, final_norm=norm, head=head, apart=PARTS
+        )
+
+    others = tuple(named(*one) for one in STARTS)
+    return replace(named("model.", names.head), others=others)
+
+
+def _of_texts(rope: Mapping[str, Any]) -> dict[str, Any]:
+    """Qwen's rotations have positions in time, height and width. A text's are all the same, so
+    that it does not matter which numbers are rotated by which of them."""
+    plain = {k: v for k, v in rope.items() if k not in ("mrope_section", "mrope_interleaved")}
+    kinds = ("type", "rope_type")
+    return plain | {key: "default" for key in kinds if plain.get(key) == "mrope"}
+
+
+# Table --------------------------------------------------------------------------------------------
 
 
 @functools.cache

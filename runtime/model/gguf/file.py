@@ -9,13 +9,137 @@ from __future__ import annotations
 import math
 import mmap
 import re
+from array import array
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeAlias
 
+from rootlace.runtime.model.checkpoint.quantised.layouts import (
+    ALL,
+    FLOATS,
+    Expected,
+    Quantisation,
+    Rule,
+)
 from rootlace.runtime.model.gguf.cursor import Cursor
-from rootlace.runtime.model.gguf.tensor_types import TYPES, TensorType
-from rootlace.runtime.model.gguf.values import Value, read_metadata
 from rootlace.wire.errors import UnsupportedModel
+
+# Tensor types -------------------------------------------------------------------------------------
+#
+# How GGUF's tensors store their numbers: in blocks of so many numbers and bytes.
+
+
+@dataclass(frozen=True)
+class TensorType:
+    """`numbers` of a block, consecutive ones of a row, and the `bytes` that it takes."""
+
+    name: str
+    numbers: int
+    bytes: int
+
+
+TYPES: dict[int, TensorType] = {
+    0: TensorType("F32", 1, 4),
+    1: TensorType("F16", 1, 2),
+    2: TensorType("Q4_0", 32, 18),
+    3: TensorType("Q4_1", 32, 20),
+    6: TensorType("Q5_0", 32, 22),
+    7: TensorType("Q5_1", 32, 24),
+    8: TensorType("Q8_0", 32, 34),
+    9: TensorType("Q8_1", 32, 40),
+    10: TensorType("Q2_K", 256, 84),
+    11: TensorType("Q3_K", 256, 110),
+    12: TensorType("Q4_K", 256, 144),
+    13: TensorType("Q5_K", 256, 176),
+    14: TensorType("Q6_K", 256, 210),
+    15: TensorType("Q8_K", 256, 292),
+    16: TensorType("IQ2_XXS", 256, 66),
+    17: TensorType("IQ2_XS", 256, 74),
+    18: TensorType("IQ3_XXS", 256, 98),
+    19: TensorType("IQ1_S", 256, 50),
+    20: TensorType("IQ4_NL", 32, 18),
+    21: TensorType("IQ3_S", 256, 110),
+    22: TensorType("IQ2_S", 256, 82),
+    23: TensorType("IQ4_XS", 256, 136),
+    24: TensorType("I8", 1, 1),
+    25: TensorType("I16", 1, 2),
+    26: TensorType("I32", 1, 4),
+    27: TensorType("I64", 1, 8),
+    28: TensorType("F64", 1, 8),
+    29: TensorType("IQ1_M", 256, 56),
+    30: TensorType("BF16", 1, 2),
+    34: TensorType("TQ1_0", 256, 54),
+    35: TensorType("TQ2_0", 256, 66),
+    39: TensorType("MXFP4", 32, 17),
+    40: TensorType("NVFP4", 64, 36),
+    41: TensorType("Q1_0", 128, 18),
+}
+"""By the number that a file has for each. Which of them can be multiplied by, `tensors` says."""
+
+
+# Values -------------------------------------------------------------------------------------------
+#
+# The metadata of a GGUF file: keys with values of twelve types, and lists of them.
+
+
+Scalar = int | float | bool | str
+Value: TypeAlias = "Scalar | list[str] | list[bool] | array[int] | array[float]"
+"""Lists of numbers stay arrays, which take as much memory as the file's bytes."""
+
+_NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 10: "Q", 11: "q", 12: "d"}
+"""The types of numbers, as `struct` and `array` call them."""
+_BOOL, _TEXT, _LIST = 7, 8, 9
+
+
+def read_metadata(cursor: Cursor, count: int) -> dict[str, Value]:
+    """So many keys and values."""
+    found: dict[str, Value] = {}
+    for index in range(count):
+        at = cursor.at
+        key = cursor.text(f"the name of metadata {index}")
+        if key in found:
+            cursor.refuse(f"metadata {key!r} is there twice", at)
+        found[key] = _value(cursor, key)
+    return found
+
+
+def _value(cursor: Cursor, key: str) -> Value:
+    at, kind = cursor.at, cursor.u32(f"the type of {key!r}")
+    if kind == _LIST:
+        return _list(cursor, key)
+    if kind == _TEXT:
+        return cursor.text(f"{key!r}")
+    if kind == _BOOL:
+        return _flags(cursor, 1, key)[0]
+    if kind not in _NUMBERS:
+        cursor.refuse(f"{key!r} has a value of unknown type {kind}", at)
+    return cursor.number(_NUMBERS[kind], f"{key!r}")
+
+
+def _list(cursor: Cursor, key: str) -> Value:
+    at, kind = cursor.at, cursor.u32(f"the type of what is in {key!r}")
+    count = cursor.u64(f"the length of {key!r}")
+    if kind == _BOOL:
+        return _flags(cursor, count, key)
+    if kind == _TEXT:
+        return cursor.texts(count, f"{key!r}")
+    if kind == _LIST:
+        cursor.refuse(f"{key!r} is a list of lists, which are not supported", at)
+    if kind not in _NUMBERS:
+        cursor.refuse(f"{key!r} is a list of values of unknown type {kind}", at)
+    return cursor.numbers(_NUMBERS[kind], count, f"{key!r}")
+
+
+def _flags(cursor: Cursor, count: int, key: str) -> list[bool]:
+    at, data = cursor.at, cursor.take(count, f"{key!r}")
+    if any(byte > 1 for byte in data):
+        cursor.refuse(f"{key!r} has a truth value that is neither 0 nor 1", at)
+    return [byte == 1 for byte in data]
+
+
+# File ---------------------------------------------------------------------------------------------
+
 
 MAGIC = b"GGUF"
 MOST_METADATA = 1 << 28
@@ -220,3 +344,68 @@ def _names(path: Path, count: int) -> list[Path]:
     if missing:
         raise UnsupportedModel(f"{path}: other parts are missing: {', '.join(missing[:5])}")
     return names
+
+
+# Layout -------------------------------------------------------------------------------------------
+#
+# Which types of a GGUF file's tensors are read, and what the weights in them are.
+
+
+CODES = {
+    "Q8_0": "int8",
+    "Q4_0": "int4",
+    "Q4_1": "uint4",
+    "Q5_0": "int8",
+    "Q5_1": "int8",
+    "Q4_K": "uint4",
+    "Q5_K": "int8",
+    "Q6_K": "int8",
+    "IQ4_NL": "nl4",
+    "IQ4_XS": "nl4",
+    "MXFP4": "e2m1",
+}
+"""Types of blocks that are read, by the codes that they are read as."""
+
+
+@dataclass(frozen=True)
+class Ggml:
+    """A weight in blocks of a `type`. See `checkpoint.quantised.layouts.Layout`."""
+
+    type: str
+
+    @property
+    def codes(self) -> str:
+        return CODES[self.type]
+
+    def stores(self, module: str, types: Mapping[str, str]) -> bool:
+        return types.get(f"{module}.weight") == self.type
+
+    def why_not(self, rows: int, columns: int) -> str | None:
+        return None  # the file has been asked already
+
+    def needed(self, rows: int, columns: int) -> dict[str, Expected]:
+        return {".weight": Expected(((rows, columns),), frozenset({self.type}))}
+
+    def possible(self, rows: int, columns: int) -> dict[str, Expected]:
+        return {}
+
+
+def quantisation_of(file: GgufFile) -> Quantisation | None:
+    """How the file stores its weights: each by its type. None: all as floats."""
+    found = {tensor.type.name for tensor in file.tensors.values()} - FLOATS
+    layouts = tuple(Ggml(name) for name in CODES if name in found)
+    return (
+        Quantisation(f"GGUF: {', '.join(sorted(found))}", (Rule(ALL, layouts),)) if found else None
+    )
+
+
+def check_types(file: GgufFile) -> None:
+    """Raises `UnsupportedModel`, saying what to take instead, for weights that are not read."""
+    for tensor in file.tensors.values():
+        name, shape = tensor.type.name, list(tensor.shape)
+        if name not in FLOATS and (name not in CODES or len(shape) not in (2, 3)):
+            known = ", ".join((*sorted(FLOATS), *CODES))
+            raise UnsupportedModel(
+                f"{tensor.file}: {tensor.name} {shape} is stored as {name}, which is not read; "
+                f"take a file of the model with other types, such as Q4_K_M (read: {known})"
+            )

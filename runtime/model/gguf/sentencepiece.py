@@ -13,8 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from rootlace.runtime.model.gguf.tokenizer import tokenizer_json
-from rootlace.runtime.model.gguf.vocabulary import Kind, Vocabulary
+from rootlace.runtime.model.gguf.tokenizer import Kind, Vocabulary, tokenizer_json
 from rootlace.wire.errors import UnsupportedModel
 
 Json = dict[str, Any]

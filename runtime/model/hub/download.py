@@ -2,32 +2,180 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import logging
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from rootlace.runtime.model.checkpoint.config import check_config
-from rootlace.runtime.model.checkpoint.folder import INDEXES, SINGLE, index_files
+from rootlace.runtime.model.checkpoint.folder import INDEX, INDEXES, SINGLE, index_files
 from rootlace.runtime.model.checkpoint.source import model_source
-from rootlace.runtime.model.hub.cache import Snapshot, cached, listing_file
 from rootlace.runtime.model.hub.files import (
     ABOUT,
     CONFIG,
     USUAL,
     format_of,
     gguf_files,
+    gguf_models,
     tokenizer_file,
     weight_files,
 )
 from rootlace.runtime.model.hub.name import HubName
-from rootlace.runtime.model.hub.partial import bytes_to_come, download_blob
 from rootlace.wire.errors import RootlaceError, ServerUnavailable, UnsupportedModel
+
+# Partial ------------------------------------------------------------------------------------------
+#
+# Large files of the hub, downloaded piece by piece over several starts.
+#
+# `hf_hub_download` begins a file anew whenever it is called, so that processes whose locks fail do
+# not write to one file; so does Xet. What is downloaded here is put where it looks for the content.
+
+
+def bytes_to_come(sha256: str | None, size: int, folder: Path) -> int:
+    """How much of a file of this content `folder` still has no bytes of."""
+    blob, part = _files(sha256, folder)
+    if blob.exists():
+        return 0
+    return max(size - part.stat().st_size, 0) if part.exists() else size
+
+
+def _files(sha256: str | None, folder: Path) -> tuple[Path, Path]:
+    """A content that is whole, and one that is not."""
+    return folder / "blobs" / str(sha256), folder / "rootlace" / f"{sha256}.part"
+
+
+def download_blob(url: str, sha256: str, size: int, folder: Path) -> None:
+    """Have `folder`, a repository's in the cache, hold the content of `url`, from where an earlier
+    start was stopped. Its sha256 is not checked. Does nothing where another process downloads it,
+    or where it is larger than what is sent over plain HTTP. Raises what the hub's client does."""
+    from huggingface_hub import constants
+    from huggingface_hub.file_download import http_get
+    from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
+
+    blob, part = _files(sha256, folder)
+    if blob.exists() or size > constants.MAX_HTTP_DOWNLOAD_SIZE:
+        return
+    part.parent.mkdir(parents=True, exist_ok=True)
+    blob.parent.mkdir(parents=True, exist_ok=True)
+    with part.open("ab", buffering=0) as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            return
+        if not part.exists():  # the other one has just finished
+            return
+        done = file.tell()
+        if done > size:
+            file.truncate(0)
+            done = 0
+        http_get(
+            url,
+            file,
+            resume_size=done,
+            headers=build_hf_headers(),
+            expected_size=size,
+            displayed_filename=url.rpartition("/")[2],
+        )
+        part.rename(blob)
+
+
+# Cache --------------------------------------------------------------------------------------------
+#
+# What is in the cache of the Hugging Face hub's tools on this machine.
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """The files of one commit that are here. `refs`: the branches and tags that lead to it."""
+
+    repo: str
+    commit: str
+    refs: frozenset[str]
+    folder: Path
+    sizes: dict[str, int]
+    """Bytes, by name in the repository."""
+
+    @property
+    def listed(self) -> frozenset[str] | None:
+        """All files that the commit has on the hub; None where that is not known."""
+        try:
+            return frozenset(json.loads(listing_file(self.folder).read_text("utf-8")))
+        except (OSError, ValueError, TypeError):
+            return None
+
+    @property
+    def models(self) -> Iterator[tuple[HubName, Path, int]]:
+        """What is whole, by the name that it is served by, with its folder or file and the bytes
+        of its weights."""
+        revision = None if "main" in self.refs else self.commit
+        weights = self._safetensors()
+        if CONFIG in self.sizes and weights and all(file in self.sizes for file in weights):
+            total = sum(self.sizes[file] for file in weights)
+            yield HubName(self.repo, revision), self.folder, total
+        for stem in gguf_models(self.sizes):
+            name = HubName(self.repo, revision, stem.rpartition("/")[2])
+            with suppress(UnsupportedModel):  # a part of it is missing
+                parts = gguf_files(name, self.sizes)
+                yield name, self.folder / parts[0], sum(self.sizes[part] for part in parts)
+
+    def _safetensors(self) -> list[str]:
+        if SINGLE in self.sizes or INDEX not in self.sizes:
+            return [SINGLE]
+        try:
+            return index_files(self.folder / INDEX)
+        except UnsupportedModel:
+            return []
+
+
+def listing_file(snapshot: Path) -> Path:
+    """What a snapshot's commit has on the hub is kept here, beside what the hub's tools keep."""
+    return snapshot.parent.parent / "rootlace" / f"{snapshot.name}.json"
+
+
+def snapshots(cache: Path | None = None) -> list[Snapshot]:
+    """All that are in the folder `cache` (None: the one that the hub's tools use)."""
+    from huggingface_hub import constants, scan_cache_dir
+    from huggingface_hub.errors import CacheNotFound
+
+    try:
+        repos = scan_cache_dir(cache or constants.HF_HUB_CACHE).repos
+    except (CacheNotFound, ValueError):  # there is none, or a file in its place
+        return []
+    found = [
+        Snapshot(
+            repo.repo_id,
+            revision.commit_hash,
+            frozenset(revision.refs),
+            Path(revision.snapshot_path),
+            {
+                str(file.file_path.relative_to(revision.snapshot_path)): file.size_on_disk
+                for file in revision.files
+            },
+        )
+        for repo in repos
+        if repo.repo_type == "model"
+        for revision in repo.revisions
+    ]
+    return sorted(found, key=lambda one: (one.repo.lower(), one.commit))
+
+
+def cached(name: HubName, cache: Path | None = None) -> Snapshot | None:
+    """The snapshot that `name` leads to, as far as it is known here."""
+    wanted = name.revision or "main"
+    for one in snapshots(cache):
+        if one.repo == name.repo and (wanted in one.refs or one.commit == wanted):
+            return one
+    return None
+
+
+# Download -----------------------------------------------------------------------------------------
+
 
 log = logging.getLogger(__name__)
 

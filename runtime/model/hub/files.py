@@ -5,8 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Collection
 
-from rootlace.runtime.model.checkpoint.folder import PICKLED, TOKENIZERS, weight_names
-from rootlace.runtime.model.checkpoint.pooling import POOLING_FILES
+from rootlace.runtime.model.checkpoint.folder import (
+    PICKLED,
+    POOLING_FILES,
+    TOKENIZERS,
+    weight_names,
+)
 from rootlace.runtime.model.hub.name import HubName
 from rootlace.wire.errors import UnsupportedModel
 

@@ -8,12 +8,12 @@ from collections.abc import Callable
 import torch
 
 from rootlace.kernels.interface import KVCodes
-from rootlace.kernels.native.memory import mapped
-from rootlace.kernels.reference.kv_codes import slot_bytes
+from rootlace.kernels.native.machine import mapped
+from rootlace.kernels.reference.kv_cache import slot_bytes
 from rootlace.runtime.config import CacheConfig, KVDtype
 from rootlace.runtime.model.checkpoint.config import ModelConfig
 from rootlace.runtime.model.families.spec import Attention
-from rootlace.runtime.model.kv.main_memory import main_memory
+from rootlace.runtime.model.kv.memory import main_memory
 from rootlace.wire.errors import UnsupportedModel
 
 GIB = 1 << 30
@@ -104,7 +104,7 @@ def allocate(
 ) -> torch.Tensor:
     """The cache [layers, 2, num_blocks, block_size, kv_heads, head_dim], uninitialised; without
     room for values, where these are a part of the keys: [layers, 1, ...]. Of integers: bytes, in
-    rows, [layers, 2, num_blocks, block_size, 1, row] (`kernels/reference/kv_codes.py`).
+    rows, [layers, 2, num_blocks, block_size, 1, row] (`kernels/reference/kv_cache.py`).
 
     Not cleared on purpose: slots are read only after they were written, and on the CPU pages that
     are never written cost no memory. Its pages are huge where the system has such: blocks lie all

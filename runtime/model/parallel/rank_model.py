@@ -9,17 +9,15 @@ import torch
 from rootlace.kernels import KernelSet
 from rootlace.kernels.reference import REFERENCE
 from rootlace.runtime.config import CacheConfig, ExecutorConfig
-from rootlace.runtime.model.adapters.config import read_adapters
-from rootlace.runtime.model.adapters.weights import load_adapter, share_of
 from rootlace.runtime.model.checkpoint.config import ModelConfig
-from rootlace.runtime.model.checkpoint.loader import LoadWeights, Progress, load_weights
-from rootlace.runtime.model.checkpoint.rounding import rounded
+from rootlace.runtime.model.checkpoint.loader import LoadWeights, Progress, load_weights, rounded
 from rootlace.runtime.model.checkpoint.weights import ModelWeights
 from rootlace.runtime.model.decoder.forward import Forward, ReferenceForward
 from rootlace.runtime.model.decoder.interface import MeetingRanks
 from rootlace.runtime.model.decoder.rope import RotaryEmbedding
 from rootlace.runtime.model.executor.cpu_setup import on_cpu
 from rootlace.runtime.model.kv import pool as kv_pool
+from rootlace.runtime.model.lora import load_adapter, read_adapters, share_of
 from rootlace.runtime.model.parallel.shard import Shard
 
 

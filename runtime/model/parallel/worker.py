@@ -20,18 +20,19 @@ from rootlace.runtime import logs, processes
 from rootlace.runtime.config import LogConfig
 from rootlace.runtime.model.checkpoint.config import ModelConfig
 from rootlace.runtime.model.decoder.forward import Forward
-from rootlace.runtime.model.parallel.group import Group
-from rootlace.runtime.model.parallel.leader import LOGITS, RUN, share_of_logits
-from rootlace.runtime.model.parallel.message import decode
-from rootlace.runtime.model.parallel.rank_model import load_rank
-from rootlace.runtime.model.parallel.shard import Shard
-from rootlace.runtime.model.parallel.workers import (
+from rootlace.runtime.model.parallel.group import Group, decode
+from rootlace.runtime.model.parallel.leader import (
     LOADED,
     LOADING,
     LOADING_SECONDS,
+    LOGITS,
+    RUN,
     Said,
     WorkerConfig,
+    share_of_logits,
 )
+from rootlace.runtime.model.parallel.rank_model import load_rank
+from rootlace.runtime.model.parallel.shard import Shard
 from rootlace.wire.errors import InternalError, RootlaceError
 
 log = logging.getLogger(__name__)

@@ -10,7 +10,7 @@ the host, `sample` does both at once.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Protocol
 
@@ -18,9 +18,272 @@ import numpy as np
 import torch
 
 from rootlace.kernels import KernelSet
-from rootlace.kernels.interface import AutomatonTables, Choice, LogitEdits, PickRows
-from rootlace.runtime.contracts.plan import SampleRow
-from rootlace.runtime.model.sampling.row_arrays import LISTED, RowArrays
+from rootlace.kernels.interface import (
+    AutomatonTables,
+    Choice,
+    LogitEdits,
+    PickRows,
+    Scores,
+    ScoreTokens,
+)
+from rootlace.runtime.contracts.plan import PromptScoreRow, SampleRow, TokenScores
+from rootlace.runtime.model.sampling.seen_tokens import SeenTokens
+from rootlace.wire.sampling import PARAMETERS, Parameter, SamplingParams
+
+# Edit lists ---------------------------------------------------------------------------------------
+#
+# Biases, bans and penalties of a step's rows as lists in compressed rows (`LogitEdits`).
+
+
+Entries = tuple[np.ndarray, np.ndarray]
+_NONE: Entries = (np.empty(0, np.int32), np.empty(0, np.float32))
+_UNSEEN: Entries = (np.empty(0, np.int32), np.empty(0, np.int32))
+
+
+class EditLists:
+    """Makes these lists. Not thread-safe."""
+
+    def __init__(self, vocab_size: int) -> None:
+        self._vocab_size = vocab_size
+        self._seen = SeenTokens(vocab_size)
+
+    def biases(self, rows: Sequence[SampleRow], count: int, bans: bool) -> dict[str, np.ndarray]:
+        """Biases, and bans if they are to be listed: for `count` rows, of which those behind the
+        given ones have none. Ids outside the vocabulary are left out."""
+        start, token, bias = _joined([self._biases(row, bans) for row in rows], count)
+        return {"bias_start": start, "bias_token": token, "bias": bias}
+
+    def seen(
+        self, rows: Sequence[SampleRow], wanted: np.ndarray, count: int
+    ) -> dict[str, np.ndarray]:
+        """The tokens of those rows for which `wanted` is not 0, and how often each is in the
+        output."""
+        entries = [
+            self._seen.count(row.params, row.token_ids, row.prompt_len) if penalised else _UNSEEN
+            for row, penalised in zip(rows, wanted.tolist(), strict=False)
+        ]
+        start, token, seen = _joined(entries, count)
+        return {"seen_start": start, "seen_token": token, "seen_count": seen}
+
+    def _biases(self, row: SampleRow, bans: bool) -> Entries:
+        entries = dict(row.params.logit_bias)
+        if bans:
+            entries.update(dict.fromkeys(row.banned, -np.inf))
+        if not entries:
+            return _NONE
+        tokens = sorted(token for token in entries if 0 <= token < self._vocab_size)
+        return np.array(tokens, np.int32), np.array([entries[t] for t in tokens], np.float32)
+
+
+def _joined(entries: list[Entries], count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(start int32 [count + 1], tokens, values) of the rows' entries."""
+    start = np.zeros(count + 1, np.int32)
+    lengths = [len(tokens) for tokens, _ in entries]
+    start[1 : len(entries) + 1] = np.cumsum(lengths)
+    start[len(entries) + 1 :] = sum(lengths)
+    tokens = np.concatenate([tokens for tokens, _ in entries])
+    return start, tokens, np.concatenate([values for _, values in entries])
+
+
+# Row arrays ---------------------------------------------------------------------------------------
+#
+# What rows ask for, as arrays: how their tokens are drawn, and what changes their logits first.
+#
+# The arrays are those of `PickRows` and `LogitEdits`, for every set of kernels alike. A sampling
+# parameter that acts on logits (`rootlace.wire.sampling` describes it) and has a field of its name
+# there becomes an array by itself. Masks are apart (`sampler.Constraints`): where they lie depends
+# on what the kernels read.
+
+
+DRAWN, CUT, BIASED, PENALISED, LOGPROBS = 1, 2, 4, 8, 16
+"""What a request asks for, as bits of `flags`."""
+LISTED = BIASED | PENALISED
+MAX_REQUESTS = 4096
+
+
+def _given_to(kernel_arguments: type) -> tuple[Parameter, ...]:
+    """The parameters that act on logits by a number per row."""
+    known = {field.name for field in fields(kernel_arguments)}
+    return tuple(p for p in PARAMETERS.values() if p.acts == "logits" and p.name in known)
+
+
+DRAWS, PENALTIES = _given_to(PickRows), _given_to(LogitEdits)
+"""Neutral at their defaults, but for the temperature, which is neutral (greedy) at 0."""
+
+# Float32 logits are divided by it.
+_TYPES = {"repetition_penalty": np.float32}
+_RECORD = np.dtype(
+    [
+        *(
+            (p.name, _TYPES.get(p.name, np.float64 if p.type is float else np.int32))
+            for p in (*DRAWS, *PENALTIES)
+        ),
+        ("seed", np.int64),
+        ("flags", np.int32),
+    ],
+    align=True,
+)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """`arrays` differ in contents from step to step; what else it says decides what is launched."""
+
+    arrays: dict[str, np.ndarray]
+    choice: Choice
+    logprobs: bool
+    lists: bool
+    """Whether some row has biases, bans or penalties: arrays whose lengths differ."""
+
+
+class RowArrays:
+    """Makes these arrays. Not thread-safe."""
+
+    def __init__(self, vocab_size: int) -> None:
+        self._vocab_size = vocab_size
+        self._lists = EditLists(vocab_size)
+        self._neutral = self._record(SamplingParams(temperature=0.0, seed=0))[0]
+        self._known: dict[int, tuple[SamplingParams, bytes, int]] = {}
+
+    def of(self, rows: Sequence[SampleRow], count: int, bans: bool) -> Asked:
+        """For `count` rows, of which those behind the given ones are empty: greedy, and with their
+        logits as they are. `bans`: banned tokens are listed; they are not in the masks."""
+        records, flags = self._records(rows, count)
+        arrays = {p.name: records[p.name] for p in DRAWS}
+        arrays["seed"] = records["seed"]
+        positions = [len(row.token_ids) + (row.source >= 0) for row in rows]
+        arrays["position"] = np.array(positions + [0] * (count - len(rows)), np.int64)
+        biased = bool(flags & BIASED) or (bans and any(row.banned for row in rows))
+        if biased:
+            arrays |= self._lists.biases(rows, count, bans)
+        if flags & PENALISED:
+            arrays |= self._lists.seen(rows, records["flags"] & PENALISED, count)
+            arrays |= {p.name: records[p.name] for p in PENALTIES}
+        lists = biased or bool(flags & PENALISED)
+        choice: Choice = "cut" if flags & CUT else "random" if flags & DRAWN else "greedy"
+        return Asked(arrays, choice, bool(flags & LOGPROBS), lists)
+
+    def _records(self, rows: Sequence[SampleRow], count: int) -> tuple[np.ndarray, int]:
+        """([count]: each row's parameters, by name, and its `flags`; what any of them asks for).
+        They are worked out once per request, not per step."""
+        parts, asked = [self._neutral] * count, 0
+        for i, row in enumerate(rows):
+            _, parts[i], flags = self._of(row.params)
+            asked |= flags
+        return np.frombuffer(bytearray().join(parts), _RECORD), asked
+
+    def flags(self, params: SamplingParams) -> int:
+        """What a request asks for."""
+        return self._of(params)[2]
+
+    def _of(self, params: SamplingParams) -> tuple[SamplingParams, bytes, int]:
+        known = self._known
+        found = known.get(id(params))
+        if found is None or found[0] is not params:
+            if len(known) >= MAX_REQUESTS:
+                known.clear()
+            found = known[id(params)] = params, *self._record(params)
+        return found
+
+    def _record(self, params: SamplingParams) -> tuple[bytes, int]:
+        """(the request's record, its flags)"""
+        draws = [self._value(p, getattr(params, p.name)) for p in DRAWS]
+        penalties = [self._value(p, getattr(params, p.name)) for p in PENALTIES]
+        flags = 0
+        if params.temperature > 0:
+            flags |= DRAWN
+            cuts = zip(DRAWS, draws, strict=True)
+            if any(p.name != "temperature" and v != self._value(p, p.default) for p, v in cuts):
+                flags |= CUT
+        if params.logit_bias:
+            flags |= BIASED
+        if any(v != p.default for p, v in zip(PENALTIES, penalties, strict=True)):
+            flags |= PENALISED
+        if params.logprobs:
+            flags |= LOGPROBS
+        seed = (params.seed or 0) & 0xFFFF_FFFF_FFFF_FFFF
+        seed -= (seed >> 63) << 64
+        return np.array([(*draws, *penalties, seed, flags)], _RECORD).tobytes(), flags
+
+    def _value(self, parameter: Parameter, value: float) -> float:
+        """What kernels are told: of a number of tokens, at most how many there are (off)."""
+        if parameter.type is not int:
+            return value
+        return min(value, self._vocab_size) if value > 0 else self._vocab_size
+
+
+# Scores -------------------------------------------------------------------------------------------
+#
+# Log-probabilities of given tokens and of the best alternatives, from raw logits.
+
+
+LOGITS_BYTES = 64 << 20
+"""Logits of scored tokens held at once; more tokens are scored in parts of this size."""
+PART_TOKENS = 256
+"""With a large vocabulary, parts have as many tokens as this, unless their logits take more than
+four times `LOGITS_BYTES`: each part reads the whole output head again, which counts where tokens
+are few."""
+
+
+def score_in_parts(
+    score: ScoreTokens,
+    logits: Callable[[slice], torch.Tensor],
+    tokens: torch.Tensor,
+    top: int,
+    vocab_size: int,
+) -> Scores:
+    """`score` of N > 0 tokens, of whose logits it asks for a part at a time, so that memory does
+    not grow with N."""
+    row = 4 * vocab_size
+    size = max(LOGITS_BYTES // row, min(PART_TOKENS, 4 * LOGITS_BYTES // row), 1)
+    count = len(tokens)
+    parts = [slice(start, min(start + size, count)) for start in range(0, count, size)]
+    found = [score(logits(part), tokens[part], top) for part in parts]
+    if len(found) == 1:
+        return found[0]
+    logprobs, ids, top_logprobs = (torch.cat(each) for each in zip(*found, strict=True))
+    return logprobs, ids, top_logprobs
+
+
+def of_samples(
+    rows: Sequence[SampleRow],
+    logprobs: np.ndarray,
+    top_ids: np.ndarray,
+    top_logprobs: np.ndarray,
+) -> list[TokenScores | None]:
+    """The scores of those rows that ask for them, of arrays that have all rows'."""
+    return [
+        _part(logprobs, top_ids, top_logprobs, slice(i, i + 1), row.params.top_logprobs)
+        if row.params.logprobs
+        else None
+        for i, row in enumerate(rows)
+    ]
+
+
+def of_prompts(
+    rows: Sequence[PromptScoreRow],
+    logprobs: np.ndarray,
+    top_ids: np.ndarray,
+    top_logprobs: np.ndarray,
+) -> list[TokenScores]:
+    """The scores of each row's targets, of arrays that have all rows' one behind the other."""
+    scores = []
+    start = 0
+    for row in rows:
+        here = slice(start, start + len(row.targets))
+        scores.append(_part(logprobs, top_ids, top_logprobs, here, row.top_logprobs))
+        start = here.stop
+    return scores
+
+
+def _part(
+    logprobs: np.ndarray, top_ids: np.ndarray, top_logprobs: np.ndarray, row: slice, top: int
+) -> TokenScores:
+    return TokenScores(logprobs[row], top_ids[row, :top], top_logprobs[row, :top])
+
+
+# Sampler ------------------------------------------------------------------------------------------
+
 
 _EDITS = tuple(field.name for field in fields(LogitEdits) if not field.name.startswith("mask"))
 _PICK = tuple(field.name for field in fields(PickRows) if not field.name.startswith("mask"))

@@ -19,7 +19,7 @@ from torch import Tensor
 from rootlace.kernels import kernels_for
 from rootlace.kernels.interface import KVCodes
 from rootlace.kernels.native.attention import attend, codes_laid_out, laid_out
-from rootlace.kernels.reference.shared_prefix import chosen_runs, whole_blocks
+from rootlace.kernels.reference.attention import chosen_runs, whole_blocks
 from tests.kernels.cases import (
     INTEGERS,
     AttentionCase,

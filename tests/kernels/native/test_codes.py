@@ -12,7 +12,7 @@ import torch
 from rootlace.kernels import Dense, Quantised, Scheme, Weight
 from rootlace.kernels.native.codes import prepared
 from rootlace.kernels.native.linear import Epilogue, PackedLinear, Products
-from rootlace.kernels.reference.linear import dequantise
+from rootlace.kernels.reference.layers import dequantise
 from rootlace.kernels.weights import Stacked, parts_of, stacked, tensors
 from tests.kernels.native.test_linear import Machine, multiplied, poisoned, random
 from tests.kernels.native.test_linear import machine as machine  # the fixtures

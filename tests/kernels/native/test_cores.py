@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rootlace.kernels.native.cores import Core, read_cores, usable_cores
+from rootlace.kernels.native.machine import Core, read_cores, usable_cores
 
 
 def system(root: Path, files: dict[str, str]) -> Path:

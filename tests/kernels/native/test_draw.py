@@ -13,10 +13,10 @@ import torch
 from rootlace.kernels import KernelSet
 from rootlace.kernels.interface import PickRows
 from rootlace.kernels.native.library import Picks
-from rootlace.kernels.native.pick_tokens import _COLUMNS
+from rootlace.kernels.native.sampling import _COLUMNS
 from rootlace.kernels.reference import REFERENCE
 from rootlace.runtime.contracts.plan import SampleRow
-from rootlace.runtime.model.sampling.host_masks import HostMasks
+from rootlace.runtime.model.sampling.automaton_table import HostMasks
 from rootlace.runtime.model.sampling.sampler import Sampler
 from rootlace.wire.protocol import SamplingParams
 from tests.native import native_kernel_set

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from rootlace.kernels.interface import LogitEdits
-from rootlace.kernels.native.edit_logits import NativeEditLogits
-from rootlace.kernels.native.handles import Team
-from rootlace.kernels.reference.logits import edit_logits
+from rootlace.kernels.native.library import Team
+from rootlace.kernels.native.sampling import NativeEditLogits
+from rootlace.kernels.reference.sampling import edit_logits
 from tests.kernels.logit_edits import edits_of
 from tests.native import TARGETS, library_for
 

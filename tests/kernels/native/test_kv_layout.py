@@ -10,10 +10,9 @@ import torch
 from torch import Tensor
 
 from rootlace.kernels.native import library as native
-from rootlace.kernels.native.attention import laid_out
-from rootlace.kernels.native.handles import Team, Workspace
+from rootlace.kernels.native.attention import NativeAttention, laid_out
+from rootlace.kernels.native.library import Team, Workspace
 from rootlace.kernels.native.linear import DTYPES
-from rootlace.kernels.native.paged_attention import NativeAttention
 from tests.native import native_library
 
 LAYERS, BLOCKS, KV_HEADS = 2, 5, 3

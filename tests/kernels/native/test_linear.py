@@ -10,8 +10,7 @@ from torch import Tensor
 from torch.nn.functional import gelu, relu, silu
 
 from rootlace.kernels import Dense, Quantised, Weight
-from rootlace.kernels.native.handles import Team
-from rootlace.kernels.native.library import BFLOAT16
+from rootlace.kernels.native.library import BFLOAT16, Team
 from rootlace.kernels.native.linear import Arena, Epilogue, PackedLinear, ProductPath, Products
 from rootlace.kernels.weights import parts_of
 from tests.kernels.quantised_cases import integers_are_multiplied

@@ -10,10 +10,9 @@ import torch
 from torch import Tensor
 
 from rootlace.kernels import Dense, Scheme
-from rootlace.kernels.native.handles import Team
-from rootlace.kernels.native.library import Model
+from rootlace.kernels.native.library import Model, Team
 from rootlace.kernels.native.linear import DTYPES, Epilogue, PackedLinear
-from rootlace.kernels.reference.linear import quantise
+from rootlace.kernels.reference.layers import quantise
 from tests.kernels.native.greedy import greedy_tokens
 from tests.native import TARGETS, library_for
 

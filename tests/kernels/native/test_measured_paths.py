@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from rootlace.kernels.native import measured_paths
-from rootlace.kernels.native.handles import Team
+from rootlace.kernels.native.library import Team
 from rootlace.kernels.native.linear import ProductPath
 from rootlace.kernels.native.measured_paths import CONFIRMED, LEAST_NUMBERS, ROWS, MeasuredPaths
 from tests.native import TWIN, library_for

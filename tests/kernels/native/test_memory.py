@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from rootlace.kernels.native.memory import HUGE_PAGE, mapped
+from rootlace.kernels.native.machine import HUGE_PAGE, mapped
 
 MIB = 1 << 20
 STATM = Path("/proc/self/statm")
@@ -67,10 +67,10 @@ def test_without_huge_pages(monkeypatch: pytest.MonkeyPatch) -> None:
         def madvise(self, *_: int) -> None:
             raise OSError(22, "Invalid argument")
 
-    monkeypatch.setattr("rootlace.kernels.native.memory.mmap.mmap", Refusing)
+    monkeypatch.setattr("rootlace.kernels.native.machine.mmap.mmap", Refusing)
     assert mapped(100).shape == (100,)
     monkeypatch.undo()
-    monkeypatch.delattr("rootlace.kernels.native.memory.mmap.MADV_HUGEPAGE", raising=False)
+    monkeypatch.delattr("rootlace.kernels.native.machine.mmap.MADV_HUGEPAGE", raising=False)
     assert mapped(100).shape == (100,)
 
 
@@ -79,7 +79,7 @@ def test_is_given_back_when_the_program_ends() -> None:
     """In whatever order modules, tensors and memory go: nothing is said and nothing crashes."""
     program = (
         "import torch\n"
-        "from rootlace.kernels.native.memory import mapped\n"
+        "from rootlace.kernels.native.machine import mapped\n"
         f"kept = [mapped({3 * MIB}).view(torch.float32) for _ in range(3)]\n"
         "kept.append(kept)\n"
         "kept[0].fill_(1)\n"

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from rootlace.kernels.native.handles import Team
-from rootlace.kernels.native.pick_tokens import NativePickTokens
+from rootlace.kernels.native.library import Team
+from rootlace.kernels.native.sampling import NativePickTokens
 from tests.kernels.native.greedy import greedy_tokens
 from tests.native import TARGETS, library_for
 

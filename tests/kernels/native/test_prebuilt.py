@@ -7,9 +7,14 @@ from pathlib import Path
 import pytest
 
 from rootlace.kernels.native import library
-from rootlace.kernels.native.build import NativeUnavailable, library_file
-from rootlace.kernels.native.prebuilt import prebuilt_library
-from rootlace.kernels.native.processor import INSTRUCTION_SETS, Processor, read_processor
+from rootlace.kernels.native.build import (
+    INSTRUCTION_SETS,
+    NativeUnavailable,
+    Processor,
+    library_file,
+    prebuilt_library,
+    read_processor,
+)
 from tests.native import native_library
 
 X86 = INSTRUCTION_SETS["x86_64"]

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from rootlace.kernels.interface import Scores, ScoreTokens
-from rootlace.kernels.native.handles import Team
-from rootlace.kernels.native.score_tokens import NativeScoreTokens
-from rootlace.kernels.reference.score_tokens import score_tokens
+from rootlace.kernels.native.library import Team
+from rootlace.kernels.native.sampling import NativeScoreTokens
+from rootlace.kernels.reference.sampling import score_tokens
 from tests.native import TARGETS, library_for
 
 

@@ -20,7 +20,7 @@ ATTEND = """
 import sys
 import torch
 from rootlace.kernels.native.attention import attend, laid_out
-from rootlace.kernels.native.handles import Team
+from rootlace.kernels.native.library import Team
 from rootlace.kernels.native.library import open_library
 from tests.kernels.cases import AttentionCase, exact_attention, make_attention, relative_error
 

@@ -15,9 +15,8 @@ import numpy as np
 import psutil
 import pytest
 
-from rootlace.kernels.native.cores import usable_cores
-from rootlace.kernels.native.errors import NativeError, NativeOutOfMemory
-from rootlace.kernels.native.handles import Team
+from rootlace.kernels.native.library import NativeError, NativeOutOfMemory, Team
+from rootlace.kernels.native.machine import usable_cores
 from tests.native import native_library
 from tests.waiting import eventually
 
@@ -140,7 +139,7 @@ def test_a_child_made_by_fork_has_threads_of_its_own() -> None:
     script = f"""
 import os
 from rootlace.kernels.native.library import open_library
-from rootlace.kernels.native.handles import Team
+from rootlace.kernels.native.library import Team
 from tests.kernels.native.test_team import check
 library = open_library({path!r})
 team = Team(library, 3)
@@ -164,7 +163,7 @@ def test_the_interpreter_ends_while_a_thread_computes() -> None:
 import threading, time
 import numpy as np
 from rootlace.kernels.native.library import open_library
-from rootlace.kernels.native.handles import Team
+from rootlace.kernels.native.library import Team
 library = open_library({native_library()._name!r})
 def compute(team, counts):
     library.rl_team_try(team.handle, 2000, 9, 100_000_000, counts.ctypes.data)

@@ -28,7 +28,7 @@ from rootlace.kernels.interface import (
     LogitEdits,
     PickRows,
 )
-from rootlace.kernels.reference.kv_codes import slot_bytes
+from rootlace.kernels.reference.kv_cache import slot_bytes
 from rootlace.kernels.triton import TRITON
 from rootlace.kernels.triton.kv_storage import Stored
 from rootlace.kernels.triton.numerics import TYPE_NAMES

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from rootlace.kernels.interface import LogitEdits
-from rootlace.kernels.reference.logits import edit_logits as reference
+from rootlace.kernels.reference.sampling import edit_logits as reference
 from rootlace.kernels.triton.logits import edit_logits
 from rootlace.kernels.triton.tuning import Launch
 from tests.kernels.logit_edits import edits_of

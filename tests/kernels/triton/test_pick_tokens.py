@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from rootlace.kernels.interface import Choice, PickRows
-from rootlace.kernels.reference.pick_tokens import pick_tokens as reference
-from rootlace.kernels.reference.uniform import uniforms
+from rootlace.kernels.reference.sampling import pick_tokens as reference
+from rootlace.kernels.reference.sampling import uniforms
 from rootlace.kernels.triton.pick_tokens import Sizes, pick_tokens
 
 module = importlib.import_module("rootlace.kernels.triton.pick_tokens")

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from rootlace.kernels.reference.linear import dequantise
+from rootlace.kernels.reference.layers import dequantise
 from rootlace.kernels.triton import TRITON, quantised_linear
 from rootlace.kernels.weights import Dense, Stacked
 from tests.kernels.cases import poisoned_memory

@@ -12,8 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rootlace.runtime.model.gguf.file import GgufFile
-from rootlace.runtime.model.gguf.tensor_types import TYPES
+from rootlace.runtime.model.gguf.file import TYPES, GgufFile
 from rootlace.wire.errors import UnsupportedModel
 from tests.model.gguf.writing import Entry, gguf_bytes, text, u32, u64, write
 

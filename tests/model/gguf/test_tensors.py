@@ -9,13 +9,11 @@ import pytest
 import torch
 
 from rootlace.kernels.native.codes import prepared
-from rootlace.kernels.reference.linear import dequantise
+from rootlace.kernels.reference.layers import dequantise
 from rootlace.kernels.weights import Quantised, tensors
-from rootlace.runtime.model.checkpoint.expected import FLOATS
-from rootlace.runtime.model.checkpoint.quantised.gguf_blocks import QUANTISED
-from rootlace.runtime.model.gguf.file import GgufFile, Tensor
-from rootlace.runtime.model.gguf.layout import CODES, check_types
-from rootlace.runtime.model.gguf.tensor_types import TYPES
+from rootlace.runtime.model.checkpoint.quantised.layouts import FLOATS
+from rootlace.runtime.model.checkpoint.quantised.reading import QUANTISED
+from rootlace.runtime.model.gguf.file import CODES, TYPES, GgufFile, Tensor, check_types
 from rootlace.wire.errors import UnsupportedModel
 
 gguf = pytest.importorskip("gguf", reason="the gguf package is not installed")

@@ -17,15 +17,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer as FastTokenizer
 
-from rootlace.runtime.constrained.tokens.vocabulary import Vocabulary as Tokens
-from rootlace.runtime.gateway.texts import load_chat, load_eos_ids
-from rootlace.runtime.gateway.tokens.tokenizer import Tokenizer
 from rootlace.runtime.model.checkpoint.source import FolderSource
+from rootlace.runtime.model.gguf.config import GgufSource
 from rootlace.runtime.model.gguf.file import GgufFile
-from rootlace.runtime.model.gguf.pretokenizers import PATTERNS
-from rootlace.runtime.model.gguf.source import GgufSource
-from rootlace.runtime.model.gguf.tokenizer import tokenizer_json
-from rootlace.runtime.model.gguf.vocabulary import Kind, Vocabulary
+from rootlace.runtime.model.gguf.tokenizer import PATTERNS, Kind, Vocabulary, tokenizer_json
+from rootlace.runtime.server.model_texts import load_chat, load_eos_ids
+from rootlace.runtime.server.tokenizer import Tokenizer
+from rootlace.runtime.structured.vocabulary.vocabulary import Vocabulary as Tokens
 from rootlace.wire.errors import UnsupportedModel
 from tests.model.gguf.converting import finish, gguf, write_tokenizer
 

@@ -12,7 +12,7 @@ import torch
 from transformers import PreTrainedConfig
 from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 
-from rootlace.kernels.reference.linear import dequantise
+from rootlace.kernels.reference.layers import dequantise
 from rootlace.kernels.weights import CODES, Codes, Quantised, Scheme, columns_of
 from rootlace.runtime.model.checkpoint.config import ModelConfig
 from rootlace.runtime.model.checkpoint.loader import load_weights

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from rootlace.runtime.model.checkpoint.quantised.layouts import Awq
-from rootlace.runtime.model.checkpoint.quantised.quantisation import ALL, Quantisation, Rule
+from rootlace.runtime.model.checkpoint.quantised.layouts import ALL, Awq, Quantisation, Rule
 from rootlace.runtime.model.checkpoint.quantised.settings import (
     GPTQ_REMARKS,
     read_group,
     read_modules,
 )
-from rootlace.runtime.model.families.given import TABLE, TEXT, Given
+from rootlace.runtime.model.families.config_reader import TABLE, TEXT, ConfigReader
 
 GEMM = ("gemm", "exllama")
 """Versions of the same files."""
 
 
-def read(given: Given) -> Quantisation:
+def read(given: ConfigReader) -> Quantisation:
     """Which modules are quantised, the file says."""
     for key in ("version", "format"):
         if str(given(key, TEXT, "gemm")).lower() not in GEMM:

@@ -6,25 +6,27 @@ import re
 from collections.abc import Iterator
 
 from rootlace.runtime.model.checkpoint.quantised.layouts import (
+    ALL,
     Block,
     Floats4,
     Layout,
     Numbers,
     PackedInts,
+    Quantisation,
+    Rule,
 )
-from rootlace.runtime.model.checkpoint.quantised.quantisation import ALL, Quantisation, Rule
 from rootlace.runtime.model.checkpoint.quantised.settings import (
     GROUP,
     PAIR,
     activations_remark,
     read_pattern,
 )
-from rootlace.runtime.model.families.given import (
+from rootlace.runtime.model.families.config_reader import (
     NUMBER,
     TABLE,
     TEXT,
     TEXTS,
-    Given,
+    ConfigReader,
     Kind,
 )
 
@@ -41,7 +43,7 @@ CLASSES = ("Linear", "LinearBase")
 """What targets call the classes of all modules that are multiplied by."""
 
 
-def read(given: Given) -> Quantisation | None:
+def read(given: ConfigReader) -> Quantisation | None:
     """None where the KV cache alone is to be quantised: its scales are found by their names."""
     _read_remarks(given)
     _read_sparsity(given)
@@ -73,12 +75,12 @@ def read(given: Given) -> Quantisation | None:
     )
 
 
-def _ignored(given: Given, names: list[str]) -> Iterator[Rule]:
+def _ignored(given: ConfigReader, names: list[str]) -> Iterator[Rule]:
     for name in names:
         yield Rule(_pattern(given, "ignore", name))
 
 
-def _rules(given: Given, targets: dict[str, Layout]) -> Iterator[Rule]:
+def _rules(given: ConfigReader, targets: dict[str, Layout]) -> Iterator[Rule]:
     """A name goes before patterns, and these before classes."""
     for name in sorted(
         targets.keys() - {*CLASSES}, key=lambda name: (name.startswith("re:"), name)
@@ -89,7 +91,7 @@ def _rules(given: Given, targets: dict[str, Layout]) -> Iterator[Rule]:
             yield Rule(ALL, (targets[name],))
 
 
-def _pattern(given: Given, key: str, name: str) -> re.Pattern[str]:
+def _pattern(given: ConfigReader, key: str, name: str) -> re.Pattern[str]:
     if name in CLASSES:
         return ALL
     if name.startswith("re:"):
@@ -97,12 +99,12 @@ def _pattern(given: Given, key: str, name: str) -> re.Pattern[str]:
     return re.compile(re.escape(name) + r"\Z")
 
 
-def _read_remarks(given: Given) -> None:
+def _read_remarks(given: ConfigReader) -> None:
     """What says nothing about how weights are stored."""
     given.pass_over("version", "quantization_status", "global_compression_ratio", "run_compressed")
 
 
-def _read_sparsity(given: Given) -> None:
+def _read_sparsity(given: ConfigReader) -> None:
     """Refuse weights of which some are left out, and such as are rotated where they are used."""
     if given("sparsity_config", TABLE.or_none(), None):
         sparsity = given.table("sparsity_config")
@@ -116,7 +118,7 @@ def _read_sparsity(given: Given) -> None:
         given.refuse("moe_sparsity_config", "it is not supported")
 
 
-def _layout(group: Given, form: str | None) -> Layout | None:
+def _layout(group: ConfigReader, form: str | None) -> Layout | None:
     """How the weights of a group are stored; None: as they are."""
     form = group("format", TEXT.or_none(), None) or form
     if not group("weights", TABLE.or_none(), None):
@@ -155,7 +157,7 @@ def _layout_of(
     return None
 
 
-def _block(weights: Given) -> Block:
+def _block(weights: ConfigReader) -> Block:
     """The weights that share a scale."""
     size = weights("group_size", GROUP.or_none(), None)
     inferred = {None: "tensor", -1: "channel"}.get(size, "group")
@@ -173,7 +175,7 @@ def _block(weights: Given) -> Block:
     return known[strategy]
 
 
-def _activations(group: Given) -> Iterator[str]:
+def _activations(group: ConfigReader) -> Iterator[str]:
     """Remarks about activations, which are not quantised whatever the group says."""
     for key in ("input_activations", "output_activations"):
         if not group(key, TABLE.or_none(), None):

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from rootlace.runtime.model.checkpoint.quantised.layouts import Block, Numbers
-from rootlace.runtime.model.checkpoint.quantised.quantisation import ALL, Quantisation, Rule
+from rootlace.runtime.model.checkpoint.quantised.layouts import (
+    ALL,
+    Block,
+    Numbers,
+    Quantisation,
+    Rule,
+)
 from rootlace.runtime.model.checkpoint.quantised.settings import (
     activations_remark,
     read_modules,
     read_pair,
 )
-from rootlace.runtime.model.families.given import FLAG, TABLE, TEXT, Given, Kind
+from rootlace.runtime.model.families.config_reader import FLAG, TABLE, TEXT, ConfigReader, Kind
 
 CACHE = Kind("a text or an object", lambda value: TEXT.fits(value) or TABLE.fits(value))
 
 
-def read(given: Given) -> Quantisation:
+def read(given: ConfigReader) -> Quantisation:
     """Which modules are quantised, the file says. `weight_scale_inv` is what numbers are multiplied
     by, as `weight_scale` is."""
     size = read_pair(given, "weight_block_size")

@@ -5,20 +5,19 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from rootlace.runtime.model.checkpoint.quantised.layouts import Gptq
-from rootlace.runtime.model.checkpoint.quantised.quantisation import ALL, Quantisation, Rule
+from rootlace.runtime.model.checkpoint.quantised.layouts import ALL, Gptq, Quantisation, Rule
 from rootlace.runtime.model.checkpoint.quantised.settings import (
     GPTQ_REMARKS,
     read_group,
     read_modules,
     read_pattern,
 )
-from rootlace.runtime.model.families.given import FLAG, TABLE, TEXT, Given, Kind
+from rootlace.runtime.model.families.config_reader import FLAG, TABLE, TEXT, ConfigReader, Kind
 
 BITS = Kind("4 or 8", lambda bits: type(bits) is int and bits in (4, 8))
 
 
-def read(given: Given) -> Quantisation:
+def read(given: ConfigReader) -> Quantisation:
     """Which modules are quantised, the file says, and in which order their columns are."""
     minus_one = _stored_minus_one(given)
     bits = given("bits", BITS)
@@ -37,7 +36,7 @@ def read(given: Given) -> Quantisation:
     return Quantisation("GPTQ", (*rules, Rule(ALL, (Gptq(bits, group, minus_one),))))
 
 
-def _stored_minus_one(given: Given) -> bool:
+def _stored_minus_one(given: ConfigReader) -> bool:
     """Whether zero points are stored less one, as in the first version of the format."""
     found = "gptq"
     for key in ("format", "checkpoint_format"):
@@ -47,7 +46,7 @@ def _stored_minus_one(given: Given) -> bool:
     return found.lower() == "gptq"
 
 
-def _dynamic(given: Given, bits: Any, group: int | None, minus_one: bool) -> list[Rule]:
+def _dynamic(given: ConfigReader, bits: Any, group: int | None, minus_one: bool) -> list[Rule]:
     """What is said of modules apart: by a pattern of their names, after "-:" those that are not
     quantised."""
     found: list[Rule] = []

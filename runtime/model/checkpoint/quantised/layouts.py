@@ -5,11 +5,40 @@ A layout's tensors are named by what follows the module's name.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from rootlace.runtime.model.checkpoint.expected import FLOATS, Expected, Shape
+# Expected -----------------------------------------------------------------------------------------
+#
+# What a checkpoint's tensors must be.
+
+
+Shape = tuple[int, ...]
+
+FLOATS = frozenset({"F32", "F16", "BF16", "F64"})
+"""The types of weights that are stored as they are, by the names that safetensors has for them."""
+SIZES = {"I32": 4, "I64": 8}
+"""Bytes of a number of the other types, where it takes more than one."""
+
+
+@dataclass(frozen=True)
+class Expected:
+    """A tensor of one of these shapes and types."""
+
+    shapes: tuple[Shape, ...]
+    types: frozenset[str] = FLOATS
+
+    def num_bytes(self, itemsize: int) -> int:
+        """The memory that it takes at most, `itemsize` bytes for each float."""
+        size = itemsize if self.types == FLOATS else max(SIZES.get(one, 1) for one in self.types)
+        return max(map(math.prod, self.shapes)) * size
+
+
+# Layouts ------------------------------------------------------------------------------------------
+
 
 I8, I32, U8 = frozenset({"I8"}), frozenset({"I32"}), frozenset({"U8"})
 FP8 = frozenset({"F8_E4M3"})
@@ -265,3 +294,40 @@ class Blocks:
 def _not_whole(count: int, *sizes: int) -> str | None:
     wrong = next((size for size in sizes if size % count), None)
     return None if wrong is None else f"{wrong} is not a multiple of {count}"
+
+
+# Quantisation -------------------------------------------------------------------------------------
+#
+# How a checkpoint's modules are stored, by what its configuration says.
+
+
+@dataclass(frozen=True)
+class Rule:
+    """Modules whose names begin as `pattern` says are stored in the first of these layouts that
+    the file has them in; where it has none, they are dense."""
+
+    pattern: re.Pattern[str]
+    layouts: tuple[Layout, ...] = ()
+
+
+ALL = re.compile("")
+"""Every module."""
+
+
+@dataclass(frozen=True)
+class Quantisation:
+    """`method` is the name of what wrote the checkpoint. A module follows the first rule whose
+    pattern its name fits. `remarks` are for the log."""
+
+    method: str
+    rules: tuple[Rule, ...]
+    remarks: tuple[str, ...] = ()
+
+    @property
+    def codes(self) -> frozenset[str]:
+        """What weights may be read as: some of `rootlace.kernels.weights.CODES`."""
+        return frozenset(layout.codes for rule in self.rules for layout in rule.layouts)
+
+    def layouts(self, module: str) -> Sequence[Layout]:
+        """What the module may be stored in."""
+        return next((rule.layouts for rule in self.rules if rule.pattern.match(module)), ())

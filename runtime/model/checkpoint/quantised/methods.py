@@ -12,10 +12,10 @@ from rootlace.runtime.model.checkpoint.quantised import (
     gptq,
     mxfp4,
 )
-from rootlace.runtime.model.checkpoint.quantised.quantisation import Quantisation
-from rootlace.runtime.model.families.given import FLAG, TABLE, TEXT, Given
+from rootlace.runtime.model.checkpoint.quantised.layouts import Quantisation
+from rootlace.runtime.model.families.config_reader import FLAG, TABLE, TEXT, ConfigReader
 
-METHODS: dict[str, Callable[[Given], Quantisation | None]] = {
+METHODS: dict[str, Callable[[ConfigReader], Quantisation | None]] = {
     "awq": awq.read,
     "compressed-tensors": compressed_tensors.read,
     "fp8": fp8.read,
@@ -54,7 +54,7 @@ MLX = "quantization"
 """Where MLX says it."""
 
 
-def read_quantisation(given: Given) -> Quantisation | None:
+def read_quantisation(given: ConfigReader) -> Quantisation | None:
     """How the modules of the checkpoint with this `config.json` are stored; None: as they are.
 
     Raises `UnsupportedModel`, naming the method or the key, for what is not read.
@@ -73,7 +73,7 @@ def read_quantisation(given: Given) -> Quantisation | None:
     return found
 
 
-def _unnamed(settings: Given) -> NoReturn:
+def _unnamed(settings: ConfigReader) -> NoReturn:
     """Refuse a configuration that does not name its method."""
     for key in ("load_in_4bit", "load_in_8bit"):
         if settings(key, FLAG, False):

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from rootlace.runtime.model.checkpoint.quantised.layouts import Blocks
-from rootlace.runtime.model.checkpoint.quantised.quantisation import ALL, Quantisation, Rule
+from rootlace.runtime.model.checkpoint.quantised.layouts import ALL, Blocks, Quantisation, Rule
 from rootlace.runtime.model.checkpoint.quantised.settings import read_modules
-from rootlace.runtime.model.families.given import FLAG, Given
+from rootlace.runtime.model.families.config_reader import FLAG, ConfigReader
 
 
-def read(given: Given) -> Quantisation:
+def read(given: ConfigReader) -> Quantisation:
     """Which modules are quantised, the file says."""
     read_modules(given, "modules_to_not_convert")
     given("dequantize", FLAG, False)

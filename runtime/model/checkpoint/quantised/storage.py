@@ -6,9 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from rootlace.runtime.model.checkpoint.expected import Expected
-from rootlace.runtime.model.checkpoint.quantised.layouts import Layout
-from rootlace.runtime.model.checkpoint.quantised.quantisation import Quantisation
+from rootlace.runtime.model.checkpoint.quantised.layouts import Expected, Layout, Quantisation
 from rootlace.wire.errors import UnsupportedModel
 
 PASSED_OVER = (

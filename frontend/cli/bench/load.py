@@ -1,0 +1,415 @@
+"""Sends requests to a server and notes when its answers come."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+import math
+import random
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from statistics import fmean
+from typing import Any, NamedTuple
+
+import aiohttp
+
+# Loads --------------------------------------------------------------------------------------------
+#
+# What is asked: prompts of random words, by length, arrival and what they have in common.
+
+
+# Everyday words, which are a token each in most vocabularies.
+_WORDS = """
+time year people way day man thing woman life child world school state family student group
+country problem hand part place case week company system program question work government
+number night point home water room mother area money story fact month lot right study book eye
+job word business issue side kind head house service friend father power hour game line end
+member law car city community name president team minute idea kid body information back parent
+face others level office door health person art war history party result change morning reason
+research girl guy moment air teacher force education foot boy age policy music mind voice
+paper space ground light summer field garden river stone window letter
+"""
+WORDS = _WORDS.split()
+
+BLOCK = 512
+"""Tokens of one of a trace's hash ids."""
+
+
+class BadTrace(Exception):
+    """A trace that cannot be read; the message says which line and why."""
+
+
+@dataclass(frozen=True)
+class Ask:
+    """One request, `at` so many seconds after the first; None: as soon as there is room."""
+
+    prompt: str
+    max_tokens: int
+    at: float | None = None
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Lengths in tokens; `words` is how many words make a token of the server's."""
+
+    requests: int
+    input_tokens: int
+    output_tokens: int
+    prefix: int
+    groups: int
+    words: float
+    seed: int
+
+    def text(self, tokens: float, *seed: object) -> str:
+        """About so many tokens, the same for the same seed."""
+        rng = random.Random(repr((self.seed, *seed)))
+        count = max(round(tokens * self.words), 1)
+        return " ".join(rng.choices(WORDS, k=count))
+
+
+def unlike(shape: Shape) -> list[Ask]:
+    """Prompts that have nothing in common."""
+    return [
+        Ask(shape.text(shape.input_tokens, "random", number), shape.output_tokens)
+        for number in range(shape.requests)
+    ]
+
+
+def shared(shape: Shape) -> list[Ask]:
+    """In turn, prompts of several groups, those of one behind a common prefix."""
+    prefixes = [shape.text(shape.prefix, "prefix", group) for group in range(shape.groups)]
+    return [
+        Ask(
+            f"{prefixes[number % shape.groups]}\n{shape.text(shape.input_tokens, 'own', number)}",
+            shape.output_tokens,
+        )
+        for number in range(shape.requests)
+    ]
+
+
+def chat(shape: Shape) -> list[Ask]:
+    """Lengths spread as those of conversations are: log-normal, most of them short. The lengths
+    asked for are the medians."""
+    rng = random.Random(f"chat {shape.seed}")
+    asks = []
+    for number in range(shape.requests):
+        tokens = min(
+            rng.lognormvariate(math.log(shape.input_tokens), 1.0), 8.0 * shape.input_tokens
+        )
+        answer = rng.lognormvariate(math.log(shape.output_tokens), 0.8)
+        most = min(max(round(answer), 1), 8 * shape.output_tokens)
+        asks.append(Ask(shape.text(tokens, "chat", number), most))
+    return asks
+
+
+LOADS: dict[str, Callable[[Shape], list[Ask]]] = {
+    "chat": chat,
+    "shared": shared,
+    "random": unlike,
+}
+
+
+def arriving(asks: list[Ask], rate: float, seed: int) -> list[Ask]:
+    """The requests at random times, `rate` per second; 0: each as soon as there is room."""
+    if not rate:
+        return asks
+    rng = random.Random(f"arrivals {seed}")
+    now, timed = 0.0, []
+    for ask in asks:
+        timed.append(replace(ask, at=now))
+        now += rng.expovariate(rate)
+    return timed
+
+
+def of_trace(path: Path, shape: Shape, speed: float) -> list[Ask]:
+    """The first `shape.requests` requests of a trace in Mooncake's form (a timestamp in
+    milliseconds, equal hash ids for equal blocks of 512 tokens), also gzipped.
+
+    Raises BadTrace.
+    """
+    asks: list[Ask] = []
+    number = 0
+    try:
+        with (gzip.open if path.suffix == ".gz" else open)(path, "rt") as lines:
+            for line in lines:
+                number += 1
+                if len(asks) == shape.requests:
+                    break
+                if line.strip():
+                    asks.append(_asked(json.loads(line), shape, speed))
+    except (OSError, EOFError) as error:
+        raise BadTrace(f"{path}: {error}") from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise BadTrace(f"{path}, line {number}: {type(error).__name__}: {error}") from error
+    if not asks:
+        raise BadTrace(f"{path} holds no requests")
+    asks.sort(key=lambda ask: ask.at or 0.0)
+    first = asks[0].at or 0.0
+    return [replace(ask, at=(ask.at or 0.0) - first) for ask in asks]
+
+
+def _asked(line: dict[str, object], shape: Shape, speed: float) -> Ask:
+    left = int(line["input_length"])  # type: ignore[call-overload]
+    blocks: Iterable[object] = line["hash_ids"]  # type: ignore[assignment]
+    parts = []
+    for block in blocks:
+        if left <= 0:
+            break
+        parts.append(shape.text(min(left, BLOCK), "block", block))
+        left -= BLOCK
+    at = float(line["timestamp"]) / 1000 / speed  # type: ignore[arg-type]
+    return Ask(" ".join(parts), max(int(line["output_length"]), 1), at)  # type: ignore[call-overload]
+
+
+# Sending ------------------------------------------------------------------------------------------
+
+
+_PROBE_WORDS = 100
+
+
+class Unusable(Exception):
+    """The server cannot be measured; the message says why."""
+
+
+@dataclass(frozen=True)
+class Server:
+    """Where requests go."""
+
+    url: str
+    api_key: str
+    model: str
+
+    def session(self) -> aiohttp.ClientSession:
+        headers = {"Authorization": f"Bearer {self.api_key}"} if self.api_key else {}
+        return aiohttp.ClientSession(
+            headers=headers,
+            connector=aiohttp.TCPConnector(limit=0),
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=30),
+            read_bufsize=2**20,
+        )
+
+
+@dataclass
+class Timed:
+    """One request: seconds since the first was due. `pieces` are when its text came.
+
+    Times count from when it was due, if requests come by a clock: one that had to wait for an
+    earlier one (`--concurrency`) waited for the server. `due` is None where each is sent as soon as
+    there is room.
+    """
+
+    due: float | None
+    sent: float = 0.0
+    ended: float = 0.0
+    pieces: list[float] = field(default_factory=list)
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    output_tokens: int = 0
+    error: str = ""
+
+    @property
+    def first(self) -> float:
+        """Seconds until the first token."""
+        return self.pieces[0] - self.begun
+
+    @property
+    def whole(self) -> float:
+        return self.ended - self.begun
+
+    @property
+    def begun(self) -> float:
+        return self.sent if self.due is None else self.due
+
+    @property
+    def between(self) -> float:
+        """Seconds between tokens, on average; 0 where there was one."""
+        count = self.output_tokens - 1
+        return (self.pieces[-1] - self.pieces[0]) / count if count > 0 else 0.0
+
+
+async def look(server: Server) -> tuple[str, float]:
+    """The model's name, and how many of our words make one of its tokens.
+
+    Raises Unusable.
+    """
+    async with server.session() as http:
+        try:
+            model = server.model
+            if not model:
+                async with http.get(f"{server.url}/v1/models") as reply:
+                    model = (await _answer(reply))["data"][0]["id"]
+            body = {
+                "model": model,
+                "prompt": " ".join(WORDS[:_PROBE_WORDS]),
+                "max_tokens": 1,
+                "temperature": 0,
+            }
+            async with http.post(f"{server.url}/v1/completions", json=body) as reply:
+                tokens = (await _answer(reply))["usage"]["prompt_tokens"]
+        except (aiohttp.ClientError, OSError) as error:
+            raise Unusable(f"there is no server at {server.url}: {error}") from error
+        except (KeyError, IndexError, TypeError, ValueError) as error:
+            raise Unusable(f"{server.url} does not answer as OpenAI's servers do") from error
+    return model, _PROBE_WORDS / max(tokens, 1)
+
+
+async def _answer(reply: aiohttp.ClientResponse) -> Any:
+    text = await reply.text()
+    if reply.status != 200:
+        raise Unusable(f"{reply.url}: {_said(text, reply.status)}")
+    return json.loads(text)
+
+
+def _said(text: str, status: int) -> str:
+    try:
+        return f"{status}: {json.loads(text)['error']['message']}"
+    except (ValueError, KeyError, TypeError):
+        return f"{status}: {text[:200]}"
+
+
+async def send_all(
+    server: Server, asks: list[Ask], concurrency: int, ended: Callable[[], None]
+) -> list[Timed]:
+    """All requests, none before it is due, at most `concurrency` at a time."""
+    free = asyncio.Semaphore(concurrency)
+    begun = time.perf_counter()
+
+    async def one(ask: Ask) -> Timed:
+        timed = Timed(ask.at)
+        await asyncio.sleep(max((ask.at or 0.0) - (time.perf_counter() - begun), 0))
+        async with free:
+            timed.sent = time.perf_counter() - begun
+            try:
+                await _send(http, server, ask, timed, begun)
+            except (aiohttp.ClientError, OSError, ValueError, KeyError, TypeError) as error:
+                timed.error = f"{type(error).__name__}: {error}"[:200]
+            timed.ended = time.perf_counter() - begun
+        ended()
+        return timed
+
+    async with server.session() as http:
+        return list(await asyncio.gather(*map(one, asks)))
+
+
+async def _send(
+    http: aiohttp.ClientSession, server: Server, ask: Ask, timed: Timed, begun: float
+) -> None:
+    body = {
+        "model": server.model,
+        "prompt": ask.prompt,
+        "max_tokens": ask.max_tokens,
+        "temperature": 0,
+        "ignore_eos": True,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+    async with http.post(f"{server.url}/v1/completions", json=body) as reply:
+        if reply.status != 200:
+            timed.error = _said(await reply.text(), reply.status)
+            return
+        async for event in _events(reply):
+            if error := event.get("error"):
+                timed.error = str(error["message"] if isinstance(error, dict) else error)
+                return
+            if any(choice.get("text") for choice in event.get("choices", ())):
+                timed.pieces.append(time.perf_counter() - begun)
+            if usage := event.get("usage"):
+                timed.prompt_tokens = usage["prompt_tokens"]
+                timed.output_tokens = usage["completion_tokens"]
+                details = usage.get("prompt_tokens_details") or {}
+                timed.cached_tokens = details.get("cached_tokens") or 0
+    if not timed.pieces:
+        timed.error = timed.error or "the answer has no text"
+
+
+async def _events(reply: aiohttp.ClientResponse) -> AsyncIterator[dict[str, Any]]:
+    async for line in reply.content:
+        data = line.removeprefix(b"data:").strip()
+        if line.startswith(b"data:") and data != b"[DONE]":
+            yield json.loads(data)
+
+
+# Figures ------------------------------------------------------------------------------------------
+#
+# What came of a load: spreads of times, rates, errors.
+
+
+class Spread(NamedTuple):
+    """Of some times, in seconds."""
+
+    mean: float
+    p50: float
+    p90: float
+    p99: float
+    most: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Spread:
+        ranked = sorted(values)
+        return cls(fmean(ranked), *(_quantile(ranked, share) for share in (0.5, 0.9, 0.99, 1.0)))
+
+
+@dataclass(frozen=True)
+class Figures:
+    """`spreads` are empty where every request failed."""
+
+    timed: list[Timed]
+    spreads: dict[str, Spread]
+    rates: dict[str, float]
+    errors: dict[str, int]
+    asked: dict[str, Any]
+    """What was asked of which server, and when."""
+
+    @classmethod
+    def of(cls, timed: list[Timed], asked: dict[str, Any] | None = None) -> Figures:
+        good = [one for one in timed if not one.error]
+        spreads: dict[str, Spread] = {}
+        if good:
+            spreads["first token, ms"] = Spread.of([one.first for one in good])
+            several = [one.between for one in good if one.output_tokens > 1]
+            if several:
+                spreads["between tokens, ms"] = Spread.of(several)
+            spreads["whole answer, ms"] = Spread.of([one.whole for one in good])
+        begun = min((one.sent for one in timed), default=0.0)
+        seconds = max(max((one.ended for one in timed), default=0.0) - begun, 1e-9)
+        prompts = sum(one.prompt_tokens for one in good)
+        outputs = sum(one.output_tokens for one in good)
+        rates = {
+            "requests": float(len(good)),
+            "seconds": seconds,
+            "requests per second": len(good) / seconds,
+            "prompt tokens per second": prompts / seconds,
+            "output tokens per second": outputs / seconds,
+            "cached prompt tokens, %": 100
+            * sum(one.cached_tokens for one in good)
+            / max(prompts, 1),
+        }
+        return cls(
+            timed, spreads, rates, dict(Counter(o.error for o in timed if o.error)), asked or {}
+        )
+
+    def terms(self) -> str:
+        """What was asked, in a line, but for model and server."""
+        names = [name for name in self.asked if name not in ("model", "url")]
+        return ", ".join(f"{name} {self.asked[name]}" for name in names)
+
+    def as_json(self) -> dict[str, Any]:
+        """Everything, times in seconds."""
+        return {
+            "asked": self.asked,
+            "rates": self.rates,
+            "spreads": {
+                name.removesuffix(", ms"): spread._asdict() for name, spread in self.spreads.items()
+            },
+            "errors": self.errors,
+            "requests": [asdict(one) for one in self.timed],
+        }
+
+
+def _quantile(ranked: Sequence[float], share: float) -> float:
+    """By the nearest rank."""
+    return ranked[min(max(round(share * len(ranked) + 0.5) - 1, 0), len(ranked) - 1)]

@@ -1,0 +1,193 @@
+"""The cores that this process may use, and how much of their time: affinity, topology and quota."""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+import torch
+from torch import Tensor
+
+# Control groups -----------------------------------------------------------------------------------
+#
+# The control groups that this process is in: what limits its time and its memory on Linux.
+
+
+def control_groups(root: Path, controller: str) -> Iterator[tuple[int, Path]]:
+    """Each group whose `controller` ("cpu", "memory") counts this process, those around it
+    included: the version of its files (1 or 2) and its folder below `root`."""
+    mounted = root / "sys/fs/cgroup"
+    for line in read_text(root / "proc/self/cgroup").splitlines():
+        number, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        if number == "0":
+            for group in _groups(mounted, path):
+                yield 2, group
+        elif controller in controllers.split(","):
+            for hierarchy in {controllers, controller}:
+                for group in _groups(mounted / hierarchy, path):
+                    yield 1, group
+
+
+def read_text(path: Path) -> str:
+    """What a file of the system says; "" where there is none."""
+    try:
+        return path.read_text("ascii").strip()
+    except (OSError, UnicodeDecodeError):
+        return ""
+
+
+def _groups(top: Path, path: str) -> Iterator[Path]:
+    """The group's folder and those around it. In a container `path` may be the host's, and `top`
+    already the container's own group."""
+    inner = PurePosixPath(path.lstrip("/"))
+    if ".." not in inner.parts:
+        for part in (inner, *inner.parents):
+            if part.parts:
+                yield top / part
+    yield top
+
+
+# Memory -------------------------------------------------------------------------------------------
+#
+# Memory in huge pages, where the system gives them: for large arrays, read in order or not.
+
+
+HUGE_PAGE = 2 << 20
+
+
+def mapped(size: int) -> Tensor:
+    """`size` bytes (uint8), zero, aligned to `HUGE_PAGE`. What is never touched costs no memory.
+
+    They live as long as the tensor does, and are all of its storage. Raises OSError if the system
+    has no room for them.
+    """
+    # Private and anonymous: shared memory gets huge pages on few systems.
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+    memory = mmap.mmap(-1, size + HUGE_PAGE, flags=flags)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with contextlib.suppress(OSError):  # a system without them
+            memory.madvise(mmap.MADV_HUGEPAGE)
+    whole = torch.frombuffer(memory, dtype=torch.uint8)
+    begin = -whole.data_ptr() % HUGE_PAGE
+    if not size:  # a buffer must not be empty
+        return whole[begin:begin]
+    return torch.frombuffer(memory, dtype=torch.uint8, count=size, offset=begin)
+
+
+# Cores --------------------------------------------------------------------------------------------
+
+
+ROOT = Path(os.sep)
+
+
+@dataclass(frozen=True)
+class Core:
+    """A core, and those of its hardware threads that this process may run on."""
+
+    threads: tuple[int, ...]
+    node: int = 0
+    """The NUMA node whose memory is nearest."""
+    small: bool = False
+    """An efficiency core: the processor has faster ones."""
+
+
+@dataclass(frozen=True)
+class Cores:
+    """`quota`: seconds of processor time that the control groups grant per second; None: all."""
+
+    all: tuple[Core, ...]
+    quota: float | None = None
+
+    @property
+    def usable(self) -> int:
+        """How many threads are worth computing with.
+
+        The second hardware thread of a core has no arithmetic units of its own. Small cores count:
+        threads take tasks as they finish them. A quota counts as so many cores, rounded down, at
+        least one: two threads on 1.5 cores' time are no faster than one, and stand still for a
+        quarter of the time, in which somebody waits for the next token.
+        """
+        if self.quota is None:
+            return max(len(self.all), 1)
+        return max(min(len(self.all), int(self.quota)), 1)
+
+
+def usable_cores() -> int:
+    """How many threads are worth computing with on this machine, see `Cores.usable`."""
+    return read_cores().usable
+
+
+def read_cores(root: Path = ROOT, allowed: Iterable[int] | None = None) -> Cores:
+    """Read /sys and /proc below `root`. `allowed`: the hardware threads that this process may run
+    on; None: ask the system. What the system does not tell is taken as the simplest: every hardware
+    thread is a core, all cores are alike, and nothing limits their time."""
+    threads = sorted(_affinity() if allowed is None else allowed)
+    system = root / "sys/devices/system"
+    small = _small(root, threads)
+    nodes = _nodes(system / "node")
+    cores: dict[str, list[int]] = {}
+    for thread in threads:
+        siblings = read_text(system / f"cpu/cpu{thread}/topology/thread_siblings_list")
+        cores.setdefault(siblings or str(thread), []).append(thread)
+    found = tuple(Core(tuple(own), nodes.get(own[0], 0), own[0] in small) for own in cores.values())
+    return Cores(found, min(_quotas(root), default=None))
+
+
+def _affinity() -> list[int]:
+    if hasattr(os, "sched_getaffinity"):
+        return sorted(os.sched_getaffinity(0))
+    return list(range(os.cpu_count() or 1))
+
+
+def _small(root: Path, threads: list[int]) -> set[int]:
+    """Hardware threads of efficiency cores: those that Intel's hybrids list, or those of less
+    capacity than others."""
+    listed = set(_numbers(read_text(root / "sys/devices/cpu_atom/cpus")))
+    if listed:
+        return listed
+    cpus = root / "sys/devices/system/cpu"
+    capacity = {thread: read_text(cpus / f"cpu{thread}/cpu_capacity") for thread in threads}
+    known = {thread: int(text) for thread, text in capacity.items() if text.isdigit()}
+    most = max(known.values(), default=0)
+    return {thread for thread, value in known.items() if value < most}
+
+
+def _nodes(folder: Path) -> dict[int, int]:
+    """Hardware thread -> NUMA node."""
+    found = {}
+    for node in _numbers(read_text(folder / "online")):
+        for thread in _numbers(read_text(folder / f"node{node}/cpulist")):
+            found[thread] = node
+    return found
+
+
+def _quotas(root: Path) -> Iterator[float]:
+    """What each control group grants that this process is in, those around it included."""
+    for version, group in control_groups(root, "cpu"):
+        if version == 2:
+            words = read_text(group / "cpu.max").split()
+            yield from _share(*words) if len(words) == 2 else ()
+        else:
+            quota, period = (f"cpu.cfs_{name}_us" for name in ("quota", "period"))
+            yield from _share(read_text(group / quota), read_text(group / period))
+
+
+def _share(quota: str, period: str) -> Iterator[float]:
+    if quota.isdigit() and period.isdigit() and int(period):
+        yield int(quota) / int(period)
+
+
+def _numbers(text: str) -> list[int]:
+    """The numbers of a list such as 0-3,8."""
+    found: list[int] = []
+    for part in filter(None, text.split(",")):
+        first, _, last = part.partition("-")
+        if not (first.isdigit() and (last or first).isdigit()):
+            return []
+        found += range(int(first), int(last or first) + 1)
+    return found

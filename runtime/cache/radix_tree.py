@@ -1,0 +1,446 @@
+"""The radix tree over token sequences whose KV is in the pool."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Callable, Hashable
+
+import numpy as np
+
+from rootlace.runtime.cache.block_pool import BlockPool
+from rootlace.runtime.cache.eviction import EvictionPolicy, EvictionQueue
+from rootlace.runtime.cache.journal import Journal
+from rootlace.runtime.cache.miss_report import Cause, Evicted
+from rootlace.runtime.cache.node import Node, Programs
+from rootlace.runtime.cache.policies import lru
+
+
+def common_prefix(a: np.ndarray, b: np.ndarray) -> int:
+    """How many leading tokens of two equally long int32 arrays agree."""
+    if not len(a) or a[0] != b[0]:
+        return 0
+    equal = a == b
+    first = int(equal.argmin())
+    return first if not equal[first] else len(a)
+
+
+class RadixTree:
+    """Cached prefixes, exact to the token. See "Tree and pool" in docs/architecture.md.
+
+    A *handle* is a lock that ends at a node: it holds that node and all its ancestors. The holder
+    keeps the `Node`; it stays valid whatever others do, and its `end` does not change, because a
+    split leaves the lower half the old node, a merge leaves the child, and an edge grows in place
+    only for the one handle that locks it.
+
+    Edges are *maximal*: a node with exactly one child exists only if it is a root, a handle ends at
+    it (then it has more locks than its child), or its users are others than its child's (so that
+    eviction can tell a program's private suffix from what it continues).
+
+    Reading costs O(nodes on the path) Python steps and O(tokens) NumPy work.
+    """
+
+    def __init__(
+        self,
+        pool: BlockPool,
+        policy: Callable[[Programs], EvictionPolicy] = lru.Policy,
+        evicted: Evicted | None = None,
+    ) -> None:
+        self.pool = pool
+        self.block_size = pool.block_size
+        self.programs = Programs()
+        self._policy = policy(self.programs)
+        self._queue = EvictionQueue(self._policy)
+        self.evicted = evicted or Evicted()
+        self.journal: Journal | None = None
+        """Hears of every change, where somebody wants to know what is held."""
+        self.losing: Callable[[Node, int], None] | None = None
+        """Told before a leaf loses its tokens from a position on, to make room."""
+        self.expiring: Callable[[Hashable, np.ndarray, int], None] | None = None
+        """Told of tokens that get a time to live, and from which position on they have it."""
+        self.forgetting: Callable[[Hashable, np.ndarray, int], None] | None = None
+        """Told of each of them once, when they had their time."""
+        self.roots: dict[Hashable, Node] = {}
+        self.num_nodes = 0
+        self.num_tokens = 0
+        self.evicted_blocks = 0
+        self.tick = 0
+        """Counts uses; a node's `last_use` is one of its values."""
+        self._uids = itertools.count(1)
+
+    # ------------------------------------------------------------ reading
+
+    def descend(
+        self, namespace: Hashable, tokens: np.ndarray, limit: int
+    ) -> tuple[list[Node], int]:
+        """Nodes that `tokens[:limit]` (int32) runs through, and how many tokens are cached.
+
+        Changes nothing. The last node may be matched in part only.
+        """
+        path: list[Node] = []
+        node = self.roots.get(namespace)
+        if node is None:
+            return path, 0
+        position = 0
+        while position < limit:
+            child = node.children.get(int(tokens[position]))
+            if child is None:
+                break
+            upto = min(child.end, limit)
+            same = common_prefix(child.tokens[: upto - position], tokens[position:upto])
+            path.append(child)
+            position += same
+            if position < child.end:
+                break
+            node = child
+        return path, position
+
+    def match(self, namespace: Hashable, tokens: np.ndarray) -> int:
+        """How many leading tokens are cached."""
+        return self.descend(namespace, tokens, len(tokens))[1]
+
+    # ------------------------------------------------------------ handles
+
+    def enter(self, namespace: Hashable) -> Node:
+        """A handle on the namespace's root."""
+        root = self.roots.get(namespace)
+        if root is None:
+            root = self.roots[namespace] = Node.root(next(self._uids), namespace)
+        root.locks += 1
+        return root
+
+    def advance(self, node: Node, tokens: np.ndarray, limit: int, program: int = 0) -> Node:
+        """Move a handle from `node` down along `tokens[node.end:limit]` as far as it is cached."""
+        self.tick += 1
+        passed = [node]
+        current = node
+        while current.end < limit:
+            position = current.end
+            child = current.children.get(int(tokens[position]))
+            if child is None:
+                break
+            upto = min(child.end, limit)
+            same = common_prefix(child.tokens[: upto - position], tokens[position:upto])
+            if position + same < child.end:
+                child = self._split(child, same)
+            child.locks += 1
+            if child.locks == 1:
+                self.pool.pin(child.blocks)
+            child.used_by(program, self.tick)
+            self._policy.used(child)
+            passed.append(child)
+            current = child
+        if current is not node:
+            for link in passed:
+                self._merge_if_possible(link)
+        return current
+
+    def insert(
+        self, node: Node, tokens: np.ndarray, end: int, table: np.ndarray, program: int = 0
+    ) -> Node:
+        """Put `tokens[node.end:end]`, whose KV is in `table`'s blocks, into the tree.
+
+        Moves the handle from `node` to the end. What is cached already stays as it is: the caller's
+        blocks for it are not taken, and the handle's path (`Node.fill_table`) shows which count.
+        """
+        node = self.advance(node, tokens, end, program)
+        position = node.end
+        if position == end:
+            return node
+        rest = tokens[position:end].copy()
+        if self.journal is not None:
+            self.journal.added(node, rest)
+        blocks = table[position // self.block_size : -(-end // self.block_size)].copy()
+        self.num_tokens += len(rest)
+        fresh = Node(next(self._uids), node, position, rest, blocks)
+        fresh.used_by(program, self.tick)
+        self._policy.used(fresh)
+        if not node.children and node.locks == 1 and not node.is_root and node.same_users(fresh):
+            self._grow(node, rest, blocks)
+            return node
+        fresh.locks = 1
+        self.pool.retain(blocks, pinned=True)
+        node.children[int(rest[0])] = fresh
+        self.num_nodes += 1
+        return fresh
+
+    def leave(self, node: Node, program: int = 0) -> None:
+        """Give up a handle."""
+        self.tick += 1
+        link: Node | None = node
+        while link is not None:
+            link.locks -= 1
+            link.last_use = self.tick
+            if not link.locks:
+                self.pool.unpin(link.blocks)
+            link = link.parent
+        self.programs.ended_at(program, node)
+        self._settle(node)
+
+    def close_program(self, name: str, wanted: bool = False) -> None:
+        """The program ended: what only it used may go first from now on or, if it is still
+        `wanted`, counts as what requests of no program used."""
+        for node in self.programs.close(name):
+            link: Node | None = node if wanted else None
+            while link is not None and not link.shared:
+                link.shared = True
+                link = link.parent
+            if node.is_evictable:
+                self._queue.push(node)
+
+    # ------------------------------------------------------------ forgetting
+
+    def evict(self, count: int) -> int:
+        """Free `count` blocks if so many are evictable, in the policy's order; returns how many
+        were freed (a few more where removing a leaf lets its neighbours merge).
+
+        A leaf is trimmed from its end, only as far as needed. A leaf that lies entirely inside a
+        block of a locked ancestor frees nothing and is removed all the same: considering it again
+        each time would cost more than its few tokens are worth.
+        """
+        # Counted by the pool: a merge that follows a removal may free a partial block as well.
+        before = self.pool.free
+        while (freed := self.pool.free - before) < count:
+            leaf = self._queue.pop()
+            if leaf is None:
+                break
+            self._policy.evicted(leaf)
+            kept = max(len(leaf.blocks) - (count - freed), 0)
+            end = (leaf.start // self.block_size + kept) * self.block_size
+            if self.losing is not None:
+                self.losing(leaf, end)
+            self._cut(leaf, end)
+        self.evicted_blocks += freed
+        return freed
+
+    def flush(self) -> int:
+        """Forget everything that no handle holds; returns how many blocks were freed."""
+        self.evicted.cause = Cause(flush=True)
+        losing, self.losing = self.losing, None
+        try:
+            return self.evict(self.pool.num_blocks + 1)
+        finally:
+            self.losing = losing
+
+    def forget(self, namespace: Hashable, tokens: np.ndarray, start: int, tick: int) -> bool:
+        """Forget `tokens` (int32) from position `start` on, unless somebody holds them, continued
+        them or used them after `tick`. False if some of them are still there for that reason."""
+        self.evicted.cause = Cause(expired=True)
+        path, known = self.descend(namespace, tokens, len(tokens))
+        while path and known > start:
+            node = path.pop()
+            if not node.is_evictable or node.last_use > tick:
+                return False
+            self._cut(node, start)
+            known = node.start
+        if self.forgetting is not None:
+            self.forgetting(namespace, tokens, start)
+        return True
+
+    def forget_namespace(self, namespace: Hashable) -> None:
+        """Forget everything of a namespace that no handle holds, and that it was there."""
+        root = self.roots.get(namespace)
+        nodes = [] if root is None else [root]
+        for node in nodes:  # it grows meanwhile: parents come before their children
+            nodes.extend(node.children.values())
+        for node in reversed(nodes):
+            if node.is_evictable:
+                if self.journal is not None:
+                    self.journal.removed(node, node.start)
+                self._remove(node)
+
+    def reset(self) -> None:
+        """Forget everything at once, handles too, with the pool: the memory's content is lost."""
+        self.pool.reset()
+        self._queue.reset()
+        self._policy.reset()
+        self.programs.reset()
+        self.evicted.reset()
+        if self.journal is not None:
+            self.journal.reset()
+        self.roots = {}
+        self.num_nodes = 0
+        self.num_tokens = 0
+
+    # ------------------------------------------------------------ structure
+
+    def _split(self, node: Node, count: int) -> Node:
+        """Cut `node` behind its first `count` tokens; returns the new upper half."""
+        parent = node.parent
+        assert parent is not None
+        cut = node.start + count
+        first = node.start // self.block_size
+        inside = cut // self.block_size - first
+        upper_blocks = node.blocks[: -(-cut // self.block_size) - first]
+        upper = Node(next(self._uids), parent, node.start, node.tokens[:count], upper_blocks)
+        upper.locks = node.locks
+        upper.inherit(node)
+        parent.children[int(upper.tokens[0])] = upper
+        node.parent = upper
+        node.start = cut
+        node.tokens = node.tokens[count:]
+        node.blocks = node.blocks[inside:]
+        upper.children[int(node.tokens[0])] = node
+        if cut % self.block_size:  # both halves hold the block of the cut
+            self.pool.retain(node.blocks[:1], pinned=node.locks > 0)
+        self.num_nodes += 1
+        return upper
+
+    def _merge_if_possible(self, node: Node) -> None:
+        """Let a node's only child take over its edge, unless the node has a reason to exist."""
+        if len(node.children) != 1 or node.is_root or not node.alive:
+            return
+        (child,) = node.children.values()
+        if child.locks != node.locks or not child.same_users(node):
+            return
+        parent = node.parent
+        assert parent is not None
+        blocks = node.blocks
+        if node.end % self.block_size:  # the child's block of this index holds the same rows too
+            self.pool.drop(blocks[-1:], pinned=node.locks > 0)
+            blocks = blocks[:-1]
+        child.tokens = np.concatenate((node.tokens, child.tokens))
+        child.blocks = np.concatenate((blocks, child.blocks))
+        child.start = node.start
+        child.absorb(node)
+        child.parent = parent
+        parent.children[int(child.tokens[0])] = child
+        node.alive = False
+        node.parent = child
+        node.children = {}
+        self.num_nodes -= 1
+        if not child.children and not child.locks:
+            self._queue.push(child)
+
+    def _grow(self, leaf: Node, tokens: np.ndarray, blocks: np.ndarray) -> None:
+        """Append to a leaf that only the caller's handle locks."""
+        kept = leaf.blocks
+        if leaf.end % self.block_size:
+            # The continuation's first block holds the leaf's rows too: it is the leaf's own block,
+            # adopted, or a copy of it.
+            self.pool.retain(blocks, pinned=True)
+            self.pool.drop(kept[-1:], pinned=True)
+            kept = kept[:-1]
+        else:
+            self.pool.retain(blocks, pinned=True)
+        leaf.blocks = np.concatenate((kept, blocks))
+        leaf.tokens = np.concatenate((leaf.tokens, tokens))
+        leaf.end += len(tokens)
+        leaf.digest = None
+
+    def _cut(self, leaf: Node, end: int) -> None:
+        """Forget an unlocked leaf's tokens from position `end` on: all if it begins no sooner."""
+        self.evicted.note(leaf, max(end, leaf.start))
+        if self.journal is not None:
+            self.journal.removed(leaf, end)
+        if end <= leaf.start:
+            self._remove(leaf)
+            return
+        kept = -(-end // self.block_size) - leaf.start // self.block_size
+        self.pool.drop(leaf.blocks[kept:], pinned=False)
+        self.num_tokens -= leaf.end - end
+        leaf.tokens = leaf.tokens[: end - leaf.start]
+        leaf.blocks = leaf.blocks[:kept]
+        leaf.end = end
+        leaf.digest = None
+        self._queue.push(leaf)
+
+    def _remove(self, leaf: Node) -> None:
+        parent = leaf.parent
+        assert parent is not None
+        self.pool.drop(leaf.blocks, pinned=False)
+        del parent.children[int(leaf.tokens[0])]
+        leaf.alive = False
+        self.num_nodes -= 1
+        self.num_tokens -= len(leaf.tokens)
+        self._settle(parent)
+
+    def check_queue(self, leaves: set[Node]) -> None:
+        """Raise AssertionError unless `leaves` are what may be evicted, none of them too late."""
+        self._queue.check(leaves)
+
+    def _settle(self, node: Node) -> None:
+        """`node` lost a handle or a child: queue it, merge it, or drop an empty root."""
+        if not node.alive:
+            return
+        if node.children:
+            self._merge_if_possible(node)
+        elif not node.locks:
+            if node.namespace is not None:
+                del self.roots[node.namespace]
+                node.alive = False
+            else:
+                self._queue.push(node)
+
+
+# Check --------------------------------------------------------------------------------------------
+#
+# Every invariant of tree and pool, recomputed from scratch. For tests and `check_invariants`.
+
+
+def check_cache(tree: RadixTree, handles: list[Node], held: list[np.ndarray]) -> None:
+    """Raise AssertionError at the first broken invariant.
+
+    `handles`: every handle there is. `held`: the blocks that sequences hold by themselves, one
+    array per sequence. O(nodes + tokens).
+    """
+    pool = tree.pool
+    refs = np.zeros(pool.num_blocks, np.int32)
+    pins = np.zeros(pool.num_blocks, np.int32)
+    ends = Counter(id(node) for node in handles)
+    leaves: set[Node] = set()
+    nodes = tokens = 0
+    known: set[int] = set()
+    for namespace, root in tree.roots.items():
+        assert root.namespace == namespace and root.parent is None and root.alive
+        assert root.end == 0 and not len(root.blocks)
+        assert root.children or root.locks, f"empty root of namespace {namespace!r} was kept"
+        stack = [root]
+        while stack:
+            node = stack.pop()
+            known.add(id(node))
+            _check_locks(node, ends[id(node)])
+            for first, child in node.children.items():
+                assert child.parent is node and child.alive, f"{child} is not {node}'s child"
+                assert child.tokens[0] == first, f"{child} is filed under the wrong token"
+                assert child.start == node.end, f"{child} does not start at the end of {node}"
+                assert child.last_use <= node.last_use or node.is_root or node.locks, (
+                    f"{child} was used after {node}"
+                )
+            stack.extend(node.children.values())
+            if node.is_root:
+                continue
+            nodes += 1
+            tokens += len(node.tokens)
+            _check_edge(node, tree.block_size)
+            tree.evicted.check(node)
+            refs[node.blocks] += 1
+            if node.locks:
+                pins[node.blocks] += 1
+            elif not node.children:
+                leaves.add(node)
+    assert all(id(node) in known for node in handles), "a handle ends at a node that is gone"
+    assert nodes == tree.num_nodes, f"{tree.num_nodes} nodes counted, there are {nodes}"
+    assert tokens == tree.num_tokens, f"{tree.num_tokens} tokens counted, there are {tokens}"
+    for blocks in held:
+        np.add.at(refs, blocks, 1)
+        np.add.at(pins, blocks, 1)
+    pool.check(refs, pins)
+    tree.check_queue(leaves)
+
+
+def _check_locks(node: Node, ending: int) -> None:
+    below = sum(child.locks for child in node.children.values())
+    assert node.locks == below + ending, (
+        f"{node}: {ending} handles end here and {below} go on, locks are {node.locks}"
+    )
+    if len(node.children) == 1 and not node.is_root:
+        (child,) = node.children.values()
+        assert ending or not node.same_users(child), f"the edges of {node} and {child} are not one"
+
+
+def _check_edge(node: Node, block_size: int) -> None:
+    assert len(node.tokens) and node.end == node.start + len(node.tokens), f"{node}: bad size"
+    first, last = node.start // block_size, (node.end - 1) // block_size
+    assert len(node.blocks) == last - first + 1, f"{node} has {len(node.blocks)} blocks"
+    assert len(np.unique(node.blocks)) == len(node.blocks), f"{node} holds a block twice"

@@ -1,0 +1,669 @@
+"""The engine's loop: receive, plan, run, commit, send."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from queue import SimpleQueue
+
+import numpy as np
+
+from rootlace.runtime.contracts.matcher import Grammar, Matcher
+from rootlace.runtime.contracts.messages import (
+    Abort,
+    EngineOutput,
+    EngineRequest,
+    Explain,
+    Explained,
+    Flush,
+    Flushed,
+    ForgetNamespace,
+    FromEngine,
+    GetPins,
+    GetStats,
+    GetTree,
+    HandedOver,
+    HandOver,
+    Offered,
+    Pause,
+    Pinned,
+    PinsLost,
+    ReleaseProgram,
+    Stats,
+    StepRecord,
+    Stop,
+    TellCache,
+    ThoughtTokens,
+    ToEngine,
+    Tree,
+    Unpin,
+    Unpinned,
+    kv_namespace,
+)
+from rootlace.runtime.contracts.plan import Executor, ExecutorLost, Launched, StepPlan
+from rootlace.runtime.engine.process import FIRST, Compiler, CompilingRequests, Telling
+from rootlace.runtime.scheduler.rows import Job
+from rootlace.runtime.scheduler.scheduler import Scheduler
+from rootlace.runtime.structured.thoughts import ThoughtGrammar
+from rootlace.wire.errors import (
+    InternalError,
+    InvalidConstraint,
+    InvalidRequest,
+    Overloaded,
+    RootlaceError,
+)
+
+# Steps --------------------------------------------------------------------------------------------
+#
+# Steps on an executor: one after the other, or each planned while the one before it runs.
+
+
+class Steps:
+    """Takes plans from the scheduler to the executor, and results back.
+
+    With `overlap`, a step is launched while the one before it runs, and only then is that one's
+    result waited for and committed: the executor never waits for the host, as long as planning
+    takes less than a step. What the one before finds is sent as soon as it is there.
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        executor: Executor,
+        overlap: bool,
+        send: Callable[[list[EngineOutput]], None],
+        record: StepRecord | None = None,
+        note: Callable[[StepPlan, float], None] | None = None,
+        move: Callable[[np.ndarray], None] | None = None,
+    ) -> None:
+        """`send` is called with updates that should not wait until the step is over. `record` is
+        told which step is under way, `note` how many seconds each took. `move` moves blocks between
+        the pool and what is below it."""
+        self._scheduler = scheduler
+        self._executor = executor
+        self._overlap = overlap
+        self._send = send
+        self._record = record
+        self._note = note
+        self._begun = [0.0, 0.0]
+        """When the steps under way began, by their numbers modulo 2."""
+        self._ended = 0.0
+        """When the last step did."""
+        self._move = move
+        self._running: Launched | None = None
+        self.count = 0
+        """Steps committed or failed."""
+        self.busy = 0.0
+        """Seconds in `step`."""
+        self.waited = 0.0
+        """Those of them spent in the executor: launching, or waiting for results."""
+        self.planned = False
+        """Whether there was a step the last time."""
+
+    def step(self) -> list[EngineOutput]:
+        """Plan, run and commit what can be; returns the updates. Does nothing if there is no work.
+
+        What a step raises ends its requests; only `ExecutorLost` is raised on.
+        """
+        started = time.perf_counter()
+        count = self.count
+        updates = self._overlapped() if self._overlap else self._plain()
+        if self._running is not None or self.count > count:
+            self.busy += time.perf_counter() - started
+        return updates
+
+    def finish(self) -> list[EngineOutput]:
+        """Wait for the step under way, if there is one."""
+        running, self._running = self._running, None
+        return [] if running is None else self._land(running)[0]
+
+    # ------------------------------------------------------------ the two ways
+
+    def _plain(self) -> list[EngineOutput]:
+        plan = self._plan()
+        if plan is None:
+            return self._scheduler.take_updates()
+        self._before_waiting(plan)
+        self._begin(plan)
+        try:
+            before = time.perf_counter()
+            result = self._executor.run(plan)
+            self.waited += time.perf_counter() - before
+        except Exception as error:
+            return self._failed(plan, error)
+        self._end(plan)
+        return self._scheduler.commit(plan, result)
+
+    def _overlapped(self) -> list[EngineOutput]:
+        plan = self._plan()
+        updates = self._scheduler.take_updates()
+        running, self._running = self._running, None
+        launched, fault = self._launch(plan)
+        if running is not None:
+            landed, healthy = self._land(running)
+            updates += landed
+            if not healthy:  # the scheduler dropped what was planned behind
+                if launched is not None:
+                    self._discard(launched)
+                elif plan is not None:
+                    self._over(plan)
+                return updates
+        if plan is None:
+            return updates
+        if launched is not None and plan.late:
+            fault = self._sample(launched)
+            if fault is not None:
+                self._collect_and_drop(launched)
+        if fault is not None:
+            return updates + self._failed(plan, fault)
+        self._running = launched
+        return updates
+
+    # ------------------------------------------------------------ parts of a step
+
+    def _plan(self) -> StepPlan | None:
+        """The next step, once all is moved that is to be moved before it."""
+        plan = self._scheduler.plan()
+        self.planned = plan is not None
+        moves = self._scheduler.kv.tiering.take_moves()
+        if self._move is not None:
+            try:
+                self._move(moves)
+            except Exception as error:  # nobody knows what the pool holds then
+                raise ExecutorLost(f"blocks could not be moved: {error!r}") from error
+        return plan
+
+    def _before_waiting(self, plan: StepPlan) -> None:
+        """Send what is held back: a step that computes prompts may take long."""
+        if updates := self._scheduler.held_back(plan):
+            self._send(updates)
+
+    def _begin(self, plan: StepPlan) -> None:
+        if self._record is not None:
+            self._record.begin(plan.step, plan.rids, plan.context_len)
+        if self._note is not None:
+            self._begun[plan.step % 2] = time.perf_counter()
+
+    def _end(self, plan: StepPlan, failed: bool = False) -> None:
+        """A step was computed, or failed."""
+        self.count += 1
+        self._over(plan)
+        if self._note is not None and not failed:
+            now = time.perf_counter()
+            self._note(plan, now - max(self._begun[plan.step % 2], self._ended))
+            self._ended = now
+
+    def _over(self, plan: StepPlan) -> None:
+        """A step is not under way any more."""
+        if self._record is not None:
+            self._record.end(plan.step)
+
+    def _launch(self, plan: StepPlan | None) -> tuple[Launched | None, Exception | None]:
+        if plan is None:
+            return None, None
+        before = time.perf_counter()
+        self._begin(plan)
+        try:
+            return self._executor.launch(plan), None
+        except Exception as error:
+            return None, error
+        finally:
+            self.waited += time.perf_counter() - before
+
+    def _sample(self, launched: Launched) -> Exception | None:
+        try:
+            self._executor.sample(launched, self._scheduler.late_samples(launched.plan))
+        except Exception as error:
+            return error
+        return None
+
+    def _land(self, running: Launched) -> tuple[list[EngineOutput], bool]:
+        """The result of a step; and whether it ran to its end."""
+        self._before_waiting(running.plan)
+        before = time.perf_counter()
+        try:
+            result = self._executor.collect(running)
+        except Exception as error:
+            return self._failed(running.plan, error), False
+        finally:
+            self.waited += time.perf_counter() - before
+        self._end(running.plan)
+        return self._scheduler.commit(running.plan, result), True
+
+    def _discard(self, launched: Launched) -> None:
+        """Have the executor end a step that nobody wants the result of."""
+        if launched.plan.late:
+            self._sample(launched)
+        self._collect_and_drop(launched)
+
+    def _collect_and_drop(self, launched: Launched) -> None:
+        try:
+            self._executor.collect(launched)
+        except ExecutorLost:
+            raise
+        except Exception:
+            log.exception("step %d, which was given up, failed", launched.plan.step)
+        self._over(launched.plan)
+
+    def _failed(self, plan: StepPlan, error: Exception) -> list[EngineOutput]:
+        if isinstance(error, ExecutorLost):
+            raise error
+        log.error("step %d of %d rows failed", plan.step, plan.num_rows, exc_info=error)
+        self._end(plan, failed=True)
+        reason = error if isinstance(error, RootlaceError) else InternalError(repr(error))
+        return self._scheduler.fail(plan, reason)
+
+
+# Resuming -----------------------------------------------------------------------------------------
+#
+# Constrained requests that another engine began.
+
+
+TOKENS_AT_ONCE = 1000
+"""What a turn of the loop takes in. A text that is checked as it comes takes 10 µs a token."""
+
+
+class Resuming:
+    """A request whose matcher takes in what was generated before."""
+
+    def __init__(
+        self, request: EngineRequest, grammar: Callable[[], Grammar], waited: float
+    ) -> None:
+        self.request = request
+        self.waited = waited
+        """Seconds for its constraint."""
+        self._grammar = grammar
+        self._matcher: Matcher | None = None
+        self._taken = 0
+        self._error: Exception | None = None
+
+    @property
+    def ready(self) -> bool:
+        return self._error is not None or self._taken == len(self.request.output_ids)
+
+    def matcher(self) -> Matcher:
+        """When it is ready. Raises what making it, or one of the tokens, led to."""
+        error, self._error = self._error, None  # its frames know this
+        if error is not None:
+            raise error
+        assert self._matcher is not None
+        return self._matcher
+
+    def advance(self, tokens: int) -> int:
+        """Take in so many tokens, or all that are left; how many these were."""
+        begun = self._taken
+        try:
+            if self._matcher is None:
+                self._matcher = self._grammar().matcher()
+            for token in self.request.output_ids[begun : begun + tokens].tolist():
+                if not self._matcher.advance(token):
+                    raise InvalidConstraint("the tokens to resume from violate the constraint")
+                self._taken += 1
+        except Exception as error:
+            self._error = error
+        return self._taken - begun
+
+
+class ResumingRequests:
+    """Keeps requests aside until their matchers have taken in what was generated before, some of it
+    in each turn of the loop, for others do not wait for all of it."""
+
+    def __init__(self) -> None:
+        self._by_rid: dict[int, Resuming] = {}
+
+    def __len__(self) -> int:
+        return len(self._by_rid)
+
+    def __contains__(self, rid: int) -> bool:
+        return rid in self._by_rid
+
+    def add(self, one: Resuming) -> None:
+        self._by_rid[one.request.rid] = one
+
+    def remove(self, rid: int) -> bool:
+        """Forget an aborted request; False if it is not here."""
+        return self._by_rid.pop(rid, None) is not None
+
+    def take(self) -> Iterator[Resuming]:
+        """Those that get ready by the next `TOKENS_AT_ONCE` tokens, who came first being first."""
+        left = TOKENS_AT_ONCE
+        for rid, one in list(self._by_rid.items()):
+            if left <= 0:
+                return
+            left -= max(1, one.advance(left))
+            if one.ready:
+                del self._by_rid[rid]
+                yield one
+
+
+# Mask filler --------------------------------------------------------------------------------------
+#
+# Fills masks on threads of its own while the executor runs.
+
+
+class MaskFiller:
+    """See `scheduler.masks.MaskFiller`. Matchers drop the GIL where it takes long.
+
+    The thread that waits for masks fills some itself, so a worker that is not scheduled at once
+    delays nobody.
+    """
+
+    def __init__(self, threads: int) -> None:
+        """Raises ValueError for fewer than one thread."""
+        if threads < 1:
+            raise ValueError(f"mask_threads must be at least 1, not {threads}")
+        self._work: SimpleQueue[_Batch | None] = SimpleQueue()
+        self._threads = [
+            threading.Thread(target=self._run, name=f"masks-{i}", daemon=True)
+            for i in range(threads)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def start(self, jobs: Sequence[Job]) -> Callable[[], None] | None:
+        batch = _Batch(jobs)
+        for _ in range(min(len(jobs), len(self._threads))):
+            self._work.put(batch)
+        return batch.wait
+
+    def close(self) -> None:
+        """End the threads. What was started is finished first."""
+        for _ in self._threads:
+            self._work.put(None)
+        for thread in self._threads:
+            thread.join()
+
+    def _run(self) -> None:
+        while (batch := self._work.get()) is not None:
+            batch.work()
+
+
+class _Batch:
+    """The jobs of one step."""
+
+    def __init__(self, jobs: Sequence[Job]) -> None:
+        self._open = len(jobs)
+        self._todo = deque(jobs)
+        self._done: SimpleQueue[Job] = SimpleQueue()
+
+    def work(self) -> None:
+        """Run jobs until none is left that nobody has begun."""
+        while True:
+            try:
+                job = self._todo.popleft()
+            except IndexError:
+                return
+            job.run()
+            self._done.put(job)
+
+    def wait(self) -> None:
+        """Until all jobs are done."""
+        self.work()
+        while self._open:
+            self._done.get()
+            self._open -= 1
+
+
+# Loop ---------------------------------------------------------------------------------------------
+
+
+log = logging.getLogger(__name__)
+
+IDLE_SECONDS = 1.0
+"""How long an idle loop sleeps before it takes its next turn."""
+COMPILING_SECONDS = 0.005
+"""How long a message may lie unread while the loop only waits for a compilation."""
+FETCHING_SECONDS = 0.001
+"""How long the loop sleeps where it only waits for blocks that are being read."""
+
+
+class EngineLoop:
+    """Owns the scheduler and the executor; single-threaded.
+
+    `receive(timeout_ms)` returns the messages that have come, waiting at most that long for a first
+    one; `send` sends messages. `compiler` compiles constraints on threads of its own; other
+    requests go on meanwhile. With `jump_forward`, forced tokens are appended without sampling,
+    where the constraint allows it, too. `overlap`, `record`, `move`: see `Steps`. While there is no
+    work, `prepare` is called until it returns False; each call should be short. `executor_stats`
+    adds to `stats`. `telling`: what is told where the engine is one of several.
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        executor: Executor,
+        compiler: Compiler,
+        receive: Callable[[int], list[ToEngine]],
+        send: Callable[[list[FromEngine]], None],
+        jump_forward: bool = True,
+        overlap: bool = False,
+        *,
+        record: StepRecord | None = None,
+        prepare: Callable[[], bool] = lambda: False,
+        executor_stats: Callable[[], dict[str, int | float]] = dict,
+        telling: Telling | None = None,
+        move: Callable[[np.ndarray], None] | None = None,
+    ) -> None:
+        self._scheduler = scheduler
+        self._telling = telling
+        note = None if telling is None else telling.note
+        self._steps = Steps(scheduler, executor, overlap, self._send_now, record, note, move)
+        self._compiler = compiler
+        self._compiling = CompilingRequests(compiler)
+        self._resuming = ResumingRequests()
+        self._jump_forward = jump_forward
+        self._prepare = prepare
+        self._executor_stats = executor_stats
+        self._receive = receive
+        self._send = send
+        self._outgoing: list[FromEngine] = []
+        self._stopping = False
+        self._paused = False
+        self.turns = 0
+        """How often the loop went round: it is hung, or in a long step, where this stands still."""
+
+    def run(self) -> None:
+        """Until a `Stop` comes."""
+        while self.turn():
+            pass
+
+    def turn(self) -> bool:
+        """Receive, plan, run, commit and send once; False if it was the last time."""
+        self.turns += 1
+        # With work to do, only look; without, sleep until something comes.
+        tiering = self._scheduler.kv.tiering
+        idle = self._paused or not (self._scheduler.has_work or tiering.handing.busy)
+        if idle and len(self._compiling):
+            self._compiling.wait(COMPILING_SECONDS)
+            idle = False
+        idle = idle and not len(self._resuming)
+        wait = idle and (self._paused or not self._prepare())
+        nap = FETCHING_SECONDS if self._only_fetching else 0.0
+        for message in self._receive(int(1000 * (IDLE_SECONDS if wait else nap))):
+            self._handle(message)
+        for waiting in self._compiling.take():
+            self._begin(waiting.request, waiting.grammar.result, waiting.waited)
+        for one in self._resuming.take():
+            self._add(one.request, one.matcher, one.waited)
+        if tiering.handing.busy:  # another engine waits for it, and a step may take long
+            tiering.poll()
+            self._outgoing += [HandedOver(*answer) for answer in tiering.handing.take_answers()]
+            self._flush()
+        # Not in one statement: `_send_now` replaces the list while the step runs.
+        updates = [] if self._paused else self._steps.step()
+        self._outgoing += updates
+        if lost := self._scheduler.kv.retention.pins.take_lost():
+            self._outgoing.append(PinsLost(lost))
+        self._flush()
+        if self._stopping:
+            updates = self._steps.finish()
+            self._outgoing += updates
+            self._flush()
+        return not self._stopping
+
+    @property
+    def _only_fetching(self) -> bool:
+        """Whether there is nothing to compute until blocks were read."""
+        return not self._steps.planned and self._scheduler.kv.tiering.waiting
+
+    # ------------------------------------------------------------ sending
+
+    def _send_now(self, updates: list[EngineOutput]) -> None:
+        """Send updates at once, in the middle of a step."""
+        self._outgoing += updates
+        self._flush()
+
+    def _flush(self) -> None:
+        if self._telling is not None:
+            self._outgoing = self._telling.take() + self._outgoing
+        if self._outgoing:
+            self._send(self._outgoing)
+            self._outgoing = []
+
+    # ------------------------------------------------------------ messages
+
+    def _handle(self, message: ToEngine) -> None:
+        if isinstance(message, EngineRequest):
+            self._submit(message)
+        elif isinstance(message, Abort):
+            for rid in message.rids:
+                if self._compiling.remove(rid) or self._resuming.remove(rid):
+                    update: EngineOutput | None = EngineOutput(rid, finish="abort")
+                else:
+                    update = self._scheduler.abort(rid)
+                if update is not None:
+                    self._outgoing.append(update)
+        elif isinstance(message, ReleaseProgram):
+            self._scheduler.cache.release_program(message.program, message.wanted)
+        elif isinstance(message, ForgetNamespace):
+            self._scheduler.cache.forget_namespace(message.namespace)
+        elif isinstance(message, GetPins):
+            self._outgoing.append(Pinned(message.ticket, self._scheduler.view.pins()))
+        elif isinstance(message, Unpin):
+            found = self._scheduler.cache.unpin(message.pin, message.namespace)
+            self._outgoing.append(Unpinned(message.ticket, found))
+        elif isinstance(message, Flush):
+            self._scheduler.cache.flush()
+            self._outgoing.append(Flushed(message.ticket))
+        elif isinstance(message, GetStats):
+            self._outgoing.append(Stats(message.ticket, self.stats()))
+        elif isinstance(message, Explain):
+            namespace = kv_namespace(message.namespace, message.adapter)
+            report = self._scheduler.view.explain(namespace, message.token_ids, message.scope)
+            self._outgoing.append(Explained(message.ticket, report))
+        elif isinstance(message, GetTree):
+            page = self._scheduler.view.tree_page(message.namespace, message.under, message.limit)
+            self._outgoing.append(Tree(message.ticket, page))
+        elif isinstance(message, Pause):
+            self._paused = message.paused
+            self._outgoing += self._steps.finish() if message.paused else []
+        elif isinstance(message, HandOver | Offered):
+            self._hand(message)
+        elif isinstance(message, TellCache):
+            if self._telling is not None:
+                self._telling.tell_all()
+        else:
+            assert isinstance(message, Stop)
+            self._stopping = True
+
+    def _hand(self, message: HandOver | Offered) -> None:
+        """Blocks go to another engine, or come from one."""
+        handing = self._scheduler.kv.tiering.handing
+        namespace, tokens = kv_namespace(message.namespace, message.adapter), message.token_ids
+        if isinstance(message, HandOver):
+            handing.give(message.ticket, namespace, tokens, message.first, message.slots)
+        else:
+            handing.offer(
+                *(message.rid, namespace, tokens, message.first, message.places, message.source)
+            )
+
+    def _submit(self, request: EngineRequest) -> None:
+        constraint = request.constraint
+        if request.rid in self._compiling or request.rid in self._resuming:
+            self._refuse(request.rid, InvalidRequest(f"request id {request.rid} is in use"))
+            return
+        if constraint is None and request.thoughts is None:
+            self._add(request, None)
+            return
+        # What watches thoughts knows the vocabulary, as what was compiled does.
+        constraint = constraint or FIRST
+        grammar = self._compiler.cached(constraint)
+        if grammar is not None:
+            self._begin(request, lambda: grammar)
+        elif len(self._compiling) >= self._scheduler.config.max_waiting and not request.resumed:
+            count = len(self._compiling)
+            self._refuse(request.rid, Overloaded(f"{count} constraints are being compiled"))
+        else:
+            self._compiling.add(request, constraint)
+
+    def _begin(
+        self, request: EngineRequest, grammar: Callable[[], Grammar], waited: float = 0.0
+    ) -> None:
+        """With its constraint, once its matcher has taken in what was generated before."""
+        if request.thoughts is not None:
+            grammar = partial(self._behind_thoughts, request, request.thoughts, grammar)
+        if len(request.output_ids):
+            self._resuming.add(Resuming(request, grammar, waited))
+        else:
+            self._add(request, lambda: grammar().matcher(), waited)
+
+    def _behind_thoughts(
+        self, request: EngineRequest, thoughts: ThoughtTokens, grammar: Callable[[], Grammar]
+    ) -> Grammar:
+        def inner() -> Matcher | None:
+            if request.constraint is None:
+                return None
+            return _matcher(lambda: grammar().matcher(), request)
+
+        return ThoughtGrammar(inner, thoughts, self._compiler.vocabulary)
+
+    def _add(
+        self, request: EngineRequest, make: Callable[[], Matcher] | None, waited: float = 0.0
+    ) -> None:
+        """Give the request to the scheduler; what making its matcher raises ends it alone."""
+        constraint = request.constraint
+        jumps = constraint is None or constraint.jump_forward != "off"
+        try:
+            matcher = None if make is None else _matcher(make, request)
+            self._scheduler.add(
+                request, matcher, jump_forward=jumps and self._jump_forward, waited=waited
+            )
+        except RootlaceError as error:
+            self._refuse(request.rid, error)
+        except Exception as error:
+            log.exception("request %d could not be added", request.rid)
+            self._refuse(request.rid, InternalError(repr(error)))
+
+    def _refuse(self, rid: int, error: RootlaceError) -> None:
+        self._outgoing.append(EngineOutput(rid, finish="error", code=error.code, error=str(error)))
+        error.__traceback__ = None  # its frames know the future that knows it
+
+    def stats(self) -> dict[str, int | float]:
+        """The scheduler's counters, where the loop's seconds went, and the executor's counters."""
+        counters = self._scheduler.stats()
+        return {
+            **counters,
+            "waiting": counters["waiting"] + len(self._compiling) + len(self._resuming),
+            "compiling": len(self._compiling),
+            "compiled": self._compiling.compiled,
+            "compile_seconds": self._compiling.seconds,
+            "engine_busy_seconds": self._steps.busy,
+            "engine_model_seconds": self._steps.waited,
+            **self._executor_stats(),
+        }
+
+
+def _matcher(make: Callable[[], Matcher], request: EngineRequest) -> Matcher | None:
+    """None where the request's constraint need not be enforced, and cannot."""
+    try:
+        return make()
+    except Exception as error:
+        if request.constraint is None or not request.constraint.optional:
+            raise
+        log.info("request %d goes on without a constraint: %s", request.rid, error)
+        error.__traceback__ = None  # its frames know the future that knows it
+        return None

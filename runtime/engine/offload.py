@@ -1,0 +1,243 @@
+"""What is below an engine's KV pool: opened when it starts, filled when it ends."""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from rootlace.runtime.cache.tier import HourlyBytes, Label, Tier
+from rootlace.runtime.config import CacheConfig, EngineConfig
+from rootlace.runtime.contracts.block_store import BlockLost, StoreMemory, Transfer, TransferConfig
+from rootlace.runtime.contracts.messages import kv_space
+from rootlace.runtime.engine.client.engine_client import SPILL_SECONDS
+from rootlace.runtime.model.executor.runner import ModelRunner
+from rootlace.runtime.model.kv.block_mover import BlockMover, adapter_contents, kv_identity
+from rootlace.runtime.model.kv.memory import made_up_plan
+from rootlace.runtime.offload.disk_store import SlotFile, TierFolder, open_folder
+from rootlace.runtime.offload.host_store import HandedBlocks, HandedStore, HostStore, block_seconds
+from rootlace.runtime.offload.slot_store import SlotStore
+from rootlace.runtime.scheduler.offload.levels import HandedLevel, Level, Tiers
+from rootlace.runtime.scheduler.scheduler import Scheduler
+from rootlace.runtime.transfer.nixl import Nixl
+from rootlace.runtime.transfer.shared_memory import SharedMemory
+from rootlace.runtime.transfer.tcp import Tcp
+from rootlace.wire.errors import InvalidRequest
+from rootlace.wire.protocol import SamplingParams
+
+FIRST_TOKENS, MORE_TOKENS = 16, 128
+"""Prompts that are computed to find out how long it takes; the longer one where the shorter one
+takes less than `QUICK_SECONDS`."""
+QUICK_SECONDS = 0.25
+TIMED_BLOCKS = 16
+GIGABYTE = 10**9
+DISK_BUFFER_BYTES = 256 << 20
+"""Memory for blocks on their way to the disk, and as much for those on their way back."""
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class OpenTiers:
+    """What is below the pool. `disk`, `folder` and `transfer`: None where there is none.
+    `adapters`: digests of their contents, by name."""
+
+    tiers: Tiers
+    mover: BlockMover
+    disk: SlotStore | None
+    folder: TierFolder | None
+    adapters: dict[str, bytes]
+    transfer: Transfer | None = None
+
+    @property
+    def handed_slots(self) -> int:
+        """For blocks that are given to other engines."""
+        return 0 if self.tiers.handed is None else self.tiers.handed.tier.num_slots
+
+    @property
+    def handed_at(self) -> bytes:
+        """What engines have to know that take them."""
+        return b"" if self.transfer is None else self.transfer.address
+
+    def move(self, moves: np.ndarray) -> None:
+        """See `Steps`."""
+        self.mover.move(moves)
+
+    def begin(self, scheduler: Scheduler, runner: ModelRunner, block_size: int) -> None:
+        """Measure what computing a prompt takes, which reading is compared with. The pool is
+        empty."""
+        tokens, seconds = prefill_seconds(runner, block_size)
+        scheduler.view.pace.begin(tokens, seconds)
+        for level in self.tiers.readable:
+            store = level.store
+            log.info(
+                "%s: %d of %d blocks from before; one is read in %.3g ms, its %d tokens are "
+                "computed in %.3g ms",
+                *(level.name, len(level.tier), store.num_slots),
+                *(1e3 * level.block_seconds, block_size),
+                1e3 * seconds * block_size / tokens,
+            )
+
+    def close(self, scheduler: Scheduler) -> None:
+        """Write what is cached and not on the disk yet, and then what the next start is to know.
+        What there is no time for is left out, and what has a time to live is forgotten."""
+        if self.transfer is not None:
+            self.transfer.close()
+        if self.disk is None or self.folder is None:
+            return
+        end = time.monotonic() + SPILL_SECONDS
+        scheduler.kv.retention.end()
+        for moves in scheduler.kv.tiering.spill():
+            self.mover.move(moves)
+            self.mover.finish()
+            if not self.disk.writer.wait(end - time.monotonic()):
+                break
+        scheduler.kv.tiering.poll()
+        wanted, left = scheduler.kv.tiering.wanted_slots(), max(end - time.monotonic(), 1.0)
+        if self.disk.close(wanted, left):
+            self.folder.close()  # else it is this process's until it ends
+
+
+def open_tiers(
+    config: EngineConfig,
+    runner: ModelRunner,
+    engines: int = 1,
+    transfer: TransferConfig | None = None,
+) -> OpenTiers | None:
+    """What the configuration asks for (`CacheConfig.tiered`), a part of it for each of so many
+    engines; None where the disk does not work, which is logged. `transfer`: how they hand blocks
+    over, if they do. Raises `InvalidRequest` for a folder that cannot be one, for adapters that
+    cannot be read, and for a transfer that cannot be."""
+    cache = config.cache
+    try:
+        contents = adapter_contents(config.executor)
+    except OSError as error:
+        raise InvalidRequest(f"the files of an adapter cannot be read: {error}") from error
+    levels: list[Level] = []
+    stores: list[StoreMemory] = []
+    if cache.host_gb:
+        host = _open_host(cache.host_gb / engines, runner)
+        levels.append(host[0])
+        stores.append(host[1])
+    disk = folder = None
+    try:
+        if cache.disk:
+            level, disk, folder = _open_disk(config, cache, runner, engines)
+            levels.append(level)
+            stores.append(disk)
+    except (FileExistsError, NotADirectoryError, PermissionError) as error:
+        raise InvalidRequest(f"--cache-disk {cache.disk}: {error}") from error
+    except OSError as error:
+        log.warning("no blocks are kept on disk: %s", error)
+    handed = way = None
+    if transfer is not None:
+        if config.executor.tensor_parallel > 1:
+            raise InvalidRequest("--disaggregate hands over the blocks of a whole model")
+        handed, given, way = _open_handed(runner, transfer)
+        stores.append(given)
+    if not stores:
+        return None
+    mover = BlockMover(runner.kv_cache, stores, runner.work)
+    tiers = Tiers(tuple(levels), partial(kv_space, contents=contents), handed=handed)
+    return OpenTiers(tiers, mover, disk, folder, contents, way)
+
+
+def _open_handed(
+    runner: ModelRunner, config: TransferConfig
+) -> tuple[HandedLevel, HandedStore, Transfer]:
+    """Raises `InvalidRequest` where there is no room for a block, or no such way of transfer."""
+    size = BlockMover(runner.kv_cache, ()).block_bytes
+    slots = config.bytes // size
+    if not slots:
+        gigabytes = config.bytes / GIGABYTE
+        raise InvalidRequest(f"--disaggregate-gb {gigabytes}: a block takes {size} bytes")
+    try:
+        transfer = _open_transfer(config, size, slots)
+        store = HandedStore(HandedBlocks(transfer, size, slots))
+    except (BlockLost, OSError) as error:
+        raise InvalidRequest(f"--disaggregate-by {config.by}: {error}") from error
+    wear = HourlyBytes(None, time.monotonic)
+    return HandedLevel("handed", Tier(slots), store, wear, size), store, transfer
+
+
+def _open_transfer(config: TransferConfig, block_bytes: int, slots: int) -> Transfer:
+    """Raises `InvalidRequest`, or OSError."""
+    if config.by == "tcp":
+        return Tcp(config.host, block_bytes, slots)
+    if config.by == "nixl":
+        return Nixl(block_bytes, slots)
+    return SharedMemory(config.memory, block_bytes)
+
+
+def _open_host(gigabytes: float, runner: ModelRunner) -> tuple[Level, HostStore]:
+    """Memory that the GPU copies from and to by itself. Raises `InvalidRequest`."""
+    if runner.device.type != "cuda":
+        raise InvalidRequest("--cache-host-gb is for a GPU: here the KV pool is in main memory")
+    mover = BlockMover(runner.kv_cache, (), runner.work)
+    size = mover.block_bytes
+    slots = int(gigabytes * GIGABYTE) // size
+    if not slots:
+        raise InvalidRequest(f"--cache-host-gb {gigabytes}: a block takes {size} bytes")
+
+    def pinned(count: int) -> np.ndarray:
+        memory: np.ndarray = torch.empty(count, dtype=torch.uint8, pin_memory=True).numpy()
+        return memory
+
+    try:
+        store = HostStore(slots, size, mover.load_seconds(pinned(size), TIMED_BLOCKS), pinned)
+    except RuntimeError as error:
+        raise InvalidRequest(f"--cache-host-gb {gigabytes}: {error}") from error
+    wear = HourlyBytes(None, time.monotonic)
+    return Level("host", Tier(slots), store, wear, size), store
+
+
+def _open_disk(
+    config: EngineConfig, cache: CacheConfig, runner: ModelRunner, engines: int
+) -> tuple[Level, SlotStore, TierFolder]:
+    """Raises OSError, and `InvalidRequest` where there is no room for a block."""
+    identity = kv_identity(runner, config.executor, cache)
+    most = int(cache.disk_gb * GIGABYTE / engines)
+    try:
+        root = Path(cache.disk).expanduser()
+    except RuntimeError as error:  # nobody of this name is known
+        raise InvalidRequest(f"--cache-disk {cache.disk}: {error}") from error
+    folder = open_folder(root, identity, most, engines)
+    try:
+        size = BlockMover(runner.kv_cache, ()).block_bytes
+        slots = SlotFile.slots_in(folder.most_bytes, size)
+        if not slots:
+            raise InvalidRequest(f"--cache-disk-gb {cache.disk_gb}: a block takes {size} bytes")
+        file = SlotFile(folder.path, identity, size, slots)
+        kept = file.kept()
+        disk = SlotStore(file, block_seconds(file, folder.path, kept), DISK_BUFFER_BYTES)
+        tier = Tier(slots)
+        found = ((one.slot, Label(one.key, one.owner), one.wanted) for one in kept)
+        disk.erase(tier.restore(found))
+        hourly = cache.disk_hourly_gb or cache.disk_gb
+        wear = HourlyBytes(int(hourly * GIGABYTE / engines), time.monotonic)
+        return Level("disk", tier, disk, wear, size), disk, folder
+    except BaseException:
+        folder.close()
+        raise
+
+
+def prefill_seconds(runner: ModelRunner, block_size: int) -> tuple[int, float]:
+    """Tokens of a made-up prompt, and how long they took. Writes to the pool's first blocks."""
+    most = min(runner.num_blocks * block_size, runner.context_length)
+    order = np.random.default_rng(0)
+    params = SamplingParams(temperature=0.0, seed=0)
+    tokens, seconds = 0, 0.0
+    for wanted in (FIRST_TOKENS, FIRST_TOKENS, MORE_TOKENS):  # the first is a warm-up
+        if seconds > QUICK_SECONDS:
+            break
+        tokens = min(wanted, most)
+        plan = made_up_plan(order, runner.vocab_size, [tokens], block_size, params)
+        begun = time.perf_counter()
+        runner.run(plan)
+        seconds = time.perf_counter() - begun
+    return tokens, seconds

@@ -1,1 +1,0 @@
-"""OpenAI's files and batches: many requests in one file, answered into another."""

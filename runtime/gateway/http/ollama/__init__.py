@@ -1,1 +1,0 @@
-"""Ollama's interface: answers in lines of JSON, and what is served."""

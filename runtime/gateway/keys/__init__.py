@@ -1,1 +1,0 @@
-"""API keys: who may use the gateway, how much, and which part of the cache is whose."""

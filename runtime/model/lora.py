@@ -1,0 +1,498 @@
+"""The matrices of adapters, joined as the decoder's weights are."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+
+from rootlace.runtime.contracts.plan import StepPlan
+from rootlace.runtime.model.checkpoint.folder import check_fetched
+from rootlace.runtime.model.checkpoint.weights import Part, layer_parts, row_order
+from rootlace.runtime.model.families.config_reader import (
+    COUNT,
+    FLAG,
+    NUMBER,
+    SIZE,
+    TABLE,
+    TEXT,
+    TEXTS,
+    ConfigReader,
+    Kind,
+    names,
+)
+from rootlace.runtime.model.families.spec import ModelSpec, WeightNames
+from rootlace.runtime.model.parallel.shard import Shard
+from rootlace.wire.errors import InvalidRequest, UnsupportedModel
+
+# Config -------------------------------------------------------------------------------------------
+#
+# `adapter_config.json` of PEFT: which modules an adapter changes, and by how much.
+#
+# Imports no torch, so that an adapter that is refused is refused at once.
+
+
+FILE, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+ALL_LINEAR = "all-linear"
+NAMES = Kind("a text or a list of texts", lambda v: TEXT.fits(v) or TEXTS.fits(v))
+LAYERS = Kind(
+    "a layer's number or a list of them",
+    lambda v: COUNT.fits(v) or (type(v) is list and all(map(COUNT.fits, v))),
+)
+START = Kind("true, false or a text", lambda v: FLAG.fits(v) or TEXT.fits(v))
+RANKS = Kind("an object of ranks", lambda v: TABLE.fits(v) and all(map(SIZE.fits, v.values())))
+SCALES = Kind("an object of numbers", lambda v: TABLE.fits(v) and all(map(NUMBER.fits, v.values())))
+
+
+PLAIN_STARTS = (True, False, "gaussian", "eva", "orthogonal")
+"""Ways in which training began that left the model's own weights as they were."""
+IGNORED = names(
+    "peft_type task_type auto_mapping base_model_name_or_path revision inference_mode "
+    "lora_dropout fan_in_fan_out megatron_core runtime_config loftq_config eva_config "
+    "qalora_group_size ensure_weight_tying"
+)
+"""Keys that say nothing about what an adapter computes."""
+
+
+@dataclass(frozen=True)
+class AdapterConfig:
+    """An adapter called `name`, of the folder that `file` is in.
+
+    A module's rank and alpha are those of the first pattern that matches the end of its name, or
+    `rank` and `alpha`; what it adds is multiplied by alpha / rank, or, if `rank_stabilised`, by
+    alpha / sqrt(rank).
+    """
+
+    name: str
+    file: Path
+    rank: int
+    alpha: float
+    rank_stabilised: bool
+    ranks: Mapping[str, int]
+    alphas: Mapping[str, float]
+    chosen: str | Sequence[str]
+    parameters: Sequence[str]
+    excluded: str | Sequence[str]
+    layers: Sequence[int] | None
+    layer_patterns: Sequence[str]
+    version: tuple[int, ...]
+    """Of the PEFT that wrote it; empty where it does not say."""
+
+    @property
+    def folder(self) -> Path:
+        return self.file.parent
+
+    def targets(self, module: str, *, linear_layer: bool = True) -> bool:
+        """Whether the adapter changes the module of this name in the whole model. "all-linear"
+        means the linear modules of the layers."""
+        if self.excluded and _matches(self.excluded, module):
+            return False
+        if self.chosen == ALL_LINEAR:
+            return linear_layer and self._has_layer(module)
+        return _matches(self.chosen, module) and self._has_layer(module)
+
+    def targets_parameter(self, name: str) -> bool:
+        """Whether the adapter changes the parameter of this name, which is no module's weight."""
+        return _matches(self.parameters, name)
+
+    def _has_layer(self, module: str) -> bool:
+        if self.layers is None:
+            return True
+        for pattern in self.layer_patterns or (r"[^.]*",):
+            found = re.match(rf"(?:^|.*?\.){pattern}\.(\d+)\.", module)
+            if found:
+                return int(found[1]) in self.layers
+        return False
+
+    def rank_of(self, module: str) -> int:
+        return self.ranks.get(_pattern(self.ranks, module), self.rank)
+
+    def scale_of(self, module: str) -> float:
+        rank = self.rank_of(module)
+        alpha = self.alphas.get(_pattern(self.alphas, module), self.alpha)
+        return alpha / (math.sqrt(rank) if self.rank_stabilised else rank)
+
+    def refuse(self, what: str) -> UnsupportedModel:
+        return UnsupportedModel(f"adapter {self.name!r}: {self.folder}: {what}")
+
+
+def read_adapters(given: Sequence[str]) -> list[AdapterConfig]:
+    """The adapters of an option's values, each `NAME=PATH`. Raises `InvalidRequest` for values that
+    are not, `UnsupportedModel` for what is not computed as it is meant, naming file and key."""
+    found: dict[str, AdapterConfig] = {}
+    for one in given:
+        name, equals, path = one.partition("=")
+        if not name or not equals or not path:
+            raise InvalidRequest(f"adapter {one!r}: write it as NAME=PATH")
+        if f":{name}".endswith(":latest"):
+            raise InvalidRequest(
+                f"adapter {one!r}: no adapter is called latest: a tag that "
+                "Ollama's clients put behind every model"
+            )
+        if name in found:
+            raise InvalidRequest(f"two adapters are called {name!r}")
+        found[name] = _read(name, Path(path).expanduser())
+    return list(found.values())
+
+
+def _read(name: str, folder: Path) -> AdapterConfig:
+    file = folder / FILE
+    try:
+        raw = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UnsupportedModel(
+            f"adapter {name!r}: {folder} is not the folder of a PEFT adapter: it has no {FILE}"
+        ) from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise UnsupportedModel(f"{file}: {error}") from error
+    if not isinstance(raw, dict):
+        raise UnsupportedModel(f"{file}: not a JSON object")
+    check_fetched([folder / WEIGHTS])
+    # What has no value asks for nothing.
+    raw = {key: value for key, value in raw.items() if value is not None}
+    given = ConfigReader(file, raw)
+    given.pass_over(*(key for key, value in raw.items() if value in (False, {}, [], "")))
+    given("peft_type", Kind("LORA", lambda value: value == "LORA"))
+    given("bias", Kind("none (biases are not changed)", lambda value: value == "none"), "none")
+    start = given("init_lora_weights", START, True)
+    if start not in PLAIN_STARTS:
+        given.refuse(
+            "init_lora_weights",
+            "training changed the model's own weights; convert the adapter to plain LoRA",
+        )
+    layers = given("layers_to_transform", LAYERS, None)
+    parameters = given("target_parameters", TEXTS, ())
+    config = AdapterConfig(
+        name=name,
+        file=file,
+        rank=given.size("r", 8),
+        alpha=given.number("lora_alpha", 8),
+        rank_stabilised=given.flag("use_rslora", False),
+        ranks=given("rank_pattern", RANKS, {}),
+        alphas=given("alpha_pattern", SCALES, {}),
+        chosen=_lowered(given("target_modules", NAMES, *[()] * bool(parameters))),
+        parameters=parameters,
+        excluded=given("exclude_modules", NAMES, ()),
+        layers=[layers] if isinstance(layers, int) else layers or None,
+        layer_patterns=_listed(given("layers_pattern", NAMES, None)),
+        version=tuple(map(int, re.findall(r"\d+", given("peft_version", TEXT, ""))[:3])),
+    )
+    given.finish(IGNORED)
+    _check_patterns(config, given)
+    return config
+
+
+def _check_patterns(config: AdapterConfig, given: ConfigReader) -> None:
+    patterns: dict[str, Sequence[str]] = {
+        "target_modules": _listed(config.chosen if isinstance(config.chosen, str) else None),
+        "exclude_modules": _listed(config.excluded if isinstance(config.excluded, str) else None),
+        "layers_pattern": config.layer_patterns,
+        "rank_pattern": tuple(config.ranks),
+        "alpha_pattern": tuple(config.alphas),
+    }
+    for key, texts in patterns.items():
+        for text in texts:
+            try:
+                re.compile(text)
+            except re.error as error:
+                given.refuse(key, f"{text!r} is not a pattern: {error}")
+
+
+def _lowered(chosen: Any) -> Any:
+    return ALL_LINEAR if isinstance(chosen, str) and chosen.lower() == ALL_LINEAR else chosen
+
+
+def _listed(names: str | Sequence[str] | None) -> Sequence[str]:
+    return [names] if isinstance(names, str) else names or ()
+
+
+def _matches(wanted: str | Sequence[str], module: str) -> bool:
+    """A text is a pattern of the whole name, a list has names or their ends."""
+    if isinstance(wanted, str):
+        return re.fullmatch(wanted, module) is not None
+    return any(module == one or module.endswith(f".{one}") for one in wanted)
+
+
+def _pattern(patterns: Mapping[str, Any], module: str) -> str:
+    return next((one for one in patterns if re.match(rf"(.*\.)?({one})$", module)), "")
+
+
+# Rows ---------------------------------------------------------------------------------------------
+#
+# Which tokens of a step belong to which adapter.
+
+
+@dataclass(frozen=True)
+class AdaptedTokens:
+    """The tokens that go through one adapter, by its number: flat ones, and which of the step's
+    wanted ones they are; int64."""
+
+    adapter: int
+    tokens: np.ndarray
+    wanted: np.ndarray
+
+
+def adapter_of_tokens(plan: StepPlan) -> np.ndarray:
+    """int32 [T]: -1 for a token without adapter."""
+    return np.repeat(plan.adapters, np.diff(plan.row_start))
+
+
+def adapted_tokens(plan: StepPlan, wanted: np.ndarray) -> Sequence[AdaptedTokens]:
+    """The groups of a step, none where nobody asks for an adapter. `wanted`: flat tokens."""
+    if not len(plan.adapters):
+        return ()
+    of_token = adapter_of_tokens(plan)
+    of_wanted = of_token[wanted]
+    return [
+        AdaptedTokens(
+            number, np.flatnonzero(of_token == number), np.flatnonzero(of_wanted == number)
+        )
+        for number in np.unique(of_token).tolist()
+        if number >= 0
+    ]
+
+
+# Weights ------------------------------------------------------------------------------------------
+
+
+FIXED = ("kv_up", "k_up", "v_up")
+"""The products of a layer that adapters may not change: no token is multiplied by them."""
+ONE_EXPERT = re.compile(r"\.experts\.\d+\.")
+"""Whether a module is of one expert: where they are stacked, they are no modules."""
+STACKS = {"gate_up": "gate_up_proj", "down": "down_proj"}
+"""What stacked experts' parameters are called by transformers from version 5 on, where a layer's
+mixture is called `MIXTURE` in every family."""
+MIXTURE = "mlp"
+STACKED_SINCE = (0, 19, 1)
+"""The version of PEFT from which on A has the inputs of stacked experts in every family."""
+PREFIX = "base_model.model."
+"""What PEFT puts before the name that a module has in the model."""
+A, B = ".lora_A.weight", ".lora_B.weight"
+
+
+@dataclass(frozen=True)
+class LowRank:
+    """What is added to a product of x: (x a^T) b^T; the adapter's scale is in `b`. A part of
+    several modules has the ranks of all of them side by side."""
+
+    a: torch.Tensor  # [rank, inputs]
+    b: torch.Tensor  # [outputs, rank]
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """By layer, what is added to the products that it changes: names of `layer_parts`, with those
+    of each expert."""
+
+    name: str
+    layers: Sequence[Mapping[str, LowRank]]
+
+    def largest_rank(self) -> int:
+        return max(len(part.a) for layer in self.layers for part in layer.values())
+
+
+def load_adapter(
+    config: AdapterConfig, spec: ModelSpec, dtype: torch.dtype, device: torch.device
+) -> Adapter:
+    """Strict: raises `UnsupportedModel` where the tensors are not those of the modules that the
+    configuration names, or have other shapes."""
+    stored = _tensors(config)
+    names = _as_named(spec, stored)
+    for end in (names.embedding, names.head):
+        if config.targets(end, linear_layer=False):
+            raise config.refuse(f"it changes {end}, which is not supported")
+    apart = any(map(ONE_EXPERT.search, stored))
+    expected: set[str] = set()
+    layers: list[dict[str, LowRank]] = []
+    for index in range(spec.num_layers):
+        found = {}
+        for name, part in layer_parts(spec, index).items():
+            if part.columns is None or part.count is not None or name in FIXED:
+                continue
+            modules = _targeted(config, spec, names, part)
+            if name.startswith("experts.") and not apart:
+                modules = {}
+            if config.chosen == ALL_LINEAR and name in ("router", "shared_gate"):
+                modules = {at: one for at, one in modules.items() if one + A in stored}
+            if not modules:
+                continue
+            expected |= {module + end for module in modules.values() for end in (A, B)}
+            pairs = _pairs(config, part, modules, stored)
+            found[name] = _joined(part, pairs, row_order(spec, name), dtype, device)
+        for name, module, low_rank in _of_parameters(config, spec, names, index, stored):
+            expected |= {module + A, module + B}
+            found[name] = LowRank(*(one.to(device, dtype).contiguous() for one in low_rank))
+        layers.append(found)
+    extra = sorted(stored.keys() - expected)
+    if extra:
+        module = extra[0].removesuffix(A).removesuffix(B)
+        if config.targets(module):
+            raise config.refuse(f"it changes {module}, which is not supported")
+        raise config.refuse(
+            f"{WEIGHTS} has {extra[0]}, of no product of a layer that target_modules names"
+        )
+    if not expected:
+        raise config.refuse(f"target_modules {config.chosen!r} names no product of a layer")
+    return Adapter(config.name, layers)
+
+
+def share_of(adapter: Adapter, shard: Shard) -> Adapter:
+    """What one of several ranks adds to its part of the products."""
+
+    def part(name: str, whole: LowRank) -> LowRank:
+        columns, rows = (
+            shard.columns(name, whole.a.shape[1]),
+            shard.rows(name, len(whole.b)),
+        )
+        a = whole.a if columns is None else whole.a[:, columns.start : columns.stop].contiguous()
+        return LowRank(a, whole.b if rows is None else whole.b[torch.tensor(rows)])
+
+    layers = [{name: part(name, one) for name, one in layer.items()} for layer in adapter.layers]
+    return Adapter(adapter.name, layers)
+
+
+def _tensors(config: AdapterConfig) -> dict[str, torch.Tensor]:
+    """By the names that modules have in the model."""
+    file = config.folder / WEIGHTS
+    if not file.is_file():
+        raise config.refuse(f"{WEIGHTS} is missing (older formats have to be converted to it)")
+    try:
+        with safe_open(file, framework="pt") as opened:
+            names = list(opened.keys())
+            return {name.removeprefix(PREFIX): opened.get_tensor(name) for name in names}
+    except (OSError, SafetensorError) as error:
+        raise config.refuse(f"{WEIGHTS}: {error}") from error
+
+
+def _as_named(spec: ModelSpec, stored: Mapping[str, torch.Tensor]) -> WeightNames:
+    """Those of the spec's names that the adapter's modules begin with: it may have been made for
+    the model without its head."""
+
+    def found(names: WeightNames) -> int:
+        start = names.layer.partition("{}")[0]
+        return sum(name.startswith(start) for name in stored)
+
+    return max((spec.names, *spec.names.others), key=found)
+
+
+def _targeted(
+    config: AdapterConfig, spec: ModelSpec, names: WeightNames, part: Part
+) -> dict[int, str]:
+    """The modules of a part that the adapter changes, by their places in it, as they are named in
+    the adapter's model."""
+    own, other = (one.layer.partition("{}")[0] for one in (spec.names, names))
+    modules = [other + module.removeprefix(own) for module in part.modules]
+    return {at: module for at, module in enumerate(modules) if config.targets(module)}
+
+
+def _pairs(
+    config: AdapterConfig,
+    part: Part,
+    modules: Mapping[int, str],
+    stored: Mapping[str, torch.Tensor],
+) -> dict[int, tuple[torch.Tensor, torch.Tensor]]:
+    """A and the scaled B of each module, float32."""
+    pairs = {}
+    for at, module in modules.items():
+        rank = config.rank_of(module)
+        a, b = _pair(config, module, (rank, part.columns or 0), (part.rows[at], rank), stored)
+        pairs[at] = (a, b * config.scale_of(module))
+    return pairs
+
+
+def _pair(
+    config: AdapterConfig,
+    module: str,
+    of_a: tuple[int, int],
+    of_b: tuple[int, int],
+    stored: Mapping[str, torch.Tensor],
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """A and B of a module, of these shapes, float32."""
+    for end, shape in ((A, of_a), (B, of_b)):
+        tensor = stored.get(module + end)
+        if tensor is None:
+            raise config.refuse(f"{WEIGHTS} does not have {module}{end}")
+        if tuple(tensor.shape) != shape or not tensor.is_floating_point():
+            found = f"{list(tensor.shape)} of {tensor.dtype}"
+            raise config.refuse(f"{WEIGHTS}: {module}{end} is {found}, expected {list(shape)}")
+        if not tensor.float().isfinite().all():
+            raise config.refuse(f"{WEIGHTS}: {module}{end} has numbers that are not finite")
+    return stored[module + A].float(), stored[module + B].float()
+
+
+Pair = tuple[torch.Tensor, torch.Tensor]
+
+
+def _of_parameters(
+    config: AdapterConfig,
+    spec: ModelSpec,
+    names: WeightNames,
+    index: int,
+    stored: Mapping[str, torch.Tensor],
+) -> Iterator[tuple[str, str, Pair]]:
+    """What is added to a layer's parameters that are no modules' weights (PEFT's
+    `target_parameters`): a name of `layer_parts`, the adapter's module, and a and b.
+
+    PEFT wraps the module that has such parameters, once for each of them: of two, what belongs to
+    the first one is inside of the other's ("base_layer"). Of E stacked experts A has E times
+    `rank` rows, expert by expert, and B as many columns, rank by rank (peft's `ParamWrapper`).
+    """
+    experts = spec.experts
+    if experts is None or index not in experts.layers or not config.parameters:
+        return
+    mixture = names.layer.format(index) + MIXTURE
+    router = f"{mixture}.{spec.names.parts['router'][0].rpartition('.')[2]}"
+    if config.targets_parameter(f"{router}.weight"):
+        rank = config.rank_of(f"{router}.weight")
+        of_a, of_b = (rank, spec.hidden_size), (experts.count, rank)
+        a, b = _pair(config, router, of_a, of_b, stored)
+        yield "router", router, (a, b * config.scale_of(f"{router}.weight"))
+    holder = f"{mixture}.experts"
+    wanted = [one for one in STACKS if config.targets_parameter(f"{holder}.{STACKS[one]}")]
+    if wanted and config.version < STACKED_SINCE:
+        raise config.refuse(
+            f"target_parameters: {holder} was adapted otherwise before PEFT "
+            f"{'.'.join(map(str, STACKED_SINCE))}, and peft_version is "
+            f"{'.'.join(map(str, config.version)) or 'missing'}"
+        )
+    sizes = {"gate_up": (spec.hidden_size, 2 * experts.inner_size)}
+    sizes["down"] = (experts.inner_size, spec.hidden_size)
+    for one in wanted:
+        parameter, module = f"{holder}.{STACKS[one]}", holder
+        if one != wanted[-1]:
+            module += ".base_layer"
+        rank, (inputs, outputs) = config.rank_of(parameter), sizes[one]
+        ranks = rank * experts.count
+        a, b = _pair(config, module, (ranks, inputs), (outputs, ranks), stored)
+        b = b.view(outputs, rank, experts.count) * config.scale_of(parameter)
+        order = row_order(spec, f"experts.{one}")
+        b = b if order is None else b[torch.tensor(order)]
+        for expert, own in enumerate(a.split(rank)):
+            yield f"experts.{expert}.{one}", module, (own, b[:, :, expert])
+
+
+def _joined(
+    part: Part,
+    pairs: Mapping[int, tuple[torch.Tensor, torch.Tensor]],
+    order: list[int] | None,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> LowRank:
+    starts = [sum(part.rows[:at]) for at in range(len(part.rows))]
+    b = torch.zeros(sum(part.rows), sum(len(a) for a, _ in pairs.values()))
+    rank = 0
+    for at, (a, own) in pairs.items():
+        b[starts[at] : starts[at] + part.rows[at], rank : rank + len(a)] = own
+        rank += len(a)
+    if order is not None:
+        b = b[torch.tensor(order)]
+    a = torch.cat([a for a, _ in pairs.values()])
+    return LowRank(*(one.to(device, dtype).contiguous() for one in (a, b)))

@@ -1,0 +1,460 @@
+"""What constraints need on the device, at places that do not change: automata, and packed masks.
+
+A captured graph reads its tensors where they lay when it was captured. So there is one tensor per
+kind of table (`AutomatonTables`), allocated at the start, in which automata and masks come and go.
+An automaton is brought there when it is first used; what was used longest ago makes room. Copies
+stand in the device's queue behind the steps launched before, which so still find what they use.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import OrderedDict
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from rootlace.kernels.interface import AutomatonTables
+from rootlace.runtime.contracts.plan import AutomatonState, MaskRow, SampleRow, SteppedAutomaton
+
+# Arena space --------------------------------------------------------------------------------------
+#
+# Room in arrays of fixed length: single places, and runs of neighbours.
+
+
+class TableSpace:
+    """Single places, 0..size-1, in no order."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self._unused = 0  # from here on none was ever given out
+        self._returned: list[int] = []
+
+    def take(self, count: int) -> list[int] | None:
+        """None: there are not so many left."""
+        fresh = count - len(self._returned)
+        if fresh > self.size - self._unused:
+            return None
+        split = max(-fresh, 0)
+        found = self._returned[split:]
+        del self._returned[split:]
+        if fresh > 0:
+            found += range(self._unused, self._unused + fresh)
+            self._unused += fresh
+        return found
+
+    def give(self, places: list[int]) -> None:
+        self._returned += places
+
+    def grow(self, size: int) -> None:
+        self.size = size
+
+
+class Runs:
+    """Runs of neighbouring places, each from the lowest place where it fits."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self._free = [(0, size)] if size else []  # ascending, no two touch
+
+    def take(self, count: int) -> int | None:
+        """The first of `count` places; None: there is no gap so long."""
+        for index, (start, stop) in enumerate(self._free):
+            if stop - start >= count:
+                if stop - start == count:
+                    del self._free[index]
+                else:
+                    self._free[index] = (start + count, stop)
+                return start
+        return None
+
+    def give(self, start: int, count: int) -> None:
+        self._insert(start, start + count)
+
+    def grow(self, size: int) -> None:
+        self._insert(self.size, size)
+        self.size = size
+
+    def _insert(self, start: int, stop: int) -> None:
+        if start == stop:
+            return
+        index = sum(gap[0] < start for gap in self._free)
+        if index < len(self._free) and self._free[index][0] == stop:
+            stop = self._free.pop(index)[1]
+        if index and self._free[index - 1][1] == start:
+            index -= 1
+            start = self._free.pop(index)[0]
+        self._free.insert(index, (start, stop))
+
+
+# Host masks ---------------------------------------------------------------------------------------
+#
+# Masks where kernels read main memory: where they lie, and those of a step as one table.
+#
+# A row's banned tokens are taken out of its mask, which so says all that is forbidden in it.
+
+
+Mask = np.ndarray | MaskRow | None
+"""None: everything is allowed."""
+MAX_BANS = 64
+"""Masks of bans that are kept from step to step."""
+
+
+class HostMasks:
+    """See `sampler.Constraints`. Rows have no automata: their states are masks already."""
+
+    bans = True
+    generation = 0
+    tables: AutomatonTables | None = None
+
+    def __init__(self, vocab_size: int) -> None:
+        self._vocab_size = vocab_size
+        self._words = -(-vocab_size // 32)
+        self._bans: dict[tuple[int, ...], Mask] = {}
+
+    def of(self, row: SampleRow) -> Mask:
+        """What the row's token is chosen from. The array must not be changed. Raises RuntimeError
+        if a mask that has to be read is not filled."""
+        banned = row.banned
+        if not banned:
+            return row.mask
+        if row.mask is not None:
+            return self._without(row.mask, banned)
+        # The same few tokens (stop tokens) in all steps of a request.
+        found = self._bans.get(banned)
+        if found is None:
+            if len(self._bans) >= MAX_BANS:
+                self._bans.clear()
+            found = self._bans[banned] = self._without(None, banned)
+        return found
+
+    def arrays(self, rows: Sequence[SampleRow], count: int) -> dict[str, np.ndarray]:
+        words = self._words
+        masks = [self.of(row) if row.banned else row.mask for row in rows]
+        table = np.empty((max(len(rows), 1), words), np.int32)
+        places = np.full(count, -1, np.int32)
+        first: dict[int, int] = {}  # what several rows share stands in the table once
+        for at, mask in enumerate(masks):
+            if mask is None:
+                continue
+            places[at] = place = first.setdefault(id(mask), at)
+            if place < at:
+                continue
+            found = words_of(mask)
+            if len(found) == words:
+                table[at] = found
+            else:
+                table[at, : len(found)] = found[:words]
+                table[at, len(found) :] = 0  # nothing is allowed beyond its end
+        return {"mask_table": table, "mask_row": places}
+
+    def _without(self, mask: Mask, banned: Sequence[int]) -> Mask:
+        banned = [token for token in banned if 0 <= token < self._vocab_size]
+        if not banned:
+            return mask
+        if mask is None:
+            found = np.full(self._words, -1, np.int32)
+        else:
+            found = np.zeros(self._words, np.int32)
+            words = words_of(mask)[: self._words]
+            found[: len(words)] = words
+        octets = found.view(np.uint8)
+        for token in banned:
+            octets[token >> 3] &= 0xFF ^ (1 << (token & 7))
+        return found
+
+
+def words_of(mask: np.ndarray | MaskRow) -> np.ndarray:
+    """int32: the mask's words. Raises RuntimeError if it is a row of a table and not filled."""
+    if not isinstance(mask, MaskRow):
+        return mask
+    table = mask.table
+    if not (mask.address or table.filled(mask.row)):
+        raise RuntimeError(f"row {mask.row} of mask table {table.key} is not filled")
+    return table.rows[mask.row]
+
+
+def addresses_of(masks: Sequence[Mask], vocab_size: int) -> tuple[array[int], list[np.ndarray]]:
+    """Where the masks lie, int64, 0 where everything is allowed; empty if it is everywhere. The
+    arrays are to be kept as long as the addresses are read."""
+    found = [mask.address if type(mask) is MaskRow else 0 for mask in masks]
+    kept: list[np.ndarray] = []
+    if 0 in found:
+        words = -(-vocab_size // 32)
+        for at, mask in enumerate(masks):
+            if mask is None or found[at]:
+                continue
+            whole = np.ascontiguousarray(words_of(mask))
+            if len(whole) < words:  # nothing is allowed beyond its end
+                whole = np.pad(whole, (0, words - len(whole)))
+            kept.append(whole)
+            found[at] = whole.ctypes.data
+    return array("q", found if any(found) else ()), kept
+
+
+# Automaton arena ----------------------------------------------------------------------------------
+
+
+ARENA_BYTES = 128 << 20
+"""Half of it for masks, a quarter for classes of tokens."""
+DEAD_STATE = 0
+NOTHING = 0
+"""The mask that allows nothing."""
+
+
+@dataclass
+class _Resident:
+    """What one automaton, or one mask, takes. `states`, `steps`: first place and count."""
+
+    masks: list[int] = field(default_factory=list)
+    classes: list[int] = field(default_factory=list)
+    states: tuple[int, int] = (0, 0)
+    steps: tuple[int, int] = (0, 0)
+
+
+class AutomatonArena:
+    """See `sampler.Constraints`. Not thread-safe. For each step: `begin_step`, then `state` and
+    `mask` for its rows, then `flush`, on the device's stream, before the step is launched."""
+
+    bans = False
+
+    def __init__(
+        self, vocab_size: int, device: torch.device | str, max_bytes: int = ARENA_BYTES
+    ) -> None:
+        self._vocab_size = vocab_size
+        self._words = -(-vocab_size // 32)
+        self._device = torch.device(device)
+        states = max(max_bytes // 16 // 12, 2)
+        self._states = Runs(states)
+        self._steps = Runs(max(max_bytes // 16 * 3 // 4, 2))
+        self._classes = TableSpace(max(max_bytes // 4 // (4 * vocab_size), 2))
+        self._masks = TableSpace(max(max_bytes // 2 // (4 * self._words), 2))
+        self._tensors = {
+            "mask_of": self._new(states),
+            "class_row": self._new(states),
+            "next_start": self._new(states),
+            "next_state": self._new(self._steps.size),
+            "token_class": self._new(self._classes.size, vocab_size),
+            "masks": self._new(self._masks.size, self._words),
+        }
+        for run in (self._states, self._steps):
+            run.take(1)
+        for places in (self._classes, self._masks):
+            places.take(1)
+        self._residents: OrderedDict[Hashable, _Resident] = OrderedDict()  # used longest ago first
+        self._in_use: set[Hashable] = set()
+        self._private: list[int] = []
+        # What is to be written: runs of places by their first one, and masks one by one.
+        # The first ones are those of the dead state: on the stream on which they are read.
+        self._fresh: list[tuple[str, int, np.ndarray]] = [
+            (name, 0, np.zeros((1, *tensor.shape[1:]), np.int32))
+            for name, tensor in self._tensors.items()
+            if name != "masks"
+        ]
+        self._fresh_masks: list[tuple[int, np.ndarray]] = [(NOTHING, np.empty(0, np.int32))]
+        self.generation = 0
+        """How often the tables have moved, since one step needed more room than there was."""
+        self.uploaded_bytes = 0
+
+    def _new(self, *shape: int) -> torch.Tensor:
+        return torch.empty(shape, dtype=torch.int32, device=self._device)
+
+    @property
+    def tables(self) -> AutomatonTables:
+        return AutomatonTables(**self._tensors)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(tensor.nbytes for tensor in self._tensors.values())
+
+    # ------------------------------------------------------------ a step
+
+    def arrays(self, rows: Sequence[SampleRow], count: int) -> dict[str, np.ndarray]:
+        """Where the rows' automata stand, whose tokens step them first, and masks of the rest. What
+        they need and is not on the device yet is sent there."""
+        state, source, mask = np.full((3, count), -1, np.int32)
+        self.begin_step()
+        for index, row in enumerate(rows):
+            if row.mask is not None:
+                mask[index] = self.mask(row.mask)
+            elif row.automaton is not None:
+                state[index] = self.state(row.automaton)
+                source[index] = row.source
+        self.flush()
+        return {"state": state, "source": source, "mask_row": mask}
+
+    def begin_step(self) -> None:
+        """What the step before used may make room from now on."""
+        self._in_use.clear()
+        self._masks.give(self._private)
+        self._private = []
+
+    def state(self, at: AutomatonState) -> int:
+        """The number of `at` among the states of all automata."""
+        if at.state < 0:
+            return DEAD_STATE
+        automaton = at.automaton
+        key = ("automaton", automaton.key)
+        resident = self._residents.get(key)
+        if resident is None:
+            resident = self._bring(key, automaton)
+        else:
+            self._residents.move_to_end(key)
+        self._in_use.add(key)
+        return resident.states[0] + at.state
+
+    def mask(self, mask: np.ndarray | MaskRow) -> int:
+        """The row of `tables.masks` that holds `mask`, which must not change before `flush`.
+
+        A mask of fewer words allows nothing beyond its end. Raises RuntimeError if it is a row of a
+        table and not filled.
+        """
+        if not isinstance(mask, MaskRow):
+            slots = self._take(self._masks, 1, ("masks",))
+            self._private += slots
+            self._fresh_masks.append((slots[0], mask))
+            return slots[0]
+        key = ("mask", mask.table.key, mask.row)
+        resident = self._residents.get(key)
+        if resident is None:
+            if not mask.table.filled(mask.row):
+                raise RuntimeError(f"row {mask.row} of mask table {mask.table.key} is not filled")
+            resident = _Resident(masks=self._take(self._masks, 1, ("masks",)))
+            self._residents[key] = resident
+            self._fresh_masks.append((resident.masks[0], mask.table.rows[mask.row]))
+        else:
+            self._residents.move_to_end(key)
+        self._in_use.add(key)
+        return resident.masks[0]
+
+    def flush(self) -> None:
+        """Send what was brought since the last time."""
+        for name, start, values in self._fresh:
+            target = self._tensors[name][start : start + len(values)]
+            target.copy_(self._staged(values), non_blocking=True)
+            self.uploaded_bytes += values.nbytes
+        self._fresh.clear()
+        if self._fresh_masks:
+            self._flush_masks()
+            self._fresh_masks.clear()
+
+    def _flush_masks(self) -> None:
+        # A place that was given up and taken anew within one step: the later one counts.
+        latest = dict(self._fresh_masks)
+        words = self._host(len(latest), self._words)
+        array = words.numpy()
+        for row, mask in zip(array, latest.values(), strict=True):
+            count = min(len(mask), self._words)
+            row[:count] = mask[:count]
+            row[count:] = 0
+        slots = self._host(len(latest))
+        slots.numpy()[:] = list(latest)
+        place = slots.to(self._device, non_blocking=True)
+        self._tensors["masks"].index_copy_(
+            0, place.long(), words.to(self._device, non_blocking=True)
+        )
+        self.uploaded_bytes += words.nbytes
+
+    def _staged(self, values: np.ndarray) -> torch.Tensor:
+        host = self._host(*values.shape)
+        host.numpy()[:] = values
+        return host
+
+    def _host(self, *shape: int) -> torch.Tensor:
+        """int32 memory that a GPU copies from by itself; torch keeps it until it has."""
+        return torch.empty(shape, dtype=torch.int32, pin_memory=self._device.type == "cuda")
+
+    # ------------------------------------------------------------ room
+
+    def _bring(self, key: Hashable, automaton: SteppedAutomaton) -> _Resident:
+        states, classes = automaton.next_state.shape
+        resident = _Resident()
+        try:
+            resident.masks = self._take(self._masks, len(automaton.masks), ("masks",))
+            resident.classes = self._take(self._classes, 1, ("token_class",))
+            resident.states = (
+                self._take_run(self._states, states, ("mask_of", "class_row", "next_start")),
+                states,
+            )
+            steps = states * classes
+            resident.steps = self._take_run(self._steps, steps, ("next_state",)), steps
+        except BaseException:
+            self._free(resident)
+            raise
+        self._residents[key] = resident
+        base, start = resident.states[0], resident.steps[0]
+        slots = np.array(resident.masks, np.int32)
+        self._fresh += [
+            ("mask_of", base, slots[automaton.mask_of]),
+            ("class_row", base, np.full(states, resident.classes[0], np.int32)),
+            ("next_start", base, np.arange(states, dtype=np.int32) * classes + np.int32(start)),
+            ("next_state", start, _renumbered(automaton.next_state, base)),
+            ("token_class", resident.classes[0], self._per_token(automaton.token_class)),
+        ]
+        self._fresh_masks += zip(resident.masks, automaton.masks, strict=True)
+        return resident
+
+    def _per_token(self, token_class: np.ndarray) -> np.ndarray:
+        """int32 [1, vocab_size]; tokens that the automaton does not know are masked anyway."""
+        found = np.zeros((1, self._vocab_size), np.int32)
+        count = min(len(token_class), self._vocab_size)
+        found[0, :count] = token_class[:count]
+        return found
+
+    def _take(self, space: TableSpace, count: int, names: tuple[str, ...]) -> list[int]:
+        while True:
+            found = space.take(count)
+            if found is not None:
+                return found
+            if not self._evict():
+                self._grow(space, count, names)
+
+    def _take_run(self, space: Runs, count: int, names: tuple[str, ...]) -> int:
+        while True:
+            found = space.take(count)
+            if found is not None:
+                return found
+            if not self._evict():
+                self._grow(space, count, names)
+
+    def _evict(self) -> bool:
+        """Give up what was used longest ago, and not by this step."""
+        key = next((key for key in self._residents if key not in self._in_use), None)
+        if key is None:
+            return False
+        self._free(self._residents.pop(key))
+        return True
+
+    def _free(self, resident: _Resident) -> None:
+        self._masks.give(resident.masks)
+        self._classes.give(resident.classes)
+        self._states.give(*resident.states)
+        self._steps.give(*resident.steps)
+
+    def _grow(self, space: TableSpace | Runs, count: int, names: tuple[str, ...]) -> None:
+        """Have room for `count` more, elsewhere: graphs captured with the tables are void."""
+        old = space.size
+        size = max(2 * old, old + count)
+        for name in names:
+            tensor = self._tensors[name]
+            grown = tensor.new_empty((size, *tensor.shape[1:]))
+            grown[:old] = tensor
+            self._tensors[name] = grown
+        space.grow(size)
+        self.generation += 1
+
+
+def arena_for(
+    vocab_size: int, max_rows: int, device: torch.device, max_bytes: int = ARENA_BYTES
+) -> AutomatonArena:
+    """One that has room for twice the masks that a step of `max_rows` may have of its own."""
+    least = 4 * max_rows * 4 * (-(-vocab_size // 32))
+    return AutomatonArena(vocab_size, device, max(max_bytes, least))
+
+
+def _renumbered(next_state: np.ndarray, base: int) -> np.ndarray:
+    """Flat int32, with states numbered among those of all automata."""
+    flat = next_state.reshape(-1)
+    return np.where(flat >= 0, flat + np.int32(base), np.int32(DEAD_STATE))

@@ -1,0 +1,284 @@
+"""A model of transformers run without weights, to see what its layers ask of attention."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
+
+from rootlace.runtime.model.families.config_reader import names
+from rootlace.runtime.model.families.spec import (
+    Attention,
+    Foreign,
+    ModelSpec,
+    Norm,
+    PlainMlp,
+    Rope,
+    WeightNames,
+)
+from rootlace.runtime.model.transformers_backend.attention import (
+    RECORDED,
+    Call,
+    Unattended,
+    attending,
+    window_of,
+)
+from rootlace.wire.errors import UnsupportedModel
+
+# Head ---------------------------------------------------------------------------------------------
+#
+# A model of transformers without what comes before its head.
+
+
+class Head:
+    """Whatever a model does to hidden states to get logits, computed by its own code: what it takes
+    for its layers hands them over. Takes the model's layers away from it."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self._given = _Given()
+        setattr(model, model.base_model_prefix, self._given)
+        self._model = model
+
+    def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
+        """hidden [N, H] -> [N, V]."""
+        self._given.hidden = hidden.unsqueeze(0)
+        logits: torch.Tensor = self._model(inputs_embeds=self._given.hidden, use_cache=False).logits
+        return logits[0]
+
+
+class _Output:
+    """What layers may have found, whatever a model calls it: hidden states, and nothing else."""
+
+    def __init__(self, hidden: torch.Tensor) -> None:
+        self.last_hidden_state = hidden
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return (self.last_hidden_state,)[index]
+
+    def __getattr__(self, name: str) -> None:
+        if name.startswith("__"):
+            raise AttributeError(name)
+
+
+class _Given(torch.nn.Module):
+    hidden: torch.Tensor
+
+    def forward(self, *args: Any, **kwargs: Any) -> _Output:
+        return _Output(self.hidden)
+
+
+# Recording ----------------------------------------------------------------------------------------
+
+
+TOKENS = 7
+"""Of the text that is tried. No other size of a model is likely to be this."""
+HARMLESS = names(
+    "dropout position_ids position_embeddings cache_position use_cache output_attentions "
+    "output_hidden_states output_router_logits return_dict logits_to_keep is_causal "
+    "past_key_values sliding_window"
+)
+"""Keywords of attention that say nothing, or that are looked at here."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a layer asks of attention, without its numbers."""
+
+    heads: int
+    kv_heads: int
+    key_size: int
+    value_size: int
+    scale: float
+    soft_cap: float
+    window: int | None
+    sinks: bool
+
+
+class Recorder:
+    """Attends to nothing, and remembers what was asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[Asked] = []
+
+    def __call__(self, call: Call) -> torch.Tensor:
+        tokens, heads, size = call.queries.shape
+        if tokens != TOKENS or len(call.keys) != TOKENS or len(call.values) != TOKENS:
+            raise Unattended("it attends to other tokens than those of the text")
+        if call.keys.shape[2] != size:
+            raise Unattended("its queries and keys have unlike sizes")
+        if getattr(call.layer, "is_causal", True) is False or call.others.get("is_causal") is False:
+            raise Unattended("its attention is not causal")
+        unknown = sorted(k for k, v in call.others.items() if v is not None and k not in HARMLESS)
+        if unknown:
+            raise Unattended(f"its attention takes {', '.join(unknown)}")
+        window = window_of(call)
+        if call.others.get("sliding_window") not in (None, window):
+            raise Unattended("its attention has another window than its mask")
+        if call.scale is not None and not isinstance(call.scale, (int, float)):
+            raise Unattended("its scale is no constant")
+        scale = size**-0.5 if call.scale is None else float(call.scale)
+        kv_heads, value_size = call.values.shape[1:]
+        self.asked.append(
+            Asked(
+                heads,
+                kv_heads,
+                size,
+                value_size,
+                scale,
+                float(call.soft_cap),
+                window,
+                call.sinks is not None,
+            )
+        )
+        return call.queries.new_empty((tokens, heads, value_size))
+
+
+class _NothingFound(TorchDispatchMode):
+    """On the device `meta` there are no numbers. Code that asks for one gets 0, and code that looks
+    for those that are not 0 finds none."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if args and isinstance(args[0], torch.Tensor) and args[0].is_meta:
+            if func is torch.ops.aten._local_scalar_dense.default:
+                return 0
+            if func is torch.ops.aten.nonzero.default:
+                return args[0].new_empty((0, args[0].dim()), dtype=torch.int64)
+        return func(*args, **kwargs)
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """What the layers of a model asked for, and its sizes; `numbers`: how many parameters."""
+
+    asked: list[Asked]
+    hidden_size: int
+    vocab_size: int
+    numbers: int
+
+
+def record(model: PreTrainedModel) -> Recorded:
+    """Try out a model on the device `meta`. Raises `Unattended`."""
+    recorder = Recorder()
+    numbers = sum(part.numel() for part in model.parameters())
+    tokens = torch.zeros((1, TOKENS), dtype=torch.int64, device="meta")
+    base = model.base_model
+    try:
+        with torch.no_grad(), _NothingFound(), attending(recorder):
+            hidden = base(
+                input_ids=tokens,
+                position_ids=tokens,
+                attention_mask=torch.ones_like(tokens),
+                use_cache=False,
+            ).last_hidden_state[0]
+            logits = Head(model)(hidden)
+    except Unattended:
+        raise
+    except Exception as error:
+        raise Unattended(f"its modules cannot be tried out: {first_line(error)}") from error
+    if not recorder.asked:
+        raise Unattended("its layers do not ask for attention")
+    return Recorded(recorder.asked, hidden.shape[1], logits.shape[1], numbers)
+
+
+def first_line(error: Exception) -> str:
+    """An error in one line."""
+    return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+
+
+# Reading ------------------------------------------------------------------------------------------
+#
+# From a model folder that transformers can run to a spec.
+
+
+@dataclass(frozen=True)
+class ForeignModel:
+    """What transformers knows of a model without its weights."""
+
+    spec: ModelSpec
+    bos_token_id: int | None
+    eos_token_id: int | list[int] | None
+
+
+def read_model(folder: Path, architecture: str) -> ForeignModel:
+    """Raises `UnsupportedModel`, saying why, for a model whose layers ask for more than we have."""
+    file = folder / "config.json"
+    try:
+        kind = getattr(transformers, architecture)
+        config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        if not isinstance(config, kind.config_class):
+            raise UnsupportedModel(
+                f"{file}: architectures: model_type {config.model_type!r} is not that of "
+                f"{architecture}"
+            )
+        # The type is that in which more can be tried out without numbers.
+        with torch.device("meta"):
+            model = kind._from_config(config, attn_implementation=RECORDED, dtype=torch.bfloat16)
+    except UnsupportedModel:
+        raise
+    except Exception as error:
+        raise UnsupportedModel(
+            f"{file}: {architecture}: transformers {transformers.__version__} cannot read it: "
+            f"{first_line(error)}"
+        ) from error
+    text = config.get_text_config()
+    try:
+        spec = _spec(architecture, text, record(model))
+    except Unattended as error:
+        raise UnsupportedModel(f"{file}: {architecture}: {error}") from error
+    begin, end = (getattr(text, f"{name}_token_id", None) for name in ("bos", "eos"))
+    return ForeignModel(spec, begin, end)
+
+
+def _spec(architecture: str, config: PreTrainedConfig, recorded: Recorded) -> ModelSpec:
+    asked = recorded.asked
+    if len(asked) < config.num_hidden_layers:
+        raise Unattended("it has layers without attention")
+    first, size = asked[0], max(asked[0].key_size, asked[0].value_size)
+    if len({(one.heads, one.kv_heads, one.key_size, one.value_size) for one in asked}) > 1:
+        raise Unattended("its layers have heads of unlike numbers or sizes")
+    return ModelSpec(
+        vocab_size=recorded.vocab_size,
+        hidden_size=recorded.hidden_size,
+        num_layers=len(asked),
+        max_context=_context(config),
+        norm=Norm(0.0),
+        attention=_attention(first, size, asked),
+        mlp=PlainMlp(0, "gelu"),
+        rope=Rope("default", {"rope_theta": 1e4}, unrotated_layers=tuple(range(len(asked)))),
+        names=WeightNames("", "", {}, "", ""),
+        tied_embeddings=bool(config.tie_word_embeddings),
+        foreign=Foreign(architecture, recorded.numbers, first.key_size, first.value_size),
+    )
+
+
+def _attention(first: Asked, size: int, asked: list[Asked]) -> Attention:
+    if first.heads % first.kv_heads or size % 2:
+        raise Unattended(f"{first.heads} heads of {size} numbers over {first.kv_heads} of keys")
+    return Attention(
+        num_heads=first.heads,
+        num_kv_heads=first.kv_heads,
+        head_dim=size,
+        scale=first.scale,
+        windows=tuple(one.window for one in asked),
+        soft_cap=first.soft_cap,
+        sinks=any(one.sinks for one in asked),
+    )
+
+
+def _context(config: PreTrainedConfig) -> int:
+    """The most positions. Those of `longrope` end where the second of its two sets of factors
+    begins: the longest text of a step would choose it for all."""
+    most: Any = getattr(config, "max_position_embeddings", None)
+    if type(most) is not int or most < 1:
+        raise Unattended("config.json has no max_position_embeddings")
+    parameters = getattr(config, "rope_parameters", None) or {}
+    for found in (parameters, *parameters.values()):
+        if isinstance(found, dict) and found.get("rope_type") == "longrope":
+            most = min(most, found.get("original_max_position_embeddings") or most)
+    return most

@@ -1,0 +1,238 @@
+"""The weights of a model that transformers runs."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+import torch
+import transformers
+from transformers import PreTrainedModel
+
+from rootlace.kernels import KernelSet
+from rootlace.runtime.contracts.plan import PooledRow, StepPlan
+from rootlace.runtime.model.checkpoint.config import ModelConfig
+from rootlace.runtime.model.checkpoint.loader import Progress
+from rootlace.runtime.model.decoder.rope import RotaryEmbedding
+from rootlace.runtime.model.decoder.step_input import StepInputBuilder
+from rootlace.runtime.model.families.spec import Foreign
+from rootlace.runtime.model.kv import pool as kv_pool
+from rootlace.runtime.model.transformers_backend.attention import ATTENTION, Call, attending
+from rootlace.runtime.model.transformers_backend.config import Head, first_line
+from rootlace.runtime.model.transformers_backend.decoder import ForeignDecoder
+from rootlace.wire.errors import UnsupportedModel
+
+# Agreement ----------------------------------------------------------------------------------------
+#
+# Whether steps of a foreign decoder agree with transformers' own attention.
+#
+# What layers ask of attention is known (`recording`), but not whether something else mixes tokens.
+# So a model is run on a few tokens without any attention, where no token may change another, and
+# then by steps of ours and by transformers alone.
+
+
+LENGTHS = (11, 7)
+"""Of the texts; the longest first."""
+CUTS = (0, 4, 6, 7, 11)
+"""Where they are cut into steps."""
+BLOCK_SIZE = 16
+MOST_APART = {torch.float32: 0.01, torch.bfloat16: 0.15}
+"""How far hidden states may be apart, as a share of their length. What mixes texts up changes them
+altogether. In bfloat16 that of the median counts: a token that goes to other experts than before
+changes much, too."""
+MOST_MIXED = 0.01
+"""The same, where nothing is attended to: then only the rounding of products may differ."""
+COMPANY = 12
+"""So many tokens are in a step without attention."""
+
+
+@torch.inference_mode()
+def check_agreement(
+    config: ModelConfig,
+    decoder: ForeignDecoder,
+    base: PreTrainedModel,
+    rotary: RotaryEmbedding,
+    kernels: KernelSet,
+) -> None:
+    """Raises `UnsupportedModel` where tokens are mixed by anything but attention, or steps of
+    several texts differ from each text alone. `base` is the model without its head."""
+    mixed = _mixed(config, base, decoder.dtype)
+    if not mixed <= MOST_MIXED:
+        raise UnsupportedModel(
+            f"{config.file}: its modules mix tokens by something else than attention: hidden "
+            f"states change by {100 * mixed:.3g} % with the other tokens of a step"
+        )
+    random = np.random.default_rng(0)
+    texts = [random.integers(0, config.spec.vocab_size, count) for count in LENGTHS]
+    device = next(base.parameters()).device
+    inputs = StepInputBuilder(config.spec, kernels, rotary, BLOCK_SIZE, decoder.dtype, device)
+    cache = kv_pool.allocate(config, len(texts), BLOCK_SIZE, device, decoder.dtype)
+    found: list[list[torch.Tensor]] = [[] for _ in texts]
+    for begin, end in pairwise(CUTS):
+        plan, counts = _plan(texts, begin, end)
+        parts = decoder.forward(inputs.build(plan), cache).split(counts)
+        for text, part in zip(found, parts, strict=False):
+            text.append(part)
+    expected = _alone(base, texts, device)
+    apart = torch.cat(
+        [
+            (torch.cat(parts).float() - alone.float()).norm(dim=1) / alone.float().norm(dim=1)
+            for parts, alone in zip(found, expected, strict=True)
+        ]
+    )
+    most = _most(apart, decoder.dtype)
+    if not most <= MOST_APART[decoder.dtype]:
+        raise UnsupportedModel(
+            f"{config.file}: its modules compute something else with our attention than with "
+            f"transformers' own: hidden states differ by {100 * most:.3g} %"
+        )
+
+
+def _most(apart: torch.Tensor, dtype: torch.dtype) -> float:
+    return float(apart.max() if dtype == torch.float32 else apart.median())
+
+
+def _mixed(config: ModelConfig, base: PreTrainedModel, dtype: torch.dtype) -> float:
+    """How much hidden states change, as a share of their length, where tokens stand elsewhere in a
+    step, beside others, and nobody attends to another token."""
+    random = np.random.default_rng(1)
+    device = next(base.parameters()).device
+    tokens = torch.from_numpy(random.integers(0, config.spec.vocab_size, 2 * COMPANY)).to(device)
+    positions = torch.from_numpy(random.integers(0, config.spec.max_context, 2 * COMPANY))
+    positions = positions.to(device)
+
+    def hidden(which: np.ndarray) -> torch.Tensor:
+        chosen = torch.from_numpy(which).to(device)
+        with attending(_own_value):
+            found: torch.Tensor = base(
+                input_ids=tokens[chosen].unsqueeze(0),
+                position_ids=positions[chosen].unsqueeze(0),
+                use_cache=False,
+            ).last_hidden_state[0]
+        return found.float()
+
+    # Every second token of the other step is of the first one, in another order.
+    same = random.permutation(COMPANY)[: COMPANY // 2]
+    other = np.stack([same, COMPANY + np.arange(COMPANY // 2)], axis=1).ravel()
+    before, after = hidden(np.arange(COMPANY))[same], hidden(other)[::2]
+    return _most((after - before).norm(dim=1) / before.norm(dim=1), dtype)
+
+
+def _own_value(call: Call) -> torch.Tensor:
+    """Each token's own value, by a factor that depends on its query and key."""
+    heads = call.queries.shape[1]
+    keys, values = (
+        part.repeat_interleave(heads // part.shape[1], dim=1) for part in (call.keys, call.values)
+    )
+    return values * (1 + (call.queries[..., :1] - keys[..., -1:]).tanh())
+
+
+def _alone(
+    base: PreTrainedModel, texts: Sequence[np.ndarray], device: torch.device
+) -> list[torch.Tensor]:
+    """Hidden states of each text [len, H], by transformers alone."""
+    base.set_attn_implementation("sdpa" if base._supports_sdpa else "eager")
+    try:
+        return [
+            base(
+                input_ids=torch.from_numpy(text).to(device).unsqueeze(0), use_cache=False
+            ).last_hidden_state[0]
+            for text in texts
+        ]
+    finally:
+        base.set_attn_implementation(ATTENTION)
+
+
+def _plan(texts: Sequence[np.ndarray], begin: int, end: int) -> tuple[StepPlan, list[int]]:
+    """The tokens `begin` to `end` of the texts, all of whose hidden states are wanted, and how many
+    of each there are. Every text has a block of its own."""
+    parts = [text[begin:end] for text in texts if begin < len(text)]
+    counts = [len(part) for part in parts]
+    positions = np.concatenate([begin + np.arange(count) for count in counts])
+    rows = np.repeat(np.arange(len(parts)), counts)
+    nothing = np.empty(0, np.int64)
+    plan = StepPlan(
+        step=0,
+        token_ids=np.concatenate(parts).astype(np.int32),
+        positions=positions.astype(np.int32),
+        slots=rows * BLOCK_SIZE + positions,
+        row_start=np.cumsum([0, *counts]).astype(np.int32),
+        context_len=np.array([begin + count for count in counts], np.int32),
+        block_tables=np.arange(len(parts), dtype=np.int32)[:, None],
+        copies=np.empty((0, 3), np.int32),
+        duplicate_tokens=nothing.astype(np.int32),
+        duplicate_slots=nothing,
+        pooled=[PooledRow(0, sum(counts))],
+    )
+    return plan, counts
+
+
+# Loading ------------------------------------------------------------------------------------------
+
+
+log = logging.getLogger(__name__)
+
+
+def load_foreign(
+    config: ModelConfig,
+    foreign: Foreign,
+    dtype: torch.dtype,
+    device: torch.device,
+    rotary: RotaryEmbedding,
+    kernels: KernelSet,
+    kv_dtype: torch.dtype,
+    progress: Progress | None,
+) -> ForeignDecoder:
+    """Read the weights, and compare a few steps with transformers' own. Raises
+    `UnsupportedModel`."""
+    log.info(
+        "%s: %s is run by transformers' own modules (%s), with our cache and attention",
+        config.path,
+        foreign.architecture,
+        transformers.__version__,
+    )
+    if progress is not None:
+        progress("weights", 0.0)
+    model = _load(config, foreign, dtype).to(device)
+    base, head = model.base_model, Head(model)
+    decoder = ForeignDecoder(config.spec, foreign, base, head, kernels)
+    try:
+        check_agreement(config, decoder, base, rotary, kernels)
+    except UnsupportedModel:
+        raise
+    except Exception as error:
+        raise UnsupportedModel(
+            f"{config.file}: its modules cannot compute a step: {first_line(error)}"
+        ) from error
+    codes = kv_pool.codes(config.spec.attention, kv_dtype)
+    return decoder if codes is None else replace(decoder, codes=codes)
+
+
+def _load(config: ModelConfig, foreign: Foreign, dtype: torch.dtype) -> PreTrainedModel:
+    """Strict, where transformers would go on with random numbers."""
+    transformers.utils.logging.disable_progress_bar()
+    try:
+        model, found = getattr(transformers, foreign.architecture).from_pretrained(
+            config.path,
+            dtype=dtype,
+            attn_implementation=ATTENTION,
+            local_files_only=True,
+            use_safetensors=True,
+            output_loading_info=True,
+        )
+    except Exception as error:
+        raise UnsupportedModel(f"{config.path}: {first_line(error)}") from error
+    for what, key in (
+        ("weights are missing", "missing_keys"),
+        ("weights that the architecture does not have", "unexpected_keys"),
+        ("weights of other shapes", "mismatched_keys"),
+    ):
+        names = sorted(map(str, found[key]))
+        if names:
+            some = ", ".join(names[:5]) + (" ..." if names[5:] else "")
+            raise UnsupportedModel(f"{config.path}: {what}: {some}")
+    loaded: PreTrainedModel = model
+    return loaded

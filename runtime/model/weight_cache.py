@@ -1,0 +1,494 @@
+"""One model's packed weights in a file that can be mapped.
+
+Arrays, each at a multiple of `LINE` bytes; then a table of them; then what checks both, `TRAILER`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import hashlib
+import json
+import logging
+import math
+import mmap
+import os
+import shutil
+import struct
+import threading
+import warnings
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import BinaryIO
+
+import msgspec
+import torch
+
+import rootlace.kernels
+import rootlace.runtime.model
+from rootlace.kernels.native import library as native
+from rootlace.kernels.native.build import user_cache
+from rootlace.kernels.native.linear import LINE, Packed, ProductPath
+from rootlace.runtime.model.checkpoint.config import ModelConfig
+from rootlace.runtime.model.decoder.native_weights import PackedWeights
+
+# Key ----------------------------------------------------------------------------------------------
+#
+# What packed weights depend on.
+
+
+SAMPLE = 4096
+SAMPLES = 64
+"""So many places of a file are looked at, of `SAMPLE` bytes each, and its first `BEGINNING`, which
+has the names and shapes of tensors."""
+BEGINNING = 1 << 20
+
+
+def cache_key(
+    config: ModelConfig,
+    files: Iterable[Path],
+    library: ctypes.CDLL | None,
+    dtype: torch.dtype,
+    *asked: str,
+) -> str:
+    """A digest of everything that the bytes of packed weights follow from: the configuration; of
+    each of the weights' `files` its name, size, times of change, beginning and samples; the native
+    library and its instruction set, if it is used; this package's code that reads, rounds and
+    packs, and the version of torch that it does so with; `dtype` and the options that were `asked`
+    for. Raises OSError for a file that cannot be read.
+
+    The times are those of the bytes, which programs can set, and of the file (`st_ctime`), which
+    they cannot: weights that are changed in place have another key. So have weights that are only
+    copied, or given other rights.
+    """
+    digest = hashlib.sha256()
+
+    def add(*parts: object) -> None:
+        for part in parts:
+            data = part if isinstance(part, bytes) else str(part).encode()
+            digest.update(len(data).to_bytes(8, "little") + data)
+
+    add(json.dumps(config.source.config(), sort_keys=True), dtype, *asked, torch.__version__)
+    if library is not None:
+        add(library.rl_instructions(), Path(library._name).read_bytes())
+    for package in (rootlace.kernels, rootlace.runtime.model):
+        for source in sorted(Path(package.__path__[0]).rglob("*.py")):
+            add(source.name, source.read_bytes())
+    for file in sorted(files):
+        with file.open("rb") as opened:
+            about = os.fstat(opened.fileno())
+            add(file.name, about.st_size, about.st_mtime_ns, about.st_ctime_ns)
+            add(opened.read(BEGINNING))
+            add(*samples(about.st_size, lambda at: os.pread(opened.fileno(), SAMPLE, at)))
+    return digest.hexdigest()[:32]
+
+
+def samples(size: int, read: Callable[[int], bytes]) -> Iterable[bytes]:
+    """What `read` finds at `SAMPLES` places of `size` bytes, the last of them at the end."""
+    for place in range(SAMPLES):
+        yield read(max(size - SAMPLE, 0) * place // (SAMPLES - 1))
+
+
+# Entry --------------------------------------------------------------------------------------------
+
+
+TRAILER = struct.Struct("<32sQ16s")
+"""SHA-256 of the table and of samples of the arrays, the table's bytes, `MAGIC`."""
+MAGIC = b"rootlace packed3"
+AT_ONCE = 64 << 20
+"""Bytes that are written before they are sent to the disk, since what waits there takes memory; and
+that are checked before anybody asks whether that is still wanted."""
+DTYPES = {"u8": torch.uint8, "i32": torch.int32, "f32": torch.float32, "bf16": torch.bfloat16}
+_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+
+
+class DamagedEntry(Exception):
+    """A file is not what was written."""
+
+
+class Array(msgspec.Struct, array_like=True):
+    begin: int
+    dtype: str
+    shape: tuple[int, ...]
+    crc: int
+    """CRC-32 of its bytes: more than twice as fast as the cryptographic digests of `hashlib`."""
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape) * DTYPES[self.dtype].itemsize
+
+
+class Linear(msgspec.Struct, array_like=True):
+    """A `Packed`."""
+
+    memory: Array
+    outputs: int
+    inputs: int
+    bias: Array | None
+    order: Array | None
+    schemes: bytes
+    """Of codes, as C has them; empty: none."""
+    path: ProductPath
+
+    @property
+    def arrays(self) -> Iterator[Array]:
+        return (one for one in (self.memory, self.bias, self.order) if one is not None)
+
+
+class Table(msgspec.Struct, array_like=True):
+    model: str
+    embedding: str | None
+    """The tensor of the checkpoint's file that the embedding is; None: it is among `tensors`."""
+    arrays: int
+    """Bytes of all arrays."""
+    tensors: dict[str, Array]
+    linears: dict[str, tuple[Linear, ...]]
+    remarks: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A file that was mapped to be read only: it may be deleted, but not be written to."""
+
+    path: Path
+    table: Table
+    memory: mmap.mmap
+    damage: threading.Event = field(default_factory=threading.Event)
+    """Set when `verify` finds that an array is not what was written."""
+
+    @classmethod
+    def read(cls, path: Path) -> Entry:
+        """Raises OSError where there is none, `DamagedEntry` for one that was not written whole."""
+        with path.open("rb") as file:
+            try:
+                memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            except ValueError as error:
+                raise DamagedEntry(f"{path}: {error}") from error
+        try:
+            digest, size, magic = TRAILER.unpack(memory[-TRAILER.size :])
+            end = len(memory) - TRAILER.size
+            table = memory[max(end - size, 0) : end]
+            found = msgspec.msgpack.decode(table, type=Table) if magic == MAGIC else None
+        except (struct.error, msgspec.DecodeError) as error:
+            raise DamagedEntry(f"{path}: {error}") from error
+        if found is None or found.arrays + size != end or _digest(memory, found, table) != digest:
+            raise DamagedEntry(f"{path}: it is not whole")
+        if hasattr(mmap, "MADV_HUGEPAGE"):
+            with suppress(OSError):  # a system without them
+                memory.madvise(mmap.MADV_HUGEPAGE)
+        return cls(path, found, memory)
+
+    def packed(self, embedding: torch.Tensor | None) -> PackedWeights:
+        """`embedding`: that of the checkpoint, where the table names it."""
+        tensors = {name: self._tensor(array) for name, array in self.table.tensors.items()}
+        if embedding is not None:
+            tensors["embedding"] = embedding
+        linears = {
+            name: tuple(map(self._linear, parts)) for name, parts in self.table.linears.items()
+        }
+        return PackedWeights(linears, tensors, self.table.remarks, self.table.arrays, self.damage)
+
+    def verify(self) -> None:
+        """Compare all arrays with their checksums, which also has the system read what is not in
+        memory yet. Ends with the main thread. Others may use the interpreter meanwhile. Raises
+        `DamagedEntry`, with `damage` set."""
+        arrays = list(self.table.tensors.values())
+        for parts in self.table.linears.values():
+            arrays += (array for part in parts for array in part.arrays)
+        with memoryview(self.memory) as memory:
+            for array in arrays:
+                crc = 0
+                end = array.begin + array.size
+                for begin in range(array.begin, end, AT_ONCE):
+                    if not threading.main_thread().is_alive():
+                        return
+                    crc = zlib.crc32(memory[begin : min(begin + AT_ONCE, end)], crc)
+                if crc != array.crc:
+                    self.damage.set()
+                    raise DamagedEntry(f"{self.path}: bytes {array.begin} to {end} have changed")
+
+    def _linear(self, linear: Linear) -> Packed:
+        schemes = None
+        if linear.schemes:
+            count = len(linear.schemes) // ctypes.sizeof(native.Scheme)
+            schemes = (native.Scheme * count).from_buffer_copy(linear.schemes)
+        bias = None if linear.bias is None else self._tensor(linear.bias)
+        order = None if linear.order is None else self._tensor(linear.order)
+        memory = self._tensor(linear.memory)
+        shape = (linear.outputs, linear.inputs)
+        return Packed(memory, *shape, bias, order, schemes, linear.path)
+
+    def _tensor(self, array: Array) -> torch.Tensor:
+        with warnings.catch_warnings():
+            # torch cannot mark a tensor as read-only, and says so.
+            warnings.filterwarnings("ignore", "The given buffer is not writable")
+            found = torch.frombuffer(
+                self.memory,
+                dtype=DTYPES[array.dtype],
+                count=math.prod(array.shape),
+                offset=array.begin,
+            )
+        return found.view(array.shape)
+
+
+def write_entry(file: BinaryIO, packed: PackedWeights, model: str, embedding: str | None) -> None:
+    """Write all of `packed`, but no embedding that the checkpoint has under the name `embedding`,
+    and have it sent to the disk. `file` is empty and not buffered."""
+    writer = _Writer(file)
+    tensors = {
+        name: writer.array(tensor)
+        for name, tensor in packed.tensors.items()
+        if embedding is None or name != "embedding"
+    }
+    linears = {name: tuple(map(writer.linear, parts)) for name, parts in packed.linears.items()}
+    writer.align()
+    table = Table(model, embedding, writer.at, tensors, linears, packed.remarks)
+    data = msgspec.msgpack.encode(table)
+    with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as memory:
+        digest = _digest(memory, table, data)
+    file.write(data + TRAILER.pack(digest, len(data), MAGIC))
+    os.fsync(file.fileno())
+
+
+def entry_bytes(packed: PackedWeights) -> int:
+    """About the size of the file."""
+    linears = [part for parts in packed.linears.values() for part in parts]
+    biases = [part.bias for part in linears if part.bias is not None]
+    arrays = [*packed.tensors.values(), *biases, *(part.memory for part in linears)]
+    return sum(array.nbytes + LINE for array in arrays)
+
+
+def _digest(memory: mmap.mmap, table: Table, data: bytes) -> bytes:
+    digest = hashlib.sha256(data)
+    for sample in samples(table.arrays, lambda at: memory[at : at + SAMPLE]):
+        digest.update(sample)
+    return digest.digest()
+
+
+class _Writer:
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self.at = 0
+        self._unsent = 0
+
+    def linear(self, packed: Packed) -> Linear:
+        return Linear(
+            self.array(packed.memory),
+            packed.outputs,
+            packed.inputs,
+            None if packed.bias is None else self.array(packed.bias),
+            None if packed.order is None else self.array(packed.order),
+            b"" if packed.schemes is None else bytes(packed.schemes),
+            packed.path,
+        )
+
+    def array(self, tensor: torch.Tensor) -> Array:
+        self.align()
+        start, crc = self.at, 0
+        data = tensor.contiguous().view(-1).view(torch.uint8).numpy().data
+        for begin in range(0, len(data), AT_ONCE):
+            piece = data[begin : begin + AT_ONCE]
+            crc = zlib.crc32(piece, crc)
+            self._write(piece)
+        return Array(start, _NAMES[tensor.dtype], tuple(tensor.shape), crc)
+
+    def align(self) -> None:
+        self._write(memoryview(bytes(-self.at % LINE)))
+
+    def _write(self, data: memoryview) -> None:
+        while data:
+            written = self._file.write(data)
+            self.at += written
+            self._unsent += written
+            data = data[written:]
+        if self._unsent >= AT_ONCE:
+            os.fdatasync(self._file.fileno())
+            self._unsent = 0
+
+
+# Folder -------------------------------------------------------------------------------------------
+#
+# A folder of packed weights: found, kept, and deleted where there are too many.
+
+
+SUFFIX, PART = ".packed", ".packed.part"
+"""Of what is whole, and of what somebody writes, who holds a lock on it. Both are names that nobody
+else uses: the folder may hold other files, too."""
+SHARE = 4
+"""Unless told, the folder takes this part of the disk space that would be free without it."""
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A file of the folder. `used`: when a start last mapped it, in seconds since 1970."""
+
+    path: Path
+    size: int
+    used: float
+
+
+@dataclass(frozen=True)
+class WeightCache:
+    """Files of packed weights, by their keys. `most_bytes`: what all of them may take; None: a
+    share of the disk. `least_bytes`: smaller checkpoints are packed in no time."""
+
+    folder: Path
+    most_bytes: int | None = None
+    least_bytes: int = 64 << 20
+
+    @classmethod
+    def chosen(cls, folder: str, most_bytes: int | None = None) -> WeightCache | None:
+        """What the options of that name say; None where nothing is to be kept."""
+        if folder == "off":
+            return None
+        path = Path(folder).expanduser() if folder else user_cache() / "weights"
+        return cls(path, most_bytes)
+
+    def find(self, key: str) -> Entry | None:
+        """The weights of this key. They are used now: others are deleted before them. A file that
+        is damaged is deleted, also if that is only found later, by the thread that reads all of it.
+        So is what a process left half written that is gone."""
+        path = self._path(key)
+        try:
+            self._delete_parts()
+            if path.stat().st_uid not in (os.getuid(), 0):  # who may write to it
+                log.warning(
+                    "packed weights are neither used nor kept: %s is another user's; "
+                    "--weight-cache names a folder of your own",
+                    path,
+                )
+                return None
+            found = Entry.read(path)
+            with suppress(OSError):
+                os.utime(path)  # many systems do not note reading
+        except DamagedEntry as error:
+            log.warning("packed weights are made again: %s", error)
+            with suppress(OSError):
+                path.unlink()
+            return None
+        except OSError:
+            return None
+        # No daemon: it ends by itself, with the main thread, and not in the middle of C code.
+        threading.Thread(target=_verify, args=(found,), name="weights").start()
+        return found
+
+    def keep(
+        self, key: str, packed: PackedWeights, model: str, embedding: str | None
+    ) -> threading.Thread:
+        """Write weights for later starts, on a thread that ends with the process. A file that was
+        not written to its end is never seen. What goes wrong is logged."""
+
+        def write() -> None:
+            try:
+                self._write(key, packed, model, embedding)
+            except OSError as error:
+                log.warning("packed weights are not kept for the next start: %s", error)
+
+        thread = threading.Thread(target=write, name="weights", daemon=True)
+        thread.start()
+        return thread
+
+    def kept(self) -> list[Kept]:
+        """What is there, the one used last at the end."""
+        found = []
+        for path in self._listed(SUFFIX):
+            with suppress(OSError):  # deleted by another process
+                about = path.stat()
+                found.append(Kept(path, about.st_size, about.st_mtime))
+        return sorted(found, key=lambda one: (one.used, one.path))
+
+    def clear(self) -> int:
+        """Delete all of it, and say how many bytes that were. Engines that run keep what they
+        have."""
+        return sum(self._delete(one) for one in self.kept())
+
+    def _write(self, key: str, packed: PackedWeights, model: str, embedding: str | None) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        part, path = self.folder / f"{key}{PART}", self._path(key)
+        with _locked(part) as file:
+            if file is None or path.exists():  # another process writes it, or has done so
+                return
+            try:
+                if not self._make_room(entry_bytes(packed)):
+                    return
+                write_entry(file, packed, model, embedding)
+                part.rename(path)
+            except BaseException:
+                part.unlink(missing_ok=True)
+                raise
+        log.info("packed weights are kept for the next start: %s", path)
+
+    def _delete_parts(self) -> None:
+        for path in self._listed(PART):
+            with suppress(OSError), _locked(path) as left:  # by a process that is gone
+                if left is not None:
+                    path.unlink(missing_ok=True)
+
+    def _make_room(self, size: int) -> bool:
+        """Delete what was not used for longest until there is room; False where there is none."""
+        kept = self.kept()
+        taken, most = sum(one.size for one in kept), self.most_bytes
+        if most is None:
+            most = (shutil.disk_usage(self.folder).free + taken) // SHARE
+        if size > most:
+            log.info(
+                "packed weights are not kept for the next start: they take %.1f GiB, and %s may "
+                "take %.1f",
+                *(size / 2**30, self.folder, most / 2**30),
+            )
+            return False
+        for one in kept:
+            if taken + size > most:
+                taken -= self._delete(one)
+        return True
+
+    def _delete(self, one: Kept) -> int:
+        """How many bytes that made free."""
+        try:
+            one.path.unlink(missing_ok=True)
+        except PermissionError:  # another user's
+            return 0
+        return one.size
+
+    def _path(self, key: str) -> Path:
+        return self.folder / f"{key}{SUFFIX}"
+
+    def _listed(self, suffix: str) -> list[Path]:
+        return list(self.folder.glob(f"*{suffix}"))
+
+
+def _verify(entry: Entry) -> None:
+    try:
+        entry.verify()
+    except DamagedEntry as error:
+        log.error(
+            "packed weights are damaged, and tokens since this start may be wrong; the next step "
+            "ends this process, and the next start packs them: %s",
+            error,
+        )
+        try:
+            entry.path.unlink(missing_ok=True)
+        except OSError as failure:  # the next start would map it again
+            log.error("that file is to be deleted by hand: %s", failure)
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[BinaryIO | None]:
+    """The file, empty, for this process alone; None where another one has it. Raises OSError for a
+    link: what it leads to is not emptied."""
+    flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+    with os.fdopen(os.open(path, flags, 0o644), "a+b", buffering=0) as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # It may have been renamed or deleted between the two.
+            mine = os.fstat(file.fileno()).st_ino == path.stat().st_ino
+        except (BlockingIOError, FileNotFoundError):
+            mine = False
+        if mine:
+            file.truncate(0)
+        yield file if mine else None

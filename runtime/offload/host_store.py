@@ -1,0 +1,235 @@
+"""Blocks that engines hand each other, as a store below the pool."""
+
+from __future__ import annotations
+
+import os
+import time
+import zlib
+from collections.abc import Callable, Iterable, Sequence
+from itertools import takewhile
+from pathlib import Path
+
+import numpy as np
+
+from rootlace.runtime.contracts.block_store import BlockLost, Done, Transfer
+from rootlace.runtime.offload.disk_store import DamagedBlock, Kept, SlotFile, checksum
+from rootlace.runtime.offload.slot_store import SlotStore
+
+# Host ---------------------------------------------------------------------------------------------
+#
+# A store in main memory, beside a GPU that has the pool in its own.
+
+
+class HostStore:
+    """See `StoreState` and `StoreMemory`. Slots are where the device copies from and to by itself;
+    nothing of it outlives the process."""
+
+    working = True
+
+    def __init__(
+        self,
+        num_slots: int,
+        block_bytes: int,
+        block_seconds: float,
+        new_memory: Callable[[int], np.ndarray] = lambda size: np.empty(size, np.uint8),
+    ) -> None:
+        """`block_seconds`: what copying a block takes. `new_memory` makes a uint8 array."""
+        self.num_slots = num_slots
+        self._slots = new_memory(num_slots * block_bytes).reshape(num_slots, block_bytes)
+        self._block_seconds = block_seconds
+        self._done: list[Done] = []
+        self._read_bytes = self._written_bytes = 0
+
+    @property
+    def room(self) -> int:
+        return self.num_slots
+
+    def reserve(self, slot: int, key: bytes) -> None:
+        pass
+
+    def cancel(self, slot: int) -> None:
+        pass
+
+    def publish(self, slot: int, key: bytes, owner: bytes) -> None:
+        pass
+
+    def erase(self, slots: list[int]) -> None:
+        pass
+
+    def fetch(self, slot: int, key: bytes) -> None:
+        self._done.append(Done(slot, read=True, ok=True))
+
+    def release(self, slot: int) -> None:
+        pass
+
+    def poll(self) -> list[Done]:
+        done, self._done = self._done, []
+        return done
+
+    def seconds(self, blocks: int) -> float:
+        return blocks * self._block_seconds
+
+    def refused(self) -> None:
+        pass
+
+    def stats(self) -> dict[str, int | float]:
+        return {"written_bytes": self._written_bytes, "read_bytes": self._read_bytes}
+
+    # ------------------------------------------------------------ memory
+
+    def buffer(self, slot: int) -> np.ndarray:
+        return self._slots[slot]
+
+    def filled(self, slot: int) -> None:
+        self._written_bytes += self._slots.shape[1]
+        self._done.append(Done(slot, read=False, ok=True))
+
+    def fetched(self, slot: int) -> np.ndarray:
+        return self._slots[slot]
+
+    def loaded(self, slot: int) -> None:
+        self._read_bytes += self._slots.shape[1]
+
+
+# Read speed ---------------------------------------------------------------------------------------
+#
+# How long reading a block from a disk takes, measured.
+
+
+PROBE_BYTES = 32 << 20
+_MOST = 32
+PROBE = "probe"
+
+
+def block_seconds(file: SlotFile, folder: Path, kept: Sequence[Kept]) -> float:
+    """Seconds to read a block and its checksum, in no order: of those that are there or, where
+    those are few, of a file made for it. At most 32 blocks and 32 MiB, at least one block. Raises
+    OSError."""
+    size = file.block_bytes
+    count = min(max(PROBE_BYTES // size, 1), _MOST)
+    order = np.random.default_rng(0)
+    buffer = np.empty(size, np.uint8)
+    if len(kept) >= count:
+        file.forget_pages()
+        chosen = [kept[at] for at in order.choice(len(kept), count, replace=False).tolist()]
+        begun = time.perf_counter()
+        for one in chosen:
+            try:
+                file.read(one.slot, one.key, buffer)
+            except DamagedBlock:
+                continue  # whoever wants it is told
+        return (time.perf_counter() - begun) / count
+    path = folder / PROBE
+    probe = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        buffer[:] = np.resize(order.integers(0, 256, 65536, np.uint8), size)
+        for _ in range(count):
+            os.write(probe, buffer.data)
+        os.fdatasync(probe)
+        os.posix_fadvise(probe, 0, 0, os.POSIX_FADV_DONTNEED)
+        begun = time.perf_counter()
+        for at in order.permutation(count).tolist():
+            os.preadv(probe, [buffer.data], at * size)
+            zlib.crc32(buffer.data)
+        return (time.perf_counter() - begun) / count
+    finally:
+        os.close(probe)
+        path.unlink(missing_ok=True)
+
+
+# Handed -------------------------------------------------------------------------------------------
+
+
+BUFFER_BYTES = 32 << 20
+"""Memory for blocks on their way to where others find them, and as much for those that came from
+others: what moves between two turns of the loop."""
+_TIMED = 8
+
+
+class HandedBlocks:
+    """What a `SlotStore` knows of its file, of a `transfer`.
+
+    `write` is given slots that takers know, which the gateway has given this engine, and `read`
+    slots of this engine's own, each of which stands for one of a giver (`offer`). What somebody
+    else has written there meanwhile has another checksum.
+    """
+
+    path = Path("blocks of other engines") / "slots"
+
+    def __init__(self, transfer: Transfer, block_bytes: int, num_slots: int) -> None:
+        self.block_bytes = block_bytes
+        self.num_slots = num_slots
+        self.lost = 0
+        """Blocks that did not come."""
+        self._transfer = transfer
+        self._offered: dict[int, tuple[bytes, int, int]] = {}
+
+    def offer(self, slot: int, source: bytes, place: int, crc: int) -> None:
+        """What this engine calls `slot` is the slot `place` of a giver, and has this checksum."""
+        self._offered[slot] = source, place, crc
+
+    def write(self, slot: int, block: np.ndarray) -> None:
+        """Have a block (uint8) where takers find it. Raises OSError."""
+        self._transfer.put(slot, block)
+
+    def expect(self, slots: Sequence[int]) -> None:
+        """Have those that are read next, of one giver, come already."""
+        found = [self._offered[slot] for slot in slots]
+        source = found[0][0]
+        near = [place for _, place, _ in takewhile(lambda one: one[0] == source, found)]
+        self._transfer.expect(source, near)
+
+    def read(self, slot: int, key: bytes, into: np.ndarray, crc: int | None = None) -> None:
+        """Read a block (uint8), whose checksum is the one that was offered. Raises `DamagedBlock`,
+        `BlockLost`, or OSError."""
+        source, place, offered = self._offered[slot]
+        try:
+            self._transfer.take(source, place, into)
+        except BlockLost:
+            self.lost += 1
+            raise
+        if checksum(key, into) != offered:
+            raise DamagedBlock(f"slot {place} of another engine does not hold what was offered")
+
+    def publish(self, slot: int, crc: int, key: bytes, owner: bytes) -> None:
+        """Nobody looks for what is not offered."""
+
+    def erase(self, slots: Iterable[int]) -> None:
+        """The same."""
+
+    def holds(self, slot: int) -> bool:
+        """Whether anything was offered as this slot."""
+        return slot in self._offered
+
+    def close(self, wanted: dict[int, bool] | None = None) -> None:
+        """Nothing of this is kept."""
+
+    def block_seconds(self) -> float:
+        """About what taking a block takes, with its checksum: measured by what goes from this
+        engine to itself. Raises `BlockLost`, or OSError."""
+        block, source = np.empty(self.block_bytes, np.uint8), self._transfer.address
+        begun = 0.0
+        for count in (1, _TIMED):  # the first is a warm-up
+            begun = time.perf_counter()
+            for _ in range(count):
+                self._transfer.expect(source, [0])
+                self._transfer.take(source, 0, block)
+                checksum(b"", block)
+        return (time.perf_counter() - begun) / _TIMED
+
+
+class HandedStore(SlotStore):
+    """See `HandedState` and `StoreMemory`."""
+
+    def __init__(self, blocks: HandedBlocks) -> None:
+        super().__init__(blocks, blocks.block_seconds(), BUFFER_BYTES)
+        self._blocks = blocks
+
+    def checksum(self, slot: int) -> int:
+        return self.writer.checksums.pop(slot)
+
+    def offer(self, slot: int, source: bytes, place: int, crc: int) -> None:
+        self._blocks.offer(slot, source, place, crc)
+
+    def stats(self) -> dict[str, int | float]:
+        return {**super().stats(), "lost_blocks": self._blocks.lost}

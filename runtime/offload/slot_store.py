@@ -1,0 +1,461 @@
+"""A store of slots that are written and read beside the loop."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+from rootlace.runtime.contracts.block_store import BlockLost, Done
+from rootlace.runtime.offload.disk_store import DamagedBlock, checksum
+
+# Block file ---------------------------------------------------------------------------------------
+#
+# What a `SlotStore` asks of that which holds its blocks.
+
+
+class BlockFile(Protocol):
+    """Slots of `block_bytes` each; see `SlotFile`."""
+
+    path: Path
+    block_bytes: int
+    num_slots: int
+
+    def write(self, slot: int, block: np.ndarray) -> None: ...
+
+    def publish(self, slot: int, crc: int, key: bytes, owner: bytes) -> None: ...
+
+    def erase(self, slots: Iterable[int]) -> None: ...
+
+    def expect(self, slots: Sequence[int]) -> None:
+        """These are read next, in this order."""
+
+    def read(self, slot: int, key: bytes, into: np.ndarray, crc: int | None = None) -> None: ...
+
+    def holds(self, slot: int) -> bool: ...
+
+    def close(self, wanted: dict[int, bool] | None = None) -> None: ...
+
+
+# Buffers ------------------------------------------------------------------------------------------
+#
+# Memory for blocks on their way to or from a disk.
+
+
+class Buffers:
+    """So many arrays, made by `new` when they are first needed. Whoever calls has the lock of the
+    queue that they belong to."""
+
+    def __init__(self, count: int, new: Callable[[], np.ndarray]) -> None:
+        self._unmade = count
+        self._new = new
+        self._spare: list[np.ndarray] = []
+
+    def __len__(self) -> int:
+        """So many can be taken now."""
+        return len(self._spare) + self._unmade
+
+    def take(self) -> np.ndarray:
+        if self._spare:
+            return self._spare.pop()
+        assert self._unmade > 0, "more blocks are on their way than were reserved"
+        self._unmade -= 1
+        return self._new()
+
+    def give_back(self, buffer: np.ndarray | None) -> None:
+        if buffer is not None:
+            self._spare.append(buffer)
+
+
+# Switch -------------------------------------------------------------------------------------------
+#
+# Whether a store is still used.
+
+
+log = logging.getLogger(__name__)
+
+
+class Switch:
+    """Of a store: on until something goes wrong with it. Nothing counts after `closed`."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.on = True
+        self.closed = False
+
+    def off(self, error: OSError) -> None:
+        """Nothing is written or read any more."""
+        if self.on and not self.closed:
+            self.on = False
+            log.warning("%s: no blocks are kept there any more: %s", self._path, error)
+
+
+# Reader -------------------------------------------------------------------------------------------
+#
+# A thread that reads slots of a file, beside the loop.
+
+
+STALL_SECONDS = 10.0
+"""A disk that takes longer to read a block hangs."""
+READ_LATENCY = 0.002
+"""Seconds until what was read is seen by the loop, beside those of reading."""
+AHEAD = 4
+"""So many blocks are on their way at a time, where something may be on its way."""
+_KEPT = 0.95
+
+
+class Reader:
+    """Reads in the order in which it is asked to. See `StoreState` and `StoreMemory`."""
+
+    def __init__(
+        self,
+        file: BlockFile,
+        buffers: Buffers,
+        switch: Switch,
+        block_seconds: float,
+        checksums: Mapping[int, int],
+        clock: Callable[[], float],
+    ) -> None:
+        """`checksums`: of blocks that are not in the index yet. `block_seconds`: what reading a
+        block takes, which is learnt."""
+        self._file = file
+        self._buffers = buffers
+        self._switch = switch
+        self.block_seconds = block_seconds
+        self._checksums = checksums
+        self._clock = clock
+        self.read_bytes = self.damaged_blocks = 0
+        self._change = threading.Condition()
+        self._asked: deque[tuple[int, bytes]] = deque()
+        self._reading: tuple[int, float] | None = None
+        """The slot that is read now, and since when."""
+        self._fetched: dict[int, np.ndarray] = {}
+        self._done: list[Done] = []
+        threading.Thread(target=self._run, name="tier-read", daemon=True).start()
+
+    def fetch(self, slot: int, key: bytes) -> None:
+        with self._change:
+            self._asked.append((slot, key))
+            self._change.notify_all()
+
+    def fetched(self, slot: int) -> np.ndarray:
+        return self._fetched[slot]
+
+    def release(self, slot: int) -> None:
+        with self._change:
+            self._buffers.give_back(self._fetched.pop(slot, None))
+            self._change.notify_all()
+
+    def take_done(self) -> list[Done]:
+        """What was done since the last call; all that waits has failed where the disk hangs."""
+        reading = self._reading
+        if reading is not None and self._clock() > reading[1] + STALL_SECONDS:
+            self._give_up()
+        if not self._done:
+            return []
+        with self._change:
+            done, self._done = self._done, []
+            return done
+
+    def seconds(self, blocks: int) -> float:
+        return READ_LATENCY + blocks * self.block_seconds
+
+    def refused(self) -> None:
+        """The estimate falls a little, so that what was once slow is tried again."""
+        self.block_seconds *= _KEPT
+
+    def wake(self) -> None:
+        """The store was closed: the thread ends when everything is done."""
+        with self._change:
+            self._change.notify_all()
+
+    def _run(self) -> None:
+        while True:
+            with self._change:
+                while not self._asked or not len(self._buffers):
+                    if self._switch.closed:
+                        return
+                    self._change.wait()
+                near = [slot for slot, _ in islice(self._asked, AHEAD)]
+                slot, key = self._asked.popleft()
+                buffer = self._buffers.take()
+                self._reading = slot, self._clock()
+            ok = self._switch.on and self._read(slot, key, buffer, near)
+            self._end(slot, buffer, ok)
+
+    def _end(self, slot: int, buffer: np.ndarray, ok: bool) -> None:
+        with self._change:
+            if self._reading is None:  # nobody waits for it any more
+                self._buffers.give_back(buffer)
+                return
+            self._reading = None
+            if ok:
+                self._fetched[slot] = buffer
+                self.read_bytes += len(buffer)
+            else:
+                self._buffers.give_back(buffer)
+            self._done.append(Done(slot, read=True, ok=ok))
+            self._change.notify_all()
+
+    def _read(self, slot: int, key: bytes, buffer: np.ndarray, near: Sequence[int]) -> bool:
+        """`near`: this one and those behind it."""
+        before = self._clock()
+        try:
+            self._file.expect(near)
+            self._file.read(slot, key, buffer, self._checksums.get(slot))
+        except DamagedBlock as error:
+            if not self._file.holds(slot):
+                return False  # it was forgotten meanwhile
+            self.damaged_blocks += 1
+            log.warning("a damaged block is ignored: %s", error)
+            return False
+        except BlockLost as error:
+            log.debug("a block did not come: %s", error)
+            return False
+        except OSError as error:
+            self._switch.off(error)
+            return False
+        took = self._clock() - before
+        self.block_seconds = _KEPT * self.block_seconds + (1 - _KEPT) * took
+        return True
+
+    def _give_up(self) -> None:
+        with self._change:
+            if self._reading is None:
+                return
+            slots = [self._reading[0], *(slot for slot, _ in self._asked)]
+            self._reading = None
+            self._asked.clear()
+            self._done += [Done(slot, read=True, ok=False) for slot in slots]
+        self._switch.off(OSError(f"a block was not read within {STALL_SECONDS:g} s"))
+
+
+# Writer -------------------------------------------------------------------------------------------
+#
+# A thread that writes slots of a file and its index, beside the loop.
+
+
+class Writer:
+    """Does what it is asked to in that order. See `StoreState` and `StoreMemory`."""
+
+    def __init__(self, file: BlockFile, buffers: Buffers, switch: Switch) -> None:
+        self._file = file
+        self._buffers = buffers
+        self._switch = switch
+        self.room = len(buffers)
+        self.checksums: dict[int, int] = {}
+        """Of blocks that were written and are not in the index yet."""
+        self.written_bytes = 0
+        self._filling: dict[int, tuple[bytes, np.ndarray | None]] = {}
+        """Slots that moves are planned into: key and buffer, once there is one."""
+        self._change = threading.Condition()
+        self._tasks: deque[Callable[[], None]] = deque()
+        self._busy = False
+        self._done: list[Done] = []
+        threading.Thread(target=self._run, name="tier-write", daemon=True).start()
+
+    def reserve(self, slot: int, key: bytes) -> None:
+        with self._change:
+            self.room -= 1
+            self._filling[slot] = key, None
+
+    def cancel(self, slot: int) -> None:
+        with self._change:
+            self._buffers.give_back(self._filling.pop(slot)[1])
+            self.room += 1
+
+    def buffer(self, slot: int) -> np.ndarray:
+        with self._change:
+            key, buffer = self._filling[slot]
+            if buffer is None:
+                buffer = self._buffers.take()
+                self._filling[slot] = key, buffer
+            return buffer
+
+    def filled(self, slot: int) -> None:
+        key, buffer = self._filling.pop(slot)
+        assert buffer is not None
+        block = buffer
+        self.ask(lambda: self._write(slot, key, block))
+
+    def publish(self, slot: int, key: bytes, owner: bytes) -> None:
+        self.ask(lambda: self._publish(slot, key, owner))
+
+    def erase(self, slots: list[int]) -> None:
+        if slots:
+            self.ask(lambda: self._file.erase(slots))
+
+    def ask(self, task: Callable[[], None]) -> None:
+        """Do this after all that was asked for before."""
+        with self._change:
+            self._tasks.append(task)
+            self._change.notify_all()
+
+    def take_done(self) -> list[Done]:
+        """What was done since the last call."""
+        if not self._done:
+            return []
+        with self._change:
+            done, self._done = self._done, []
+            return done
+
+    def wait(self, seconds: float) -> bool:
+        """Wait until all that was asked for is done; False if that takes longer."""
+        end = time.monotonic() + seconds
+        with self._change:
+            while self._tasks or self._busy:
+                left = end - time.monotonic()
+                if left <= 0 or not self._change.wait(left):
+                    return not (self._tasks or self._busy)
+        return True
+
+    def wake(self) -> None:
+        """The store was closed: the thread ends when everything is done."""
+        with self._change:
+            self._change.notify_all()
+
+    def _run(self) -> None:
+        while True:
+            with self._change:
+                while not self._tasks:
+                    if self._switch.closed:
+                        return
+                    self._change.wait()
+                task = self._tasks.popleft()
+                self._busy = True
+            try:
+                task()
+            except OSError as error:
+                self._switch.off(error)
+            with self._change:
+                self._busy = False
+                self._change.notify_all()
+
+    def _publish(self, slot: int, key: bytes, owner: bytes) -> None:
+        self._file.publish(slot, self.checksums[slot], key, owner)
+        del self.checksums[slot]
+
+    def _write(self, slot: int, key: bytes, block: np.ndarray) -> None:
+        ok = False
+        try:
+            if self._switch.on:
+                self._file.write(slot, block)
+                self.checksums[slot] = checksum(key, block)
+                ok = True
+        finally:
+            with self._change:
+                if ok:
+                    self.written_bytes += len(block)
+                self._buffers.give_back(block)
+                self.room += 1
+                self._done.append(Done(slot, read=False, ok=ok))
+
+
+# Slot store ---------------------------------------------------------------------------------------
+
+
+LEAST_BUFFERS = 2
+
+
+class SlotStore:
+    """See `StoreState` and `StoreMemory`: a `writer` and a `reader` of one file, or of what stands
+    for one. What goes wrong with a write switches it off, with a warning: nothing is written or
+    read after that. So does a read that hangs."""
+
+    def __init__(
+        self,
+        file: BlockFile,
+        block_seconds: float,
+        buffer_bytes: int,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        """`block_seconds`: what reading a block takes. `buffer_bytes`: memory for blocks on their
+        way there, and as much for those on their way back."""
+        self._file = file
+        self._switch = Switch(file.path.parent)
+        self.num_slots = file.num_slots
+        count = max(buffer_bytes // file.block_bytes, LEAST_BUFFERS)
+        there, back = (
+            Buffers(count, lambda: np.empty(file.block_bytes, np.uint8)) for _ in range(2)
+        )
+        self.writer = Writer(file, there, self._switch)
+        checksums = self.writer.checksums
+        self.reader = Reader(file, back, self._switch, block_seconds, checksums, clock)
+
+    @property
+    def working(self) -> bool:
+        return self._switch.on
+
+    @property
+    def room(self) -> int:
+        return self.writer.room if self._switch.on else 0
+
+    def reserve(self, slot: int, key: bytes) -> None:
+        self.writer.reserve(slot, key)
+
+    def cancel(self, slot: int) -> None:
+        self.writer.cancel(slot)
+
+    def publish(self, slot: int, key: bytes, owner: bytes) -> None:
+        self.writer.publish(slot, key, owner)
+
+    def erase(self, slots: list[int]) -> None:
+        self.writer.erase(slots)
+
+    def fetch(self, slot: int, key: bytes) -> None:
+        self.reader.fetch(slot, key)
+
+    def release(self, slot: int) -> None:
+        self.reader.release(slot)
+
+    def poll(self) -> list[Done]:
+        return self.writer.take_done() + self.reader.take_done()
+
+    def seconds(self, blocks: int) -> float:
+        return self.reader.seconds(blocks)
+
+    def refused(self) -> None:
+        self.reader.refused()
+
+    def stats(self) -> dict[str, int | float]:
+        return {
+            "written_bytes": self.writer.written_bytes,
+            "read_bytes": self.reader.read_bytes,
+            "damaged_blocks": self.reader.damaged_blocks,
+            "working": int(self.working),
+        }
+
+    # ------------------------------------------------------------ memory
+
+    def buffer(self, slot: int) -> np.ndarray:
+        return self.writer.buffer(slot)
+
+    def filled(self, slot: int) -> None:
+        self.writer.filled(slot)
+
+    def fetched(self, slot: int) -> np.ndarray:
+        return self.reader.fetched(slot)
+
+    def loaded(self, slot: int) -> None:
+        self.reader.release(slot)
+
+    def close(self, wanted: dict[int, bool] | None = None, seconds: float = 1.0) -> bool:
+        """Write what was asked for, in so much time, and close the files; False if that took
+        longer, then something may still be written. `wanted`: see `SlotFile.close`."""
+        finished = self.writer.wait(seconds)
+        self._switch.closed = True
+        self.writer.wake()
+        self.reader.wake()
+        if finished:
+            try:
+                self._file.close(wanted if self.working else None)
+            except OSError as error:  # the records that are there go on as they are
+                log.warning("%s: the order of the blocks is not kept: %s", self._file.path, error)
+        return finished

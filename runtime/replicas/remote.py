@@ -1,0 +1,428 @@
+"""Where hosts of engines find the gateway, which has places for engines of other machines."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+import msgspec
+import zmq
+from zmq.utils.monitor import parse_monitor_message
+
+from rootlace.runtime import curve
+from rootlace.runtime.config import EngineConfig
+from rootlace.runtime.contracts.block_store import TransferConfig
+from rootlace.runtime.contracts.messages import (
+    Died,
+    FromEngine,
+    GetStats,
+    Leaving,
+    Ready,
+    Stats,
+    Stop,
+    ToEngine,
+    decode_to_engine,
+)
+from rootlace.runtime.engine.client.child_engine import (
+    STOP_GRACE_SECONDS,
+    ChildEngine,
+    Children,
+    DiedAtStart,
+    Pipes,
+    new_sockets,
+)
+from rootlace.runtime.engine.client.engine_client import SPILL_SECONDS
+from rootlace.wire.sockets import MessageReader
+
+# Line ---------------------------------------------------------------------------------------------
+#
+# The two pipes between a gateway and an engine on another machine: TCP, encrypted (CURVE).
+
+
+_LOOK_SECONDS = 0.02
+CONNECT_SECONDS = 20.0
+"""The other end has so long to come."""
+
+
+class LineAddress(msgspec.Struct, frozen=True):
+    """What the other end needs in order to connect, and nobody else may know."""
+
+    to_engine: str
+    from_engine: str
+    public_key: bytes
+
+
+class Line:
+    """One end. `on_lost` is called if the other end does not come, or is gone."""
+
+    def __init__(self, push: zmq.Socket[bytes], pipes: Pipes, on_lost: Callable[[], None]) -> None:
+        self.pipes = pipes
+        self._push = push
+        self._on_lost = on_lost
+        self.there = self._closed = False
+        self._monitor: Any = push.get_monitor_socket(
+            zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
+        )
+        self._reader = MessageReader(self._monitor, self._hear)
+        asyncio.get_running_loop().call_later(CONNECT_SECONDS, self._look)
+
+    @classmethod
+    def open(
+        cls,
+        context: zmq.Context[zmq.Socket[bytes]],
+        host: str,
+        on_message: Callable[[Any], None],
+        on_lost: Callable[[], None],
+    ) -> tuple[Line, LineAddress]:
+        """The gateway's end, at two free ports of the interface `host`."""
+        public, secret = zmq.curve_keypair()
+        push, pull = new_sockets(context)
+        there, back = (curve.bind(socket, host, secret) for socket in (push, pull))
+        return cls(push, Pipes(push, pull, on_message), on_lost), LineAddress(there, back, public)
+
+    @classmethod
+    def connect(
+        cls,
+        context: zmq.Context[zmq.Socket[bytes]],
+        address: LineAddress,
+        on_message: Callable[[Any], None],
+        on_lost: Callable[[], None],
+    ) -> Line:
+        """The engine's end."""
+        push, pull = new_sockets(context)
+        for socket, target in ((push, address.from_engine), (pull, address.to_engine)):
+            socket.setsockopt(zmq.IMMEDIATE, 1)
+            curve.connect(socket, target, address.public_key)
+        return cls(push, Pipes(push, pull, on_message, decode_to_engine), on_lost)
+
+    def close(self, linger: int = 0) -> None:
+        """Idempotent. What is under way has so many milliseconds to arrive."""
+        if not self._closed:
+            self._closed = True
+            self._reader.close()
+            self._push.disable_monitor()
+            self._monitor.close()
+            self._push.linger = linger
+            self.pipes.close()
+
+    def _hear(self, frames: list[bytes]) -> None:
+        if parse_monitor_message(frames)["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+            self.there = True  # nobody else knows the key
+        elif self.there:
+            # The socket itself hears of it a little later than its monitor.
+            asyncio.get_running_loop().call_later(_LOOK_SECONDS, self._look)
+
+    def _look(self) -> None:
+        """A stranger that knocks at the port comes and goes, too: what counts is whether there is
+        somebody to send to."""
+        if not self._closed and not self._push.get(zmq.EVENTS) & zmq.POLLOUT:  # type: ignore[operator,arg-type]
+            self.there = False
+            self._on_lost()
+
+
+# Host ---------------------------------------------------------------------------------------------
+#
+# An engine of this machine for a gateway of another one.
+
+
+log = logging.getLogger(__name__)
+
+Attach = Callable[[], Awaitable[LineAddress | None]]
+
+RETRY_SECONDS = 1.0
+_OWN_TICKET = -1
+"""Of the host's own questions; the gateway's are positive."""
+
+
+class Host:
+    """Starts an engine process, looks for the gateway with `attach`, and carries what the two say.
+
+    An engine that dies is started again, and so is one whose gateway is lost, or sent it away: it
+    may hold requests that nobody knows of any more. Belongs to the event loop that `start` ran on.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        digest_key: bytes,
+        attach: Attach,
+        transfer: TransferConfig | None = None,
+    ) -> None:
+        """`transfer`: how it hands blocks to engines of other machines, if it does."""
+        self._spill_seconds = SPILL_SECONDS if config.cache.disk else 0.0
+        self._children = Children(config, digest_key=digest_key, transfer=transfer)
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._attach = attach
+        self._engine: ChildEngine | None = None
+        self._line: Line | None = None
+        self._parted = asyncio.Event()
+        """The gateway is lost, or has no use for the engine any more."""
+        self._serving: asyncio.Task[None] | None = None
+        self._stats: asyncio.Future[dict[str, Any]] | None = None
+        self.leaving = False
+
+    async def start(self) -> None:
+        """Returns when the model is loaded. Raises what the engine gives as its reason."""
+        ready = await self._start_engine()
+        self._serving = asyncio.create_task(self._serve(ready))
+
+    def check(self) -> None:
+        """Raises why it does not go on."""
+        if self._serving is not None and self._serving.done() and not self.leaving:
+            self._serving.result()
+
+    async def stats(self) -> dict[str, Any]:
+        """The engine's counters."""
+        if self._stats is None or self._stats.done():
+            self._stats = asyncio.get_running_loop().create_future()
+        if self._engine is not None:
+            self._engine.send(GetStats(_OWN_TICKET))
+        return await asyncio.shield(self._stats)
+
+    async def leave(self, seconds: float) -> None:
+        """Ask the gateway to give it nothing new, and let what runs end for so many seconds; then
+        the engine ends."""
+        self.leaving = True
+        serving = self._serving
+        if self._line is not None and serving is not None:
+            self._line.pipes.send(Leaving())
+            ended, _ = await asyncio.wait({serving}, timeout=seconds)
+            if not ended:
+                log.warning("what runs has not ended in %g seconds: it goes on elsewhere", seconds)
+                self._parted.set()
+                await asyncio.wait({serving})
+        elif serving is not None:
+            serving.cancel()
+            await asyncio.wait({serving})
+        await self._end_engine()
+        self._context.destroy(linger=1000)
+        self._children.close()
+
+    # ------------------------------------------------------------ engine and gateway
+
+    async def _serve(self, ready: Ready) -> None:
+        while True:
+            address = None
+            while address is None:
+                address = await self._attach()
+                if address is None:
+                    await asyncio.sleep(RETRY_SECONDS)
+            await self._carry(address, ready)
+            await self._end_engine()
+            if self.leaving:
+                return
+            ready = await self._start_engine()
+
+    async def _carry(self, address: LineAddress, ready: Ready) -> None:
+        """Between this engine and this gateway, until one of them is gone."""
+        engine = self._engine
+        assert engine is not None
+        self._parted.clear()
+        line = self._line = Line.connect(
+            self._context, address, self._from_gateway, self._parted.set
+        )
+        line.pipes.send(ready)
+        died = asyncio.ensure_future(engine.ended())
+        parted = asyncio.ensure_future(self._parted.wait())
+        try:
+            await asyncio.wait({died, parted}, return_when=asyncio.FIRST_COMPLETED)
+            if died.done():
+                log.error("the engine process ended with code %s", died.result())
+                line.pipes.send(Died(died.result(), engine.in_step()))
+                await asyncio.sleep(0)  # it leaves with the loop's next turn
+        finally:
+            for task in (died, parted):
+                task.cancel()
+            self._line = None
+            line.close(linger=1000)
+
+    async def _start_engine(self) -> Ready:
+        engine = self._engine = self._children.open(self._from_engine)
+        return await engine.ready()
+
+    async def _end_engine(self) -> None:
+        engine, self._engine = self._engine, None
+        if engine is not None:
+            await engine.end(self._spill_seconds)
+            engine.close()
+
+    def _from_engine(self, message: FromEngine) -> None:
+        if isinstance(message, Stats) and message.ticket == _OWN_TICKET:
+            if self._stats is not None and not self._stats.done():
+                self._stats.set_result(message.values)
+        elif self._line is not None:
+            self._line.pipes.send(message)
+
+    def _from_gateway(self, message: ToEngine) -> None:
+        if isinstance(message, Stop):
+            self._parted.set()
+        elif self._engine is not None:
+            self._engine.send(message)
+
+
+# Meeting ------------------------------------------------------------------------------------------
+
+
+class Meeting:
+    """The gateway's: hosts that come are given the places of its replicas.
+
+    Belongs to the event loop that its places' engines are opened on.
+    """
+
+    def __init__(self, host: str) -> None:
+        """`host`: the address of the interface that other machines reach."""
+        self._host = host
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        # Four for each engine; ZeroMQ's default is enough for 255 of them.
+        self._context.set(zmq.MAX_SOCKETS, self._context.get(zmq.SOCKET_LIMIT))
+        self._vacant: dict[RemoteEngine, RemotePlace] = {}
+
+    def place(
+        self,
+        number: int,
+        wanted: Callable[[], bool],
+        on_leaving: Callable[[], None],
+        prefill: bool = False,
+    ) -> RemotePlace:
+        """For the replica of this number. `wanted`: whether requests wait for its next engine;
+        `on_leaving` is called when the host of one asks for its end; `prefill`: it computes prompts
+        for others."""
+        return RemotePlace(self, number, wanted, on_leaving, prefill)
+
+    def attach(self, prefill: bool = False) -> LineAddress | None:
+        """An engine is there: where its host is to connect, at a place that requests wait for, else
+        at the first one. None: there is no such place that has no engine."""
+        vacant = [one for one, place in self._vacant.items() if place.prefill == prefill]
+        if not vacant:
+            return None
+        engine = min(vacant, key=lambda one: self._vacant[one].urgency)
+        address = engine.attach()  # where it has no port, the place stays
+        del self._vacant[engine]
+        return address
+
+    def wait_at(self, place: RemotePlace, hear: Callable[[FromEngine], None]) -> RemoteEngine:
+        """The next engine of a place."""
+        engine = RemoteEngine(
+            self._context,
+            self._host,
+            hear,
+            place.on_leaving,
+            lambda: self._vacant.pop(engine, None),
+        )
+        self._vacant[engine] = place
+        return engine
+
+    def close(self) -> None:
+        """When all places are closed."""
+        self._context.destroy(linger=1000)
+
+
+class RemotePlace:
+    """A `Place` whose engines are started elsewhere, and come when they are ready."""
+
+    patient = True
+
+    def __init__(
+        self,
+        meeting: Meeting,
+        number: int,
+        wanted: Callable[[], bool],
+        on_leaving: Callable[[], None],
+        prefill: bool,
+    ) -> None:
+        self._meeting = meeting
+        self.prefill = prefill
+        self._number = number
+        self._wanted = wanted
+        self.on_leaving = on_leaving
+
+    @property
+    def urgency(self) -> tuple[bool, int]:
+        """The least one is the next to have an engine."""
+        return not self._wanted(), self._number
+
+    def open(self, hear: Callable[[FromEngine], None]) -> RemoteEngine:
+        return self._meeting.wait_at(self, hear)
+
+    def close(self) -> None:
+        """Its engine is closed; the meeting is somebody else's."""
+
+
+class RemoteEngine:
+    """A `PlacedEngine` of another machine, from before there is one."""
+
+    def __init__(
+        self,
+        context: zmq.Context[zmq.Socket[bytes]],
+        host: str,
+        hear: Callable[[FromEngine], None],
+        on_leaving: Callable[[], None],
+        give_up: Callable[[], object],
+    ) -> None:
+        loop = asyncio.get_running_loop()
+        self._context = context
+        self._host = host
+        self._hear = hear
+        self._on_leaving = on_leaving
+        self._give_up = give_up
+        self._line: Line | None = None
+        self._attached: asyncio.Future[None] = loop.create_future()
+        self._ready: asyncio.Future[Ready] = loop.create_future()
+        self._ended: asyncio.Future[Died | None] = loop.create_future()
+
+    def attach(self) -> LineAddress:
+        """Its host is there: where it is to connect."""
+        self._line, address = Line.open(self._context, self._host, self._take, self.kill)
+        self._attached.set_result(None)
+        return address
+
+    def send(self, message: ToEngine) -> None:
+        if self._line is not None:
+            self._line.pipes.send(message)
+
+    async def ready(self) -> Ready:
+        """Wait for one. Raises DiedAtStart where a host was there and did not connect, or went."""
+        await self._attached
+        either: set[asyncio.Future[Any]] = {self._ready, self._ended}
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        if not self._ready.done():
+            raise DiedAtStart(None)
+        return self._ready.result()
+
+    async def ended(self) -> int | None:
+        died = await asyncio.shield(self._ended)
+        return None if died is None else died.code
+
+    def kill(self) -> None:
+        """It counts as lost: its host hears of that, or is gone, too."""
+        if not self._ended.done():
+            self._ended.set_result(None)
+
+    def in_step(self) -> Mapping[int, int] | None:
+        died = self._ended.result() if self._ended.done() else None
+        return None if died is None else died.in_step
+
+    async def end(self, patience: float = 0.0) -> None:
+        self._give_up()
+        if self._ready.done() and self._line is not None:
+            self._line.pipes.send_now(Stop())
+            await asyncio.wait({self._ended}, timeout=patience + STOP_GRACE_SECONDS)
+
+    def close(self) -> None:
+        self._give_up()
+        if self._line is not None:
+            self._line.close(linger=1000)
+
+    def _take(self, message: FromEngine) -> None:
+        if isinstance(message, Ready):
+            if not self._ready.done():
+                self._ready.set_result(message)
+        elif isinstance(message, Leaving):
+            self._on_leaving()
+        elif isinstance(message, Died):
+            if not self._ended.done():
+                self._ended.set_result(message)
+        else:
+            self._hear(message)

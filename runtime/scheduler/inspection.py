@@ -1,0 +1,305 @@
+"""The radix tree as it is shown: the nodes used last, each behind its parent."""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+
+import msgspec
+import numpy as np
+
+from rootlace.runtime.cache import Node, Pin, RadixTree
+from rootlace.runtime.cache.journal import Change, Journal, PrefixDigests
+from rootlace.runtime.contracts.messages import (
+    Below,
+    PinnedPrefix,
+    TreeNode,
+    TreePage,
+    adapter_and_namespace,
+)
+from rootlace.runtime.scheduler.admission import RunningSet
+from rootlace.runtime.scheduler.kv_manager import KVStore
+from rootlace.runtime.scheduler.offload.levels import Level
+from rootlace.runtime.scheduler.pacing import PromptPace, TickTimes
+from rootlace.runtime.scheduler.request import InFlightStep, RequestState
+from rootlace.wire.protocol import CacheReport, Scope
+
+_Entry = tuple[int, int, Node, tuple[str, str]]
+
+SHOWN = 24
+"""So many tokens of either end of an edge are shown."""
+
+
+def tree_page(
+    tree: RadixTree,
+    sequences: list[RequestState],
+    pins: list[Pin],
+    idle_seconds: Callable[[Node], float],
+    restored: np.ndarray,
+    *,
+    namespace: str | None,
+    under: int,
+    limit: int,
+) -> TreePage:
+    """At most `limit` nodes: those of one namespace (None: of all), or those below node `under`
+    (0: from the roots). `sequences` are those running; `restored` (bool [blocks]): what was read
+    back from below the pool. Empty if `under` is gone.
+
+    Costs O(limit log limit), a look at each child of the nodes shown, and one at every node to
+    find `under`. About 5 us for each node shown.
+    """
+    requests: defaultdict[Node, list[int]] = defaultdict(list)
+    for sequence in sequences:
+        for node in _path(sequence.node):
+            requests[node].append(sequence.rid)
+    pinned: defaultdict[Node, list[str]] = defaultdict(list)
+    for pin in pins:
+        for node in _path(pin.node):
+            pinned[node].append(pin.id)
+    roots = [
+        root for root in tree.roots.values() if namespace is None or _name(root)[1] == namespace
+    ]
+    if under:
+        roots = [node for node in _all(roots) if node.uid == under]
+    heap: list[_Entry] = []
+    for root in roots:
+        _push(heap, root, _name(root), limit)
+    nodes: list[TreeNode] = []
+    while heap and len(nodes) < limit:
+        _, _, node, name = heapq.heappop(heap)
+        shown = node.tokens[:SHOWN].tolist(), node.tokens[SHOWN:][-SHOWN:].tolist()
+        assert node.parent is not None
+        nodes.append(
+            TreeNode(
+                node.uid,
+                0 if node.parent.is_root else node.parent.uid,
+                name[1],
+                name[0],
+                node.start,
+                node.end,
+                head=tuple(shown[0]),
+                tail=tuple(shown[1]),
+                blocks=len(node.blocks),
+                from_disk=int(np.count_nonzero(restored[node.blocks])),
+                children=len(node.children),
+                requests=tuple(requests.get(node, ())),
+                locked=node.locks > 0,
+                uses=node.uses,
+                programs=tree.programs.names(node),
+                pins=tuple(pinned.get(node, ())),
+                idle_seconds=idle_seconds(node),
+            )
+        )
+        _push(heap, node, name, limit - len(nodes))
+    if under or len(roots) < len(tree.roots):  # nobody counted these apart
+        return TreePage(tuple(nodes), complete=not heap)
+    return TreePage(tuple(nodes), not heap, tree.num_nodes, tree.num_tokens)
+
+
+def _push(heap: list[_Entry], node: Node, name: tuple[str, str], limit: int) -> None:
+    """The children that may still be shown, and one more: then the page is not complete."""
+    children = node.children.values()
+    for child in heapq.nlargest(limit + 1, children, key=lambda child: child.last_use):
+        heapq.heappush(heap, (-child.last_use, child.uid, child, name))
+
+
+def _path(node: Node | None) -> Iterator[Node]:
+    """The node and its ancestors, the root left out."""
+    while node is not None and not node.is_root:
+        yield node
+        node = node.parent
+
+
+def _all(roots: list[Node]) -> Iterator[Node]:
+    stack = list(roots)
+    while stack:
+        node = stack.pop()
+        yield node
+        stack.extend(node.children.values())
+
+
+def _name(node: Node) -> tuple[str, str]:
+    """The adapter and the namespace that the node's KV is of."""
+    while node.parent is not None:
+        node = node.parent
+    return adapter_and_namespace(node.namespace)
+
+
+# Cache view ---------------------------------------------------------------------------------------
+#
+# The cache as it is explained and shown, with the times that takes: of prompts, and of ticks.
+
+
+class CacheView:
+    """Looks at the cache and changes nothing."""
+
+    def __init__(
+        self, kv: KVStore, running: RunningSet, clock: Callable[[], float], pace: PromptPace
+    ) -> None:
+        self.pace = pace
+        self._kv = kv
+        self._running = running
+        self._clock = clock
+        self._ticks = TickTimes()
+        self._committed = 0.0
+
+    def note_step(self, flight: InFlightStep, now: float) -> float:
+        """A step is committed; returns how many seconds it took."""
+        plan, seconds = flight.plan, now - max(flight.begun, self._committed)
+        self.pace.note(plan.num_tokens, len(plan.samples), seconds)
+        self._ticks.note(self._kv.tree.tick, now)
+        self._committed = now
+        return seconds
+
+    def explain(self, namespace: Hashable, tokens: np.ndarray, scope: Scope) -> CacheReport:
+        """Why the prompt `tokens` (int32) would be cached as far as it would be, if it came now."""
+        report = self._kv.explain(namespace, tokens, len(tokens) - 1, scope)
+        saved = self.pace.seconds(report.matched)
+        return msgspec.structs.replace(report, saved_seconds=saved)
+
+    def tree_page(self, namespace: str | None, under: int, limit: int) -> TreePage:
+        """At most `limit` nodes of the tree: see `scheduler.tree_page`."""
+        now = self._clock()
+        return tree_page(
+            self._kv.tree,
+            self._running.sequences,
+            self._kv.retention.pins.all(),
+            lambda node: self._ticks.seconds_since(node.last_use, now),
+            self._kv.tiering.fetching.restored,
+            namespace=namespace,
+            under=under,
+            limit=limit,
+        )
+
+    def pins(self) -> tuple[PinnedPrefix, ...]:
+        """What is pinned now, those that end first."""
+        self._kv.retention.expire()
+        pins = sorted(self._kv.retention.pins.all(), key=lambda pin: pin.until)
+        return tuple(map(self._pinned, pins))
+
+    def _pinned(self, pin: Pin) -> PinnedPrefix:
+        adapter, namespace = adapter_and_namespace(pin.namespace)
+        left = pin.until - self._clock()
+        return PinnedPrefix(pin.id, namespace, adapter, pin.tokens, pin.node.uid, left)
+
+
+# Level journals -----------------------------------------------------------------------------------
+#
+# What lies below the pool, for others to know.
+
+
+class LevelJournals:
+    """Collects which blocks of `levels` can be read, until that is taken."""
+
+    def __init__(self, levels: Sequence[Level]) -> None:
+        self._levels = levels
+        self._told = [False] * len(levels)
+        """Whether anything was read there when it was taken last."""
+        for level in levels:
+            level.tier.journal = {}
+
+    def take(self, all_of_it: bool) -> tuple[Below, ...]:
+        """What changed since this was asked last, or `all_of_it`: of each level where anything
+        did."""
+        found = []
+        for at, level in enumerate(self._levels):
+            tier, working = level.tier, level.store.working
+            if not (tier.journal or all_of_it or working != self._told[at]):
+                continue
+            changed, tier.journal, self._told[at] = tier.journal or {}, {}, working
+            if all_of_it:
+                changed = {one.label.key: True for one in tier.entries() if one.whole}
+            added = _array(key for key, held in changed.items() if held)
+            removed = _array(key for key, held in changed.items() if not held)
+            seconds = level.block_seconds if working else math.inf
+            found.append(Below(at, tier.num_slots, seconds, added, removed))
+        return tuple(found)
+
+
+def _array(keys: Iterable[bytes]) -> np.ndarray:
+    return np.frombuffer(b"".join(key[:8] for key in keys), np.uint64)
+
+
+# Cache control ------------------------------------------------------------------------------------
+#
+# What is asked of the cache itself, between steps and for no request.
+
+
+class CacheControl:
+    """Forgets prefixes, and lets pins and programs go."""
+
+    def __init__(
+        self, kv: KVStore, sequences: Mapping[int, RequestState], changed: Callable[[], None]
+    ) -> None:
+        """`sequences`: all that are here, by request id. `changed` is called after a change."""
+        self._kv = kv
+        self._sequences = sequences
+        self._changed = changed
+        self._below = LevelJournals(())
+        self._forgotten: set[Hashable] = set()
+        """What is to be forgotten when its last request ends."""
+
+    def flush(self) -> None:
+        """Forget every prefix that no running request uses."""
+        self._kv.tree.flush()
+        self._kv.tiering.flush()
+        self._changed()
+
+    def forget_namespace(self, namespace: str) -> None:
+        """Forget what a namespace holds, with any adapter; what requests use, when they end."""
+        known = {*self._kv.tree.roots, *(one.namespace for one in self._sequences.values())}
+        for kv in known:
+            if adapter_and_namespace(kv)[1] == namespace:
+                self._forget(kv)
+        self._kv.tiering.forget_namespace(namespace)
+        self._changed()
+
+    def unpin(self, pin: str, namespace: str | None = None) -> bool:
+        """Let a pin of this namespace (None: of any) go; False if there is none of this id."""
+        self._kv.retention.expire()
+        released = any(
+            one.id == pin and namespace in (None, adapter_and_namespace(one.namespace)[1])
+            for one in self._kv.retention.pins.all()
+        ) and self._kv.retention.pins.release(pin)
+        self._changed()
+        return released
+
+    def release_program(self, program: str, wanted: bool = False) -> None:
+        """The program ended: prefixes that only it used may go first, unless they are `wanted`."""
+        self._kv.tree.close_program(program, wanted)
+
+    def keep_journal(self, key: bytes = b"") -> None:
+        """From now on `changes` says what the cache, which is empty, holds: digests by `key`."""
+        tree = self._kv.tree
+        tree.evicted.digests = PrefixDigests(key)
+        tree.journal = Journal(tree.block_size, tree.evicted.digests)
+        self._below = LevelJournals(self._kv.tiering.levels)
+
+    def changes(self, all_of_it: bool = False) -> Change | None:
+        """What is held and was not when this was asked last, and the reverse, or `all_of_it`; None
+        if nothing changed, or no journal is kept."""
+        tree = self._kv.tree
+        if tree.journal is None:
+            return None
+        if all_of_it:
+            return tree.journal.snapshot(tree.roots.values())
+        return tree.journal.take() if tree.journal.changed else None
+
+    def changes_below(self, all_of_it: bool = False) -> tuple[Below, ...]:
+        """The same of what lies below the pool."""
+        return self._below.take(all_of_it)
+
+    def request_ended(self, namespace: Hashable) -> None:
+        """A request of `namespace` is over and no longer among the sequences."""
+        if namespace in self._forgotten:
+            self._forget(namespace)
+            self._kv.tiering.forget_namespace(adapter_and_namespace(namespace)[1])
+
+    def _forget(self, kv: Hashable) -> None:
+        self._kv.tree.forget_namespace(kv)
+        if any(sequence.namespace == kv for sequence in self._sequences.values()):
+            self._forgotten.add(kv)
+        else:
+            self._forgotten.discard(kv)

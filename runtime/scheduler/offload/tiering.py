@@ -1,0 +1,155 @@
+"""All that is below the pool, as the scheduler sees it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator
+
+import numpy as np
+
+from rootlace.runtime.cache import RadixTree
+from rootlace.runtime.cache.journal import prefix_keys
+from rootlace.runtime.scheduler.offload.fetching import Fetching
+from rootlace.runtime.scheduler.offload.levels import Level, Moves, Saving, Tiers, owner_of
+from rootlace.runtime.scheduler.offload.transfer import Handing
+from rootlace.runtime.scheduler.request import RequestState
+
+
+class Tiering:
+    """Saves blocks that the tree gives up (`saving`), and brings them back for prompts that match
+    them (`fetching`); gives blocks to other engines, and takes theirs (`handing`).
+
+    Blocks move by an ordered list of *moves*, which are made before the next step is launched, so
+    each sees the pool as it was when it was planned. Without tiers nothing of this does anything.
+    """
+
+    def __init__(
+        self, tree: RadixTree, tiers: Tiers, make_room: Callable[[int, RequestState], bool]
+    ) -> None:
+        self._tree = tree
+        self._tiers = tiers
+        self._moves = Moves()
+        self.saving = Saving(tree, tiers, self._moves)
+        self.fetching = Fetching(tree, tiers, self._moves, make_room)
+        self.handing = Handing(tree, tiers, self._moves, self.saving)
+        if tiers.levels:
+            tree.losing = self.saving.losing
+        if tiers.readable:
+            tree.expiring = self.expire_later
+            tree.forgetting = self.forget
+
+    @property
+    def levels(self) -> tuple[Level, ...]:
+        """What the pool gives up goes there, the fastest first."""
+        return self._tiers.levels
+
+    def poll(self) -> None:
+        """Take in what the stores have done; before a step is planned."""
+        if not self._tiers.readable:
+            return
+        for at, level in enumerate(self._tiers.readable):
+            for done in level.store.poll():
+                if done.read:
+                    self.fetching.was_read(at, done.slot, done.ok)
+                elif level is self._tiers.handed:
+                    self.handing.written(done.slot, done.ok)
+                else:
+                    self.saving.written(at, done.slot, done.ok)
+        self.saving.prove()
+        self.handing.poll()
+        self.fetching.land_all()
+
+    def take_moves(self) -> np.ndarray:
+        """int32 [M, 4]: what is to be moved before the next step; see `contracts.block_store`."""
+        return self._moves.take()
+
+    def spill(self) -> Iterator[np.ndarray]:
+        """Before a stop, with no step under way: moves that save what is worth it to the last
+        level. The caller makes each batch and waits until it is written before it asks for more."""
+        for _ in self.saving.spill():
+            yield self.take_moves()
+            self.poll()
+
+    def reset(self) -> None:
+        """A step failed, and all KV is lost."""
+        self.fetching.reset()
+        self.handing.reset()
+        self.saving.reset()
+        self.saving.mortal.clear()
+        self._moves.rows.clear()
+        self._moves.loads.clear()
+
+    def let_go(self, sequence: RequestState) -> None:
+        """The sequence is admitted, or over: nothing is held or offered for it any more."""
+        self.fetching.let_go(sequence)
+        self.handing.drop(sequence.rid)
+
+    def give_up(self) -> None:
+        """Hold nothing for those who wait, or for other engines."""
+        self.fetching.give_up()
+        self.handing.give_up()
+
+    @property
+    def waiting(self) -> bool:
+        """Whether the loop waits for what a store reads or writes."""
+        return self.fetching.waiting or self.handing.busy
+
+    def expire_later(self, namespace: Hashable, tokens: np.ndarray, start: int) -> None:
+        """The blocks of `tokens` (int32) from position `start` on are not saved until `forget` is
+        called for them."""
+        self.saving.mortal.update(self._keys(namespace, tokens, start))
+
+    def forget(self, namespace: Hashable, tokens: np.ndarray, start: int) -> None:
+        """Forget the blocks of `tokens` (int32) from position `start` on."""
+        keys, mortal = self._keys(namespace, tokens, start), self.saving.mortal
+        for key in keys:
+            mortal[key] -= 1
+            if not mortal[key]:
+                del mortal[key]
+        for level in self._tiers.readable:
+            entries = [level.tier.get(key) for key in keys]
+            level.discard([entry for entry in entries if entry is not None])
+
+    def _keys(self, namespace: Hashable, tokens: np.ndarray, start: int) -> list[bytes]:
+        size = self._tree.block_size
+        return prefix_keys(self._tiers.space_of(namespace), tokens, size, start // size)
+
+    def forget_namespace(self, namespace: str) -> None:
+        """Forget all of a namespace, with any adapter."""
+        owner = owner_of(namespace)
+        for level in self._tiers.readable:
+            level.discard([one for one in level.tier.entries() if one.label.owner == owner])
+
+    def flush(self) -> None:
+        """Forget everything."""
+        self.give_up()
+        for level in self._tiers.readable:
+            level.discard(list(level.tier.entries()))
+            level.tier.unwanted.clear()
+
+    def wanted_slots(self) -> dict[int, bool]:
+        """Of the last level: the slots that can be read, the one to drop next first, and whether
+        anybody wanted what is there."""
+        entries = [one for level in self._tiers.levels[-1:] for one in level.tier.entries()]
+        return {entry.slot: entry.wanted for entry in entries if entry.whole}
+
+    def stats(self) -> dict[str, int | float]:
+        """Of what is below the pool; nothing if there is nothing."""
+        found: dict[str, int | float] = {}
+        for level in self._tiers.readable:
+            found |= {
+                "restored_tokens": self.fetching.restored_tokens,
+                f"{level.name}_blocks": len(level.tier),
+                f"{level.name}_dropped_blocks": level.tier.dropped,
+            }
+            found |= {f"{level.name}_{name}": n for name, n in level.store.stats().items()}
+        if self._tiers.handed is not None:
+            found["handed_given_blocks"] = self.handing.given_blocks
+        return found
+
+    def check(self) -> None:
+        """Raise AssertionError at the first broken invariant."""
+        readers = self.fetching.readers()
+        for at, level in enumerate(self._tiers.readable):
+            level.tier.check()
+            for entry in level.tier.entries():
+                assert (entry.readers > 0) == ((at, entry.slot) in readers), f"readers of {entry}"

@@ -1,0 +1,394 @@
+"""What tokens mean for their request: those sampled, and those its constraint forces."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from dataclasses import dataclass
+
+import numpy as np
+
+from rootlace.runtime.contracts.messages import EngineOutput
+from rootlace.runtime.contracts.plan import TokenScores
+from rootlace.runtime.scheduler.request import Ending, InFlightStep, RequestState
+from rootlace.wire.errors import ConstraintNotMet, InternalError, from_code
+
+# Outcome ------------------------------------------------------------------------------------------
+#
+# When a request's tokens are emitted, and what goes into each update.
+
+
+def due(sequence: RequestState, now: float, spacing: float = 0.0) -> bool:
+    """Whether to emit now: the first token always, later ones by `emit_every` and `emit_seconds`.
+
+    Where streams are so many that each may have a piece only every `spacing` seconds, the next
+    multiple of `emit_seconds` counts. Time is divided at multiples of the interval, so that streams
+    with the same one are emitted together.
+    """
+    if not sequence.announced:
+        return True
+    request = sequence.request
+    if sequence.length - sequence.emitted < request.emit_every:
+        return False
+    seconds = request.emit_seconds
+    if 0 < seconds < spacing:
+        seconds *= -(-spacing // seconds)
+    return not seconds or now // seconds > sequence.emitted_at // seconds
+
+
+def next_update(
+    sequence: RequestState, now: float, spacing: float = 0.0, *, held_back: bool = False
+) -> EngineOutput | None:
+    """The next update of a request that goes on; None if there is nothing to emit. `spacing`: see
+    `due`. `held_back`: ignore `emit_every` and `emit_seconds`.
+
+    Tokens wait for their scores. Those of a checked constraint wait for the end, because they may
+    be taken back until then. Tokens that were forced before the first sample wait until the prompt
+    is computed, since the first update also carries the prompt's figures.
+    """
+    if held_back and not sequence.announced:
+        return None
+    stop = sequence.length
+    if sequence.params.logprobs:
+        # The scores of later tokens come with a step that is still under way.
+        stop = sequence.emitted + sum(len(part.logprobs) for part in sequence.output_scores)
+    elif sequence.scores_missing:
+        stop = sequence.score_next
+    if sequence.held:
+        settled = 0 if sequence.matcher is None else sequence.matcher.settled()
+        stop = min(stop, sequence.prompt_len + settled)
+    if stop <= sequence.emitted or not (held_back or due(sequence, now, spacing)):
+        return None
+    update = _tokens(sequence, stop)
+    sequence.emitted_at = now
+    add_prompt_figures(sequence, update)
+    return update
+
+
+def last_update(sequence: RequestState, ending: Ending) -> EngineOutput:
+    """The last update. With an error, tokens that were not emitted yet are dropped."""
+    failed = ending.finish == "error"
+    update = EngineOutput(sequence.rid) if failed else _tokens(sequence, sequence.length)
+    update.finish, update.matched = ending.finish, ending.matched
+    update.code, update.error = ending.code, ending.error
+    update.pin = sequence.pin
+    if sequence.pool is not None and not failed:
+        update.vector = sequence.pool.vector()
+    return update
+
+
+def take_states(sequence: RequestState, states: np.ndarray) -> None:
+    """Hidden states or scores that a step found for the sequence's pool, float32 [tokens, size].
+    What is no number makes the request end with an error."""
+    assert sequence.pool is not None
+    sequence.pool.take(states)
+    if not np.isfinite(states).all():
+        error = "the model's hidden states are not numbers"
+        sequence.ending = Ending("error", code=InternalError.code, error=error)
+
+
+def add_prompt_figures(sequence: RequestState, update: EngineOutput) -> None:
+    """Add the prompt's figures, if this is the request's first update."""
+    if sequence.announced or sequence.queued is None:
+        return
+    sequence.announced = True
+    update.cached_tokens = sequence.cached_tokens
+    update.queued = sequence.queued
+    update.report = sequence.report
+    update.pin = sequence.pin
+    first, stop = sequence.score_from, sequence.prompt_len
+    scored = sum(len(part.logprobs) for part in sequence.prompt_scores)
+    # If it is aborted, some may still be under way.
+    if first < stop and scored == stop - max(first, 1):
+        update.prompt_targets = sequence.tokens[first:stop]
+        if scored:
+            update.prompt_scores = _joined(sequence.prompt_scores)
+        sequence.prompt_scores = []
+
+
+def add_lost_drafts(sequence: RequestState, update: EngineOutput) -> None:
+    """Add the drafted tokens that came to nothing, to the last update: also those that were right,
+    of tokens that are never emitted."""
+    update.rejected += sequence.rejected + len(sequence.accepted)
+
+
+def _tokens(sequence: RequestState, stop: int) -> EngineOutput:
+    """An update with the tokens up to `stop`, which then count as emitted."""
+    start = sequence.emitted
+    if stop == start + 1 == sequence.length:
+        update = EngineOutput(sequence.rid, (sequence.last,))
+    else:
+        update = EngineOutput(sequence.rid, tuple(sequence.tokens[start:stop].tolist()))
+    if sequence.output_scores:
+        update.scores = _joined(sequence.output_scores)
+        assert len(update.scores.logprobs) == stop - start, f"{sequence}: scores out of line"
+        sequence.output_scores = []
+    if sequence.forced:
+        update.forced = tuple(at - start for at in sequence.forced if at < stop)
+        sequence.forced = [at for at in sequence.forced if at >= stop]
+    sequence.emitted = stop
+    if sequence.accepted:
+        update.accepted = tuple(at - start for at in sequence.accepted if at < stop)
+        sequence.accepted = [at for at in sequence.accepted if at >= stop]
+    update.rejected, sequence.rejected = sequence.rejected, 0
+    return update
+
+
+def _joined(parts: list[TokenScores]) -> TokenScores:
+    if len(parts) == 1:
+        return parts[0]
+    return TokenScores(
+        logprobs=np.concatenate([part.logprobs for part in parts]),
+        top_ids=np.concatenate([part.top_ids for part in parts]),
+        top_logprobs=np.concatenate([part.top_logprobs for part in parts]),
+    )
+
+
+# Suspects -----------------------------------------------------------------------------------------
+#
+# Requests that were in a step that failed: which of them made it fail?
+
+
+MAX_ACCUSATIONS = 2
+"""How often a request may be in a failing step of several, none of whom then fails alone: what
+fails only for several together (memory, say) must end, too."""
+
+
+class Suspects:
+    """Those that are to be computed alone until each is past where its step failed.
+
+    A step of several that fails does not say who made it fail. A step of one does: whoever fails
+    alone is guilty, whoever comes as far as it had been is not.
+    """
+
+    def __init__(self) -> None:
+        self._queue: deque[RequestState] = deque()
+        self._accused: list[RequestState] = []
+        """Those of the last failing step of several."""
+
+    def __bool__(self) -> bool:
+        return bool(self._queue)
+
+    def add(self, sequence: RequestState, until: int) -> None:
+        """`sequence` is computed alone until its first `until` tokens are."""
+        sequence.suspected_until = until
+        self._queue.append(sequence)
+
+    def first(self) -> RequestState | None:
+        """The one to compute now; None if nobody is left. No step may be under way."""
+        while self._queue:
+            sequence = self._queue[0]
+            if not sequence.finished and sequence.computed < sequence.suspected_until:
+                return sequence
+            sequence.suspected_until = 0
+            self._queue.popleft()
+        self._accused = []  # a later fault says nothing of them
+        return None
+
+    def accuse(self, flight: InFlightStep) -> list[RequestState]:
+        """A step failed: suspect its requests. Returns those that must end."""
+        rows = [sequence for sequence in flight.rows if not sequence.finished]
+        if len(flight.rows) == 1:  # those who were aborted meanwhile were company, too
+            for sequence in self._accused:
+                sequence.accusations = 0
+            self._accused = []
+            return rows
+        self._accused, guilty = rows, []
+        for sequence in rows:
+            if sequence.accusations == MAX_ACCUSATIONS:
+                guilty.append(sequence)
+                continue
+            sequence.accusations += 1
+            self.add(sequence, min(sequence.computed, sequence.length))
+        return guilty
+
+
+# Intake -------------------------------------------------------------------------------------------
+
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Retreat:
+    """The constraint takes tokens back: the sequence is to go on from `length` tokens."""
+
+    length: int
+
+
+Verdict = Ending | Retreat | None
+"""What to do after a token; None: go on."""
+
+
+class TokenIntake:
+    """Appends tokens to sequences and counts.
+
+    *Jumps.* Where the matcher forces tokens, they are appended at once, so that the next step
+    computes all of them in one chunk and samples behind. A forced token counts, ends and stops like
+    a sampled one. A stop token that `min_tokens` bans now is not forced on the request: sampling
+    then finds other tokens for the same text, if there are any.
+
+    *Retreats.* A checked constraint may refuse a token that its mask allowed. It then says how many
+    tokens it takes back: where `Matcher.can_retreat`, any that were not told yet, else none.
+    """
+
+    def __init__(self) -> None:
+        self.forced_tokens = 0
+        self.jumps = 0
+        self.retreats = 0
+
+    def begin(self, sequence: RequestState) -> None:
+        """Append what is forced before anything is sampled, so that it is computed with the prompt.
+
+        Raises what the constraint failed with.
+        """
+        if sequence.ending is not None:
+            return
+        try:
+            verdict = self._jump(sequence)
+        except BaseException as error:  # a panic in a compiled library is no Exception
+            verdict = _failed(sequence, error)
+        if isinstance(verdict, Retreat):
+            sequence.shorten(verdict.length)
+        elif isinstance(verdict, Ending) and verdict.finish == "error":
+            raise from_code(verdict.code, verdict.error)
+        else:
+            sequence.ending = verdict
+
+    def try_take_fast(self, sequence: RequestState, token: int, scores: TokenScores | None) -> bool:
+        """`take` for the common case, as cheap as can be, since it runs once per row and step.
+
+        For a `plain` sequence. Returns False, having done nothing, if the token may end it or the
+        constraint needs a closer look: call `take` then.
+        """
+        if token < 0 or token in sequence.stops or sequence.length + 1 >= sequence.full:
+            return False
+        matcher = sequence.matcher
+        if matcher is not None:
+            try:
+                if not matcher.try_advance_fast(token, sequence.jumps):
+                    return False
+            except BaseException:  # whatever it is, `take` meets it again
+                return False
+        sequence.pending -= 1
+        sequence.append(token)
+        if scores is not None:
+            sequence.output_scores.append(scores)
+        return True
+
+    def take(self, sequence: RequestState, token: int, scores: TokenScores | None) -> Verdict:
+        """Append `token`, whose log-probabilities are `scores`, and the tokens forced behind it.
+
+        A token of -1 (see `StepResult`) ends the request with an error that says why nothing could
+        be sampled.
+        """
+        if sequence.fault is not None:
+            return _failed(sequence, sequence.fault)
+        if token < 0:
+            return _nothing(sequence)
+        if sequence.matcher is None:
+            return self._take_and_jump(sequence, token, scores)
+        try:
+            return self._take_and_jump(sequence, token, scores)
+        except BaseException as error:
+            return _failed(sequence, error)
+
+    def _take_and_jump(
+        self, sequence: RequestState, token: int, scores: TokenScores | None
+    ) -> Verdict:
+        length = sequence.length
+        verdict = self._append(sequence, token)
+        if scores is not None and sequence.length > length:
+            sequence.output_scores.append(scores)
+        return self._jump(sequence) if verdict is None else verdict
+
+    def _append(self, sequence: RequestState, token: int) -> Verdict:
+        """Append `token` unless the constraint refuses it."""
+        matcher = sequence.matcher
+        stops = token in sequence.stops and sequence.outputs >= sequence.params.min_tokens
+        stops = stops and not (matcher is not None and matcher.ignores(token))
+        # A checked constraint must see the end of the text, too.
+        asked = matcher is not None and (not stops or sequence.held)
+        if asked and matcher is not None and not matcher.advance(token):
+            return self._refused(sequence, token)
+        sequence.append(token)
+        if stops:
+            return Ending("stop", token)
+        if matcher is not None and matcher.is_finished():
+            return Ending("stop")
+        if matcher is not None and matcher.is_free():
+            sequence.matcher = None
+        if sequence.length >= sequence.full:
+            return Ending("length")
+        return None
+
+    def _refused(self, sequence: RequestState, token: int) -> Verdict:
+        matcher = sequence.matcher
+        assert matcher is not None
+        reason = matcher.error()
+        undone = matcher.retreat()
+        if undone is None or sequence.length - undone < sequence.emitted:
+            error = matcher.error() or reason
+            if not sequence.held:
+                # The mask allowed the token, so the constraint has run into one of its bounds.
+                error = f"the constraint stopped at token {token}: {reason}"
+            return Ending("error", code=ConstraintNotMet.code, error=error)
+        self.retreats += 1
+        return Retreat(sequence.length - undone)
+
+    def _jump(self, sequence: RequestState) -> Verdict:
+        matcher = sequence.matcher
+        if matcher is None or not sequence.jumps:
+            return None
+        start = sequence.length
+        verdict: Verdict = None
+        while verdict is None and (tokens := matcher.forced_tokens()):
+            verdict, done = self._take_forced(sequence, tokens)
+            if done:
+                break
+        if sequence.length > start:
+            count = sequence.length - start
+            sequence.forced.extend(range(start, sequence.length))
+            if sequence.params.logprobs:
+                sequence.want_scores(start)
+            self.forced_tokens += count
+            self.jumps += 1
+        return verdict
+
+    def _take_forced(self, sequence: RequestState, tokens: list[int]) -> tuple[Verdict, bool]:
+        """Append `tokens`. The flag says whether to stop here and sample next."""
+        early = sequence.request.params.min_tokens
+        matcher = sequence.matcher
+        if sequence.plain and matcher is not None:
+            # The common case: tokens that neither stop nor complete the request.
+            room = sequence.full - sequence.length - 1
+            count = 0
+            for token in tokens[: max(room, 0)]:
+                if token in sequence.stops or not matcher.try_advance_fast(token, False):
+                    break
+                count += 1
+            if count:
+                sequence.extend(tokens[:count])
+                tokens = tokens[count:]
+        for token in tokens:
+            if token in sequence.stops and sequence.outputs < early:
+                return None, True
+            verdict = self._append(sequence, token)
+            if verdict is not None:
+                return verdict, True
+        return None, False
+
+
+def _failed(sequence: RequestState, error: BaseException) -> Ending:
+    """A fault of a matcher ends its request alone."""
+    log.error("the constraint of %r failed", sequence, exc_info=error)
+    return Ending("error", code=InternalError.code, error=f"the constraint failed: {error!r}")
+
+
+def _nothing(sequence: RequestState) -> Ending:
+    matcher = sequence.matcher
+    if matcher is None:
+        error = "no token can follow: the model's logits are not numbers, or all are excluded"
+        return Ending("error", code=InternalError.code, error=error)
+    reason = matcher.error() or "constraint, banned tokens and logit bias exclude all of them"
+    return Ending("error", code=ConstraintNotMet.code, error=f"no token can follow: {reason}")

@@ -1,0 +1,472 @@
+"""The model's chat template: conversations as text in which content cannot forge a role."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from datetime import datetime
+from itertools import chain, pairwise
+from types import BuiltinMethodType
+from typing import Any, NoReturn
+
+import jinja2
+from jinja2 import nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.runtime import Context
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from rootlace.runtime.model.checkpoint.source import ModelSource
+from rootlace.wire.errors import InvalidRequest
+from rootlace.wire.protocol import ChatFormat, Part, RoleFormat, Text
+
+# Chat format --------------------------------------------------------------------------------------
+#
+# A chat template as per-role text, found by taking small rendered conversations apart.
+
+
+Render = Callable[..., str]
+
+_S, _U, _A, _V, _T = (f"\u2603{name}\u2603" for name in ("sys", "one", "two", "three", "tool"))
+
+
+def plain(bos: str = "") -> ChatFormat:
+    """The format of models without a template."""
+    return ChatFormat(
+        opening=bos,
+        roles={
+            "system": RoleFormat("SYSTEM: ", "\n"),
+            "user": RoleFormat("USER: ", "\n"),
+            "assistant": RoleFormat("ASSISTANT:", "\n"),
+            "tool": RoleFormat("TOOL: ", "\n"),
+        },
+    )
+
+
+def write(
+    form: ChatFormat, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool
+) -> tuple[Part, ...]:
+    """A conversation in a format. Raises InvalidRequest for an unknown role or no text content."""
+    parts: list[Part] = [Text(form.opening, special=True)] if form.opening else []
+    if form.default_system and not (messages and messages[0].get("role") == "system"):
+        parts.append(Text(form.default_system, special=True))
+    for index, message in enumerate(messages):
+        role, content = message.get("role"), message.get("content") or ""
+        if role not in form.roles:
+            raise InvalidRequest(f"messages[{index}]: unknown role {role!r}")
+        if isinstance(content, list):
+            content = "".join(part.get("text", "") for part in content)
+        if not isinstance(content, str):
+            raise InvalidRequest(f"messages[{index}]: content must be text")
+        space = " " if role == "assistant" and form.roles[role].begin[-1:].isalnum() else ""
+        parts += [
+            Text(form.roles[role].begin, special=True),
+            Text(space + content),
+            Text(form.roles[role].end, special=True),
+        ]
+    if add_generation_prompt:
+        parts.append(Text(form.roles["assistant"].begin, special=True))
+    return tuple(parts)
+
+
+def derive(render: Render, bos: str) -> ChatFormat | None:
+    """The format behind a template; None where it cannot be taken apart this way.
+
+    The begin of `assistant` is the template's generation prompt, which may differ from how it
+    writes an answer that is history (a thinking model's opens its thoughts). Templates that put
+    the system message inside the first user turn have no exact per-role form: there the system
+    message is written as a user turn of its own.
+    """
+    try:
+        return _derive(render, bos)
+    except (InvalidRequest, _NoFormatError):
+        return None
+
+
+class _NoFormatError(Exception):
+    pass
+
+
+def _derive(render: Render, bos: str) -> ChatFormat:
+    user, answer, again = _message("user", _U), _message("assistant", _A), _message("user", _V)
+    before_user, user_end = _cut(_text(render, [user]), _U)
+    _, generation = _cut(_text(render, [user], generate=True), _U)
+    assistant_begin = _without_prefix(generation, user_end)
+    _, assistant_end = _cut(_text(render, [user, answer]), _A)
+    _, between = _cut(_text(render, [user, answer, again]), _A)
+    between, _ = _cut(between, _V)
+    user_begin = _without_prefix(between, assistant_end)
+    head = _without_suffix(before_user, user_begin)
+    user_format = RoleFormat(user_begin, user_end)
+    roles = {"user": user_format, "assistant": RoleFormat(assistant_begin, assistant_end)}
+    opening, default, system = _system(render, head, user_format, bos)
+    roles["system"] = system
+    tool = _tool(render, [user, answer], assistant_end)
+    if tool is not None:
+        roles["tool"] = tool
+    return ChatFormat(opening, default, roles)
+
+
+def _system(render: Render, head: str, user: RoleFormat, bos: str) -> tuple[str, str, RoleFormat]:
+    """Opening, default system text, and the system role's format.
+
+    `head` is what the template writes before a conversation without a system message.
+    """
+    opening = bos if bos and head.startswith(bos) else ""
+    try:
+        text = _text(render, [_message("system", _S), _message("user", _U)])
+        before, after = _cut(text, _S)
+        between, _ = _cut(after, _U)
+        end = _without_suffix(between, user.begin)
+        if before.startswith(head):
+            opening = head
+        return opening, head[len(opening) :], RoleFormat(_without_prefix(before, opening), end)
+    except (InvalidRequest, _NoFormatError):
+        # No system messages, or inside the user's turn.
+        return opening, head[len(opening) :], user
+
+
+def _tool(render: Render, before: list[dict[str, Any]], assistant_end: str) -> RoleFormat | None:
+    try:
+        text = _text(render, [*before, _message("tool", _T)])
+        begin, end = _cut(text, _T)
+        _, begin = _cut(begin, _A)
+        return RoleFormat(_without_prefix(begin, assistant_end), end)
+    except (InvalidRequest, _NoFormatError):
+        return None
+
+
+def _message(role: str, content: str) -> dict[str, Any]:
+    return {"role": role, "content": content}
+
+
+def _text(render: Render, messages: list[dict[str, Any]], generate: bool = False) -> str:
+    return render(messages=messages, add_generation_prompt=generate)
+
+
+def _cut(text: str, sentinel: str) -> tuple[str, str]:
+    before, found, after = text.partition(sentinel)
+    if not found or sentinel in after:
+        raise _NoFormatError
+    return before, after
+
+
+def _without_prefix(text: str, prefix: str) -> str:
+    if not text.startswith(prefix):
+        raise _NoFormatError
+    return text[len(prefix) :]
+
+
+def _without_suffix(text: str, suffix: str) -> str:
+    if not text.endswith(suffix):
+        raise _NoFormatError
+    return text[: len(text) - len(suffix)]
+
+
+# Lookalikes ---------------------------------------------------------------------------------------
+#
+# What in the content of a conversation looks like a special token, or could become one.
+
+
+class Lookalikes:
+    """Marks what is content: a mark stands behind the first character of all that looks special.
+
+    That is a special token, in whatever case; at the ends of a text, but for white space, a part of
+    one that what is written beside it could complete; and a text that is the inner part of one, if
+    it is not among the `words` that a template looks for itself.
+    """
+
+    def __init__(self, special: Iterable[str], words: Collection[str] = ()) -> None:
+        contents = {*special} - {""}
+        self._whole = re.compile(_one_of(contents), re.IGNORECASE)
+        cut = [(c[:n].rstrip(), c[n:].lstrip()) for c in contents for n in range(1, len(c))]
+        self._heads = {_folded(head) for head, _ in cut if _looks_special(head)}
+        self._tails = {_folded(tail) for _, tail in cut if _looks_special(tail)}
+        self._all = "\n".join(contents).casefold()
+        self._cores = {c[1:-1].casefold() for c in contents}
+        self._longest = max(map(len, contents), default=0)
+        self._words = frozenset(words)
+
+    def marked(self, value: Any, mark: str) -> Any:
+        """`value` with the mark in all its texts, and the names of its items."""
+        if isinstance(value, str):
+            return self._text(value, mark)
+        if isinstance(value, dict):
+            return {self.marked(k, mark): self.marked(v, mark) for k, v in value.items()}
+        if isinstance(value, list | tuple):
+            return [self.marked(one, mark) for one in value]
+        return value
+
+    def remarked(self, before: str, after: str, mark: str) -> str:
+        """The text `after`, which a template made of `before`: special tokens that are only there
+        were put together of content."""
+        made = Counter(self._whole.findall(after))
+        return self._text(after, mark) if made - Counter(self._whole.findall(before)) else after
+
+    def _text(self, text: str, mark: str) -> str:
+        begin, end = len(text) - len(text.lstrip()), len(text.rstrip())
+        places, at = set[int](), 0
+        while match := self._whole.search(text, at):
+            at = _first_of(match) + 1  # one may begin within another
+            places.add(at - 1)
+        # What is only looked for at the ends is looked for there alone: texts may be long.
+        most = range(min(self._longest, end - begin), 0, -1)
+        if any(_folded(text[begin : begin + n]) in self._tails for n in most):
+            places.add(begin)
+        places.update(end - n for n in most if _folded(text[end - n : end]) in self._heads)
+        if not places and end - begin <= self._longest and self._is_inner(text[begin:end]):
+            places.add(begin)
+        if not places:
+            return text
+        borders = [0, *(place + 1 for place in sorted(places)), len(text)]
+        return mark.join(text[one:other] for one, other in pairwise(borders))
+
+    def _is_inner(self, text: str) -> bool:
+        if not text or text in self._words:
+            return False
+        folded = text.casefold()
+        return folded in self._cores or (not text.isalnum() and folded in self._all)
+
+
+def split(text: str, mark: str) -> Iterable[Text]:
+    """A template's text, in which the character before each mark is ordinary text."""
+    position = 0
+    while (at := text.find(mark, position)) >= 0:
+        # The character before the mark interrupts the special run, and with it the token.
+        if at - 1 > position:
+            yield Text(text[position : at - 1], special=True)
+        yield Text(text[at - 1 : at])
+        position = at + 1
+    if position < len(text):
+        yield Text(text[position:], special=True)
+
+
+def _one_of(contents: Collection[str]) -> str:
+    """A pattern of these, the longest that fits: of a tree of their characters, so that each place
+    of a text is looked at for as long as one of them may stand there."""
+    tree: dict[str, Any] = {}
+    for content in contents:
+        node = tree
+        for character in content:
+            node = node.setdefault(character, {})
+        node[""] = {}
+    return _pattern(tree) if contents else "(?!)"
+
+
+def _pattern(node: dict[str, Any]) -> str:
+    ways = [
+        re.escape(character) + _pattern(below) for character, below in node.items() if character
+    ]
+    if not ways:
+        return ""
+    some = f"(?:{'|'.join(ways)})" if len(ways) > 1 or "" in node else ways[0]
+    return some + "?" * ("" in node)
+
+
+def _looks_special(part: str) -> bool:
+    """A single letter or digit looks like no token."""
+    part = part.strip()
+    return len(part) > 1 or bool(part and not part.isalnum())
+
+
+def _folded(text: str) -> str:
+    """So that texts are equal which differ in case alone, or would after `upper`."""
+    return text.upper().casefold()
+
+
+def _first_of(match: re.Match[str]) -> int:
+    """The first place of it that is no white space."""
+    found = match.group()
+    return match.start() + len(found) - len(found.lstrip() or found)
+
+
+# Chat ---------------------------------------------------------------------------------------------
+
+
+_TOKEN_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token")
+_PRIVATE_USE = (range(0xE000, 0xF900), range(0xF0000, 0xFFFFE), range(0x100000, 0x10FFFE))
+# A variable of this name: no template can write it.
+_MARK = "the mark of content"
+
+
+class ChatTemplate:
+    """A Jinja chat template with the globals that transformers gives it.
+
+    `special` are the special tokens' contents; `bos` is what the tokenizer's post-processor puts
+    before a text. Without a template a plain "USER: ..." format is used.
+    """
+
+    def __init__(
+        self,
+        source: str | None,
+        special: Iterable[str] = (),
+        tokens: Mapping[str, str] | None = None,
+        bos: str = "",
+        tool_use: ChatTemplate | None = None,
+    ) -> None:
+        """`tool_use`: the template of conversations with tools, if the model has one of its own.
+        Raises InvalidRequest where the template has a syntax error."""
+        self.source = source
+        self.tool_use = tool_use
+        self._tokens = dict(tokens or {})
+        self._template: jinja2.Template | None = None
+        if source is not None:
+            try:
+                self._environment = _Environment(source, special)
+                self._template = self._environment.from_string(source)
+            except jinja2.TemplateError as error:
+                raise InvalidRequest(f"the chat template cannot be read: {error}") from error
+        self.format: ChatFormat = plain(bos)
+        if self._template is not None:
+            probed = derive(self._render, self._tokens.get("bos_token", ""))
+            self.format = probed or self.format
+
+    @classmethod
+    def read(cls, source: ModelSource, special: Iterable[str], bos: str) -> ChatTemplate:
+        """That of a model."""
+        config = source.tokenizer_config()
+        tokens = {name: _content(config[name]) for name in _TOKEN_NAMES if config.get(name)}
+        named = source.chat_templates()
+        tool_use = None
+        if "tool_use" in named:
+            tool_use = cls(named["tool_use"], special, tokens, bos)
+        return cls(named.get("default"), special, tokens, bos, tool_use)
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        /,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final: bool = False,
+        **more: Any,
+    ) -> tuple[Part, ...]:
+        """A conversation as parts for one `Append`; with `continue_final` it ends with the last
+        message's content, which the model is to go on with.
+
+        The template's text is special, and so is content that looks like no special token; of what
+        does (`Lookalikes`) the first character is ordinary text, so that it is not recognised.
+        `more` are further variables of the template. Raises InvalidRequest where the template
+        refuses the conversation, or values are nested too deeply.
+        """
+        if self._template is None:
+            parts = write(self.format, messages, add_generation_prompt)
+            return parts[:-1] if continue_final else parts
+        flat = [_flat(m) for m in messages]
+        given = {"messages": flat, "tools": tools or None, **more}
+        try:
+            mark = _unused_character(given)
+            marked = self._environment.lookalikes.marked(given, mark)
+        except RecursionError:
+            raise InvalidRequest("the conversation holds values nested too deeply") from None
+        if continue_final:
+            last = marked["messages"][-1]
+            last["content"] = (last.get("content") or "") + 2 * mark
+        marked |= {"add_generation_prompt": add_generation_prompt, _MARK: mark}
+        text = self._render(**marked)
+        if continue_final:
+            text, found, _ = text.rpartition(2 * mark)
+            if not found:
+                raise InvalidRequest("the chat template does not write the last message's content")
+        return tuple(split(text, mark))
+
+    def _render(self, /, **context: Any) -> str:
+        assert self._template is not None
+        context.setdefault("tools", None)
+        context.setdefault("documents", None)
+        try:
+            return self._template.render({**self._tokens, **context})
+        except InvalidRequest:
+            raise
+        except Exception as error:  # a template may do anything to odd messages
+            raise InvalidRequest(f"the chat template refuses this conversation: {error}") from error
+
+
+class _GenerationTag(Extension):
+    """`{% generation %}` marks the assistant's text for training; here it only passes it on."""
+
+    tags = {"generation"}  # noqa: RUF012 (the name and type are Jinja's)
+
+    def parse(self, parser: Parser) -> nodes.Node | list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+class _Environment(ImmutableSandboxedEnvironment):
+    """What a template may do. Where it replaces a part of a text, content stays content."""
+
+    def __init__(self, source: str, special: Iterable[str]) -> None:
+        """Raises jinja2.TemplateError where the template has a syntax error."""
+        super().__init__(
+            trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, loopcontrols]
+        )
+        self.lookalikes = Lookalikes(special, _words(self.parse(source)))
+        self.filters["tojson"] = _to_json
+        self.filters["replace"] = self.replace
+        self.globals["raise_exception"] = _refuse
+        self.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+
+    @jinja2.pass_context
+    def replace(
+        self, context: Context, text: Any, old: Any, new: Any, count: int | None = None
+    ) -> str:
+        """Jinja's filter, and the method of a text."""
+        before = str(text)
+        after = before.replace(str(old), str(new), -1 if count is None else count)
+        mark = context.get(_MARK)
+        return after if mark is None else self.lookalikes.remarked(before, after, mark)
+
+    def call(self, context: Context, called: Any, /, *args: Any, **kwargs: Any) -> Any:
+        own = called.__self__ if isinstance(called, BuiltinMethodType) else None
+        if isinstance(own, str) and called.__name__ == "replace":
+            return self.replace(context, own, *args)
+        return super().call(context, called, *args, **kwargs)
+
+
+def _words(template: nodes.Template) -> set[str]:
+    """What a template looks for in messages: names of items, and texts."""
+    found = {node.attr for node in template.find_all(nodes.Getattr)}
+    consts = (node.value for node in template.find_all(nodes.Const))
+    return found | {value for value in consts if isinstance(value, str)}
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    # Jinja's own filter escapes <, > and &, which is right for HTML only.
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
+
+
+def _refuse(message: str) -> NoReturn:
+    raise InvalidRequest(f"the chat template refuses this conversation: {message}")
+
+
+def _content(token: Any) -> str:
+    return token["content"] if isinstance(token, dict) else str(token)
+
+
+def _flat(message: Mapping[str, Any]) -> dict[str, Any]:
+    """Content given as a list of text parts becomes one string."""
+    content = message.get("content")
+    if isinstance(content, list) and all(
+        isinstance(part, dict) and part.get("type") == "text" for part in content
+    ):
+        return {**message, "content": "".join(part.get("text", "") for part in content)}
+    return dict(message)
+
+
+def _unused_character(given: Any) -> str:
+    """Raises InvalidRequest where every character of private use is in `given`."""
+    used = set(json.dumps(given, ensure_ascii=False, default=str))
+    for character in map(chr, chain(*_PRIVATE_USE)):
+        if character not in used:
+            return character
+    raise InvalidRequest("the conversation holds every character of private use")

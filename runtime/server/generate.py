@@ -1,0 +1,594 @@
+"""One `Generate`: n engine requests, their samples, and what becomes part of the branch."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import msgspec
+import numpy as np
+
+from rootlace.runtime.contracts.messages import (
+    NO_TOKENS,
+    EngineOutput,
+    EngineRequest,
+    ThoughtTokens,
+    TokenScore,
+)
+from rootlace.runtime.server.branch import Branch, check_fits, settle
+from rootlace.runtime.server.cache_lint import with_texts
+from rootlace.runtime.server.core import Core, Requests
+from rootlace.runtime.server.detokenizer import Detokenizer
+from rootlace.runtime.server.server_state import call_for
+from rootlace.runtime.server.session_log import GenerationLog
+from rootlace.runtime.server.stops import Search, StopChecker, searches_of
+from rootlace.runtime.server.tokenizer import Piece, Tokenizer
+from rootlace.runtime.structured.thoughts import Watch, Where
+from rootlace.wire.errors import InvalidRequest, RootlaceError, StateLost
+from rootlace.wire.protocol import (
+    CacheReport,
+    Chunk,
+    Event,
+    FinishReason,
+    Generate,
+    Generated,
+    Output,
+    SamplingParams,
+    Timing,
+    TokenLogprob,
+    Usage,
+)
+from rootlace.wire.sampling import with_defaults
+
+# Sample -------------------------------------------------------------------------------------------
+#
+# One sample under way: its tokens, its text, and where it stops.
+
+
+class Sample:
+    """Turns the engine's updates of one request into chunks and an output.
+
+    `context` are the ids of the prompt. `token_ids` holds every sampled token, the one that ended
+    the sample included; `kept` says what becomes part of the branch.
+
+    Text is decoded no earlier than needed: token by token if there are stop strings, chunk by chunk
+    if there are chunks, else at the end.
+    """
+
+    def __init__(
+        self,
+        index: int,
+        tokenizer: Tokenizer,
+        context: Sequence[int],
+        params: SamplingParams,
+        searches: Sequence[Search] = (),
+        thoughts: ThoughtTokens | None = None,
+    ) -> None:
+        """`searches` are those of `params.stop_regex`; nothing stops within `thoughts`."""
+        self.index = index
+        self.token_ids: list[int] = []
+        self.logprobs: list[TokenLogprob] = []
+        self.forced_at: list[int] = []
+        """Which of `token_ids` the constraint forced."""
+        self.finish: FinishReason | None = None
+        self.matched: str | int | None = None
+        self._params = params
+        self._tokenizer = tokenizer
+        self._detokenizer = Detokenizer(tokenizer, context, params.skip_special_tokens)
+        self._stops: StopChecker | None = None
+        if params.stop or searches:
+            self._stops = StopChecker(params.stop, params.no_stop_trim, searches)
+        self._watch: Watch | None = None
+        if self._stops is not None and thoughts is not None:
+            self._watch = Watch(thoughts, tokenizer.token_bytes)
+            self._place = self._watch.start
+        self._undecided: list[str] = []
+        """What may be the beginning of thoughts, or of an answer."""
+        self._texts: list[str] = []
+        self._decoded = 0
+        """How many of `token_ids` have their text in `_texts`, or held back in the detokenizer."""
+        self._ends: list[int] = []
+        """With stop strings: characters decoded after each token, -1 within a character."""
+        self._length = 0
+        self._chunked_texts = 0
+        self._chunked_ids = 0
+
+    def feed(self, update: EngineOutput) -> None:
+        """Take new tokens. Once `finish` is set, later updates do not count."""
+        if update.scores is not None:
+            self._take_scores(update.token_scores(), update.forced)
+        if self._stops is not None:
+            self._feed_checked(update, self._stops)
+            return
+        if update.forced:
+            self.forced_at += [len(self.token_ids) + at for at in update.forced]
+        self.token_ids += update.token_ids
+        if update.finish is not None:
+            self.finish = "stop" if update.finish == "stop" else "length"
+            self.matched = update.matched
+            self._decode(len(self.token_ids) - self._trims_last(update))
+            self._texts.append(self._detokenizer.flush())
+
+    def _feed_checked(self, update: EngineOutput, stops: StopChecker) -> None:
+        last = len(update.token_ids) - 1
+        forced = update.forced
+        trims_last = self._trims_last(update)
+        for i, token_id in enumerate(update.token_ids):
+            if forced and i in forced:
+                self.forced_at.append(len(self.token_ids))
+            self.token_ids.append(token_id)
+            if trims_last and i == last:
+                break
+            self._add_checked(self._detokenizer.feed((token_id,)), stops, token_id)
+            if stops.matched is not None:
+                self.finish, self.matched = "stop", stops.matched
+                del self.logprobs[len(self.token_ids) :]
+                return
+        if update.finish is not None:
+            self._end_checked("stop" if update.finish == "stop" else "length", update, stops)
+
+    def _trims_last(self, update: EngineOutput) -> bool:
+        """Whether the update's last token is a stop token, which is left out of the text."""
+        stopped_by_token = update.finish == "stop" and update.matched is not None
+        return stopped_by_token and bool(update.token_ids) and not self._params.no_stop_trim
+
+    def feed_chunk(self, update: EngineOutput, op: int) -> Chunk | None:
+        """`feed`, and what `take_chunk` gives then; short where nothing but new text comes."""
+        ids = update.token_ids
+        if (
+            update.finish is not None
+            or update.scores is not None
+            or update.forced
+            or self._stops is not None
+            or self._chunked_ids != len(self.token_ids)
+        ):
+            self.feed(update)
+            return self.take_chunk(op)
+        self.token_ids += ids
+        self._decoded = len(self.token_ids)
+        text = self._detokenizer.feed(ids)
+        if not text:
+            return None
+        self._texts.append(text)
+        self._chunked_texts = len(self._texts)
+        self._chunked_ids = self._decoded
+        return Chunk(op, self.index, text, ids)
+
+    def take_chunk(self, op: int) -> Chunk | None:
+        """What is new since the last chunk; None while there is no new text to show."""
+        if self._stops is None and self.finish is None:
+            self._decode(len(self.token_ids))
+        text = "".join(self._texts[self._chunked_texts :])
+        ids = self.token_ids[self._chunked_ids :]
+        if not text and not (ids and self.finish):
+            return None
+        logprobs = self.logprobs[self._chunked_ids :]
+        self._chunked_texts = len(self._texts)
+        self._chunked_ids += len(ids)
+        return Chunk(op, self.index, text, tuple(ids), tuple(logprobs))
+
+    def has(self, characters: int, tokens: int) -> bool:
+        """Whether so much was fed, decoded for chunks."""
+        known = sum(map(len, self._texts))
+        return 0 <= characters <= known and 0 <= tokens <= len(self.token_ids)
+
+    def told(self, characters: int, tokens: int) -> None:
+        """The client has so much of what was fed; the next chunk has what is behind."""
+        text = "".join(self._texts)
+        self._texts = [text[:characters], text[characters:]]
+        self._chunked_texts = 1
+        self._chunked_ids = tokens
+
+    def output(self) -> Output:
+        assert self.finish is not None
+        return Output(
+            "".join(self._texts),
+            tuple(self.token_ids),
+            self.finish,
+            self.matched,
+            tuple(self.logprobs),
+            len(self.forced_at),
+            tuple(self.forced_at),
+        )
+
+    def kept(self) -> tuple[list[int], str]:
+        """The ids that join the branch, and the text behind them that becomes pending."""
+        if isinstance(self.matched, str):
+            assert self._stops is not None
+            cut = self._stops.cut
+            count = len(self._ends)
+            while count and not 0 <= self._ends[count - 1] <= cut:
+                count -= 1
+            whole = self._ends[count - 1] if count else 0
+            return self.token_ids[:count], "".join(self._texts)[whole:cut]
+        if self.matched is not None and not self._params.no_stop_trim:
+            return self.token_ids[:-1], ""
+        return self.token_ids, ""
+
+    def _take_scores(self, scores: Sequence[TokenScore], forced: tuple[int, ...]) -> None:
+        tokenizer = self._tokenizer
+        self.logprobs += [
+            token_logprob(tokenizer, score, index in forced) for index, score in enumerate(scores)
+        ]
+
+    def _decode(self, count: int) -> None:
+        """Decode the first `count` tokens, as far as their text is certain."""
+        if count > self._decoded:
+            new = self.token_ids[self._decoded : count]
+            self._decoded = count
+            if text := self._detokenizer.feed(new):
+                self._texts.append(text)
+
+    def _add_checked(self, text: str, stops: StopChecker, token_id: int) -> None:
+        self._length += len(text)
+        self._ends.append(self._length if self._detokenizer.clean else -1)
+        early = len(self._ends) < self._params.min_tokens
+        if self._watch is not None and self._place.where is not Where.BEHIND:
+            before, self._place = self._place, self._watch.after(self._place, token_id)
+            if self._place.where is Where.MAYBE:
+                self._undecided.append(text)
+                return
+            early = early or not self._place.never
+            if before.where is Where.MAYBE:
+                text = "".join([*self._undecided, text])
+                self._undecided = []
+        self._texts.append(stops.skip(text) if early else stops.feed(text))
+
+    def _end_checked(self, finish: FinishReason, update: EngineOutput, stops: StopChecker) -> None:
+        rest = "".join([*self._undecided, self._detokenizer.flush()])
+        inside = self._watch is not None and self._place.where is Where.INSIDE
+        self._texts.append(stops.skip(rest) if inside else stops.feed(rest))
+        if stops.matched is not None:
+            self.finish, self.matched = "stop", stops.matched
+            return
+        self._texts.append(stops.flush())
+        self.finish, self.matched = finish, update.matched
+
+
+def token_logprob(tokenizer: Tokenizer, score: TokenScore, forced: bool = False) -> TokenLogprob:
+    top = tuple((id_, value, tokenizer.token_text(id_)) for id_, value in score.top)
+    text = tokenizer.token_text(score.token_id)
+    return TokenLogprob(score.token_id, text, score.logprob, top, forced)
+
+
+# Generation ---------------------------------------------------------------------------------------
+
+
+# Bounds the cost per token of looking for stop strings.
+MAX_STOP_LENGTH = 1024
+MAX_PROMPT_LOGPROBS = 2**19
+"""Alternatives included: the wire's encoder takes 40 ms for them, in which nothing else runs."""
+# How many tokens the engine reports at a time where nobody streams and there is no stop string. If
+# the engine dies, up to that many are lost and sampled again by the next one.
+QUIET_TOKENS = 32
+# The least time between two points of what is told of a generation's progress.
+PROGRESS_SECONDS = 0.01
+CHARACTERS_PER_TOKEN = 16
+"""Of a prediction no more is looked at than so many for each token that the context may have."""
+
+
+class Generation:
+    """Runs one operation. The first sample continues the branch; sample i has seed + i."""
+
+    def __init__(
+        self,
+        core: Core,
+        branch: Branch,
+        op: Generate,
+        emit: Callable[[Event], None],
+        log: GenerationLog | None = None,
+    ) -> None:
+        """`log` is told what the engine tells, and has what an earlier server was told."""
+        self._log = log
+        self._core = core
+        self._branch = branch
+        params = with_defaults(op.params, core.model_info.sampling)
+        self._op = op if params is op.params else msgspec.structs.replace(op, params=params)
+        self._emit = emit
+        self._samples: list[Sample] = []
+        self._prompt_scores: EngineOutput | None = None
+        self._cached: int | None = None
+        self._tells = op.tell_cached
+        self._prompt_tokens = 0
+        self._report: CacheReport | None = None
+        self._pin = ""
+        self._accepted = self._rejected = 0
+        self._started = 0.0
+        self._queued = 0.0
+        self._first_token: float | None = None
+        self._progress: list[tuple[float, int]] = []
+
+    async def run(self) -> Event:
+        """The terminal event. Raises a typed error where the operation fails."""
+        self._started = time.monotonic()
+        spans = self._core.spans
+        if spans is None:
+            return await self._generate()
+        ended: Generated | RootlaceError | None = None
+        try:
+            ended = await self._generate()
+        except RootlaceError as error:
+            ended = error
+            raise
+        finally:
+            if ended is not None:
+                model, program = self._core.model_info.name, self._branch.program
+                spans.generated(model, program, self._op, ended, self._timing())
+        return ended
+
+    async def _generate(self) -> Generated:
+        core, branch, op = self._core, self._branch, self._op
+        self._check()
+        searches = await searches_of(op.params.stop_regex)
+        await settle(core, branch, everything=True)
+        state = branch.state
+        if not state.ids:
+            raise InvalidRequest("the branch is empty: there is nothing to generate from")
+        prompt = state.prompt()
+        self._prompt_tokens = len(prompt)
+        rows = self._scored_rows(len(prompt))
+        prediction = await self._predicted()
+        params = self._engine_params(len(state.ids))
+        # The other samples of one prompt find what the first one computes.
+        report = core.report_scope() if op.cache_report else ""
+        thoughts = self._thoughts(state.ids[-1])
+        self._samples = [
+            Sample(index, core.tokenizer, state.ids, op.params, searches, thoughts)
+            for index in range(op.params.n)
+        ]
+        if thoughts is not None and not (
+            op.constraint is not None or thoughts.stops or thoughts.budget is not None
+        ):
+            thoughts = None  # they change nothing for the engine
+        goes_on = self._log is not None and self._go_on(self._log)
+        paid = len(state.ids) if goes_on else branch.paid
+        requests = Requests(core.engine, branch.account, branch.source, paid)
+        branch.paid = 0
+        # Where a stop string may come, each token counts: the engine is to stop at once.
+        stops = bool(op.params.stop or searches)
+        emit_every = 1 if op.stream or stops else QUIET_TOKENS
+        emit_seconds = core.config.stream_interval if op.stream and not stops else 0.0
+        for sample in self._samples:
+            if sample.finish is not None:
+                continue
+            own = _for_sample(params, sample.index)
+            before = np.array(sample.token_ids, np.int32) if sample.token_ids else NO_TOKENS
+            requests.add(
+                lambda rid, own=own, before=before: EngineRequest(  # type: ignore[misc]
+                    rid,
+                    prompt,
+                    own,
+                    before,
+                    op.constraint,
+                    branch.namespace,
+                    branch.program,
+                    branch.adapter,
+                    emit_every=emit_every,
+                    emit_seconds=emit_seconds,
+                    report=report if own is params else "",
+                    handling=op.handling,
+                    resumed=goes_on,
+                    prediction=prediction,
+                    thoughts=thoughts,
+                ),
+                partial(self._take, sample),
+            )
+        await requests.finish(branch.wait)
+        generated = self._generated(prompt, await call_for(rows, self._prompt_logprobs))
+        kept, rest = self._samples[0].kept()
+        state.ids.extend(kept)
+        state.pending = (Piece(rest),) if rest else ()
+        if text := generated.outputs[0].text:
+            state.gained.append(Piece(text))
+        return generated
+
+    def _thoughts(self, last: int) -> ThoughtTokens | None:
+        """Those that the operation admits, behind the token `last`."""
+        given, core = self._op.thoughts, self._core
+        if given is None:
+            return None
+        begin, end, gap, then, close = (
+            tuple(core.tokenizer.encode_pieces((Piece(text, True),), last)) if text else ()
+            for text in (given.begin, given.end, given.gap, given.then, given.close)
+        )
+        return ThoughtTokens(
+            end,
+            begin,
+            gap,
+            then,
+            close,
+            given.budget,
+            stops=tuple(set(self._op.params.stop_token_ids) - core.eos_ids),
+            special=any(map(core.tokenizer.is_special, (*begin, *end))),
+        )
+
+    def _scored_rows(self, prompt: int) -> int:
+        """How many log-probabilities of the prompt's tokens are asked for. Raises InvalidRequest
+        for too many."""
+        params = self._op.params
+        if params.prompt_logprobs_from is None:
+            return 0
+        rows = (prompt - params.prompt_logprobs_from) * (1 + params.top_logprobs)
+        if rows > MAX_PROMPT_LOGPROBS:
+            raise InvalidRequest(
+                f"{rows} log-probabilities of the prompt are more than {MAX_PROMPT_LOGPROBS}: begin"
+                " later in it, or ask for fewer alternatives"
+            )
+        return rows
+
+    def _prompt_logprobs(self) -> tuple[TokenLogprob, ...]:
+        scores = [] if self._prompt_scores is None else self._prompt_scores.prompt_token_scores()
+        return tuple(token_logprob(self._core.tokenizer, score) for score in scores)
+
+    async def _predicted(self) -> np.ndarray:
+        """The tokens of the predicted text, as many as any output may have."""
+        core, most = self._core, self._core.model_info.context_length
+        text = self._op.prediction[: CHARACTERS_PER_TOKEN * most]
+        if not text:
+            return NO_TOKENS
+        ids = await core.tokenize(len(text), core.tokenizer.encode_pieces, (Piece(text),))
+        return np.array(ids[:most], np.int32)
+
+    def _go_on(self, log: GenerationLog) -> bool:
+        """Take what an earlier server was told, and send what the client does not have of it.
+        False if that was nothing. Raises StateLost where the client has more."""
+        before = log.before()
+        for index, update in before:
+            self._feed(self._samples[index], update)
+        for index, (characters, tokens) in log.progress.items():
+            known = 0 <= index < len(self._samples)
+            if not known or not self._samples[index].has(characters, tokens):
+                raise StateLost("the client has more of this stream than the server: it was lost")
+        if before and self._op.stream:
+            for sample in self._samples:
+                characters, tokens = log.progress.get(sample.index, (0, 0))
+                self._tells = self._tells and not tokens
+                sample.told(characters, tokens)
+                self._send(sample.take_chunk(self._op.op))
+        return bool(before)
+
+    def _take(self, sample: Sample, update: EngineOutput) -> int | None:
+        """Take one update. When the sample is complete: how many tokens came behind its end."""
+        if self._log is not None:
+            self._log.told(sample.index, update)
+        before = len(sample.token_ids)
+        self._send(self._feed(sample, update))
+        taken = len(sample.token_ids) - before
+        return None if sample.finish is None else len(update.token_ids) - taken
+
+    def _send(self, chunk: Chunk | None) -> None:
+        if chunk is None:
+            return
+        if self._tells and self._cached is not None:
+            self._tells = False
+            chunk = msgspec.structs.replace(
+                chunk, cached_tokens=self._cached, prompt_tokens=self._prompt_tokens
+            )
+        self._emit(chunk)
+
+    def _feed(self, sample: Sample, update: EngineOutput) -> Chunk | None:
+        if update.token_ids:
+            self._core.last_token = time.monotonic()
+            if self._first_token is None:
+                self._first_token = self._core.last_token
+        before = len(sample.token_ids)
+        if sample.index == 0:
+            if update.cached_tokens is not None:
+                self._cached = update.cached_tokens
+            if update.queued is not None:
+                self._queued = update.queued
+            if update.report is not None:
+                self._report = update.report
+            self._pin = update.pin or self._pin
+            if update.prompt_targets is not None:
+                # They come in one update, and again if the engine died and the request is replayed.
+                self._prompt_scores = update
+        chunk = None
+        if self._op.stream:
+            chunk = sample.feed_chunk(update, self._op.op)
+        else:
+            sample.feed(update)
+        if update.accepted or update.rejected:
+            # A stop string may be found before the last of the tokens that came together.
+            taken = len(sample.token_ids) - before
+            accepted = sum(at < taken for at in update.accepted)
+            self._accepted += accepted
+            self._rejected += update.rejected + len(update.accepted) - accepted
+        if update.token_ids and sample.index == 0:
+            self._note_progress(len(sample.token_ids))
+        return chunk
+
+    def _note_progress(self, tokens: int) -> None:
+        """The first sample has so many tokens now."""
+        told, now = self._progress, self._core.last_token - self._started
+        # The first and the latest stay; those between are far enough apart to draw.
+        if len(told) > 1 and told[-1][0] - told[-2][0] < PROGRESS_SECONDS:
+            told.pop()
+        told.append((now, tokens))
+
+    def _engine_params(self, prompt: int) -> SamplingParams:
+        """The parameters for the engine: no None where it needs a number, no stop strings."""
+        given = self._op.params
+        check_fits(self._core, prompt, room=0 if given.max_tokens == 0 else 1)
+        room = self._core.max_prompt - prompt
+        most = room if given.max_tokens is None else min(given.max_tokens, room)
+        stops = set(given.stop_token_ids)
+        if not given.ignore_eos:
+            stops |= self._core.eos_ids
+        first = given.prompt_logprobs_from
+        if first is not None and first > prompt:
+            raise InvalidRequest(
+                f"log-probabilities are wanted from token {first} on of a prompt of {prompt} tokens"
+            )
+        # No token is in a top_p of 0 by the sum of those before it, but the likeliest is to be.
+        greedy = {"temperature": 0.0, "top_p": 1.0} if given.top_p == 0 else {}
+        return msgspec.structs.replace(
+            given,
+            n=1,
+            given=(),
+            **greedy,
+            max_tokens=most,
+            min_tokens=min(given.min_tokens, most),
+            stop=(),
+            stop_regex=(),
+            stop_token_ids=tuple(sorted(stops)),
+            seed=secrets.randbits(63) if given.seed is None else given.seed,
+            prompt_logprobs_from=first if first is not None and first < prompt else None,
+        )
+
+    def _check(self) -> None:
+        vocabulary = self._core.model_info.vocab_size
+        params = self._op.params
+        for index, stop in enumerate(params.stop):
+            if len(stop) > MAX_STOP_LENGTH:
+                raise InvalidRequest(
+                    f"stop[{index}] has {len(stop)} characters, at most {MAX_STOP_LENGTH} fit"
+                )
+        for field, ids in (
+            ("stop_token_ids", params.stop_token_ids),
+            ("logit_bias", params.logit_bias),
+        ):
+            for token_id in ids:
+                if not 0 <= token_id < vocabulary:
+                    raise InvalidRequest(
+                        f"{field}: {token_id} is not a token id (the vocabulary has {vocabulary})"
+                    )
+
+    def _timing(self) -> Timing:
+        """Until now. Where no token came, that is when the first one did."""
+        total = time.monotonic() - self._started
+        first = total if self._first_token is None else self._first_token - self._started
+        return Timing(self._queued, first, total, tuple(self._progress))
+
+    def _generated(
+        self, prompt: np.ndarray, prompt_logprobs: tuple[TokenLogprob, ...]
+    ) -> Generated:
+        outputs = tuple(sample.output() for sample in self._samples)
+        timing = self._timing()
+        usage = Usage(
+            prompt_tokens=len(prompt),
+            cached_tokens=self._cached or 0,
+            completion_tokens=sum(len(output.token_ids) for output in outputs),
+            forced_tokens=sum(output.forced_tokens for output in outputs),
+            accepted=self._accepted,
+            rejected=self._rejected,
+        )
+        self._core.metrics.generated(timing, usage.completion_tokens // len(outputs))
+        report, finding = self._report, None
+        if self._core.config.cache_reports != "off" and not self._branch.private:
+            branch, lint = self._branch, self._core.lint
+            finding = lint.observe(branch.namespace, prompt, usage.cached_tokens, branch.adapter)
+        if report is not None:
+            advice = "" if finding is None else finding.says
+            report = with_texts(report, prompt, self._core.tokenizer, advice)
+        return Generated(self._op.op, outputs, usage, timing, prompt_logprobs, report, self._pin)
+
+
+def _for_sample(params: SamplingParams, index: int) -> SamplingParams:
+    if index == 0:
+        return params
+    assert params.seed is not None
+    seed = (params.seed + index + 2**63) % 2**64 - 2**63
+    return msgspec.structs.replace(params, seed=seed, prompt_logprobs_from=None)

@@ -1,0 +1,486 @@
+"""What is served and how it is doing: models, health, server information; and the cache flush."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from datetime import UTC, datetime
+from importlib import metadata
+from typing import Annotated, Any, ClassVar, TypeVar
+
+import msgspec
+from aiohttp import web
+
+from rootlace.runtime.contracts.messages import GetPins, GetTree, PinnedPrefix, TreeNode, Unpin
+from rootlace.runtime.server.auth import caller, namespace_of
+from rootlace.runtime.server.cache_lint import Finding, page_with_texts
+from rootlace.runtime.server.http import one_shot
+from rootlace.runtime.server.http.body import raw_body, read_body, read_query
+from rootlace.runtime.server.http.chat_pipeline import Chats, check_length
+from rootlace.runtime.server.http.chat_request import ChatRequest
+from rootlace.runtime.server.http.errors import InvalidParameter, RecordNotFound
+from rootlace.runtime.server.http.one_shot import behind_prompts, generate
+from rootlace.runtime.server.http.openai_body import (
+    Messages,
+    Tool,
+    template_arguments,
+    template_messages,
+    tools_of,
+)
+from rootlace.runtime.server.http.openai_chat import CHAT_BODY, ChatCompletions
+from rootlace.runtime.server.http.openai_completions import COMPLETION_BODY, Completions
+from rootlace.runtime.server.http.replies import Status, check_model, json_response, report_fields
+from rootlace.runtime.server.http.request_fields import parse_prompts
+from rootlace.runtime.server.metrics import CONTENT_TYPE
+from rootlace.runtime.server.model_texts import model_names
+from rootlace.runtime.server.served_model import ServedModel
+from rootlace.runtime.server.served_model import ServedModel as Gateway
+from rootlace.wire.errors import RootlaceError, ServerUnavailable
+from rootlace.wire.protocol import Explain, Explained
+
+# Cache --------------------------------------------------------------------------------------------
+#
+# What the cache holds, and why a prompt would be cached as far as it would be.
+
+
+T = TypeVar("T", Finding, TreeNode, PinnedPrefix)
+
+MAX_NODES = 2000
+"""Of one page of the tree: making more would hold the engine up."""
+
+
+class CacheQuery(msgspec.Struct, forbid_unknown_fields=True):
+    """`namespace`: which part of the cache; without it all that the server lets its clients see.
+    `model`: of which model, where there are several."""
+
+    namespace: str | msgspec.UnsetType = msgspec.UNSET
+    model: str | None = None
+
+
+class TreeQuery(CacheQuery):
+    """At most `limit` nodes, of those below the node `under` (0: the roots)."""
+
+    under: Annotated[int, msgspec.Meta(ge=0, le=2**53)] = 0
+    limit: Annotated[int, msgspec.Meta(ge=0, le=MAX_NODES)] = 200
+
+
+class _Given(msgspec.Struct):
+    """What tells a chat completion from a completion; nothing else is made of it."""
+
+    messages: msgspec.Raw = msgspec.Raw()
+
+
+class Findings(msgspec.Struct):
+    """What the lint of prompts noticed."""
+
+    findings: list[Finding]
+
+
+class Pins(msgspec.Struct):
+    """What is pinned."""
+
+    pins: list[PinnedPrefix]
+
+
+class Released(msgspec.Struct):
+    """A pin that is no more."""
+
+    id: str
+    deleted: bool = True
+
+
+class Cache:
+    """The handlers."""
+
+    def __init__(
+        self, gateway: ServedModel, completions: Completions, chat: ChatCompletions
+    ) -> None:
+        self._gateway = gateway
+        self._completions = completions
+        self._chat = chat
+
+    async def explain(self, request: web.Request) -> web.Response:
+        """How far a prompt is cached now, and why no further; nothing is computed."""
+        (job,) = await self._jobs(request)
+        (found,) = await behind_prompts(
+            self._gateway,
+            [(job.parts, Explain)],
+            1,
+            namespace=job.namespace,
+            adapter=job.adapter,
+            free=True,
+        )
+        assert isinstance(found, Explained)
+        return json_response(report_fields(found.report))
+
+    async def _jobs(self, request: web.Request) -> list[one_shot.GenerateRequest]:
+        """What the body of a completion or chat completion asks for, read as it would be there."""
+        if (await read_body(request, _Given)).messages:
+            return await self._chat.jobs(await read_body(request, CHAT_BODY))
+        jobs = self._completions.jobs(await read_body(request, COMPLETION_BODY))
+        if len(jobs) != 1:
+            raise InvalidParameter("prompt", f"one prompt is explained at a time, not {len(jobs)}")
+        return jobs
+
+    async def lint(self, request: web.Request) -> web.Response:
+        """What was noticed about prompts that could share more, what cost most first."""
+        namespace = self._namespace(read_query(request, CacheQuery))
+        found = self._gateway.lint.findings(namespace)
+        return json_response(Findings([_as_asked(finding) for finding in found]))
+
+    async def tree(self, request: web.Request) -> web.Response:
+        """A page of the radix tree: the nodes used last, each behind its parent."""
+        query = read_query(request, TreeQuery)
+        namespace = self._namespace(query)
+        page = await self._gateway.engine.ask(GetTree, namespace, query.under, query.limit)
+        page = page_with_texts(page, self._gateway.tokenizer)
+        return json_response(
+            msgspec.structs.replace(page, nodes=tuple(_as_asked(node) for node in page.nodes))
+        )
+
+    async def pins(self, request: web.Request) -> web.Response:
+        """What is pinned, those that end first."""
+        namespace = self._namespace(read_query(request, CacheQuery))
+        pins = await self._gateway.engine.ask(GetPins)
+        shown = [_as_asked(pin) for pin in pins if namespace in (None, pin.namespace)]
+        return json_response(Pins(shown))
+
+    async def unpin(self, request: web.Request) -> web.Response:
+        """Let a pin go; its blocks may be evicted from then on."""
+        namespace = self._namespace(read_query(request, CacheQuery))
+        pin = request.match_info["id"]
+        if not await self._gateway.engine.ask(Unpin, pin, namespace):
+            raise RecordNotFound("pin", pin)
+        return json_response(Released(pin))
+
+    def _namespace(self, query: CacheQuery) -> str | None:
+        """The one that is asked for: by default the empty one, or all (None) where clients may look
+        into all."""
+        check_model(self._gateway, query.model)
+        own = self._gateway.report_scope() == "own"
+        account = caller()
+        if query.namespace is not msgspec.UNSET:
+            return namespace_of(account, query.namespace)
+        return namespace_of(account, "") if own or account is not None else None
+
+
+def _as_asked(shown: T) -> T:
+    """A node, finding or pin with its namespace as the client's `cache_salt` names it."""
+    account = caller()
+    if account is None:
+        return shown
+    return msgspec.structs.replace(shown, namespace=account.salt(shown.namespace))
+
+
+# Health -------------------------------------------------------------------------------------------
+#
+# Whether the server is up, whether it is ready, and what it measures.
+
+
+READY_SECONDS = 10.0
+"""A token this long ago shows that the engine works; a probe may take as long."""
+
+
+class Health:
+    """The handlers."""
+
+    def __init__(self, gateway: ServedModel) -> None:
+        self._gateway = gateway
+        self._probe: asyncio.Task[None] | None = None
+
+    async def health(self, request: web.Request) -> web.Response:
+        """200 while the engine answers; needs no API key."""
+        if not self._gateway.healthy:
+            raise ServerUnavailable("the engine does not answer")
+        return json_response(Status("ok"))
+
+    async def health_generate(self, request: web.Request) -> web.Response:
+        """200 if a token can be generated now."""
+        await generate(self._gateway, 1)
+        return json_response(Status("ok"))
+
+    async def ready(self, request: web.Request) -> web.Response:
+        """200 if a token went through the engine lately; needs no API key. 404 if another model
+        than this one is asked for (`?model=`).
+
+        If no token did, one is made: one at a time, however many ask.
+        """
+        check_model(self._gateway, request.query.get("model"))
+        if time.monotonic() - self._gateway.last_token > READY_SECONDS:
+            if self._probe is None or self._probe.done():
+                self._probe = asyncio.create_task(generate(self._gateway, 1))
+            try:
+                await asyncio.wait_for(asyncio.shield(self._probe), READY_SECONDS)
+            except TimeoutError:
+                raise ServerUnavailable(
+                    f"no token went through the engine in {READY_SECONDS:g} seconds"
+                ) from None
+            except RootlaceError as error:
+                raise ServerUnavailable(f"no token can be made: {error}") from None
+        return json_response(Status("ready"))
+
+    async def metrics(self, request: web.Request) -> web.Response:
+        """For Prometheus."""
+        try:
+            status = await self._gateway.status()
+        except RootlaceError:
+            status = None
+        body = self._gateway.metrics.text(status)
+        return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE})
+
+
+# Tokenization -------------------------------------------------------------------------------------
+#
+# `POST /tokenize` and `POST /detokenize`, in vLLM's shapes.
+
+
+class TokenizeBody(msgspec.Struct, forbid_unknown_fields=True):
+    """A prompt, or a conversation that the chat template writes."""
+
+    one_of: ClassVar = ("prompt", "messages")
+    prompt: str | None = None
+    messages: Messages | None = None
+    model: str | None = None
+    add_special_tokens: bool | None = None
+    return_token_strs: bool | None = None
+    add_generation_prompt: bool | None = None
+    tools: list[Tool] | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+class DetokenizeBody(msgspec.Struct, forbid_unknown_fields=True):
+    tokens: list[int]
+    model: str | None = None
+
+
+class Tokenized(msgspec.Struct):
+    """Tokens, and their texts if they are asked for."""
+
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None
+
+
+class Detokenized(msgspec.Struct):
+    prompt: str
+
+
+class Tokenization:
+    """The handlers."""
+
+    def __init__(self, gateway: ServedModel, chats: Chats) -> None:
+        self._gateway = gateway
+        self._chats = chats
+
+    async def tokenize(self, request: web.Request) -> web.Response:
+        body = await read_body(request, TokenizeBody)
+        check_model(self._gateway, body.model)
+        ids = await (self._of_text(body) if body.messages is None else self._of_messages(body))
+        strings = None
+        if body.return_token_strs:
+            text_of = self._gateway.tokenizer.token_text
+            strings = await self._gateway.tokenize(len(ids), lambda: [text_of(i) for i in ids])
+        longest = self._gateway.model_info.context_length
+        return json_response(Tokenized(len(ids), longest, ids, strings))
+
+    async def _of_text(self, body: TokenizeBody) -> list[int]:
+        text = body.prompt or ""
+        check_length(self._gateway, "prompt", len(text))
+        return await self._gateway.tokenize(
+            len(text), self._gateway.tokenizer.encode, text, body.add_special_tokens is not False
+        )
+
+    async def _of_messages(self, body: TokenizeBody) -> list[int]:
+        request = ChatRequest(
+            template_messages(body.messages or []),
+            {},
+            tools=tools_of(body.tools),
+            add_generation_prompt=body.add_generation_prompt is not False,
+            continue_final=bool(body.continue_final_message),
+            template=template_arguments(body.chat_template_kwargs),
+        )
+        return await self._chats.encode(request)
+
+    async def detokenize(self, request: web.Request) -> web.Response:
+        body = await read_body(request, DetokenizeBody)
+        check_model(self._gateway, body.model)
+        if not body.tokens:
+            return json_response(Detokenized(""))
+        vocab_size = self._gateway.model_info.vocab_size
+        (prompt,) = parse_prompts(body.tokens, "tokens", vocab_size)
+        ids = prompt.ids or ()
+        check_length(self._gateway, "tokens", len(ids))
+        decode = self._gateway.tokenizer.decode
+        text = await self._gateway.tokenize(len(ids), decode, ids, skip_special_tokens=False)
+        return json_response(Detokenized(text))
+
+
+# Info ---------------------------------------------------------------------------------------------
+
+
+class ModelCard(msgspec.Struct, kw_only=True):
+    """A model, as OpenAI's and Anthropic's clients read it; an adapter's `parent` is its model.
+    `default_sampling`: what requests that do not say otherwise are sampled with, and
+    `default_sampling_from`: where each comes from; neither is known of a model that is not loaded.
+    """
+
+    id: str
+    object: str = "model"
+    type: str = "model"
+    display_name: str
+    created: int
+    created_at: str
+    owned_by: str = "rootlace"
+    root: str
+    parent: str | None
+    max_model_len: int | None = None
+    default_sampling: dict[str, float] | None = None
+    default_sampling_from: dict[str, str] | None = None
+
+
+class ModelList(msgspec.Struct, kw_only=True):
+    """All that is served; what follows the list is Anthropic's."""
+
+    object: str = "list"
+    data: list[ModelCard]
+    has_more: bool = False
+    first_id: str
+    last_id: str
+
+
+class Version(msgspec.Struct):
+    """The server's version."""
+
+    version: str
+
+
+class ModelEntry(msgspec.Struct):
+    """What is served; programs connect to `program_address`. `default_sampling` and
+    `default_sampling_from` are as `/v1/models` has them."""
+
+    model_path: str
+    tokenizer_path: str
+    is_generation: bool
+    served_model_name: str
+    context_length: int
+    vocab_size: int
+    block_size: int
+    capacity_tokens: int
+    program_address: str | None
+    default_sampling: dict[str, float]
+    default_sampling_from: dict[str, str]
+
+
+class ServerInfo(msgspec.Struct):
+    """What is served, and counters as `status`."""
+
+    version: str
+    model_path: str
+    served_model_name: str
+    context_length: int
+    max_total_num_tokens: int
+    page_size: int
+    disable_radix_cache: bool
+    program_address: str | None
+    healthy: bool
+    status: dict[str, Any]
+
+
+class Info:
+    """The handlers."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+        self._started = int(time.time())
+
+    async def models(self, request: web.Request) -> web.Response:
+        return json_response(model_list(self.cards()))
+
+    async def model(self, request: web.Request) -> web.Response:
+        return json_response(self._model(check_model(self._gateway, request.match_info["name"])))
+
+    async def model_info(self, request: web.Request) -> web.Response:
+        info = self._gateway.model_info
+        return json_response(
+            ModelEntry(
+                model_path=info.path,
+                tokenizer_path=info.path,
+                is_generation=info.labels is None,
+                served_model_name=info.name,
+                context_length=info.context_length,
+                vocab_size=info.vocab_size,
+                block_size=info.block_size,
+                capacity_tokens=info.capacity_tokens,
+                program_address=self._gateway.program_address,
+                default_sampling=info.sampling,
+                default_sampling_from=info.sampling_from,
+            )
+        )
+
+    async def version(self, request: web.Request) -> web.Response:
+        return json_response(Version(metadata.version("rootlace")))
+
+    async def tokenizer_info(self, request: web.Request) -> web.Response:
+        """The tokenizer's configuration and the chat template, as lm-eval asks for them."""
+        gateway = self._gateway
+        template = {} if gateway.chat.source is None else {"chat_template": gateway.chat.source}
+        return json_response({**gateway.tokenizer.config, **template})
+
+    async def server_info(self, request: web.Request) -> web.Response:
+        info = self._gateway.model_info
+        status = await self._gateway.status()
+        return json_response(
+            ServerInfo(
+                version=metadata.version("rootlace"),
+                model_path=info.path,
+                served_model_name=info.name,
+                context_length=info.context_length,
+                max_total_num_tokens=status.get("blocks_total", 0) * info.block_size,
+                page_size=info.block_size,
+                disable_radix_cache=not self._gateway.model_info.caching,
+                program_address=self._gateway.program_address,
+                healthy=self._gateway.healthy,
+                status=status,
+            )
+        )
+
+    async def flush_cache(self, request: web.Request) -> web.Response:
+        """Forget every cached prefix that no running request uses."""
+        await raw_body(request)
+        await self._gateway.flush()
+        return web.Response(text="Cache flushed.\n")
+
+    async def pause(self, request: web.Request) -> web.Response:
+        """Have the engine compute nothing, whatever `mode` sglang's clients name."""
+        await raw_body(request)
+        self._gateway.engine.pause(True)
+        return json_response(Status("paused"))
+
+    async def go_on(self, request: web.Request) -> web.Response:
+        await raw_body(request)
+        self._gateway.engine.pause(False)
+        return json_response(Status("ok"))
+
+    def cards(self) -> list[ModelCard]:
+        """The model, and with each of its adapters."""
+        return [self._model(name) for name in model_names(self._gateway.model_info)]
+
+    def _model(self, name: str) -> ModelCard:
+        info = self._gateway.model_info
+        return ModelCard(
+            id=name,
+            display_name=name,
+            created=self._started,
+            created_at=datetime.fromtimestamp(self._started, UTC).isoformat(),
+            root=info.path,
+            parent=None if name == info.name else info.name,
+            max_model_len=info.context_length,
+            default_sampling=info.sampling,
+            default_sampling_from=info.sampling_from,
+        )
+
+
+def model_list(cards: list[ModelCard]) -> ModelList:
+    return ModelList(data=cards, first_id=cards[0].id, last_id=cards[-1].id)

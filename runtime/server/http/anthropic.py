@@ -1,0 +1,568 @@
+"""`POST /v1/messages` and `POST /v1/messages/count_tokens`."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, ClassVar, Literal, TypedDict
+
+import msgspec
+from aiohttp import web
+
+from rootlace.runtime.server.http.body import SOME, Body, History, ignored, read_body, refused
+from rootlace.runtime.server.http.chat_pipeline import Chats, FinalOutput, Prepared
+from rootlace.runtime.server.http.chat_request import (
+    Begin,
+    BlockEvent,
+    Blocks,
+    ChatRequest,
+    More,
+    Pinned,
+    Thinking,
+    blocks_of,
+    budget_of,
+    thinking_arguments,
+)
+from rootlace.runtime.server.http.chat_request import Block as chat_request_Block
+from rootlace.runtime.server.http.chat_request import Tool as chat_request_Tool
+from rootlace.runtime.server.http.chat_request import ToolChoice as chat_request_ToolChoice
+from rootlace.runtime.server.http.constraints import Asked, json_source
+from rootlace.runtime.server.http.errors import InvalidParameter
+from rootlace.runtime.server.http.one_shot import MAX_PINS
+from rootlace.runtime.server.http.replies import (
+    NAMED_EVENTS,
+    Reports,
+    adapter_of,
+    check_model,
+    json_response,
+    report_of,
+    stream_events,
+)
+from rootlace.runtime.server.http.request_fields import HandlingBody, handling_of
+from rootlace.runtime.server.served_model import ServedModel
+from rootlace.wire.protocol import Constraint, Generated, Output, Usage
+from rootlace.wire.sampling import PIN_SECONDS, Cache
+
+# Body ---------------------------------------------------------------------------------------------
+#
+# Bodies of Anthropic's messages.
+
+
+_ACCOUNT = ignored("it is about the account of Anthropic's clients")
+_NO_SERVER_TOOLS = refused("tools are run by the client")
+
+
+class CacheControl(Body):
+    """The prompt is pinned up to here, if there is room for it."""
+
+    type: Literal["ephemeral"]
+    ttl: Literal["5m", "1h"] | None = None
+
+
+_CacheControl = CacheControl | None
+
+
+class InputTextBlock(History, tag_field="type", tag="text"):
+    ONLY: ClassVar[str] = "only text can be read"
+
+    text: str
+    cache_control: _CacheControl = None
+
+
+class InputThinkingBlock(History, tag_field="type", tag="thinking"):
+    thinking: str
+
+
+class RedactedThinkingBlock(History, tag_field="type", tag="redacted_thinking"):
+    """Left out: nobody here can read it."""
+
+
+class ToolUseBlock(History, tag_field="type", tag="tool_use"):
+    id: str
+    name: str
+    input: dict[str, Any]
+    cache_control: _CacheControl = None
+
+
+class ToolResultBlock(History, tag_field="type", tag="tool_result"):
+    tool_use_id: str
+    content: str | list[InputTextBlock] | None = None
+    cache_control: _CacheControl = None
+
+
+Block = InputTextBlock | InputThinkingBlock | RedactedThinkingBlock | ToolUseBlock | ToolResultBlock
+
+
+class Message(History):
+    role: Literal["user", "assistant", "system"]
+    content: str | list[Block]
+
+
+class Tool(Body):
+    """A tool that the client runs."""
+
+    ONLY: ClassVar[str] = "tools are run by the client"
+
+    name: str
+    input_schema: dict[str, Any]
+    description: str | None = None
+    strict: bool | None = None
+    type: Literal["custom"] | None = None
+    cache_control: _CacheControl = None
+    input_examples: Annotated[Any, ignored("templates have no place for them")] = None
+    eager_input_streaming: Annotated[bool | None, ignored("calls stream as written")] = None
+    defer_loading: Annotated[bool | None, refused("there is no search for tools")] = None
+    allowed_callers: Annotated[Any, ignored("the model is the only caller")] = None
+
+
+class ToolChoice(Body):
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = None
+    disable_parallel_tool_use: bool | None = None
+
+
+class OutputFormat(Body):
+    type: Literal["json_schema"]
+    schema: dict[str, Any]
+
+
+class OutputConfig(Body):
+    format: OutputFormat | None = None
+    effort: str | None = None
+
+
+class CountBody(HandlingBody, kw_only=True):
+    """`POST /v1/messages/count_tokens`, and what a request for an answer adds to."""
+
+    messages: Annotated[list[Message], SOME]
+    model: str | None = None
+    system: str | list[InputTextBlock] | None = None
+    tools: list[Tool] | None = None
+    tool_choice: ToolChoice | None = None
+    thinking: Thinking | None = None
+    output_config: OutputConfig | None = None
+    cache_control: _CacheControl = None
+    context_management: Annotated[Any, ignored("the whole conversation is read")] = None
+    speed: Annotated[str | None, ignored("there is one speed")] = None
+    mcp_servers: Annotated[Any, _NO_SERVER_TOOLS] = None
+    container: Annotated[Any, _NO_SERVER_TOOLS] = None
+
+
+class MessagesBody(CountBody, kw_only=True):
+    """`POST /v1/messages`. `cache_salt`, `return_cache_report`, `priority`, `timeout`
+    and `cache` are ours."""
+
+    max_tokens: int
+    stop_sequences: list[str] | None = None
+    stream: bool | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    cache_salt: str | None = None
+    return_cache_report: bool | None = None
+    metadata: Annotated[Any, _ACCOUNT] = None
+    user_profile_id: Annotated[str | None, _ACCOUNT] = None
+    diagnostics: Annotated[Any, ignored("the usage says what was found in the cache")] = None
+    service_tier: Annotated[str | None, _ACCOUNT] = None
+    inference_geo: Annotated[str | None, _ACCOUNT] = None
+
+
+# Conversation -------------------------------------------------------------------------------------
+#
+# From Anthropic's messages to a `ChatRequest`.
+
+
+# What this interface calls the parameters.
+_NAMES = {"stop": "stop_sequences"}
+_SECONDS = {"5m": 300.0, "1h": 3600.0}
+# Text that nobody writes: of the private use area.
+_UNLIKE = "\ue0f0"
+_CHOICES = {"auto": "auto", "any": "required", "tool": "required", "none": "none"}
+
+
+def chat_request(body: CountBody) -> ChatRequest:
+    """Raises InvalidParameter for what cannot be served."""
+    messages = _system(body.system)
+    for index, message in enumerate(body.messages):
+        messages += _messages(message, f"messages[{index}]")
+    config = body.output_config
+    constraint = None
+    if config is not None and config.format is not None:
+        source = json_source(config.format.schema)
+        constraint = Asked(Constraint("json_schema", source), "output_config.format.schema")
+    return ChatRequest(
+        messages=messages,
+        fields=_fields(body) if isinstance(body, MessagesBody) else {},
+        names=_NAMES,
+        tools=tuple(
+            chat_request_Tool(tool.name, tool.description, tool.input_schema, tool.strict)
+            for tool in body.tools or ()
+        ),
+        choice=_choice(body),
+        constraint=constraint,
+        template=thinking_arguments(body.thinking, config.effort if config else None),
+        thinking_budget=budget_of(None, body.thinking),
+        # The answer goes on where the last message ends, if that is the model's own.
+        continue_final=messages[-1]["role"] == "assistant",
+        namespace=(body.cache_salt or "") if isinstance(body, MessagesBody) else "",
+        handling=handling_of(body),
+        cache_report=isinstance(body, MessagesBody) and bool(body.return_cache_report),
+        pinned=_pinned(body),
+    )
+
+
+def _pinned(body: CountBody) -> tuple[Pinned, ...]:
+    """What `cache_control` marks. Raises InvalidParameter for more marks than Anthropic takes."""
+    marks = sum(control is not None for control in _controls(body))
+    if marks > MAX_PINS:  # said before any is looked at: each costs as much as the prompt is long
+        raise InvalidParameter(
+            "cache_control", f"at most {MAX_PINS} places can be marked, not {marks}"
+        )
+    if not marks:
+        return ()
+    found: list[tuple[CacheControl, list[dict[str, Any]]]] = []
+    whole = _system(body.system)
+    for tool in body.tools or ():
+        if tool.cache_control is not None:
+            found.append((tool.cache_control, _differently(whole)))
+    blocks = body.system if isinstance(body.system, list) else []
+    for end, block in enumerate(blocks, 1):
+        if block.cache_control is not None:
+            begun = _system(blocks[:end])
+            found.append((block.cache_control, _differently(begun, inside=True)))
+    for index, message in enumerate(body.messages):
+        for end, one in enumerate(_blocks(message), 1):
+            control = getattr(one, "cache_control", None)
+            if control is not None:
+                part = Message(message.role, _blocks(message)[:end])
+                begun = [*whole, *_messages(part, f"messages[{index}]")]
+                found.append((control, _differently(begun, inside=True)))
+        whole += _messages(message, f"messages[{index}]")
+    if body.cache_control is not None:
+        found.append((body.cache_control, _differently(whole, inside=True)))
+    return tuple(
+        Pinned(messages, Cache("try", _SECONDS[control.ttl or "5m"])) for control, messages in found
+    )
+
+
+def _controls(body: CountBody) -> Iterator[CacheControl | None]:
+    yield body.cache_control
+    yield from (tool.cache_control for tool in body.tools or ())
+    if isinstance(body.system, list):
+        yield from (block.cache_control for block in body.system)
+    for message in body.messages:
+        yield from (getattr(one, "cache_control", None) for one in _blocks(message))
+
+
+def _blocks(message: Message) -> list[Block]:
+    return message.content if isinstance(message.content, list) else []
+
+
+def _differently(messages: list[dict[str, Any]], inside: bool = False) -> list[dict[str, Any]]:
+    """A conversation that goes on behind `messages` as none does: `inside` its last message, where
+    that ends with text."""
+    if not messages or not inside or "tool_calls" in messages[-1]:
+        return [*messages, {"role": "user", "content": _UNLIKE}]
+    last = messages[-1]
+    changed = [*messages[:-1], {**last, "content": last["content"] + _UNLIKE}]
+    if last["role"] == "system":  # templates want more than that
+        changed.append({"role": "user", "content": _UNLIKE})
+    return changed
+
+
+def _system(content: str | list[InputTextBlock] | None) -> list[dict[str, Any]]:
+    return [{"role": "system", "content": _text(content)}] if content else []
+
+
+def _fields(body: MessagesBody) -> dict[str, Any]:
+    given = {
+        "max_tokens": body.max_tokens,
+        "temperature": body.temperature,
+        "top_p": body.top_p,
+        "top_k": body.top_k,
+        "stop": tuple(body.stop_sequences) if body.stop_sequences else None,
+    }
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def _choice(body: CountBody) -> chat_request_ToolChoice:
+    given = body.tool_choice
+    if given is None:
+        return chat_request_ToolChoice()
+    if given.type == "tool" and given.name is None:
+        raise InvalidParameter("tool_choice.name", "tool_choice.name is missing")
+    parallel = False if given.disable_parallel_tool_use else None
+    return chat_request_ToolChoice(_CHOICES[given.type], given.name, parallel)  # type: ignore[arg-type]
+
+
+def _messages(message: Message, param: str) -> list[dict[str, Any]]:
+    """One message as those of chat templates: a tool's result is a message of its own there."""
+    if isinstance(message.content, str):
+        return [{"role": message.role, "content": message.content}]
+    results: list[dict[str, Any]] = []
+    texts: list[str] = []
+    calls: list[dict[str, Any]] = []
+    thoughts: list[str] = []
+    for index, block in enumerate(message.content):
+        _check_role(message.role, block, f"{param}.content[{index}]")
+        match block:
+            case InputTextBlock():
+                texts.append(block.text)
+            case InputThinkingBlock():
+                thoughts.append(block.thinking)
+            case ToolUseBlock():
+                function = {"name": block.name, "arguments": block.input}
+                calls.append({"id": block.id, "type": "function", "function": function})
+            case ToolResultBlock():
+                content = _text(block.content or "")
+                results.append(
+                    {"role": "tool", "tool_call_id": block.tool_use_id, "content": content}
+                )
+    if results and not texts:
+        return results
+    found: dict[str, Any] = {"role": message.role, "content": "\n\n".join(texts)}
+    if calls:
+        found["tool_calls"] = calls
+    if thoughts:
+        found["reasoning_content"] = "\n\n".join(thoughts)
+    return [*results, found]
+
+
+def _check_role(role: str, block: Block, param: str) -> None:
+    own = isinstance(block, ToolUseBlock | InputThinkingBlock | RedactedThinkingBlock)
+    if own and role != "assistant":
+        raise InvalidParameter(param, f"{param}: only the assistant writes such a block")
+    if isinstance(block, ToolResultBlock) and role != "user":
+        raise InvalidParameter(param, f"{param}: a tool's result belongs to the user's message")
+
+
+def _text(content: str | list[InputTextBlock]) -> str:
+    if isinstance(content, str):
+        return content
+    return "\n\n".join(block.text for block in content)
+
+
+# Messages -----------------------------------------------------------------------------------------
+
+
+# The types of deltas, and the fields that hold what is new.
+_DELTAS = {
+    "text": ("text_delta", "text"),
+    "thoughts": ("thinking_delta", "thinking"),
+    "call": ("input_json_delta", "partial_json"),
+}
+
+
+class TextBlock(msgspec.Struct, tag_field="type", tag="text"):
+    """What the model says."""
+
+    text: str
+
+
+class ThinkingBlock(msgspec.Struct, tag_field="type", tag="thinking"):
+    """What the model thought."""
+
+    thinking: str
+    signature: str = ""
+
+
+class ToolUse(msgspec.Struct, tag_field="type", tag="tool_use"):
+    """A tool that is to be called."""
+
+    id: str
+    name: str
+    input: dict[str, Any]
+
+
+class Written(TypedDict):
+    """How many tokens were computed up to marks, by the time to live that these ask for."""
+
+    ephemeral_5m_input_tokens: int
+    ephemeral_1h_input_tokens: int
+
+
+class MessageUsage(Reports):
+    """The three counts of input tokens add up to the prompt."""
+
+    input_tokens: int
+    cache_creation_input_tokens: int
+    cache_creation: Written
+    cache_read_input_tokens: int
+    output_tokens: int
+
+
+class MessageHead(TypedDict):
+    """What is known of an answer before there is one."""
+
+    id: str
+    type: Literal["message"]
+    role: Literal["assistant"]
+    model: str
+
+
+class Stopped(TypedDict):
+    """Why an answer ended; a stream says it at its end."""
+
+    stop_reason: str | None
+    stop_sequence: str | None
+
+
+class MessageReply(MessageHead, Stopped):
+    """An answer."""
+
+    content: list[TextBlock | ThinkingBlock | ToolUse]
+    usage: MessageUsage
+
+
+class TokenCount(msgspec.Struct):
+    """So long are the messages."""
+
+    input_tokens: int
+
+
+@dataclass(frozen=True)
+class _Request:
+    """A body, checked and understood."""
+
+    model: str
+    prepared: Prepared
+
+
+class Messages:
+    """The handlers."""
+
+    def __init__(self, gateway: ServedModel, chats: Chats) -> None:
+        self._gateway = gateway
+        self._chats = chats
+
+    async def count_tokens(self, request: web.Request) -> web.Response:
+        body = await read_body(request, CountBody)
+        check_model(self._gateway, body.model)
+        ids = await self._chats.encode(chat_request(body))
+        return json_response(TokenCount(len(ids)))
+
+    async def handle(self, request: web.Request) -> web.StreamResponse:
+        body = await read_body(request, MessagesBody)
+        model = check_model(self._gateway, body.model)
+        wanted = replace(chat_request(body), adapter=adapter_of(self._gateway, model))
+        asked = _Request(model, await self._chats.prepare(wanted))
+        if body.stream:
+            return await stream_events(request, self._stream(asked), NAMED_EVENTS)
+        ended, (answer,) = await self._chats.run(asked.prepared)
+        generated = ended.generated
+        reply: MessageReply = {
+            **_message(asked.model),
+            "content": [_block(block) for block in blocks_of(answer)],
+            **_stopped(generated.outputs[0], bool(answer.calls) and not ended.cut_calls[0]),
+            "usage": _usage_and_report(generated, asked.prepared),
+        }
+        return json_response(reply)
+
+    async def _stream(self, asked: _Request) -> AsyncGenerator[dict[str, Any], None]:
+        blocks, calls = Blocks(), 0
+        begun = False
+        async with aclosing(self._chats.stream(asked.prepared)) as events:
+            async for event in events:
+                if not begun:
+                    begun = True
+                    found = event.generated.usage if isinstance(event, FinalOutput) else event.begun
+                    yield _start(asked, found or Usage())
+                if not isinstance(event, FinalOutput):
+                    for change in blocks.take(event.deltas):
+                        calls += isinstance(change, Begin) and change.block.kind == "call"
+                        yield _event(change)
+                    continue
+                for change in blocks.finish():
+                    yield _event(change)
+                called = calls > 0 and not event.cut_calls[0]
+                yield _end(event.generated, called, asked.prepared)
+        yield {"type": "message_stop"}
+
+
+_STOPPED_NOT: Stopped = {"stop_reason": None, "stop_sequence": None}
+
+
+def _message(model: str) -> MessageHead:
+    return {
+        "id": f"msg_{uuid.uuid4().hex[:24]}",
+        "type": "message",
+        "role": "assistant",
+        "model": model,
+    }
+
+
+def _start(asked: _Request, found: Usage) -> dict[str, Any]:
+    usage = _usage(msgspec.structs.replace(found, completion_tokens=0), asked.prepared)
+    message = {**_message(asked.model), "content": [], **_STOPPED_NOT, "usage": usage}
+    return {"type": "message_start", "message": message}
+
+
+def _event(change: BlockEvent) -> dict[str, Any]:
+    index = change.block.index
+    if isinstance(change, Begin):
+        empty = chat_request_Block(index, change.block.kind, change.block.name)
+        return {"type": "content_block_start", "index": index, "content_block": _block(empty)}
+    if isinstance(change, More):
+        kind, field = _DELTAS[change.block.kind]
+        delta = {"type": kind, field: change.text}
+        return {"type": "content_block_delta", "index": index, "delta": delta}
+    return {"type": "content_block_stop", "index": index}
+
+
+def _end(generated: Generated, called: bool, prepared: Prepared) -> dict[str, Any]:
+    return {
+        "type": "message_delta",
+        "delta": _stopped(generated.outputs[0], called),
+        "usage": _usage_and_report(generated, prepared),
+    }
+
+
+def _block(block: chat_request_Block) -> TextBlock | ThinkingBlock | ToolUse:
+    if block.kind == "text":
+        return TextBlock(block.text)
+    if block.kind == "thoughts":
+        return ThinkingBlock(block.text)
+    return ToolUse(f"toolu_{uuid.uuid4().hex[:24]}", block.name, _input(block.text))
+
+
+def _input(arguments: str) -> Any:
+    """The arguments as an object; an empty one where they were cut off."""
+    try:
+        value = msgspec.json.decode(arguments or "{}")
+    except (msgspec.DecodeError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _stopped(output: Output, called: bool) -> Stopped:
+    if output.finish_reason == "length":
+        return {"stop_reason": "max_tokens", "stop_sequence": None}
+    if called:
+        return {"stop_reason": "tool_use", "stop_sequence": None}
+    if isinstance(output.matched, str):
+        return {"stop_reason": "stop_sequence", "stop_sequence": output.matched}
+    return {"stop_reason": "end_turn", "stop_sequence": None}
+
+
+def _usage_and_report(generated: Generated, prepared: Prepared) -> MessageUsage:
+    return {**_usage(generated.usage, prepared), **report_of(generated)}
+
+
+def _usage(usage: Usage, prepared: Prepared) -> MessageUsage:
+    """All of a prompt is cached; what was computed counts as written where a client marked it.
+
+    The three counts of the prompt's tokens add up to it.
+    """
+    written: Written = {"ephemeral_5m_input_tokens": 0, "ephemeral_1h_input_tokens": 0}
+    for pin, tokens in zip(prepared.job.pins, usage.written, strict=False):
+        hour = (pin.cache.ttl or 0.0) > PIN_SECONDS
+        written["ephemeral_1h_input_tokens" if hour else "ephemeral_5m_input_tokens"] += tokens
+    return {
+        "input_tokens": usage.prompt_tokens - usage.cached_tokens - sum(usage.written),
+        "cache_creation_input_tokens": sum(usage.written),
+        "cache_creation": written,
+        "cache_read_input_tokens": usage.cached_tokens,
+        "output_tokens": usage.completion_tokens,
+    }

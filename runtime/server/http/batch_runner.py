@@ -1,0 +1,513 @@
+"""Runs batches, those of one API key one after the other, a few rows at a time."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import copy
+import logging
+import math
+import os
+import re
+import time
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, Self
+
+import msgspec
+
+from rootlace.runtime.server.auth import set_caller
+from rootlace.runtime.server.http.batch_store import FULL, Batch, FileStore, Storage, private
+from rootlace.runtime.server.http.body import LARGE_BYTES, Body, decode_anywhere
+from rootlace.runtime.server.http.errors import InvalidParameter, error_body
+from rootlace.runtime.server.model_registry import ModelRegistry
+from rootlace.runtime.server.served_model import ServedModel
+from rootlace.wire.errors import (
+    Cancelled,
+    DeadlineImpossible,
+    InvalidRequest,
+    Overloaded,
+    PinRefused,
+    RootlaceError,
+    ServerUnavailable,
+)
+
+# Results ------------------------------------------------------------------------------------------
+#
+# What a batch has answered so far: one line for each row, written as the row ends.
+
+
+_NUMBER = re.compile(rb'\{"id":"batch_req_\w+_(\d+)"')
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The reply to one row, as it would have come over HTTP."""
+
+    custom_id: str | None
+    status: int
+    body: object
+
+
+class Results:
+    """The two files of a batch, open for writing: good answers, and errors.
+
+    A server that ended in the middle of a line left it unfinished; that row counts as not done.
+    """
+
+    def __init__(self, files: FileStore, batch: Batch) -> None:
+        self._files = files
+        self._batch = batch
+        self.done: set[int] = set()
+        self._open: list[_Lines] = []
+
+    def __enter__(self) -> Self:
+        counts = self._batch.request_counts
+        numbers = []
+        try:
+            for id_ in self._batch.result_ids:
+                numbers.append(_recover(self._files.path(id_)))
+                self._open.append(_Lines(self._files.path(id_)))
+        except OSError:
+            self.__exit__(None, None, None)
+            raise
+        counts.completed, counts.failed = map(len, numbers)
+        self.done = numbers[0] | numbers[1]
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for file in self._open:
+            file.close()
+
+    def write(self, number: int, answer: Answer) -> None:
+        """Raises Overloaded when the folder, or the owner's share, is full, and OSError: nothing
+        was written then."""
+        request_id = f"{self._batch.id.replace('batch_', 'batch_req_')}_{number}"
+        line = msgspec.json.encode(
+            {
+                "id": request_id,
+                "custom_id": answer.custom_id,
+                "response": {
+                    "status_code": answer.status,
+                    "request_id": request_id,
+                    "body": answer.body,
+                },
+                "error": None,
+            }
+        )
+        line += b"\n"
+        good = answer.status < 400
+        file, content = self._open[not good], self._files.path(self._batch.result_ids[not good])
+        self._files.grow(content, self._batch.owner, file.size + len(line))
+        file.write(line)
+        counts = self._batch.request_counts
+        counts.completed += good
+        counts.failed += not good
+
+    def keep(self) -> None:
+        """Make files of what was written, for clients to read. Raises OSError; it can be called
+        again."""
+        output, error = self._batch.result_ids
+        kept = self._keep(output, "output"), self._keep(error, "error")
+        self._batch.output_file_id, self._batch.error_file_id = kept
+
+    def keep_or_drop(self) -> None:
+        """As `keep`, of a batch that goes no further: what cannot be kept is forgotten."""
+        output, error = self._batch.result_ids
+        kept = self._keep_or_drop(output, "output"), self._keep_or_drop(error, "error")
+        self._batch.output_file_id, self._batch.error_file_id = kept
+
+    def _keep_or_drop(self, id_: str, noun: str) -> str | None:
+        path = self._files.path(id_)
+        try:
+            _recover(path)
+            return self._keep(id_, noun)
+        except OSError:
+            with contextlib.suppress(OSError):
+                self._files.drop(path)
+            return None
+
+    def _keep(self, id_: str, noun: str) -> str | None:
+        path = self._files.path(id_)
+        if not path.exists() or not path.stat().st_size:
+            self._files.drop(path)
+            return None
+        name = f"{self._batch.id}_{noun}.jsonl"
+        return self._files.add(path, name, "batch_output", self._batch.owner, id_).id
+
+
+class _Lines:
+    """A file of whole lines, open for more."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = open(path, "ab", buffering=0, opener=private)  # noqa: SIM115
+        self.size = self._file.tell()
+
+    def write(self, line: bytes) -> None:
+        """Raises OSError; what was written of the line is cut off then."""
+        left = memoryview(line)
+        self._cut()
+        try:
+            while left:  # a disk that is nearly full takes a part of it
+                left = left[self._file.write(left) :]
+        except OSError:
+            with contextlib.suppress(OSError):
+                self._cut()
+            raise
+        self.size += len(line)
+
+    def _cut(self) -> None:
+        if self._file.seek(0, os.SEEK_END) != self.size:
+            self._file.truncate(self.size)
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def _recover(path: Path) -> set[int]:
+    """The numbers of the rows that have whole lines; what follows the last one is cut off."""
+    if not path.exists():
+        return set()
+    numbers, whole = set(), 0
+    with path.open("r+b") as file:
+        for line in file:
+            if not line.endswith(b"\n"):
+                break
+            whole += len(line)
+            if found := _NUMBER.match(line):
+                numbers.add(int(found[1]))
+        file.truncate(whole)
+    return numbers
+
+
+# Runner -------------------------------------------------------------------------------------------
+
+
+log = logging.getLogger(__name__)
+
+# Of all batches together: so few that requests of people who wait are hardly slowed.
+ROWS_AT_ONCE = 4
+MAX_ROWS = 50_000
+RETRY_SECONDS = 1.0
+ROOM_SECONDS = 2.0
+"""How often writing is tried again where the disk, or the share of files, is full."""
+SETTLED_SECONDS = 60.0
+"""What was full so long ago has room again, and is said to, once."""
+# A row that the engine did not survive so often is an error.
+TRIES = 3
+
+
+Answerer = Callable[[Any], Awaitable[Mapping[str, Any]]]
+
+
+@dataclass(frozen=True)
+class Answering:
+    """How the rows of one endpoint are answered: by what answers its requests."""
+
+    body: type[Any]
+    answer: Answerer
+
+
+class _Named(msgspec.Struct):
+    custom_id: str
+
+
+class Row(Body, kw_only=True):
+    """One line of a batch's input."""
+
+    custom_id: str
+    method: Literal["POST"] = "POST"
+    url: str
+    body: msgspec.Raw
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where a row stands in the input."""
+
+    number: int
+    offset: int
+    length: int
+
+
+class Runner:
+    """Runs what is unfinished in `storage`, the oldest batch of each owner first.
+
+    Owners do not wait for each other: rows of one may have to wait for its quota.
+    """
+
+    def __init__(
+        self,
+        server: ServedModel | ModelRegistry,
+        storage: Storage,
+        answers: Mapping[str, Answering],
+    ) -> None:
+        self._server = server
+        self._storage = storage
+        self._answers = answers
+        self._more = asyncio.Event()
+        self._working: dict[str, asyncio.Task[None]] = {}
+        """By owner, what finishes a batch."""
+        self._running: dict[str, asyncio.Task[None]] = {}
+        """By the batch's id, its rows."""
+        self._answering = asyncio.Semaphore(ROWS_AT_ONCE)
+        self._full_at = -math.inf
+        """When the disk, or a share, was last full, by `time.monotonic`."""
+        self._said_full = False
+        self._task = asyncio.create_task(self._run())
+
+    def wake(self) -> None:
+        """There is a new batch."""
+        self._more.set()
+
+    def cancel(self, batch: Batch) -> None:
+        """End a batch; what it has answered so far is kept."""
+        batch.enter("cancelling")
+        with contextlib.suppress(OSError):  # put again as it ends
+            self._storage.batches.put(batch)
+        if batch.id in self._running:
+            self._running[batch.id].cancel()
+
+    async def stop(self) -> None:
+        """Stop in the middle: the next server goes on."""
+        self._task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._task
+
+    async def _run(self) -> None:
+        try:
+            while True:
+                self._more.clear()
+                for batch in self._storage.batches.all():
+                    if batch.unfinished and batch.owner not in self._working:
+                        self._working[batch.owner] = asyncio.create_task(self._try(batch))
+                await self._more.wait()
+        finally:
+            working = list(self._working.values())
+            for task in working:
+                task.cancel()
+            if working:
+                await asyncio.wait(working)
+
+    async def _try(self, batch: Batch) -> None:
+        """Finish a batch, or note why it cannot be; its owner's next one follows."""
+        try:
+            while True:
+                try:
+                    await self._finish(batch)
+                    break
+                except OSError as error:
+                    await self._wait_for_room(error)
+            self._note_room()
+        except Exception as error:
+            log.exception("batch %s", batch.id)
+            Results(self._storage.files, batch).keep_or_drop()
+            _fail(batch, error)
+            with contextlib.suppress(OSError):
+                self._storage.batches.put(batch)
+        finally:
+            del self._working[batch.owner]
+            self._more.set()
+
+    async def _wait_for_room(self, error: OSError | Overloaded) -> None:
+        """Until it is time to write again to a disk, or a share, that is full; any other error is
+        raised."""
+        if isinstance(error, OSError) and error.errno not in FULL:
+            raise error
+        now, before = time.monotonic(), self._full_at
+        self._full_at = now
+        if now - before >= SETTLED_SECONDS:
+            self._said_full = True
+            log.warning("batches wait: %s", error)
+        await asyncio.sleep(ROOM_SECONDS)
+
+    def _note_room(self) -> None:
+        """Something was written. A short line finds room where a long one did not."""
+        if self._said_full and time.monotonic() - self._full_at >= SETTLED_SECONDS:
+            self._said_full = False
+            log.warning("batches go on: there is room again")
+
+    async def _finish(self, batch: Batch) -> None:
+        """Run the batch to one of its ends. Where it raises, it can be called again."""
+        with Results(self._storage.files, batch) as results:
+            end = "completed"
+            error: BaseException | None = None
+            if batch.status != "cancelling":
+                batch.enter("in_progress")
+                self._storage.batches.put(batch)
+                running = asyncio.create_task(self._rows(batch, results))
+                self._running[batch.id] = running
+                try:
+                    await asyncio.wait([running])
+                finally:  # cancelled: the server stops
+                    del self._running[batch.id]
+                    running.cancel()
+                    await asyncio.wait([running])
+                error = None if running.cancelled() else running.exception()
+                if error is not None:
+                    end = "failed"
+                elif time.time() >= batch.expires_at and not batch.request_counts.all_done:
+                    end = "expired"
+            if batch.status == "cancelling":
+                end = "cancelled"
+            results.keep()
+            ended = copy.copy(batch)  # clients see the end when it is kept
+            if end == "failed" and error is not None:
+                if not isinstance(error, RootlaceError):
+                    log.error("batch %s", batch.id, exc_info=error)
+                _fail(ended, error)
+            else:
+                ended.enter(end)
+            self._storage.batches.put(ended)
+
+    async def _rows(self, batch: Batch, results: Results) -> None:
+        if batch.owner:  # its rows are the key's requests, in the tasks that begin here
+            set_caller(self._server.keys.named(batch.owner))
+        path = self._storage.files.path(batch.input_file_id)
+        total, places = await asyncio.to_thread(_places, path, results.done)
+        batch.request_counts.total = total
+        if not 0 < total <= MAX_ROWS:
+            rows = f"more than {MAX_ROWS} rows" if total else "0 rows"
+            raise InvalidRequest(f"the file has {rows}; a batch has from 1 to {MAX_ROWS}")
+        left = iter(places)
+        workers = [
+            asyncio.create_task(self._work(batch, left, results)) for _ in range(ROWS_AT_ONCE)
+        ]
+        try:
+            await asyncio.gather(*workers)
+        finally:
+            for worker in workers:
+                worker.cancel()
+            await asyncio.wait(workers)
+
+    async def _work(self, batch: Batch, left: Iterator[_Place], results: Results) -> None:
+        path = self._storage.files.path(batch.input_file_id)
+        for place in left:
+            if time.time() >= batch.expires_at:
+                return
+            answer = await self._answer(batch, _read(path, place))
+            while True:
+                try:
+                    results.write(place.number, answer)
+                except (OSError, Overloaded) as error:  # what was computed is not lost
+                    if isinstance(error, Overloaded) and time.time() >= batch.expires_at:
+                        return  # nobody made room
+                    await self._wait_for_room(error)
+                else:
+                    break
+            self._note_room()
+
+    async def _answer(self, batch: Batch, line: bytes) -> Answer:
+        """The reply to one row. Whatever is wrong with the row is its reply."""
+        custom_id = None
+        tries = 0
+        while True:
+            if self._server.drain.begun:
+                await asyncio.Event().wait()  # the server stops, and cancels this
+            try:
+                # A server that stops waits for the rows that have begun.
+                async with self._answering:
+                    with self._server.drain.request():
+                        row = await self._row(batch, line)
+                        custom_id = row.custom_id
+                        answering = self._answers[batch.endpoint]
+                        body = await decode_anywhere(memoryview(row.body), answering.body)
+                        if getattr(body, "stream", None):
+                            raise InvalidParameter("stream", "stream: rows are answered whole")
+                        return Answer(custom_id, 200, await answering.answer(body))
+            except (PinRefused, DeadlineImpossible) as error:
+                return Answer(custom_id, error.http_status, error_body(error))
+            except (Overloaded, ServerUnavailable, Cancelled) as error:
+                tries += not isinstance(error, Overloaded)
+                if tries == TRIES:
+                    return Answer(custom_id, error.http_status, error_body(error))
+                told = error.retry_after if isinstance(error, Overloaded) else None
+                wait = RETRY_SECONDS if told is None else told
+                await asyncio.sleep(wait)
+            except RootlaceError as error:
+                shown = custom_id or await self._custom_id(line)
+                return Answer(shown, error.http_status, error_body(error))
+            except Exception as error:
+                log.exception("a row of batch %s", batch.id)
+                return Answer(custom_id, 500, error_body(error))
+
+    async def _custom_id(self, line: bytes) -> str | None:
+        if len(line) > self._server.config.max_body_bytes:
+            return None
+        if len(line) > LARGE_BYTES:
+            return await asyncio.to_thread(custom_id_of, line)
+        return custom_id_of(line)
+
+    async def _row(self, batch: Batch, line: bytes) -> Row:
+        most = self._server.config.max_body_bytes
+        if len(line) > most:
+            raise InvalidRequest(f"the row has {len(line)} bytes, at most {most} are allowed")
+        row = await decode_anywhere(line, Row)
+        if row.url != batch.endpoint:
+            raise InvalidParameter(
+                "url", f"url: {row.url!r} is not the batch's endpoint, {batch.endpoint!r}"
+            )
+        return row
+
+
+class InvalidLine(InvalidParameter):
+    """A line of the input for which the whole batch is refused."""
+
+    def __init__(self, line: int, param: str, message: str) -> None:
+        super().__init__(param, message)
+        self.line = line
+
+
+def _fail(batch: Batch, error: BaseException) -> None:
+    """Fail for this; of what nobody expected, clients are not told more than that it was."""
+    if isinstance(error, InvalidLine):
+        batch.fail(error.code, str(error), error.line, error.param)
+    elif isinstance(error, RootlaceError):
+        batch.fail(error.code, str(error))
+    elif isinstance(error, OSError):
+        batch.fail("storage_error", "the server could not read or write the batch's files")
+    else:
+        batch.fail("server_error", "internal error")
+
+
+def _places(path: Path, done: set[int]) -> tuple[int, list[_Place]]:
+    """How many rows a file has, and where those are that are not `done`. Lines count from 1;
+    empty ones are no rows. Raises InvalidLine where two rows have one `custom_id`."""
+    total = offset = 0
+    lines: dict[str, int] = {}
+    places = []
+    with path.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            if line.strip():
+                total += 1
+                if total > MAX_ROWS:
+                    break
+                id_ = custom_id_of(line)
+                if id_ is not None and (other := lines.setdefault(id_, number)) != number:
+                    said = f"line {number}: its custom_id {id_!r} is that of line {other}, too"
+                    raise InvalidLine(number, "custom_id", said)
+                if number not in done:
+                    places.append(_Place(number, offset, len(line)))
+            offset += len(line)
+    return total, places
+
+
+def _read(path: Path, place: _Place) -> bytes:
+    with path.open("rb") as file:
+        file.seek(place.offset)
+        return file.read(place.length)
+
+
+def custom_id_of(line: bytes) -> str | None:
+    """That of a row that is wrong, if it can be read; nothing is made of the rest."""
+    try:
+        return msgspec.json.decode(line, type=_Named).custom_id
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None

@@ -1,0 +1,432 @@
+"""Files that clients sent or batches wrote, within bounds."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import logging
+import os
+import re
+import time
+import uuid
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Generic, Literal, Protocol, TypeVar
+
+import msgspec
+
+from rootlace.runtime.server.http.errors import InvalidParameter, RecordNotFound
+from rootlace.runtime.server.server_state import kept_for_others
+from rootlace.wire.errors import InvalidRequest, Overloaded, RootlaceError
+
+# Batch --------------------------------------------------------------------------------------------
+#
+# A batch, as it is kept and as it is shown.
+
+
+UNFINISHED = ("validating", "in_progress", "finalizing", "cancelling")
+
+
+class Counts(msgspec.Struct):
+    """The rows of a batch."""
+
+    total: int = 0
+    completed: int = 0
+    failed: int = 0
+
+    @property
+    def all_done(self) -> bool:
+        return self.completed + self.failed == self.total
+
+
+class Batch(msgspec.Struct):
+    """OpenAI's batch object."""
+
+    id: str
+    endpoint: str
+    input_file_id: str
+    completion_window: str
+    created_at: int
+    expires_at: int
+    metadata: dict[str, str] | None = None
+    status: str = "validating"
+    request_counts: Counts = msgspec.field(default_factory=Counts)
+    output_file_id: str | None = None
+    error_file_id: str | None = None
+    errors: dict[str, Any] | None = None
+    in_progress_at: int | None = None
+    finalizing_at: int | None = None
+    completed_at: int | None = None
+    failed_at: int | None = None
+    expired_at: int | None = None
+    cancelling_at: int | None = None
+    cancelled_at: int | None = None
+    object: str = "batch"
+    owner: str = ""
+
+    @property
+    def unfinished(self) -> bool:
+        return self.status in UNFINISHED
+
+    @property
+    def result_ids(self) -> tuple[str, str]:
+        """The ids of the files of its good answers and of its errors."""
+        hexes = self.id.removeprefix("batch_")
+        return f"file-{hexes}-output", f"file-{hexes}-errors"
+
+    def enter(self, status: str) -> None:
+        """Go on to `status`, and note the time."""
+        self.status = status
+        setattr(self, f"{status}_at", int(time.time()))
+
+    def fail(
+        self, code: str, message: str, line: int | None = None, param: str | None = None
+    ) -> None:
+        """End for this, and say in which `line` of the input it is, and in which field."""
+        self.enter("failed")
+        data = [{"code": code, "message": message, "line": line, "param": param}]
+        self.errors = {"object": "list", "data": data}
+
+
+# Paging -------------------------------------------------------------------------------------------
+#
+# Lists of records, in pages.
+
+
+class Identified(Protocol):
+    """What is listed."""
+
+    id: str
+
+
+R = TypeVar("R", bound=Identified)
+
+MAX_PAGE = 10_000
+
+
+class PageQuery(msgspec.Struct):
+    """Which records of a list are shown: those behind the one named by `after`, at most `limit`.
+    The latest come first, or last with `order=asc`."""
+
+    limit: Annotated[int, msgspec.Meta(ge=1, le=MAX_PAGE)] | msgspec.UnsetType = msgspec.UNSET
+    order: Literal["asc", "desc"] = "desc"
+    after: str = ""
+
+
+class Listing(msgspec.Struct, Generic[R]):
+    """A page of a list."""
+
+    data: list[R]
+    has_more: bool
+    first_id: str | None
+    last_id: str | None
+    object: str = "list"
+
+
+class Deleted(msgspec.Struct):
+    """A record that is no more."""
+
+    id: str
+    object: str
+    deleted: bool = True
+
+
+def page(query: PageQuery, records: Sequence[R], limit: int) -> Listing[R]:
+    """The records that are asked for, `limit` of them unless the query says otherwise.
+
+    `records` are in the order of their times."""
+    ordered = list(records) if query.order == "asc" else list(reversed(records))
+    if query.after:
+        ids = [record.id for record in ordered]
+        if query.after not in ids:
+            raise InvalidParameter("after", f"after: {query.after!r} is not in the list")
+        ordered = ordered[ids.index(query.after) + 1 :]
+    shown = ordered[: query.limit or limit]
+    return Listing(
+        data=shown,
+        has_more=len(ordered) > len(shown),
+        first_id=shown[0].id if shown else None,
+        last_id=shown[-1].id if shown else None,
+    )
+
+
+# Disk ---------------------------------------------------------------------------------------------
+#
+# What files and batches need of a disk: nobody else reads there, and it may be full.
+
+
+log = logging.getLogger(__name__)
+
+FULL = (errno.ENOSPC, errno.EDQUOT)
+"""Numbers of the errors that a disk without room gives."""
+
+
+class DiskFull(RootlaceError):
+    """There is no room on the server's disk for what a client sent."""
+
+    code = "disk_full"
+    http_status = 507
+
+
+@contextmanager
+def room_needed() -> Iterator[None]:
+    """Raises DiskFull where the block finds no room."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in FULL:
+            raise
+        log.error("nothing can be kept: %s", error)
+        raise DiskFull("the server's disk is full: nothing was kept; try again later") from error
+
+
+def private(path: str, flags: int) -> int:
+    """For `open`: a new file is the server's alone."""
+    return os.open(path, flags, 0o600)
+
+
+def private_folder(path: Path) -> None:
+    """A folder that nobody else may look into, also where it was there before."""
+    path.mkdir(parents=True, exist_ok=True, mode=0o700)
+    path.chmod(0o700)
+
+
+# Records ------------------------------------------------------------------------------------------
+#
+# Records kept in a folder, one JSON file each, and in memory.
+
+
+class Record(Protocol):
+    """What has an id, a time, and an owner: the name of an API key, empty for the operator's."""
+
+    id: str
+    created_at: int
+    owner: str
+
+
+RecordType = TypeVar("RecordType", bound=Record)
+
+_NEW = ".new"
+
+
+class Records(Generic[RecordType]):
+    """Records by id, oldest first. Only ids that were put are ever made into paths."""
+
+    def __init__(self, folder: Path, kind: type[RecordType], noun: str) -> None:
+        self._folder = folder
+        self.noun = noun
+        private_folder(folder)
+        for path in folder.glob(f"{noun}[-_]*{_NEW}"):  # cut off by the end of a server
+            path.unlink()
+        found = [
+            msgspec.json.decode(path.read_bytes(), type=kind) for path in folder.glob("*.json")
+        ]
+        self._of = {record.id: record for record in sorted(found, key=lambda r: r.created_at)}
+
+    def get(self, id_: str, param: str | None = None) -> RecordType:
+        """Raises RecordNotFound."""
+        if id_ not in self._of:
+            raise RecordNotFound(self.noun, id_, param)
+        return self._of[id_]
+
+    def all(self) -> list[RecordType]:
+        return list(self._of.values())
+
+    def put(self, record: RecordType) -> None:
+        """Keep the record as it is now; a crash leaves the old or the new one, whole.
+        Raises OSError, and then has the old one."""
+        path = self._path(record.id)
+        new = path.with_suffix(_NEW)
+        try:
+            with open(new, "wb", opener=private) as file:
+                file.write(msgspec.json.encode(record))
+            new.replace(path)
+        except OSError:
+            new.unlink(missing_ok=True)
+            raise
+        self._of[record.id] = record
+
+    def drop(self, id_: str) -> None:
+        self._path(id_).unlink(missing_ok=True)
+        self._of.pop(id_, None)
+
+    def _path(self, id_: str) -> Path:
+        return self._folder / f"{id_}.json"
+
+
+# File store ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """What a folder may hold, and for how many seconds. Of files and bytes the last eighth is for
+    API keys that have less than the mean."""
+
+    file_bytes: int = 100 * 2**20
+    total_bytes: int = 2 * 2**30
+    files: int = 2000
+    seconds: int = 30 * 24 * 3600
+
+
+class File(msgspec.Struct):
+    """OpenAI's file object, as it is kept and as it is shown."""
+
+    id: str
+    bytes: int
+    created_at: int
+    expires_at: int
+    filename: str
+    purpose: str
+    object: str = "file"
+    status: str = "processed"
+    owner: str = ""
+
+
+_OURS = re.compile(r"upload-[0-9a-f]{32}|file-[0-9a-f]{32}(-output|-errors)?")
+"""Names of contents: in the folder there may be what is somebody else's."""
+
+
+class FileStore:
+    """The files of a folder: `NAME.json` says what `NAME` holds."""
+
+    def __init__(self, folder: Path, bounds: Bounds) -> None:
+        self.bounds = bounds
+        self.records = Records(folder, File, "file")
+        self._folder = folder
+        self._bytes: Counter[str] = Counter()
+        """By owner, also of what is being written."""
+        for file in self.records.all():
+            self._bytes[file.owner] += file.bytes
+        self._writing: dict[Path, tuple[str, int]] = {}
+
+    def path(self, id_: str) -> Path:
+        """Where the content of a file is, or will be; `id_` is one that this server made."""
+        return self._folder / id_
+
+    def new_upload(self, owner: str) -> Path:
+        """Where the content of a file that is being sent can be written: it counts until it is
+        added or dropped. Raises Overloaded if there are so many files that none can be sent."""
+        owners = Counter(file.owner for file in self.records.all())
+        owners.update(owner for owner, _ in self._writing.values())
+        own, taken, most = owners.get(owner, 0), owners.total(), self.bounds.files
+        if taken >= most:
+            raise Overloaded(f"{most} files are kept at most: delete some")
+        if owner and kept_for_others(own, len(owners), taken, most):
+            raise Overloaded(
+                f"this API key has {own} files, the last of {most} are for others: delete some"
+            )
+        content = self._folder / f"upload-{uuid.uuid4().hex}"
+        self._writing[content] = owner, 0
+        return content
+
+    def grow(self, content: Path, owner: str, size: int) -> None:
+        """Count what is being written to `content` with `size` bytes, before it has them. Raises
+        Overloaded if there is no room for them."""
+        had = self._writing.get(content, (owner, 0))[1]
+        taken, most, more = self._bytes.total(), self.bounds.total_bytes, size - had
+        own, owners = self._bytes[owner], sum(map(bool, self._bytes.values()))
+        if taken + more > most:
+            raise Overloaded(f"files of {most >> 20} MiB are kept at most: delete some")
+        if owner and kept_for_others(own, owners, taken, most, more):
+            raise Overloaded(
+                f"this API key has files of {own >> 20} MiB, the last of {most >> 20} are for "
+                "others: delete some"
+            )
+        self._writing[content] = owner, size
+        self._bytes[owner] += more
+
+    def drop(self, content: Path) -> None:
+        """Delete what was being written, if it was not added."""
+        self._forget(content)
+        content.unlink(missing_ok=True)
+
+    def _forget(self, content: Path) -> None:
+        owner, size = self._writing.pop(content, ("", 0))
+        self._bytes[owner] -= size
+
+    def add(self, content: Path, filename: str, purpose: str, owner: str, id_: str = "") -> File:
+        """Keep what was written to `content` as a file. Raises OSError; the content of a file whose
+        `id_` is given stays there then, to be tried again."""
+        id_ = id_ or f"file-{uuid.uuid4().hex}"
+        now = int(time.time())
+        content.replace(self.path(id_))
+        size = self.path(id_).stat().st_size
+        file = File(id_, size, now, now + self.bounds.seconds, filename, purpose, owner=owner)
+        before = sum(known.bytes for known in self.records.all() if known.id == id_)
+        try:
+            self.records.put(file)
+        except OSError:
+            if content != self.path(id_):
+                self.path(id_).unlink()
+            raise
+        self._forget(content)
+        self._bytes[owner] += size - before
+        return file
+
+    def delete(self, id_: str) -> None:
+        file = self.records.get(id_)
+        self.records.drop(id_)
+        self._bytes[file.owner] -= file.bytes
+        self.path(id_).unlink(missing_ok=True)
+
+    def forget_unknown(self, used: set[str]) -> None:
+        """Delete contents that no record is of, but none that is `used`: a server ended before it
+        could keep them."""
+        known = {file.id for file in self.records.all()} | used
+        for path in self._folder.iterdir():
+            if _OURS.fullmatch(path.name) and path.name not in known and path.is_file():
+                path.unlink()
+
+    def forget_old(self, used: set[str]) -> None:
+        """Delete files whose time is over, but none that is `used`."""
+        now = time.time()
+        for file in self.records.all():
+            if file.expires_at <= now and file.id not in used:
+                self.delete(file.id)
+
+
+# Storage ------------------------------------------------------------------------------------------
+#
+# The folder of `--files`: files and batches, for one server at a time.
+
+
+# Of batches that have ended; of the key that has the most, the oldest are forgotten first.
+MAX_BATCHES = 1000
+
+
+class Storage:
+    """What the folder holds. Raises InvalidRequest if the folder cannot be used."""
+
+    def __init__(self, folder: Path, bounds: Bounds) -> None:
+        try:
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self._lock = open(folder / "lock", "wb", opener=private)  # noqa: SIM115
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self.files = FileStore(folder / "files", bounds)
+            self.batches = Records(folder / "batches", Batch, "batch")
+            self.forget_old()
+            unfinished = (batch for batch in self.batches.all() if batch.unfinished)
+            self.files.forget_unknown({id_ for batch in unfinished for id_ in batch.result_ids})
+        except BlockingIOError:
+            raise InvalidRequest(f"{folder} is used by another server; give it its own") from None
+        except (OSError, msgspec.DecodeError) as error:
+            raise InvalidRequest(f"{folder} cannot keep files: {error}") from error
+
+    def close(self) -> None:
+        self._lock.close()
+
+    def forget_old(self) -> None:
+        """Forget files whose time is over, and the oldest batches if there are too many."""
+        batches = self.batches.all()
+        ended = [batch for batch in batches if not batch.unfinished]
+        owners = Counter(batch.owner for batch in ended)
+        for _ in range(len(ended) - MAX_BATCHES):
+            ((most, _),) = owners.most_common(1)
+            oldest = next(batch for batch in ended if batch.owner == most)
+            ended.remove(oldest)
+            owners[most] -= 1
+            self.batches.drop(oldest.id)
+        self.files.forget_old({b.input_file_id for b in batches if b.unfinished})

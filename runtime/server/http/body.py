@@ -1,0 +1,702 @@
+"""JSON bodies as typed structs, with errors that name the field."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import difflib
+import hmac
+import logging
+import re
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, TypeVar
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+from aiohttp import web
+from aiohttp.typedefs import Middleware
+from msgspec import inspect
+from msgspec.inspect import ListType, Metadata, StructType, UnionType, type_info
+
+from rootlace.runtime.config import GatewayConfig
+from rootlace.runtime.server.auth import caller, client_of
+from rootlace.runtime.server.http.connections import owner_of
+from rootlace.runtime.server.http.errors import Handler, InvalidParameter
+from rootlace.runtime.server.server_state import RareLog, kept_for_others
+from rootlace.wire.errors import DeadlineExceeded, InvalidRequest, Overloaded
+
+# Fields -------------------------------------------------------------------------------------------
+#
+# How a field of a body stands: served, accepted though it changes nothing, or refused.
+#
+# A field without a mark is served. The marks are metadata of the field's type, so that decoding,
+# the OpenAPI document and `docs/api.md` say the same.
+
+
+@dataclass(frozen=True)
+class Standing:
+    """What becomes of a field, and why. A refused field may still have one of the values `unless`,
+    which ask for nothing, or be null, false or an empty text or list."""
+
+    kind: str  # "ignored" or "refused"
+    why: str
+    unless: tuple[Any, ...] = ()
+
+    def __str__(self) -> str:
+        if self.kind == "ignored":
+            return f"Accepted, and changes nothing: {self.why}."
+        but = f" (accepted: {', '.join(map(_shown, self.unless))})" if self.unless else ""
+        return f"Refused: {self.why}{but}."
+
+
+def ignored(why: str) -> msgspec.Meta:
+    """A field that is accepted because it changes nothing here."""
+    return _mark(Standing("ignored", why))
+
+
+def refused(why: str, *unless: Any) -> msgspec.Meta:
+    """A field that is known and not served; `why` may say what to use instead."""
+    return _mark(Standing("refused", why, unless))
+
+
+def standing(field: msgspec.inspect.Field) -> Standing | None:
+    """The mark of a field; None for one that is served."""
+    if isinstance(field.type, Metadata) and field.type.extra:
+        found: Standing | None = field.type.extra.get("standing")
+        return found
+    return None
+
+
+def is_refused(field: msgspec.inspect.Field) -> bool:
+    mark = standing(field)
+    return mark is not None and mark.kind == "refused"
+
+
+def check_refused(body: msgspec.Struct, below: str = "") -> None:
+    """Raises InvalidParameter for a refused field that asks for something, in `body` or in what it
+    holds; `below` is the path of `body`."""
+    for field in _looked_at(type(body)):
+        value = getattr(body, field.name)
+        # 0 and {} may ask for something: a prompt's log-probabilities, a search of the web.
+        if value is None or value is False or value == "" or value == []:
+            continue
+        param = f"{below}.{field.encode_name}" if below else field.encode_name
+        if not is_refused(field):
+            for path, struct in _structs(value, param):
+                check_refused(struct, path)
+        elif (mark := standing(field)) is not None and value not in mark.unless:
+            raise InvalidParameter(param, f"{param} is not supported: {mark.why}")
+
+
+def _structs(value: Any, path: str) -> Iterator[tuple[str, msgspec.Struct]]:
+    if isinstance(value, msgspec.Struct):
+        yield path, value
+    elif isinstance(value, list):
+        for index, item in enumerate(value):
+            yield from _structs(item, f"{path}[{index}]")
+
+
+@cache
+def _looked_at(kind: type[msgspec.Struct]) -> tuple[msgspec.inspect.Field, ...]:
+    """The refused fields, and those that may hold some."""
+    info = type_info(kind)
+    assert isinstance(info, StructType)
+    return tuple(f for f in info.fields if is_refused(f) or _holds_refused(f.type, set()))
+
+
+def _holds_refused(type_: msgspec.inspect.Type, seen: set[type]) -> bool:
+    match type_:
+        case Metadata(type=inner) | ListType(item_type=inner):
+            return _holds_refused(inner, seen)
+        case UnionType(types=types):
+            return any(_holds_refused(one, seen) for one in types)
+        case StructType(cls=cls, fields=fields) if cls not in seen:
+            seen.add(cls)
+            return any(is_refused(f) or _holds_refused(f.type, seen) for f in fields)
+    return False
+
+
+def _mark(mark: Standing) -> msgspec.Meta:
+    return msgspec.Meta(description=str(mark), extra={"standing": mark})
+
+
+def _shown(value: Any) -> str:
+    return msgspec.json.encode(value).decode()
+
+
+# Suggestions --------------------------------------------------------------------------------------
+#
+# What a misspelt field or path may have meant.
+
+
+_LENGTHS = ("max_tokens", "max_output_tokens", "max_new_tokens", "num_predict")
+_FORMATS = ("response_format", "text.format", "output_config.format", "format", "json_schema")
+# Names of other interfaces, which need not look like ours; the first that is there is meant. None:
+# what looks like it means something else.
+_SYNONYMS = {
+    "add_special_tokens": (),
+    "allowed_token_ids": (),
+    "cache_control": ("cache",),
+    "enable_thinking": ("think", "thinking", "reasoning"),
+    "format": _FORMATS,
+    "function": ("name", "tools"),
+    "functions": ("tools",),
+    "input": ("prompt", "messages", "input_ids"),
+    "instructions": ("system", "messages"),
+    "max_completion_tokens": _LENGTHS,
+    "max_new_tokens": _LENGTHS,
+    "max_output_tokens": ("max_completion_tokens", *_LENGTHS),
+    "max_tokens": _LENGTHS,
+    "message": ("messages",),
+    "messages": ("input", "prompt", "text"),
+    "num_predict": _LENGTHS,
+    "options": ("sampling_params",),
+    "output_format": _FORMATS,
+    "prompt": ("messages", "text", "input"),
+    "repetition_penalty": ("repeat_penalty",),
+    "request_id": ("rid",),
+    "response_format": _FORMATS,
+    "rid": ("request_id",),
+    "stop": ("stop_sequences",),
+    "stop_sequences": ("stop",),
+    "system": ("instructions", "messages"),
+    "text": ("prompt", "messages", "input"),
+    "think": ("enable_thinking", "thinking", "reasoning"),
+    "thinking": ("think", "reasoning"),
+    "user": ("metadata.user_id",),
+}
+LONGEST = 64
+"""No name is longer; comparing long texts takes seconds."""
+_TYPO_STEP = re.compile(r"\.?(\w+)|\[(?:\d+|\.\.\.)\]")
+
+
+def field_suggestion(
+    kind: type, path: str, field: str, elsewhere: Collection[str] = frozenset()
+) -> str:
+    """The question whether another name was meant, for an unknown `field` of the object at `path`
+    of a body of type `kind`; empty where nothing is near. No field is meant that is refused.
+    `elsewhere`: names of other bodies' fields, which are no misspelt ones."""
+    here = [f for struct in _structs_at(kind, path) for f in struct.fields if not is_refused(f)]
+    known = [f.encode_name for f in here]
+    within = [
+        f"{f.encode_name}.{inner.encode_name}"
+        for f in here
+        for type_ in alternatives([f.type])
+        for inner in _fields_of(type_)
+        if not is_refused(inner)
+    ]
+    meant = [
+        full
+        for name in (field, *_SYNONYMS.get(field, ()))
+        for full in (*known, *within)
+        if full == name or full.endswith(f".{name}")
+    ]
+    if not meant and field not in _SYNONYMS and field not in elsewhere:
+        meant = nearest(field, known)
+    if meant:
+        return f". Did you mean {meant[0]!r}?"
+    return ". It is a field of other endpoints" if field in elsewhere else ""
+
+
+def nearest(given: str, known: Iterable[str], at_most: int = 1) -> list[str]:
+    """Those of `known` that look most like `given`, best first."""
+    if len(given) > LONGEST:
+        return []
+    return difflib.get_close_matches(given, list(dict.fromkeys(known)), at_most, cutoff=0.6)
+
+
+def _fields_of(type_: inspect.Type) -> tuple[inspect.Field, ...]:
+    return type_.fields if isinstance(type_, inspect.StructType) else ()
+
+
+def _structs_at(kind: type, path: str) -> Iterator[inspect.StructType]:
+    """The objects that may stand at a path such as `messages[0].content[1]`."""
+    types = [inspect.type_info(kind)]
+    for step in _TYPO_STEP.finditer(path):
+        name = step[1]
+        found: list[inspect.Type] = []
+        for type_ in alternatives(types):
+            if name and isinstance(type_, inspect.StructType):
+                found += [f.type for f in type_.fields if f.encode_name == name]
+            elif not name and isinstance(type_, inspect.DictType):
+                found.append(type_.value_type)
+            elif not name and isinstance(type_, inspect.ListType):
+                found.append(type_.item_type)
+        types = found
+    return (t for t in alternatives(types) if isinstance(t, inspect.StructType))
+
+
+def alternatives(types: Iterable[inspect.Type]) -> Iterator[inspect.Type]:
+    """The types, of which unions stand for their members, without what is noted on them."""
+    for type_ in types:
+        if isinstance(type_, inspect.Metadata):
+            yield from alternatives([type_.type])
+        elif isinstance(type_, inspect.UnionType):
+            yield from alternatives(type_.types)
+        else:
+            yield type_
+
+
+def choices_at(kind: type, path: str) -> str:
+    """Which values there are for the field at `path` of a body of type `kind`, and the reason that
+    a class gives in `ONLY` for there being no other `type`; empty where any may stand."""
+    above, _, name = path.rpartition(".")
+    name = name.partition("[")[0]
+    known: list[str] = []
+    why = ""
+    for struct in _structs_at(kind, above):
+        here = [struct.tag] if struct.tag_field == name else []
+        for type_ in alternatives([f.type for f in struct.fields if f.encode_name == name]):
+            items = [type_.item_type] if isinstance(type_, inspect.ListType) else [type_]
+            for item in alternatives(items):
+                here += item.values if isinstance(item, inspect.LiteralType) else ()
+        known += [repr(value) for value in here]
+        if name == "type":
+            why = why or getattr(struct.cls, "ONLY", "")
+    if not known:
+        return ""
+    said = f"there is {known[0]}" if len(known) == 1 else f"there are {', '.join(known)}"
+    return f" ({said}{': ' if why else ''}{why})"
+
+
+# Json weight --------------------------------------------------------------------------------------
+#
+# How much the values of a JSON text cost to be made, told from its characters.
+#
+# What makes them keeps the interpreter to itself until all are made; numpy, which counts
+# characters, lets others run meanwhile.
+
+
+CONTAINER = 12
+"""An array, an object, or a member of one, costs as much as so many numbers of an array."""
+
+_WEIGHTS = {",": 1, "[": CONTAINER, "{": CONTAINER, ":": CONTAINER}
+_QUOTE, _BACKSLASH = ord('"'), ord("\\")
+
+_Bytes = npt.NDArray[np.uint8]
+_Places = npt.NDArray[np.intp]
+
+
+def weight_beyond(raw: bytes | memoryview, most: int) -> bool:
+    """Whether the values weigh more than `most`: a number is 1, a string 2."""
+    text = np.frombuffer(raw, np.uint8)
+    marks = {mark: int(np.count_nonzero(text == ord(mark))) for mark in _WEIGHTS}
+    quotes = int(np.count_nonzero(text == _QUOTE))
+    if sum(_WEIGHTS[mark] * count for mark, count in marks.items()) + quotes // 2 <= most:
+        return False
+    # What stands in strings is text, but was counted.
+    quotes_at = _closing(text)
+    weight = quotes_at.size // 2
+    for mark, each in _WEIGHTS.items():
+        places = np.flatnonzero(text == ord(mark))
+        within = np.searchsorted(quotes_at, places) & 1
+        weight += each * int(np.count_nonzero(within == 0))
+    return weight > most
+
+
+def _closing(text: _Bytes) -> _Places:
+    """Where strings begin and end: quotes that an even number of backslashes stands before."""
+    quotes = np.flatnonzero(text == _QUOTE)
+    slashes = np.flatnonzero(text == _BACKSLASH)
+    if not slashes.size:
+        return quotes
+    # For each backslash, where its run begins; for each quote, the run that ends before it.
+    begins = np.ones(slashes.size, bool)
+    begins[1:] = np.diff(slashes) != 1
+    run = np.maximum.accumulate(np.where(begins, slashes, 0))
+    last = np.searchsorted(slashes, quotes) - 1
+    follows = (last >= 0) & (slashes[last] == quotes - 1)
+    length = np.where(follows, quotes - run[last], 0)
+    return quotes[length % 2 == 0]
+
+
+# Source -------------------------------------------------------------------------------------------
+#
+# Where a request comes from: among those without an API key, who shares the engine with whom.
+
+
+_SOURCE: ContextVar[str] = ContextVar("source", default="batches")
+_HEADER = "X-Rootlace-Source"
+"""What a front passes on comes from its own address, and has the client's here, behind the secret
+that the two share: whoever else writes it is not believed."""
+_ADDRESS = web.RequestKey("address", str)
+_OF_THE_CONNECTION = {"connection", "transfer-encoding", "keep-alive", _HEADER.lower()}
+
+
+def source_middleware(front_secret: str) -> Middleware:
+    """Let what the handler starts know the client's address, or the one that a front of this secret
+    says ("": there is none)."""
+
+    @web.middleware
+    async def note(request: web.Request, handler: Handler) -> web.StreamResponse:
+        secret, _, said = request.headers.get(_HEADER, "").partition(" ")
+        if front_secret and hmac.compare_digest(secret.encode(), front_secret.encode()):
+            request[_ADDRESS] = said
+        _SOURCE.set(address_of(request))
+        return await handler(request)
+
+    return note
+
+
+def address_of(request: web.BaseRequest) -> str:
+    """The client's address, or "unknown"."""
+    return request.get(_ADDRESS) or request.remote or "unknown"
+
+
+def source() -> str:
+    """The address of the client whose request the running task answers, or "batches"."""
+    return _SOURCE.get()
+
+
+def passed_on(headers: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Those of a request or a reply that are not about its connection."""
+    return [(name, value) for name, value in headers if name.lower() not in _OF_THE_CONNECTION]
+
+
+def from_source(
+    headers: Iterable[tuple[str, str]], address: str, front_secret: str
+) -> list[tuple[str, str]]:
+    """Those of a request from this address, as its front passes it on."""
+    return [*passed_on(headers), (_HEADER, f"{front_secret} {address}")]
+
+
+# Receiving ----------------------------------------------------------------------------------------
+#
+# The bodies that are being received, of which all together have so many bytes at most.
+#
+# One alone is bounded, too, but each of thousands of connections may send a large one slowly.
+
+
+LARGEST = 16
+"""So many of the largest size may be received at once, unless the configuration says otherwise."""
+
+
+class Receiving:
+    """Those of one server. The last eighth is for clients that have less than the mean: a client is
+    a key or, without one, an address (of IPv6, a /64)."""
+
+    def __init__(self, config: GatewayConfig) -> None:
+        self._most = config.max_receiving_bytes or LARGEST * config.max_body_bytes
+        self._taken = 0
+        self._of: Counter[str] = Counter()
+        self._rare = RareLog(log)
+
+    @contextmanager
+    def body(self) -> Iterator[Callable[[int], None]]:
+        """What is called in the block with how many bytes more have come of one body; it raises
+        Overloaded where there is no room for them."""
+        client = client_of(caller(), owner_of(source()))
+        come = 0
+
+        def take(more: int) -> None:
+            nonlocal come
+            own, owners = self._of.get(client, 0), len(self._of)
+            full = self._taken + more > self._most
+            alone = self._taken == come  # has its own bound, and would never find more room
+            kept = kept_for_others(own, owners, self._taken, self._most, more)
+            if not alone and (full or kept):
+                self._rare.warn(
+                    "bodies of %d bytes are being received: one is refused", self._taken
+                )
+                raise Overloaded("the server is receiving too many large bodies; try again")
+            come += more
+            self._taken += more
+            self._of[client] += more
+
+        try:
+            yield take
+        finally:
+            self._taken -= come
+            self._of[client] -= come
+            if not self._of[client]:
+                del self._of[client]
+
+
+RECEIVING = web.AppKey("receiving", Receiving)
+
+
+# Body ---------------------------------------------------------------------------------------------
+
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+log = logging.getLogger(__name__)
+
+
+class Body(msgspec.Struct, forbid_unknown_fields=True):
+    """Base of all bodies: a misspelt field is an error, unless it asks for nothing: its
+    value is null or empty, or it is false and its name begins with `return_`."""
+
+
+class History(Body, forbid_unknown_fields=False):
+    """Base of what clients send back of a conversation. Unknown fields are dropped: clients append
+    what they were answered, with what they and other servers have added to it."""
+
+
+_MOST = 2**14
+"""Messages: each costs time before anything can be refused by its length."""
+MANY = msgspec.Meta(max_length=_MOST)
+SOME = msgspec.Meta(min_length=1, max_length=_MOST)
+
+LARGE_BYTES = 2**16
+"""A larger body is decoded in a thread, and weighed before its values are made."""
+MAX_WEIGHT = 1_100_000
+"""Decoding keeps the interpreter from everybody else: 35 ns for each of these."""
+
+_Holder = inspect.StructType | inspect.ListType
+_EMPTY = re.compile(rb'null|""|\[\s*\]|\{\s*\}')
+_NO_RETURN = re.compile(_EMPTY.pattern + rb"|false")
+_SHOWN = 32
+"""So many dropped fields are named in the log."""
+
+_RAW = web.RequestKey("raw", bytes)
+BODY_SECONDS = 120.0
+"""A body that has not come by then holds its connection no longer."""
+
+_PATH = re.compile(r" - at (?:`key` in )?`\$\.?([^`]*)`$")
+_STEP = re.compile(r"[^.\[\]]+|\[\d+\]")
+_WANTS_INTEGER = re.compile(r"Expected `[^`]*\bint\b[^`]*`, got `float`")
+_INTEGRAL_PLACES = 16
+"""Of a body, at most, that have a number such as 3.0 for an integer; of a list, all are one."""
+_FIELD = re.compile(r"(missing required|contains unknown) field `([^`]*)`")
+
+
+async def read_body(request: web.Request, kind: type[T]) -> T:
+    """The body as `kind`.
+
+    Raises InvalidRequest when it is not JSON, InvalidParameter when a field is unknown, missing,
+    refused or of a wrong type, and what `raw_body` raises; a body beyond the application's bound
+    raises aiohttp's 413.
+    """
+    return await decode_anywhere(await raw_body(request), kind)
+
+
+async def raw_body(request: web.Request) -> bytes:
+    """The body as it was sent. Raises DeadlineExceeded for one that comes too slowly, and
+    Overloaded where too much of others' is being received."""
+    if _RAW not in request:
+        with request.app[RECEIVING].body() as take:
+            async with in_time(BODY_SECONDS):
+                request[_RAW] = await _received(request, take)
+    return request[_RAW]
+
+
+async def _received(request: web.Request, take: Callable[[int], None]) -> bytes:
+    """As `request.read` does; `take` is told how many bytes come."""
+    body = bytearray()
+    while piece := await request.content.readany():
+        if len(body) + len(piece) > request.client_max_size:
+            raise web.HTTPRequestEntityTooLarge(request.client_max_size)
+        take(len(piece))
+        body += piece
+    return bytes(body)
+
+
+@contextlib.asynccontextmanager
+async def in_time(seconds: float) -> AsyncIterator[None]:
+    """Raises DeadlineExceeded where the block, which reads a body, takes longer."""
+    try:
+        async with asyncio.timeout(seconds):
+            yield
+    except TimeoutError:
+        raise DeadlineExceeded(f"the body did not come within {seconds:g} s") from None
+
+
+async def decode_anywhere(raw: bytes | memoryview, kind: type[T]) -> T:
+    """`decode_body` here or, for a large body, in a thread."""
+    if len(raw) <= LARGE_BYTES:
+        return decode_body(raw, kind)
+    return await asyncio.to_thread(decode_body, raw, kind)
+
+
+def decode_body(raw: bytes | memoryview, kind: type[T]) -> T:
+    """The same for a body that has been read."""
+    if len(raw) > LARGE_BYTES and weight_beyond(raw, MAX_WEIGHT):
+        raise InvalidRequest(
+            f"the body holds more than {MAX_WEIGHT} values (a string counts two, an array, an"
+            f" object or a member of one {CONTAINER})"
+        )
+    try:
+        try:
+            body = _with_integers(raw, kind)
+        except msgspec.ValidationError as error:
+            if "contains unknown field" not in str(error):
+                raise
+            try:
+                body = _with_integers(_without_empty(raw, kind, []), kind)
+            except msgspec.ValidationError as other:
+                # The unknown field may have been meant for the missing one.
+                raise error if "missing required field" in str(other) else other from None
+    except msgspec.ValidationError as error:
+        raise as_parameter(str(error), kind) from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise InvalidRequest(f"the body is not valid JSON: {error}") from None
+    check_refused(body)
+    if log.isEnabledFor(logging.DEBUG):
+        _log_dropped(raw, kind)
+    names = one_of(kind)
+    if names and sum(getattr(body, name) is not None for name in names) != 1:
+        raise InvalidParameter(names[0], f"give either {' or '.join(names)}")
+    return body
+
+
+def _log_dropped(raw: bytes | memoryview, kind: type) -> None:
+    dropped: list[str] = []
+    # Nobody has looked at what is dropped: it may be no text.
+    with contextlib.suppress(UnicodeDecodeError):
+        _without_empty(raw, kind, dropped)
+    if dropped:
+        log.debug("fields of the history that nobody reads: %s", ", ".join(dropped[:_SHOWN]))
+
+
+def _without_empty(raw: bytes | memoryview, kind: type, dropped: list[str]) -> msgspec.Raw:
+    """The body without unknown fields that are null or empty: they ask for nothing. The paths of
+    those that histories drop are added to `dropped`. Of unknown fields no values are made."""
+    body = msgspec.json.decode(raw, type=msgspec.Raw)
+    return _pruned(body, _holders(inspect.type_info(kind)), "", dropped)
+
+
+def _pruned(raw: msgspec.Raw, types: list[_Holder], path: str, dropped: list[str]) -> msgspec.Raw:
+    begins = bytes(memoryview(raw)[:1]) if len(memoryview(raw)) > 2 else b""
+    if begins == b"[" and (inner := [one for t in types for one in _items(t)]):
+        items = msgspec.json.decode(raw, type=list[msgspec.Raw])
+        kept = [_pruned(one, inner, f"{path}[{i}]", dropped) for i, one in enumerate(items)]
+        return msgspec.Raw(msgspec.json.encode(kept))
+    structs = [t for t in types if isinstance(t, inspect.StructType)]
+    if begins != b"{" or not structs:
+        return raw
+    fields = msgspec.json.decode(raw, type=dict[str, msgspec.Raw])
+    for struct in structs:
+        tag = fields.get(struct.tag_field or "")
+        if struct.tag_field and (tag is None or msgspec.json.decode(tag) != struct.tag):
+            continue
+        known = _fields(struct.cls)
+        for name, value in list(fields.items()):
+            below = f"{path}.{name}" if path else name
+            if name in known:
+                if known[name]:
+                    fields[name] = _pruned(value, known[name], below, dropped)
+            elif name == struct.tag_field:
+                continue
+            elif not struct.forbid_unknown_fields:
+                dropped.append(below)
+            elif (_NO_RETURN if name.startswith("return_") else _EMPTY).fullmatch(value):
+                del fields[name]
+    return msgspec.Raw(msgspec.json.encode(fields))
+
+
+def _holders(type_: inspect.Type) -> list[_Holder]:
+    """Those of the types that a value may have whose values may hold objects."""
+    found = alternatives([type_])
+    return [t for t in found if isinstance(t, inspect.StructType | inspect.ListType)]
+
+
+def _items(type_: _Holder) -> list[_Holder]:
+    return _holders(type_.item_type) if isinstance(type_, inspect.ListType) else []
+
+
+@cache
+def _fields(kind: type) -> dict[str, list[_Holder]]:
+    info = inspect.type_info(kind)
+    assert isinstance(info, inspect.StructType)
+    return {field.encode_name: _holders(field.type) for field in info.fields}
+
+
+def _with_integers(raw: bytes | memoryview | msgspec.Raw, kind: type[T]) -> T:
+    """`raw` as `kind`; a number such as 3.0, where a field wants an integer, is one: JSON knows no
+    such difference. Raises ValidationError."""
+    value: Any = None
+    before = ""
+    for _ in range(_INTEGRAL_PLACES):
+        try:
+            if not before:
+                return msgspec.json.decode(raw, type=kind)
+            return msgspec.convert(value, kind, str_keys=True)
+        except msgspec.ValidationError as error:
+            at = _PATH.search(str(error))
+            if at is None or at[1] == before or not _WANTS_INTEGER.match(str(error)):
+                raise
+            if "[...]" in at[1]:  # it does not say where
+                raise
+            value, before = value if before else msgspec.json.decode(raw), at[1]
+            _make_integral(value, _STEP.findall(before))
+    return msgspec.convert(value, kind, str_keys=True)
+
+
+def _make_integral(value: Any, path: list[str]) -> None:
+    """Make the number at `path` an integer, if it is integral; in a list, all of its numbers."""
+    *above, last = path
+    for name in above:
+        value = value[int(name[1:-1]) if name.startswith("[") else name]
+    for key in range(len(value)) if isinstance(value, list) else (last,):
+        number = value[key]
+        if isinstance(number, float) and abs(number) < 2**63 and number.is_integer():
+            value[key] = int(number)
+
+
+def one_of(kind: Any) -> tuple[str, ...]:
+    """The fields of a body of which there has to be one, and one alone; it says so itself."""
+    names: tuple[str, ...] = getattr(kind, "one_of", ())
+    return names
+
+
+def convert(value: object, kind: type[T], param: str) -> T:
+    """`value` (already decoded JSON) as `kind`; errors name the path below `param`."""
+    try:
+        body = msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        raise as_parameter(str(error), kind, param) from None
+    check_refused(body, param)
+    return body
+
+
+@cache
+def _all_names() -> frozenset[str]:
+    """The names of the fields of all endpoints' bodies, which are there when one is decoded."""
+    kinds, names = [Body], set[str]()
+    while kinds:
+        kind = kinds.pop()
+        kinds += kind.__subclasses__()
+        names.update(kind.__struct_encode_fields__)
+    return frozenset(names)
+
+
+def as_parameter(message: str, kind: type, below: str = "") -> InvalidRequest:
+    """What msgspec says of a wrong value of `kind`, as an error that names the field."""
+    field = _FIELD.search(message)
+    if field and len(field[2]) > LONGEST:
+        message = message.replace(field[2], field[2][: LONGEST - 3] + "...")
+        field = _FIELD.search(message)
+    at = _PATH.search(message)
+    path = at[1] if at else ""
+    names = (below, path.replace("[...]", ""), field[2] if field else "")
+    param = ".".join(name for name in names if name)
+    if not param:
+        return InvalidRequest(message)
+    reason = _PATH.sub("", message)
+    hint = ""
+    if field and field[1] == "contains unknown":
+        hint = field_suggestion(kind, path, field[2], _all_names())
+    elif reason.startswith(("Invalid enum value", "Invalid value")):
+        hint = choices_at(kind, path)
+    return InvalidParameter(param, f"{param}: {reason[0].lower()}{reason[1:]}{hint}")
+
+
+# Query --------------------------------------------------------------------------------------------
+#
+# Parameters of the query as typed structs, with errors that name the parameter.
+
+
+def read_query(request: web.Request, kind: type[T]) -> T:
+    """The query as `kind`, numbers read from their digits; of a parameter that is given several
+    times the first counts. Raises InvalidParameter for one that is wrong or unknown."""
+    try:
+        return msgspec.convert(dict(request.query), kind, strict=False)
+    except msgspec.ValidationError as error:
+        raise as_parameter(str(error), kind) from None

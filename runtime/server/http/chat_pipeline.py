@@ -1,0 +1,474 @@
+"""Running chat requests: from a conversation to the pieces of its answers."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass, replace
+
+import msgspec
+
+from rootlace.runtime.server.http import one_shot
+from rootlace.runtime.server.http.chat_request import (
+    CachedPrefix,
+    ChatRequest,
+    Pin,
+    Tool,
+    Written,
+    calls_among_text,
+    calls_or_format,
+    check_names,
+    common,
+    forced_call,
+    in_order,
+    offered_tools,
+    pieces_of,
+)
+from rootlace.runtime.server.http.errors import InvalidParameter
+from rootlace.runtime.server.http.request_fields import make_params
+from rootlace.runtime.server.served_model import ServedModel
+from rootlace.runtime.server.session import Session
+from rootlace.runtime.server.tokenizer import Joined
+from rootlace.runtime.server.tool_parsers.base import (
+    Answer,
+    CallArguments,
+    CallBegin,
+    Content,
+    Delta,
+    Format,
+    Parser,
+    Reasoning,
+)
+from rootlace.runtime.server.tool_parsers.listing import ToolPrompt
+from rootlace.runtime.server.tool_parsers.tagged import PLAIN
+from rootlace.wire.errors import InvalidRequest
+from rootlace.wire.protocol import (
+    Chunk,
+    Generated,
+    Output,
+    Part,
+    Text,
+    TokenLogprob,
+    Tokens,
+    Usage,
+)
+
+log = logging.getLogger(__name__)
+
+# Tokenizing so many characters takes about a second of a thread; models with a long context may be
+# given more, by so many characters for each of its tokens.
+MAX_CHARACTERS = 2**20
+_CHARACTERS_PER_TOKEN = 8
+# Enough to see what a prompt ends with.
+_END_CHARACTERS = 64
+
+
+@dataclass(slots=True)
+class AnswerDelta:
+    """New pieces of answer `index`; `logprobs` are those of the tokens that they were made of.
+    `begun` is what the first one knows of the prompt."""
+
+    index: int
+    deltas: list[Delta]
+    logprobs: tuple[TokenLogprob, ...] = ()
+    begun: Usage | None = None
+
+
+@dataclass(frozen=True)
+class FinalOutput:
+    """The end of all answers, which had so many tokens of thoughts. `cut_calls`: whether the last
+    call of each is not whole, because its answer was cut."""
+
+    generated: Generated
+    reasoning_tokens: int
+    cut_calls: tuple[bool, ...] = ()
+    session: Session | None = None
+    """That of a branch which is to stay."""
+    held: CachedPrefix | None = None
+    """What others may go on from."""
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A request that has been understood: what is run, and how its answers are read."""
+
+    job: one_shot.GenerateRequest
+    form: Format
+    prompt_end: str
+    prefix: str
+    """The beginning of a call, if it was written for the model."""
+    tools: frozenset[str]
+    """Those that calls may name; without any, calls are not looked for."""
+    reasoning: bool
+    several: bool
+    written: Written | None = None
+    """The prompt of a branch that is to stay."""
+
+    def reader(self) -> Reader:
+        """A reader of one answer."""
+        parser = None
+        if self.tools or self.reasoning or self.form.always:
+            parser = self.form.parser(self.prompt_end, self.tools, self.reasoning)
+        return Reader(parser, self.prefix, self.several)
+
+
+class Reader:
+    """Reads one answer as it comes."""
+
+    def __init__(self, parser: Parser | None, prefix: str, several: bool) -> None:
+        self._parser = parser
+        self._several = several
+        self._calls = 0
+        self.thoughts: list[str] = []
+        """What was read of the model's thoughts."""
+        self._arguments: list[str] | None = None  # of the last call
+        self._first = parser.feed(prefix) if parser is not None and prefix else []
+
+    def feed(self, text: str) -> list[Delta]:
+        if self._parser is None:
+            return [Content(text)] if text else []
+        return self._kept(self._parser.feed(text) if text else [])
+
+    def finish(self) -> list[Delta]:
+        return [] if self._parser is None else self._kept(self._parser.finish())
+
+    def _kept(self, deltas: list[Delta]) -> list[Delta]:
+        """Without what follows the one call that may be made."""
+        deltas, self._first = [*self._first, *deltas], []
+        kept = []
+        for delta in deltas:
+            if isinstance(delta, Reasoning):
+                self.thoughts.append(delta.text)
+            self._calls += isinstance(delta, CallBegin)
+            if self._several or self._calls <= 1:
+                kept.append(delta)
+                if isinstance(delta, CallBegin):
+                    self._arguments = []
+                elif isinstance(delta, CallArguments) and self._arguments is not None:
+                    self._arguments.append(delta.text)
+        return kept
+
+    def has_cut_call(self, output: Output) -> bool:
+        """Whether something else than the model ended `output`, which was read, within a call."""
+        ended = output.finish_reason == "stop" and not isinstance(output.matched, str)
+        if ended or self._arguments is None:
+            return False
+        try:
+            msgspec.json.decode("".join(self._arguments))
+        except (msgspec.DecodeError, RecursionError):
+            return True
+        return False
+
+
+class Chats:
+    """Runs chat requests of one gateway."""
+
+    def __init__(self, gateway: ServedModel) -> None:
+        self._gateway = gateway
+        self._prompts: dict[bool, ToolPrompt] = {}
+        self._told = False
+
+    @property
+    def format(self) -> Format:
+        """That of the served model."""
+        return self.tool_prompt().format
+
+    def tool_prompt(self, with_tools: bool = False) -> ToolPrompt:
+        """Of the template that writes conversations, those `with_tools` or others."""
+        chat = self._gateway.chat
+        named = with_tools and chat.tool_use is not None
+        if named not in self._prompts:
+            self._prompts[named] = ToolPrompt(chat.tool_use if named and chat.tool_use else chat)
+        return self._prompts[named]
+
+    async def prepare(self, request: ChatRequest) -> Prepared:
+        """Raises InvalidParameter for what the request must not ask.
+
+        A long conversation is written in a thread: templates are interpreted.
+        """
+        return await self._gateway.tokenize(_length(request), self._prepare, request)
+
+    def _prepare(self, request: ChatRequest) -> Prepared:
+        tools = offered_tools(request.choice, request.tools)
+        form = self.tool_prompt(bool(tools)).format
+        check_names(tools, form, self._gateway.tokenizer)
+        fields = dict(request.fields)
+        forced = request.choice.kind == "required"
+        asked = request.constraint
+        if forced and asked is not None and asked.is_format:
+            asked = None  # it describes a text, and there will be a call
+        # The whole answer has the constraint's form, which is not that of a call or of thoughts.
+        whole = asked is not None and asked.constraint.kind != "structural_tag"
+        begins = request.add_generation_prompt and not request.continue_final
+        # A format is that of a text: in its place calls may come, where an answer begins.
+        either = whole and asked is not None and asked.is_format and bool(tools) and begins
+        whole = whole and not either
+        # The tags around calls and thoughts are special tokens in some vocabularies.
+        if tools and not whole:
+            fields["skip_special_tokens"] = False
+        elif form.always:
+            fields.setdefault("skip_special_tokens", False)
+        info = self._gateway.model_info
+        params = make_params(fields, info, request.names, request.defaults)
+        parts = self.render(request, tools)
+        end = _end_of(parts)
+        thoughts = form.thoughts(end) if begins else None
+        lead, budget = "", request.thinking_budget
+        if thoughts is not None and request.thinks is False:
+            lead = self._unthought(request, tools, parts, form, end)
+            if tools and asked is None and not (lead or forced or form.no_thoughts()):
+                budget = 0  # what it begins to think all the same is ended at once
+            else:
+                thoughts = None
+                if not (lead or tools or whole):
+                    lead = form.answer_prefix(end)
+        begun: tuple[Text, ...] = ()
+        if forced:
+            if asked is not None:
+                raise InvalidParameter("tool_choice", "a forced call excludes other constraints")
+            begun, asked = forced_call(request.choice, tools, form, request.options)
+        elif either and asked is not None:
+            asked = calls_or_format(asked, request.choice, tools, form)
+        elif asked is None and tools:
+            asked = calls_among_text(tools, form, request.options)
+        prefix = "".join(text.text for text in begun)
+        before = end + lead if thoughts is None else ""
+        answer = form.answer_prefix(before) if whole and begins else ""
+        if thoughts is not None:
+            # The model writes that itself, behind its thoughts.
+            thoughts = msgspec.structs.replace(thoughts, then=prefix or answer, budget=budget)
+            prefix, begun = "", ()
+        else:
+            lead += answer
+        parts = (*parts, *((Text(lead, special=True),) if lead else ()), *begun)
+        pins = self._pins(request, tools, parts)
+        written = self._write(request, parts)
+        if written is not None:
+            parts = (Tokens(tuple(written.ids)),)
+        return Prepared(
+            job=one_shot.GenerateRequest(
+                parts,
+                params,
+                asked,
+                request.namespace,
+                request.cache_report,
+                request.adapter,
+                request.handling,
+                pins,
+                keep=written is not None,
+                prediction=request.prediction,
+                param=request.param,
+                thoughts=thoughts,
+            ),
+            form=form,
+            prompt_end=end + lead,
+            prefix=prefix,
+            tools=frozenset() if whole else frozenset(tool.name for tool in tools),
+            # The beginning of a constrained answer that has no thoughts is no beginning of any.
+            reasoning=request.reasoning
+            and form.always
+            and (thoughts is not None or not (whole or forced)),
+            several=request.choice.parallel is not False,
+            written=written,
+        )
+
+    def _unthought(
+        self,
+        request: ChatRequest,
+        tools: tuple[Tool, ...],
+        parts: tuple[Part, ...],
+        form: Format,
+        end: str,
+    ) -> str:
+        """What is written for a model that is not to think, behind a prompt that lets it: the end
+        of thoughts that the prompt begins, or else thoughts without text, where the template does
+        not know what it was told."""
+        if (left := form.leave_thoughts(end)) or not form.no_thoughts():
+            return left
+        told = {name: True for name in ("thinking", "enable_thinking") if name in request.template}
+        thinking = replace(request, template={**request.template, **told})
+        return form.no_thoughts() if self.render(thinking, tools) == parts else ""
+
+    def _write(self, request: ChatRequest, parts: tuple[Part, ...]) -> Written | None:
+        """The prompt of a branch that is to stay: the tokens of the one that it goes on from, and
+        those of what is new. None for what is too long to be tokenized here."""
+        pieces = pieces_of(parts)
+        if not request.keep or sum(len(piece.text) for piece in pieces) > _most(self._gateway):
+            return None
+        text, encode = Joined.of(pieces), self._gateway.tokenizer.encode_pieces
+        rest = None if request.behind is None else request.behind.rest(text)
+        if request.behind is None or rest is None:
+            return Written(text, encode(pieces, begin=bool(pieces) and not pieces[0].special))
+        before = request.behind.ids
+        return Written(text, [*before, *encode(rest, before[-1])])
+
+    def prepare_text(self, request: ChatRequest, parts: tuple[Part, ...]) -> Prepared:
+        """The same for `parts` that are no conversation: what follows is text."""
+        info = self._gateway.model_info
+        params = make_params(request.fields, info, request.names, request.defaults)
+        job = one_shot.GenerateRequest(
+            parts,
+            params,
+            request.constraint,
+            request.namespace,
+            request.cache_report,
+            request.adapter,
+            request.handling,
+        )
+        return Prepared(job, PLAIN, "", "", frozenset(), reasoning=False, several=True)
+
+    def render(self, request: ChatRequest, tools: tuple[Tool, ...]) -> tuple[Part, ...]:
+        """The conversation as the model's template writes it. Raises InvalidRequest, which names
+        its field, where the template refuses it."""
+        prompt = self.tool_prompt(bool(tools))
+        listed = [tool.for_template() for tool in tools]
+        missing = prompt.missing(request.messages, listed)
+        if missing:
+            self._check_missing(missing, "tool_use" if prompt is not self.tool_prompt() else "")
+        try:
+            messages, left = prompt.write(request.messages, listed)
+            return prompt.template.render(
+                messages,
+                tools=left,
+                add_generation_prompt=request.add_generation_prompt and not request.continue_final,
+                **({"continue_final": True} if request.continue_final else {}),
+                **request.template,
+            )
+        except RecursionError:
+            raise InvalidParameter("tools", "tools: they are nested too deeply") from None
+        except InvalidRequest as error:
+            error.param = error.param or request.param
+            raise
+
+    def _check_missing(self, missing: Sequence[str], named: str) -> None:
+        """What the template has no place for is written in our words, which the log says once.
+        Raises InvalidParameter where the server was told to refuse it."""
+        which = f"the chat template {named}".rstrip() + f" of {self._gateway.model_info.name!r}"
+        says = f"{which} has no place for {' and '.join(missing)}"
+        if self._gateway.config.tools == "template-only":
+            param = "tools" if "tools" in missing else "messages"
+            raise InvalidParameter(
+                param, f"{says} (the server was started with --tools template-only)"
+            )
+        if not self._told:
+            self._told = True
+            log.warning("%s: the server writes them in words of its own", says)
+
+    def _pins(
+        self, request: ChatRequest, tools: tuple[Tool, ...], parts: tuple[Part, ...]
+    ) -> tuple[Pin, ...]:
+        if not (self._gateway.model_info.caching and request.handling.cache.share):
+            return ()
+        found = []
+        for pinned in request.pinned:
+            other = replace(request, messages=pinned.messages, continue_final=False)
+            found.append(Pin(common(parts, self.render(other, tools)), pinned.cache))
+        return in_order(found)
+
+    async def encode(self, request: ChatRequest) -> list[int]:
+        """The tokens of the conversation, with what is written for the model where it must call a
+        tool. Raises InvalidParameter if it is too long to count."""
+        parts = (await self.prepare(request)).job.parts
+        pieces = pieces_of(parts)
+        length = sum(len(piece.text) for piece in pieces)
+        check_length(self._gateway, "messages", length)
+        return await self._gateway.tokenize(
+            length,
+            self._gateway.tokenizer.encode_pieces,
+            pieces,
+            begin=bool(pieces) and not pieces[0].special,
+        )
+
+    async def run(self, prepared: Prepared) -> tuple[FinalOutput, list[Answer]]:
+        """The whole answers. Where the branch is to stay, its session is the caller's."""
+        with one_shot.OneShots(self._gateway, [prepared.job]) as shots:
+            (generated,) = await shots.results()
+            readers = [prepared.reader() for _ in generated.outputs]
+            answers = [
+                Answer.of([*reader.feed(output.text), *reader.finish()])
+                for reader, output in zip(readers, generated.outputs, strict=True)
+            ]
+            return await self._end(prepared, generated, readers, shots), answers
+
+    async def stream(
+        self, prepared: Prepared, direct: one_shot.Direct[AnswerDelta] | None = None
+    ) -> AsyncGenerator[AnswerDelta | FinalOutput, None]:
+        """The answers as they are written, but for what `direct` takes; `Ended` comes last, with
+        the session as by `run`."""
+        readers = [prepared.reader() for _ in range(prepared.job.params.n)]
+
+        with one_shot.OneShots(self._gateway, [prepared.job], stream=True) as shots:
+
+            def said(chunk: Chunk) -> AnswerDelta:
+                deltas = readers[chunk.index].feed(chunk.text)
+                return AnswerDelta(chunk.index, deltas, chunk.logprobs, shots.begun(chunk))
+
+            if direct is not None:
+                take = direct.take
+                shots.divert(one_shot.Direct(direct.is_open, lambda chunk: take(said(chunk))))
+            async for _, event in shots:
+                if isinstance(event, Chunk):
+                    yield said(event)
+                    continue
+                for index, reader in enumerate(readers):
+                    if rest := reader.finish():
+                        yield AnswerDelta(index, rest)
+                yield await self._end(prepared, event, readers, shots)
+
+    async def _end(
+        self,
+        prepared: Prepared,
+        generated: Generated,
+        readers: Sequence[Reader],
+        shots: one_shot.OneShots,
+    ) -> FinalOutput:
+        thoughts = ["".join(reader.thoughts) for reader in readers]
+        count = await self._count(thoughts, generated)
+        cut = tuple(
+            reader.has_cut_call(output)
+            for reader, output in zip(readers, generated.outputs, strict=True)
+        )
+        if prepared.written is None:
+            return FinalOutput(generated, count, cut)
+        held = CachedPrefix.behind(prepared.written, generated.outputs[0], prepared.job.params)
+        return FinalOutput(generated, count, cut, shots.keep(), held)
+
+    async def _count(self, thoughts: Sequence[str], generated: Generated) -> int:
+        """How many tokens of all answers are thoughts: those that their text is made of."""
+        encode, found = self._gateway.tokenizer.encode, 0
+        for text in filter(None, thoughts):
+            found += len(await self._gateway.tokenize(len(text), encode, text, False))
+        return min(found, generated.usage.completion_tokens)
+
+
+def check_length(gateway: ServedModel, field: str, length: int) -> None:
+    """Raises InvalidParameter for a text that is too long to be tokenized at once."""
+    most = _most(gateway)
+    if length > most:
+        raise InvalidParameter(field, f"{length} characters, at most {most} are tokenized")
+
+
+def _most(gateway: ServedModel) -> int:
+    """How many characters are tokenized at once."""
+    return max(MAX_CHARACTERS, _CHARACTERS_PER_TOKEN * gateway.model_info.context_length)
+
+
+def _length(request: ChatRequest) -> int:
+    """A conversation's length, as characters of a text that takes as long to tokenize as the
+    template takes to write it; the prompt of a branch that is to stay is tokenized as well."""
+    characters = sum(len(message.get("content") or "") for message in request.messages)
+    return (characters if request.keep else characters // 64) + 16 * len(request.messages)
+
+
+def _end_of(parts: tuple[Part, ...]) -> str:
+    end = ""
+    for part in reversed(parts):
+        if len(end) >= _END_CHARACTERS or not isinstance(part, Text):
+            break
+        end = part.text + end
+    return end[-_END_CHARACTERS:]
+
+
+def finish_reason(output: Output, called: bool) -> str:
+    """OpenAI's: an answer that ended by itself and holds calls, whole ones, ended for them."""
+    return "tool_calls" if called and output.finish_reason == "stop" else output.finish_reason

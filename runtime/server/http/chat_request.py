@@ -1,0 +1,589 @@
+"""`ToolChoice` as constraints: whether the model may, must, or must not call a tool."""
+
+from __future__ import annotations
+
+import hashlib
+from array import array
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import takewhile
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from rootlace.runtime.server.http.body import Body, ignored
+from rootlace.runtime.server.http.constraints import Asked, OfTool, json_source
+from rootlace.runtime.server.http.errors import InvalidParameter
+from rootlace.runtime.server.tokenizer import Joined, Piece, Tokenizer
+from rootlace.runtime.server.tool_parsers.base import (
+    HERMES,
+    Answer,
+    CallArguments,
+    CallBegin,
+    Content,
+    Delta,
+    Format,
+    Reasoning,
+)
+from rootlace.wire import tool_calls
+from rootlace.wire.protocol import Constraint, Output, Part, SamplingParams, Text
+from rootlace.wire.sampling import PLAIN, Cache, Handling
+
+# Held ---------------------------------------------------------------------------------------------
+#
+# What later requests of a conversation may go on from: its text so far, and the tokens of that.
+
+
+@dataclass(frozen=True)
+class Written:
+    """A prompt: the text of its template and contents, and the tokens of that."""
+
+    text: Joined
+    ids: Sequence[int]
+
+
+@dataclass(eq=False)
+class CachedPrefix:
+    """A prompt and its answer as the branch had them.
+
+    `ids` are their tokens, the answer's as the model gave them. A prompt goes on from here if it
+    begins with the same text: the first `prompt` characters as the same runs of template and
+    content, and the answer up to the character `end`, whatever the template takes it for.
+    """
+
+    ids: array[int]
+    prompt: int
+    end: int
+    digest: bytes
+
+    @classmethod
+    def behind(
+        cls, written: Written, output: Output, params: SamplingParams
+    ) -> CachedPrefix | None:
+        """None where the answer's text is not just that of its tokens: a stop string cut it."""
+        if isinstance(output.matched, str):
+            return None
+        ended = output.matched is not None and not params.no_stop_trim
+        ids = output.token_ids[:-1] if ended else output.token_ids
+        prompt = len(written.text.text)
+        return cls(
+            array("i", [*written.ids, *ids]),
+            prompt,
+            prompt + len(output.text),
+            _digest(written.text, prompt, written.text.text + output.text),
+        )
+
+    @property
+    def size(self) -> int:
+        """In bytes."""
+        return self.ids.itemsize * len(self.ids)
+
+    def rest(self, text: Joined) -> tuple[Piece, ...] | None:
+        """What of a prompt comes behind this; None if it does not begin so."""
+        if len(text.text) <= self.end or (
+            _digest(text, self.prompt, text.text[: self.end]) != self.digest
+        ):
+            return None
+        return text.after(self.end)
+
+
+def pieces_of(parts: Iterable[Part]) -> list[Piece]:
+    """The texts among the parts."""
+    return [Piece(part.text, part.special) for part in parts if isinstance(part, Text)]
+
+
+def _digest(text: Joined, prompt: int, characters: str) -> bytes:
+    """Of `characters`, and of which runs the first `prompt` of them are."""
+    inside = [border for border in text.borders if border < prompt]
+    runs = (inside, text.flags[: len(inside) + 1])
+    digest = hashlib.blake2b(ascii(runs).encode(), digest_size=16)
+    digest.update(characters.encode())
+    return digest.digest()
+
+
+# Request ------------------------------------------------------------------------------------------
+#
+# A request for an answer, whichever interface it came by.
+
+
+@dataclass(frozen=True)
+class Tool:
+    """A function that the model may call, without arguments where it has no `parameters`.
+    `strict`: its arguments fit them in any case (True), as far as that can be held (None), or are
+    any object (False)."""
+
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+    def for_template(self) -> dict[str, Any]:
+        """As chat templates expect it, without what was not given."""
+        function: dict[str, Any] = {"name": self.name}
+        if self.description is not None:
+            function["description"] = self.description
+        # Templates that write them are not ready for none.
+        function["parameters"] = self.parameters or {"type": "object", "properties": {}}
+        return {"type": "function", "function": function}
+
+
+@dataclass(frozen=True)
+class ToolChoice:
+    """Whether the model may, must or must not call a tool; `name`: it must call this one.
+
+    `parallel`: it may make several calls at once. None leaves it to the model where it may call,
+    and means one call where it must. `allowed`: it may call no others than these; None: any.
+    """
+
+    kind: Literal["auto", "required", "none"] = "auto"
+    name: str | None = None
+    parallel: bool | None = None
+    allowed: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True)
+class Pinned:
+    """A conversation is to be pinned up to where `messages` begin to differ from it."""
+
+    messages: list[dict[str, Any]]
+    cache: Cache
+
+
+@dataclass(frozen=True)
+class ChatRequest:
+    """A conversation and how to go on with it.
+
+    `messages` are what chat templates take. `fields` are those of `SamplingParams` that were given,
+    `names` what the client calls them, and `defaults` what the interface takes for those that
+    neither the request nor the model names. `options` says how a constraint is enforced. With
+    `keep` the branch stays for later requests, and `behind` is one that stayed, from which this one
+    goes on if its conversation begins so. `prediction`: what the answer may be like.
+    """
+
+    messages: list[dict[str, Any]]
+    fields: dict[str, Any]
+    names: Mapping[str, str] = field(default_factory=dict)
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    tools: tuple[Tool, ...] = ()
+    choice: ToolChoice = ToolChoice()
+    constraint: Asked | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+    template: Mapping[str, Any] = field(default_factory=dict)
+    add_generation_prompt: bool = True
+    continue_final: bool = False
+    reasoning: bool = True
+    """Whether thoughts are told apart from content."""
+    thinking_budget: int | None = None
+    """So many tokens of thoughts at most."""
+    namespace: str = ""
+    cache_report: bool = False
+    handling: Handling = PLAIN
+    pinned: tuple[Pinned, ...] = ()
+    adapter: str = ""
+    keep: bool = False
+    behind: CachedPrefix | None = None
+    prediction: str = ""
+    param: str = "messages"
+    """The field that holds the conversation, for errors."""
+
+    @property
+    def thinks(self) -> bool | None:
+        """Whether the model is to think; None leaves it to the template."""
+        given = self.template.get("enable_thinking", self.template.get("thinking"))
+        return given if isinstance(given, bool) else None
+
+
+# Thinking -----------------------------------------------------------------------------------------
+#
+# Whether, and how hard, a model that can is to think: what chat templates are told of it.
+
+
+Budget = Annotated[int, msgspec.Meta(ge=0)]
+"""So many tokens of thoughts at most: behind them they are ended."""
+
+
+class Thinking(Body):
+    """As Anthropic's clients say it."""
+
+    type: Literal["enabled", "disabled", "adaptive", "auto", "between_tools"]
+    budget_tokens: Budget | None = None
+    display: Annotated[str | None, ignored("thoughts are shown as they are")] = None
+
+
+def thinking_arguments(
+    thinking: bool | Thinking | None = None, effort: str | None = None
+) -> dict[str, Any]:
+    """Arguments of chat templates, by the names that the families' templates have for them."""
+    arguments: dict[str, Any] = {}
+    if thinking is not None:
+        enabled = thinking.type != "disabled" if isinstance(thinking, Thinking) else thinking
+        arguments = {"thinking": enabled, "enable_thinking": enabled}
+    if effort == "none":
+        arguments = {"thinking": False, "enable_thinking": False}
+    elif effort is not None:
+        arguments["reasoning_effort"] = effort
+    return arguments
+
+
+def budget_of(given: int | None, thinking: bool | Thinking | None = None) -> int | None:
+    """The bound of a body that says it by itself, or in Anthropic's way."""
+    if given is None and isinstance(thinking, Thinking) and thinking.type != "disabled":
+        return thinking.budget_tokens
+    return given
+
+
+# Blocks -------------------------------------------------------------------------------------------
+#
+# An answer as a sequence of blocks that begin, grow and end: how Anthropic and OpenAI's responses
+# stream it.
+
+
+Kind = Literal["text", "thoughts", "call"]
+
+
+@dataclass
+class Block:
+    """One of an answer's blocks. `name` is that of the tool that is called."""
+
+    index: int
+    kind: Kind
+    name: str = ""
+    text: str = ""
+
+
+@dataclass(frozen=True)
+class Begin:
+    block: Block
+
+
+@dataclass(frozen=True)
+class More:
+    block: Block
+    text: str
+
+
+@dataclass(frozen=True)
+class End:
+    block: Block
+
+
+BlockEvent = Begin | More | End
+
+
+class Blocks:
+    """Turns deltas into blocks. At most one is open, and none is empty but a call's."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._open: Block | None = None
+        self._spaces: list[str] = []  # they begin no block
+
+    def take(self, deltas: Iterable[Delta]) -> list[BlockEvent]:
+        events: list[BlockEvent] = []
+        for delta in deltas:
+            match delta:
+                case Content():
+                    events += self._text("text", delta.text)
+                case Reasoning():
+                    events += self._text("thoughts", delta.text)
+                case CallBegin():
+                    events += self._begin("call", delta.name)
+                case CallArguments():
+                    events += self._more(delta.text)
+        return events
+
+    def finish(self) -> list[BlockEvent]:
+        """The end of the last block."""
+        last, self._open = self._open, None
+        return [] if last is None else [End(last)]
+
+    def _text(self, kind: Kind, text: str) -> list[BlockEvent]:
+        if self._open is not None and self._open.kind == kind:
+            return self._more(text)
+        self._spaces.append(text)
+        if not text.strip():
+            return []
+        text = "".join(self._spaces)
+        return [*self._begin(kind), *self._more(text)]
+
+    def _begin(self, kind: Kind, name: str = "") -> list[BlockEvent]:
+        ended = self.finish()
+        self._open = Block(self._count, kind, name)
+        self._count += 1
+        self._spaces = []
+        return [*ended, Begin(self._open)]
+
+    def _more(self, text: str) -> list[BlockEvent]:
+        assert self._open is not None
+        self._open.text += text
+        return [More(self._open, text)]
+
+
+def blocks_of(answer: Answer) -> list[Block]:
+    """Those of a whole answer: the same as were streamed."""
+    blocks = Blocks()
+    events = [*blocks.take(answer.deltas), *blocks.finish()]
+    return [event.block for event in events if isinstance(event, End)]
+
+
+# Pins ---------------------------------------------------------------------------------------------
+#
+# Beginnings of a prompt that are to be pinned: where they end, and the prompt cut there.
+
+
+@dataclass(frozen=True, order=True)
+class Place:
+    """A place in a prompt: in its part of this number, before the character of this number."""
+
+    part: int
+    character: int
+
+
+@dataclass(frozen=True)
+class Pin:
+    """A prompt is pinned up to `place`, in the way that `cache` says."""
+
+    place: Place
+    cache: Cache
+
+
+def common(parts: Sequence[Part], others: Sequence[Part]) -> Place:
+    """Where two prompts begin to differ."""
+    same = _same(parts, others)
+    if same == len(parts) or same == len(others):
+        return Place(same, 0)
+    one, other = parts[same], others[same]
+    if not (isinstance(one, Text) and isinstance(other, Text) and one.special == other.special):
+        return Place(same, 0)
+    return Place(same, _same(one.text, other.text))
+
+
+def _same(one: Sequence[object], other: Sequence[object]) -> int:
+    """How many leading items are the same."""
+    pairs = zip(one, other, strict=False)
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+
+
+def in_order(pins: Iterable[Pin]) -> tuple[Pin, ...]:
+    """The pins by place, without those that begin nothing; of several at one place, the longest."""
+    found: dict[Place, Pin] = {}
+    for pin in sorted(pins, key=lambda pin: (pin.place, pin.cache.ttl or 0.0)):
+        if pin.place > Place(0, 0):
+            found[pin.place] = pin
+    return tuple(found.values())
+
+
+def cut(parts: Sequence[Part], pins: Sequence[Pin]) -> Iterator[tuple[tuple[Part, ...], Cache]]:
+    """What of the prompt comes up to each pin, behind the pin before; then the rest, with no pin.
+    `pins` are in order."""
+    begin = Place(0, 0)
+    for pin in pins:
+        yield tuple(_between(parts, begin, pin.place)), pin.cache
+        begin = pin.place
+    yield tuple(_between(parts, begin, Place(len(parts), 0))), Cache()
+
+
+def _between(parts: Sequence[Part], begin: Place, end: Place) -> Iterator[Part]:
+    for number in range(begin.part, min(end.part + 1, len(parts))):
+        part = parts[number]
+        first = begin.character if number == begin.part else 0
+        last = end.character if number == end.part else None
+        if isinstance(part, Text) and (first or last is not None):
+            if text := part.text[first:last]:
+                yield Text(text, part.special)
+        elif last is None:
+            yield part
+
+
+# Tool choice --------------------------------------------------------------------------------------
+
+
+_NAME = "a_name"
+
+
+def offered_tools(choice: ToolChoice, tools: Sequence[Tool]) -> tuple[Tool, ...]:
+    """The tools to list in the prompt. Raises InvalidParameter for a choice without tools, or of
+    one that there is not."""
+    if choice.allowed is not None:
+        for name in {*choice.allowed} - {tool.name for tool in tools}:
+            raise InvalidParameter("tool_choice", f"tool_choice: there is no tool {name!r}")
+        tools = [tool for tool in tools if tool.name in choice.allowed]
+    if choice.kind == "required" and not tools:
+        raise InvalidParameter("tool_choice", "tool_choice needs tools")
+    return () if choice.kind == "none" else tuple(tools)
+
+
+def check_names(tools: Sequence[Tool], form: Format, tokenizer: Tokenizer) -> None:
+    """Raises InvalidParameter for a name in which special tokens are written: a constraint would
+    have the model call the tool with these, which only templates may write."""
+
+    def special(name: str) -> list[int]:
+        ids = tokenizer.encode(form.begin(name), add_special_tokens=False)
+        return [token for token in ids if tokenizer.is_special(token)]
+
+    usual = special(_NAME)
+    for tool in tools:
+        if special(tool.name) != usual:
+            raise InvalidParameter("tools", f"the name {tool.name!r} is written in special tokens")
+
+
+def forced_call(
+    choice: ToolChoice, tools: Sequence[Tool], form: Format, options: Mapping[str, Any]
+) -> tuple[tuple[Text, ...], Asked]:
+    """How the model is made to call: what is written for it, and the constraint of the rest.
+
+    Raises InvalidParameter for an unknown tool.
+    """
+    if choice.name is not None:
+        tools = [tool for tool in tools if tool.name == choice.name]
+        if not tools:
+            raise InvalidParameter("tool_choice", f"tool_choice: there is no tool {choice.name!r}")
+    if choice.parallel:
+        return (), _calls(tools, form, options)
+    if form.trigger == HERMES.begin:
+        # One call's JSON, where the model has learnt to write it, and reads it in a later turn.
+        begin = Text(form.begin(_NAME).partition("{")[0], special=True)
+        one = len(tools) == 1
+        places = [f"{'' if one else f'/anyOf/{i}'}/properties/arguments" for i in range(len(tools))]
+        return (begin,), _asked("json_schema", _one_of(tools), options, tools, places)
+    if len(tools) == 1:
+        asked = _asked("json_schema", _parameters(tools[0]), options, tools)
+        return _begin(form, tools[0].name), asked
+    return (), _calls(tools, form, options, one=True)
+
+
+def _begin(form: Format, name: str) -> tuple[Text, ...]:
+    """The begin of a call, in which the name is content."""
+    before, _, behind = form.begin(_NAME).partition(_NAME)
+    spelt = form.begin(name).removeprefix(before).removesuffix(behind)
+    return (Text(before, special=True), Text(spelt), Text(behind, special=True))
+
+
+def calls_among_text(tools: Sequence[Tool], form: Format, options: Mapping[str, Any]) -> Asked:
+    """Free text in which every call is of an offered tool, its arguments held as they are by
+    `tool_calls.arguments` (where the model may call)."""
+    # An object without a tag may be text: it is held only where arguments have to be.
+    calls = _begun(tools, form) if not form.bare or any(tool.strict for tool in tools) else []
+    begun = [(form.begin_alone(tool.name), _arguments(tool)) for tool in tools]
+    also = [(found, content) for found, content in begun if found is not None]
+    alone = (also[0][0][0], [(found[1], content) for found, content in also]) if also else None
+    tag = tool_calls.among_text(calls, form.trigger, form.end, form.around, alone)
+    # Who did not ask for it is served where it cannot be had.
+    optional = not any(tool.strict for tool in tools)
+    return _asked("structural_tag", tag, {**options, "optional": optional}, tools)
+
+
+def calls_or_format(asked: Asked, choice: ToolChoice, tools: Sequence[Tool], form: Format) -> Asked:
+    """Calls, or a text in the format that is asked for."""
+    schema = msgspec.json.decode(asked.constraint.source)
+    if form.bare:  # calls are JSON, too
+        contents = [*map(_call_alone, tools), tool_calls.arguments(schema, True)]
+        places = ["/properties/parameters"] * len(tools)
+        return _with(asked, tools, tool_calls.either_json(contents), places)
+    tag = tool_calls.or_json(
+        _begun(tools, form),
+        form.end,
+        schema,
+        choice.parallel is False,
+        form.around,
+        form.answer_prefix(""),
+    )
+    return _with(asked, tools, tag)
+
+
+def _with(
+    asked: Asked, tools: Sequence[Tool], tag: dict[str, Any], places: Sequence[str] = ()
+) -> Asked:
+    """The same field's, enforced in the same way."""
+    constraint = msgspec.structs.replace(
+        asked.constraint, kind="structural_tag", source=json_source(tag)
+    )
+    return replace(
+        asked, constraint=constraint, given=asked.constraint, tools=_named(tools, places)
+    )
+
+
+def _begun(tools: Sequence[Tool], form: Format) -> list[tuple[str, tool_calls.Content]]:
+    """How calls begin, and the arguments that follow."""
+    return [(form.begin(tool.name), _arguments(tool)) for tool in tools]
+
+
+def _arguments(tool: Tool) -> tool_calls.Content:
+    return tool_calls.arguments(tool.parameters, tool.strict)
+
+
+def _calls(
+    tools: Sequence[Tool], form: Format, options: Mapping[str, Any], one: bool = False
+) -> Asked:
+    """Calls and nothing else, at least one; `one`: no more than that."""
+    tag = tool_calls.nothing_else(_begun(tools, form), form.end, one, form.around)
+    return _asked("structural_tag", tag, options, tools)
+
+
+def _asked(
+    kind: Any,
+    source: dict[str, Any],
+    options: Mapping[str, Any],
+    tools: Sequence[Tool],
+    places: Sequence[str] = (),
+) -> Asked:
+    constraint = Constraint(kind, json_source(source), **options)
+    return Asked(constraint, "tools", tools=_named(tools, places))
+
+
+def _named(tools: Sequence[Tool], places: Sequence[str]) -> tuple[OfTool, ...]:
+    """The tools as errors and warnings name them, and at which places of a schema they are."""
+    each = zip(tools, places or [""] * len(tools), strict=True)
+    return tuple(OfTool(tool.name, tool.parameters, tool.strict, place) for tool, place in each)
+
+
+def _parameters(tool: Tool) -> dict[str, Any]:
+    """The schema of a forced call's arguments, which may be checked: it need not be lenient."""
+    held = tool_calls.arguments(tool.parameters, tool.strict is not False)
+    return dict(held["json_schema"])
+
+
+def _one_of(tools: Sequence[Tool]) -> dict[str, Any]:
+    """The schema of a call; the parameters' `$defs` move up to where their references look."""
+    definitions: dict[str, Any] = {}
+    calls = [_call_schema(tool.name, _parameters(tool), definitions) for tool in tools]
+    return _any_of(calls, definitions)
+
+
+def _call_alone(tool: Tool) -> tool_calls.Content:
+    """Its call as a format is asked for beside it."""
+    definitions: dict[str, Any] = {}
+    held = _arguments(tool)
+    call = _call_schema(tool.name, held["json_schema"], definitions, "parameters")
+    return {**held, "json_schema": _any_of([call], definitions)}
+
+
+def _any_of(schemas: list[Any], definitions: dict[str, Any]) -> dict[str, Any]:
+    schema: dict[str, Any] = schemas[0] if len(schemas) == 1 else {"anyOf": schemas}
+    return {**schema, "$defs": definitions} if definitions else schema
+
+
+def _call_schema(
+    name: str, parameters: dict[str, Any], definitions: dict[str, Any], key: str = "arguments"
+) -> dict[str, Any]:
+    return {
+        "type": "object",
+        "properties": {
+            "name": {"const": name},
+            key: _moved(parameters, definitions, f"tool {name!r}"),
+        },
+        "required": ["name", key],
+        "additionalProperties": False,
+    }
+
+
+def _moved(schema: dict[str, Any], definitions: dict[str, Any], whose: str) -> dict[str, Any]:
+    """The schema without its `$defs`, which are added to `definitions`."""
+    schema = dict(schema)
+    own = schema.pop("$defs", {})
+    if not isinstance(own, dict):
+        raise InvalidParameter("tools", f"the $defs of {whose} must be an object")
+    for name, definition in own.items():
+        if definitions.setdefault(name, definition) != definition:
+            raise InvalidParameter("tools", f"{name!r} is defined differently by {whose}")
+    return schema

@@ -1,0 +1,354 @@
+"""The fields that ask for a constraint, as OpenAI, sglang, vLLM and we spell them, and the one
+`Constraint` they become."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import islice
+from typing import Annotated, Any, Literal, NamedTuple
+
+import msgspec
+
+from rootlace.runtime.server.http.body import Body, ignored, refused
+from rootlace.runtime.server.http.errors import InvalidParameter, RefusedConstraint
+from rootlace.runtime.server.http.reply_headers import note_warning
+from rootlace.runtime.structured.gbnf import schemas_of_grammar
+from rootlace.runtime.structured.json_schema.json_text import WHITESPACES
+from rootlace.runtime.structured.json_schema.search import syntax_error
+from rootlace.types.schema_keywords import Remark, patterns, remarks
+from rootlace.wire.protocol import CONSTRAINT_OPTIONS, Constraint
+
+MAX_WHITESPACE_PATTERN = 256
+MAX_PATTERNS = 256
+"""Patterns of a tool's schema that are read before the engine does: each takes some 50 us."""
+
+Kind = Literal["regex", "json_schema", "choices", "ebnf", "structural_tag"]
+Source = str | bool | dict[str, Any] | list[str]
+
+
+class ConstraintBody(Body):
+    """One constraint (sglang's names, and `choices`), and how it is enforced.
+
+    `whitespace`, `strict` and `jump_forward` are those of `protocol.Constraint`; they hold for a
+    constraint in any spelling, and do nothing without one.
+    """
+
+    regex: str | None = None
+    json_schema: dict[str, Any] | str | bool | None = None
+    ebnf: str | None = None
+    choices: list[str] | None = None
+    structural_tag: dict[str, Any] | str | None = None
+
+    whitespace: Literal["compact", "flexible"] | None = None
+    strict: bool | None = None
+    jump_forward: Literal["canonical", "off"] | bool | None = None
+
+
+class JsonSchema(Body):
+    """`response_format.json_schema`. The schema is always enforced; `strict` says that a keyword
+    which looks like a misspelt one is an error."""
+
+    name: str | None = None
+    description: str | None = None
+    schema: dict[str, Any] | bool | None = None
+    strict: bool | None = None
+
+
+class ResponseFormat(Body):
+    """OpenAI's, and `structural_tag`: sglang's with `structures` and `triggers`, or xgrammar's with
+    a `format`."""
+
+    type: Literal["text", "json_object", "json_schema", "structural_tag"]
+    json_schema: JsonSchema | None = None
+    structures: list[dict[str, Any]] | None = None
+    triggers: list[str] | None = None
+    format: dict[str, Any] | None = None
+
+
+class StructuredOutputs(Body):
+    """vLLM's newer spelling of its `guided_*` fields."""
+
+    json: dict[str, Any] | str | None = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+    structural_tag: dict[str, Any] | str | None = None
+    whitespace_pattern: str | None = None
+    disable_any_whitespace: bool | None = None
+    disable_additional_properties: Annotated[
+        bool | None,
+        refused("a schema means what it says: write additionalProperties: false into it"),
+    ] = None
+    disable_fallback: Annotated[
+        bool | None, ignored("there is no fallback that would give up exactness")
+    ] = None
+
+
+class OpenAIConstraintBody(ConstraintBody):
+    """The same, with OpenAI's `response_format` and vLLM's fields."""
+
+    response_format: ResponseFormat | None = None
+    guided_regex: str | None = None
+    guided_json: dict[str, Any] | str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    guided_whitespace_pattern: str | None = None
+    structured_outputs: StructuredOutputs | None = None
+
+
+class OfTool(NamedTuple):
+    """What a constraint says of a tool: the schema of its arguments, and whether they must fit
+    (None: as far as they can be held). `within`: the place in the constraint's schema, as a JSON
+    pointer, at which that of the arguments stands."""
+
+    name: str
+    schema: Any
+    strict: bool | None
+    within: str = ""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A constraint and the field that asks for it, which the engine's errors are to name.
+
+    `strict`: a keyword of the schema that looks like a misspelt one is an error. `given`: what was
+    asked for, where `constraint` was made of that. `tools`: those that the constraint is made of.
+    """
+
+    constraint: Constraint
+    param: str
+    strict: bool = False
+    given: Constraint | None = None
+    tools: tuple[OfTool, ...] = ()
+
+    @property
+    def is_format(self) -> bool:
+        """Whether the field is one of those that give a text its format, and calls none."""
+        return self.param.startswith(("response_format", "text.format", "output_config.format"))
+
+    def check_keywords(self) -> None:
+        """Warn of keywords that say nothing or are of older drafts. Raises RefusedConstraint for a
+        misspelt one of a schema that is strict."""
+        given = self.given or self.constraint
+        if not self.tools or self.given is not None:
+            strict = self.strict or given.strict
+            if given.kind == "json_schema":
+                _check_keywords(given.source, self.param, self.param, strict)
+            elif given.kind in ("structural_tag", "ebnf"):
+                within = _schemas_within if given.kind == "structural_tag" else schemas_of_grammar
+                for schema in within(given.source):
+                    _check_keywords(schema, self.param, self.param, strict)
+        for tool in self.tools:
+            source = msgspec.json.encode(tool.schema).decode()
+            whose = f"tool {tool.name!r}"
+            _check_keywords(source, "tools", whose, tool.strict is True)
+            # Where such a schema need not be held, the engine would let it go in silence.
+            for remark in _malformed_patterns(source):
+                if tool.strict is not False:
+                    raise RefusedConstraint("tools", f"{whose}: {remark}")
+                note_warning(f"{whose}: {remark}")
+
+    def told(self, message: str) -> str:
+        """The engine's message, which names the tool whose schema is wrong and the place there."""
+        place, _, pointer = message.partition(" #")
+        tags, alone = _TAG.findall(place), _ALONE.search(place)
+        found: list[OfTool] = []
+        if tags and self.tools:
+            found = [self.tools[int(tags[-1]) % len(self.tools)]]
+        elif alone and self.tools and self.tools[0].within:
+            found = [*self.tools[int(alone[1]) :][:1]]
+        elif self.given is None:
+            definition = _DEFINITION.match(pointer)
+            found = [
+                tool
+                for tool in self.tools
+                if len(self.tools) == 1
+                or (tool.within and pointer.startswith(f"{tool.within}/"))
+                or (definition and definition[1] in (tool.schema or {}).get("$defs", ()))
+            ]
+        if found and pointer:
+            message = f"json_schema: #{pointer.removeprefix(found[0].within)}"
+        return f"tool {found[0].name!r}: {message}" if found else message
+
+
+_TAG = re.compile(r"\btags\[(\d+)\]")
+_ALONE = re.compile(r"\bformat\.elements\[(\d+)\]\.json_schema")
+_DEFINITION = re.compile(r"/\$defs/([^/:]+)")
+
+
+@functools.lru_cache(maxsize=128)
+def _malformed_patterns(schema: str) -> tuple[Remark, ...]:
+    """What is malformed in a schema's patterns, which say nothing then."""
+    try:
+        read = ((path, one, syntax_error(one)) for path, one in patterns(schema))
+        return tuple(
+            Remark(path, f"{one!r}: {wrong}", misspelt=True)
+            for path, one, wrong in islice(read, MAX_PATTERNS)
+            if wrong
+        )
+    except RecursionError:
+        return ()  # too deep: it will be refused
+
+
+def _check_keywords(source: str, param: str, whose: str, strict: bool) -> None:
+    for remark in remarks(source):
+        if strict and remark.misspelt:
+            raise RefusedConstraint(param, f"{whose}: {remark}")
+        note_warning(f"{whose}: {remark}")
+
+
+def _schemas_within(tag: str) -> Iterator[str]:
+    """The schemas of a structural tag, each as JSON text."""
+    try:
+        queue = [msgspec.json.decode(tag)]
+    except (msgspec.DecodeError, RecursionError):
+        return  # it will be refused
+    while queue:
+        node = queue.pop()
+        for key, value in node.items() if isinstance(node, dict) else enumerate(node):
+            if key in ("json_schema", "schema") and isinstance(value, dict):
+                yield msgspec.json.encode(value).decode()
+            elif isinstance(value, dict | list):
+                queue.append(value)
+
+
+def openai_constraint(body: OpenAIConstraintBody) -> Asked | None:
+    """The one constraint of a body of OpenAI's endpoints.
+
+    Raises InvalidParameter if there are several, or for an option that cannot be kept.
+    """
+    outputs = body.structured_outputs or StructuredOutputs()
+    found: dict[str, tuple[Kind, Source | None]] = {
+        "response_format": _response_format(body.response_format),
+        "guided_regex": ("regex", body.guided_regex),
+        "guided_json": ("json_schema", body.guided_json),
+        "guided_choice": ("choices", body.guided_choice),
+        "guided_grammar": ("ebnf", body.guided_grammar),
+        "structured_outputs.json": ("json_schema", outputs.json),
+        "structured_outputs.regex": ("regex", outputs.regex),
+        "structured_outputs.choice": ("choices", outputs.choice),
+        "structured_outputs.grammar": ("ebnf", outputs.grammar),
+        "structured_outputs.json_object": (
+            "json_schema",
+            {"type": "object"} if outputs.json_object else None,
+        ),
+        "structured_outputs.structural_tag": ("structural_tag", outputs.structural_tag),
+    }
+    form = body.response_format and body.response_format.json_schema
+    strict = bool(form and form.strict)
+    return _only_one(_sglang(body) | found, openai_options(body), strict)
+
+
+def openai_options(body: OpenAIConstraintBody) -> dict[str, Any]:
+    """`constraint_options`, with what vLLM's fields say of white space.
+
+    Raises InvalidParameter for what cannot be kept.
+    """
+    outputs = body.structured_outputs or StructuredOutputs()
+    options = constraint_options(body)
+    for param, pattern in (
+        ("guided_whitespace_pattern", body.guided_whitespace_pattern),
+        ("structured_outputs.whitespace_pattern", outputs.whitespace_pattern),
+    ):
+        if pattern is not None and not _admits_flexible(param, pattern):
+            _make_compact(options, param)
+    if outputs.disable_any_whitespace:
+        _make_compact(options, "structured_outputs.disable_any_whitespace")
+    return options
+
+
+def sglang_constraint(body: ConstraintBody, below: str) -> Asked | None:
+    """The one constraint of sglang's `sampling_params`, which the body has at `below`."""
+    found = {f"{below}.{name}": source for name, source in _sglang(body).items()}
+    return _only_one(found, constraint_options(body))
+
+
+def constraint_options(body: ConstraintBody) -> dict[str, Any]:
+    """How the constraint is to be enforced: the options of `Constraint` that a body sets."""
+    given = {name: getattr(body, name) for name in CONSTRAINT_OPTIONS}
+    if isinstance(given["jump_forward"], bool):
+        given["jump_forward"] = "canonical" if given["jump_forward"] else "off"
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def json_source(value: Source) -> str:
+    """A constraint's source as text: JSON, unless it is text already."""
+    return value if isinstance(value, str) else msgspec.json.encode(value).decode()
+
+
+def _sglang(body: ConstraintBody) -> dict[str, tuple[Kind, Source | None]]:
+    return {
+        "regex": ("regex", body.regex),
+        "json_schema": ("json_schema", body.json_schema),
+        "ebnf": ("ebnf", body.ebnf),
+        "choices": ("choices", body.choices),
+        "structural_tag": ("structural_tag", body.structural_tag),
+    }
+
+
+def _only_one(
+    found: Mapping[str, tuple[Kind, Source | None]],
+    options: Mapping[str, Any],
+    strict: bool = False,
+) -> Asked | None:
+    given = list(_given(found))
+    if len(given) > 1:
+        names = [name for name, _, _ in given]
+        raise InvalidParameter(names[1], f"only one constraint is possible, not {', '.join(names)}")
+    if not given:
+        return None
+    ((param, kind, source),) = given
+    return Asked(Constraint(kind, json_source(source), **options), param, strict)
+
+
+def _given(
+    found: Mapping[str, tuple[Kind, Source | None]],
+) -> Iterator[tuple[str, Kind, Source]]:
+    for name, (kind, source) in found.items():
+        if source is not None:
+            yield name, kind, source
+
+
+def _response_format(given: ResponseFormat | None) -> tuple[Kind, Source | None]:
+    if given is None or given.type == "text":
+        return "json_schema", None
+    if given.type == "json_object":
+        return "json_schema", {"type": "object"}
+    if given.type == "structural_tag" and given.format is not None:
+        return "structural_tag", {"type": "structural_tag", "format": given.format}
+    if given.type == "structural_tag":
+        for name in ("structures", "triggers"):
+            if getattr(given, name) is None:
+                param = f"response_format.{name}"
+                raise InvalidParameter(param, f"{param} is missing")
+        return "structural_tag", {"structures": given.structures, "triggers": given.triggers}
+    if given.json_schema is None or given.json_schema.schema is None:
+        raise InvalidParameter(
+            "response_format.json_schema", "response_format.json_schema.schema is missing"
+        )
+    return "json_schema", given.json_schema.schema
+
+
+def _make_compact(options: dict[str, Any], param: str) -> None:
+    if options.setdefault("whitespace", "compact") == "flexible":
+        raise InvalidParameter("whitespace", f"{param} excludes flexible white space")
+
+
+def _admits_flexible(param: str, pattern: str) -> bool:
+    """Whether all flexible white space matches a pattern. Raises InvalidParameter where the pattern
+    admits neither that nor none at all."""
+    if len(pattern) > MAX_WHITESPACE_PATTERN:
+        raise InvalidParameter(
+            param, f"{param} must not be longer than {MAX_WHITESPACE_PATTERN} characters"
+        )
+    try:
+        compiled = re.compile(pattern)
+    except (re.error, OverflowError, RecursionError) as error:
+        raise InvalidParameter(param, f"{param} is no regular expression: {error}") from None
+    if compiled.fullmatch("") is None:
+        raise InvalidParameter(param, f"{param} demands white space; the model may leave it out")
+    return all(compiled.fullmatch(gap) for gap in WHITESPACES)

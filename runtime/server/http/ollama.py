@@ -1,0 +1,704 @@
+"""`POST /api/chat` and `POST /api/generate`."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import time
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import lru_cache
+from importlib import metadata
+from pathlib import Path
+from typing import Annotated, Any, Literal, NotRequired, TypedDict
+
+import msgspec
+from aiohttp import web
+
+from rootlace.runtime.model.checkpoint.source import About, model_source
+from rootlace.runtime.server.auth import admitted, namespace_of
+from rootlace.runtime.server.http.admin import Version
+from rootlace.runtime.server.http.body import (
+    MANY,
+    Body,
+    History,
+    ignored,
+    read_body,
+    refused,
+    source,
+)
+from rootlace.runtime.server.http.chat_pipeline import Chats, FinalOutput, Prepared
+from rootlace.runtime.server.http.chat_request import (
+    Block,
+    Blocks,
+    Budget,
+    ChatRequest,
+    End,
+    More,
+    blocks_of,
+    thinking_arguments,
+)
+from rootlace.runtime.server.http.chat_request import Tool as ChatTool
+from rootlace.runtime.server.http.constraints import Asked, json_source
+from rootlace.runtime.server.http.errors import InvalidParameter
+from rootlace.runtime.server.http.replies import (
+    LINES,
+    Reports,
+    adapter_of,
+    check_model,
+    json_response,
+    report_of,
+    stream_events,
+)
+from rootlace.runtime.server.http.reply_headers import note_usage
+from rootlace.runtime.server.http.request_fields import (
+    HandlingBody,
+    Prompt,
+    handling_of,
+    handling_without_pin,
+)
+from rootlace.runtime.server.score import find_vectors
+from rootlace.runtime.server.served_model import ServedModel
+from rootlace.wire.errors import RootlaceError
+from rootlace.wire.protocol import Constraint, Generated, Usage
+from rootlace.wire.sampling import PARAMETERS
+
+# Body ---------------------------------------------------------------------------------------------
+#
+# Bodies of Ollama's interface.
+
+
+_SERVER = ignored("the server was started with its own setting")
+_STAYS = ignored("the model stays loaded")
+_ONLY_TEXT = refused("only text is served")
+_LOGPROBS = refused("use /v1/chat/completions")
+
+# Ollama's names of the parameters that it calls otherwise, by ours.
+NAMES = {"max_tokens": "num_predict", "repetition_penalty": "repeat_penalty"}
+DEFAULTS = {"temperature": 0.8, "top_k": 40, "top_p": 0.9}
+"""Ollama's own (`DefaultOptions` of its api/types.go), as far as they are not ours as well; but for
+`repeat_penalty` 1.1, which is about the last 64 tokens there: of all tokens it would be another."""
+
+
+class Options(Body):
+    """How to sample; see `DEFAULTS` for what is not given."""
+
+    num_predict: int | None = None
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    repeat_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+
+    num_ctx: Annotated[int | None, _SERVER] = None
+    num_batch: Annotated[int | None, _SERVER] = None
+    num_gpu: Annotated[int | None, _SERVER] = None
+    main_gpu: Annotated[int | None, _SERVER] = None
+    num_thread: Annotated[int | None, _SERVER] = None
+    num_keep: Annotated[int | None, _SERVER] = None
+    numa: Annotated[bool | None, _SERVER] = None
+    low_vram: Annotated[bool | None, _SERVER] = None
+    f16_kv: Annotated[bool | None, _SERVER] = None
+    use_mmap: Annotated[bool | None, _SERVER] = None
+    use_mlock: Annotated[bool | None, _SERVER] = None
+    vocab_only: Annotated[bool | None, _SERVER] = None
+    logits_all: Annotated[bool | None, _SERVER] = None
+    embedding_only: Annotated[bool | None, _SERVER] = None
+    repeat_last_n: Annotated[int | None, ignored("penalties count the whole text")] = None
+    penalize_newline: Annotated[bool | None, ignored("a line's end is a token like others")] = None
+    mirostat_eta: Annotated[float | None, ignored("there is no mirostat")] = None
+    mirostat_tau: Annotated[float | None, ignored("there is no mirostat")] = None
+    mirostat: Annotated[int | None, refused("use top_p or min_p", 0)] = None
+    tfs_z: Annotated[float | None, refused("use top_p or min_p", 1.0)] = None
+    typical_p: Annotated[float | None, refused("use top_p or min_p", 1.0)] = None
+
+
+class Function(Body):
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+
+
+class Tool(Body):
+    function: Function
+    type: Literal["function"] = "function"
+
+
+class Called(History):
+    name: str
+    arguments: dict[str, Any]
+
+
+class InputToolCall(History):
+    function: Called
+    id: str | None = None
+
+
+class InputMessage(History):
+    role: Literal["system", "user", "assistant", "tool"]
+    content: str | None = None
+    thinking: str | None = None
+    tool_calls: list[InputToolCall] | None = None
+    tool_name: str | None = None
+    tool_call_id: str | None = None
+    images: Any = None
+
+
+class AnswerBody(HandlingBody, kw_only=True):
+    """What chat and generate share. Without `stream` it is a stream. `priority`, `timeout`,
+    `cache`, `cache_salt` and `return_cache_report` are ours."""
+
+    model: str
+    stream: bool | None = None
+    options: Options | None = None
+    format: Literal["", "json"] | dict[str, Any] | None = None
+    think: bool | str | None = None
+    thinking_budget: Budget | None = None
+    return_cache_report: bool | None = None
+    cache_salt: str | None = None
+    keep_alive: Annotated[float | str | None, _STAYS] = None
+    logprobs: Annotated[bool | None, _LOGPROBS] = None
+    top_logprobs: Annotated[int | None, _LOGPROBS] = None
+
+
+class ChatBody(AnswerBody, kw_only=True):
+    """`POST /api/chat`."""
+
+    messages: Annotated[list[InputMessage], MANY] | None = None
+    tools: list[Tool] | None = None
+
+
+class GenerateBody(AnswerBody, kw_only=True):
+    """`POST /api/generate`. Without `raw` the prompt is a conversation's only message."""
+
+    prompt: str | None = None
+    system: str | None = None
+    raw: bool | None = None
+    suffix: Annotated[str | None, refused("the model cannot infill")] = None
+    template: Annotated[str | None, refused("the model's own is used, or none with raw")] = None
+    context: Annotated[list[int] | None, refused("send the conversation to /api/chat")] = None
+    images: Annotated[list[Any] | None, _ONLY_TEXT] = None
+    width: Annotated[int | None, _ONLY_TEXT] = None
+    height: Annotated[int | None, _ONLY_TEXT] = None
+    steps: Annotated[int | None, _ONLY_TEXT] = None
+
+
+class ShowBody(Body):
+    """`POST /api/show`; `name` is the older name of `model`."""
+
+    model: str | None = None
+    name: str | None = None
+    verbose: Annotated[bool | None, ignored("all there is is shown")] = None
+
+
+class EmbedBody(HandlingBody, kw_only=True):
+    """`POST /api/embed`."""
+
+    model: str
+    input: str | list[str]
+    cache_salt: str | None = None
+    dimensions: int | None = None
+    truncate: Annotated[bool | None, ignored("a text that is too long is an error")] = None
+    keep_alive: Annotated[float | str | None, _STAYS] = None
+    options: Annotated[dict[str, Any] | None, _SERVER] = None
+
+
+def fields_of(options: Options | None) -> dict[str, Any]:
+    """The options by the names of `SamplingParams`."""
+    named: dict[str, Any] = {}
+    for ours in PARAMETERS:
+        value = getattr(options, NAMES.get(ours, ours), None)
+        if value is not None:
+            named[ours] = value
+    if "stop" in named:
+        stop = named["stop"]
+        named["stop"] = (stop,) if isinstance(stop, str) else tuple(stop)
+    # What is below 0 is to llama.cpp: greedy, off, no limit, and a seed that is drawn.
+    below = {"temperature": 0.0, "top_k": 0, "max_tokens": None}
+    named |= {name: value for name, value in below.items() if named.get(name, 0) < 0}
+    if named.get("seed") == -1:
+        del named["seed"]
+    return named
+
+
+def constraint_of(body: AnswerBody) -> Asked | None:
+    """That of `format`."""
+    if not body.format:
+        return None
+    schema = {"type": "object"} if body.format == "json" else body.format
+    return Asked(Constraint("json_schema", json_source(schema)), "format")
+
+
+def messages_of(messages: list[InputMessage]) -> list[dict[str, Any]]:
+    """As chat templates take them. Raises InvalidParameter for images, and where there is nothing
+    that somebody else than the model said."""
+    found = []
+    for index, given in enumerate(messages):
+        if given.images:
+            param = f"messages[{index}].images"
+            raise InvalidParameter(param, f"{param}: only text is served")
+        if given.content is None and given.role != "assistant":
+            param = f"messages[{index}].content"
+            raise InvalidParameter(param, f"{param} is missing")
+        message: dict[str, Any] = {"role": given.role, "content": given.content or ""}
+        if given.tool_calls:
+            message["tool_calls"] = [
+                {
+                    "id": call.id or f"call_{number}",
+                    "type": "function",
+                    "function": {
+                        "name": call.function.name,
+                        "arguments": call.function.arguments,
+                    },
+                }
+                for number, call in enumerate(given.tool_calls)
+            ]
+        for name, value in (
+            ("reasoning_content", given.thinking),
+            ("name", given.tool_name),
+            ("tool_call_id", given.tool_call_id),
+        ):
+            if value:
+                message[name] = value
+        found.append(message)
+    return found
+
+
+def tools_of(tools: list[Tool] | None) -> tuple[ChatTool, ...]:
+    functions = [tool.function for tool in tools or ()]
+    return tuple(ChatTool(f.name, f.description, f.parameters) for f in functions)
+
+
+# Models -------------------------------------------------------------------------------------------
+#
+# What is served, as Ollama's clients ask: tags, show, ps and version; and embeddings.
+
+
+NEVER = "9999-12-31T23:59:59+00:00"
+"""When a model is unloaded that stays."""
+
+
+def check_name(gateway: ServedModel, asked: str) -> str:
+    """The served model's name. Ollama's clients add a tag. Raises ModelNotFound for another one."""
+    return check_model(gateway, asked.removesuffix(":latest"))
+
+
+class Details(TypedDict):
+    """What the model's files say: the architecture as they name it, how many numbers its weights
+    are, and the type of most of these. Texts are empty where nobody can tell."""
+
+    parent_model: str
+    format: str
+    family: str
+    families: list[str]
+    parameter_size: str
+    quantization_level: str
+
+
+class Entry(TypedDict):
+    """A model as Ollama lists it: the bytes of its files, and 64 hexadecimal digits of their names,
+    sizes and times. Where it runs, also its context, when it is unloaded, and the bytes on a GPU:
+    all or none."""
+
+    name: str
+    model: str
+    modified_at: str
+    size: int
+    digest: str
+    details: Details
+    expires_at: NotRequired[str]
+    size_vram: NotRequired[int]
+    context_length: NotRequired[int]
+
+
+class Entries(TypedDict):
+    """What is served."""
+
+    models: list[Entry]
+
+
+class Shown(TypedDict):
+    """A model."""
+
+    modelfile: str
+    parameters: str
+    template: str
+    details: Details
+    model_info: dict[str, str | int | float | bool]
+    capabilities: list[str]
+    modified_at: str
+
+
+class Embedded(TypedDict):
+    """Vectors of length 1."""
+
+    model: str
+    embeddings: list[list[float]]
+    prompt_eval_count: int
+
+
+class Models:
+    """The handlers."""
+
+    def __init__(self, gateway: ServedModel, chats: Chats) -> None:
+        self._gateway = gateway
+        self._chats = chats
+        self._started = datetime.now(UTC).isoformat()
+
+    async def version(self, request: web.Request) -> web.Response:
+        return json_response(Version(metadata.version("rootlace")))
+
+    async def tags(self, request: web.Request) -> web.Response:
+        return json_response(Entries(models=[await self._entry()]))
+
+    async def running(self, request: web.Request) -> web.Response:
+        return json_response(Entries(models=[running_of(self._gateway, await self._entry())]))
+
+    async def show(self, request: web.Request) -> web.Response:
+        body = await read_body(request, ShowBody)
+        check_name(self._gateway, body.model or body.name or "")
+        info = self._gateway.model_info
+        template = self._gateway.chat.source
+        able = ["completion", "embedding"]
+        shows = self._chats.tool_prompt(with_tools=True)
+        if shows.lists or self._gateway.config.tools == "auto":
+            able.append("tools")
+        if not (shows.lists or "tools" not in able):
+            able.append("tools-in-own-words")
+        if self._chats.format.always:
+            able.append("thinking")
+        about = await asyncio.to_thread(_about, info.path, _files_at(Path(info.path))[1])
+        architecture = about.architecture or "rootlace"
+        shown: Shown = {
+            "modelfile": "",
+            "parameters": "\n".join(
+                f"{NAMES.get(name, name):<30} {value:g}" for name, value in info.sampling.items()
+            ),
+            "template": template or "",
+            "details": _details(about),
+            "model_info": {
+                "general.architecture": architecture,
+                "general.basename": info.name,
+                **({} if about.numbers is None else {"general.parameter_count": about.numbers}),
+                **about.stated,
+                f"{architecture}.context_length": info.context_length,
+                f"{architecture}.vocab_size": info.vocab_size,
+            },
+            "capabilities": able,
+            "modified_at": self._started,
+        }
+        return json_response(shown)
+
+    async def embed(self, request: web.Request) -> web.Response:
+        body = await read_body(request, EmbedBody)
+        model = check_name(self._gateway, body.model)
+        size = self._gateway.engine.info.hidden_size
+        if body.dimensions is not None and not 0 < body.dimensions <= size:
+            raise InvalidParameter("dimensions", f"dimensions must be from 1 to {size}")
+        texts = [body.input] if isinstance(body.input, str) else body.input
+        account = admitted()
+        found = await find_vectors(
+            self._gateway,
+            [Prompt(text=text).parts() for text in texts],
+            None,
+            normalise=True,
+            dimensions=body.dimensions,
+            namespace=namespace_of(account, body.cache_salt),
+            account=account,
+            source=source(),
+            adapter=adapter_of(self._gateway, model),
+            handling=handling_without_pin(body),
+        )
+        total = sum(vector.prompt_tokens for vector in found)
+        cached = sum(vector.cached_tokens for vector in found)
+        note_usage(Usage(prompt_tokens=total, cached_tokens=cached), None)
+        reply: Embedded = {
+            "model": model,
+            "embeddings": [vector.values.tolist() for vector in found],
+            "prompt_eval_count": total,
+        }
+        return json_response(reply)
+
+    async def _entry(self) -> Entry:
+        info = self._gateway.model_info
+        return await asyncio.to_thread(entry_of, info.name, info.path, self._started)
+
+
+def entry_of(name: str, path: str, modified_at: str) -> Entry:
+    """A model as Ollama lists it. Reads its files, which may take a while the first time."""
+    size, digest = _files_at(Path(path))
+    return {
+        "name": name,
+        "model": name,
+        "modified_at": modified_at,
+        "size": size,
+        "digest": digest,
+        "details": _details(_about(path, digest)),
+    }
+
+
+def running_of(gateway: ServedModel, entry: Entry, expires_at: str = NEVER) -> Entry:
+    """A model as Ollama lists it where it is loaded."""
+    on_cpu = gateway.engine.info.device == "cpu"
+    return {
+        **entry,
+        "expires_at": expires_at,
+        "size_vram": 0 if on_cpu else entry["size"],
+        "context_length": gateway.model_info.context_length,
+    }
+
+
+def _files_at(path: Path) -> tuple[int, str]:
+    """The bytes of a model's files, and a digest that changes when they do."""
+    files = sorted(path.iterdir()) if path.is_dir() else [path]
+    size, found = 0, []
+    for file in files:
+        if file.is_file() and not file.name.startswith("."):
+            about = file.stat()
+            size += about.st_size
+            found.append(f"{file.name}\0{about.st_size}\0{about.st_mtime_ns}")
+    return size, hashlib.sha256("\0".join(found or [str(path)]).encode()).hexdigest()
+
+
+@lru_cache(maxsize=64)
+def _about(path: str, digest: str) -> About:
+    """What the files of that digest say of the model; nothing where there is no model."""
+    try:
+        return model_source(path).about()
+    except RootlaceError:
+        return About("", "", None, "", {})
+
+
+def _details(about: About) -> Details:
+    return {
+        "parent_model": "",
+        "format": about.format,
+        "family": about.architecture,
+        "families": [about.architecture] if about.architecture else [],
+        "parameter_size": "" if about.numbers is None else _shown(about.numbers),
+        "quantization_level": about.stored,
+    }
+
+
+def _shown(numbers: int) -> str:
+    """As Ollama writes how many there are: 134.52M, 8.0B."""
+    if numbers >= 1e9:
+        return f"{numbers / 1e9:.1f}B"
+    return f"{numbers / 1e6:.2f}M" if numbers >= 1e6 else f"{numbers / 1e3:.0f}K"
+
+
+# Answers ------------------------------------------------------------------------------------------
+
+
+class CalledTool(TypedDict):
+    """A tool, and its arguments."""
+
+    name: str
+    arguments: dict[str, Any]
+
+
+class ToolCall(TypedDict):
+    """A call that the model makes."""
+
+    function: CalledTool
+
+
+class Said(TypedDict, total=False):
+    """What an answer holds beside its text."""
+
+    thinking: str
+    tool_calls: list[ToolCall]
+
+
+class Message(Said):
+    """A chat's answer, or a piece of it."""
+
+    role: Literal["assistant"]
+    content: str
+
+
+class Line(Reports):
+    """What every line of a stream tells, and a whole answer; the last line, or a whole answer that
+    is not empty, has the figures. Durations are in nanoseconds."""
+
+    model: str
+    created_at: str
+    done: bool
+    done_reason: NotRequired[str]
+    total_duration: NotRequired[int]
+    load_duration: NotRequired[int]
+    prompt_eval_count: NotRequired[int]
+    prompt_eval_duration: NotRequired[int]
+    eval_count: NotRequired[int]
+    eval_duration: NotRequired[int]
+
+
+class ChatLine(Line):
+    """Of a chat."""
+
+    message: Message
+
+
+class GenerateLine(Line, Said):
+    """Of an answer to a prompt."""
+
+    response: str
+
+
+@dataclass(frozen=True)
+class _Request:
+    """A body, checked and understood."""
+
+    model: str
+    prepared: Prepared
+    chat: bool
+    thoughts: bool
+
+
+class Answers:
+    """The handlers."""
+
+    def __init__(self, gateway: ServedModel, chats: Chats) -> None:
+        self._gateway = gateway
+        self._chats = chats
+
+    async def chat(self, request: web.Request) -> web.StreamResponse:
+        body = await read_body(request, ChatBody)
+        model = check_name(self._gateway, body.model)
+        if not body.messages:  # that is how Ollama's clients load a model
+            return json_response({**_head(model), **_text(True, ""), **_LOADED})
+        messages, tools = messages_of(body.messages), tools_of(body.tools)
+        wanted = self._wanted(body, model, messages, tools=tools)
+        return await self._answer(
+            request, body, _asked(body, model, await self._chats.prepare(wanted), True)
+        )
+
+    async def generate(self, request: web.Request) -> web.StreamResponse:
+        body = await read_body(request, GenerateBody)
+        model = check_name(self._gateway, body.model)
+        if not body.prompt:
+            return json_response({**_head(model), **_text(False, ""), **_LOADED})
+        messages = [{"role": "system", "content": body.system}] if body.system else []
+        messages = [*messages, {"role": "user", "content": body.prompt}]
+        wanted = self._wanted(body, model, messages)
+        if body.raw:
+            prepared = self._chats.prepare_text(wanted, Prompt(text=body.prompt).parts())
+        else:
+            prepared = await self._chats.prepare(wanted)
+        return await self._answer(request, body, _asked(body, model, prepared, False))
+
+    def _wanted(
+        self, body: AnswerBody, model: str, messages: list[dict[str, Any]], **more: Any
+    ) -> ChatRequest:
+        # A level, such as "high", says that the model is to think, too.
+        effort = body.think if isinstance(body.think, str) else None
+        thinking = bool(body.think) if body.think is not None else None
+        return ChatRequest(
+            messages=messages,
+            fields=fields_of(body.options),
+            names=NAMES,
+            defaults=DEFAULTS,
+            constraint=constraint_of(body),
+            template=thinking_arguments(thinking, effort),
+            thinking_budget=body.thinking_budget,
+            adapter=adapter_of(self._gateway, model),
+            namespace=body.cache_salt or "",
+            cache_report=bool(body.return_cache_report),
+            handling=handling_of(body),
+            **more,
+        )
+
+    async def _answer(
+        self, request: web.Request, body: AnswerBody, asked: _Request
+    ) -> web.StreamResponse:
+        if body.stream is not False:
+            return await stream_events(request, self._stream(asked), LINES)
+        begun = time.monotonic()
+        ended, (answer,) = await self._chats.run(asked.prepared)
+        generated = ended.generated
+        reply = _text(asked.chat, answer.content)
+        target = reply["message"] if asked.chat else reply
+        if answer.reasoning and asked.thoughts:
+            target["thinking"] = answer.reasoning
+        if calls := [call for block in blocks_of(answer) if (call := _call(block)) is not None]:
+            target["tool_calls"] = calls
+        return json_response({**_head(asked.model), **reply, **_done(generated, begun)})
+
+    async def _stream(self, asked: _Request) -> AsyncGenerator[dict[str, Any], None]:
+        begun, blocks = time.monotonic(), Blocks()
+        async with aclosing(self._chats.stream(asked.prepared)) as events:
+            async for event in events:
+                ended = isinstance(event, FinalOutput)
+                changes = (
+                    blocks.finish() if isinstance(event, FinalOutput) else blocks.take(event.deltas)
+                )
+                for change in changes:
+                    kind = change.block.kind
+                    reply = _text(asked.chat, "")
+                    target = reply["message"] if asked.chat else reply
+                    if isinstance(change, More) and kind == "text":
+                        reply = _text(asked.chat, change.text)
+                    elif isinstance(change, More) and kind == "thoughts" and asked.thoughts:
+                        target["thinking"] = change.text
+                    elif isinstance(change, End) and (call := _call(change.block)) is not None:
+                        # Ollama's clients take a call in one piece.
+                        target["tool_calls"] = [call]
+                    else:
+                        continue
+                    yield {**_head(asked.model), **reply, "done": False}
+                if ended:
+                    last = _done(event.generated, begun)  # type: ignore[union-attr]
+                    yield {**_head(asked.model), **_text(asked.chat, ""), **last}
+
+
+_LOADED = {"done": True, "done_reason": "load"}
+
+
+def _asked(body: AnswerBody, model: str, prepared: Prepared, chat: bool) -> _Request:
+    return _Request(model, prepared, chat, thoughts=body.think is not False)
+
+
+def _head(model: str) -> dict[str, Any]:
+    return {"model": model, "created_at": datetime.now(UTC).isoformat()}
+
+
+def _text(chat: bool, text: str) -> dict[str, Any]:
+    return {"message": {"role": "assistant", "content": text}} if chat else {"response": text}
+
+
+def _call(block: Block) -> dict[str, Any] | None:
+    """None for what is no call: one that was cut has no arguments that could be read."""
+    try:
+        arguments = msgspec.json.decode(block.text)
+    except (msgspec.DecodeError, RecursionError):
+        return None
+    if block.kind != "call" or not isinstance(arguments, dict):
+        return None
+    return {"function": {"name": block.name, "arguments": arguments}}
+
+
+def _done(generated: Generated, begun: float) -> dict[str, Any]:
+    """What the last line tells; durations in nanoseconds."""
+    usage, timing = generated.usage, generated.timing
+    first = timing.first_token - timing.queued
+    return {
+        "done": True,
+        "done_reason": "length" if generated.outputs[0].finish_reason == "length" else "stop",
+        "total_duration": _nanoseconds(time.monotonic() - begun),
+        "load_duration": 0,
+        "prompt_eval_count": usage.prompt_tokens,
+        "prompt_eval_duration": _nanoseconds(first),
+        "eval_count": usage.completion_tokens,
+        "eval_duration": _nanoseconds(timing.total - timing.first_token),
+        **report_of(generated),
+    }
+
+
+def _nanoseconds(seconds: float) -> int:
+    return max(round(seconds * 1e9), 0)

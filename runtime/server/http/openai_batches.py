@@ -1,0 +1,225 @@
+"""OpenAI's `/v1/files`: what batches read and write."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections import Counter
+from pathlib import Path
+from typing import Annotated, Any
+
+from aiohttp import BodyPartReader, web
+
+from rootlace.runtime.server.auth import caller
+from rootlace.runtime.server.http.batch_service import BatchService, owner
+from rootlace.runtime.server.http.batch_store import (
+    MAX_PAGE,
+    Batch,
+    Deleted,
+    File,
+    PageQuery,
+    page,
+    private,
+    room_needed,
+)
+from rootlace.runtime.server.http.body import (
+    Body,
+    ignored,
+    in_time,
+    raw_body,
+    read_body,
+    read_query,
+)
+from rootlace.runtime.server.http.errors import InvalidParameter
+from rootlace.runtime.server.http.replies import json_response
+from rootlace.runtime.server.server_state import kept_for_others
+from rootlace.wire.errors import InvalidRequest, Overloaded
+
+# Batches ------------------------------------------------------------------------------------------
+#
+# OpenAI's `/v1/batches`: many requests in a file.
+
+
+MAX_UNFINISHED = 100
+_WINDOW = "24h"
+_WINDOW_SECONDS = 24 * 3600
+
+
+class BatchBody(Body, kw_only=True):
+    """`POST /v1/batches`."""
+
+    input_file_id: str
+    endpoint: str
+    completion_window: str = _WINDOW
+    metadata: dict[str, str] | None = None
+    output_expires_after: Annotated[
+        dict[str, Any] | None, ignored("files are kept for 30 days")
+    ] = None
+
+
+class Batches:
+    """The handlers."""
+
+    def __init__(self, service: BatchService) -> None:
+        self._service = service
+
+    async def create(self, request: web.Request) -> web.Response:
+        body = await read_body(request, BatchBody)
+        storage = self._service.storage
+        storage.forget_old()
+        if body.endpoint not in self._service.answers:
+            known = ", ".join(self._service.answers)
+            raise InvalidParameter("endpoint", f"endpoint must be one of {known}")
+        if body.completion_window != _WINDOW:
+            raise InvalidParameter("completion_window", f"completion_window must be {_WINDOW!r}")
+        self._service.find(storage.files.records, body.input_file_id, "input_file_id")
+        unfinished = [batch for batch in storage.batches.all() if batch.unfinished]
+        account = caller()
+        most = None if account is None else account.entry.max_batches
+        owners = Counter(batch.owner for batch in unfinished)
+        own, taken = owners.get(owner(), 0), len(unfinished)
+        if most is not None and own >= most:
+            raise Overloaded(f"the API key may have {most} unfinished batches (max_batches)")
+        if taken >= MAX_UNFINISHED:
+            raise Overloaded(f"{MAX_UNFINISHED} batches are unfinished")
+        if owner() and kept_for_others(own, len(owners), taken, MAX_UNFINISHED):
+            raise Overloaded(
+                f"{own} batches of this API key are unfinished: the last of {MAX_UNFINISHED} are "
+                "for others"
+            )
+        now = int(time.time())
+        batch = Batch(
+            id=f"batch_{uuid.uuid4().hex}",
+            endpoint=body.endpoint,
+            input_file_id=body.input_file_id,
+            completion_window=body.completion_window,
+            created_at=now,
+            expires_at=now + _WINDOW_SECONDS,
+            metadata=body.metadata,
+            owner=owner(),
+        )
+        with room_needed():
+            storage.batches.put(batch)
+        self._service.runner.wake()
+        return json_response(batch)
+
+    async def get(self, request: web.Request) -> web.Response:
+        return json_response(self._batch(request))
+
+    async def list(self, request: web.Request) -> web.Response:
+        query = read_query(request, PageQuery)
+        return json_response(page(query, self._service.visible(self._service.storage.batches), 20))
+
+    async def cancel(self, request: web.Request) -> web.Response:
+        await raw_body(request)
+        batch = self._batch(request)
+        if not batch.unfinished:
+            raise InvalidRequest(f"the batch is {batch.status} and cannot be cancelled")
+        self._service.runner.cancel(batch)
+        return json_response(batch)
+
+    def _batch(self, request: web.Request) -> Batch:
+        return self._service.find(self._service.storage.batches, request.match_info["id"])
+
+
+# Files --------------------------------------------------------------------------------------------
+
+
+UPLOAD_SECONDS = 600.0
+"""A file that has not come by then holds its connection, and what it has of the disk, no longer."""
+_PIECE_BYTES = 2**16
+_FIELD_BYTES = 1024
+_IGNORED = ("expires_after[anchor]", "expires_after[seconds]")
+
+
+class FilesQuery(PageQuery):
+    """`purpose`: only files for it."""
+
+    purpose: str = ""
+
+
+class Files:
+    """The handlers."""
+
+    def __init__(self, service: BatchService) -> None:
+        self._service = service
+
+    async def upload(self, request: web.Request) -> web.Response:
+        storage = self._service.storage
+        storage.forget_old()
+        content = storage.files.new_upload(owner())
+        try:
+            with room_needed():
+                async with in_time(UPLOAD_SECONDS):
+                    fields, filename = await self._receive(request, content)
+                if filename is None:
+                    raise InvalidParameter("file", "file is missing")
+                if fields.get("purpose") != "batch":
+                    raise InvalidParameter(
+                        "purpose", "purpose must be 'batch': files are for batches"
+                    )
+                file = storage.files.add(content, filename, "batch", owner())
+        finally:
+            storage.files.drop(content)
+        return json_response(file)
+
+    async def list(self, request: web.Request) -> web.Response:
+        query = read_query(request, FilesQuery)
+        files = self._service.visible(self._service.storage.files.records)
+        found = [file for file in files if query.purpose in ("", file.purpose)]
+        return json_response(page(query, found, MAX_PAGE))
+
+    async def get(self, request: web.Request) -> web.Response:
+        return json_response(self._file(request))
+
+    async def content(self, request: web.Request) -> web.StreamResponse:
+        files = self._service.storage.files
+        file = self._file(request)
+        return web.FileResponse(files.path(file.id), headers={"Content-Type": "application/jsonl"})
+
+    async def delete(self, request: web.Request) -> web.Response:
+        storage = self._service.storage
+        file = self._file(request)
+        for batch in storage.batches.all():
+            if batch.unfinished and batch.input_file_id == file.id:
+                raise InvalidRequest(f"{batch.id} reads this file: cancel it first")
+        storage.files.delete(file.id)
+        return json_response(Deleted(file.id, "file"))
+
+    def _file(self, request: web.Request) -> File:
+        return self._service.find(self._service.storage.files.records, request.match_info["id"])
+
+    async def _receive(
+        self, request: web.Request, content: Path
+    ) -> tuple[dict[str, str], str | None]:
+        """The form's fields and the file's name; the file is written to `content`."""
+        fields: dict[str, str] = {}
+        filename = None
+        try:
+            async for part in await request.multipart():
+                if not isinstance(part, BodyPartReader) or part.name is None:
+                    raise InvalidRequest("the form's parts must have names")
+                if part.name == "file":
+                    filename = (part.filename or "file.jsonl")[:_FIELD_BYTES]
+                    await self._write(part, content)
+                elif part.name in ("purpose", *_IGNORED):
+                    value = await part.read_chunk(_FIELD_BYTES)
+                    fields[part.name] = value.decode("utf-8", "replace")
+                else:
+                    raise InvalidParameter(part.name, f"{part.name}: unknown field of the form")
+        except ValueError as error:
+            raise InvalidRequest(f"the form cannot be read: {error}") from None
+        return fields, filename
+
+    async def _write(self, part: BodyPartReader, content: Path) -> None:
+        files = self._service.storage.files
+        size, most = 0, files.bounds.file_bytes
+        with open(content, "wb", opener=private) as file:
+            while piece := await part.read_chunk(_PIECE_BYTES):
+                size += len(piece)
+                if size > most:
+                    raise web.HTTPRequestEntityTooLarge(
+                        most, size, text=f"a file has at most {most} bytes"
+                    )
+                files.grow(content, owner(), size)
+                file.write(piece)

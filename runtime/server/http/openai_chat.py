@@ -1,0 +1,467 @@
+"""`POST /v1/chat/completions`."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, NotRequired, TypedDict
+
+import msgspec
+from aiohttp import web
+
+from rootlace.runtime.server.http import one_shot
+from rootlace.runtime.server.http.body import Body, convert, ignored, read_body, refused
+from rootlace.runtime.server.http.chat_pipeline import (
+    AnswerDelta,
+    Chats,
+    FinalOutput,
+    Prepared,
+    check_length,
+    finish_reason,
+)
+from rootlace.runtime.server.http.chat_request import (
+    Budget,
+    ChatRequest,
+    Thinking,
+    ToolChoice,
+    budget_of,
+    thinking_arguments,
+)
+from rootlace.runtime.server.http.constraints import openai_constraint, openai_options
+from rootlace.runtime.server.http.errors import InvalidParameter
+from rootlace.runtime.server.http.logprobs import ChatLogprobs, chat_logprobs, rows_of
+from rootlace.runtime.server.http.middleware import chosen_id
+from rootlace.runtime.server.http.openai_body import (
+    ContentPart,
+    Messages,
+    SamplingBody,
+    Tool,
+    check_best_of,
+    template_arguments,
+    template_messages,
+    text_of,
+    tools_of,
+)
+from rootlace.runtime.server.http.replies import (
+    DirectEvents,
+    Envelope,
+    UsageReply,
+    adapter_of,
+    check_model,
+    envelope,
+    json_response,
+    stream_events,
+    usage_of,
+    wants_usage,
+)
+from rootlace.runtime.server.http.request_fields import handling_of, sampling_fields, with_sampling
+from rootlace.runtime.server.served_model import ServedModel
+from rootlace.runtime.server.server_state import call_for
+from rootlace.runtime.server.tool_parsers.base import (
+    Answer,
+    CallArguments,
+    CallBegin,
+    Content,
+    Delta,
+    Reasoning,
+)
+from rootlace.wire.protocol import Output, TokenLogprob
+
+MAX_TOP_LOGPROBS = 20
+
+_encode_text = msgspec.json.Encoder().encode
+_ANY_TEXT = "\0text"
+
+
+class Prediction(Body):
+    """What the answer may be like: text that is edited, say."""
+
+    type: Literal["content"]
+    content: str | list[ContentPart]
+
+
+class ChatBody(SamplingBody, kw_only=True):
+    """`POST /v1/chat/completions`."""
+
+    messages: Messages
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    tools: list[Tool] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+
+    chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    thinking: bool | Thinking | None = None
+    enable_thinking: bool | None = None
+    reasoning_effort: str | None = None
+    thinking_budget: Budget | None = None
+    separate_reasoning: bool | None = None
+    include_reasoning: bool | None = None
+
+    echo: Annotated[bool | None, refused("the answer is not appended to its prompt")] = None
+    add_special_tokens: Annotated[
+        bool | None, refused("the chat template writes the special tokens")
+    ] = None
+    modalities: Annotated[list[str] | None, refused("the only modality is 'text'", ["text"])] = None
+    audio: Annotated[dict[str, Any] | None, refused("only text is produced")] = None
+    functions: Annotated[list[Any] | None, refused("use tools")] = None
+    function_call: Annotated[str | dict[str, Any] | None, refused("use tool_choice")] = None
+    web_search_options: Annotated[dict[str, Any] | None, refused("there is no web search")] = None
+
+    prediction: Prediction | None = None
+
+    stream_reasoning: Annotated[
+        bool | None, ignored("thoughts are streamed as they are written")
+    ] = None
+    verbosity: Annotated[str | None, ignored("ask for it in words")] = None
+    moderation: Annotated[dict[str, Any] | None, ignored("nothing is moderated")] = None
+
+
+CHAT_BODY = with_sampling(ChatBody, "openai")
+
+
+class _Named(msgspec.Struct):
+    name: str
+
+
+class _Choice(msgspec.Struct, tag_field="type", tag="function"):
+    function: _Named
+
+
+class _AllowedTools(msgspec.Struct):
+    mode: Literal["auto", "required"]
+    tools: list[_Choice]
+
+
+class _Allowed(msgspec.Struct, tag_field="type", tag="allowed_tools"):
+    allowed_tools: _AllowedTools
+
+
+class CalledFunction(TypedDict):
+    """A function, and its arguments as JSON."""
+
+    name: str
+    arguments: str
+
+
+class ToolCallReply(TypedDict):
+    """A call that the model makes."""
+
+    id: str
+    type: Literal["function"]
+    function: CalledFunction
+
+
+class ChatMessage(TypedDict):
+    """An answer; thoughts and calls where there are any."""
+
+    role: Literal["assistant"]
+    content: str | None
+    refusal: None
+    reasoning_content: NotRequired[str]
+    tool_calls: NotRequired[list[ToolCallReply]]
+
+
+class ChatChoice(TypedDict):
+    """One sample, complete; `matched_stop` is the stop string, pattern or token that ended it."""
+
+    index: int
+    message: ChatMessage
+    logprobs: ChatLogprobs | None
+    finish_reason: str
+    matched_stop: str | int | None
+
+
+class ChatReply(Envelope):
+    """The reply to `POST /v1/chat/completions`."""
+
+    choices: list[ChatChoice]
+    usage: UsageReply
+
+
+@dataclass(frozen=True)
+class _Request:
+    """A body, checked and understood. `top` is None without logprobs."""
+
+    model: str
+    prepared: Prepared
+    top: int | None
+    usage_chunk: bool
+    thoughts: bool
+    id: str | None
+
+    def usage(self, ended: FinalOutput) -> UsageReply:
+        """OpenAI's, of the whole answer."""
+        usage = usage_of([ended.generated])
+        details, found = usage["completion_tokens_details"], ended.generated.usage
+        details["reasoning_tokens"] = ended.reasoning_tokens
+        if self.prepared.job.prediction:
+            details["accepted_prediction_tokens"] = found.accepted
+            details["rejected_prediction_tokens"] = found.rejected
+        return usage
+
+
+class ChatCompletions:
+    """The endpoint's handler."""
+
+    def __init__(self, gateway: ServedModel, chats: Chats) -> None:
+        self._gateway = gateway
+        self._chats = chats
+
+    async def handle(self, request: web.Request) -> web.StreamResponse:
+        body = await read_body(request, CHAT_BODY)
+        if body.stream:
+            asked, direct = await self._parse(body), DirectEvents()
+            return await stream_events(request, self._stream(asked, direct), direct=direct)
+        return json_response(await self.answer(body))
+
+    async def answer(self, body: ChatBody) -> ChatReply:
+        """The whole reply."""
+        asked = await self._parse(body)
+        ended, answers = await self._chats.run(asked.prepared)
+        rows = rows_of([ended.generated])
+        choices = await call_for(rows, self._choices, asked, ended, answers)
+        head = envelope("chatcmpl", "chat.completion", asked.model, asked.id)
+        return {**head, "choices": choices, "usage": asked.usage(ended)}
+
+    async def jobs(self, body: ChatBody) -> list[one_shot.GenerateRequest]:
+        """What is run for a body."""
+        return [(await self._parse(body)).prepared.job]
+
+    async def _parse(self, body: ChatBody) -> _Request:
+        model = check_model(self._gateway, body.model)
+        top = _top_logprobs(body)
+        fields = sampling_fields(body, "openai")
+        check_best_of(body, fields.get("n", 1))
+        limit = body.max_completion_tokens
+        if (most := body.max_tokens if limit is None else limit) is not None:
+            fields["max_tokens"] = most
+        fields["logprobs"] = top is not None
+        fields["top_logprobs"] = top
+        if body.continue_final_message and body.add_generation_prompt:
+            raise InvalidParameter(
+                "continue_final_message", "continue_final_message excludes add_generation_prompt"
+            )
+        request = ChatRequest(
+            messages=template_messages(body.messages),
+            fields=fields,
+            names={} if limit is None else {"max_tokens": "max_completion_tokens"},
+            tools=tools_of(body.tools),
+            choice=_tool_choice(body),
+            constraint=openai_constraint(body),
+            options=openai_options(body),
+            template=_template(body),
+            thinking_budget=budget_of(body.thinking_budget, body.thinking),
+            add_generation_prompt=body.add_generation_prompt is not False,
+            continue_final=bool(body.continue_final_message),
+            reasoning=body.separate_reasoning is not False,
+            namespace=body.cache_salt or "",
+            cache_report=bool(body.return_cache_report),
+            handling=handling_of(body),
+            adapter=adapter_of(self._gateway, model, body.adapter),
+            prediction=_predicted(self._gateway, body.prediction),
+        )
+        return _Request(
+            model=model,
+            prepared=await self._chats.prepare(request),
+            top=top,
+            usage_chunk=wants_usage(body),
+            thoughts=body.include_reasoning is not False,
+            id=chosen_id(body.request_id),
+        )
+
+    def _choices(
+        self, asked: _Request, ended: FinalOutput, answers: Sequence[Answer]
+    ) -> list[ChatChoice]:
+        return [self._choice(asked, index, ended, answer) for index, answer in enumerate(answers)]
+
+    def _choice(
+        self, asked: _Request, index: int, ended: FinalOutput, answer: Answer
+    ) -> ChatChoice:
+        """One sample, complete."""
+        output = ended.generated.outputs[index]
+        message: ChatMessage = {
+            "role": "assistant",
+            "content": answer.content,
+            "refusal": None,
+        }
+        if answer.reasoning and asked.thoughts:
+            message["reasoning_content"] = answer.reasoning
+        if answer.calls:
+            message["content"] = answer.content or None
+            message["tool_calls"] = [_call(call.name, call.arguments) for call in answer.calls]
+        logprobs = None
+        if asked.top is not None:
+            logprobs = chat_logprobs(self._gateway.tokenizer, output.logprobs, asked.top)
+        return {
+            "index": index,
+            "message": message,
+            "logprobs": logprobs,
+            "finish_reason": finish_reason(
+                output, bool(answer.calls) and not ended.cut_calls[index]
+            ),
+            "matched_stop": output.matched,
+        }
+
+    async def _stream(
+        self, asked: _Request, direct: DirectEvents
+    ) -> AsyncGenerator[list[Any], None]:
+        head: dict[str, Any] = {
+            **envelope("chatcmpl", "chat.completion.chunk", asked.model, asked.id)
+        }
+        if asked.usage_chunk:
+            head["usage"] = None
+        writers = [
+            _Writer(self._gateway, asked, head, index)
+            for index in range(asked.prepared.job.params.n)
+        ]
+
+        def written(said: AnswerDelta) -> list[Any]:
+            return writers[said.index].write(said.deltas, said.logprobs)
+
+        def take(said: AnswerDelta) -> None:
+            direct.write(written(said))
+
+        taking = one_shot.Direct(direct.is_open, take)
+        async with aclosing(self._chats.stream(asked.prepared, taking)) as events:
+            async for event in events:
+                if not isinstance(event, FinalOutput):
+                    yield written(event)
+                    continue
+                chunks = [
+                    chunk
+                    for writer, output, cut in zip(
+                        writers, event.generated.outputs, event.cut_calls, strict=True
+                    )
+                    for chunk in writer.finish(output, cut)
+                ]
+                if asked.usage_chunk:
+                    chunks.append({**head, "choices": [], "usage": asked.usage(event)})
+                yield chunks
+
+
+class _Writer:
+    """Writes the deltas of one sample as OpenAI's streamed chunks, which begin with `head`."""
+
+    def __init__(
+        self, gateway: ServedModel, asked: _Request, head: dict[str, Any], index: int
+    ) -> None:
+        self._gateway = gateway
+        self._asked = asked
+        self._head = head
+        self._index = index
+        self._calls = 0
+        self._begun = False
+        # Nearly all chunks differ in their text alone.
+        usual = msgspec.json.encode(self._chunk({"content": _ANY_TEXT}))
+        self._before, _, self._behind = usual.rpartition(msgspec.json.encode(_ANY_TEXT))
+
+    def write(self, deltas: Sequence[Delta], logprobs: Sequence[TokenLogprob]) -> list[Any]:
+        if len(deltas) == 1 and self._begun and self._asked.top is None:
+            (delta,) = deltas
+            if isinstance(delta, Content):
+                return [msgspec.Raw(self._before + _encode_text(delta.text) + self._behind)]
+        chunks = self._begin()
+        for delta in deltas:
+            if (written := self._of(delta)) is not None:
+                chunks.append(self._chunk(written))
+        if self._asked.top is not None and logprobs:
+            if not chunks or "role" in chunks[-1]["choices"][0]["delta"]:
+                chunks.append(self._chunk({}))
+            chunks[-1]["choices"][0]["logprobs"] = chat_logprobs(
+                self._gateway.tokenizer, logprobs, self._asked.top
+            )
+        return chunks
+
+    def finish(self, output: Output, cut: bool) -> list[dict[str, Any]]:
+        reason = finish_reason(output, self._calls > 0 and not cut)
+        last = self._chunk({}, finish_reason=reason, matched_stop=output.matched)
+        return [*self._begin(), last]
+
+    def _begin(self) -> list[dict[str, Any]]:
+        if self._begun:
+            return []
+        self._begun = True
+        return [self._chunk({"role": "assistant", "content": ""})]
+
+    def _of(self, delta: Delta) -> dict[str, Any] | None:
+        match delta:
+            case Content():
+                return {"content": delta.text}
+            case Reasoning():
+                return {"reasoning_content": delta.text} if self._asked.thoughts else None
+            case CallBegin():
+                self._calls += 1
+                call = {"index": self._calls - 1, **_call(delta.name, "")}
+            case CallArguments():
+                call = {"index": self._calls - 1, "function": {"arguments": delta.text}}
+        return {"tool_calls": [call]}
+
+    def _chunk(self, delta: dict[str, Any], **more: Any) -> dict[str, Any]:
+        choice = {"index": self._index, "delta": delta, "logprobs": None, "finish_reason": None}
+        return {**self._head, "choices": [{**choice, **more}]}
+
+
+def _call(name: str, arguments: str) -> ToolCallReply:
+    return {
+        "id": f"call_{uuid.uuid4().hex[:24]}",
+        "type": "function",
+        "function": {"name": name, "arguments": arguments},
+    }
+
+
+def _predicted(gateway: ServedModel, given: Prediction | None) -> str:
+    if given is None:
+        return ""
+    text = text_of(given.content, "prediction.content")
+    check_length(gateway, "prediction.content", len(text))
+    return text
+
+
+def _tool_choice(body: ChatBody) -> ToolChoice:
+    choice, parallel = body.tool_choice, body.parallel_tool_calls
+    if choice is None or choice == "auto":
+        return ToolChoice(parallel=parallel)
+    if choice == "none":
+        return ToolChoice("none")
+    if choice == "required":
+        return ToolChoice("required", parallel=parallel)
+    if isinstance(choice, str):
+        raise InvalidParameter(
+            "tool_choice",
+            "tool_choice must be 'none', 'auto', 'required', a function or allowed_tools",
+        )
+    if choice.get("type") == "allowed_tools":
+        given = convert(choice, _Allowed, "tool_choice").allowed_tools
+        names = tuple(tool.function.name for tool in given.tools)
+        return ToolChoice(given.mode, parallel=parallel, allowed=names)
+    name = convert(choice, _Choice, "tool_choice").function.name
+    return ToolChoice("required", name)
+
+
+def _template(body: ChatBody) -> dict[str, Any]:
+    """What chat templates are told: whether, and how hard, the model is to think."""
+    given = template_arguments(body.chat_template_kwargs)
+    given |= thinking_arguments(body.thinking, body.reasoning_effort)
+    if body.enable_thinking is not None:
+        given["enable_thinking"] = body.enable_thinking
+    return given
+
+
+def _top_logprobs(body: ChatBody) -> int | None:
+    """How many alternatives to report per token; None without logprobs."""
+    if not body.logprobs:
+        if body.top_logprobs:
+            raise InvalidParameter("top_logprobs", "top_logprobs needs logprobs=true")
+        return None
+    top = body.top_logprobs or 0
+    if not 0 <= top <= MAX_TOP_LOGPROBS:
+        raise InvalidParameter(
+            "top_logprobs", f"top_logprobs must be in [0, {MAX_TOP_LOGPROBS}], not {top}"
+        )
+    return top

@@ -1,0 +1,613 @@
+"""`POST /v1/responses`, and responses that were kept."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Annotated, Any, ClassVar, Literal, TypedDict
+
+import msgspec
+from aiohttp import web
+
+from rootlace.runtime.server.auth import owner
+from rootlace.runtime.server.http.batch_store import Deleted, page
+from rootlace.runtime.server.http.body import (
+    MANY,
+    Body,
+    History,
+    check_refused,
+    convert,
+    ignored,
+    read_body,
+    read_query,
+    refused,
+)
+from rootlace.runtime.server.http.chat_pipeline import Chats, FinalOutput, Prepared
+from rootlace.runtime.server.http.chat_request import (
+    Block,
+    BlockEvent,
+    Blocks,
+    Budget,
+    ChatRequest,
+    End,
+    Tool,
+    ToolChoice,
+    blocks_of,
+    thinking_arguments,
+)
+from rootlace.runtime.server.http.constraints import Asked, json_source
+from rootlace.runtime.server.http.errors import InvalidParameter
+from rootlace.runtime.server.http.one_shot import PrefixHolds
+from rootlace.runtime.server.http.openai_body import (
+    ACCOUNT,
+    CACHE,
+    CLIENTS_RUN,
+    ContentPart,
+    call_of,
+    text_of,
+)
+from rootlace.runtime.server.http.replies import (
+    NAMED_EVENTS,
+    Reports,
+    adapter_of,
+    check_model,
+    json_response,
+    report_of,
+    stream_events,
+)
+from rootlace.runtime.server.http.request_fields import (
+    HandlingBody,
+    handling_of,
+    sampling_fields,
+    with_sampling,
+)
+from rootlace.runtime.server.http.response_store import (
+    PAGE,
+    InputQuery,
+    Items,
+    OutputItem,
+    ResponseQuery,
+    ResponseStore,
+    Stored,
+    input_items,
+)
+from rootlace.runtime.server.served_model import ServedModel
+from rootlace.wire.errors import RootlaceError
+from rootlace.wire.protocol import Constraint
+from rootlace.wire.sampling import SamplingParams
+
+# Responses body -----------------------------------------------------------------------------------
+#
+# The body of `POST /v1/responses`, and its conversation as chat templates take it.
+
+
+Included = Literal[
+    "code_interpreter_call.outputs",
+    "computer_call_output.output.image_url",
+    "file_search_call.results",
+    "message.input_image.image_url",
+    "message.output_text.logprobs",
+    "reasoning.encrypted_content",
+    "web_search_call.action.sources",
+    "web_search_call.results",
+]
+"""What clients may ask for that OpenAI leaves out otherwise."""
+
+
+class Item(History):
+    """A message, a call, its result, or thoughts. What came in an answer may be sent back."""
+
+    type: Literal["message", "function_call", "function_call_output", "reasoning"] = "message"
+    role: Literal["user", "assistant", "system", "developer"] | None = None
+    content: str | list[ContentPart] | None = None
+    call_id: str | None = None
+    name: str | None = None
+    arguments: str | None = None
+    output: str | list[ContentPart] | None = None
+
+
+class FunctionTool(Body):
+    ONLY: ClassVar[str] = CLIENTS_RUN
+
+    type: Literal["function"]
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class TextFormat(Body):
+    type: Literal["text", "json_object", "json_schema"]
+    schema: dict[str, Any] | None = None
+    name: str | None = None
+    description: str | None = None
+    strict: bool | None = None
+
+
+class TextConfig(Body):
+    format: TextFormat | None = None
+    verbosity: Annotated[str | None, ignored("ask for it in words")] = None
+
+
+class ReasoningConfig(Body):
+    effort: str | None = None
+    summary: Annotated[str | None, ignored("thoughts are shown as they are")] = None
+    generate_summary: Annotated[str | None, ignored("thoughts are shown as they are")] = None
+
+
+class ResponsesBody(HandlingBody):
+    """`POST /v1/responses`, but for what `with_sampling` adds. `cache_salt` and
+    `return_cache_report` are ours."""
+
+    input: str | Annotated[list[Item], MANY]
+    model: str | None = None
+    instructions: str | None = None
+    previous_response_id: str | None = None
+    store: bool | None = None
+    stream: bool | None = None
+    max_output_tokens: int | None = None
+    tools: list[FunctionTool] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    text: TextConfig | None = None
+    reasoning: ReasoningConfig | None = None
+    thinking_budget: Budget | None = None
+    metadata: dict[str, str] | None = None
+    # All there is is included, thoughts as plain text.
+    include: list[Included] | None = None
+    cache_salt: str | None = None
+    return_cache_report: bool | None = None
+
+    user: Annotated[str | None, ACCOUNT] = None
+    service_tier: Annotated[str | None, ACCOUNT] = None
+    safety_identifier: Annotated[str | None, ACCOUNT] = None
+    prompt_cache_key: Annotated[str | None, CACHE] = None
+    prompt_cache_retention: Annotated[str | None, CACHE] = None
+    prompt_cache_options: Annotated[dict[str, Any] | None, CACHE] = None
+    stream_options: Annotated[Any, ignored("nothing is obfuscated")] = None
+    max_tool_calls: Annotated[int | None, ignored("the client runs the tools")] = None
+    moderation: Annotated[Any, ignored("nothing is moderated")] = None
+
+    background: Annotated[bool | None, refused("every request is waited for")] = None
+    conversation: Annotated[Any, refused("use previous_response_id")] = None
+    prompt: Annotated[Any, refused("no prompts are stored")] = None
+    top_logprobs: Annotated[int | None, refused("use /v1/chat/completions", 0)] = None
+    context_management: Annotated[Any, refused("the whole conversation is read")] = None
+    truncation: Annotated[
+        str | None, refused("a conversation that is too long is an error", "disabled")
+    ] = None
+
+
+RESPONSES_BODY = with_sampling(ResponsesBody, "openai")
+
+
+class _Function(msgspec.Struct, tag_field="type", tag="function"):
+    name: str
+
+
+class _Allowed(msgspec.Struct, tag_field="type", tag="allowed_tools"):
+    mode: Literal["auto", "required"]
+    tools: list[_Function]
+
+
+def messages_of(
+    given: str | list[Item], before: Sequence[dict[str, Any]] = ()
+) -> list[dict[str, Any]]:
+    """The input as messages: calls and thoughts belong to the assistant's message beside them.
+
+    Raises InvalidParameter for content that is not text, and for the result of a call that is
+    neither in it nor in the messages `before`.
+    """
+    if isinstance(given, str):
+        return [{"role": "user", "content": given}]
+    if not given:
+        raise InvalidParameter("input", "input must not be empty")
+    messages: list[dict[str, Any]] = []
+    calls = {call["id"] for message in before for call in message.get("tool_calls", ())}
+    thoughts = ""
+    for index, item in enumerate(given):
+        param = f"input[{index}]"
+        if item.type == "reasoning":
+            thoughts += text_of(item.content or [], f"{param}.content")
+        elif item.type == "function_call_output":
+            content = text_of(_given(item, "output", param), f"{param}.output")
+            call_id = _given(item, "call_id", param)
+            if call_id not in calls:
+                raise InvalidParameter(
+                    f"{param}.call_id", f"{param}.call_id: there is no call {call_id!r} before it"
+                )
+            messages.append({"role": "tool", "tool_call_id": call_id, "content": content})
+        elif item.type == "function_call":
+            name, call_id = _given(item, "name", param), _given(item, "call_id", param)
+            if not messages or messages[-1]["role"] != "assistant":
+                messages.append({"role": "assistant", "content": ""})
+            call = call_of(call_id, name, item.arguments)
+            calls.add(call_id)
+            messages[-1].setdefault("tool_calls", []).append(call)
+        else:
+            # "developer" is OpenAI's newer name of the system role; templates know the old one.
+            role = _given(item, "role", param).replace("developer", "system")
+            content = text_of(_given(item, "content", param), f"{param}.content")
+            messages.append({"role": role, "content": content})
+        if thoughts and messages and messages[-1]["role"] == "assistant":
+            messages[-1]["reasoning_content"] = thoughts
+            thoughts = ""
+    return messages
+
+
+def check_include(body: ResponsesBody) -> None:
+    """Raises InvalidParameter for what is not there."""
+    for index, wanted in enumerate(body.include or ()):
+        if wanted == "message.output_text.logprobs":
+            raise InvalidParameter(
+                f"include[{index}]", f"there is no {wanted}: use /v1/chat/completions"
+            )
+
+
+def tools_of(body: ResponsesBody) -> tuple[Tool, ...]:
+    tools = body.tools or ()
+    return tuple(Tool(t.name, t.description, t.parameters, t.strict) for t in tools)
+
+
+def tool_choice(body: ResponsesBody) -> ToolChoice:
+    """Raises InvalidParameter for a choice of something else than a function."""
+    given, parallel = body.tool_choice, body.parallel_tool_calls
+    # True is OpenAI's default, which clients send on their own.
+    parallel = False if parallel is False else None
+    if given is None or given == "auto":
+        return ToolChoice(parallel=parallel)
+    if given == "none":
+        return ToolChoice("none")
+    if given == "required":
+        return ToolChoice("required", parallel=parallel)
+    if isinstance(given, dict) and given.get("type") == "allowed_tools":
+        wanted = convert(given, _Allowed, "tool_choice")
+        names = tuple(tool.name for tool in wanted.tools)
+        return ToolChoice(wanted.mode, parallel=parallel, allowed=names)
+    name = given.get("name") if isinstance(given, dict) else None
+    if not isinstance(given, dict) or given.get("type") != "function" or not isinstance(name, str):
+        raise InvalidParameter(
+            "tool_choice",
+            "tool_choice must be 'none', 'auto', 'required', a function or allowed_tools",
+        )
+    return ToolChoice("required", name)
+
+
+def constraint_of(body: ResponsesBody) -> Asked | None:
+    """That of `text.format`."""
+    form = body.text.format if body.text is not None else None
+    if form is None or form.type == "text":
+        return None
+    schema = {"type": "object"} if form.type == "json_object" else form.schema
+    if schema is None:
+        raise InvalidParameter("text.format.schema", "text.format.schema is missing")
+    return Asked(Constraint("json_schema", json_source(schema)), "text.format", form.strict is True)
+
+
+def _given(item: Item, field: str, param: str) -> Any:
+    value = getattr(item, field)
+    if value is None:
+        raise InvalidParameter(f"{param}.{field}", f"{param}.{field} is missing")
+    return value
+
+
+# Responses ----------------------------------------------------------------------------------------
+
+
+class InputDetails(TypedDict):
+    """How the tokens of the conversation came to be."""
+
+    cached_tokens: int
+    cache_write_tokens: int
+
+
+class OutputDetails(TypedDict):
+    """How many tokens of the answer are thoughts."""
+
+    reasoning_tokens: int
+
+
+class ResponseUsage(Reports):
+    """So many tokens."""
+
+    input_tokens: int
+    input_tokens_details: InputDetails
+    output_tokens: int
+    output_tokens_details: OutputDetails
+    total_tokens: int
+
+
+class ResponseHead(TypedDict):
+    """What is known before there is an answer; the client's own settings among it."""
+
+    id: str
+    object: Literal["response"]
+    created_at: float
+    model: str
+    error: dict[str, Any] | None
+    incomplete_details: dict[str, str] | None
+    instructions: str | None
+    max_output_tokens: int | None
+    metadata: dict[str, str]
+    parallel_tool_calls: bool
+    previous_response_id: str | None
+    reasoning: dict[str, str | None]
+    store: bool
+    temperature: float
+    text: dict[str, Any]
+    tool_choice: str | dict[str, Any]
+    tools: list[dict[str, Any]]
+    top_p: float
+    truncation: Literal["disabled"]
+
+
+class ResponseReply(ResponseHead):
+    """A response, complete."""
+
+    status: Literal["completed", "incomplete"]
+    completed_at: float | None
+    output: list[OutputItem]
+    usage: ResponseUsage
+
+
+@dataclass(frozen=True)
+class _Request:
+    """A body, checked and understood. `before` and `new` are its conversation."""
+
+    prepared: Prepared
+    head: ResponseHead
+    before: tuple[dict[str, Any], ...]
+    new: list[dict[str, Any]]
+    store: bool
+    salt: str
+    previous: Stored | None
+    items: Items = field(default_factory=Items)
+
+
+class Responses:
+    """The handlers."""
+
+    def __init__(
+        self, gateway: ServedModel, chats: Chats, store: ResponseStore, holds: PrefixHolds
+    ) -> None:
+        self._gateway = gateway
+        self._chats = chats
+        self._store = store
+        self._holds = holds
+
+    async def handle(self, request: web.Request) -> web.StreamResponse:
+        body = await read_body(request, RESPONSES_BODY)
+        asked = await self._parse(body)
+        if body.stream:
+            return await stream_events(request, self._stream(asked), NAMED_EVENTS)
+        ended, (answer,) = await self._chats.run(asked.prepared)
+        response = self._ended(asked, blocks_of(answer), ended)
+        await self._store.flush()
+        return json_response(response)
+
+    async def get(self, request: web.Request) -> web.Response:
+        check_refused(read_query(request, ResponseQuery))
+        return json_response(self._store.get(request.match_info["id"], owner=owner()).response)
+
+    async def inputs(self, request: web.Request) -> web.Response:
+        """What a response was made from: all of its conversation but the answer."""
+        query, response_id = read_query(request, InputQuery), request.match_info["id"]
+        messages = self._store.get(response_id, owner=owner()).messages[:-1]
+        return json_response(page(query, input_items(response_id, messages), PAGE))
+
+    async def delete(self, request: web.Request) -> web.Response:
+        response_id = request.match_info["id"]
+        self._store.delete(response_id, owner())
+        await self._store.flush()
+        return json_response(Deleted(response_id, "response"))
+
+    async def _parse(self, body: ResponsesBody) -> _Request:
+        model = check_model(self._gateway, body.model)
+        check_include(body)
+        previous = None
+        if body.previous_response_id is not None:
+            previous = self._store.get(
+                body.previous_response_id, "previous_response_id", owner(), body.cache_salt or ""
+            )
+        before = previous.messages if previous is not None else ()
+        store, handling = body.store is not False, handling_of(body)
+        new = messages_of(body.input, before)
+        fields = sampling_fields(body, "openai")
+        if fields.get("n", 1) != 1:
+            raise InvalidParameter("n", "a response is one answer: n must be 1")
+        if body.max_output_tokens is not None:
+            fields["max_tokens"] = body.max_output_tokens
+        # Instructions hold for one request: they are not part of what is kept.
+        system = [{"role": "system", "content": body.instructions}] if body.instructions else []
+        request = ChatRequest(
+            messages=_with_one_system([*system, *before, *new]),
+            fields=fields,
+            names={"max_tokens": "max_output_tokens"},
+            tools=tools_of(body),
+            choice=tool_choice(body),
+            constraint=constraint_of(body),
+            template=thinking_arguments(effort=body.reasoning.effort if body.reasoning else None),
+            thinking_budget=body.thinking_budget,
+            namespace=body.cache_salt or "",
+            cache_report=bool(body.return_cache_report),
+            handling=handling,
+            adapter=adapter_of(self._gateway, model),
+            # What is not shared ends with the request.
+            keep=store and handling.cache.share,
+            # Another model has other tokens.
+            behind=previous.held if previous and previous.response["model"] == model else None,
+            param="input",
+        )
+        prepared = await self._chats.prepare(request)
+        return _Request(
+            prepared,
+            _head(body, model, prepared.job.params),
+            before,
+            new,
+            store,
+            body.cache_salt or "",
+            previous,
+        )
+
+    async def _stream(self, asked: _Request) -> AsyncGenerator[dict[str, Any], None]:
+        blocks, written, number = Blocks(), list[Block](), 0
+
+        def numbered(event: dict[str, Any]) -> dict[str, Any]:
+            nonlocal number
+            number += 1
+            return {**event, "sequence_number": number - 1}
+
+        def changed(changes: list[BlockEvent], *status: str) -> list[dict[str, Any]]:
+            written.extend(change.block for change in changes if isinstance(change, End))
+            return [numbered(event) for c in changes for event in asked.items.events(c, *status)]
+
+        started = {**asked.head, "status": "in_progress", "output": [], "usage": None}
+        try:
+            async with aclosing(self._chats.stream(asked.prepared)) as events:
+                async for event in events:
+                    if not number:
+                        for name in ("response.created", "response.in_progress"):
+                            yield numbered({"type": name, "response": started})
+                    if not isinstance(event, FinalOutput):
+                        for one in changed(blocks.take(event.deltas)):
+                            yield one
+                        continue
+                    last = changed(blocks.finish(), "incomplete" if _cut(event) else "completed")
+                    whole = self._ended(asked, written, event)
+                    await self._store.flush()
+                    for one in last:
+                        yield one
+                    yield numbered({"type": f"response.{whole['status']}", "response": whole})
+        except RootlaceError as error:
+            if not number:
+                raise
+            fault = {"code": "server_error", "message": str(error)}
+            failed = {**started, "status": "failed", "error": fault}
+            yield numbered({"type": "response.failed", "response": failed})
+
+    def _ended(self, asked: _Request, blocks: list[Block], ended: FinalOutput) -> ResponseReply:
+        """The whole response, which is kept."""
+        cut = _cut(ended)
+        response: ResponseReply = {
+            **asked.head,
+            "status": "incomplete" if cut else "completed",
+            "incomplete_details": {"reason": cut} if cut else None,
+            "completed_at": None if cut else time.time(),
+            "output": [asked.items.item(block) for block in blocks],
+            "usage": _usage(ended),
+        }
+        if cut and response["output"]:
+            response["output"][-1].status = "incomplete"
+        if asked.store:
+            self._keep(asked, ended, response, _message(blocks, asked.items))
+        return response
+
+    def _keep(
+        self, asked: _Request, ended: FinalOutput, response: ResponseReply, answer: dict[str, Any]
+    ) -> None:
+        """Store the response, and hold its branch, of which the one before is the beginning."""
+        let_go: Callable[[], None] = _nothing
+        if ended.session is not None:
+            usage = ended.generated.usage
+            tokens = usage.prompt_tokens + usage.completion_tokens
+            let_go = self._holds.add(ended.session, tokens)
+            if asked.previous is not None:
+                asked.previous.let_go()
+        new = [*asked.new, answer]
+        self._store.put(response, asked.before, new, owner(), asked.salt, ended.held, let_go)
+
+
+def _cut(ended: FinalOutput) -> str:
+    """Why the last item is not whole; empty where it is."""
+    if ended.generated.outputs[0].finish_reason == "length":
+        return "max_output_tokens"
+    return "stop" if ended.cut_calls[0] else ""
+
+
+def _nothing() -> None:
+    """There is no branch to let go."""
+
+
+def _head(body: ResponsesBody, model: str, params: SamplingParams) -> ResponseHead:
+    form = {"type": "text"}
+    if body.text is not None and body.text.format is not None:
+        given = body.text.format
+        form = {name: value for name in given.__struct_fields__ if (value := getattr(given, name))}
+    tools = [
+        {
+            "type": "function",
+            "name": tool.name,
+            "description": tool.description,
+            "parameters": tool.parameters,
+            "strict": tool.strict,
+        }
+        for tool in body.tools or ()
+    ]
+    return {
+        "id": f"resp_{uuid.uuid4().hex}",
+        "object": "response",
+        "created_at": time.time(),
+        "model": model,
+        "error": None,
+        "incomplete_details": None,
+        "instructions": body.instructions,
+        "max_output_tokens": body.max_output_tokens,
+        "metadata": body.metadata or {},
+        "parallel_tool_calls": body.parallel_tool_calls is not False,
+        "previous_response_id": body.previous_response_id,
+        "reasoning": {"effort": body.reasoning.effort if body.reasoning else None},
+        "store": body.store is not False,
+        "temperature": params.temperature,
+        "text": {"format": form},
+        "tool_choice": body.tool_choice or "auto",
+        "tools": tools,
+        "top_p": params.top_p,
+        "truncation": "disabled",
+    }
+
+
+def _with_one_system(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """With what the system says at the beginning in one message: templates take no more."""
+    leading = []
+    for message in messages:
+        if message["role"] != "system":
+            break
+        leading.append(message["content"])
+    if len(leading) <= 1:
+        return messages
+    return [{"role": "system", "content": "\n\n".join(leading)}, *messages[len(leading) :]]
+
+
+def _message(blocks: list[Block], items: Items) -> dict[str, Any]:
+    """The answer as chat templates take it."""
+    texts: dict[str, str] = {"text": "", "thoughts": ""}
+    calls = []
+    for block in blocks:
+        if block.kind == "call":
+            calls.append(call_of(items.call_id(block), block.name, block.text))
+        else:
+            texts[block.kind] += block.text
+    message: dict[str, Any] = {"role": "assistant", "content": texts["text"]}
+    if texts["thoughts"]:
+        message["reasoning_content"] = texts["thoughts"]
+    if calls:
+        message["tool_calls"] = calls
+    return message
+
+
+def _usage(ended: FinalOutput) -> ResponseUsage:
+    usage = ended.generated.usage
+    return {
+        "input_tokens": usage.prompt_tokens,
+        "input_tokens_details": {
+            "cached_tokens": usage.cached_tokens,
+            "cache_write_tokens": usage.prompt_tokens - usage.cached_tokens,
+        },
+        "output_tokens": usage.completion_tokens,
+        "output_tokens_details": {"reasoning_tokens": ended.reasoning_tokens},
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+        **report_of(ended.generated),
+    }

@@ -1,0 +1,292 @@
+"""What the replies of OpenAI's endpoints share."""
+
+from __future__ import annotations
+
+import logging
+import time
+import uuid
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any, NotRequired, TypedDict
+
+import msgspec
+from aiohttp import web
+from aiohttp.abc import AbstractStreamWriter
+from aiohttp.http_writer import StreamWriter
+
+from rootlace.runtime.server.http.errors import InvalidParameter, error_body
+from rootlace.runtime.server.http.openai_body import SamplingBody
+from rootlace.runtime.server.model_texts import check_name
+from rootlace.runtime.server.served_model import ServedModel
+from rootlace.wire.errors import RootlaceError
+from rootlace.wire.protocol import CacheReport, Generated, describe
+
+# Sse ----------------------------------------------------------------------------------------------
+#
+# Streamed replies: server-sent events, in two dialects, and lines of JSON.
+
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Dialect:
+    """How a stream is written: each payload, and what comes last."""
+
+    content_type: str
+    encode: Callable[[Any], bytes]
+    end: bytes = b""
+
+
+def _data(payload: object) -> bytes:
+    return b"data: " + msgspec.json.encode(payload) + b"\n\n"
+
+
+def _named(payload: dict[str, Any]) -> bytes:
+    return b"event: " + payload.get("type", "error").encode() + b"\n" + _data(payload)
+
+
+def _line(payload: object) -> bytes:
+    return msgspec.json.encode(payload) + b"\n"
+
+
+_EVENTS = "text/event-stream; charset=utf-8"
+OPENAI = Dialect(_EVENTS, _data, b"data: [DONE]\n\n")
+NAMED_EVENTS = Dialect(_EVENTS, _named)
+"""Events whose name is their payload's `type`."""
+LINES = Dialect("application/x-ndjson", _line)
+
+
+class DirectEvents:
+    """A short way into a stream: what can be written without waiting need not wake the task that
+    answers the request.
+
+    It is open between the first payload, which begins the reply, and the end, while the client
+    reads as fast as we write. `stream_events` opens it.
+    """
+
+    def __init__(self) -> None:
+        self._writer: StreamWriter | None = None
+        self._encode: Callable[[Any], bytes] = _data
+
+    def begin(self, writer: AbstractStreamWriter | None, encode: Callable[[Any], bytes]) -> None:
+        """The reply's head was written to `writer`. Without chunks (HTTP/1.0) this stays closed."""
+        if isinstance(writer, StreamWriter) and writer.chunked:
+            self._writer, self._encode = writer, encode
+
+    def end(self) -> None:
+        self._writer = None
+
+    def is_open(self) -> bool:
+        writer = self._writer
+        if writer is None or writer.protocol.writing_paused:
+            return False
+        transport = writer.transport
+        return transport is not None and not transport.is_closing()
+
+    def write(self, payloads: Sequence[Any]) -> None:
+        """Send payloads together. Only while this is open."""
+        writer = self._writer
+        assert writer is not None and writer.transport is not None
+        data = b"".join(map(self._encode, payloads))
+        if data:
+            chunk = b"%x\r\n%b\r\n" % (len(data), data)
+            writer.output_size += len(chunk)  # the access log tells it
+            writer.transport.write(chunk)
+
+
+async def stream_events(
+    request: web.Request,
+    payloads: AsyncGenerator[Any, None],
+    dialect: Dialect = OPENAI,
+    direct: DirectEvents | None = None,
+) -> web.StreamResponse:
+    """Send each payload as one event, then the end. Payloads that come as a list are sent together:
+    what the system takes for sending is much of what a short event costs.
+
+    The reply starts with the first payload, so an error before it still has its own HTTP status; a
+    later error is sent as an event in the endpoint's error shape. However this ends, the client
+    disconnecting included, the generator is closed, which cancels its work. `direct`: where the
+    generator writes payloads that it does not give.
+    """
+    response = web.StreamResponse(
+        headers={
+            "Content-Type": dialect.content_type,
+            "Cache-Control": "no-cache",
+            "X-Accel-Buffering": "no",
+        }
+    )
+    async with aclosing(payloads):
+        try:
+            async for payload in payloads:
+                together = payload if isinstance(payload, list) else [payload]
+                if not together:
+                    continue
+                data = b"".join(map(dialect.encode, together))
+                if response.prepared:
+                    await response.write(data)
+                    continue
+                writer = await response.prepare(request)
+                await response.write(data)
+                if direct is not None:
+                    direct.begin(writer, dialect.encode)
+        except ConnectionResetError:
+            raise
+        except Exception as error:
+            if not response.prepared:
+                raise
+            if not isinstance(error, RootlaceError):
+                log.exception("%s %s failed while streaming", request.method, request.path)
+            await response.write(dialect.encode(error_body(error, request.path)))
+        finally:
+            if direct is not None:
+                direct.end()
+    if not response.prepared:
+        await response.prepare(request)
+    await response.write_eof(dialect.end)
+    return response
+
+
+# Replies ------------------------------------------------------------------------------------------
+
+
+def json_response(value: object) -> web.Response:
+    return web.Response(body=msgspec.json.encode(value), content_type="application/json")
+
+
+class Envelope(TypedDict):
+    """What all of OpenAI's answers begin with."""
+
+    id: str
+    object: str
+    created: int
+    model: str
+
+
+class PromptTokens(TypedDict):
+    """How the tokens of prompts came to be."""
+
+    cached_tokens: int
+
+
+class CompletionTokens(TypedDict):
+    """How the tokens of completions came to be; some of chats are thoughts. Where there was a
+    prediction: of its tokens, those computed ahead that came, and those that did not."""
+
+    forced_tokens: int
+    reasoning_tokens: NotRequired[int]
+    accepted_prediction_tokens: NotRequired[int]
+    rejected_prediction_tokens: NotRequired[int]
+
+
+class ReportReply(CacheReport, kw_only=True, frozen=True, omit_defaults=False):
+    """A report on the cache, and a sentence for people."""
+
+    says: str
+
+
+class Reports(TypedDict):
+    """What there is where it was asked for."""
+
+    cache_report: NotRequired[ReportReply]
+    cache_pin: NotRequired[str]
+
+
+class UsageReply(TypedDict):
+    """OpenAI's `usage`, with reports on the cache and pins where they were asked for."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokens
+    completion_tokens_details: CompletionTokens
+    cache_reports: NotRequired[list[ReportReply]]
+    cache_pins: NotRequired[list[str]]
+
+
+class Status(msgspec.Struct):
+    """How the server is."""
+
+    status: str
+
+
+def envelope(prefix: str, kind: str, model: str, given: str | None = None) -> Envelope:
+    """The first fields of every object of a reply, the same in all chunks of a stream.
+
+    `given` is the id that the client chose.
+    """
+    return {
+        "id": f"{prefix}-{given or uuid.uuid4().hex}",
+        "object": kind,
+        "created": int(time.time()),
+        "model": model,
+    }
+
+
+def report_fields(report: CacheReport) -> ReportReply:
+    """A report as replies carry it."""
+    return ReportReply(**msgspec.structs.asdict(report), says=describe(report))
+
+
+def report_of(generated: Generated) -> Reports:
+    """Those of a reply, where they were asked for."""
+    found: Reports = {}
+    if generated.cache_report is not None:
+        found["cache_report"] = report_fields(generated.cache_report)
+    if generated.pin:
+        found["cache_pin"] = generated.pin
+    return found
+
+
+def usage_of(results: Sequence[Generated]) -> UsageReply:
+    """Summed over the prompts of a request; reports and pins are one per prompt."""
+    usages = [result.usage for result in results]
+    prompt = sum(usage.prompt_tokens for usage in usages)
+    completion = sum(usage.completion_tokens for usage in usages)
+    found: UsageReply = {
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "total_tokens": prompt + completion,
+        "prompt_tokens_details": {"cached_tokens": sum(usage.cached_tokens for usage in usages)},
+        "completion_tokens_details": {
+            "forced_tokens": sum(usage.forced_tokens for usage in usages)
+        },
+    }
+    if reports := [report_fields(each.cache_report) for each in results if each.cache_report]:
+        found["cache_reports"] = reports
+    if pins := [each.pin for each in results if each.pin]:
+        found["cache_pins"] = pins
+    return found
+
+
+def check_model(gateway: ServedModel, asked: str | None) -> str:
+    """The name of the served model, with that of the adapter that is asked for behind it
+    (`MODEL:ADAPTER`). Raises ModelNotFound when another one is asked for."""
+    return check_name(gateway.model_info, asked)
+
+
+def adapter_of(
+    gateway: ServedModel, model: str, asked: str | None = None, field: str = "adapter"
+) -> str:
+    """The adapter of a request: what its `field` asks for, or else what is behind the name of the
+    model, as `check_model` gives it. "": none, also where it is asked for. Raises InvalidParameter,
+    also where the two differ."""
+    named = model.removeprefix(gateway.model_info.name).removeprefix(":")
+    if asked is None or asked == named:
+        return named
+    if asked and asked not in gateway.model_info.adapters:
+        known = ", ".join(gateway.model_info.adapters) or "none"
+        raise InvalidParameter(field, f"the adapter {asked!r} is not loaded (loaded: {known})")
+    if named:
+        raise InvalidParameter(field, f"{field} {asked!r} is not that of the model, {named!r}")
+    return asked
+
+
+def wants_usage(body: SamplingBody) -> bool:
+    """Whether a stream ends with a chunk that carries the usage, and with it the cache report."""
+    if body.stream_options is None:
+        return bool(body.stream and body.return_cache_report)
+    if not body.stream:
+        raise InvalidParameter("stream_options", "stream_options needs stream=true")
+    return bool(body.stream_options.include_usage or body.return_cache_report)

@@ -1,0 +1,538 @@
+"""Responses that later requests may go on from, as many as fit in bounds, maybe on a disk, too."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sqlite3
+import uuid
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from rootlace.runtime.server.http.batch_store import PageQuery
+from rootlace.runtime.server.http.body import ignored, refused
+from rootlace.runtime.server.http.chat_request import Begin, Block, BlockEvent, CachedPrefix, More
+from rootlace.runtime.server.http.errors import ResponseNotFound
+from rootlace.wire.errors import InvalidRequest
+
+# Response disk ------------------------------------------------------------------------------------
+#
+# Kept responses in a file of SQLite, so that they outlive the server.
+#
+# Calls write in a thread, in the order in which they are made; `flush` waits for them.
+
+
+log = logging.getLogger(__name__)
+
+VERSION = 1
+_SETTINGS = """
+pragma journal_mode = wal;
+pragma synchronous = normal;
+pragma secure_delete = on;
+"""
+_TABLES = f"""
+create table messages (number integer primary key, message blob not null);
+create table responses (
+    place integer primary key, id text not null, owner text not null, salt text not null,
+    response blob not null, messages blob not null
+);
+create unique index of_owner on responses (owner, id);
+pragma user_version = {VERSION};
+"""
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A response as it was kept, oldest first. Messages have numbers, which conversations share."""
+
+    id: str
+    owner: str
+    salt: str
+    response: Mapping[str, Any]
+    numbers: Sequence[int]
+
+
+class ResponseDisk:
+    """The file. Raises InvalidRequest where it cannot be used.
+
+    What cannot be written later, as where the disk is full, is logged once and not kept.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._failed = False
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="responses")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            path.touch(mode=0o600)
+            self._file = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+            self._file.executescript(_SETTINGS)
+            (version,) = self._file.execute("pragma user_version").fetchone()
+            if version == 0:
+                self._file.executescript(f"begin; {_TABLES} commit;")
+            elif version != VERSION:
+                raise InvalidRequest(f"{path} has version {version} of the format, not {VERSION}")
+        except (sqlite3.Error, OSError) as error:
+            raise InvalidRequest(f"{path} cannot keep responses: {error}") from error
+
+    def read(self) -> tuple[dict[int, dict[str, Any]], list[Kept]]:
+        """The messages by number, and the responses all of whose messages are there. Raises
+        InvalidRequest."""
+        columns = "id, owner, salt, response, messages"
+        try:
+            rows = self._file.execute("select number, message from messages")
+            messages = {number: msgspec.json.decode(message) for number, message in rows}
+            found = self._file.execute(f"select {columns} from responses order by place")
+            kept = [Kept(*row[:3], *map(msgspec.json.decode, row[3:])) for row in found]
+        except (sqlite3.Error, msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise InvalidRequest(f"{self._path} cannot be read: {error}") from error
+        return messages, [one for one in kept if messages.keys() >= set(one.numbers)]
+
+    def put(self, kept: Kept, new: dict[int, dict[str, Any]]) -> None:
+        """Keep a response, and the messages that no other has."""
+        row = (kept.id, kept.owner, kept.salt, _json(kept.response), _json(list(kept.numbers)))
+        texts = [(number, _json(message)) for number, message in new.items()]
+
+        def write() -> None:
+            self._file.executemany("insert into messages values (?, ?)", texts)
+            self._file.execute("insert into responses values (null, ?, ?, ?, ?, ?)", row)
+
+        self._submit(write)
+
+    def remove(self, response_id: str, owner: str, unused: Sequence[int]) -> None:
+        """Forget a response, and the messages that no other has any more."""
+
+        def write() -> None:
+            self._file.execute(
+                "delete from responses where owner = ? and id = ?", (owner, response_id)
+            )
+            self._file.executemany("delete from messages where number = ?", [(n,) for n in unused])
+
+        self._submit(write)
+
+    async def flush(self) -> None:
+        """Return when the system has all of it, whatever becomes of this process."""
+        await asyncio.wrap_future(self._thread.submit(lambda: None))
+
+    def close(self) -> None:
+        self._thread.shutdown()
+        self._file.close()
+
+    def _submit(self, write: Callable[[], None]) -> None:
+        self._thread.submit(self._transaction, write)
+
+    def _transaction(self, write: Callable[[], None]) -> None:
+        try:
+            self._file.execute("begin")
+            write()
+            self._file.execute("commit")
+            self._failed = False
+        except sqlite3.Error as error:
+            if self._file.in_transaction:
+                self._file.execute("rollback")
+            if not self._failed:
+                log.error("%s: responses are not kept on disk: %s", self._path, error)
+            self._failed = True
+
+
+def _json(value: Any) -> bytes:
+    return msgspec.json.encode(value)
+
+
+# Response items -----------------------------------------------------------------------------------
+#
+# What a response consists of: its items, whole and as they grow.
+
+
+class OutputText(msgspec.Struct, tag_field="type", tag="output_text"):
+    """Text for the user."""
+
+    text: str
+    annotations: tuple[()] = ()
+    logprobs: tuple[()] = ()
+
+
+class ReasoningText(msgspec.Struct, tag_field="type", tag="reasoning_text"):
+    """Text that the model wrote to itself."""
+
+    text: str
+
+
+class OutputMessage(msgspec.Struct, tag_field="type", tag="message"):
+    """What the model says."""
+
+    id: str
+    status: str
+    content: list[OutputText]
+    role: Literal["assistant"] = "assistant"
+
+
+class OutputReasoning(msgspec.Struct, tag_field="type", tag="reasoning"):
+    """What the model thought."""
+
+    id: str
+    status: str
+    content: list[ReasoningText]
+    summary: tuple[()] = ()
+
+
+class OutputCall(msgspec.Struct, tag_field="type", tag="function_call"):
+    """A function that is to be called, and its arguments as JSON."""
+
+    id: str
+    status: str
+    call_id: str
+    name: str
+    arguments: str
+
+
+OutputItem = OutputMessage | OutputReasoning | OutputCall
+
+_PREFIXES = {"text": "msg", "thoughts": "rs", "call": "fc"}
+_NAMES = {"text": "output_text", "thoughts": "reasoning_text", "call": "function_call_arguments"}
+
+
+class Items:
+    """Writes blocks as items. An item keeps its ids from its first event to the whole response."""
+
+    def __init__(self) -> None:
+        self._ids: dict[int, tuple[str, str]] = {}
+
+    def item(self, block: Block, status: str = "completed") -> OutputItem:
+        """The item of a block; without content while it is in progress."""
+        item_id, call_id = self._of(block)
+        written = status != "in_progress"
+        if block.kind == "call":
+            arguments = block.text if written else ""
+            return OutputCall(item_id, status, call_id, block.name, arguments)
+        if block.kind == "thoughts":
+            return OutputReasoning(item_id, status, [ReasoningText(block.text)] if written else [])
+        return OutputMessage(item_id, status, [OutputText(block.text)] if written else [])
+
+    def events(self, change: BlockEvent, status: str = "completed") -> list[dict[str, Any]]:
+        """What is streamed of a change, but for the numbers of the events. `status` is that of an
+        item that ends."""
+        block = change.block
+        at: dict[str, Any] = {"item_id": self._of(block)[0], "output_index": block.index}
+        inside = at if block.kind == "call" else {**at, "content_index": 0}
+        name = f"response.{_NAMES[block.kind]}"
+        if isinstance(change, More):
+            more: dict[str, Any] = {"logprobs": []} if block.kind == "text" else {}
+            return [{"type": f"{name}.delta", **inside, "delta": change.text, **more}]
+        if isinstance(change, Begin):
+            item = self.item(block, "in_progress")
+            events = [_item_event("response.output_item.added", block, item)]
+            if block.kind != "call":
+                part = _part(block, "")
+                events.append({"type": "response.content_part.added", **inside, "part": part})
+            return events
+        events = [{"type": f"{name}.done", **inside, **_whole(block)}]
+        if block.kind != "call":
+            part = _part(block, block.text)
+            events.append({"type": "response.content_part.done", **inside, "part": part})
+        return [*events, _item_event("response.output_item.done", block, self.item(block, status))]
+
+    def call_id(self, block: Block) -> str:
+        return self._of(block)[1]
+
+    def _of(self, block: Block) -> tuple[str, str]:
+        if block.index not in self._ids:
+            self._ids[block.index] = (
+                f"{_PREFIXES[block.kind]}_{uuid.uuid4().hex}",
+                f"call_{uuid.uuid4().hex[:24]}",
+            )
+        return self._ids[block.index]
+
+
+def _item_event(kind: str, block: Block, item: OutputItem) -> dict[str, Any]:
+    return {"type": kind, "output_index": block.index, "item": item}
+
+
+def _part(block: Block, text: str) -> OutputText | ReasoningText:
+    return OutputText(text) if block.kind == "text" else ReasoningText(text)
+
+
+def _whole(block: Block) -> dict[str, Any]:
+    if block.kind == "call":
+        return {"arguments": block.text, "name": block.name}
+    return {"text": block.text, **({"logprobs": []} if block.kind == "text" else {})}
+
+
+# Response inputs ----------------------------------------------------------------------------------
+#
+# What a response was made from, as a list of items, and the queries about kept responses.
+
+
+PAGE = 20
+_ALL = ignored("all there is is included")
+
+
+class ResponseQuery(msgspec.Struct, forbid_unknown_fields=True):
+    """How a kept response is shown."""
+
+    stream: Annotated[bool | None, refused("a kept response is given whole")] = None
+    starting_after: Annotated[int | None, refused("a kept response is given whole")] = None
+    include: Annotated[str | None, _ALL] = None
+    includes: Annotated[str | None, _ALL] = msgspec.field(name="include[]", default=None)
+    include_obfuscation: Annotated[bool | None, ignored("nothing is obfuscated")] = None
+
+
+class InputQuery(PageQuery, forbid_unknown_fields=True):
+    """Which items of a list are shown."""
+
+    include: Annotated[str | None, _ALL] = None
+    includes: Annotated[str | None, _ALL] = msgspec.field(name="include[]", default=None)
+
+
+class InputText(msgspec.Struct, tag_field="type", tag="input_text"):
+    """Text for the model."""
+
+    text: str
+
+
+class InputMessage(msgspec.Struct, tag_field="type", tag="message"):
+    """What anybody said."""
+
+    id: str
+    role: str
+    content: list[InputText | OutputText]
+    status: str = "completed"
+
+
+class CallOutput(msgspec.Struct, tag_field="type", tag="function_call_output"):
+    """What a function gave."""
+
+    id: str
+    call_id: str
+    output: str
+    status: str = "completed"
+
+
+InputItem = InputMessage | OutputReasoning | OutputCall | CallOutput
+
+
+def input_items(response_id: str, messages: Sequence[dict[str, Any]]) -> list[InputItem]:
+    """The messages as items, whose ids are always the same."""
+    own = response_id.removeprefix("resp_")
+    found: list[InputItem] = []
+    for message in messages:
+        for item in _items(message):
+            item.id += f"_{own}_{len(found)}"
+            found.append(item)
+    return found
+
+
+def _items(message: dict[str, Any]) -> Iterator[InputItem]:
+    role, content = message["role"], message["content"]
+    if role == "tool":
+        yield CallOutput("fco", message["tool_call_id"], content)
+        return
+    if thoughts := message.get("reasoning_content"):
+        yield OutputReasoning("rs", "completed", [ReasoningText(thoughts)])
+    calls = message.get("tool_calls", ())
+    if content or not calls:
+        text = OutputText(content) if role == "assistant" else InputText(content)
+        yield InputMessage("msg", role, [text])
+    for call in calls:
+        function = call["function"]
+        given = function["arguments"]
+        source = given if isinstance(given, str) else msgspec.json.encode(given).decode()
+        yield OutputCall("fc", "completed", call["id"], function["name"], source)
+
+
+# Response store -----------------------------------------------------------------------------------
+
+
+MAX_RESPONSES = 4096
+MAX_BYTES = 64 * 2**20
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A response as it was given, and the conversation up to its end.
+
+    Messages are shared with the responses before it; `size` is in bytes and without them. `salt` is
+    that of the namespace which has the conversation's KV. `held` is the branch, and `let_go` has
+    the cache treat it like any other.
+    """
+
+    response: Mapping[str, Any]
+    messages: tuple[dict[str, Any], ...]
+    size: int
+    salt: str = ""
+    held: CachedPrefix | None = None
+    let_go: Callable[[], None] = lambda: None
+
+
+class ResponseStore:
+    """The latest responses by id. Where they are too many, that key which has the most of them
+    forgets the one that it used least recently: no key pushes out those of one that has fewer."""
+
+    def __init__(self, max_responses: int = MAX_RESPONSES, max_bytes: int = MAX_BYTES) -> None:
+        self._of: dict[str, _Responses] = {}
+        self._max_responses = max_responses
+        self._max_bytes = max_bytes
+        self._disk: ResponseDisk | None = None
+        self._numbers = count(1)
+
+    def open(self, disk: ResponseDisk) -> None:
+        """Take what the disk has of an earlier server, and keep there what comes."""
+        messages, responses = disk.read()
+        self._numbers = count(max(messages, default=0) + 1)
+        for kept in responses:
+            conversation = [(number, messages[number]) for number in kept.numbers]
+            self._add(kept.response, conversation, kept.owner, kept.salt)
+        self._disk = disk
+        self._shorten_all()
+
+    async def flush(self) -> None:
+        """Return when the disk, if there is one, has been told of all."""
+        if self._disk is not None:
+            await self._disk.flush()
+
+    def __len__(self) -> int:
+        return sum(len(one.stored) for one in self._of.values())
+
+    @property
+    def nbytes(self) -> int:
+        """What all of them take."""
+        return sum(one.nbytes for one in self._of.values())
+
+    def put(
+        self,
+        response: Mapping[str, Any],
+        before: tuple[dict[str, Any], ...],
+        new: list[dict[str, Any]],
+        owner: str = "",
+        salt: str = "",
+        held: CachedPrefix | None = None,
+        let_go: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Keep a response to the messages `before` and `new`, the last of which is its answer.
+
+        With another `owner` it is not found, and nobody goes on from it with another `salt`.
+        """
+        own = self._of.setdefault(owner, _Responses())
+        numbers = [(own.number(message), message) for message in (*before, *new)]
+        fresh = {id(message): next(self._numbers) for number, message in numbers if not number}
+        messages = [(number or fresh[id(message)], message) for number, message in numbers]
+        self._add(response, messages, owner, salt, held, let_go)
+        if self._disk is not None:
+            unknown = set(fresh.values())
+            kept = Kept(response["id"], owner, salt, response, [number for number, _ in messages])
+            self._disk.put(kept, {n: message for n, message in messages if n in unknown})
+        self._shorten_all()
+
+    def _add(
+        self,
+        response: Mapping[str, Any],
+        messages: list[tuple[int, dict[str, Any]]],
+        owner: str,
+        salt: str,
+        held: CachedPrefix | None = None,
+        let_go: Callable[[], None] = lambda: None,
+    ) -> None:
+        # A tuple of references beside the response: eight bytes a message.
+        size = len(msgspec.json.encode(response)) + 8 * len(messages)
+        size += 0 if held is None else held.size
+        conversation = tuple(message for _, message in messages)
+        new = Stored(response, conversation, size, salt, held, let_go)
+        self._of.setdefault(owner, _Responses()).add(response["id"], new, messages)
+
+    def get(
+        self,
+        response_id: str,
+        param: str | None = None,
+        owner: str = "",
+        salt: str | None = None,
+    ) -> Stored:
+        """Raises ResponseNotFound, about the field `param`, for one that is not kept. `salt`: the
+        one it was made with; None takes any."""
+        own = self._of.get(owner)
+        found = own.stored.get(response_id) if own else None
+        if own is None or found is None or salt not in (None, found.salt):
+            raise ResponseNotFound(response_id, param)
+        own.stored.move_to_end(response_id)
+        return found
+
+    def delete(self, response_id: str, owner: str = "") -> None:
+        """Raises ResponseNotFound for one that is not kept."""
+        self.get(response_id, owner=owner)
+        self._forget(owner, response_id)
+
+    def _shorten_all(self) -> None:
+        while len(self) > self._max_responses:
+            self._shorten(max(self._of, key=lambda name: len(self._of[name].stored)))
+        while self.nbytes > self._max_bytes:
+            self._shorten(max(self._of, key=lambda name: self._of[name].nbytes))
+
+    def _shorten(self, owner: str) -> None:
+        self._forget(owner, next(iter(self._of[owner].stored)))
+
+    def _forget(self, owner: str, response_id: str) -> None:
+        own = self._of[owner]
+        unused = own.remove(response_id)
+        if self._disk is not None:
+            self._disk.remove(response_id, owner, unused)
+        if not own.stored:
+            del self._of[owner]
+
+
+@dataclass
+class _Message:
+    """How many responses have it, its size in bytes and its number on a disk."""
+
+    responses: int
+    size: int
+    number: int
+
+
+class _Responses:
+    """Those of one key, the one used least recently first, and what they take."""
+
+    def __init__(self) -> None:
+        self.stored: OrderedDict[str, Stored] = OrderedDict()
+        # A message is counted once, and for as long as a response has it: a conversation may
+        # outlive the responses that it began with.
+        self._shared: dict[int, _Message] = {}
+        self.nbytes = 0
+
+    def number(self, message: dict[str, Any]) -> int:
+        """0 for one that no response has."""
+        found = self._shared.get(id(message))
+        return 0 if found is None else found.number
+
+    def add(
+        self, response_id: str, new: Stored, messages: list[tuple[int, dict[str, Any]]]
+    ) -> None:
+        self.stored[response_id] = new
+        self.nbytes += new.size
+        for number, message in messages:
+            shared = self._shared.get(id(message))
+            if shared is None:
+                size = len(msgspec.json.encode(message))
+                shared = self._shared[id(message)] = _Message(0, size, number)
+                self.nbytes += size
+            shared.responses += 1
+
+    def remove(self, response_id: str) -> list[int]:
+        """Returns the numbers of the messages that no other response has."""
+        stored = self.stored.pop(response_id)
+        stored.let_go()
+        self.nbytes -= stored.size
+        unused = []
+        for message in stored.messages:
+            shared = self._shared[id(message)]
+            shared.responses -= 1
+            if not shared.responses:
+                del self._shared[id(message)]
+                self.nbytes -= shared.size
+                unused.append(shared.number)
+        return unused

@@ -1,0 +1,691 @@
+"""`POST /v1/score` and `POST /v1/rerank`: how likely labels are behind texts, and how well texts
+answer others."""
+
+from __future__ import annotations
+
+import base64
+import math
+import uuid
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Annotated, ClassVar, Literal, TypedDict
+
+import msgspec
+from aiohttp import web
+
+from rootlace.runtime.contracts.messages import Pooling
+from rootlace.runtime.server.auth import admitted, namespace_of
+from rootlace.runtime.server.http.body import SOME, Body, ignored, read_body, refused, source
+from rootlace.runtime.server.http.chat_pipeline import Chats, check_length
+from rootlace.runtime.server.http.chat_request import ChatRequest
+from rootlace.runtime.server.http.errors import InvalidParameter
+from rootlace.runtime.server.http.one_shot import behind_prompts
+from rootlace.runtime.server.http.replies import (
+    PromptTokens,
+    adapter_of,
+    check_model,
+    envelope,
+    json_response,
+)
+from rootlace.runtime.server.http.reply_headers import note_usage
+from rootlace.runtime.server.http.request_fields import (
+    MAX_PROMPTS,
+    HandlingBody,
+    Prompt,
+    check_texts,
+    handling_without_pin,
+    parse_prompts,
+)
+from rootlace.runtime.server.score import Vector, find_vectors
+from rootlace.runtime.server.served_model import ServedModel
+from rootlace.wire.protocol import (
+    ChoicesMethod,
+    Generate,
+    Generated,
+    Part,
+    SamplingParams,
+    Select,
+    Selected,
+    Text,
+    Tokens,
+    Usage,
+)
+from rootlace.wire.sampling import Handling
+
+# Selections ---------------------------------------------------------------------------------------
+#
+# `POST /select`: choices scored behind a prompt, as a program's `select` scores them.
+
+
+class SelectBody(HandlingBody, kw_only=True):
+    """`POST /select`. With a temperature, the choice is drawn."""
+
+    one_of: ClassVar = ("text", "input_ids")
+    text: str | None = None
+    input_ids: list[int] | None = None
+    choices: Annotated[list[str], SOME]
+    method: ChoicesMethod | None = None
+    temperature: float | None = None
+    model: str | None = None
+    adapter: str | None = None
+    cache_salt: str | None = None
+
+
+class PromptUsage(msgspec.Struct):
+    """The tokens of the prompt, and those of them that were found in the cache."""
+
+    prompt_tokens: int
+    cached_tokens: int
+
+
+class Selection(msgspec.Struct):
+    """The likeliest choice, its index, and the scores of all."""
+
+    choice: str
+    index: int
+    scores: list[float]
+    meta_info: PromptUsage
+
+
+class Selections:
+    """The endpoint's handler."""
+
+    def __init__(self, gateway: ServedModel) -> None:
+        self._gateway = gateway
+
+    async def handle(self, request: web.Request) -> web.Response:
+        body = await read_body(request, SelectBody)
+        model = check_model(self._gateway, body.model)
+        check_texts(body.choices, "choices")
+        size = self._gateway.model_info.vocab_size
+        if body.text is not None:
+            (prompt,) = parse_prompts([body.text], "text", size)
+            if not body.text and not self._gateway.tokenizer.encode(""):
+                raise InvalidParameter("text", "text is empty: no choice follows nothing")
+        else:
+            (prompt,) = parse_prompts(body.input_ids or [], "input_ids", size)
+
+        def select(op: int, branch: int) -> Select:
+            return Select(
+                op,
+                branch,
+                tuple(body.choices),
+                method=body.method or "token_length_normalized",
+                temperature=body.temperature or 0.0,
+            )
+
+        (found,) = await behind_prompts(
+            self._gateway,
+            [(prompt.parts(), select)],
+            1,
+            namespace=body.cache_salt or "",
+            adapter=adapter_of(self._gateway, model, body.adapter),
+            handling=handling_without_pin(body),
+            param=lambda index: "input_ids" if body.text is None else "text",
+        )
+        assert isinstance(found, Selected)
+        used = PromptUsage(found.usage.prompt_tokens, found.usage.cached_tokens)
+        return json_response(Selection(found.choice, found.index, list(found.scores), used))
+
+
+# Embeddings ---------------------------------------------------------------------------------------
+#
+# `POST /v1/embeddings`: vectors of texts.
+
+
+class EmbeddingBody(HandlingBody, kw_only=True):
+    """`POST /v1/embeddings`. `pooling` and `normalize` are not OpenAI's."""
+
+    input: str | list[str | int | list[int]]
+    model: str | None = None
+    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: int | None = None
+    pooling: Literal["last", "mean"] | None = None
+    normalize: bool | None = None
+    adapter: str | None = None
+    cache_salt: str | None = None
+    user: Annotated[str | None, ignored("it is about the account of OpenAI's clients")] = None
+
+
+class Embedding(TypedDict):
+    """A vector: numbers, or their bytes (float32, little-endian) in base64."""
+
+    object: Literal["embedding"]
+    index: int
+    embedding: list[float] | str
+
+
+class EmbeddingUsage(TypedDict):
+    """The tokens of all inputs."""
+
+    prompt_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokens
+
+
+class EmbeddingReply(TypedDict):
+    """The reply to `POST /v1/embeddings`."""
+
+    object: Literal["list"]
+    model: str
+    data: list[Embedding]
+    usage: EmbeddingUsage
+
+
+class Embeddings:
+    """The endpoint's handler."""
+
+    def __init__(self, gateway: ServedModel) -> None:
+        self._gateway = gateway
+
+    async def handle(self, request: web.Request) -> web.Response:
+        return json_response(await self.answer(await read_body(request, EmbeddingBody)))
+
+    async def answer(self, body: EmbeddingBody) -> EmbeddingReply:
+        """The whole reply."""
+        model = check_model(self._gateway, body.model)
+        size = self._gateway.engine.info.hidden_size
+        if body.dimensions is not None and not 0 < body.dimensions <= size:
+            raise InvalidParameter("dimensions", f"dimensions must be from 1 to {size}")
+        prompts = parse_prompts(body.input, "input", self._gateway.model_info.vocab_size)
+        account = admitted()
+        found = await find_vectors(
+            self._gateway,
+            [prompt.parts() for prompt in prompts],
+            body.pooling,
+            normalise=body.normalize is not False,
+            dimensions=body.dimensions,
+            namespace=namespace_of(account, body.cache_salt),
+            account=account,
+            source=source(),
+            adapter=adapter_of(self._gateway, model, body.adapter),
+            handling=handling_without_pin(body),
+        )
+        total = sum(vector.prompt_tokens for vector in found)
+        cached = sum(vector.cached_tokens for vector in found)
+        note_usage(Usage(prompt_tokens=total, cached_tokens=cached), None)
+        return {
+            "object": "list",
+            "model": model,
+            "data": [
+                {
+                    "object": "embedding",
+                    "index": index,
+                    "embedding": _encoded(vector, body.encoding_format),
+                }
+                for index, vector in enumerate(found)
+            ],
+            "usage": {
+                "prompt_tokens": total,
+                "total_tokens": total,
+                "prompt_tokens_details": {"cached_tokens": cached},
+            },
+        }
+
+
+def _encoded(vector: Vector, form: str | None) -> list[float] | str:
+    values = vector.values.astype("<f4")
+    return base64.b64encode(values.tobytes()).decode() if form == "base64" else values.tolist()
+
+
+# Scores -------------------------------------------------------------------------------------------
+
+
+INSTRUCTION = "Given a query, find passages that answer it."
+# The question that rerankers made of language models are trained on.
+_JUDGE = (
+    "Judge whether the Document meets the requirements based on the Query and the Instruct "
+    'provided. Note that the answer can only be "yes" or "no".'
+)
+_ANSWERS = ("yes", "no")
+MAX_LABELS = 2 * MAX_PROMPTS
+"""Labels of a request, counted once for each of its texts."""
+_AT_ONCE = 256
+
+
+Method = Literal["judge", "cross-encoder", "embeddings"]
+
+
+class _Ranked(HandlingBody, kw_only=True):
+    """What scores and ranks share. `method` is how a text's relevance is found: `judge` asks the
+    model about it, `cross-encoder` reads both texts and scores them with a head of one label,
+    `embeddings` takes the cosine of the texts' vectors; without one, a model that has such a head
+    uses it, a reranker judges, and of any other model the embeddings count. `instruction` tells
+    the judge what makes a text relevant."""
+
+    model: str | None = None
+    method: Method | None = None
+    instruction: str | None = None
+    cache_salt: str | None = None
+    user: Annotated[str | None, ignored("it is about the account of clients")] = None
+    truncate_prompt_tokens: Annotated[
+        int | None, refused("a text that is too long is an error; shorten it before you send it")
+    ] = None
+
+
+class ScoreBody(_Ranked, kw_only=True):
+    """`POST /v1/score`: pairs of texts (vLLM's `text_1`, `text_2`: how well the second answers the
+    first), or a `query` with `items`, and the labels to be scored behind each of them: sglang's
+    `label_token_ids`, or texts as `labels`."""
+
+    text_1: str | list[str] | None = None
+    text_2: str | list[str] | None = None
+    query: str | list[int] | None = None
+    items: str | list[str | list[int]] | None = None
+    label_token_ids: list[int] | None = None
+    labels: list[str] | None = None
+    apply_softmax: bool | None = None
+    item_first: bool | None = None
+
+
+class Document(Body):
+    text: str
+
+
+class RerankBody(_Ranked, kw_only=True):
+    """`POST /v1/rerank`, in the shapes of Jina and Cohere."""
+
+    query: str
+    documents: list[str | Document]
+    top_n: int | None = None
+    return_documents: bool | None = None
+    max_chunks_per_doc: Annotated[int | None, ignored("documents are read as a whole")] = None
+
+
+class ScoreUsage(msgspec.Struct):
+    """The tokens of all texts; nothing is generated."""
+
+    prompt_tokens: int
+    total_tokens: int
+    completion_tokens: int = 0
+
+
+class LabelScores(msgspec.Struct, tag_field="object", tag="scoring"):
+    """The probabilities of the labels behind each text."""
+
+    scores: list[list[float]]
+    model: str
+    usage: ScoreUsage
+
+
+class PairScore(msgspec.Struct):
+    """How well a pair's second text answers the first."""
+
+    index: int
+    score: float
+    object: str = "score"
+
+
+class PairScores(msgspec.Struct, tag_field="object", tag="list"):
+    """Those of all pairs."""
+
+    id: str
+    created: int
+    model: str
+    method: Method
+    data: list[PairScore]
+    usage: ScoreUsage
+
+
+class Ranked(msgspec.Struct):
+    """A document, by its index, and how relevant it is."""
+
+    index: int
+    relevance_score: float
+    document: Document | msgspec.UnsetType = msgspec.UNSET
+
+
+class Ranking(msgspec.Struct):
+    """Documents, the most relevant one first."""
+
+    id: str
+    model: str
+    method: Method
+    results: list[Ranked]
+    usage: ScoreUsage
+
+
+@dataclass(frozen=True)
+class _Scored:
+    """Log-probabilities of the labels behind one text, and the tokens that it took."""
+
+    logprobs: tuple[float, ...]
+    tokens: int
+
+
+class _Place(TypedDict):
+    """The namespace in which prompts are computed, by which adapter, and how they are served."""
+
+    namespace: str
+    adapter: str
+    handling: Handling
+
+
+class Scores:
+    """The handlers."""
+
+    def __init__(self, gateway: ServedModel, chats: Chats) -> None:
+        self._gateway = gateway
+        self._chats = chats
+
+    async def score(self, request: web.Request) -> web.Response:
+        body = await read_body(request, ScoreBody)
+        model = check_model(self._gateway, body.model)
+        if body.text_1 is not None or body.text_2 is not None:
+            return json_response(await self._pairs(body, model))
+        labels = self._labels(body)
+        place = self._place(body, model)
+        prompts = self._prompts(body)
+        if body.label_token_ids is None:
+            for prompt in prompts:
+                if not (prompt.text or prompt.ids):
+                    await self._ids(prompt)  # of some tokenizers, empty texts have tokens
+            parts = (prompt.parts() for prompt in prompts)
+            field = "items" if isinstance(body.items, str) else "items[{}]"
+            scored = await self._select(parts, len(prompts), labels, place, field)
+        else:
+            _check_count(len(prompts) * len(body.label_token_ids), MAX_PROMPTS)
+            ids = [await self._ids(prompt) for prompt in prompts]
+            scored = await self._append(ids, body.label_token_ids, place)
+        softmax = bool(body.apply_softmax)
+        scores = [_probabilities(one.logprobs, softmax) for one in scored]
+        return json_response(LabelScores(scores, model, _usage(scored)))
+
+    async def rerank(self, request: web.Request) -> web.Response:
+        body = await read_body(request, RerankBody)
+        model = check_model(self._gateway, body.model)
+        texts = [one if isinstance(one, str) else one.text for one in body.documents]
+        if not texts:
+            raise InvalidParameter("documents", "documents must not be empty")
+        if body.top_n is not None and body.top_n < 1:
+            raise InvalidParameter("top_n", f"top_n must be at least 1, not {body.top_n}")
+        pairs = [(body.query, text) for text in texts]
+        names = ("query", "documents[{}]")
+        method, scores, usage = await self._relevance(body, pairs, self._place(body, model), names)
+        order = sorted(range(len(texts)), key=lambda i: -scores[i])[: body.top_n]
+        shown = body.return_documents is not False
+        results = [
+            Ranked(index, scores[index], Document(texts[index]) if shown else msgspec.UNSET)
+            for index in order
+        ]
+        reply = Ranking(f"rerank-{uuid.uuid4().hex}", model, method, results, usage)
+        return json_response(reply)
+
+    async def _pairs(self, body: ScoreBody, model: str) -> PairScores:
+        first, second = _listed(body.text_1, "text_1"), _listed(body.text_2, "text_2")
+        if len(first) == 1:
+            first = first * len(second)
+        if len(first) != len(second):
+            raise InvalidParameter(
+                "text_2", f"text_2 has {len(second)} texts for the {len(first)} of text_1"
+            )
+        pairs = list(zip(first, second, strict=True))
+        names = (
+            "text_1" if isinstance(body.text_1, str) else "text_1[{}]",
+            "text_2" if isinstance(body.text_2, str) else "text_2[{}]",
+        )
+        method, scores, usage = await self._relevance(body, pairs, self._place(body, model), names)
+        data = [PairScore(i, score) for i, score in enumerate(scores)]
+        head = envelope("score", "list", model)
+        return PairScores(head["id"], head["created"], model, method, data, usage)
+
+    async def _relevance(
+        self,
+        body: _Ranked,
+        pairs: Sequence[tuple[str, str]],
+        place: _Place,
+        names: tuple[str, str],
+    ) -> tuple[Method, list[float], ScoreUsage]:
+        """How well each text answers its query, and by which method; `names` are the fields that
+        hold the two."""
+        method = self._method(body)
+        if method == "judge":
+            scored = await self._judged(body, pairs, place, names[1])
+            return method, [_probabilities(s.logprobs, True)[0] for s in scored], _usage(scored)
+        _check_count(len(pairs), MAX_PROMPTS)
+        if method == "cross-encoder":
+            fields = [names[1].format(index) for index in range(len(pairs))]
+            joined = [
+                await self._joined(body, pair, field)
+                for pair, field in zip(pairs, fields, strict=True)
+            ]
+            found, usage = await self._vectors(joined, fields, "labels", place)
+            return method, [_sigmoid(float(one.values[0])) for one in found], usage
+        named: dict[str, str] = {}
+        for index, pair in enumerate(pairs):
+            for text, name in zip(pair, names, strict=True):
+                named.setdefault(text, name.format(index))
+        texts = [(Text(text),) for text in named]
+        found, usage = await self._vectors(texts, list(named.values()), None, place)
+        vectors = {text: one.values for text, one in zip(named, found, strict=True)}
+        return method, [float(vectors[query] @ vectors[text]) for query, text in pairs], usage
+
+    async def _vectors(
+        self,
+        inputs: Sequence[tuple[Part, ...]],
+        names: Sequence[str],
+        pooling: Pooling | None,
+        place: _Place,
+    ) -> tuple[list[Vector], ScoreUsage]:
+        """Of each input; `pooling` None: of the length 1, to be compared."""
+        account = admitted()
+        found = await find_vectors(
+            self._gateway,
+            inputs,
+            pooling,
+            normalise=pooling is None,
+            namespace=namespace_of(account, place["namespace"]),
+            adapter=place["adapter"],
+            account=account,
+            source=source(),
+            handling=place["handling"],
+            names=names,
+        )
+        tokens = sum(one.prompt_tokens for one in found)
+        cached = sum(one.cached_tokens for one in found)
+        note_usage(Usage(prompt_tokens=tokens, cached_tokens=cached), None)
+        return found, ScoreUsage(tokens, tokens)
+
+    def _method(self, body: _Ranked) -> Method:
+        """The one that is asked for, or the model's own. Raises InvalidParameter for one that the
+        model has no head for."""
+        labels = self._gateway.model_info.labels
+        method: Method = "judge" if labels is None and self._is_reranker() else "embeddings"
+        method = body.method or ("cross-encoder" if labels == 1 else method)
+        if method == "cross-encoder" and labels != 1:
+            head = "a language model" if labels is None else f"of {labels} labels"
+            raise InvalidParameter("method", f"the model is {head}: it has no head of one label")
+        if method == "judge" and labels is not None:
+            raise InvalidParameter("method", "the model generates no text: it cannot judge")
+        if body.instruction is not None and not (method == "judge" or self._asks()):
+            raise InvalidParameter("instruction", 'instruction needs "method": "judge"')
+        return method
+
+    async def _joined(self, body: _Ranked, pair: tuple[str, str], field: str) -> tuple[Part, ...]:
+        """What a cross-encoder reads of a pair: the question that its template asks, or else both
+        texts as its tokenizer joins them."""
+        length = len(pair[0]) + len(pair[1])
+        check_length(self._gateway, field, length + len(body.instruction or ""))
+        if self._asks():
+            return self._question(body.instruction or INSTRUCTION, *pair)
+        join = self._gateway.tokenizer.encode_pair
+        return (Tokens(tuple(await self._gateway.tokenize(length, join, *pair))),)
+
+    def _asks(self) -> bool:
+        """Whether the template asks the question that rerankers are trained on."""
+        return _JUDGE in (self._gateway.chat.source or "")
+
+    def _is_reranker(self) -> bool:
+        """No file says that a model was trained to judge, but the names of such models do."""
+        info = self._gateway.model_info
+        path = Path(info.path)
+        # Of the folders above it only the hub's is called as the model is.
+        names = (info.name, path.name, *(one for one in path.parts if one.startswith("models--")))
+        return "rerank" in " ".join(names).lower() or self._asks()
+
+    async def _judged(
+        self, body: _Ranked, pairs: Sequence[tuple[str, str]], place: _Place, field: str
+    ) -> list[_Scored]:
+        """How likely "yes" and "no" are as answers whether each text answers its query."""
+        instruction = body.instruction or INSTRUCTION
+        for index, (query, text) in enumerate(pairs):
+            check_length(
+                self._gateway, field.format(index), len(instruction) + len(query) + len(text)
+            )
+        parts = (self._question(instruction, query, text) for query, text in pairs)
+        return await self._select(parts, len(pairs), _ANSWERS, place, field)
+
+    def _question(self, instruction: str, query: str, text: str) -> tuple[Part, ...]:
+        asked = f"<Instruct>: {instruction}\n\n<Query>: {query}\n\n<Document>: {text}"
+        messages = [{"role": "system", "content": _JUDGE}, {"role": "user", "content": asked}]
+        request = ChatRequest(messages, {}, template={"enable_thinking": False})
+        return self._chats.render(request, ())
+
+    def _place(self, body: _Ranked, model: str) -> _Place:
+        return _Place(
+            namespace=body.cache_salt or "",
+            adapter=adapter_of(self._gateway, model),
+            handling=handling_without_pin(body),
+        )
+
+    def _labels(self, body: ScoreBody) -> Sequence[str]:
+        if (body.labels is None) == (body.label_token_ids is None):
+            raise InvalidParameter("labels", "give either labels or label_token_ids")
+        if not (body.labels or body.label_token_ids):
+            raise InvalidParameter("labels", "there must be at least one label")
+        size = self._gateway.model_info.vocab_size
+        for token in body.label_token_ids or ():
+            if not 0 <= token < size:
+                raise InvalidParameter(
+                    "label_token_ids", f"label_token_ids: {token} is not a token id"
+                )
+        check_texts(body.labels or (), "labels")
+        return body.labels or ()
+
+    def _prompts(self, body: ScoreBody) -> list[Prompt]:
+        """The query with each of the items."""
+        if body.query is None or body.items is None:
+            raise InvalidParameter("query", "give query and items, or text_1 and text_2")
+        size = self._gateway.model_info.vocab_size
+        (query,) = parse_prompts(body.query, "query", size)
+        items = parse_prompts(body.items, "items", size)
+        prompts = []
+        for item in items:
+            pair = (item, query) if body.item_first else (query, item)
+            if (query.text is None) != (item.text is None):
+                raise InvalidParameter("items", "query and items must both be texts or token ids")
+            if query.text is None:
+                prompts.append(Prompt(ids=(*(pair[0].ids or ()), *(pair[1].ids or ()))))
+            else:
+                prompts.append(Prompt(text=f"{pair[0].text}{pair[1].text}"))
+        return prompts
+
+    async def _ids(self, prompt: Prompt) -> tuple[int, ...]:
+        """Raises InvalidParameter where there is nothing that a label could follow."""
+        ids = prompt.ids
+        if ids is None:
+            text = prompt.text or ""
+            check_length(self._gateway, "items", len(text))
+            encode = self._gateway.tokenizer.encode
+            ids = tuple(await self._gateway.tokenize(len(text), encode, text))
+        if not ids:
+            raise InvalidParameter("items", "query and item are empty: no label follows nothing")
+        return ids
+
+    async def _append(
+        self, prompts: Sequence[tuple[int, ...]], labels: Sequence[int], place: _Place
+    ) -> list[_Scored]:
+        """Labels that are tokens: each is appended, and its log-probability read."""
+
+        def read(ids: tuple[int, ...], op: int, branch: int) -> Generate:
+            params = SamplingParams(max_tokens=0, logprobs=True, prompt_logprobs_from=len(ids))
+            return Generate(op, branch, params=params)
+
+        asked = (
+            ((Tokens((*ids, label)),), partial(read, ids)) for ids in prompts for label in labels
+        )
+        results = await behind_prompts(
+            self._gateway,
+            asked,
+            len(prompts) * len(labels),
+            at_once=_AT_ONCE,
+            param=lambda index: f"items[{index // len(labels)}]",
+            **place,
+        )
+        found = []
+        for index, ids in enumerate(prompts):
+            mine = results[index * len(labels) : (index + 1) * len(labels)]
+            logprobs = []
+            for one in mine:
+                assert isinstance(one, Generated)
+                logprob = one.prompt_logprobs[-1].logprob
+                assert logprob is not None  # only a context's first token has none
+                logprobs.append(logprob)
+            found.append(_Scored(tuple(logprobs), len(ids)))
+        return found
+
+    async def _select(
+        self,
+        prompts: Iterable[tuple[Part, ...]],
+        count: int,
+        labels: Sequence[str],
+        place: _Place,
+        field: str,
+    ) -> list[_Scored]:
+        """Labels that are texts, scored by one `Select` for each prompt, which `field` holds."""
+        _check_count(count, MAX_PROMPTS)
+        _check_count(count * len(labels), MAX_LABELS)
+
+        def select(op: int, branch: int) -> Select:
+            return Select(op, branch, tuple(labels))
+
+        asked = ((parts, select) for parts in prompts)
+        at_once = max(1, _AT_ONCE // len(labels))
+        found = []
+        results = await behind_prompts(
+            self._gateway,
+            asked,
+            count,
+            at_once=at_once,
+            param=field.format,
+            choices="labels",
+            **place,
+        )
+        for one in results:
+            assert isinstance(one, Selected)
+            found.append(_Scored(one.scores, one.usage.prompt_tokens))
+        return found
+
+
+def _probabilities(logprobs: Sequence[float], softmax: bool) -> list[float]:
+    """Of the labels, all others left out with `softmax`."""
+    if not softmax:
+        return [math.exp(one) for one in logprobs]
+    most = max(logprobs)
+    weights = [math.exp(one - most) for one in logprobs]
+    return [weight / sum(weights) for weight in weights]
+
+
+def _sigmoid(score: float) -> float:
+    """As sentence-transformers' CrossEncoder and vLLM read a head of one label."""
+    return math.exp(min(score, 0.0)) / (1 + math.exp(-abs(score)))
+
+
+def _usage(scored: Sequence[_Scored]) -> ScoreUsage:
+    total = sum(one.tokens for one in scored)
+    return ScoreUsage(total, total)
+
+
+def _listed(given: str | list[str] | None, param: str) -> list[str]:
+    if not given:
+        raise InvalidParameter(param, f"{param} is missing or empty")
+    return [given] if isinstance(given, str) else given
+
+
+def _check_count(count: int, bound: int) -> None:
+    if count > bound:
+        raise InvalidParameter(
+            "items", f"at most {bound} texts (or texts times labels) can be scored, not {count}"
+        )

@@ -1,0 +1,490 @@
+"""sglang's native `POST /generate`.
+
+Two differences are on purpose. sglang gives no log-probability for the first of the reported prompt
+tokens, wherever the report begins; here only the first token of the prompt has none. And where
+nothing is generated, log-probabilities without `logprob_start_len` are those of the whole prompt:
+the unconditional choice of sglang's frontend expects them.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Annotated, Any, ClassVar, Literal, NotRequired, TypedDict, TypeVar
+
+import msgspec
+from aiohttp import web
+
+from rootlace.runtime.server.http import one_shot
+from rootlace.runtime.server.http.body import ignored, read_body, refused
+from rootlace.runtime.server.http.constraints import ConstraintBody, sglang_constraint
+from rootlace.runtime.server.http.errors import InvalidParameter
+from rootlace.runtime.server.http.logprobs import finite, in_parts, rows_of
+from rootlace.runtime.server.http.one_shot import Aborts
+from rootlace.runtime.server.http.replies import (
+    Reports,
+    adapter_of,
+    check_model,
+    json_response,
+    report_of,
+    stream_events,
+)
+from rootlace.runtime.server.http.request_fields import (
+    HandlingBody,
+    Prompt,
+    check_samples,
+    handling_of,
+    make_params,
+    parse_prompts,
+    sampling_fields,
+    sglang_names,
+    with_sampling,
+)
+from rootlace.runtime.server.http.sglang_sessions import SessionParams, Sessions, Turn
+from rootlace.runtime.server.served_model import ServedModel
+from rootlace.runtime.server.server_state import call_for
+from rootlace.wire.protocol import (
+    Chunk,
+    Generated,
+    ModelInfo,
+    Output,
+    SamplingParams,
+    TokenLogprob,
+)
+
+T = TypeVar("T")
+
+
+class SamplingParamsBody(ConstraintBody):
+    """`sampling_params` of `/generate`, but for what `with_sampling` adds.
+
+    Null means the default; for `max_new_tokens`, no limit.
+    """
+
+    max_new_tokens: int | None = 128
+
+    # sglang's frontend sends it
+    spaces_between_special_tokens: Annotated[
+        bool | None, ignored("it concerns slow tokenizers")
+    ] = None
+    stream_interval: Annotated[int | None, ignored("the server's --stream-interval counts")] = None
+
+    custom_params: Annotated[Any, refused("there are no custom logit processors")] = None
+
+
+_ONLY_TEXT = refused("only text is served")
+_ONE_PROCESS = refused("prompts are computed where tokens are sampled")
+
+
+class GenerateBody(HandlingBody):
+    """`POST /generate`. Of a batch, every field may be a list with one entry per prompt."""
+
+    one_of: ClassVar = ("text", "input_ids")
+    text: str | list[str] | None = None
+    input_ids: list[int | list[int]] | None = None
+    sampling_params: Any = None  # typed below
+    rid: str | list[str] | None = None
+    return_logprob: bool | list[bool] | None = None
+    logprob_start_len: int | list[int] | None = None
+    top_logprobs_num: int | list[int] | None = None
+    return_text_in_logprobs: bool | None = None
+    stream: bool | None = None
+    extra_key: str | list[str] | None = None
+    cache_salt: str | list[str] | None = None
+    return_cache_report: bool | None = None
+    session_params: SessionParams | None = None
+
+    model: str | None = None
+    lora_path: str | list[str | None] | None = None
+
+    stream_options: Annotated[
+        dict[str, Any] | None, ignored("every event has the counts in meta_info")
+    ] = None
+    log_metrics: Annotated[bool | None, ignored("counters count every request")] = None
+    no_logs: Annotated[bool | None, ignored("texts are never logged")] = None
+    background: Annotated[bool | None, ignored("every request is waited for")] = None
+    return_bytes: Annotated[bool | None, ignored("replies are JSON")] = None
+
+    input_embeds: Annotated[Any, refused("give text or input_ids")] = None
+    image_data: Annotated[Any, _ONLY_TEXT] = None
+    audio_data: Annotated[Any, _ONLY_TEXT] = None
+    video_data: Annotated[Any, _ONLY_TEXT] = None
+    modalities: Annotated[Any, _ONLY_TEXT] = None
+    token_ids_logprob: Annotated[Any, refused("give top_logprobs_num")] = None
+    return_hidden_states: Annotated[Any, refused("hidden states are not returned")] = None
+    return_routed_experts: Annotated[Any, refused("experts are not reported")] = None
+    custom_logit_processor: Annotated[Any, refused("nothing that is sent is executed")] = None
+    bootstrap_host: Annotated[Any, _ONE_PROCESS] = None
+    bootstrap_port: Annotated[Any, _ONE_PROCESS] = None
+    bootstrap_room: Annotated[Any, _ONE_PROCESS] = None
+
+
+TokenLikelihood = tuple[float | None, int, str | None]
+"""Log-probability, id and, where it was asked for, text."""
+
+
+class Finish(TypedDict):
+    """Why a sample ended: `matched` is the stop string, pattern or token."""
+
+    type: Literal["stop", "length", "abort"]
+    length: NotRequired[int]
+    matched: NotRequired[str | int | None]
+    message: NotRequired[str]
+
+
+class MetaInfo(Reports):
+    """What is known of a sample beside its text."""
+
+    id: str
+    finish_reason: Finish | None
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+    forced_tokens: NotRequired[int]
+    e2e_latency: NotRequired[float]
+    input_token_logprobs: NotRequired[list[TokenLikelihood]]
+    output_token_logprobs: NotRequired[list[TokenLikelihood]]
+    input_top_logprobs: NotRequired[list[list[TokenLikelihood] | None]]
+    output_top_logprobs: NotRequired[list[list[TokenLikelihood] | None]]
+
+
+class GenerateReply(TypedDict):
+    """A sample; of streams as far as it came."""
+
+    text: str
+    output_ids: list[int]
+    meta_info: MetaInfo
+
+
+_SAMPLING = with_sampling(SamplingParamsBody, "generate")
+_NAMES = sglang_names()
+GENERATE_BODY: type[GenerateBody] = msgspec.defstruct(  # type: ignore[assignment]
+    "GenerateBody",
+    [("sampling_params", _SAMPLING | list[_SAMPLING] | None, None)],  # type: ignore[valid-type]
+    bases=(GenerateBody,),
+    forbid_unknown_fields=True,
+)
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """One prompt of a body, checked and understood."""
+
+    prompt: Prompt
+    job: one_shot.GenerateRequest
+    rid: str
+    logprobs: bool
+    top: int
+    texts: bool
+
+
+class Generate:
+    """The endpoint's handler."""
+
+    def __init__(self, gateway: ServedModel, aborts: Aborts, sessions: Sessions) -> None:
+        self._gateway = gateway
+        self._aborts = aborts
+        self._sessions = sessions
+
+    async def handle(self, request: web.Request) -> web.StreamResponse:
+        begun = time.monotonic()
+        body = await read_body(request, GENERATE_BODY)
+        asked, turn = await self._in_session(body, self._parse(body))
+        if body.stream:
+            return await stream_events(request, self._stream(body, asked, turn, begun))
+        with self._running(body, asked, turn) as shots:
+            results = await shots.results()
+            self._end(turn, results[0], shots)
+        elapsed = time.monotonic() - begun
+        replies = await call_for(rows_of(results), _replies, asked, results, elapsed)
+        return json_response(replies if _is_batch(body, asked) else replies[0])
+
+    def _parse(self, body: GenerateBody) -> list[_Asked]:
+        model = check_model(self._gateway, body.model)
+        info = self._gateway.model_info
+        vocab_size = info.vocab_size
+        if body.text is not None:
+            prompts = parse_prompts(body.text, "text", vocab_size)
+        else:
+            prompts = parse_prompts(body.input_ids or [], "input_ids", vocab_size)
+        count = len(prompts)
+        sampling = _per_prompt(body.sampling_params, count, "sampling_params", _SAMPLING())
+        rids = _per_prompt(body.rid, count, "rid", "")
+        logprobs = _per_prompt(body.return_logprob, count, "return_logprob", False)
+        starts = _per_prompt(body.logprob_start_len, count, "logprob_start_len", -1)
+        tops = _per_prompt(body.top_logprobs_num, count, "top_logprobs_num", 0)
+        salts = _per_prompt(body.cache_salt, count, "cache_salt", "")
+        keys = _per_prompt(body.extra_key, count, "extra_key", "")
+        paths = _per_prompt(body.lora_path, count, "lora_path", None)
+        shared = isinstance(body.rid, str) and count > 1
+        handling = handling_of(body)
+        asked = []
+        for i, prompt in enumerate(prompts):
+            listed = isinstance(body.sampling_params, list)
+            param = f"sampling_params[{i}]" if listed else "sampling_params"
+            settings = sampling[i]
+            fields = _fields(settings)
+            if logprobs[i]:
+                fields["logprobs"] = True
+                fields["top_logprobs"] = tops[i]
+                start = starts[i]
+                if body.logprob_start_len is None and settings.max_new_tokens == 0:
+                    start = 0
+                if start >= 0:
+                    fields["prompt_logprobs_from"] = start
+                elif start != -1:
+                    raise InvalidParameter(
+                        "logprob_start_len", f"logprob_start_len must be >= -1, not {start}"
+                    )
+            job = one_shot.GenerateRequest(
+                prompt.parts(),
+                _params(fields, info, param),
+                sglang_constraint(settings, param),
+                salts[i] or keys[i],
+                bool(body.return_cache_report),
+                adapter_of(self._gateway, model, paths[i], "lora_path"),
+                handling,
+                param=_prompt_field(body, i),
+                sampling=param,
+            )
+            rid = f"{rids[i]}-{i}" if shared else rids[i] or uuid.uuid4().hex
+            texts = bool(body.return_text_in_logprobs)
+            asked.append(_Asked(prompt, job, rid, logprobs[i], tops[i], texts))
+        check_samples(sum(one.job.params.n for one in asked), "sampling_params")
+        return asked
+
+    async def _in_session(
+        self, body: GenerateBody, asked: list[_Asked]
+    ) -> tuple[list[_Asked], Turn | None]:
+        """The same prompt behind what the session has, if the body names one."""
+        params = body.session_params
+        if params is None:
+            return asked, None
+        if _is_batch(body, asked):
+            raise InvalidParameter("session_params", "session_params: give one prompt, and n: 1")
+        (one,) = asked
+        turn = await self._sessions.begin(params, one.prompt, one.rid)
+        prompt = Prompt(ids=tuple(turn.prompt))
+        # What is not shared ends with the request.
+        job = replace(one.job, parts=prompt.parts(), keep=one.job.handling.cache.share)
+        return [replace(one, prompt=prompt, job=job)], turn
+
+    @contextmanager
+    def _running(
+        self, body: GenerateBody, asked: list[_Asked], turn: Turn | None
+    ) -> Iterator[one_shot.OneShots]:
+        """The prompts, under way; while the block runs, clients may end them."""
+        jobs = [one.job for one in asked]
+        with ExitStack() as stack:
+            if turn is not None:
+                stack.enter_context(self._sessions.running(turn))
+            shots = one_shot.OneShots(self._gateway, jobs, stream=bool(body.stream))
+            stack.enter_context(shots)
+            stack.enter_context(self._aborts.running(_named(body, asked, shots)))
+            if turn is not None:
+                turn.abort = partial(shots.abort, 0)
+            yield shots
+
+    def _end(self, turn: Turn | None, result: Generated, shots: one_shot.OneShots) -> None:
+        """The session has the request from now on."""
+        if turn is not None:
+            self._sessions.end(turn, result.outputs[0], shots)
+
+    async def _stream(
+        self, body: GenerateBody, asked: list[_Asked], turn: Turn | None, begun: float
+    ) -> AsyncGenerator[object, None]:
+        batch = _is_batch(body, asked)
+        jobs = [one.job for one in asked]
+        # Choices are numbered through the batch; prompts may ask for different n.
+        first = [sum(job.params.n for job in jobs[:i]) for i in range(len(jobs))]
+        counts: dict[int, int] = {}
+        grown: dict[int, _Grown] = {}
+        cached: dict[int, int] = {}
+        with self._running(body, asked, turn) as shots:
+            async for prompt, event in shots:
+                one = asked[prompt]
+                if isinstance(event, Chunk):
+                    if turn is not None:
+                        turn.output.extend(event.token_ids)
+                    if prompt not in counts:  # not before: now the prompt is known to fit
+                        counts[prompt] = await self._prompt_tokens(one.prompt)
+                    if event.cached_tokens is not None:
+                        cached[prompt] = event.cached_tokens
+                    choice = first[prompt] + event.index
+                    sample = grown.setdefault(choice, _Grown(counts[prompt]))
+                    replies = {choice: sample.add(one, event, cached.get(prompt, 0))}
+                else:
+                    self._end(turn, event, shots)
+                    elapsed = time.monotonic() - begun
+                    made = await call_for(rows_of([event]), _replies, [one], [event], elapsed)
+                    replies = dict(enumerate(made, first[prompt]))
+                    for choice in replies.keys() & grown.keys():
+                        if event.outputs[0].finish_reason == "abort":
+                            grown[choice].complete(replies[choice], cached.get(prompt, 0))
+                for choice, reply in replies.items():
+                    index = choice - first[prompt]
+                    if index:
+                        reply["meta_info"]["id"] = f"{one.rid}-{index}"
+                    yield {**reply, "index": choice} if batch else reply
+
+    async def _prompt_tokens(self, prompt: Prompt) -> int:
+        """sglang's streams have it in every event, the gateway knows it only at the end."""
+        if prompt.ids is not None:
+            return len(prompt.ids)
+        text, tokenizer = prompt.text or "", self._gateway.tokenizer
+        return len(await self._gateway.tokenize(len(text), tokenizer.encode, text))
+
+
+@dataclass
+class _Grown:
+    """What one sample has given so far: sglang's streams repeat it in every event."""
+
+    prompt_tokens: int
+    text: str = ""
+    ids: list[int] = field(default_factory=list)
+    logprobs: dict[str, list[Any]] = field(default_factory=dict)
+
+    def complete(self, reply: dict[str, Any], cached: int) -> None:
+        """Give a request that was aborted what it had come to."""
+        reply["text"], reply["output_ids"] = self.text, list(self.ids)
+        reply["meta_info"] |= {
+            "prompt_tokens": self.prompt_tokens,
+            "completion_tokens": len(self.ids),
+            "cached_tokens": cached,
+            **self.logprobs,
+        }
+
+    def add(self, asked: _Asked, chunk: Chunk, cached: int) -> dict[str, Any]:
+        self.text += chunk.text
+        self.ids += chunk.token_ids
+        meta: dict[str, Any] = {
+            "id": asked.rid,
+            "finish_reason": None,
+            "prompt_tokens": self.prompt_tokens,
+            "completion_tokens": len(self.ids),
+            "cached_tokens": cached,
+        }
+        if asked.logprobs:
+            for name, new in _logprobs("output", chunk.logprobs, asked).items():
+                meta[name] = self.logprobs[name] = [*self.logprobs.get(name, ()), *new]
+        return {"text": self.text, "output_ids": list(self.ids), "meta_info": meta}
+
+
+def _replies(
+    asked: Sequence[_Asked], results: Sequence[Generated], elapsed: float
+) -> list[dict[str, Any]]:
+    """Every sample of every prompt."""
+    replies = []
+    for one, result in zip(asked, results, strict=True):
+        for index, output in enumerate(result.outputs):
+            reply = _reply(one, result, output, elapsed)
+            if index:
+                reply["meta_info"]["id"] = f"{one.rid}-{index}"
+            replies.append(reply)
+    return replies
+
+
+def _reply(asked: _Asked, result: Generated, output: Output, elapsed: float) -> dict[str, Any]:
+    """One finished sample."""
+    meta: dict[str, Any] = {
+        "id": asked.rid,
+        "finish_reason": _finish_reason(output),
+        "prompt_tokens": result.usage.prompt_tokens,
+        "completion_tokens": len(output.token_ids),
+        "forced_tokens": output.forced_tokens,
+        "cached_tokens": result.usage.cached_tokens,
+        "e2e_latency": elapsed,
+    }
+    meta |= report_of(result)
+    if asked.logprobs:
+        for side, tokens in (("input", result.prompt_logprobs), ("output", output.logprobs)):
+            for name, rows in _logprobs(side, tokens, asked).items():
+                meta[name] = in_parts(rows)
+    return {"text": output.text, "output_ids": list(output.token_ids), "meta_info": meta}
+
+
+def _finish_reason(output: Output) -> Finish:
+    if output.finish_reason == "length":
+        return {"type": "length", "length": len(output.token_ids)}
+    if output.finish_reason == "stop":
+        return {"type": "stop", "matched": output.matched}
+    return {"type": "abort", "message": "aborted by a client"}
+
+
+def _logprobs(side: str, tokens: Sequence[TokenLogprob], asked: _Asked) -> dict[str, list[Any]]:
+    """`{side}_token_logprobs` as [logprob, id, text], and `{side}_top_logprobs` if asked for."""
+    found: dict[str, list[Any]] = {
+        f"{side}_token_logprobs": [
+            [
+                None if token.logprob is None else finite(token.logprob),
+                token.token_id,
+                token.text if asked.texts else None,
+            ]
+            for token in tokens
+        ]
+    }
+    if asked.top:
+        found[f"{side}_top_logprobs"] = [
+            None
+            if token.logprob is None
+            else [[finite(lp), i, text if asked.texts else None] for i, lp, text in token.top]
+            for token in tokens
+        ]
+    return found
+
+
+def _fields(body: SamplingParamsBody) -> dict[str, Any]:
+    return {**sampling_fields(body, "generate"), "max_tokens": body.max_new_tokens}
+
+
+def _params(fields: dict[str, Any], model: ModelInfo, param: str) -> SamplingParams:
+    """Those of a prompt; errors name the field below `param`, the path of their object."""
+    try:
+        return make_params(fields, model, _NAMES)
+    except InvalidParameter as error:
+        if (error.param or "").partition("[")[0] in _SAMPLING.__struct_fields__:
+            raise InvalidParameter(f"{param}.{error.param}", f"{param}.{error}") from None
+        raise
+
+
+def _prompt_field(body: GenerateBody, index: int) -> str:
+    """What holds a prompt."""
+    name, given = ("input_ids", body.input_ids) if body.text is None else ("text", body.text)
+    several = isinstance(given, list) and not isinstance(given[0], int)
+    return f"{name}[{index}]" if several else name
+
+
+def _per_prompt(value: T | list[T] | None, count: int, param: str, default: T) -> list[T]:
+    """One entry per prompt of a field that is one value for all or a list of them."""
+    if value is None:
+        return [default] * count
+    if not isinstance(value, list):
+        return [value] * count
+    if len(value) != count:
+        raise InvalidParameter(
+            param, f"{param} has {len(value)} entries for {count} prompt{'s' * (count != 1)}"
+        )
+    return value
+
+
+def _named(
+    body: GenerateBody, asked: Sequence[_Asked], shots: one_shot.OneShots
+) -> list[tuple[str, Callable[[], None]]]:
+    """What ends each prompt, by its id, and by that which the client gave them all."""
+    named: list[tuple[str, Callable[[], None]]] = []
+    for index, one in enumerate(asked):
+        abort = partial(shots.abort, index)
+        shared = {body.rid} if isinstance(body.rid, str) else set()
+        named += [(rid, abort) for rid in shared | {one.rid} if rid]
+    return named
+
+
+def _is_batch(body: GenerateBody, asked: list[_Asked]) -> bool:
+    """Whether the reply is a list: more than one prompt or sample, or a list of prompts."""
+    if asked[0].job.params.n > 1 or isinstance(body.text, list):
+        return True
+    return body.input_ids is not None and isinstance(body.input_ids[0], list)

@@ -1,0 +1,356 @@
+"""What the gateway measures, for Prometheus. Counters of the engine are added when it is asked."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping
+from contextvars import ContextVar
+from importlib import metadata
+from typing import TYPE_CHECKING, Any
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from rootlace.runtime.logs import request_id
+from rootlace.wire.errors import InvalidRequest, RootlaceError
+from rootlace.wire.protocol import Generate, Generated, Timing
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace.export import SpanExporter
+
+
+# Spans --------------------------------------------------------------------------------------------
+#
+# OpenTelemetry: a span of every generation, with the attributes of its GenAI conventions.
+#
+# The packages are those of the extra `otel`; nothing here is imported unless spans are asked for.
+
+
+_CHATS = ("/v1/chat/completions", "/v1/responses", "/v1/messages", "/api/chat")
+_HEADERS: ContextVar[tuple[str, Mapping[str, str]]] = ContextVar("headers", default=("", {}))
+
+
+def note_request(path: str, headers: Mapping[str, str]) -> None:
+    """What the current task works for: spans of it continue the trace that `headers` name."""
+    _HEADERS.set((path, headers))
+
+
+def exporter_class() -> Any:
+    """Of spans to a collector. Raises InvalidRequest where its packages are missing."""
+    try:
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+    except ImportError as error:
+        raise InvalidRequest(
+            f"--otlp needs OpenTelemetry's packages: pip install 'rootlace[otel]' ({error})"
+        ) from error
+    return OTLPSpanExporter
+
+
+class Spans:
+    """Sends spans to where `exporter` does, from a thread of its own."""
+
+    def __init__(self, exporter: SpanExporter) -> None:
+        from opentelemetry.sdk.resources import Resource
+        from opentelemetry.sdk.trace import TracerProvider
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor
+        from opentelemetry.sdk.trace.sampling import DEFAULT_ON
+        from opentelemetry.trace import SpanKind, Status, StatusCode
+        from opentelemetry.trace.propagation import tracecontext
+
+        version = metadata.version("rootlace")
+        resource = Resource({"service.name": "rootlace", "service.version": version})
+        # Who began a trace decides whether it is sampled.
+        self._provider = TracerProvider(sampler=DEFAULT_ON, resource=resource)
+        self._provider.add_span_processor(BatchSpanProcessor(exporter))
+        self._tracer = self._provider.get_tracer("rootlace", version)
+        self._propagator = tracecontext.TraceContextTextMapPropagator()
+        self._kind = SpanKind.SERVER
+        self._failed = lambda error: Status(StatusCode.ERROR, str(error))
+
+    @classmethod
+    def to(cls, endpoint: str) -> Spans | None:
+        """To an OpenTelemetry collector, such as http://localhost:4318/v1/traces; None for "".
+        Raises InvalidRequest where the packages are missing."""
+        return cls(exporter_class()(endpoint=endpoint)) if endpoint else None
+
+    def generated(
+        self,
+        model: str,
+        program: str,
+        op: Generate,
+        result: Generated | RootlaceError,
+        timing: Timing,
+    ) -> None:
+        """A generation has just ended, well or not."""
+        end = time.time_ns()
+        path, headers = _HEADERS.get()
+        operation = "chat" if path in _CHATS else "text_completion"
+        span = self._tracer.start_span(
+            f"{operation} {model}",
+            context=self._propagator.extract(headers),
+            kind=self._kind,
+            start_time=end - int(timing.total * 1e9),
+            attributes={
+                "gen_ai.operation.name": operation,
+                "gen_ai.provider.name": "rootlace",
+                "gen_ai.request.model": model,
+                **_asked(op),
+                **{
+                    name: value
+                    for name, value in (
+                        ("url.path", path),
+                        ("rootlace.request_id", request_id.get()),
+                        ("rootlace.program", program),
+                    )
+                    if value
+                },
+            },
+        )
+        for name, seconds in (("admitted", timing.queued), ("first_token", timing.first_token)):
+            if 0 < seconds < timing.total:
+                at = end - int((timing.total - seconds) * 1e9)
+                span.add_event(name, {"seconds": seconds}, at)
+        if isinstance(result, Generated):
+            span.set_attributes(_found(model, result, timing))
+        else:
+            span.set_attribute("error.type", result.code)
+            span.set_status(self._failed(result))
+        span.add_event("end", timestamp=end)
+        span.end(end)
+
+    def flush(self) -> None:
+        """Send what is waiting to be sent."""
+        self._provider.force_flush()
+
+
+def _asked(op: Generate) -> dict[str, Any]:
+    params = op.params
+    given: dict[str, Any] = {
+        "temperature": params.temperature,
+        "top_p": params.top_p,
+        "top_k": params.top_k,
+        "frequency_penalty": params.frequency_penalty,
+        "presence_penalty": params.presence_penalty,
+        "max_tokens": params.max_tokens,
+        "seed": params.seed,
+        "stop_sequences": params.stop or None,
+        "choice.count": params.n,
+        "stream": op.stream,
+    }
+    return {f"gen_ai.request.{name}": value for name, value in given.items() if value is not None}
+
+
+def _found(model: str, result: Generated, timing: Timing) -> dict[str, Any]:
+    usage = result.usage
+    return {
+        "gen_ai.response.model": model,
+        "gen_ai.response.finish_reasons": [output.finish_reason for output in result.outputs],
+        "gen_ai.response.time_to_first_chunk": timing.first_token,
+        "gen_ai.usage.input_tokens": usage.prompt_tokens,
+        "gen_ai.usage.output_tokens": usage.completion_tokens,
+        "gen_ai.usage.cache_read.input_tokens": usage.cached_tokens,
+        "rootlace.usage.forced_tokens": usage.forced_tokens,
+    }
+
+
+# Metrics ------------------------------------------------------------------------------------------
+
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+_PREFIX = "rootlace_"
+_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
+_TOKEN_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.25, 0.5, 1)
+
+# What is so many now; everything else in the status is counted since the start.
+_GAUGES = (
+    *("waiting", "running", "compiling", "nodes", "tree_tokens", "blocks_pinned", "pins"),
+    *("sessions", "branches", "prefixes_known", "prefixes_below"),
+    *("disk_blocks", "disk_working", "host_blocks", "handed_blocks", "handed_working"),
+)
+# Counters that are one with a label: its name, what it says, the label, and the counter's names.
+_LABELLED = (
+    (
+        "tokens",
+        "Tokens: found in the cache, computed, sampled, and forced by constraints.",
+        "kind",
+        {
+            "cached": "cached_tokens",
+            "computed": "computed_tokens",
+            "sampled": "output_tokens",
+            "forced": "forced_tokens",
+        },
+    ),
+    (
+        "requests_finished",
+        "Requests that ended, by reason.",
+        "reason",
+        {reason: f"requests_{reason}" for reason in ("stop", "length", "abort", "error")},
+    ),
+)
+_BLOCKS = {state: f"blocks_{state}" for state in ("free", "used", "evictable")}
+
+
+class Metrics:
+    """Histograms of what requests waited for, in a registry of their own."""
+
+    def __init__(self) -> None:
+        self._registry = CollectorRegistry()
+        self._first = self._histogram("time_to_first_token", "Until the first token.", _SECONDS)
+        self._between = self._histogram(
+            "time_per_output_token", "Between tokens, the mean of a request.", _TOKEN_SECONDS
+        )
+        self._whole = self._histogram("request_duration", "Until the end of a request.", _SECONDS)
+        self._queued = self._histogram("queue_duration", "Until it was admitted.", _SECONDS)
+        self._http = Counter(
+            _PREFIX + "http_requests",
+            "Replies that were begun, by path and status.",
+            ("path", "status"),
+            registry=self._registry,
+        )
+
+        self._keys = Counter(
+            _PREFIX + "key_usage",
+            "Requests, refused ones and tokens, by the name of the API key.",
+            ("key", "kind"),
+            registry=self._registry,
+        )
+
+    def generated(self, timing: Timing, tokens: int) -> None:
+        """A request has ended; each of its samples got `tokens` on average."""
+        self._whole.observe(timing.total)
+        self._queued.observe(timing.queued)
+        if tokens > 0:
+            self._first.observe(timing.first_token)
+        if tokens > 1:
+            self._between.observe((timing.total - timing.first_token) / (tokens - 1))
+
+    def replied(self, path: str, status: int) -> None:
+        self._http.labels(path, str(status)).inc()
+
+    def key_used(self, key: str, kind: str, amount: int) -> None:
+        """`key` is its name."""
+        self._keys.labels(key, kind).inc(amount)
+
+    def of_requests(self) -> list[Metric]:
+        """What is counted whatever model it is about."""
+        return [*self._http.collect(), *self._keys.collect()]
+
+    def of_model(self) -> list[Metric]:
+        """What a model's requests waited for."""
+        histograms = (self._first, self._between, self._whole, self._queued)
+        return [family for one in histograms for family in one.collect()]
+
+    def text(self, status: Mapping[str, Any] | None) -> bytes:
+        """Everything in Prometheus's format; `status` are the counters, None if nobody answers."""
+        registry = CollectorRegistry(auto_describe=False)
+        registry.register(_Status(status))
+        return generate_latest(self._registry) + generate_latest(registry)
+
+    def _histogram(self, name: str, says: str, bounds: tuple[float, ...]) -> Histogram:
+        return Histogram(f"{_PREFIX}{name}_seconds", says, buckets=bounds, registry=self._registry)
+
+
+Model = tuple[Metrics | None, Mapping[str, Any] | None]
+"""Its metrics, None if it is not loaded, and its counters, None if nobody answers."""
+
+
+def text_of_all(house: Metrics, models: Mapping[str, Model]) -> bytes:
+    """Everything of several models, by the label `model`, in Prometheus's format."""
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_Labelled(house, models))
+    return generate_latest(registry)
+
+
+class _Labelled(Collector):
+    """The families of all models: one of each name, with a label that says whose a sample is."""
+
+    def __init__(self, house: Metrics, models: Mapping[str, Model]) -> None:
+        self._house = house
+        self._models = models
+
+    def collect(self) -> Iterable[Metric]:
+        yield from self._house.of_requests()
+        yield from _by_label(
+            "model",
+            {
+                model: [*(metrics.of_model() if metrics else ()), *_Status(status).collect()]
+                for model, (metrics, status) in self._models.items()
+            },
+        )
+
+
+def _by_label(label: str, parts: Mapping[str, Iterable[Metric]]) -> Iterable[Metric]:
+    """Families of one name as one, with a label that says whose a sample is; those of the part ""
+    have none."""
+    found: dict[str, Metric] = {}
+    for part, families in parts.items():
+        own = {label: part} if part else {}
+        for family in families:
+            known = found.setdefault(
+                family.name, Metric(family.name, family.documentation, family.type)
+            )
+            known.samples += [
+                sample._replace(labels={**sample.labels, **own}) for sample in family.samples
+            ]
+    return found.values()
+
+
+class _Status(Collector):
+    """The engine's and the gateway's counters as metrics. What each of several engines counts has
+    the label `replica`, and no sum."""
+
+    def __init__(self, status: Mapping[str, Any] | None) -> None:
+        self._status = status
+
+    def collect(self) -> Iterable[Metric]:
+        status = self._status
+        if status is None or "replicas" not in status:
+            return _families(status)
+        own: dict[str, dict[str, Any] | None] = {}
+        for counters in status["replicas"]:
+            counted = {name: each for name, each in counters.items() if name != "replica"}
+            own[str(counters["replica"])] = counted if counters["up"] else None
+        engines = {name for one in own.values() if one is not None for name in one}
+        shared = {name: value for name, value in status.items() if name not in engines}
+        return _by_label(
+            "replica",
+            {
+                **{replica: _families(one) for replica, one in own.items()},
+                "": _numbers(shared),
+            },
+        )
+
+
+def _families(status: Mapping[str, Any] | None) -> Iterable[Metric]:
+    up = GaugeMetricFamily(_PREFIX + "up", "Whether the engine answers.", value=status is not None)
+    yield up
+    if status is None:
+        return
+    told = set(_BLOCKS.values()) | {"blocks_total"}
+    for name, says, label, parts in _LABELLED:
+        family = CounterMetricFamily(_PREFIX + name, says, labels=(label,))
+        for value, counter in parts.items():
+            family.add_metric((value,), status.get(counter, 0))
+        told |= set(parts.values())
+        yield family
+    blocks = GaugeMetricFamily(_PREFIX + "blocks", "Blocks of the KV pool.", labels=("state",))
+    for state, name in _BLOCKS.items():
+        blocks.add_metric((state,), status.get(name, 0))
+    yield blocks
+    prompt = status.get("prompt_tokens", 0)
+    ratio = status.get("cached_tokens", 0) / prompt if prompt else 0.0
+    yield GaugeMetricFamily(
+        _PREFIX + "cache_hit_ratio", "Prompt tokens found, of all since the start.", value=ratio
+    )
+    yield from _numbers({name: each for name, each in status.items() if name not in told})
+
+
+def _numbers(status: Mapping[str, Any]) -> Iterable[Metric]:
+    """Each number under its own name."""
+    for name, value in status.items():
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            continue
+        says = f"`{name}` of docs/architecture.md."
+        family_type = GaugeMetricFamily if name in _GAUGES else CounterMetricFamily
+        yield family_type(_PREFIX + name, says, value=value)

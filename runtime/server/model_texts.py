@@ -1,0 +1,213 @@
+"""What a gateway reads of a model's files: its tokenizer, how conversations are written, and how
+requests are sampled that do not say so themselves."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from rootlace.runtime.config import OWN_CONFIGS, GatewayConfig
+from rootlace.runtime.model.checkpoint.source import (
+    GENERATION_CONFIG,
+    FolderSource,
+    ModelSource,
+    model_source,
+)
+from rootlace.runtime.server.chat_template import ChatTemplate
+from rootlace.runtime.server.tokenizer import Tokenizer
+from rootlace.wire.errors import InvalidRequest, ModelNotFound
+from rootlace.wire.protocol import ModelInfo
+from rootlace.wire.sampling import PARAMETERS, TUNED
+
+# Model name ---------------------------------------------------------------------------------------
+#
+# What clients may call a model.
+
+
+def name_of(config: GatewayConfig) -> str:
+    """That which was chosen, or that of the model's folder."""
+    path = config.model
+    return config.served_name or path.rstrip("/\\").replace("\\", "/").rpartition("/")[2] or path
+
+
+def model_names(info: ModelInfo) -> list[str]:
+    """The model, and the model with each of its adapters behind it (`MODEL:ADAPTER`)."""
+    return [info.name, *(f"{info.name}:{adapter}" for adapter in info.adapters)]
+
+
+def check_name(info: ModelInfo, asked: str | None) -> str:
+    """The one of `model_names` that is asked for. Raises ModelNotFound for another model."""
+    if not asked or asked in (info.name, info.path, "default"):
+        return info.name
+    for adapter in info.adapters:
+        if asked in (f"{info.name}:{adapter}", f"{info.path}:{adapter}", f"default:{adapter}"):
+            return f"{info.name}:{adapter}"
+    raise not_found(asked, model_names(info))
+
+
+def not_found(asked: str, names: list[str]) -> ModelNotFound:
+    return ModelNotFound(
+        f"the model {asked!r} does not exist; this server has {', '.join(map(repr, names))}"
+    )
+
+
+# Texts --------------------------------------------------------------------------------------------
+
+
+log = logging.getLogger(__name__)
+
+OPTION = "--default-sampling"
+_NAMES = {
+    alias: name for name in (*TUNED, "max_tokens") for alias in (name, *PARAMETERS[name].aliases)
+}
+
+# Keys of generation_config.json that ask for nothing here: what a text begins and ends with, how
+# transformers computes and returns it, and its default of `do_sample`, which other servers leave
+# out of account as well: temperature 0 is greedy.
+_ELSEWHERE = frozenset(
+    {
+        *("transformers_version", "_from_model_config", "_name_or_path", "trust_remote_code"),
+        *("do_sample", "max_length", "min_length", "use_cache", "cache_implementation"),
+        *("cache_config", "return_dict_in_generate", "return_legacy_cache", "disable_compile"),
+        *("compile_config", "low_memory", "is_assistant", "prompt_lookup_num_tokens"),
+        *("num_assistant_tokens", "num_assistant_tokens_schedule", "early_stopping"),
+        *("assistant_confidence_threshold", "assistant_lookbehind", "target_lookbehind"),
+        *("max_matching_ngram_size", "remove_invalid_values", "renormalize_logits"),
+    }
+)
+_ELSEWHERE_BEGIN, _ELSEWHERE_END = ("output_",), ("_token_id",)
+
+
+@dataclass(frozen=True)
+class ModelTexts:
+    """A model's files on texts and tokens, read. `sampling`: the defaults of sampling parameters,
+    and where each comes from."""
+
+    source: ModelSource
+    tokenizer: Tokenizer
+    chat: ChatTemplate
+    eos_ids: frozenset[int]
+    sampling: tuple[dict[str, float], dict[str, str]]
+
+    @classmethod
+    def read(cls, config: GatewayConfig) -> ModelTexts:
+        source = model_source(config.model)
+        tokenizer = Tokenizer.read(source)
+        chat = load_chat(source, tokenizer)
+        return cls(
+            source,
+            tokenizer,
+            chat,
+            load_eos_ids(source, tokenizer),
+            load_sampling(source, config),
+        )
+
+    def log_sampling(self, name: str) -> None:
+        """Say how requests for the model `name` are sampled that do not say so themselves."""
+        values, origins = self.sampling
+        if values:
+            said = (f"{key} {value:g} ({origins[key]})" for key, value in values.items())
+            log.info("default sampling of %s: %s", name, ", ".join(said))
+        if not values.keys() & {*TUNED}:  # a bound on answers says nothing of how to draw them
+            log.warning(
+                "%s recommends no sampling: requests without a temperature are sampled at the "
+                "default of their interface, which is 1 with nothing cut (Ollama's: 0.8); "
+                "%s temperature=0.7 changes that",
+                name,
+                OPTION,
+            )
+
+
+def load_chat(source: ModelSource, tokenizer: Tokenizer) -> ChatTemplate:
+    """The model's chat template, knowing the tokenizer's special tokens."""
+    special = [token.content for token in tokenizer.added.values() if token.special]
+    bos = "".join(tokenizer.content(id_) or "" for id_ in tokenizer.bos_ids)
+    return ChatTemplate.read(source, special, bos)
+
+
+def load_eos_ids(source: ModelSource, tokenizer: Tokenizer) -> frozenset[int]:
+    """Ids that end a text: those that the model's files name, and the tokenizer's own."""
+    given = source.eos_token_id()
+    ids = {given} if isinstance(given, int) else set(given or ())
+    token = tokenizer.config.get("eos_token")
+    content = token["content"] if isinstance(token, dict) else token
+    own = tokenizer.id_of(content) if content else None
+    return frozenset(ids if own is None else ids | {own})
+
+
+def load_sampling(
+    source: ModelSource, config: GatewayConfig
+) -> tuple[dict[str, float], dict[str, str]]:
+    """The defaults of sampling parameters and where each comes from: of the options first, then of
+    the model's files, or of the file that the options name. What these have and cannot be applied
+    is logged; for the options, InvalidRequest is raised."""
+    origin, own = "", dict[str, Any]()
+    if config.generation_config != "none":
+        if config.generation_config != "auto":
+            source = FolderSource(_folder_of(config.generation_config))
+        origin, own = source.generation_config()
+    found = dict(_recommended(origin, own))
+    asked = dict(_asked(config.default_sampling))
+    origins = dict.fromkeys(found, origin) | dict.fromkeys(asked, OPTION)
+    return found | asked, origins
+
+
+def check_sampling(config: GatewayConfig) -> None:
+    """Raises InvalidRequest for options that name no defaults."""
+    dict(_asked(config.default_sampling))
+    if config.generation_config not in OWN_CONFIGS:
+        _folder_of(config.generation_config)
+
+
+def _folder_of(given: str) -> Path:
+    path = Path(given).expanduser()
+    folder = path.parent if path.name == GENERATION_CONFIG else path
+    if not (folder / GENERATION_CONFIG).is_file():
+        raise InvalidRequest(
+            f"--generation-config: {given} is neither auto nor none, nor a {GENERATION_CONFIG}, nor"
+            " a folder with one"
+        )
+    return folder
+
+
+def _recommended(origin: str, given: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
+    """What a file recommends, by our names; what has no effect is logged."""
+    for key, value in given.items():
+        name = _NAMES.get(key)
+        if name is None:
+            elsewhere = key in _ELSEWHERE or key.startswith(_ELSEWHERE_BEGIN)
+            # Neither a number nor a list of them asks for anything here.
+            usual = (
+                value is None or value is False or (type(value) in (int, float) and value in (0, 1))
+            )
+            if not (elsewhere or usual or key.endswith(_ELSEWHERE_END) or value in ("", [], {})):
+                log.warning("%s: %s %r has no effect", origin, key, value)
+        elif value is not None:
+            try:
+                yield name, PARAMETERS[name].read(value)
+            except ValueError as error:
+                log.warning("%s: %s is not applied: %s", origin, key, error)
+
+
+def _asked(given: tuple[str, ...]) -> Iterator[tuple[str, float]]:
+    """The defaults that the option names."""
+    for item in ",".join(given).split(","):
+        if not item.strip():
+            continue
+        key, equals, value = (part.strip() for part in item.partition("="))
+        name = _NAMES.get(key)
+        if not equals or name is None:
+            close = get_close_matches(key, _NAMES, n=1)
+            hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(_NAMES)}"
+            wrong = (
+                f"no parameter {key!r}; {hint}" if equals else f"{item.strip()!r} is not KEY=VALUE"
+            )
+            raise InvalidRequest(f"{OPTION}: {wrong}")
+        try:
+            yield name, PARAMETERS[name].read(value, strict=False)
+        except ValueError as error:
+            raise InvalidRequest(f"{OPTION}: {error}") from None

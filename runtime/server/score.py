@@ -1,0 +1,448 @@
+"""One `Select`: every choice scored as a continuation of the branch, the best one appended.
+
+Let l(c, i) be the log-probability of the i-th scored token of choice c after the branch and the
+tokens before, and n(c) the number of scored tokens.
+
+token_length_normalized
+    score(c) = 1/n(c) * sum_i l(c, i); the largest wins.
+greedy_token_selection
+    The choices are compared as greedy decoding would among them: at each position only those with
+    the largest log-probability stay. A choice that has ended takes part with its mean. The score
+    reported is the mean.
+unconditional_likelihood_normalized
+    score(c) = 1/n(c) * sum_i (l(c, i) - u(c, i)), where u(c, i) is the log-probability of the same
+    token when the scored tokens stand alone; u(c, 0), which nothing precedes, counts as 0.
+
+The methods and their names are those of sglang's frontend. With a temperature T above 0 choice c is
+drawn with probability proportional to exp(score(c) / T) instead. All choices are submitted
+together, so the prefix they share is computed once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
+
+import msgspec
+import numpy as np
+
+from rootlace.runtime.contracts.messages import EngineOutput, EngineRequest, Pooling
+from rootlace.runtime.server.auth import Account, namespace_of, private
+from rootlace.runtime.server.branch import Branch, check_fits, settle
+from rootlace.runtime.server.core import Core, Requests
+from rootlace.runtime.server.generate import token_logprob
+from rootlace.runtime.server.server_state import call_for
+from rootlace.runtime.server.tokenizer import Piece, Tokenizer
+from rootlace.wire.errors import DeadlineExceeded, InternalError, InvalidRequest
+from rootlace.wire.protocol import (
+    ChoicesMethod,
+    Embed,
+    Embedded,
+    Event,
+    Part,
+    SamplingParams,
+    Select,
+    Selected,
+    Text,
+    Timing,
+    TokenLogprob,
+    Tokens,
+    Usage,
+)
+from rootlace.wire.sampling import PLAIN, Cache, Handling
+
+# Vectors ------------------------------------------------------------------------------------------
+#
+# Vectors of texts: hidden states that a model's head never sees, or its scores of labels.
+
+
+T = TypeVar("T")
+Input = Sequence[Part]
+"""The parts of one text; it quotes no branch."""
+
+KNOWN: dict[str, Pooling] = {"last": "last", "mean": "mean"}
+NOTHING = SamplingParams(max_tokens=0, temperature=0.0, seed=0)
+
+
+@dataclass
+class Vector:
+    """`values` float32 [hidden size], or [labels]."""
+
+    values: np.ndarray
+    prompt_tokens: int
+    cached_tokens: int = 0
+
+
+async def find_vectors(
+    core: Core,
+    inputs: Sequence[Input],
+    pooling: Pooling | None,
+    *,
+    normalise: bool = False,
+    dimensions: int | None = None,
+    namespace: str = "",
+    adapter: str = "",
+    account: Account | None = None,
+    source: str = "",
+    handling: Handling = PLAIN,
+    names: Sequence[str] = (),
+) -> list[Vector]:
+    """A vector for each input. Those of one call are computed together, and with whatever else the
+    engine does; a caller that is cancelled ends them, and so does the timeout of `handling`.
+
+    An input that ends with text is tokenized as a whole text is: what the tokenizer puts before
+    and behind one is there. `pooling` None: what the model was trained for. With `dimensions` the
+    first so many numbers are kept; with `normalise` what is kept has the length 1. Raises the typed
+    error of the first input that fails, which calls it as `names` do.
+    """
+    if dimensions is not None and not 0 < dimensions <= core.engine.info.hidden_size:
+        size = core.engine.info.hidden_size
+        raise InvalidRequest(f"dimensions must be from 1 to {size}, not {dimensions}")
+    core.check_adapter(adapter)
+    if account is not None:
+        account.check_priority(handling.priority)
+    chosen = _own_pooling(core) if pooling is None else pooling
+    if not handling.cache.share:
+        namespace = private(namespace)
+    found = [Vector(np.empty(0, np.float32), 0) for _ in inputs]
+    requests = Requests(core.engine, account, source)
+    prompts = []
+    for index, one in enumerate(inputs):
+        try:
+            prompts.append(await _prompt(core, one))
+        except InvalidRequest as error:
+            where = f"input[{index}]" if len(inputs) > 1 else "input"
+            where = names[index] if names else where
+            named = type(error)(f"{where}: {error}")
+            named.param = where
+            raise named from error
+    for vector, prompt in zip(found, prompts, strict=True):
+        vector.prompt_tokens = len(prompt)
+        requests.add(
+            lambda rid, prompt=prompt: EngineRequest(  # type: ignore[misc]
+                rid,
+                prompt,
+                NOTHING,
+                namespace=namespace,
+                adapter=adapter,
+                pooling=chosen,
+                handling=handling,
+            ),
+            lambda update, vector=vector: _take_vectors(vector, update),  # type: ignore[misc]
+        )
+    try:
+        async with asyncio.timeout(handling.timeout):
+            await requests.finish(_plain)
+    except TimeoutError:
+        assert handling.timeout is not None
+        raise DeadlineExceeded.after(handling.timeout) from None
+    finally:
+        if not handling.cache.share:
+            core.engine.forget_namespace(namespace)
+    for vector in found:
+        vector.values = vector.values[:dimensions]
+        if normalise:
+            length = float(np.sqrt(np.sum(np.square(vector.values, dtype=np.float64))))
+            vector.values = (vector.values / (length or 1.0)).astype(np.float32)
+    return found
+
+
+def _own_pooling(core: Core) -> Pooling:
+    own = core.own_pooling
+    if own in KNOWN:
+        return KNOWN[own]
+    raise InvalidRequest(f"the model's own pooling ({own}) is not supported; ask for last or mean")
+
+
+def _take_vectors(vector: Vector, update: EngineOutput) -> None:
+    if update.cached_tokens is not None:
+        vector.cached_tokens = update.cached_tokens
+    if update.vector is not None:
+        vector.values = update.vector
+
+
+async def _prompt(core: Core, parts: Input) -> np.ndarray:
+    """int32: the tokens of an input."""
+    length = sum(len(part.text) for part in parts if isinstance(part, Text))
+    if length // core.tokenizer.longest_token > core.max_prompt:
+        check_fits(core, length // core.tokenizer.longest_token, room=0)
+    ids = await core.tokenize(length, _ids, core, parts)
+    if not ids:
+        raise InvalidRequest("it is empty")
+    check_fits(core, len(ids), room=0)
+    vocabulary = core.model_info.vocab_size
+    bad = next((one for one in ids if not 0 <= one < vocabulary), None)
+    if bad is not None:
+        raise InvalidRequest(f"{bad} is not a token id (the vocabulary has {vocabulary})")
+    return np.array(ids, np.int32)
+
+
+def _ids(core: Core, parts: Input) -> list[int]:
+    tokenizer = core.tokenizer
+    ids: list[int] = []
+    pieces: list[Piece] = []
+    begins = bool(parts) and isinstance(parts[0], Text) and not parts[0].special
+    for part in (*parts, Tokens(())):
+        if isinstance(part, Text):
+            pieces.append(Piece(part.text, part.special))
+            continue
+        if pieces:
+            ids += tokenizer.encode_pieces(pieces, ids[-1] if ids else None, begins)
+            pieces = []
+        if not isinstance(part, Tokens):
+            raise InvalidRequest("an input cannot quote a branch")
+        ids += part.ids
+    if ids and begins and isinstance(parts[-1], Text):
+        ids += tokenizer.end_ids
+    return ids
+
+
+async def _plain(future: asyncio.Future[T]) -> T:
+    return await future
+
+
+async def embed(core: Core, op: Embed, account: Account | None, source: str) -> Embedded:
+    """What a session answers. Raises what `find_vectors` does."""
+    found = await find_vectors(
+        core,
+        [(one,) for one in op.inputs],
+        op.pooling,
+        normalise=op.normalise,
+        namespace=namespace_of(account, op.namespace),
+        account=account,
+        source=source,
+        adapter=op.adapter,
+    )
+    usage = Usage(
+        prompt_tokens=sum(one.prompt_tokens for one in found),
+        cached_tokens=sum(one.cached_tokens for one in found),
+    )
+    return Embedded(op.op, tuple(one.values.astype("<f4").tobytes() for one in found), usage)
+
+
+# Select -------------------------------------------------------------------------------------------
+
+
+MAX_CHOICES = 4096
+MAX_CHARACTERS = 16 * 2**20
+"""Of all choices, each behind the text that may still become other tokens with it."""
+MAX_TOKENS = 16 * 2**20
+"""Of all choices, each with the whole prompt: what the engine is sent."""
+MAX_SCORED = 2**18
+"""Tokens of all choices behind what they have in common."""
+
+_random = random.SystemRandom()
+
+
+class _Scored:
+    """One prompt, int32, whose last tokens are scored: the tokens from `start` on."""
+
+    def __init__(self, ids: np.ndarray, start: int) -> None:
+        self.ids = ids
+        self.start = start
+        self.scores: EngineOutput | None = None
+        self.cached = 0
+        self.queued = 0.0
+
+    def logprobs(self, tokenizer: Tokenizer) -> tuple[TokenLogprob, ...]:
+        """Raises InternalError where one is missing."""
+        scores = [] if self.scores is None else self.scores.prompt_token_scores()
+        if len(scores) != len(self.ids) - self.start:
+            raise InternalError(
+                f"select: {len(self.ids) - self.start} tokens to score, {len(scores)} scored"
+            )
+        return tuple(token_logprob(tokenizer, score) for score in scores)
+
+
+class Selection:
+    """Runs one operation."""
+
+    def __init__(self, core: Core, branch: Branch, op: Select) -> None:
+        self._core = core
+        self._branch = branch
+        self._op = op
+
+    async def run(self) -> Event:
+        """The terminal event. Raises a typed error where the operation fails."""
+        op, branch, started = self._op, self._branch, time.monotonic()
+        self._check()
+        await settle(self._core, branch)
+        scored = await self._conditional()
+        alone: list[_Scored] = []
+        if op.method == "unconditional_likelihood_normalized":
+            alone = [_Scored(s.ids[s.start :], 0) for s in scored]
+        await self._score([*scored, *alone])
+        rows = sum(len(s.ids) - s.start for s in scored)
+        best, scores, logprobs = await call_for(rows, self._best, scored, alone)
+        if op.temperature > 0:
+            best = draw(scores, op.temperature, _random.random())
+        choice = op.choices[best]
+        branch.state.begin = branch.state.begins
+        branch.state.pending += (Piece(choice),)
+        branch.state.gained.append(Piece(choice))
+        # The prompt is that of all choices, and what one found another may have computed.
+        prompt = scored[0].start
+        usage = Usage(prompt_tokens=prompt, cached_tokens=min(prompt, *(s.cached for s in scored)))
+        total = time.monotonic() - started
+        return Selected(
+            op.op,
+            choice,
+            best,
+            tuple(scores),
+            usage,
+            logprobs,
+            Timing(max(s.queued for s in scored), total, total),
+        )
+
+    def _check(self) -> None:
+        choices, temperature = self._op.choices, self._op.temperature
+        if not 0 <= temperature < math.inf:
+            raise InvalidRequest(f"select: temperature must be in [0, inf), not {temperature}")
+        if not choices:
+            raise InvalidRequest("select: there are no choices")
+        if len(choices) > MAX_CHOICES:
+            raise InvalidRequest(f"select: at most {MAX_CHOICES} choices, not {len(choices)}")
+        for index, choice in enumerate(choices):
+            if not choice:
+                raise InvalidRequest(f"select: choice {index} is empty")
+
+    async def _conditional(self) -> list[_Scored]:
+        """The branch with each choice, tokenized jointly, and where they begin to differ."""
+        state, choices = self._branch.state, self._op.choices
+        length = (state.pending_length() + 1) * len(choices) + sum(map(len, choices))
+        _check_size(length, MAX_CHARACTERS, "characters, text that has no tokens yet included")
+        return await self._core.tokenize(length, self._tokenize)
+
+    def _tokenize(self) -> list[_Scored]:
+        state, encode = self._branch.state, self._core.tokenizer.encode_pieces
+        base = encode(state.pending, state.previous, state.begins)
+        common, joint = len(base), []
+        for choice in self._op.choices:
+            ids = encode((*state.pending, Piece(choice)), state.previous, state.begins)
+            common = min(common, _common_prefix(base[:common], ids))
+            joint.append(np.array(ids, np.int32))
+        settled = np.array(state.ids, np.int32)
+        for index, length in enumerate(map(len, joint)):
+            if length == common:
+                choice = self._op.choices[index]
+                raise InvalidRequest(f"select: choice {index} ({choice!r}) adds no token")
+            check_fits(self._core, len(settled) + length, room=0)
+        tokens = sum(map(len, joint))
+        _check_size(tokens - common * len(joint), MAX_SCORED, "tokens to score")
+        _check_size(tokens + len(settled) * len(joint), MAX_TOKENS, "tokens, each with the prompt")
+        start = len(settled) + common
+        return [_Scored(np.concatenate((settled, own)), start) for own in joint]
+
+    async def _score(self, prompts: Sequence[_Scored]) -> None:
+        branch, core = self._branch, self._core
+        requests = Requests(core.engine, branch.account, branch.source)
+        given = self._op.handling
+        # A choice is no prompt to be pinned.
+        cache = Cache() if given.cache.pin else given.cache
+        handling = msgspec.structs.replace(given, cache=cache)
+
+        def request(scored: _Scored, rid: int) -> EngineRequest:
+            params = SamplingParams(
+                max_tokens=0, temperature=0.0, seed=0, prompt_logprobs_from=scored.start
+            )
+            return EngineRequest(
+                rid,
+                scored.ids,
+                params,
+                namespace=branch.namespace,
+                program=branch.program,
+                adapter=branch.adapter,
+                handling=handling,
+            )
+
+        asked = ((partial(request, scored), partial(_take, scored)) for scored in prompts)
+        await requests.add_all(asked, branch.wait)
+        await requests.finish(branch.wait)
+
+    def _best(
+        self, scored: Sequence[_Scored], alone: Sequence[_Scored]
+    ) -> tuple[int, list[float], tuple[tuple[TokenLogprob, ...], ...]]:
+        """The best choice, the scores of all, and the log-probabilities that they are made of."""
+        tokenizer = self._core.tokenizer
+        logprobs = tuple(one.logprobs(tokenizer) for one in scored)
+        by_itself = [one.logprobs(tokenizer) for one in alone]
+        best, scores = choose(self._op.method, _values(logprobs), _values(by_itself))
+        return best, scores, logprobs
+
+
+def _take(scored: _Scored, update: EngineOutput) -> None:
+    if update.cached_tokens is not None:
+        scored.cached = update.cached_tokens
+    if update.queued is not None:
+        scored.queued = update.queued
+    if update.prompt_targets is not None:
+        scored.scores = update
+
+
+def _values(rows: Sequence[Sequence[TokenLogprob]]) -> list[list[float | None]]:
+    return [[token.logprob for token in row] for row in rows]
+
+
+def _check_size(size: int, most: int, what: str) -> None:
+    if size > most:
+        raise InvalidRequest(
+            f"select: the choices are {size} {what}, at most {most} may be: ask for fewer at a time"
+        )
+
+
+def choose(
+    method: ChoicesMethod,
+    conditional: Sequence[Sequence[float | None]],
+    unconditional: Sequence[Sequence[float | None]] = (),
+) -> tuple[int, list[float]]:
+    """The best choice and every choice's score, from log-probabilities per scored token.
+
+    None (a token that nothing precedes) counts as 0. Of equals the first wins.
+    """
+    values = [[value or 0.0 for value in row] for row in conditional]
+    if method == "unconditional_likelihood_normalized":
+        alone = [[value or 0.0 for value in row] for row in unconditional]
+        values = [
+            [a - b for a, b in zip(row, base, strict=True)]
+            for row, base in zip(values, alone, strict=True)
+        ]
+    scores = [math.fsum(row) / len(row) for row in values]
+    if method == "greedy_token_selection":
+        return _greedy(values, scores), scores
+    return max(range(len(scores)), key=scores.__getitem__), scores
+
+
+def draw(scores: Sequence[float], temperature: float, uniform: float) -> int:
+    """The choice at `uniform` (in [0, 1)) of the cumulated softmax of scores / temperature."""
+    largest = max(scores)
+    weights = [math.exp((score - largest) / temperature) for score in scores]
+    left = uniform * math.fsum(weights)
+    for index, weight in enumerate(weights):
+        left -= weight
+        if left < 0:
+            return index
+    return max(range(len(scores)), key=scores.__getitem__)
+
+
+def _greedy(values: Sequence[Sequence[float]], means: Sequence[float]) -> int:
+    left = list(range(len(values)))
+    for position in range(max(map(len, values))):
+        at = {c: values[c][position] if position < len(values[c]) else means[c] for c in left}
+        largest = max(at.values())
+        left = [c for c in left if at[c] == largest]
+        if len(left) == 1:
+            break
+    return left[0]
+
+
+def _common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
+    length = min(len(a), len(b))
+    if a[:length] == b[:length]:
+        return length
+    return next((i for i in range(length) if a[i] != b[i]), length)

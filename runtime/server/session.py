@@ -1,0 +1,587 @@
+"""A client's session: which branches it has, and which operation goes where."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+from rootlace.runtime.contracts import messages
+from rootlace.runtime.server import branch as growth
+from rootlace.runtime.server.auth import Account, client_of, namespace_of, private
+from rootlace.runtime.server.branch import Branch, BranchState, Deadline, Work
+from rootlace.runtime.server.core import Core
+from rootlace.runtime.server.generate import Generation
+from rootlace.runtime.server.score import Selection, embed
+from rootlace.runtime.server.session_log import SessionLog
+from rootlace.runtime.server.tokenizer import Piece
+from rootlace.wire.errors import (
+    Cancelled,
+    InternalError,
+    InvalidRequest,
+    Overloaded,
+    ProtocolError,
+    RootlaceError,
+    ServerUnavailable,
+    from_code,
+)
+from rootlace.wire.protocol import (
+    Append,
+    Cancel,
+    Close,
+    Done,
+    Embed,
+    Event,
+    Explain,
+    Failed,
+    FlushCache,
+    Generate,
+    GetStatus,
+    Goodbye,
+    Hello,
+    Op,
+    Open,
+    Ping,
+    Prefill,
+    Quote,
+    Select,
+    Status,
+    Text,
+    Tokens,
+    Unpin,
+)
+
+# Backlog ------------------------------------------------------------------------------------------
+#
+# How much one client may have waiting.
+
+
+# This many messages of the largest size.
+_MESSAGES = 4
+# The memory of a waiting operation beside its text.
+_OPERATION_BYTES = 1024
+
+Sized = Append | Prefill | Generate | Select | Explain | Embed
+
+
+class Backlog:
+    """The bytes of the operations that wait."""
+
+    def __init__(self, max_message_bytes: int) -> None:
+        self._bound = _MESSAGES * max_message_bytes
+        self._waiting = 0
+
+    def add(self, op: Sized) -> partial[None]:
+        """Count `op`; what is returned is to be called when it has ended. Raises Overloaded where
+        too much waits already."""
+        size = _size(op)
+        if self._waiting + size > self._bound:
+            raise Overloaded(
+                f"operations of {self._waiting} bytes wait already; at most {self._bound} may"
+            )
+        self._waiting += size
+        return partial(self._remove, size)
+
+    def _remove(self, size: int) -> None:
+        self._waiting -= size
+
+
+def _size(op: Sized) -> int:
+    """Roughly how many bytes a waiting operation takes."""
+    size = _OPERATION_BYTES
+    if isinstance(op, Append | Embed):
+        for part in op.parts if isinstance(op, Append) else op.inputs:
+            size += len(part.text) if isinstance(part, Text) else 64
+            size += 32 * len(part.ids) if isinstance(part, Tokens) else 0
+    elif isinstance(op, Select):
+        size += sum(map(len, op.choices))
+    elif isinstance(op, Generate) and op.constraint is not None:
+        size += len(op.constraint.source)
+    return size
+
+
+# Refused ------------------------------------------------------------------------------------------
+#
+# Branches that could not be opened, for what their client had sent behind.
+
+
+MOST = 4096
+"""Of a session; the oldest are forgotten."""
+
+
+class Refused:
+    """A branch that counts as open can be broken, and says why; those that cannot even be broken
+    ones, because there are too many, are here."""
+
+    def __init__(self) -> None:
+        self._why: dict[int, str] = {}
+
+    @contextmanager
+    def noting(self, branch: int) -> Iterator[None]:
+        """While the block opens the branch."""
+        self._why.pop(branch, None)
+        try:
+            yield
+        except Overloaded as error:
+            self._why[branch] = str(error)
+            if len(self._why) > MOST:
+                del self._why[next(iter(self._why))]
+            raise
+
+    def error(self, branch: int) -> RootlaceError:
+        """What an operation on a branch fails with that is not open."""
+        if branch in self._why:
+            return Cancelled(self._why[branch])
+        return InvalidRequest(f"branch {branch} is not open")
+
+
+# Session ------------------------------------------------------------------------------------------
+
+
+log = logging.getLogger(__name__)
+
+_Snapshot = asyncio.Future[Any]
+
+
+class Session:
+    """Takes operations, gives events. Made by `Gateway.open_session`; belongs to its event loop.
+
+    Every operation gets exactly one terminal event; those of one branch come in the order of its
+    operations. A client's mistakes raise nothing. After `close` there are no more events.
+    """
+
+    def __init__(
+        self,
+        core: Core,
+        on_events: Callable[[list[Event]], None],
+        number: int,
+        client: str,
+        on_close: Callable[[Session], None],
+        account: Account | None = None,
+        source: str = "",
+        log: SessionLog | None = None,
+    ) -> None:
+        """`log` is told what happens, and has what was there before."""
+        self.client = client
+        self.counts_requests = False
+        """Whether operations count as requests: those of HTTP were counted when they came."""
+        self.stays_wanted = False
+        """Whether what its programs leave in the cache counts as that of requests of no program."""
+        self.admitted = False
+        """Whether it was begun before the server drains, whatever it opens yet."""
+        self._account = account
+        self._source = source or f"session {number}"
+        self._client = client_of(account, self._source)
+        self.closed = False
+        self._core = core
+        self._on_events = on_events
+        self._on_close = on_close
+        self._number = number
+        self._loop = asyncio.get_running_loop()
+        self._branches: dict[int, Branch] = {}
+        # Branches whose `Close` waits behind other operations: they can still be cancelled.
+        self._closing: dict[int, Branch] = {}
+        self._alive: set[Branch] = set()  # the open ones, and closing ones until they are closed
+        self._programs: Counter[str] = Counter()
+        self._private: Counter[str] = Counter()
+        """Branches by namespace, of those that share nothing."""
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._events: list[Event] = []
+        self._backlog = Backlog(core.config.max_message_bytes)
+        self._refused = Refused()
+        self.log = log
+        core.session_count += 1
+        if log is not None:
+            self._restore(log)
+
+    @property
+    def busy(self) -> bool:
+        """Whether the client has branches or waits for an answer."""
+        return bool(self._alive or self._tasks)
+
+    def handle(self, ops: list[Op]) -> None:
+        """Start operations, in order. Returns at once, and raises nothing for what they hold."""
+        for op in ops:
+            if self.closed:
+                return
+            if self.log is not None and (ended := self.log.answers(op)):
+                for event in ended:  # the client lost it with a connection
+                    self._emit(event)
+                continue
+            try:
+                self._dispatch(op)
+            except RootlaceError as error:
+                self._emit(Failed(op.op, error.code, str(error)))
+
+    def reject(self, op: int, branch: int | None, error: RootlaceError) -> None:
+        """Fail an operation that could not be decoded, and break the branch it was meant for."""
+        target = self._branches.get(branch) if branch is not None else None
+        if target is None or op <= 0:
+            self._emit(Failed(max(op, 0), error.code, str(error)))
+        else:
+            target.post(Work(op, partial(_raise, error)))
+
+    def end(self, error: RootlaceError) -> None:
+        """Close, which the client did not ask for; its last event says why."""
+        if not self.closed:
+            self._events.append(Failed(0, error.code, str(error)))
+            self._deliver()
+            self.close()
+
+    def close(self) -> None:
+        """Cancel everything and free every branch."""
+        if self.closed:
+            return
+        self.closed = True
+        if self.log is not None:
+            self.log.detach()
+        self._events.clear()
+        for task in self._tasks:
+            task.cancel()
+        error = Cancelled("the connection was closed")
+        for branch in list(self._alive):
+            branch.interrupt(error)
+            self._release(branch)
+        self._branches.clear()
+        self._closing.clear()
+        self._core.session_count -= 1
+        self._on_events = _nothing  # whoever hears may have this session
+        self._on_close(self)
+
+    # ------------------------------------------------------------ dispatch
+
+    def _dispatch(self, op: Op) -> None:
+        if isinstance(op, Hello):
+            raise ProtocolError("a second hello")
+        if op.op <= 0:
+            raise InvalidRequest(f"operation ids begin at 1, not {op.op}")
+        if isinstance(op, Open):
+            with self._refused.noting(op.branch):
+                self._open(op)
+        elif isinstance(op, Append | Prefill | Generate | Select | Explain | Close | Cancel):
+            branch = self._branches.get(op.branch)
+            if branch is None and isinstance(op, Cancel):
+                branch = self._closing.get(op.branch)
+            if branch is None:
+                raise self._refused.error(op.branch)
+            self._on_branch(op, branch)
+        elif isinstance(op, Ping):
+            if self.log is not None:
+                self.log.heard(op.heard)
+            self._emit(Done(op.op))
+        elif isinstance(op, Goodbye):
+            if self.log is not None:
+                self.log.end()
+            self._emit(Done(op.op))
+            self._deliver()
+            self.close()
+        elif isinstance(op, GetStatus):
+            self._spawn(op.op, _status(self._core, op.op))
+        elif isinstance(op, Unpin):
+            self._spawn(op.op, _unpin(self._core, op, self._account))
+        elif isinstance(op, Embed):
+            self._admit()
+            done = self._backlog.add(op)
+            self._spawn(op.op, embed(self._core, op, self._account, self._source), done)
+        else:
+            assert isinstance(op, FlushCache)
+            if self._account is not None:
+                raise InvalidRequest("the cache is not this key's alone; the operator may flush it")
+            self._spawn(op.op, _flush(self._core, op.op))
+
+    def _on_branch(
+        self, op: Append | Prefill | Generate | Select | Explain | Close | Cancel, branch: Branch
+    ) -> None:
+        if isinstance(op, Close):
+            del self._branches[op.branch]
+            self._closing[op.branch] = branch
+            branch.post(Work(op.op, partial(self._close, op, branch), always=True))
+            return
+        if isinstance(op, Cancel):
+            branch.interrupt(Cancelled("cancelled by the client"))
+            branch.post(Work(op.op, partial(_done, op.op), always=True))
+            return
+        core, log = self._core, self.log
+        try:
+            done = self._backlog.add(op)
+        except RootlaceError as error:
+            branch.interrupt(error)
+            if log is not None:
+                log.broke(branch)
+            raise
+        if isinstance(op, Generate | Select | Prefill):
+            try:
+                if branch.private and op.handling.cache.pin:
+                    raise InvalidRequest("what is not shared ends with its branch: it has no pin")
+                if self._account is not None:
+                    self._account.check_priority(op.handling.priority)
+                self._admit(counts=not isinstance(op, Prefill))
+            except RootlaceError as error:
+                branch.post(Work(op.op, partial(_raise, error), done=done))
+                return
+        if isinstance(op, Append):
+            quoted = [part.branch for part in op.parts if isinstance(part, Quote)]
+            quotes = [self._quote(op.op, at, other) for at, other in enumerate(quoted)]
+            run = partial(growth.append, core, branch, op, quotes)
+        elif isinstance(op, Prefill):
+            run = partial(growth.prefill, core, branch, op)
+        elif isinstance(op, Explain):
+            run = partial(growth.explain, core, branch, op)
+        elif isinstance(op, Generate):
+            kept = None if log is None else log.generation(op.op)
+            run = Generation(core, branch, op, self._emit, kept).run  # type: ignore[assignment]
+        else:
+            run = Selection(core, branch, op).run  # type: ignore[assignment]
+        deadline = None
+        if isinstance(op, Generate | Select | Prefill) and op.handling.timeout is not None:
+            seconds = op.handling.timeout
+            deadline = Deadline(self._loop.time() + seconds, seconds)
+        branch.post(Work(op.op, run, done=done, deadline=deadline))
+
+    def _admit(self, counts: bool = True) -> None:
+        if self._account is None or not self.counts_requests:
+            return
+        if counts:
+            self._account.admit()
+        else:
+            self._account.check()
+
+    # ------------------------------------------------------------ opening, closing, quoting
+
+    def _open(self, op: Open) -> None:
+        if op.branch in self._branches:
+            raise InvalidRequest(f"branch {op.branch} is open already")
+        parent = self._branches.get(op.parent) if op.parent is not None else None
+        program = f"{self._number}:{op.program}" if op.program else ""
+        namespace = namespace_of(self._account, op.namespace)
+        adapter = op.adapter or ""
+        namespace = namespace if op.share else private(namespace)
+        if parent is not None:
+            program, namespace = parent.program, parent.namespace
+            adapter = parent.adapter if op.adapter is None else op.adapter
+        self._core.check_share(self._client)
+        bound, count = self._core.config.max_branches, self._core.branch_count
+        refused: RootlaceError | None = None
+        if count >= bound:
+            refused = Overloaded(f"{bound} branches are open; the server allows no more")
+            if count >= 2 * bound:
+                raise refused
+        elif op.parent is not None and parent is None:
+            refused = InvalidRequest(f"parent branch {op.parent} is not open")
+        else:
+            try:
+                if parent is None and not self.admitted:
+                    self._core.drain.check()
+                self._core.check_adapter(adapter)
+            except (InvalidRequest, ServerUnavailable) as error:
+                refused = error
+        branch = Branch(
+            op.branch, program, namespace, self._emit, adapter, self._account, self._source
+        )
+        branch.private = not op.share if parent is None else parent.private
+        self._register(branch)
+        if (log := self.log) is not None:
+            log.opening(branch, op)
+        if refused is not None:
+            branch.post(Work(op.op, partial(_raise, refused)))
+        elif parent is None:
+            branch.post(Work(op.op, partial(_done, op.op)))
+        else:
+            taken = _nothing if log is None else partial(_forked, log, branch, parent)
+            state = self._snapshot(parent, True, taken)
+            branch.post(Work(op.op, partial(_adopt, branch, state, op.op)))
+
+    def _register(self, branch: Branch) -> None:
+        self._branches[branch.id] = branch
+        self._alive.add(branch)
+        self._core.branch_count += 1
+        self._core.branches_of[self._client] += 1
+        if branch.program:
+            self._programs[branch.program] += 1
+        if branch.private:
+            self._private[branch.namespace] += 1
+        if self.log is not None:
+            branch.on_finished = self.log.finished
+
+    def _restore(self, log: SessionLog) -> None:
+        """Open what the log has."""
+        for kept, state in log.branches():
+            opened = kept.opened
+            branch = Branch(
+                opened.branch,
+                f"{self._number}:{opened.program}" if opened.program else "",
+                opened.namespace,
+                self._emit,
+                opened.adapter,
+                self._account,
+                self._source,
+            )
+            branch.private, branch.paid, branch.state = opened.private, kept.paid, state
+            try:
+                self._core.check_adapter(opened.adapter)
+            except InvalidRequest as error:  # the server was started without it
+                branch.error = error
+            if kept.broken is not None:
+                branch.error = from_code(*kept.broken)
+            self._register(branch)
+            log.restored(branch)
+
+    async def _close(self, op: Close, branch: Branch) -> Event:
+        if self._closing.get(op.branch) is branch:  # the id may have been used again
+            del self._closing[op.branch]
+        self._release(branch)
+        return Done(op.op)
+
+    def _release(self, branch: Branch) -> None:
+        if branch not in self._alive:
+            return
+        self._alive.discard(branch)
+        self._core.branch_count -= 1
+        self._core.branches_of[self._client] -= 1
+        if not self._core.branches_of[self._client]:
+            del self._core.branches_of[self._client]
+        branch.state = BranchState()
+        branch.closed = True
+        if branch.program:
+            self._programs[branch.program] -= 1
+            if not self._programs[branch.program]:
+                del self._programs[branch.program]
+                self._core.engine.release_program(branch.program, self.stays_wanted)
+        if branch.private:
+            self._private[branch.namespace] -= 1
+            if not self._private[branch.namespace]:
+                del self._private[branch.namespace]
+                self._core.engine.forget_namespace(branch.namespace)
+
+    def _quote(self, op: int, at: int, branch_id: int) -> _Snapshot:
+        """The text that a branch will have gained after the operations it has been sent so far."""
+        branch, log = self._branches.get(branch_id), self.log
+        known = None if log is None else log.quote(op, at)
+        if known is None and branch is None:
+            known = InvalidRequest(f"quoted branch {branch_id} is not open")
+        if known is not None:
+            future = self._loop.create_future()
+            future.set_result(known)
+            return future
+        assert branch is not None
+        taken = _nothing if log is None else partial(log.quoted, op, at)
+        return self._snapshot(branch, False, taken)
+
+    def _snapshot(self, branch: Branch, fork: bool, taken: Callable[[Any], None]) -> _Snapshot:
+        """The branch's state (for a `fork`) or gained text after what is queued now, or its error.
+        `taken` is told of it at once.
+
+        An error is the future's result, not its exception: perhaps nobody awaits it, and asyncio
+        complains of exceptions that are never retrieved.
+        """
+        future: _Snapshot = self._loop.create_future()
+        branch.post(Work(0, partial(self._answer, branch, fork, future, taken), always=True))
+        return future
+
+    async def _answer(
+        self, branch: Branch, fork: bool, future: _Snapshot, taken: Callable[[Any], None]
+    ) -> None:
+        value: BranchState | tuple[Piece, ...] | RootlaceError
+        if fork and branch.error is None and not future.done():
+            # Tokenize what is settled once, not once per child.
+            try:
+                await growth.settle(self._core, branch)
+            except RootlaceError as error:
+                branch.interrupt(error)
+        if branch.error is not None:
+            value = branch.cancelled()
+        else:
+            state = branch.state
+            value = state.fork() if fork else growth.gained_text(self._core, state)
+        if not future.done():
+            taken(value)
+            future.set_result(value)
+
+    # ------------------------------------------------------------ operations without a branch
+
+    def _spawn(
+        self,
+        op: int,
+        work: Coroutine[Any, Any, Event],
+        done: Callable[[], None] = lambda: None,
+    ) -> None:
+        async def run() -> None:
+            try:
+                self._emit(await work)
+            except RootlaceError as error:
+                self._emit(Failed(op, error.code, str(error)))
+            except Exception as error:
+                log.exception("operation %d", op)
+                self._emit(Failed(op, InternalError.code, str(InternalError.of(error))))
+
+        task = self._loop.create_task(run())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(lambda _: done())
+
+    # ------------------------------------------------------------ events
+
+    def _emit(self, event: Event) -> None:
+        if self.closed:
+            return
+        if self.log is not None:
+            self.log.emitted(event)
+        if not self._events:
+            self._core.deliveries.soon(self._deliver)
+        self._events.append(event)
+
+    def _deliver(self) -> None:
+        events, self._events = self._events, []
+        if events and not self.closed:
+            if self.log is not None:
+                self.log.flush()
+            self._on_events(events)
+
+
+async def _status(core: Core, op: int) -> Event:
+    return Status(op, await core.status())
+
+
+async def _flush(core: Core, op: int) -> Event:
+    await core.flush()
+    return Done(op)
+
+
+async def _unpin(core: Core, op: Unpin, account: Account | None) -> Event:
+    # Where nobody is told apart, the id is enough.
+    namespace = None if account is None else namespace_of(account, op.namespace)
+    if not await core.engine.ask(messages.Unpin, op.pin, namespace):
+        raise InvalidRequest(f"there is no pin {op.pin!r}")
+    return Done(op.op)
+
+
+async def _done(op: int) -> Event:
+    return Done(op)
+
+
+def _nothing(value: object) -> None:
+    pass
+
+
+def _forked(
+    log: SessionLog, branch: Branch, parent: Branch, state: BranchState | RootlaceError
+) -> None:
+    if not isinstance(state, RootlaceError):
+        log.opened(branch, parent)
+
+
+async def _raise(error: RootlaceError) -> Event:
+    raise error
+
+
+async def _adopt(branch: Branch, snapshot: _Snapshot, op: int) -> Event:
+    """A child takes its parent's state."""
+    state = await branch.wait(snapshot)
+    if isinstance(state, RootlaceError):
+        raise state
+    branch.state = state
+    return Done(op)

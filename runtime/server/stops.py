@@ -1,0 +1,494 @@
+"""Stop strings and patterns: found across token borders; text that may begin one is held back."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple
+
+from rootlace.runtime.structured.regex.nfa import flat, repeats
+from rootlace.runtime.structured.regex.parse import AT_LAST_NEWLINE, parse
+from rootlace.runtime.structured.regex.syntax import (
+    Chars,
+    Concat,
+    Either,
+    Literal,
+    Look,
+    LookBehind,
+    Ranges,
+    Regex,
+    Repeat,
+    TooLarge,
+    contains,
+    nodes,
+    union,
+)
+from rootlace.wire.errors import InvalidConstraint, InvalidRequest
+
+# Stop search --------------------------------------------------------------------------------------
+#
+# The first match of a pattern in a text that grows.
+#
+# It is where `re.search` first finds one: of all beginnings of the text that have a match, the
+# shortest, and there the match that begins first. So what is found does not depend on the pieces in
+# which the text comes, and an end that is still open counts as one: `$` and `\b` hold there.
+#
+# The pattern's positions (Thompson 1968) are followed for all places where a match may have begun
+# at a time, those that began first before the others, and each position for the first place alone:
+# so Pike's matcher keeps the leftmost match (R. Cox, "Regular Expression Matching: the Virtual
+# Machine Approach", 2009). Which positions are kept, in that order and without the places, is a
+# state; states and steps are remembered up to a bound, beyond which all are forgotten. So a
+# character costs at most a walk over the positions, whatever the pattern, and memory has a bound.
+
+
+MAX_POSITIONS = 64
+"""Bounds what a character may cost: a position is a character of the pattern, or a look at the text
+around; repeated ones count as often as they may occur."""
+
+_MAX_REMEMBERED = 4096
+"""So many steps, and positions of the states that they lead to, together."""
+_ACCEPT = 0
+_NONE = -1
+
+
+class Found(NamedTuple):
+    """The text has a match from `begin` to `end` once `seen` characters of it are there."""
+
+    seen: int
+    begin: int
+    end: int
+
+
+@dataclass(frozen=True)
+class _Reads:
+    """One character of `ranges`, then `following`."""
+
+    ranges: Ranges
+    following: int
+
+
+@dataclass(frozen=True)
+class _Condition:
+    """`following` where the character before (`behind`) or after is one of set number `number`, or,
+    `negative`, is none of them; at the text's ends there is no character."""
+
+    number: int
+    behind: bool
+    negative: bool
+    following: int
+
+
+_Node = _Reads | _Condition | list[int]
+"""A list continues as any of its nodes."""
+
+
+class _State:
+    """The positions under way, by the places where they began, first place first; and which of the
+    pattern's sets the last character is in, as bits. Compared by identity."""
+
+    __slots__ = ("behind", "ended", "groups")
+
+    def __init__(self, groups: tuple[tuple[int, ...], ...], behind: int) -> None:
+        self.groups = groups
+        self.behind = behind
+        self.ended: int | None = None
+        """The group that has a match if the text ends here, once that is known; `len(groups)` is
+        one that begins here."""
+
+
+class _Step(NamedTuple):
+    """`kept` are the old groups that the new ones come from, the last of them being one that began
+    before the character; `passed` is the group that had matched before it, or `_NONE`."""
+
+    state: _State
+    kept: tuple[int, ...]
+    passed: int
+
+
+class Search:
+    """A pattern to be looked for, in the syntax of Python's `re`.
+
+    Raises InvalidConstraint for what cannot be looked for: what `parse` refuses, look-ahead over
+    more than one character, a pattern that matches the empty text, and one of more than
+    `MAX_POSITIONS` positions.
+    """
+
+    def __init__(self, pattern: str) -> None:
+        self.pattern = pattern
+        tree = parse(pattern, at_begin=False, at_end=False)
+        self._nodes: list[_Node] = [[]]
+        self._sets: list[Ranges] = []
+        self.positions = 0
+        _check_ends(pattern, tree)
+        try:
+            self._first = self._build(tree, _ACCEPT)
+        except RecursionError:
+            raise TooLarge("regex: the pattern is nested too deeply") from None
+        self._states: dict[tuple[tuple[tuple[int, ...], ...], int], _State] = {}
+        self._steps: dict[tuple[_State, str], _Step] = {}
+        self._remembered = 0
+        if self.ended(self.beginning()) != _NONE:
+            raise InvalidConstraint("regex: the pattern matches the empty text")
+
+    def beginning(self, behind: str = "") -> _State:
+        """Nothing is under way, and the character `behind` comes before."""
+        return self._state((), self._known(behind))
+
+    def ended(self, state: _State) -> int:
+        """The group that has a match if the text ends here, or `_NONE`."""
+        if state.ended is None:
+            seen: set[int] = set()
+            found = (
+                number
+                for number, group in enumerate((*state.groups, (self._first,)))
+                if self._open(group, state.behind, 0, seen)[1]
+            )
+            state.ended = next(found, _NONE)
+        return state.ended
+
+    def step(self, state: _State, char: str) -> _Step:
+        """From `state` over `char`."""
+        known = self._steps.get((state, char))
+        if known is None:
+            known = self._made(state, char)
+            self._remembered += 1 + sum(map(len, known.state.groups))
+            if self._remembered > _MAX_REMEMBERED:
+                self._steps.clear()
+                self._states.clear()
+                self._remembered = 0
+            self._steps[state, char] = known
+        return known
+
+    def _made(self, state: _State, char: str) -> _Step:
+        code, ahead = ord(char), self._known(char)
+        opened: set[int] = set()
+        taken: set[int] = set()
+        groups, kept, passed = [], [], _NONE
+        for number, group in enumerate((*state.groups, (self._first,))):
+            reading, accepted = self._open(group, state.behind, ahead, opened)
+            if accepted and passed == _NONE:
+                passed = number
+            after = {each.following for each in reading if contains(each.ranges, code)} - taken
+            if after:
+                taken |= after
+                groups.append(tuple(sorted(after)))
+                kept.append(number)
+        return _Step(self._state(tuple(groups), ahead), tuple(kept), passed)
+
+    def _state(self, groups: tuple[tuple[int, ...], ...], behind: int) -> _State:
+        return self._states.setdefault((groups, behind), _State(groups, behind))
+
+    def _known(self, char: str) -> int:
+        """The sets that `char` is in; at an end of the text it is empty, and in none."""
+        if not char:
+            return 0
+        return sum(1 << n for n, ranges in enumerate(self._sets) if contains(ranges, ord(char)))
+
+    def _open(
+        self, group: tuple[int, ...], behind: int, ahead: int, seen: set[int]
+    ) -> tuple[list[_Reads], bool]:
+        """What reads, of all that `group` continues as and that is not yet `seen`, and whether it
+        can be the end."""
+        reading, accepted, stack = [], False, [*group]
+        while stack:
+            number = stack.pop()
+            if number in seen:
+                continue
+            seen.add(number)
+            node = self._nodes[number]
+            if number == _ACCEPT:
+                accepted = True
+            elif isinstance(node, _Reads):
+                reading.append(node)
+            elif isinstance(node, list):
+                stack += node
+            elif bool((behind if node.behind else ahead) >> node.number & 1) != node.negative:
+                stack.append(node.following)
+        return reading, accepted
+
+    # ------------------------------------------------------------ building
+
+    def _build(self, regex: Regex, following: int) -> int:
+        """The node at which `regex`, then `following`, begins."""
+        match regex:
+            case Literal(text):
+                for char in reversed(text):
+                    following = self._add(_Reads(((ord(char), ord(char)),), following))
+                return following
+            case Chars(ranges):
+                return self._add(_Reads(ranges, following))
+            case Concat(parts):
+                for part in reversed(parts):
+                    following = self._build(part, following)
+                return following
+            case Either(options):
+                return self._fork([self._build(option, following) for option in options])
+            case Repeat(item, least, most):
+                item, least, most = flat(item, least, most)
+                return repeats(
+                    least, most, following, lambda after: self._build(item, after), self._fork
+                )
+            case LookBehind(chars, negative):
+                return self._condition(chars.ranges, True, negative, following)
+            case Look(item, negative):
+                if regex == AT_LAST_NEWLINE:
+                    return self._fork([])  # it had matched before the newline, too
+                return self._condition(_one_of(item), False, negative, following)
+        raise AssertionError(regex)
+
+    def _condition(self, ranges: Ranges, behind: bool, negative: bool, following: int) -> int:
+        if ranges not in self._sets:
+            self._sets.append(ranges)
+        return self._add(_Condition(self._sets.index(ranges), behind, negative, following))
+
+    def _add(self, node: _Reads | _Condition) -> int:
+        self.positions += 1
+        if self.positions > MAX_POSITIONS:
+            raise TooLarge(f"regex: the pattern has more than {MAX_POSITIONS} positions")
+        return self._append(node)
+
+    def _fork(self, targets: list[int]) -> int:
+        return self._append(targets)
+
+    def _append(self, node: _Node) -> int:
+        self._nodes.append(node)
+        return len(self._nodes) - 1
+
+
+class Finder:
+    """Looks for the first match of `search` in one text."""
+
+    def __init__(self, search: Search) -> None:
+        self.search = search
+        self._state = search.beginning()
+        self._begins: list[int] = []
+        """Where each group of the state began."""
+        self._length = 0
+
+    @property
+    def open(self) -> int:
+        """From here on the text may become part of a match."""
+        return self._begins[0] if self._begins else self._length
+
+    def skip(self, text: str) -> None:
+        """Add text that no match begins or ends in."""
+        if text:
+            self._state, self._begins = self.search.beginning(text[-1]), []
+            self._length += len(text)
+
+    def feed(self, text: str) -> Found | None:
+        """Add text. Once something was found, there is no more to feed."""
+        search, state, begins = self.search, self._state, self._begins
+        for at, char in enumerate(text, self._length):
+            step = search.step(state, char)
+            state, passed = step.state, step.passed
+            ended = search.ended(state) if state.ended is None else state.ended
+            if passed == ended == _NONE:
+                if step.kept:
+                    begins = [*begins, at]
+                    begins = [begins[number] for number in step.kept]
+                elif begins:
+                    begins = []
+                continue
+            begins = [*begins, at]
+            after = [*(begins[number] for number in step.kept), at + 1]
+            matches = [(begins[passed], at)] if passed != _NONE else []
+            matches += [(after[ended], at + 1)] if ended != _NONE else []
+            return Found(at + 1, *min(matches))
+        self._state, self._begins = state, begins
+        self._length += len(text)
+        return None
+
+
+def _one_of(item: Regex) -> Ranges:
+    """The characters that a look-ahead over one character looks for."""
+    options = item.options if isinstance(item, Either) else (item,)
+    found: list[tuple[int, int]] = []
+    for option in options:
+        if isinstance(option, Chars):
+            found += option.ranges
+        elif isinstance(option, Literal) and len(option.text) == 1:
+            found.append((ord(option.text), ord(option.text)))
+        else:
+            raise InvalidConstraint("regex: look-ahead is supported over one character only")
+    return union(found)
+
+
+def _check_ends(pattern: str, tree: Regex) -> None:
+    """`$` matches before a last newline, too. Where it ends the pattern, the text had a match
+    before that newline came, unless the pattern looks for the newline itself."""
+    if AT_LAST_NEWLINE not in nodes(tree):
+        return
+    if AT_LAST_NEWLINE in nodes(parse(pattern, at_begin=False)):
+        raise InvalidConstraint("regex: `$` is supported at the pattern's end only; \\Z anywhere")
+    looks = [node for node in nodes(tree) if isinstance(node, Look) and node != AT_LAST_NEWLINE]
+    if any(not look.negative and contains(_one_of(look.item), ord("\n")) for look in looks):
+        raise InvalidConstraint("regex: look-ahead at a newline beside `$` is not supported")
+
+
+# Stop patterns ------------------------------------------------------------------------------------
+#
+# The patterns of `stop_regex`, made ready to be looked for.
+
+
+MAX_LENGTH = 1024
+
+
+async def searches_of(patterns: Sequence[str]) -> tuple[Search, ...]:
+    """Raises InvalidRequest, naming the pattern, for what cannot be looked for."""
+    if not patterns:
+        return ()
+    for index, pattern in enumerate(patterns):
+        if len(pattern) > MAX_LENGTH:
+            raise InvalidRequest(
+                f"stop_regex[{index}] has {len(pattern)} characters, at most {MAX_LENGTH} fit"
+            )
+    # A class such as \w takes milliseconds where it is met first.
+    return await asyncio.to_thread(_made, patterns)
+
+
+def _made(patterns: Sequence[str]) -> tuple[Search, ...]:
+    searches = []
+    for index, pattern in enumerate(patterns):
+        try:
+            searches.append(_search(pattern))
+        except InvalidConstraint as error:
+            reason = str(error).removeprefix("regex: ")
+            raise InvalidRequest(f"stop_regex[{index}]: {reason}") from None
+        if sum(search.positions for search in searches) > MAX_POSITIONS:
+            raise InvalidRequest(f"stop_regex: more than {MAX_POSITIONS} positions in all patterns")
+    return tuple(searches)
+
+
+@lru_cache(maxsize=32)
+def _search(pattern: str) -> Search:
+    return Search(pattern)
+
+
+# Stops --------------------------------------------------------------------------------------------
+
+
+class StopChecker:
+    """Watches a growing text for stop strings and for the patterns of `searches`.
+
+    The match is the one that is complete first (the longest of those that are with the same
+    character), so the result does not depend on how the text arrives; a pattern is complete where
+    `re.search` finds it in the text so far. `cut` is then how much of the whole text is kept: up to
+    the match, or with `keep` (`no_stop_trim`) its end. Text that may still become part of a match
+    is held back; with `keep` no pattern holds any.
+    """
+
+    def __init__(
+        self, stops: Sequence[str], keep: bool = False, searches: Sequence[Search] = ()
+    ) -> None:
+        self._strings = _Strings(stops) if stops else None
+        self._finders = [Finder(search) for search in searches]
+        self._keep = keep
+        self._held: list[str] = []  # what is not released yet
+        self._length = 0
+        self._released = 0
+        self.matched: str | None = None
+        self.cut = 0
+
+    def feed(self, text: str) -> str:
+        """Add text; returns what is now certain to be kept."""
+        if self.matched is not None:
+            return ""
+        matches: list[tuple[Found, str]] = []
+        if self._strings is not None and (match := self._strings.feed(text)) is not None:
+            matches.append(match)
+        for finder in self._finders:
+            if (found := finder.feed(text)) is not None:
+                matches.append((found, finder.search.pattern))
+        if text:
+            self._held.append(text)
+            self._length += len(text)
+        if not matches:
+            return self._release(self._certain())
+        found, self.matched = min(matches, key=lambda match: match[0][:2])
+        self.cut = found.end if self._keep else found.begin
+        kept = self._release(self.cut)
+        self._held = []
+        return kept
+
+    def skip(self, text: str) -> str:
+        """Add text in which stop strings do not count."""
+        before = self.flush()
+        if self._strings is not None:
+            self._strings.skip(text)
+        for finder in self._finders:
+            finder.skip(text)
+        self._length += len(text)
+        self._released = self._length
+        return before + text
+
+    def flush(self) -> str:
+        """At the end, the text that was held back."""
+        held, self._held = "".join(self._held), []
+        self._released = self._length
+        return held
+
+    def _certain(self) -> int:
+        """Up to here nothing can become part of a match."""
+        ends = [] if self._strings is None else [self._strings.open]
+        if not self._keep:
+            ends += [finder.open for finder in self._finders]
+        return min(ends, default=self._length)
+
+    def _release(self, end: int) -> str:
+        """The text up to character `end` that was not released yet."""
+        count = end - self._released
+        if not count:
+            return ""
+        held = "".join(self._held)
+        self._held = [held[count:]] if count < len(held) else []
+        self._released = end
+        return held[:count]
+
+
+class _Strings:
+    """Looks for the first of some strings in one text."""
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        self._stops = sorted(set(stops), key=len, reverse=True)
+        self._first_letters = frozenset(stop[0] for stop in self._stops)
+        self._tail = ""
+        """The last text, as far as it may become part of a match."""
+        self._length = 0
+
+    @property
+    def open(self) -> int:
+        """From here on the text may become part of a match."""
+        return self._length - len(self._tail)
+
+    def skip(self, text: str) -> None:
+        """Add text that no match begins or ends in."""
+        self._tail = ""
+        self._length += len(text)
+
+    def feed(self, text: str) -> tuple[Found, str] | None:
+        """Add text. Once something was found, there is no more to feed."""
+        before = self.open
+        self._length += len(text)
+        if not self._tail and self._first_letters.isdisjoint(text):
+            return None
+        text = self._tail + text
+        found = [(at + len(stop), at, stop) for stop in self._stops if (at := text.find(stop)) >= 0]
+        if found:
+            end, begin, stop = min(found)
+            return Found(before + end, before + begin, before + end), stop
+        self._tail = text[self._possible_start(text) :]
+        return None
+
+    def _possible_start(self, text: str) -> int:
+        """Where the longest tail that begins a stop string starts; len(text) if there is none."""
+        longest = len(self._stops[0]) - 1
+        for start in range(max(0, len(text) - longest), len(text)):
+            if text[start] not in self._first_letters:
+                continue
+            tail = text[start:]
+            if any(stop.startswith(tail) for stop in self._stops):
+                return start
+        return len(text)

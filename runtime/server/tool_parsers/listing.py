@@ -1,0 +1,378 @@
+"""How a model is shown tools, its earlier calls and their results: by its chat template, and in
+words of our own where that has no place for them."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import msgspec
+
+from rootlace.runtime.server.tool_parsers.base import (
+    DEEPSEEK,
+    DEEPSEEK_31,
+    HERMES,
+    LLAMA3,
+    MISTRAL,
+    MISTRAL_ARGS,
+    MISTRAL_BLANK,
+    Calls,
+    Format,
+)
+from rootlace.runtime.server.tool_parsers.harmony import Harmony
+from rootlace.runtime.server.tool_parsers.tagged import Tagged
+from rootlace.wire.chat_format import enclosed
+from rootlace.wire.errors import InvalidRequest
+from rootlace.wire.protocol import (
+    FORMS,
+    ChatFormat,
+    Part,
+    RoleFormat,
+    Text,
+    ToolFormat,
+    write_list,
+    write_tool,
+)
+
+# Choose -------------------------------------------------------------------------------------------
+#
+# Which format a chat template shows its model to have.
+
+
+_PROBE_NAME, _PROBE_KEY = "probe_the_name", "probe_the_arguments"
+_TAG = re.escape(HERMES.begin)
+_PROBE = re.compile(
+    rf"(?P<opening>{_TAG}(?:(?!{_TAG}).)*?){_PROBE_NAME}(?P<between>.*?)"
+    rf'\{{\s*"{_PROBE_KEY}"\s*:\s*1\s*\}}(?P<end>.*?{re.escape(HERMES.ends[0])})',
+    re.DOTALL,
+)
+_THINK = (("<think>", "</think>"), ("[THINK]", "[/THINK]"))
+
+
+class TemplateShape(Protocol):
+    """What is asked of a chat template. `source` is None where the model has none."""
+
+    source: str | None
+
+    def render(
+        self,
+        messages: Sequence[dict[str, Any]],
+        /,
+        tools: None = None,
+        add_generation_prompt: bool = True,
+    ) -> tuple[Part, ...]: ...
+
+
+def format_of(template: TemplateShape) -> Format:
+    """The format that the template writes earlier answers in; Hermes's if it shows none."""
+    source = template.source or ""
+    if "<|channel|>" in source and "<|message|>" in source:
+        return Harmony()
+    think = next((tags for tags in _THINK if tags[1] in source), None)
+    return Tagged(_calls(template, source), think)
+
+
+def _calls(template: TemplateShape, source: str) -> Calls:
+    if "<｜tool▁call▁begin｜>" in source:
+        return DEEPSEEK if "```json" in source else DEEPSEEK_31
+    if "[TOOL_CALLS]" in source:
+        if "[ARGS]" in source:
+            return MISTRAL_ARGS
+        return MISTRAL_BLANK if "[TOOL_CALLS] [" in source else MISTRAL
+    if HERMES.begin not in source and ("<|python_tag|>" in source or "ipython" in source):
+        return LLAMA3
+    return _as_written(template)
+
+
+def _as_written(template: TemplateShape) -> Calls:
+    """Hermes's calls, with the white space that the template has around a call's name."""
+    function = {"name": _PROBE_NAME, "arguments": {_PROBE_KEY: 1}}
+    call = {"id": "call_0", "type": "function", "function": function}
+    messages: list[dict[str, Any]] = [
+        {"role": "user", "content": "?"},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+    ]
+    try:
+        parts = template.render(messages, add_generation_prompt=False)
+    except InvalidRequest:
+        return HERMES
+    found = _PROBE.search("".join(part.text for part in parts if isinstance(part, Text)))
+    return msgspec.structs.replace(HERMES, **found.groupdict()) if found else HERMES
+
+
+# Listing ------------------------------------------------------------------------------------------
+
+
+RESULT = ("<tool_response>\n", "\n</tool_response>")
+"""What stands around a result in words of our own."""
+
+_NAME, _SYSTEM, _RESULT = "probe_the_name", "probe the system", "probe the result"
+_ROLE = re.compile("""['"]tool['"]""")
+_RESULTS = ("tool", "function")
+_ARGUMENTS = {"probe_the_key": "probe the value"}
+
+Message = dict[str, Any]
+
+
+class Template(Protocol):
+    """What is asked of a chat template. `source` is None where the model has none, and `format` is
+    how it writes a conversation without tools."""
+
+    source: str | None
+    format: ChatFormat
+
+    def render(
+        self,
+        messages: Sequence[dict[str, Any]],
+        /,
+        tools: Sequence[dict[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+    ) -> tuple[Part, ...]: ...
+
+
+class ToolPrompt:
+    """Writes conversations with tools for a template, which is asked once what it has a place for.
+
+    What it has none for becomes content of the messages that it does write: tools stand behind the
+    content of the system message, or of the first user's where it writes no system messages; calls
+    behind what the assistant says, as `format` writes them; and results in a turn of the user.
+    """
+
+    def __init__(self, template: Template) -> None:
+        self.template = template
+        self.format: Format = format_of(template)
+        source = template.source
+        user = {"role": "user", "content": "?"}
+        asked = [user, _called(dict(_ARGUMENTS))]
+        result = {"role": "tool", "tool_call_id": "probe0000", "name": _NAME, "content": _RESULT}
+        self.lists = _NAME in self._text([user], [_tool(_NAME)])
+        self.encodes = False
+        """Whether the template takes the arguments of calls as JSON text."""
+        self.calls = self._writes_call(asked)
+        if not self.calls:
+            self.encodes = self._writes_call([user, _called(json.dumps(_ARGUMENTS))])
+            self.calls = self.encodes
+        if self.encodes:
+            asked = [user, _called(json.dumps(_ARGUMENTS))]
+        elif not self.calls:
+            asked = [user, {"role": "assistant", "content": "?"}]
+        # A template that writes any role as it stands knows no results for that.
+        known = source is None or _ROLE.search(source) is not None
+        written = _text(template, [*asked, result], generate=False).partition(_RESULT)
+        self.results = known and bool(written[1])
+        self._result_end = written[2] if self.results else RESULT[1]
+        self._system = _SYSTEM in self._text([{"role": "system", "content": _SYSTEM}, user])
+        self._alternates = not self._text([user, user])
+        self._default = _default_system(template.format)
+        self._listed = tool_format(template, self.format)
+
+    def missing(self, messages: Sequence[Message], tools: Sequence[Message]) -> tuple[str, ...]:
+        """What of a conversation the template has no place for: of tools, calls and results."""
+        calls = any(message.get("tool_calls") for message in messages)
+        results = any(message["role"] in _RESULTS for message in messages)
+        there = {
+            "tools": (bool(tools), self.lists),
+            "calls": (calls, self.calls),
+            "results": (results, self.results),
+        }
+        return tuple(name for name, (asked, has) in there.items() if asked and not has)
+
+    def write(
+        self, messages: Sequence[Message], tools: Sequence[Message]
+    ) -> tuple[list[Message], list[Message] | None]:
+        """The conversation and the tools that the template is to write, which are as they were
+        where it has a place for them."""
+        missing = self.missing(messages, tools)
+        found = [self._enclosed(m) if m["role"] in _RESULTS else m for m in messages]
+        if "results" in missing:
+            found = self._with_results(found)
+        if "calls" in missing:
+            found = [self._with_calls(message) for message in found]
+        elif self.encodes:
+            found = [_encoded(message) for message in found]
+        if "tools" not in missing:
+            return found, [*tools] or None
+        return self._with_tools(found, tools), None
+
+    def _with_tools(self, messages: list[Message], tools: Sequence[Message]) -> list[Message]:
+        listing = "".join(text for text, _ in write_list(self._listed, tools))
+        if self._system:
+            if not messages or messages[0]["role"] != "system":
+                messages = [{"role": "system", "content": self._default}, *messages]
+            first = messages[0]
+            content = f"{_content(first)}{listing}".lstrip()
+            return [{**first, "content": content}, *messages[1:]]
+        at = next((i for i, message in enumerate(messages) if message["role"] == "user"), None)
+        if at is None:
+            return [{"role": "user", "content": listing.strip()}, *messages]
+        content = f"{listing.strip()}\n\n{_content(messages[at])}"
+        return [*messages[:at], {**messages[at], "content": content}, *messages[at + 1 :]]
+
+    def _with_calls(self, message: Message) -> Message:
+        """With its calls as text behind its content."""
+        calls = message.get("tool_calls")
+        if not calls:
+            return message
+        form, (first, between, behind) = self.format, self.format.around
+        written = []
+        for call in calls:
+            given = call["function"]["arguments"]
+            source = given if isinstance(given, str) else json.dumps(given, ensure_ascii=False)
+            begin = form.begin(call["function"]["name"]).removeprefix(first)
+            written.append(f"{begin}{source}{form.end.removesuffix(behind)}")
+        text = f"{first}{between.join(written)}{behind}"
+        said = _content(message).rstrip()
+        other = {name: value for name, value in message.items() if name != "tool_calls"}
+        return {**other, "content": f"{said}\n{text}" if said else text}
+
+    def _with_results(self, messages: Sequence[Message]) -> list[Message]:
+        """With the results behind a message, in the order of its calls, as a turn of the user."""
+        found: list[Message] = []
+        order: dict[str | None, int] = {}
+        results: list[Message] = []
+
+        def turn() -> None:
+            if results:
+                results.sort(key=lambda one: order.get(one.get("tool_call_id"), len(order)))
+                texts = [f"{RESULT[0]}{_content(one)}{RESULT[1]}" for one in results]
+                found.append({"role": "user", "content": "\n".join(texts)})
+                results.clear()
+
+        for message in messages:
+            if message["role"] in _RESULTS:
+                results.append(message)
+                continue
+            own = bool(results)
+            turn()
+            order = {call["id"]: n for n, call in enumerate(message.get("tool_calls") or ())}
+            if own and self._alternates and message["role"] == "user":
+                before = found.pop()["content"]
+                message = {**message, "content": f"{before}\n\n{_content(message)}"}
+            found.append(message)
+        turn()
+        return found
+
+    def _enclosed(self, result: Message) -> Message:
+        """With content that cannot end the result: others' words would follow."""
+        content = result.get("content")
+        if not isinstance(content, str):
+            return result
+        return {**result, "content": enclosed(content, self._result_end)}
+
+    def _writes_call(self, messages: list[Message]) -> bool:
+        text = self._text(messages)
+        return _NAME in text and _ARGUMENTS["probe_the_key"] in text
+
+    def _text(self, messages: list[Message], tools: list[Message] | None = None) -> str:
+        """What the template makes of it; empty where it refuses."""
+        return _text(self.template, messages, tools)
+
+
+def chat_format(template: Template, with_tools: Template, refuse: str = "") -> ChatFormat:
+    """How programs write conversations: as `template` does, and tools as `with_tools` does. With
+    `refuse`, tools that it has no place for are refused for that reason."""
+    prompt = ToolPrompt(with_tools)
+    listed = tool_format(with_tools, prompt.format)
+    if refuse and not prompt.lists:
+        listed = msgspec.structs.replace(listed, refused=refuse)
+    form = template.format
+    if not prompt.results and "user" in form.roles:
+        user = form.roles["user"]
+        results = RoleFormat(user.begin + RESULT[0], RESULT[1] + user.end)
+        form = msgspec.structs.replace(form, roles={**form.roles, "tool": results})
+    return msgspec.structs.replace(form, tools=listed)
+
+
+def tool_format(template: Template, form: Format) -> ToolFormat:
+    """As the template lists tools behind the content of a system message; in words of our own where
+    it does so elsewhere, or not at all."""
+    begin, _, between = form.begin(_NAME).partition(_NAME)
+    example = f'{begin}the_name{between}{{"argument": "value"}}{form.end}'
+    own = ToolFormat()
+    found = ToolFormat(
+        trigger=form.trigger,
+        begin=begin,
+        between=between,
+        end=form.end,
+        around=form.around,
+        after=own.after.replace(
+            f'{own.begin}the_name{own.between}{{"argument": "value"}}{own.end}', example
+        ),
+    )
+    listing = _listing(template)
+    one, other = _TOOLS
+    for kind in FORMS:
+        before, first, rest = listing.partition(write_tool(kind, one))
+        separator, second, after = rest.partition(write_tool(kind, other))
+        if first and second:
+            return msgspec.structs.replace(
+                found, form=kind, before=before, separator=separator, after=after
+            )
+    return found
+
+
+def _tool(name: str) -> dict[str, Any]:
+    function = {
+        "name": name,
+        "description": f"Describe {name}.",
+        "parameters": {
+            "type": "object",
+            "properties": {f"{name}_one": {"type": "string"}, f"{name}_two": {"type": "string"}},
+        },
+    }
+    return {"type": "function", "function": function}
+
+
+_TOOLS = [_tool("probe_a"), _tool("probe_b")]
+
+
+def _listing(template: Template) -> str:
+    """What stands behind the system message's content because of the tools."""
+    messages = [{"role": "system", "content": _SYSTEM}, {"role": "user", "content": "?"}]
+    usual = _text(template, messages).partition(_SYSTEM)[2]
+    listed = _text(template, messages, _TOOLS).partition(_SYSTEM)[2]
+    return listed.removesuffix(usual) if usual and listed.endswith(usual) else ""
+
+
+def _text(
+    template: Template,
+    messages: list[Message],
+    tools: list[Message] | None = None,
+    generate: bool = True,
+) -> str:
+    try:
+        parts = template.render(messages, tools=tools, add_generation_prompt=generate)
+    except InvalidRequest:
+        return ""
+    return "".join(part.text for part in parts if isinstance(part, Text))
+
+
+def _called(arguments: Any) -> Message:
+    function = {"name": _NAME, "arguments": arguments}
+    call = {"id": "probe0000", "type": "function", "function": function}
+    return {"role": "assistant", "content": "", "tool_calls": [call]}
+
+
+def _encoded(message: Message) -> Message:
+    """With the arguments of its calls as JSON text."""
+    calls = []
+    for call in message.get("tool_calls") or ():
+        given = call["function"]["arguments"]
+        source = given if isinstance(given, str) else json.dumps(given, ensure_ascii=False)
+        calls.append({**call, "function": {**call["function"], "arguments": source}})
+    return {**message, "tool_calls": calls} if calls else message
+
+
+def _content(message: Mapping[str, Any]) -> str:
+    return message.get("content") or ""
+
+
+def _default_system(form: ChatFormat) -> str:
+    """The content of the system message that the template writes where there is none."""
+    role = form.roles.get("system")
+    text = form.default_system
+    if role is None or not (text.startswith(role.begin) and text.endswith(role.end)):
+        return ""
+    return text.removeprefix(role.begin).removesuffix(role.end)

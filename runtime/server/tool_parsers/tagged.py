@@ -1,0 +1,424 @@
+"""Formats whose calls stand in the text behind a tag."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from enum import Enum, auto
+
+import msgspec
+
+from rootlace.runtime.server.tool_parsers.base import (
+    HERMES,
+    CallArguments,
+    CallBegin,
+    Calls,
+    Content,
+    Delta,
+    JsonEnd,
+    Reasoning,
+    first_tag,
+    pieces,
+    possible_begin,
+)
+from rootlace.wire.protocol import Thoughts
+from rootlace.wire.tool_calls import Around
+
+# No header is longer, and nothing else that stands around arguments; what is, is text. This bounds
+# what is looked at again with every new piece.
+_HEADER_CHARACTERS = 512
+_OBJECT = re.compile(
+    r'\s*\{\s*"name"\s*:\s*(?P<name>"(?:[^"\\]|\\.)*")\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)',
+    re.DOTALL,
+)
+
+
+@dataclass(frozen=True)
+class Tagged:
+    """A format of tagged calls and thoughts; `think` are the tags around thoughts."""
+
+    calls: Calls
+    think: tuple[str, str] | None = None
+
+    @property
+    def always(self) -> bool:
+        return self.think is not None
+
+    @property
+    def trigger(self) -> str:
+        begin, opening = self.calls.begin, self.calls.opening
+        return begin if opening.startswith(begin) else opening
+
+    @property
+    def bare(self) -> bool:
+        return self.calls.bare
+
+    @property
+    def end(self) -> str:
+        return self.calls.end
+
+    @property
+    def around(self) -> Around:
+        return self.calls.around
+
+    def parser(self, prompt_end: str, tools: Collection[str], reasoning: bool) -> TaggedParser:
+        think = self.think if reasoning else None
+        thinking = think is not None and prompt_end.rstrip().endswith(think[0])
+        return TaggedParser(self.calls if tools else None, tools, think, thinking)
+
+    def begin(self, name: str) -> str:
+        spelt = name if self.calls.header else msgspec.json.encode(name).decode()[1:-1]
+        return self.calls.opening + spelt + self.calls.between
+
+    def begin_alone(self, name: str) -> tuple[str, str] | None:
+        tag, begin = self.calls.begin, self.begin(name)
+        if begin.startswith(tag):
+            return None
+        _, found, behind = begin.partition(tag)
+        return tag, tag + (behind if found else begin)
+
+    def leave_thoughts(self, prompt_end: str) -> str:
+        if self.think is None or not prompt_end.rstrip().endswith(self.think[0]):
+            return ""
+        return f"\n{self.think[1]}\n\n"
+
+    def thoughts(self, prompt_end: str) -> Thoughts | None:
+        before = prompt_end.rstrip()
+        if self.think is None or before.endswith(self.think[1]):
+            return None
+        begin, end = self.think
+        begun = before.endswith(begin)
+        return Thoughts(end, "" if begun else begin, gap="\n\n", close=f"\n{end}")
+
+    def no_thoughts(self) -> str:
+        return "" if self.think is None else f"{self.think[0]}\n\n{self.think[1]}\n\n"
+
+    def answer_prefix(self, prompt_end: str) -> str:
+        return self.leave_thoughts(prompt_end)
+
+
+class _State(Enum):
+    TEXT = auto()
+    THOUGHT = auto()
+    HEADER = auto()  # behind the tag of a call, before its arguments
+    WHOLE = auto()  # in a call's object that is read when it is complete
+    ARGUMENTS = auto()
+    REST = auto()  # behind the arguments, before the end of the object they stand in
+    TAIL = auto()  # behind a call
+
+
+class TaggedParser:
+    """Parses an answer; see `format.Parser`. A call is given as it is written."""
+
+    def __init__(
+        self,
+        calls: Calls | None,
+        tools: Collection[str] = (),
+        think: tuple[str, str] | None = None,
+        thinking: bool = False,
+    ) -> None:
+        self._calls = calls
+        self._tools = tools
+        self._think = think
+        self._buffer = ""
+        self._out: list[Delta] = []
+        self._state = _State.THOUGHT if thinking else _State.TEXT
+        self._said = False  # the answer has begun: thoughts come before it
+        self._spaces: list[str] = []  # white space that says nothing unless thoughts follow it
+        self._trim = thinking  # white space before the next text says nothing
+        self._opened = ""  # what stands before a call's object, if it turns out to be none
+        self._tagged = False  # a tag says that a call follows; else it must name an offered tool
+        self._array = False  # within an array of calls
+        self._json = JsonEnd()
+        self._object = False  # the arguments stand in an object
+        self._held: list[str] = []  # what has come of an object that is read as a whole
+        self._closers: list[str] = []  # tags that may still follow the last call
+        self._steps: dict[_State, Callable[[], bool]] = {
+            _State.TEXT: self._text,
+            _State.THOUGHT: self._thought,
+            _State.HEADER: self._header,
+            _State.WHOLE: self._whole,
+            _State.ARGUMENTS: self._arguments,
+            _State.REST: self._rest,
+            _State.TAIL: self._tail,
+        }
+
+    def feed(self, text: str) -> list[Delta]:
+        for piece in pieces(text):
+            self._buffer += piece
+            self._run()
+        out, self._out = self._out, []
+        return out
+
+    def finish(self) -> list[Delta]:
+        while self._close():
+            self._run()
+        out, self._out = self._out, []
+        return out
+
+    def _run(self) -> None:
+        while self._buffer and self._steps[self._state]():
+            pass
+
+    def _close(self) -> bool:
+        """Decides what waits for more text. Returns whether some of it has to be read once more."""
+        rest = self._buffer
+        if self._state is _State.HEADER and not rest.lstrip().startswith("{"):
+            self._take_whole("")
+            return True
+        if self._state is _State.TAIL or (self._state is _State.REST and not _is_rest(rest, "}")):
+            self._leave_call()
+            return True
+        self._buffer = ""
+        if self._state is _State.TEXT:
+            self._say(rest)
+        elif self._state is _State.THOUGHT:
+            self._reason(rest)
+        elif self._state is _State.ARGUMENTS:
+            self._out.append(CallArguments(rest))
+        elif self._state in (_State.HEADER, _State.WHOLE):
+            self._take_whole("".join([*self._held, rest]))
+        return False
+
+    # ------------------------------------------------------------ one step per state; True: go on
+
+    def _text(self) -> bool:
+        calls, tags = self._calls, []
+        if self._think is not None and not self._said:
+            tags.append(self._think[0])
+        if calls is not None:
+            if calls.bare and not self._said:
+                ahead = self._buffer.lstrip()
+                self._say(self._buffer[: len(self._buffer) - len(ahead)])
+                self._buffer = ahead
+                if ahead.startswith("{"):
+                    self._state, self._opened, self._tagged = _State.HEADER, "", False
+                    return True
+            tags += [calls.begin, *calls.noise]
+        found = first_tag(self._buffer, tags)
+        if found is None:
+            keep = possible_begin(self._buffer, tags)
+            text = self._buffer[: len(self._buffer) - keep]
+            self._buffer = self._buffer[len(text) :]
+            self._say(text)
+            return False
+        at, tag = found
+        self._say(self._buffer[:at])
+        self._buffer = self._buffer[at + len(tag) :]
+        if self._think is not None and tag == self._think[0]:
+            if self._said:
+                self._say(tag)
+            else:
+                self._state, self._trim, self._spaces = _State.THOUGHT, True, []
+        elif calls is not None and tag == calls.begin:
+            self._state, self._opened = _State.HEADER, tag
+            self._tagged, self._array = True, False
+        return True
+
+    def _thought(self) -> bool:
+        assert self._think is not None
+        end = self._think[1]
+        at = self._buffer.find(end)
+        keep = 0 if at >= 0 else possible_begin(self._buffer, [end])
+        at = at if at >= 0 else len(self._buffer) - keep
+        text, self._buffer = self._buffer[:at], self._buffer[at:]
+        self._reason(text)
+        if not self._buffer.startswith(end):
+            return False
+        self._buffer = self._buffer[len(end) :]
+        self._state, self._trim = _State.TEXT, True
+        return True
+
+    def _header(self) -> bool:
+        calls = self._calls
+        assert calls is not None
+        head = self._buffer[:_HEADER_CHARACTERS]
+        if self._begin_call(head):
+            return True
+        ahead = head.lstrip()
+        full = len(head) == _HEADER_CHARACTERS
+        if calls.array and not self._array and ahead.startswith("["):
+            self._array = True
+            self._opened += head[: len(head) - len(ahead) + 1]
+            self._buffer = self._buffer[len(head) - len(ahead) + 1 :]
+            return True
+        if ahead.startswith("{"):
+            json = JsonEnd(stops=calls.stops)
+            json.feed(head)
+            if not (full or json.ended):
+                return False
+            self._state, self._json = _State.WHOLE, JsonEnd(stops=calls.stops)
+            return True
+        if not full and (calls.header is not None or not ahead):
+            return False
+        self._take_whole("")
+        return True
+
+    def _begin_call(self, head: str) -> bool:
+        """Begins the call whose name is known, and whose arguments follow."""
+        calls = self._calls
+        assert calls is not None
+        found, is_object = _OBJECT.match(head), True
+        if found is None and calls.header is not None:
+            found, is_object = calls.header.match(head), False
+        if found is None:
+            return False
+        name: str | None = found["name"].strip()
+        if is_object:
+            name = _string(found["name"])
+        if name is None or not (self._tagged or name in self._tools):
+            return False
+        self._out.append(CallBegin(name))
+        self._buffer = self._buffer[found.end() :]
+        self._said, self._json = True, JsonEnd(stops=calls.stops)
+        self._state = _State.ARGUMENTS
+        self._closers = [*([] if is_object else [calls.fence]), *calls.ends]
+        self._object = is_object
+        return True
+
+    def _whole(self) -> bool:
+        end = self._json.feed(self._buffer)
+        self._held.append(self._buffer[:end])
+        self._buffer = self._buffer[end:]
+        if not self._json.ended:
+            return False
+        self._take_whole("".join(self._held))
+        return True
+
+    def _arguments(self) -> bool:
+        end = self._json.feed(self._buffer)
+        if end:
+            self._out.append(CallArguments(self._buffer[:end]))
+        self._buffer = self._buffer[end:]
+        if not self._json.ended:
+            return False
+        self._state = _State.REST if self._object and self._json.closed else _State.TAIL
+        return True
+
+    def _rest(self) -> bool:
+        """Other members of a call's object say nothing. What is no member is not part of it."""
+        calls = self._calls
+        assert calls is not None
+        self._buffer = self._buffer.lstrip()
+        head = self._buffer[:_HEADER_CHARACTERS]
+        if not head:
+            return False
+        json = JsonEnd(depth=1, stops=calls.stops)
+        end = json.feed(head) if head[0] in "}," else 0
+        if head[0] in "}," and not json.ended and len(head) < _HEADER_CHARACTERS:
+            return False
+        if json.ended and _is_rest(head[:end], "" if json.closed else "}"):
+            self._buffer = self._buffer[end:]
+        self._state = _State.TAIL
+        return True
+
+    def _tail(self) -> bool:
+        calls = self._calls
+        assert calls is not None
+        self._buffer = self._buffer.lstrip()
+        closers = [tag for tag in self._closers if tag] + (["]"] if self._array else [])
+        for tag in closers:
+            if self._buffer.startswith(tag):
+                self._buffer = self._buffer[len(tag) :]
+                if tag == "]" and self._array:
+                    self._array, self._closers = False, []
+                else:
+                    self._closers = self._closers[self._closers.index(tag) + 1 :]
+                return True
+        if calls.again and self._buffer.startswith(calls.again):
+            self._buffer = self._buffer[len(calls.again) :]
+            self._state, self._opened, self._tagged = _State.HEADER, calls.again, self._array
+            return True
+        if any(tag.startswith(self._buffer) for tag in closers):
+            return False
+        self._leave_call()
+        return True
+
+    # ------------------------------------------------------------ what is given
+
+    def _leave_call(self) -> None:
+        self._state, self._trim = _State.TEXT, True
+
+    def _take_whole(self, source: str) -> None:
+        """A call whose arguments could not be given as they came, or else content."""
+        calls = self._calls
+        assert calls is not None
+        call, self._held = _whole_call(source), []
+        if call is not None:
+            offered = call.name in self._tools
+            if (offered or self._tagged) if call.has_arguments else (offered and self._tagged):
+                self._said, self._closers = True, list(calls.ends)
+                self._out += [CallBegin(call.name), CallArguments(call.arguments)]
+                self._state = _State.TAIL
+                return
+        self._state = _State.TEXT
+        self._say(self._opened + source)
+
+    def _say(self, text: str) -> None:
+        if self._trim:
+            text = text.lstrip()
+        if not text:
+            return
+        self._trim = False
+        self._said = self._said or bool(text.strip())
+        self._out.append(Content(text))
+
+    def _reason(self, text: str) -> None:
+        """White space around thoughts says nothing."""
+        if self._trim:
+            text = text.lstrip()
+        whole = text.rstrip()
+        if whole:
+            self._trim = False
+            self._out.append(Reasoning("".join([*self._spaces, whole])))
+            self._spaces = []
+        self._spaces.append(text[len(whole) :])
+
+
+def _string(source: str) -> str | None:
+    try:
+        return msgspec.json.decode(source, type=str)
+    except msgspec.DecodeError:
+        return None
+
+
+def _is_rest(source: str, end: str) -> bool:
+    """Whether an object whose arguments were its last member so far may go on with `source`."""
+    try:
+        msgspec.json.decode(f'{{"":0{source}{end}')
+    except (msgspec.DecodeError, RecursionError):
+        return False
+    return True
+
+
+class _Written(msgspec.Struct):
+    """A call as models write it. The arguments stay as written: numbers are not reformatted."""
+
+    name: str
+    arguments: msgspec.Raw = msgspec.Raw()
+    parameters: msgspec.Raw = msgspec.Raw()
+
+
+@dataclass(frozen=True)
+class _Whole:
+    name: str
+    arguments: str
+    has_arguments: bool
+
+
+def _whole_call(source: str) -> _Whole | None:
+    """The call that an object's JSON is; None if it is none."""
+    try:
+        call = msgspec.json.decode(source.strip(), type=_Written)
+        given = bytes(call.arguments) or bytes(call.parameters)
+        arguments = (given or b"null").decode().strip()
+        if arguments.startswith('"'):  # some models quote the object
+            arguments = msgspec.json.decode(arguments, type=str)
+    except (msgspec.DecodeError, RecursionError):
+        return None
+    return _Whole(call.name, "{}" if arguments == "null" else arguments, bool(given))
+
+
+PLAIN = Tagged(HERMES)
+"""Of text that is no answer."""

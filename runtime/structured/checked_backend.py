@@ -1,0 +1,437 @@
+"""Mask, verify, roll back: a mask that allows too much, and a check of the text as it comes.
+
+The mask is that of any grammar; a verifier refuses what the mask cannot hold. What it refuses is
+excluded at its place, and the text goes on from there or, if the same value fails again and again,
+from its beginning, with another beginning.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from rootlace.runtime.contracts.matcher import Grammar, Matcher
+from rootlace.runtime.contracts.plan import MaskRow
+from rootlace.runtime.structured.islands import Islands
+from rootlace.runtime.structured.json_schema.json_text import WHITESPACES
+from rootlace.runtime.structured.json_schema.validate import NUMBER_BYTES, Verifier, Violation
+from rootlace.runtime.structured.vocabulary import vocabulary as bitmask
+from rootlace.runtime.structured.vocabulary.vocabulary import Vocabulary
+
+# Checked text -------------------------------------------------------------------------------------
+#
+# The text of a checked constraint, in which mask and check go forwards and back together.
+
+
+_GAPS = sorted({gap[at:].encode() for gap in WHITESPACES for at in range(len(gap))})
+"""White space that may stand before a value, and what may be left of it."""
+MAX_NUMBER = 24
+"""So long may a whole text that is one number grow while it may not end."""
+
+
+class CheckedText:
+    """The tokens taken in, and what is excluded after them.
+
+    Places are the nodes of the tree of all token sequences tried, so that what was excluded after
+    one sequence is excluded after no other.
+    """
+
+    def __init__(
+        self,
+        inner: Matcher,
+        verifier: Verifier | Islands,
+        vocabulary: Vocabulary,
+        long_keys: bool = False,
+    ) -> None:
+        """`long_keys`: each key that begins like others can go on otherwise."""
+        self._long_keys = long_keys
+        self._inner = inner
+        self._verifier = verifier
+        self._vocabulary = vocabulary
+        self._words = bitmask.words_of(vocabulary.size)
+        self._no_end = _without(self._words, vocabulary.eos_token_ids)
+        self.tokens: list[int] = []
+        self.lengths = [0]  # of the text before each place on the way
+        self.way = [0]  # the nodes on the way; the last is where we stand
+        self.forget()
+
+    def forget(self) -> None:
+        """Forget what is excluded. The text must be empty."""
+        self._nodes: dict[tuple[int, int], int] = {}
+        self._remaining: dict[int, np.ndarray] = {}  # int32 masks of what is not excluded
+
+    # ------------------------------------------------------------ what may follow
+
+    def fill_bitmask(self, out: np.ndarray) -> None:
+        self._inner.fill_bitmask(out)
+        remaining = self._remaining.get(self.way[-1])
+        if remaining is not None:
+            out &= remaining
+        if self.ends_too_early():
+            out &= self._no_end
+        for tokens in self._taken():
+            np.bitwise_and.at(out, tokens >> 5, ~(np.int32(1) << (tokens & 31)))
+
+    def _taken(self) -> list[np.ndarray]:
+        """The tokens that would make a key one that is there already, if there are any."""
+        ends = [self._vocabulary.order.beginning_with(end) for end in self._verifier.taken()]
+        return [tokens for tokens in ends if len(tokens)]
+
+    def ends_too_early(self) -> bool:
+        """Whether the mask alone would let the text end here."""
+        return self._inner.is_accepting() and not self._verifier.accepts()
+
+    def has_own_mask(self) -> bool:
+        """Whether the mask here is not that of `inner`."""
+        own = self.way[-1] in self._remaining or self.ends_too_early()
+        return own or bool(self._taken())
+
+    def can_follow(self) -> bool:
+        """Whether there is anything that may follow, the end included."""
+        # What the mask allows can go on; and behind a key that may not end, any may be longer.
+        own = self.way[-1] in self._remaining or self.ends_too_early()
+        if not own and (self._long_keys or not self._taken()):
+            return True
+        if self.ends_too_early() and self._verifier.number_length() > MAX_NUMBER:
+            return False  # a number for which no end was found: nothing would ever refuse it
+        words = np.zeros(self._words, np.int32)
+        self.fill_bitmask(words)
+        return bool(words.any())
+
+    def excludes(self, token_id: int) -> bool:
+        return self._excluded_at(self.way[-1], token_id)
+
+    def not_excluded(self, tokens: list[int]) -> list[int]:
+        """`tokens` up to the first that is excluded after those before it."""
+        node: int | None = self.way[-1]
+        for index, token in enumerate(tokens):
+            if node is None:
+                break
+            if self._excluded_at(node, token):
+                return tokens[:index]
+            node = self._nodes.get((node, token))
+        return tokens
+
+    def _excluded_at(self, node: int, token_id: int) -> bool:
+        remaining = self._remaining.get(node)
+        if remaining is None or not 0 <= token_id < self._vocabulary.size:
+            return False
+        return not bitmask.allows(remaining, token_id)
+
+    # ------------------------------------------------------------ forwards and back
+
+    def go(self, token_id: int) -> None:
+        """Note a token that `inner` and `verifier` have taken in."""
+        step = (self.way[-1], token_id)
+        self.way.append(self._nodes.setdefault(step, len(self._nodes) + 1))
+        self.tokens.append(token_id)
+        ends = token_id in self._vocabulary.eos_token_ids
+        length = 0 if ends else len(self._vocabulary.token_bytes[token_id])
+        self.lengths.append(self.lengths[-1] + length)
+
+    def back(self, count: int) -> None:
+        if count:
+            self._inner.rollback(count)
+            self._verifier.undo(count)
+            for path in (self.tokens, self.lengths, self.way):
+                del path[len(path) - count :]
+
+    def exclude(self, tokens: np.ndarray) -> None:
+        """Never again at this place."""
+        mask = _without(self._words, tokens)
+        kept = self._remaining.get(self.way[-1])
+        self._remaining[self.way[-1]] = mask if kept is None else kept & mask
+
+    def try_another_token(self) -> bool:
+        """Go back to the nearest place where something can follow."""
+        while not self.can_follow():
+            if not self.tokens:
+                return False
+            token = self.tokens[-1]
+            self.back(1)
+            self.exclude(np.array([token], np.int32))
+        return True
+
+    def beginning(self, start: int) -> tuple[int, int]:
+        """The place before the value that starts at byte `start`, and before the white space ahead
+        of that value; and the bytes of other text between the two.
+
+        Values that differ in that white space alone have these in common.
+        """
+        place = bisect_right(self.lengths, start) - 1
+        while 0 < place <= len(self.tokens) and self._token(place - 1).isspace():
+            place -= 1
+        between = b"".join(map(self._token, range(place, len(self.tokens))))
+        return place, len(between[: max(start - self.lengths[place], 0)].rstrip())
+
+    def _token(self, index: int) -> bytes:
+        return self._vocabulary.token_bytes[self.tokens[index]]
+
+    def begin_differently(self, place: int, start: int) -> bool:
+        """Go back to the first place from `place` on (but before this one) where, with what was
+        tried there excluded, something can follow. False, with nothing changed, if none is."""
+        tried = self.tokens[place:]
+        text = b"".join(map(self._token, range(place, len(self.tokens))))
+        self.back(len(tried))
+        begun = text[: start - self.lengths[-1] + 1]
+        for index, token in enumerate(tried):
+            data = self._vocabulary.token_bytes[token]
+            kept = self._remaining.get(self.way[-1])
+            order, blanks = self._vocabulary.order, np.zeros(0, np.int32)
+            same = np.array([token], np.int32)
+            alike = order.beginning_with(begun if index == 0 else data[:1])
+            if index == 0 and len(begun.strip()) == 1:
+                # White space begins no other value.
+                known = self._vocabulary.token_of
+                blanks = np.array([known[gap] for gap in _GAPS if gap in known], np.int32)
+                ways = [gap + begun.strip() for gap in (b"", *_GAPS)]
+                alike = np.concatenate([alike, *map(order.beginning_with, ways)])
+            for excluded in (alike, same):
+                self.exclude(np.concatenate([excluded, blanks]))
+                if self.can_follow():
+                    return True
+                if kept is None:
+                    del self._remaining[self.way[-1]]
+                else:
+                    self._remaining[self.way[-1]] = kept
+            self._inner.advance(token)
+            self._verifier.feed(data)
+            self.go(token)
+        return False
+
+
+def _without(words: int, tokens: np.ndarray | Sequence[int]) -> np.ndarray:
+    """int32 [words]: a packed mask of all tokens but these."""
+    bits = np.ones(words * 32, np.uint8)
+    bits[np.asarray(tokens, np.int64)] = 0
+    return bitmask.packed(bits)
+
+
+# Checked ------------------------------------------------------------------------------------------
+
+
+PATIENCE = 3
+"""After so many refusals of one value it is begun anew; after so many beginnings, the value that
+contains it."""
+BASE_BYTES = 1 << 14
+_NOT_NUMBER = [bytes((byte,)) for byte in range(256) if byte not in NUMBER_BYTES]
+
+
+class CheckedGrammar:
+    """The texts of `inner` that a verifier accepts; see `contracts.matcher.Grammar`."""
+
+    def __init__(
+        self,
+        inner: Grammar,
+        verifier_factory: Callable[[], Verifier | Islands],
+        vocabulary: Vocabulary,
+        max_retreats: int,
+        keys_only: bool = False,
+        long_keys: bool = False,
+    ) -> None:
+        """`keys_only`: all that is checked is that no object has a key twice. The mask holds that,
+        but for tokens that hold a whole key and for odd spellings, each of which is refused at its
+        place: no text is taken back. `long_keys`: as `CheckedText` has it.
+        """
+        self.inner = inner
+        self._keys_only = keys_only
+        self._long_keys = long_keys
+        self._verifier_factory = verifier_factory
+        self._vocabulary = vocabulary
+        self._max_retreats = max_retreats
+
+    @property
+    def backend(self) -> str:
+        return self.inner.backend if self._keys_only else f"{self.inner.backend}+checked"
+
+    @property
+    def nbytes(self) -> int:
+        return self.inner.nbytes + BASE_BYTES
+
+    def matcher(self) -> CheckedMatcher:
+        return CheckedMatcher(
+            self.inner.matcher(),
+            self._verifier_factory(),
+            self._vocabulary,
+            self._max_retreats,
+            self._keys_only,
+            self._long_keys,
+        )
+
+
+class CheckedMatcher(Matcher):
+    """See `contracts.matcher.Matcher`. It decides what a refusal excludes, and where to go on."""
+
+    def __init__(
+        self,
+        inner: Matcher,
+        verifier: Verifier | Islands,
+        vocabulary: Vocabulary,
+        max_retreats: int,
+        keys_only: bool = False,
+        long_keys: bool = False,
+    ) -> None:
+        self._inner = inner
+        self._keys_only = keys_only
+        self._verifier = verifier
+        self._vocabulary = vocabulary
+        self._max_retreats = max_retreats
+        self._text = CheckedText(inner, verifier, vocabulary, long_keys)
+        self._refused: tuple[int, Violation] | None = None
+        self._error = ""
+        self.reset()
+
+    # ------------------------------------------------------------ masks
+
+    def allowed_mask(self) -> np.ndarray:
+        return bitmask.filled(self._text.fill_bitmask, self._vocabulary.size)
+
+    def fill_bitmask(self, out: np.ndarray) -> None:
+        self._text.fill_bitmask(bitmask.writable(out, self._vocabulary.size))
+
+    def mask_row(self) -> MaskRow | None:
+        return None if self._text.has_own_mask() else self._inner.mask_row()
+
+    def prepare_mask(self) -> None:
+        self._inner.prepare_mask()
+
+    # ------------------------------------------------------------ forwards
+
+    def advance(self, token_id: int) -> bool:
+        self._refused = None
+        if self._text.excludes(token_id):
+            self._error = f"token {token_id} was excluded here by an earlier check"
+            return False
+        ends = token_id in self._vocabulary.eos_token_ids
+        if ends and self._text.ends_too_early():
+            return self._refuse(token_id, self._verifier.violation())
+        if not self._inner.advance(token_id):
+            self._error = self._inner.error()
+            return False
+        data = b"" if ends else self._vocabulary.token_bytes[token_id] or b"\xff[%d]" % token_id
+        violation = self._verifier.feed(data)
+        if violation is not None:
+            self._inner.rollback(1)
+            return self._refuse(token_id, violation)
+        self._text.go(token_id)
+        if not ends and not self._text.can_follow():
+            violation = self._verifier.violation()
+            self._text.back(1)
+            return self._refuse(token_id, violation)
+        self._error = ""
+        return True
+
+    def try_advance_fast(self, token_id: int, jumps: bool) -> bool:
+        if self._text.has_own_mask() or not self._inner.try_advance_fast(token_id, jumps):
+            return False
+        if self._verifier.feed(self._vocabulary.token_bytes[token_id]) is not None:
+            self._inner.rollback(1)
+            return False
+        self._text.go(token_id)
+        if not self._text.can_follow():
+            self._text.back(1)
+            return False
+        self._refused, self._error = None, ""
+        return True
+
+    def _refuse(self, token_id: int, violation: Violation | None) -> bool:
+        if violation is None:
+            violation = Violation(0, 0, "", "#", "nothing can follow")
+        self._refused = (token_id, violation)
+        self._error = f"json_schema: {violation}"
+        return False
+
+    def is_accepting(self) -> bool:
+        return self._inner.is_accepting() and self._verifier.accepts()
+
+    def is_finished(self) -> bool:
+        return self._inner.is_finished() and self._verifier.accepts()
+
+    def forced_text(self) -> bytes:
+        return self._inner.forced_text()
+
+    def forced_tokens(self) -> list[int]:
+        # Where one of them is excluded, the text needs another spelling.
+        return self._text.not_excluded(self._inner.forced_tokens())
+
+    # ------------------------------------------------------------ backwards
+
+    def rollback(self, count: int) -> None:
+        taken = len(self._text.tokens)
+        if not 0 <= count <= taken:
+            raise ValueError(f"cannot undo {count} of {taken} tokens")
+        self._refused = None
+        self._error = ""
+        self._text.back(count)
+
+    def reset(self) -> None:
+        self.rollback(len(self._text.tokens))
+        self._text.forget()
+        self._failures: defaultdict[tuple[int, int], int] = defaultdict(int)
+        self._restarts: defaultdict[tuple[int, int], int] = defaultdict(int)
+        self._retreats = 0
+
+    def can_retreat(self) -> bool:
+        return not self._keys_only  # it draws a token anew, but takes nothing back
+
+    def retreat(self) -> int | None:
+        if self._refused is None:
+            self._error = self._error or "no token was refused that the mask allowed"
+            return None
+        token_id, violation = self._refused
+        self._refused = None
+        if self._retreats >= self._max_retreats:
+            self._error = f"json_schema: {violation} (given up after {self._retreats} tries)"
+            return None
+        self._retreats += 1
+        text = self._text
+        before = len(text.tokens)
+        text.exclude(self._refused_with(token_id, violation))
+        if not self._keys_only and self._another_beginning(violation):
+            self._error = ""
+            return before - len(text.tokens)
+        if text.try_another_token():
+            self._error = ""
+            return before - len(text.tokens)
+        text.back(len(text.tokens))
+        self._error = (
+            f"json_schema: {violation} (nothing else is left to try after {self._retreats} tries)"
+        )
+        return None
+
+    def _another_beginning(self, violation: Violation) -> bool:
+        """If the value has failed often enough, go back to the first place in it, or in a value
+        around it, where it can begin differently. False if it is not time, or there is none."""
+        starts = [violation.start]
+        starts += [start for start in self._verifier.open_starts() if start < violation.start]
+        counts = self._failures
+        way = self._text.way
+        for start in starts:
+            place, before = self._text.beginning(start)
+            key = (way[min(place, len(way) - 1)], before)
+            counts[key] += 1
+            if counts[key] % PATIENCE and violation.length:  # without: there is no way on
+                return False
+            counts = self._restarts
+            if self._restarts[key] % PATIENCE == PATIENCE - 1 and start != starts[-1]:
+                self._restarts[key] += 1
+                continue
+            if self._text.begin_differently(place, start):
+                return True
+        return False
+
+    def _refused_with(self, token_id: int, violation: Violation) -> np.ndarray:
+        """int32: the tokens that are wrong here for the same reason."""
+        prefix = self._vocabulary.token_bytes[token_id][: violation.length]
+        if not prefix:
+            return np.array([token_id], np.int32)
+        order = self._vocabulary.order
+        if violation.number:
+            return np.concatenate([order.beginning_with(prefix[:-1] + b) for b in _NOT_NUMBER])
+        return order.beginning_with(prefix)
+
+    def error(self) -> str:
+        return self._error or self._inner.error()

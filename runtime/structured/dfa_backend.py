@@ -1,0 +1,624 @@
+"""One request's place in a grammar on an automaton, whichever kind of grammar it is."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import threading
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from rootlace.runtime.config import ConstraintConfig
+from rootlace.runtime.contracts.matcher import ForcedTokenizer, Grammar, Matcher
+from rootlace.runtime.contracts.plan import AutomatonState, MaskRow, SteppedAutomaton
+from rootlace.runtime.lane import Lane
+from rootlace.runtime.structured.regex.lazy_dfa import DEAD, LazyDfa
+from rootlace.runtime.structured.regex.syntax import TooLarge
+from rootlace.runtime.structured.vocabulary import vocabulary
+from rootlace.runtime.structured.vocabulary.masks import TokenClasses, TokenTable, token_classes
+from rootlace.runtime.structured.vocabulary.vocabulary import ByteTrie, Vocabulary
+from rootlace.wire.errors import InvalidConstraint
+
+# Places -------------------------------------------------------------------------------------------
+#
+# What requests remember of the states of an automaton that they share.
+#
+# A state that a request has stood at is a `Place`, with its mask and the places that tokens lead
+# to.
+
+
+ENDED = -2
+"""The state after the end of the sequence."""
+BEYOND = -3
+"""The state of a text that the automaton knows nothing of: another matcher does."""
+MAX_STEPS = 1 << 17
+MAX_FORCED = 1 << 12
+"""Memos are emptied when they have so many entries."""
+
+
+class DfaState:
+    """A state, as far as a request that goes on needs to know it: a token is then one look into a
+    small table, and a mask is there where it is needed."""
+
+    __slots__ = ("goes_on", "mask", "onward", "quiet", "state")
+
+    def __init__(self, state: int) -> None:
+        self.state = state
+        self.goes_on = False
+        """Whether it is known that the text is not finished here: more has to follow, or may."""
+        self.mask: MaskRow | None = None
+        """Its row of masks, once that is filled."""
+        self.quiet = False
+        """Whether nothing is known to be forced here."""
+        self.onward: dict[int, DfaState] = {}
+        """By allowed token, the place after it."""
+
+
+class DfaStates:
+    """Of one automaton; threads may share them."""
+
+    def __init__(self) -> None:
+        self._places: dict[int, DfaState] = {}
+        self._steps = 0
+
+    @property
+    def nbytes(self) -> int:
+        return 300 * len(self._places) + 100 * self._steps
+
+    def of(self, state: int) -> DfaState:
+        known = self._places.get(state)
+        return known if known is not None else self._places.setdefault(state, DfaState(state))
+
+    def lead(self, place: DfaState, token_id: int, after: DfaState) -> None:
+        """Remember a step."""
+        if self._steps >= MAX_STEPS:
+            self.forget()
+        self._steps += token_id not in place.onward
+        place.onward[token_id] = after
+
+    def forget(self) -> None:
+        """Forget masks and steps."""
+        self._steps = 0
+        for place in list(self._places.values()):
+            place.onward, place.mask = {}, None
+
+
+class PlacedGrammar:
+    """A grammar on an automaton over bytes, and what all requests remember of its states.
+
+    `Cursor` is a request's place in it. A kind of grammar says here what it knows by itself; where
+    that is None or False, the cursor asks the matcher of another grammar (`other`).
+    """
+
+    backend: str
+
+    def __init__(
+        self,
+        vocabulary: Vocabulary,
+        dfa: LazyDfa,
+        canonicalizer: ForcedTokenizer,
+        max_table_bytes: int,
+    ) -> None:
+        self.vocabulary = vocabulary
+        self.dfa = dfa
+        self.canonicalizer = canonicalizer
+        self.table = TokenTable(vocabulary.trie, vocabulary.eos_token_ids, dfa, max_table_bytes)
+        self.places = DfaStates()
+        self.trusted = True
+        """Whether what one request finds out at a state holds for all that come there."""
+        self.texts: dict[int, bytes] = {}
+        """What another matcher said is forced, by state."""
+        self.forced: dict[tuple[int, bytes], list[int]] = {}
+        """The forced tokens, by state and by what matters of the text before."""
+        self._final: dict[int, bool] = {}
+        # Both refer in circles, and would outlive this until a full collection of garbage.
+        weakref.finalize(self, _forget, self.places, self.table)
+
+    @property
+    def nbytes(self) -> int:
+        memos = 300 * len(self.forced) + self.places.nbytes
+        return self.dfa.nbytes + self.table.nbytes + memos
+
+    # ------------------------------------------------------------ what kinds of grammars know
+
+    def row(self, state: int) -> MaskRow | None:
+        """The row of the table that has, or will have, the mask of `state`."""
+        return self.table.row(state)
+
+    def write(self, state: int, out: np.ndarray | None) -> bool:
+        """Make the mask of `state`, in its row if it has one, and copy it to `out`; False where
+        another matcher has to make it."""
+        row = self.row(state)
+        if row is None or not self.table.filled(row.row):
+            return False
+        if out is not None:
+            out[:] = self.table.rows[row.row]
+        return True
+
+    def keep(self, state: int, words: np.ndarray, failed: bool) -> None:
+        """Take in the mask of `state` that another matcher made, or failed to."""
+
+    def step(self, state: int, token_id: int) -> int | None:
+        """The state after a token of the vocabulary; `DEAD` where it is forbidden."""
+        raise NotImplementedError
+
+    def after(self, state: int, token_id: int) -> int:
+        """The state after a token that is allowed; `BEYOND` where the automaton does not know."""
+        if token_id in self.vocabulary.eos_token_ids:
+            return ENDED
+        data = self.vocabulary.token_bytes[token_id]
+        found = self.run(state, data) if state >= 0 and data else DEAD
+        return BEYOND if found is None or found == DEAD else found
+
+    def run(self, state: int, data: bytes) -> int | None:
+        """The state after `data`; None where the automaton gets too large to know it."""
+        try:
+            return self.dfa.run(state, data)
+        except TooLarge:
+            return None
+
+    def is_final(self, state: int) -> bool | None:
+        """Whether the text is complete and nothing can follow."""
+        known = self._final.get(state)
+        if known is None:
+            try:
+                known = self.dfa.accepting(state)
+                known = known and not (self.dfa.transitions(np.array([state])) >= 0).any()
+            except TooLarge:
+                return None
+            self._final[state] = known
+        return known
+
+    def forced_text(self, state: int) -> bytes | None:
+        """The bytes that every text goes on with."""
+        try:
+            return self.dfa.forced(state)[0]
+        except TooLarge:
+            return self.texts.get(state)
+
+    def forced_tokens(self, state: int, tail: bytes) -> list[int] | None:
+        """The tokens that are forced behind a text that ends with `tail`."""
+        try:
+            text, end = self.dfa.forced(state)
+        except TooLarge:
+            return None
+        # What is not known may follow: that forces fewer tokens, never a wrong one.
+        return self.canonicalizer.tokens_after(
+            tail, text, lambda data: self.run(end, data) != DEAD, self.dfa.accepting(end)
+        )
+
+    def stepped(self) -> SteppedAutomaton | None:
+        """The whole automaton for a device. Never waits."""
+        return None
+
+    def other(self) -> Matcher:
+        """A new matcher that knows what the automaton does not. Raises InvalidConstraint."""
+        raise InvalidConstraint("the automaton got too large")
+
+
+def _forget(*parts: DfaStates | TokenTable) -> None:
+    for part in parts:
+        part.forget()
+
+
+# Cursor -------------------------------------------------------------------------------------------
+
+
+_OVER = (DEAD, ENDED)
+"""States at which no token is taken."""
+
+
+class DfaMatcher(Matcher):
+    """See `contracts.matcher.Matcher`.
+
+    Where the grammar does not know, the matcher of another grammar is asked. It is made when it is
+    first needed, and takes in then what it missed.
+    """
+
+    def __init__(self, grammar: PlacedGrammar) -> None:
+        self._grammar = grammar
+        self._size = grammar.vocabulary.size
+        self.place = grammar.places.of(grammar.dfa.start)
+        """Where the text stands; its state is negative where the automaton does not know it."""
+        self._tokens: list[int] = []
+        self._before: list[DfaState] = []  # the place before each of them
+        self._error = ""
+        self._other: Matcher | None = None
+        self._taken = 0
+        """How many of the tokens `_other` has taken in."""
+
+    # ------------------------------------------------------------ masks
+
+    @property
+    def ready(self) -> MaskRow | None:  # type: ignore[override]
+        return self.place.mask
+
+    def allowed_mask(self) -> np.ndarray:
+        return vocabulary.filled(self.fill_bitmask, self._size)
+
+    def fill_bitmask(self, out: np.ndarray) -> None:
+        out = vocabulary.writable(out, self._size)
+        state = self.place.state
+        if state >= 0 and self._grammar.write(state, out):
+            return
+        other = self._other_here() if state not in _OVER else None
+        if other is None:
+            out[:] = 0
+        else:
+            other.fill_bitmask(out)
+            self._error = other.error()
+        if state >= 0:
+            self._grammar.keep(state, out, failed=bool(self._error))
+
+    def mask_row(self) -> MaskRow | None:
+        place = self.place
+        if place.mask is not None or place.state < 0:
+            return place.mask
+        row = self._grammar.row(place.state)
+        if row is not None and row.address:
+            place.mask = row
+            if not self._grammar.trusted:  # lost meanwhile: masks may be forgotten already
+                place.mask = row = None
+        return row
+
+    def prepare_mask(self) -> None:
+        place = self.place
+        unknown = place.mask is None and place.state >= 0
+        if unknown and not self._grammar.write(place.state, None) and self.mask_row() is not None:
+            self.fill_bitmask(np.zeros(vocabulary.words_of(self._size), np.int32))
+
+    def automaton(self) -> AutomatonState | None:
+        state = self.place.state
+        stepped = self._grammar.stepped() if state >= 0 else None
+        return AutomatonState(stepped, state) if stepped is not None else None
+
+    # ------------------------------------------------------------ the text
+
+    def try_advance_fast(self, token_id: int, jumps: bool) -> bool:
+        place = self.place
+        after = place.onward.get(token_id)
+        if after is None or not after.goes_on or (jumps and not after.quiet):
+            return False
+        self._tokens.append(token_id)
+        self._before.append(place)
+        self.place = after
+        return True
+
+    def advance(self, token_id: int) -> bool:
+        place = self.place
+        state = place.state
+        if state in _OVER or not 0 <= token_id < self._size:
+            return self._refuse(token_id)
+        following = place.onward.get(token_id)
+        if following is None:
+            after = self._step(state, token_id)
+            if after is None:
+                return False
+            if after == DEAD:
+                return self._refuse(token_id)
+            following = self._grammar.places.of(after)
+            if state >= 0 and self._grammar.trusted:
+                following.goes_on = after >= 0 and self._grammar.is_final(after) is False
+                self._grammar.places.lead(place, token_id, following)
+        self._tokens.append(token_id)
+        self._before.append(place)
+        self.place = following
+        self._error = ""
+        return True
+
+    def _step(self, state: int, token_id: int) -> int | None:
+        """The state after a token; None, with `error` set, where another matcher refuses it."""
+        after = self._grammar.step(state, token_id) if state >= 0 else None
+        if after is not None:
+            return after
+        other = self._other_here()
+        if other is None:
+            return None
+        if not other.advance(token_id):
+            self._error = other.error()
+            return None
+        self._taken += 1
+        return self._grammar.after(state, token_id)
+
+    def _refuse(self, token_id: int) -> bool:
+        self._error = f"the constraint forbids token {token_id} after {len(self._tokens)} tokens"
+        return False
+
+    def is_accepting(self) -> bool:
+        state = self.place.state
+        if state != BEYOND:
+            return state == ENDED or self._grammar.dfa.accepting(state)
+        other = self._other_here()
+        return other is not None and other.is_accepting()
+
+    def is_finished(self) -> bool:
+        state = self.place.state
+        if state in _OVER:
+            return state == ENDED
+        known = self._grammar.is_final(state) if state >= 0 else None
+        if known is not None:
+            return known
+        other = self._other_here()
+        return other is not None and other.is_finished()
+
+    def forced_text(self) -> bytes:
+        state = self.place.state
+        if state in _OVER:
+            return b""
+        known = self._grammar.forced_text(state) if state >= 0 else None
+        if known is not None:
+            return known
+        other = self._other_here()
+        if other is None:
+            return b""
+        text = other.forced_text()
+        if state >= 0 and not other.error():
+            self._grammar.texts[state] = text
+        return text
+
+    def forced_tokens(self) -> list[int]:
+        place, grammar = self.place, self._grammar
+        state = place.state
+        if state < 0:
+            other = self._other_here() if state == BEYOND else None
+            return [] if other is None else other.forced_tokens()
+        if not self.forced_text():
+            place.quiet = grammar.forced_text(state) is not None
+            return []
+        tail = grammar.canonicalizer.tail(self._tokens)
+        if tail is None:
+            return []
+        known = grammar.forced.get((state, tail))
+        if known is None:
+            known = grammar.forced_tokens(state, tail)
+            if known is None:
+                other = self._other_here()
+                known = [] if other is None else other.forced_tokens()
+                if other is None or other.error():
+                    return known
+            if len(grammar.forced) >= MAX_FORCED:
+                grammar.forced.clear()
+            grammar.forced[state, tail] = known
+        return list(known)
+
+    def rollback(self, count: int) -> None:
+        if not 0 <= count <= len(self._tokens):
+            raise ValueError(f"cannot undo {count} of {len(self._tokens)} tokens")
+        self._error = ""
+        if count:
+            self.place = self._before[-count]
+            del self._tokens[-count:], self._before[-count:]
+        if self._other is not None:  # it may have come to an error behind what is undone
+            self._other.rollback(max(self._taken - len(self._tokens), 0))
+            self._taken = min(self._taken, len(self._tokens))
+
+    def reset(self) -> None:
+        self.rollback(len(self._tokens))
+
+    # ------------------------------------------------------------ the rest
+
+    def retreat(self) -> int | None:
+        self._error = "the constraint has nothing to check that its mask does not hold"
+        return None
+
+    def error(self) -> str:
+        return self._error
+
+    def _other_here(self) -> Matcher | None:
+        """The other matcher at this place; None, with `error` set, if it cannot come here."""
+        if self._other is None:
+            try:
+                self._other = self._grammar.other()
+            except InvalidConstraint as error:
+                self._error = f"the automaton got too large, and nothing else takes over: {error}"
+                return None
+        while self._taken < len(self._tokens):
+            if not self._other.advance(self._tokens[self._taken]):
+                self._error = self._other.error()
+                return None
+            self._taken += 1
+        return self._other
+
+
+# Stepped ------------------------------------------------------------------------------------------
+#
+# Whole automata over tokens, for a device that masks and steps by itself.
+#
+# Lazy automata are for the host, which asks for one state at a time. A device has to know all
+# states, their masks and what each token does to each of them before it is asked. Of regular
+# constraints of modest size that is a table of states and classes of tokens (`token_classes`), and
+# few masks, since many states allow the same.
+
+
+log = logging.getLogger(__name__)
+
+_KEYS = itertools.count()
+_AT_ONCE = 8
+_SHARE = 0.25
+"""Of the automaton's bounds, so much may be taken by looking for all its states: requests stay on
+it if there are too many."""
+
+
+def stepped_automaton(
+    trie: ByteTrie,
+    eos_token_ids: tuple[int, ...],
+    dfa: LazyDfa,
+    max_states: int = ConstraintConfig.max_device_states,
+    max_bytes: int = ConstraintConfig.max_device_bytes,
+) -> SteppedAutomaton | None:
+    """The whole of `dfa`, with its own numbers of states; None if that is more than allowed."""
+    if dfa.empty or not _explore(dfa, max_states):
+        return None
+    room = max_bytes - 4 * trie.vocab_size
+    classes = token_classes(trie, dfa, room) if room > 0 else None
+    if classes is None:
+        return None
+    found = _masks(classes, eos_token_ids, dfa, room - classes.next_state.nbytes)
+    if found is None:
+        return None
+    masks, mask_of = found
+    return SteppedAutomaton(next(_KEYS), classes.token_class, classes.next_state, mask_of, masks)
+
+
+def _explore(dfa: LazyDfa, max_states: int) -> bool:
+    """Visit all states. False if there are too many; what was visited stays."""
+    known = 0
+    try:
+        while known < dfa.num_states:
+            if dfa.num_states > max_states or dfa.fullness > _SHARE:
+                return False
+            stop = min(known + _AT_ONCE, dfa.num_states)
+            dfa.transitions(np.arange(known, stop))
+            known = stop
+    except TooLarge:
+        return False
+    return True
+
+
+def _masks(
+    classes: TokenClasses, eos_token_ids: tuple[int, ...], dfa: LazyDfa, max_bytes: int
+) -> tuple[np.ndarray, np.ndarray] | None:
+    """(distinct masks int32 [M, words], which is each state's int32 [states])."""
+    vocab = len(classes.token_class)
+    words = -(-vocab // 32)
+    states = len(classes.next_state)
+    accepting = np.array([dfa.accepting(state) for state in range(states)], bool)
+    allowed = np.column_stack([accepting, classes.next_state >= 0])
+    distinct, mask_of = np.unique(np.packbits(allowed, axis=1), axis=0, return_inverse=True)
+    if distinct.shape[0] * words * 4 > max_bytes:
+        return None
+    patterns = np.unpackbits(distinct, axis=1, count=allowed.shape[1]).astype(bool)
+    bits = np.zeros(32 * words, bool)
+    masks = np.empty((len(patterns), words), np.int32)
+    for mask, pattern in zip(masks, patterns, strict=True):
+        bits[:vocab] = pattern[1:].take(classes.token_class)
+        bits[list(eos_token_ids)] = pattern[0]
+        mask[:] = vocabulary.packed(bits)
+    return masks, mask_of.reshape(-1).astype(np.int32)
+
+
+@dataclass(eq=False)
+class _Build:
+    make: Callable[[], None]
+    started: float | None = None
+
+
+class SteppedBuilds:
+    """One daemon thread that makes stepped automata, in the order in which they are asked for."""
+
+    def __init__(
+        self,
+        max_states: int = ConstraintConfig.max_device_states,
+        max_bytes: int = ConstraintConfig.max_device_bytes,
+    ) -> None:
+        self._bounds = (max_states, max_bytes)
+        self._lane: Lane[_Build] = Lane("stepped automata", 1, lambda build: build.make())
+
+    def submit(
+        self,
+        trie: ByteTrie,
+        eos_token_ids: tuple[int, ...],
+        dfa: LazyDfa,
+        done: Callable[[SteppedAutomaton | None], None],
+    ) -> None:
+        """`done` is called on the thread with what `stepped_automaton` makes within the bounds."""
+
+        def make() -> None:
+            try:
+                made = stepped_automaton(trie, eos_token_ids, dfa, *self._bounds)
+            except Exception:
+                log.exception("an automaton was not made for the device; the host goes on masking")
+            else:
+                done(made)
+
+        self._lane.put(_Build(make))
+
+
+# Automaton ----------------------------------------------------------------------------------------
+#
+# Regular constraints on our own automaton: it knows masks, steps and what is forced by itself.
+
+
+class AutomatonGrammar(PlacedGrammar):
+    """A regular language on a lazy automaton; see `contracts.matcher.Grammar`.
+
+    Should the automaton get larger than it may while requests run on it, they ask `fallback()`
+    (called once), a grammar of the same language, from there on, and later requests ask nothing
+    else. `max_table_bytes` bounds the masks that are kept; others are made anew for each request
+    that asks. `builds` makes the whole automaton for a device, once a matcher is asked for it.
+    """
+
+    backend = "automaton"
+
+    def __init__(
+        self,
+        vocabulary: Vocabulary,
+        dfa: LazyDfa,
+        canonicalizer: ForcedTokenizer,
+        fallback: Callable[[], Grammar],
+        max_table_bytes: int = ConstraintConfig.max_table_bytes,
+        builds: SteppedBuilds | None = None,
+    ) -> None:
+        super().__init__(vocabulary, dfa, canonicalizer, max_table_bytes)
+        self._make_fallback = fallback
+        self._fallback: Grammar | None = None
+        self._lock = threading.Lock()
+        self._builds = builds
+        self._stepped: SteppedAutomaton | None = None
+
+    @property
+    def nbytes(self) -> int:
+        return super().nbytes + sum(part.nbytes for part in (self._fallback, self._stepped) if part)
+
+    def matcher(self) -> Matcher:
+        return DfaMatcher(self) if self._fallback is None else self._fallback.matcher()
+
+    def other(self) -> Matcher:
+        with self._lock:
+            if self._fallback is None:
+                self._fallback = self._make_fallback()
+            return self._fallback.matcher()
+
+    # ------------------------------------------------------------ for cursors
+
+    def stepped(self) -> SteppedAutomaton | None:
+        """Made for the first who asks, on another thread."""
+        if self._builds is not None:
+            with self._lock:
+                builds, self._builds = self._builds, None
+            if builds is not None:
+                vocabulary = self.vocabulary
+                builds.submit(vocabulary.trie, vocabulary.eos_token_ids, self.dfa, self._take)
+        return self._stepped
+
+    def _take(self, stepped: SteppedAutomaton | None) -> None:
+        self._stepped = stepped
+
+    def write(self, state: int, out: np.ndarray | None) -> bool:
+        try:
+            self.table.fill(state) if out is None else self.table.write(state, out)
+        except TooLarge:
+            return False
+        return True
+
+    def row(self, state: int) -> MaskRow | None:
+        """Once there is a fallback, only rows that are filled: its masks may fail."""
+        row = self.table.row(state)
+        lost = self._fallback is not None and row is not None and not self.table.filled(row.row)
+        return None if lost else row
+
+    def keep(self, state: int, words: np.ndarray, failed: bool) -> None:
+        """The same language has the same mask, whoever makes it. A mask that failed is the
+        request's alone."""
+        row = None if failed else super().row(state)
+        if row is not None:
+            self.table.store(row.row, words)
+
+    def step(self, state: int, token_id: int) -> int | None:
+        if token_id in self.vocabulary.eos_token_ids:
+            return ENDED if self.dfa.accepting(state) else DEAD
+        data = self.vocabulary.token_bytes[token_id]
+        return self.run(state, data) if data else DEAD

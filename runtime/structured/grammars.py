@@ -1,0 +1,254 @@
+"""A grammar as lexemes and rules over them that llguidance reads as the grammar means it.
+
+See `grammar_rules` for the condition. What may follow what is computed as for LL(1) parsers (FIRST
+and FOLLOW; Aho, Sethi & Ullman, section 4.4), on bytes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from collections.abc import Iterator
+from functools import reduce
+from itertools import groupby
+from operator import or_
+
+from rootlace.runtime.structured.gbnf import Regular, parse_gbnf
+from rootlace.runtime.structured.regex.emit import pattern_of, quantifier
+from rootlace.runtime.structured.regex.languages import Language
+from rootlace.runtime.structured.regex.syntax import (
+    Chars,
+    Concat,
+    Either,
+    Literal,
+    Reference,
+    Regex,
+    Repeat,
+    TooLarge,
+)
+from rootlace.runtime.structured.regex.trees import concat, lengths
+from rootlace.wire.errors import InvalidConstraint
+
+
+def lark_of(grammar: Regular) -> str:
+    """llguidance's text of a grammar that is not regular as a whole."""
+    split: set[Regex] = set()
+    languages: dict[Regex, Language | None] = {}
+    while True:
+        lexed = _Lexed(grammar, split)
+        conflicting = _Conflicts(lexed, languages).found()
+        if not conflicting:
+            return lexed.lark()
+        split |= conflicting
+
+
+class _Lexed:
+    """The rules that can be reached, by their names in Lark, as trees of references to rules and
+    lexemes. The lexemes in `split` are taken apart."""
+
+    def __init__(self, grammar: Regular, split: set[Regex]) -> None:
+        self._grammar = grammar
+        self._split = split
+        self._rule_names = {grammar.root: "r0"}
+        self._lexeme_names: dict[Regex, str] = {}
+        self.rules: dict[str, Regex] = {}
+        waiting = deque([grammar.root])
+        while waiting:
+            rule = waiting.popleft()
+            known = len(self._rule_names)
+            self.rules[self._rule_names[rule]] = self._tree(grammar.rules[rule])
+            waiting.extend(list(self._rule_names)[known:])
+        self.lexemes = {name: regex for regex, name in self._lexeme_names.items()}
+
+    def _tree(self, node: Regex) -> Regex:
+        regex = self._grammar.of(node)
+        if regex is not None:
+            return self._regular(regex)
+        match node:
+            case Reference(rule):
+                return Reference(self._rule_names.setdefault(rule, f"r{len(self._rule_names)}"))
+            case Repeat(item, least, most):
+                return Repeat(self._tree(item), least, most)
+            case Either(options):
+                return Either(tuple(map(self._tree, options)))
+            case Concat(parts):
+                return Concat(tuple(self._runs(parts)))
+        raise AssertionError(node)
+
+    def _runs(self, parts: tuple[Regex, ...]) -> Iterator[Regex]:
+        """Neighbours that are regular become one expression."""
+        known = [(part, self._grammar.of(part)) for part in parts]
+        for is_regular, run in groupby(known, lambda pair: pair[1] is not None):
+            if is_regular:
+                yield self._regular(concat(*(regex for _, regex in run if regex is not None)))
+            else:
+                yield from (self._tree(part) for part, _ in run)
+
+    def _regular(self, regex: Regex) -> Regex:
+        # A lexeme is never empty: what may be, is taken apart.
+        if regex not in self._split and lengths(regex)[0] > 0:
+            return Reference(self._lexeme_names.setdefault(regex, f"T{len(self._lexeme_names)}"))
+        match regex:
+            case Literal(text):
+                return Concat(tuple(self._regular(Chars(((ord(c), ord(c)),))) for c in text))
+            case Concat(parts) | Either(parts):
+                return type(regex)(tuple(map(self._regular, parts)))
+            case Repeat(item, least, most):
+                return Repeat(self._regular(item), least, most)
+        raise AssertionError(regex)
+
+    def lark(self) -> str:
+        lines = [f"{name}: {_text(tree)}" for name, tree in self.rules.items()]
+        lines += [f"{name}: /{pattern_of(regex)}/" for name, regex in self.lexemes.items()]
+        return "\n".join(["start: r0", *lines]) + "\n"
+
+
+def _text(tree: Regex) -> str:
+    match tree:
+        case Reference(name):
+            return name
+        case Concat(parts):
+            return " ".join(map(_text, parts)) if parts else '""'
+        case Either(options):
+            # What nothing matches.
+            texts = list(map(_text, options)) or ["/[^\\s\\S]/"]
+            return "(" + " | ".join(texts) + ")"
+        case Repeat(item, least, most):
+            return f"({_text(item)}){quantifier(least, most)}"
+    raise AssertionError(tree)
+
+
+class _Conflicts:
+    """Which lexemes go on where another one ends and may be followed by the same byte.
+
+    Sets of bytes are integers of 256 bits.
+    """
+
+    def __init__(self, lexed: _Lexed, known: dict[Regex, Language | None]) -> None:
+        """`known`: the languages that were looked at before; takes in those that were not."""
+        self._lexed = lexed
+        for regex in lexed.lexemes.values():
+            if regex not in known:
+                known[regex] = _language(regex)
+        self._languages = {name: known[regex] for name, regex in lexed.lexemes.items()}
+        self._begins = dict.fromkeys(lexed.rules, (False, 0))
+        """Of rules and lexemes: whether they may be empty, and the bytes they may begin with."""
+        for name, language in self._languages.items():
+            self._begins[name] = (False, language.first_bytes() if language else -1)
+        self._follow = dict.fromkeys(self._begins, 0)
+
+    def found(self) -> set[Regex]:
+        """The lexemes that have to be taken apart; single characters never do."""
+        lexemes, languages = self._lexed.lexemes, self._languages
+        long = [name for name, regex in lexemes.items() if not isinstance(regex, Chars)]
+        found = {lexemes[name] for name in long if languages[name] is None}
+        if found:
+            return found
+        self._find_begins()
+        self._find_follow()
+        for name in lexemes:
+            text, follow, begins = languages[name], self._follow[name], self._begins[name][1]
+            for other in long if follow else ():
+                if lexemes[other] in found or not begins & self._begins[other][1]:
+                    continue
+                language = languages[other]
+                if not (text and language) or language.goes_on_behind(text, follow) is not False:
+                    found.add(lexemes[other])
+        return found
+
+    def _find_begins(self) -> None:
+        before: dict[str, tuple[bool, int]] = {}
+        while before != self._begins:
+            before = dict(self._begins)
+            # Called rules stand behind their callers: so most is known in one round.
+            for name, tree in reversed(self._lexed.rules.items()):
+                self._begins[name] = self._begin(tree)
+
+    def _begin(self, tree: Regex) -> tuple[bool, int]:
+        match tree:
+            case Reference(name):
+                return self._begins[name]
+            case Concat(parts):
+                found = 0
+                for empty, first in map(self._begin, parts):
+                    found |= first
+                    if not empty:
+                        return False, found
+                return True, found
+            case Either(options):
+                ways = [self._begin(option) for option in options]
+                return any(empty for empty, _ in ways), reduce(or_, (first for _, first in ways), 0)
+            case Repeat(item, least, _):
+                empty, first = self._begin(item)
+                return empty or least == 0, first
+        raise AssertionError(tree)
+
+    def _find_follow(self) -> None:
+        before: dict[str, int] = {}
+        while before != self._follow:
+            before = dict(self._follow)
+            for name, tree in self._lexed.rules.items():
+                self._follow_in(tree, self._follow[name])
+
+    def _follow_in(self, tree: Regex, after: int) -> None:
+        match tree:
+            case Reference(name):
+                self._follow[name] |= after
+            case Concat(parts):
+                for part in reversed(parts):
+                    self._follow_in(part, after)
+                    empty, first = self._begin(part)
+                    after = after | first if empty else first
+            case Either(options):
+                for option in options:
+                    self._follow_in(option, after)
+            case Repeat(item, _, most):
+                again = self._begin(item)[1] if most is None or most > 1 else 0
+                self._follow_in(item, after | again)
+
+
+def _language(regex: Regex) -> Language | None:
+    """None: it has too many states to look at."""
+    try:
+        language = Language(regex)
+        return None if language.empty else language
+    except TooLarge:
+        return None
+
+
+# Ebnf ---------------------------------------------------------------------------------------------
+#
+# Grammars as users write them: GBNF (`root ::= …`) and llguidance's dialect of Lark (`start: …`).
+#
+# A GBNF grammar keeps its language exactly (see `grammar_rules`); one that is regular becomes a
+# regular expression. In Lark, names in capitals are lexemes, and the longest one counts, as there.
+
+
+_GBNF_RULE = re.compile(r"^[^\S\n]*[A-Za-z_][A-Za-z0-9_-]*\s*::=", re.MULTILINE)
+_LARK_EXCERPT = re.compile(r"\s*(\d+ \||\^)")
+_LARK_PLACE = re.compile(r"(?:at )?(\d+)\((\d+)\)")
+
+
+def is_gbnf(text: str) -> bool:
+    """Lark has no `::=`."""
+    return _GBNF_RULE.search(text) is not None
+
+
+def grammar_of(text: str) -> Regex | str:
+    """The regular expression of a grammar that is regular, otherwise its Lark text.
+
+    Raises InvalidConstraint naming the line; of Lark, only llguidance says what is wrong with it.
+    """
+    if not is_gbnf(text):
+        return text
+    grammar = Regular(parse_gbnf(text), "root")
+    regex = grammar.of(Reference("root"))
+    return lark_of(grammar) if regex is None else regex
+
+
+def lark_error(error: InvalidConstraint) -> InvalidConstraint:
+    """llguidance writes places as `line(column)`, and below it the lines around the place; those
+    are left out, because the last of them are not the user's."""
+    lines = [line for line in str(error).splitlines() if not _LARK_EXCERPT.match(line)]
+    said = _LARK_PLACE.sub(r"line \1, column \2", " ".join(" ".join(lines).split()))
+    return InvalidConstraint(f"ebnf: {said}")

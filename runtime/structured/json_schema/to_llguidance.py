@@ -1,0 +1,177 @@
+"""Makes a schema weaker where llguidance refuses it, until it takes it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from llguidance import LLMatcher, LLTokenizer
+
+# Guidance -----------------------------------------------------------------------------------------
+#
+# What llguidance says of schemas and patterns.
+#
+# It refuses a schema that it finds unsatisfiable, and patterns of keys that it does not find
+# disjoint. So these questions are asked of it, and not of `automaton/languages`: another answer,
+# however right, would not help.
+
+
+def accepted(schema: dict[str, Any]) -> str:
+    """Why llguidance does not take a schema; empty if it does."""
+    try:
+        said = str(LLMatcher.validate_grammar(grammar_of(schema)))
+    except ValueError as error:
+        said = str(error)
+    return said.partition(_REFUSED)[2] or said
+
+
+_REFUSED = ": failed to compile JSON schema: "
+_SHORT = 1 << 14
+
+
+def grammar_of(schema: dict[str, Any]) -> str:
+    """A grammar of a schema without flexible white space. A short one is what llguidance's
+    `grammar_from_json_schema` makes of it, which takes a fifth of the time. But that is read before
+    llguidance lets go of the interpreter, a megabyte for 30 ms, and a rule of a grammar is not."""
+    options = {**schema.get("x-guidance", {}), "whitespace_flexible": False}
+    text = written({**schema, "x-guidance": options})
+    if len(text) > _SHORT:
+        return f"start: %json {text}"
+    one = f'{{"name": "json_schema", "json_schema": {text}, "lark_grammar": null}}'
+    return f'{{"grammars": [{one}], "max_tokens": null}}'
+
+
+def written(value: Any) -> str:
+    """As `json.dumps` writes it, which keeps the interpreter from everybody else until it has;
+    `JSONEncoder.iterencode` would leave functions that refer in a circle."""
+    if isinstance(value, dict):
+        return f"{{{', '.join([f'{json.dumps(k)}: {written(v)}' for k, v in value.items()])}}}"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join([written(one) for one in value])}]"
+    return json.dumps(value)
+
+
+def takes_pattern(pattern: str) -> bool:
+    """Whether llguidance takes it."""
+    return _remembered(json.dumps({"type": "string", "pattern": pattern})) == ""
+
+
+def nothing_matches(schema: dict[str, Any]) -> bool:
+    """Whether llguidance is sure that no string satisfies a schema."""
+    return _remembered(json.dumps(schema)).startswith("Unsatisfiable")
+
+
+def patterns_apart(patterns: Iterable[str]) -> bool:
+    """Whether llguidance is sure that no text matches two of them."""
+    found = {"type": "object", "patternProperties": {key: {} for key in patterns}}
+    return _remembered(json.dumps(found)) == ""
+
+
+@lru_cache(maxsize=512)
+def _remembered(schema: str) -> str:
+    return accepted(json.loads(schema))[:40]  # how it begins is all that is asked
+
+
+def string_matcher(pattern: str, **options: Any) -> LLMatcher:
+    """A matcher of the JSON strings of a pattern, token by byte; it may have an error. `options`
+    are llguidance's."""
+    schema = {"type": "string", "pattern": pattern, "x-guidance": options}
+    grammar = LLMatcher.grammar_from_json_schema(json.dumps(schema))
+    return LLMatcher(_byte_tokenizer(), grammar, log_level=0)
+
+
+@lru_cache(maxsize=1)
+def _byte_tokenizer() -> LLTokenizer:
+    return LLTokenizer("byte")
+
+
+# Weaken -------------------------------------------------------------------------------------------
+
+
+Definitions = dict[str, Any]
+
+_STEPS = (
+    ("minProperties", "maxProperties"),
+    ("patternProperties",),
+    ("allOf",),
+    ("multipleOf",),
+    ("format",),
+    ("pattern",),
+    ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"),
+    ("minLength", "maxLength"),
+    ("minItems", "maxItems"),
+    ("properties", "required", "additionalProperties", "prefixItems", "items"),
+)
+"""The keywords that are given up, one group after the other, until a shape is taken."""
+
+
+@dataclass(frozen=True)
+class Weakened:
+    """`lost`: the definition (its name) and the keyword that it does not hold any more."""
+
+    root: dict[str, Any]
+    definitions: Definitions
+    lost: tuple[tuple[str, str], ...]
+
+
+def weaken(root: dict[str, Any], definitions: Definitions) -> Weakened:
+    """`root` refers to one of the definitions; these refer to each other only."""
+    if not accepted({**root, "$defs": definitions}):
+        return Weakened(root, definitions, ())
+    lost: list[tuple[str, str]] = []
+    for name, definition in definitions.items():
+        if _alone(definition):
+            definitions[name] = _weakened(definition, name, lost)
+    if accepted({**root, "$defs": definitions}):
+        # Something about how they stand together: only the types are left of all.
+        for name in definitions:
+            lost.append((name, "type"))
+        definitions = {}
+        root = {}
+    return Weakened(root, definitions, tuple(dict.fromkeys(lost)))
+
+
+def _alone(definition: Any) -> str:
+    """Why llguidance refuses a definition whatever its parts are; empty if it does not."""
+    return accepted(_hollow(definition))
+
+
+def _hollow(definition: Any) -> Any:
+    """With the references to other definitions replaced by what allows everything."""
+    if isinstance(definition, dict):
+        if "$ref" in definition:
+            return {}
+        return {
+            key: _hollow(value) if key != "enum" else value for key, value in definition.items()
+        }
+    if isinstance(definition, list):
+        return [_hollow(item) for item in definition]
+    return definition
+
+
+def _weakened(definition: dict[str, Any], name: str, lost: list[tuple[str, str]]) -> Any:
+    if "anyOf" in definition:
+        options = [
+            _weakened(option, name, lost) if _alone(option) else option
+            for option in definition["anyOf"]
+        ]
+        return {"anyOf": options}
+    left = dict(definition)
+    for group in _STEPS:
+        given_up = [key for key in group if key in left]
+        if not given_up:
+            continue
+        if group == ("patternProperties",):
+            # Keys that match a pattern may have any value then; `additionalProperties` must not
+            # forbid them.
+            left.pop("additionalProperties", None)
+        for key in given_up:
+            del left[key]
+            lost.append((name, key))
+        if not _alone(left):
+            return left
+    lost.append((name, "enum" if "enum" in left else "type"))
+    return {"type": left["type"]} if "type" in left and not _alone({"type": left["type"]}) else {}

@@ -1,0 +1,551 @@
+"""A text checked against a schema as it comes: each value as soon as it is complete."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from enum import Enum, auto
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+from jsonschema import ValidationError
+from jsonschema.exceptions import best_match
+from jsonschema.validators import extend, validator_for
+from referencing.jsonschema import lookup_recursive_ref
+
+from rootlace.runtime.structured.json_schema.load import CheckedSchema, Located, Residual
+from rootlace.runtime.structured.json_schema.pattern import checker
+from rootlace.runtime.structured.json_schema.search import searcher
+from rootlace.wire.errors import InvalidConstraint
+
+# Keywords -----------------------------------------------------------------------------------------
+#
+# jsonschema's validators with patterns that are searched for in linear time.
+
+
+def _pattern(validator: Any, pattern: str, value: Any, schema: Any) -> Iterator[ValidationError]:
+    if validator.is_type(value, "string") and not searcher(pattern)(value):
+        yield ValidationError(f"{value!r} does not match {pattern!r}")
+
+
+def _pattern_properties(
+    validator: Any, patterns: dict[str, Any], value: Any, schema: Any
+) -> Iterator[ValidationError]:
+    if not validator.is_type(value, "object"):
+        return
+    for pattern, subschema in patterns.items():
+        for key, member in value.items():
+            if searcher(pattern)(key):
+                yield from validator.descend(member, subschema, path=key, schema_path=pattern)
+
+
+def _additional_properties(
+    validator: Any, additional: Any, value: Any, schema: Any
+) -> Iterator[ValidationError]:
+    if not validator.is_type(value, "object"):
+        return
+    for key in _additional_keys(value, schema):
+        if additional is False:
+            yield ValidationError(f"Additional properties are not allowed ({key!r} was unexpected)")
+        else:
+            yield from validator.descend(value[key], additional, path=key)
+
+
+def _additional_keys(value: dict[str, Any], schema: dict[str, Any]) -> list[str]:
+    """The keys of `value` that neither `properties` nor `patternProperties` are about."""
+    patterns = schema.get("patternProperties", {})
+    return [
+        key
+        for key in value
+        if key not in schema.get("properties", {})
+        and not any(searcher(pattern)(key) for pattern in patterns)
+    ]
+
+
+def _unevaluated_properties(
+    validator: Any, unevaluated: Any, value: Any, schema: Any
+) -> Iterator[ValidationError]:
+    if not validator.is_type(value, "object"):
+        return
+    evaluated = _evaluated_keys(validator, value, schema)
+    for key, member in value.items():
+        if key in evaluated:
+            continue
+        for _ in validator.descend(member, unevaluated, path=key, schema_path=key):
+            yield ValidationError(f"Unevaluated property {key!r} is not valid")
+            break
+
+
+def _evaluated_keys(validator: Any, value: dict[str, Any], schema: Any) -> set[str]:
+    """The keys of `value` that keywords of `schema`, or of schemas applied in place, took care of
+    (2020-12, section 11.3)."""
+    if isinstance(schema, bool):
+        return set()
+    if "additionalProperties" in schema:
+        return set(value)
+    keys = value.keys() - _additional_keys(value, schema)
+    if "unevaluatedProperties" in schema:
+        below = schema["unevaluatedProperties"]
+        keys |= {key for key, member in value.items() if _valid(validator, member, below)}
+    for keyword in ("$ref", "$dynamicRef", "$recursiveRef"):
+        if keyword in schema and keyword in validator.VALIDATORS:
+            # Private, but there is no other way to where the validator stands.
+            resolver = validator._resolver
+            resolved = (
+                lookup_recursive_ref(resolver)
+                if keyword == "$recursiveRef"
+                else resolver.lookup(schema[keyword])
+            )
+            there = validator.evolve(schema=resolved.contents, _resolver=resolved.resolver)
+            keys |= _evaluated_keys(there, value, resolved.contents)
+    applied = list(schema.get("allOf", ()))
+    for keyword in ("anyOf", "oneOf"):
+        applied += [below for below in schema.get(keyword, ()) if _valid(validator, value, below)]
+    applied += [below for key, below in schema.get("dependentSchemas", {}).items() if key in value]
+    if "if" in schema:
+        met = _valid(validator, value, schema["if"])
+        branches = ("if", "then") if met else ("else",)
+        applied += [schema[branch] for branch in branches if branch in schema]
+    for below in applied:
+        # `evolve` moves to the schema's own base URI.
+        keys |= _evaluated_keys(validator.evolve(schema=below), value, below)
+    return keys
+
+
+def _valid(validator: Any, value: Any, schema: Any) -> bool:
+    return next(validator.descend(value, schema), None) is None
+
+
+_BOUNDED = {
+    "pattern": _pattern,
+    "patternProperties": _pattern_properties,
+    "additionalProperties": _additional_properties,
+    "unevaluatedProperties": _unevaluated_properties,
+}
+
+
+@lru_cache(maxsize=16)
+def bounded(validator_class: Any) -> Any:
+    """`validator_class` of jsonschema, none of whose checks is exponential in the value."""
+    if validator_class.VALIDATORS.get("pattern") is _pattern:
+        return validator_class
+    found = extend(
+        validator_class,
+        {name: check for name, check in _BOUNDED.items() if name in validator_class.VALIDATORS},
+    )
+    found.evolve = _evolve
+    return found
+
+
+def _evolve(self: Any, **changes: Any) -> Any:
+    """As jsonschema's own, but where `$schema` names another draft its class is bounded, too."""
+    schema = changes.get("schema", self.schema)
+    return bounded(validator_for(schema, default=type(self)))(
+        schema,
+        registry=self._registry,
+        format_checker=self.format_checker,
+        _resolver=changes.get("_resolver", self._resolver),
+    )
+
+
+# Verify -------------------------------------------------------------------------------------------
+
+
+MAX_DEPTH = 64
+"""How deep a checked value may be nested: jsonschema recurses along it."""
+
+NUMBER_BYTES = frozenset(b"0123456789+-.eE")
+_WHITESPACE = frozenset(b" \t\n\r")
+_LITERALS = (b"true", b"false", b"null")
+
+Schemas = tuple[Located, ...]
+"""The schemas that apply to a value whatever else holds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Violation:
+    """Why a text was refused.
+
+    `length` is how many of the bytes fed led to it (no text that goes on with them is allowed),
+    `start` where in the text the value begins that is wrong. `number` says that it is a number
+    that may not end where it stands.
+    """
+
+    length: int
+    start: int
+    keyword: str
+    pointer: str
+    message: str
+    number: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.pointer}: {self.message}"
+
+
+class _Scalar(Enum):
+    STRING = auto()
+    KEY = auto()
+    NUMBER = auto()
+    LITERAL = auto()
+
+
+class _Open(NamedTuple):
+    """A container that is being read: its first byte, the schemas it must satisfy, the key or index
+    of the member that is being read (None: a key comes next), its keys so far or the items that
+    must be unique, in a form that compares as JSON does, and the pointer of that `uniqueItems`."""
+
+    start: int
+    schemas: Schemas
+    parent: _Open | None
+    depth: int
+    member: str | int | None
+    seen: tuple[Any, ...] = ()
+    unique: str = ""
+
+
+class _State(NamedTuple):
+    """`scalar` is what is being read that has no parts, if anything is: from `start`, with the
+    schemas it must satisfy. `complete`: the root is there and satisfies the schema."""
+
+    length: int = 0
+    open: _Open | None = None
+    scalar: _Scalar | None = None
+    start: int = 0
+    schemas: Schemas = ()
+    escape: bool = False
+    complete: bool = False
+
+
+class UniqueKeys:
+    """What applies to texts of which a mask holds everything but that keys differ: see `Rules`."""
+
+    checks = False
+    root: Schemas = ()
+
+    def of_member(self, parents: Schemas, key: str | int) -> Schemas:
+        return ()
+
+    def key_error(self, parents: Schemas, key: str) -> tuple[str, str, str] | None:
+        return None
+
+
+class Rules:
+    """What applies where, for all the texts of one schema. Thread-safe: memos only."""
+
+    checks = True
+    """Whether values are checked, too, and not keys only."""
+
+    def __init__(self, checked: CheckedSchema) -> None:
+        self._checked = checked
+        # Whoever checks the text may check formats or not: it has to be right for both.
+        self._validators = [
+            bounded(checked.dialect.validator)(
+                checked.schema, registry=checked.registry, format_checker=formats_checked
+            )
+            for formats_checked in ((None, checker()) if checked.mentions("format") else (None,))
+        ]
+        self._watched: set[Located] | None = None
+        self._children: dict[tuple[Schemas, str | int], Schemas] = {}
+        self.whole = checked.root
+        # Where a `$dynamicRef` leads depends on the way to it: then only the whole is checked.
+        self.root = () if checked.is_dynamic() else self.expand([checked.root])
+
+    def watch(self, residuals: Iterable[Residual]) -> None:
+        """From now on only what these are part of needs to be checked before the end."""
+        places = [residual.pointer for residual in residuals]
+        self._watched = self._checked.containing(places)
+
+    def is_watched(self, located: Located) -> bool:
+        return self._watched is None or located in self._watched
+
+    def expand(self, located: Iterable[Located]) -> Schemas:
+        """With everything that they apply in place: `$ref`, `allOf`. Schemas that say nothing
+        are left out."""
+        found: dict[Located, None] = {}
+        queue = list(located)
+        while queue:
+            one = queue.pop(0)
+            if one in found or one.schema is True or one.schema == {}:
+                continue
+            found[one] = None
+            if isinstance(one.schema, dict):
+                if isinstance(one.schema.get("$ref"), str):
+                    queue.append(self._checked.target(one))
+                    if one.dialect.number <= 7:
+                        continue
+                for index, below in enumerate(one.schema.get("allOf", ())):
+                    queue.append(self._checked.child(one, f"/allOf/{index}", below))
+        return tuple(found)
+
+    def of_member(self, parents: Schemas, key: str | int) -> Schemas:
+        """The schemas of a property (its key) or of an item (its index)."""
+        memo = (parents, key)
+        found = self._children.get(memo)
+        if found is None:
+            found = self.expand(m for parent in parents for m in self._checked.members(parent, key))
+            if len(self._children) < 4096:  # keys may be anything
+                self._children[memo] = found
+        return found
+
+    def error(self, located: Located, value: Any) -> tuple[str, str, str] | None:
+        """Why `value` does not satisfy a schema: keyword, pointer, message."""
+        return next(filter(None, self._errors(located, value)), None)
+
+    def satisfies(self, located: Located, value: Any, holds: bool = True) -> bool:
+        """Whether it does (or, without `holds`, does not), for those who check formats as for
+        those who do not."""
+        errors = self._errors(located, value)
+        return all((error is None) is holds for error in errors)
+
+    def _errors(self, located: Located, value: Any) -> Iterator[tuple[str, str, str] | None]:
+        """What is wrong for those who do not check formats, and for those who do."""
+        for validator in self._validators:
+            try:
+                errors = validator.descend(value, located.schema, resolver=located.resolver)
+                worst = best_match(errors)
+            except RecursionError:
+                yield "", located.pointer, "the value is nested too deeply to be checked"
+            except (OverflowError, InvalidConstraint) as failure:
+                yield "", located.pointer, f"the value cannot be checked: {failure}"
+            else:
+                yield None if worst is None else _described(worst, located)
+
+    def key_error(self, parents: Schemas, key: str) -> tuple[str, str, str] | None:
+        """Why no object of these schemas has the key."""
+        for parent in parents:
+            if "propertyNames" in parent.keywords:
+                below = parent.keywords["propertyNames"]
+                names = self._checked.child(parent, "/propertyNames", below)
+                error = self.error(names, key)
+                if error is not None:
+                    return error
+        return None
+
+
+def _described(error: ValidationError, located: Located) -> tuple[str, str, str]:
+    path = "/".join(str(part) for part in error.absolute_schema_path)
+    keyword = str(error.validator or "false")
+    return keyword, f"{located.pointer}/{path}".rstrip("/"), f"{keyword}: {error.message[:200]}"
+
+
+class Verifier:
+    """One text. Not thread-safe.
+
+    The text is read byte by byte for the places where values begin and end, and each value that
+    ends is parsed. It relies on a mask that holds the text to JSON: what is wrong between values,
+    such as a missing comma, is found only where the container ends.
+    """
+
+    def __init__(self, rules: Rules | UniqueKeys) -> None:
+        self._rules = rules
+        self._text = bytearray()
+        self._states = [_State()]
+
+    def feed(self, data: bytes) -> Violation | None:
+        """Take in the next bytes. On a violation nothing has changed."""
+        before = len(self._text)
+        state = self._states[-1]
+        self._text += data
+        if self.is_plain(data):
+            self._states.append(state._replace(length=before + len(data)))
+            return None
+        try:
+            for index, byte in enumerate(data):
+                state = self._step(state, byte, before + index)
+        except _Refused as refused:
+            del self._text[before:]
+            return replace(refused.violation, length=index + 1)
+        self._states.append(state._replace(length=len(self._text)))
+        return None
+
+    def is_plain(self, data: bytes) -> bool:
+        """Whether it goes on with the string that is being read, and neither ends nor escapes."""
+        state = self._states[-1]
+        is_string = state.scalar is _Scalar.STRING or state.scalar is _Scalar.KEY
+        return is_string and not state.escape and b'"' not in data and b"\\" not in data
+
+    def undo(self, count: int) -> None:
+        """Forget the last `count` feeds."""
+        if count:
+            del self._states[len(self._states) - count :]
+            del self._text[self._states[-1].length :]
+
+    def violation(self) -> Violation | None:
+        """Why the text may not end here; None if it may."""
+        state = self._states[-1]
+        if state.complete:
+            return None
+        if state.scalar is _Scalar.NUMBER and state.open is None:
+            try:
+                self._end(state, len(self._text))
+            except _Refused as refused:
+                return refused.violation
+            return None
+        return Violation(0, 0, "", "#", "the text is not complete")
+
+    def accepts(self) -> bool:
+        """Whether the text is complete and satisfies the schema."""
+        return self.violation() is None
+
+    def number_length(self) -> int:
+        """How long the number is that is being read; 0 where none is."""
+        state = self._states[-1]
+        return len(self._text) - state.start if state.scalar is _Scalar.NUMBER else 0
+
+    def open_starts(self) -> list[int]:
+        """Where the values begin that are being read, the innermost first."""
+        state = self._states[-1]
+        starts = [state.start] if state.scalar not in (None, _Scalar.KEY) else []
+        opened = state.open
+        while opened is not None:
+            starts.append(opened.start)
+            opened = opened.parent
+        return starts
+
+    def taken(self) -> list[bytes]:
+        """What must not follow in the key that is being read: what would make it one of those that
+        are there already, in the spelling that JSON is written in."""
+        state = self._states[-1]
+        if state.scalar is not _Scalar.KEY or state.open is None or not state.open.seen:
+            return []
+        begun = bytes(self._text[state.start :])
+        keys = map(_spelt, state.open.seen)
+        return [key[len(begun) :] for key in keys if key.startswith(begun)]
+
+    # ------------------------------------------------------------ one byte
+
+    def _step(self, state: _State, byte: int, offset: int) -> _State:
+        scalar = state.scalar
+        if scalar is _Scalar.STRING or scalar is _Scalar.KEY:
+            if state.escape or byte == ord("\\"):
+                return state._replace(escape=not state.escape)
+            if byte != ord('"'):
+                return state
+            ended = self._key if scalar is _Scalar.KEY else self._end
+            return ended(state, offset + 1)
+        if scalar is _Scalar.LITERAL:
+            begun = bytes(self._text[state.start : offset + 1])
+            if not any(literal.startswith(begun) for literal in _LITERALS):
+                raise _Refused(state.start, "", "#", f"{begun!r} is not JSON")
+            return self._end(state, offset + 1) if begun in _LITERALS else state
+        if scalar is _Scalar.NUMBER:
+            if byte in NUMBER_BYTES:
+                return state
+            state = self._end(state, offset)  # it ends before this byte
+        if byte in _WHITESPACE:
+            return state
+        opened = state.open
+        if state.complete or (opened is None and byte in b",:]}"):
+            raise _Refused(offset, "", "#", f"byte {byte:#04x} at {offset} is not JSON here")
+        if opened is None or byte not in b",:]}":
+            return self._begin(state, byte, offset)
+        if byte == ord(":"):
+            return state
+        if byte == ord(","):
+            following = opened.member + 1 if isinstance(opened.member, int) else None
+            return state._replace(open=opened._replace(member=following))
+        closed = state._replace(open=opened.parent, start=opened.start, schemas=opened.schemas)
+        return self._end(closed, offset + 1)
+
+    def _begin(self, state: _State, byte: int, start: int) -> _State:
+        parent = state.open
+        if parent is None:
+            schemas = self._rules.root
+        elif parent.member is None:
+            return state._replace(scalar=_Scalar.KEY, start=start)
+        else:
+            schemas = self._rules.of_member(parent.schemas, parent.member)
+        depth = 1 if parent is None else parent.depth + 1
+        is_array = byte == ord("[")
+        if (is_array or byte == ord("{")) and depth > MAX_DEPTH and self._rules.checks:
+            raise _Refused(start, "", "#", f"nested more than {MAX_DEPTH} deep")
+        for located in schemas:
+            if located.schema is False:
+                raise _Refused(start, "false", located.pointer, "no value is allowed here")
+        if is_array:
+            opened = _Open(start, schemas, parent, depth, 0, unique=_unique(schemas))
+        elif byte == ord("{"):
+            opened = _Open(start, schemas, parent, depth, None)
+        else:
+            scalar = (
+                _Scalar.STRING if byte == ord('"')
+                else _Scalar.NUMBER if byte in NUMBER_BYTES - frozenset(b"eE")
+                else _Scalar.LITERAL
+            )  # fmt: skip
+            return state._replace(scalar=scalar, start=start, schemas=schemas)
+        return state._replace(open=opened)
+
+    def _key(self, state: _State, end: int) -> _State:
+        start, opened = state.start, state.open
+        key = self._parsed(start, end)
+        assert opened is not None
+        if key in opened.seen:
+            raise _Refused(start, "", "#", f"the key {key!r} is there twice")
+        error = self._rules.key_error(opened.schemas, key)
+        if error is not None:
+            raise _Refused(start, *error)
+        opened = opened._replace(member=key, seen=(*opened.seen, key))
+        return state._replace(scalar=None, open=opened)
+
+    def _end(self, state: _State, end: int) -> _State:
+        """A value that begins at `state.start`, in what is open, ends before `end`."""
+        start, parent = state.start, state.open
+        following = state._replace(scalar=None)
+        if not isinstance(self._rules, Rules):
+            return following._replace(complete=parent is None)
+        value = self._parsed(start, end)
+        number = state.scalar is _Scalar.NUMBER
+        if parent is None:
+            error = self._rules.error(self._rules.whole, value)
+            if error is not None:
+                raise _Refused(start, *error, number=number)
+            return following._replace(complete=True)
+        for located in state.schemas:
+            error = self._rules.error(located, value) if self._rules.is_watched(located) else None
+            if error is not None:
+                raise _Refused(start, *error, number=number)
+        if not parent.unique:
+            return following
+        item = _comparable(value)
+        if item in parent.seen:
+            reason = "uniqueItems: the item is there twice"
+            raise _Refused(start, "uniqueItems", parent.unique, reason, number)
+        return following._replace(open=parent._replace(seen=(*parent.seen, item)))
+
+    def _parsed(self, start: int, end: int) -> Any:
+        try:
+            return json.loads(bytes(self._text[start:end]))
+        except (ValueError, RecursionError) as error:
+            raise _Refused(start, "", "#", f"not JSON: {error}") from None
+
+
+class _Refused(Exception):
+    def __init__(
+        self, start: int, keyword: str, pointer: str, message: str, number: bool = False
+    ) -> None:
+        super().__init__(message)
+        self.violation = Violation(0, start, keyword, pointer, message, number)
+
+
+@lru_cache(maxsize=4096)
+def _spelt(key: str) -> bytes:
+    return json.dumps(key, ensure_ascii=False).encode("utf-8", "surrogatepass")
+
+
+def _unique(schemas: Schemas) -> str:
+    for located in schemas:
+        if located.keywords.get("uniqueItems") is True:
+            return f"{located.pointer}/uniqueItems"
+    return ""
+
+
+def _comparable(value: Any) -> Any:
+    """Equal exactly where the JSON values are (1 is 1.0, but not true)."""
+    if isinstance(value, bool):
+        return ("bool", value)
+    if isinstance(value, list):
+        return ("array", tuple(map(_comparable, value)))
+    if isinstance(value, dict):
+        return ("object", frozenset((key, _comparable(member)) for key, member in value.items()))
+    return value

@@ -1,0 +1,602 @@
+"""Constraints on llguidance: an Earley parser over a lazily built lexer, masks per request."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import re
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from llguidance import LLMatcher, LLParserLimits
+
+from rootlace.runtime.config import ConstraintConfig
+from rootlace.runtime.contracts.matcher import ForcedTokenizer, Matcher
+from rootlace.runtime.contracts.plan import MaskRow
+from rootlace.runtime.structured.dfa_backend import BEYOND, DfaMatcher, PlacedGrammar
+from rootlace.runtime.structured.json_schema.to_regex import MARK
+from rootlace.runtime.structured.regex.lazy_dfa import DEAD, LazyDfa
+from rootlace.runtime.structured.regex.syntax import TooLarge
+from rootlace.runtime.structured.vocabulary import vocabulary
+from rootlace.runtime.structured.vocabulary import vocabulary as bitmask
+from rootlace.runtime.structured.vocabulary.masks import TokenWalk
+from rootlace.runtime.structured.vocabulary.vocabulary import Vocabulary
+from rootlace.wire.errors import InvalidConstraint
+
+# Llguidance lexer ---------------------------------------------------------------------------------
+#
+# A lexer of llguidance that many requests share, and is replaced when it is worn out.
+
+
+_WORN = ("too many states", "too many expressions")
+"""How llguidance calls the errors that stay with a lexer, and so with all that share it: it has all
+the states it may have, or a single mask (or much text without one) has cost too much."""
+REPLAYED = 32
+"""So many tokens are taken in at once by a lexer that is new: what it may spend is counted from one
+mask to the next."""
+
+
+def mask_of(matcher: LLMatcher, vocabulary_size: int) -> np.ndarray:
+    """int32: the packed mask; of no meaning where the matcher has an error after it."""
+    words = np.zeros(vocabulary.words_of(vocabulary_size), np.int32)
+    matcher.unsafe_compute_mask_ptr(vocabulary.address(words), words.nbytes)
+    return words
+
+
+class SharedLexer:
+    """The prototype that requests copy. Copies share one lexer, with all states that any of them
+    came to: when it is full, requests must not fail for what others left there. Thread-safe."""
+
+    def __init__(self, build: Callable[[], LLMatcher]) -> None:
+        self._build = build
+        self._lock = threading.Lock()
+        self._prototype: LLMatcher | None = None
+
+    def prototype(self, worn: LLMatcher | None = None) -> LLMatcher:
+        """What to copy, and never `worn`: then another one is built."""
+        with self._lock:
+            if self._prototype is None or self._prototype is worn:
+                self._prototype = self._build()
+            return self._prototype
+
+    def discard(self, worn: LLMatcher) -> None:
+        """Build another prototype instead of `worn`, but only when it is needed."""
+        with self._lock:
+            if self._prototype is worn:
+                self._prototype = None
+
+
+class Parser:
+    """One request's parser: `matcher` is a copy of the prototype that has taken in `tokens`."""
+
+    def __init__(self, lexer: SharedLexer, vocabulary_size: int) -> None:
+        self._lexer = lexer
+        self._size = vocabulary_size
+        self._prototype = lexer.prototype()
+        self.matcher = self._prototype.deep_copy()
+        self.tokens: list[int] = []
+
+    def copy(self) -> Parser:
+        """Another one at the same place."""
+        other = Parser.__new__(Parser)
+        other._lexer, other._size, other._prototype = self._lexer, self._size, self._prototype
+        other.matcher, other.tokens = self.matcher.deep_copy(), self.tokens.copy()
+        return other
+
+    def fill_bitmask(self, out: np.ndarray) -> None:
+        """Of no meaning where the matcher has an error after it."""
+        self.matcher.unsafe_compute_mask_ptr(vocabulary.address(out), out.nbytes)
+        if _is_worn(self.matcher) and self._replay():
+            self.matcher.unsafe_compute_mask_ptr(vocabulary.address(out), out.nbytes)
+            self._leave_if_worn()
+
+    def take(self, token_id: int) -> bool:
+        """Take a token in, if it fits."""
+        taken: bool = self.matcher.try_consume_tokens([token_id]) == 1
+        # What did not fit is no error; an error is one of bounds.
+        if not taken and _is_worn(self.matcher) and self._replay():
+            taken = self.matcher.try_consume_tokens([token_id]) == 1
+            self._leave_if_worn()
+        if taken:
+            self.tokens.append(token_id)
+        return taken
+
+    def undo(self, count: int) -> None:
+        del self.tokens[len(self.tokens) - count :]
+        if self.matcher.is_error():  # then it does not go back
+            self._replay()
+        elif count:
+            self.matcher.rollback(count)
+
+    def _replay(self) -> bool:
+        """Come to the same place with another matcher, on another lexer where this one is worn out.
+        False, and as before, where that would not help."""
+        prototype = self._lexer.prototype(worn=self._prototype if _is_worn(self.matcher) else None)
+        matcher = prototype.deep_copy()
+        for start in range(0, len(self.tokens), REPLAYED):
+            part = self.tokens[start : start + REPLAYED]
+            if matcher.try_consume_tokens(part) != len(part):
+                if _is_worn(matcher):
+                    self._lexer.discard(prototype)
+                return False
+            mask_of(matcher, self._size)
+        self._prototype, self.matcher = prototype, matcher
+        return True
+
+    def _leave_if_worn(self) -> None:
+        """Where this very text wears a new lexer out, the next request gets another one."""
+        if _is_worn(self.matcher):
+            self._lexer.discard(self._prototype)
+
+
+def _is_worn(matcher: LLMatcher) -> bool:
+    return matcher.is_error() and any(kind in matcher.get_error() for kind in _WORN)
+
+
+# Llguidance ---------------------------------------------------------------------------------------
+
+
+# A grammar's parser and lexer, as measured: a base, and so much per character of its source.
+BASE_BYTES = 1 << 14
+BYTES_PER_CHARACTER = 96
+
+REMEMBERED = 1024
+"""So many places with forced text are remembered per grammar."""
+_Place = tuple[bytes, bytes, bool, bytes]
+_MARK = b"\xff"
+_SPECIAL = re.compile(rb"\xff\[(\d+)\]")
+"""How llguidance writes special tokens among bytes; the mark is in no text."""
+_Run = bytes | int
+_NO_FORCING = '\n%llguidance {"no_forcing": true}\n'
+"""An option, beside those that a grammar has. Without it, where some bytes are forced, llguidance
+would allow only the token that it would put there itself."""
+
+
+class LLGuidanceGrammar:
+    """A grammar in llguidance's Lark dialect; see `contracts.matcher.Grammar`."""
+
+    backend = "llguidance"
+
+    def __init__(
+        self,
+        vocabulary: Vocabulary,
+        lark: str,
+        canonicalizer: ForcedTokenizer,
+        config: ConstraintConfig,
+        special: frozenset[int] = frozenset(),
+    ) -> None:
+        """`special` are the special tokens that a text may hold. Raises InvalidConstraint with
+        llguidance's reason. Drops the GIL while it works."""
+        self.vocabulary = vocabulary
+        self.special = special
+        self.canonicalizer = canonicalizer
+        source, limits = LLMatcher.grammar_from_lark(lark + _NO_FORCING), parser_limits(config)
+        self._forced: dict[_Place, _Forced] = {}
+        self.beginning: tuple[int, ...] | None = None
+        """What is forced before anything else, once a matcher has asked."""
+        self.lexer = SharedLexer(
+            lambda: LLMatcher(vocabulary.llguidance, source, log_level=0, limits=limits)
+        )
+        prototype = self.lexer.prototype()
+        if prototype.is_error():
+            raise InvalidConstraint(reason(prototype))
+        # llguidance says only after a token that none can follow, and at the first mask that there
+        # is no text at all.
+        mask = mask_of(prototype, vocabulary.size)
+        if prototype.is_error():
+            raise InvalidConstraint(reason(prototype))
+        accepting = prototype.is_accepting()
+        self._check_beginning(prototype)
+        begins = bitmask.unpacked(mask, vocabulary.size)
+        begins[list(vocabulary.eos_token_ids)] = False
+        if not begins.any() and not accepting:
+            raise InvalidConstraint("no text satisfies it")
+        self.empty_only = not begins.any() and accepting
+        self.nbytes = BASE_BYTES + BYTES_PER_CHARACTER * len(lark)
+
+    def matcher(self) -> LLGuidanceMatcher:
+        return LLGuidanceMatcher(self)
+
+    def forced_after(self, tail: bytes, text: bytes, following: _Following) -> list[int]:
+        """The canonicalizer's tokens. They depend on what it was told alone, so where all it asked
+        has the same answers again, they are the same."""
+        key = (tail, text, following.may_end, following.digest())
+        known = self._forced.get(key)
+        if known is not None and following.agrees(known.answers):
+            if known.settled:
+                return list(known.tokens)
+            # The canonicalizer asks less about a text that it has looked at before.
+            following.answers.clear()
+        tokens = self.canonicalizer.tokens_after(tail, text, following, following.may_end)
+        self._remember(key, _Forced(following.asked(), tuple(tokens), known is not None))
+        return tokens
+
+    def closed(self, tail: bytes | None, text: bytes) -> tuple[int, ...]:
+        """The canonicalizer's tokens of a text with a special token behind it."""
+        key = (tail or b"", text, True, b"")
+        known = self._forced.get(key)
+        if known is None:
+            tokens = self.canonicalizer.tokens_after(tail, text, lambda _: False, True)
+            known = self._remember(key, _Forced([], tuple(tokens), True))
+        return known.tokens
+
+    def _remember(self, key: _Place, found: _Forced) -> _Forced:
+        if len(self._forced) >= REMEMBERED:
+            self._forced.clear()
+        self._forced[key] = found
+        return found
+
+    def _check_beginning(self, prototype: LLMatcher) -> None:
+        """Raises InvalidConstraint where a bound is met right behind what every text begins with,
+        as behind the brace of a large object: better now than in the middle of requests."""
+        trial = prototype.deep_copy()
+        beginning = trial.compute_ff_bytes()
+        tokens = _path(_runs(beginning), self.vocabulary)
+        if trial.is_error() or len(beginning) > REPLAYED:
+            # A long text may fill one lexer, and is served by several in turn.
+            self.lexer.discard(prototype)
+            return
+        if not tokens:
+            return
+        trial.try_consume_tokens(tokens)
+        mask_of(trial, self.vocabulary.size)
+        if trial.is_error():
+            raise InvalidConstraint(reason(trial))
+
+
+@dataclass(frozen=True, slots=True)
+class _Forced:
+    """The tokens that are forced where these questions have these answers."""
+
+    answers: list[tuple[list[int] | None, bool]]
+    """Of the texts asked for, in tokens of one byte each."""
+    tokens: tuple[int, ...]
+    settled: bool
+    """Whether there is nothing that need not have been asked."""
+
+
+class _Following:
+    """What can follow where a matcher stands (which is not to move meanwhile).
+
+    Most texts that are asked for are tokens, and one mask has the answers for all of these. What
+    was answered otherwise is in `answers`.
+    """
+
+    def __init__(self, matcher: LLMatcher, grammar: LLGuidanceGrammar) -> None:
+        self._matcher = matcher
+        self._vocabulary = grammar.vocabulary
+        mask = mask_of(matcher, grammar.vocabulary.size)
+        self._bits = mask.view(np.uint8).tobytes()
+        special = grammar.special and (mask & grammar.vocabulary.special_mask).any()
+        self.may_end: bool = matcher.is_accepting() or bool(special)
+        """Whether the text may: the sequence does, or a special token follows."""
+        self.answers: dict[bytes, bool] = {}
+
+    def digest(self) -> bytes:
+        """Of the mask."""
+        return hashlib.blake2b(self._bits, digest_size=16).digest()
+
+    def __call__(self, text: bytes) -> bool:
+        token = self._vocabulary.token_of.get(text)
+        if token is not None:
+            return bool(self._bits[token >> 3] >> (token & 7) & 1)
+        found = self.answers.get(text)
+        if found is None:
+            found = self.answers[text] = self._may_take(self._vocabulary.bytewise(text))
+        return found
+
+    def asked(self) -> list[tuple[list[int] | None, bool]]:
+        """What was answered, for `agrees` at other places."""
+        return [(self._vocabulary.bytewise(text), was) for text, was in self.answers.items()]
+
+    def agrees(self, answers: list[tuple[list[int] | None, bool]]) -> bool:
+        """Whether the answers are the same here."""
+        return all(self._may_take(path) == was for path, was in answers)
+
+    def _may_take(self, path: list[int] | None) -> bool:
+        return path is None or self._matcher.validate_tokens(path) == len(path)
+
+
+class LLGuidanceMatcher(Matcher):
+    """See `contracts.matcher.Matcher`. End-of-sequence tokens are handled here, not by llguidance:
+    it takes them in at some complete texts only, and an error would be the end of its matcher."""
+
+    def __init__(self, grammar: LLGuidanceGrammar) -> None:
+        self._grammar = grammar
+        self._vocabulary = grammar.vocabulary
+        self._parser = Parser(grammar.lexer, grammar.vocabulary.size)
+        self._tokens = self._parser.tokens  # taken in, without the end of the sequence
+        self._ended = 0  # end-of-sequence tokens taken in: 0 or 1
+        self._error = ""
+        self._settled = -1
+        """How many tokens there are at the end of the last forced run: nothing is forced there, if
+        it was taken in."""
+        self._run: list[int] = []
+
+    def allowed_mask(self) -> np.ndarray:
+        return bitmask.filled(self.fill_bitmask, self._vocabulary.size)
+
+    def fill_bitmask(self, out: np.ndarray) -> None:
+        out = bitmask.writable(out, self._vocabulary.size)
+        if not self._ended:
+            self._parser.fill_bitmask(out)
+            if not self._grammar.special:  # a negation allows their names among the bytes
+                np.bitwise_and(out, ~self._vocabulary.special_mask, out=out)
+        if self._ended or self._parser.matcher.is_error():
+            out[:] = 0  # llguidance allows the end of the sequence where it gave up
+
+    def advance(self, token_id: int) -> bool:
+        if self._ended or not 0 <= token_id < self._vocabulary.size:
+            return self._refuse(token_id)
+        if token_id in self._vocabulary.eos_token_ids:
+            if not self.is_accepting():
+                return self._refuse(token_id)
+            self._ended = 1
+        # Other tokens without text are refused here: to llguidance, some are an error for good.
+        elif not (self._is_known(token_id) and self._parser.take(token_id)):
+            return self._refuse(token_id)
+        self._error = ""
+        return True
+
+    def _is_known(self, token_id: int) -> bool:
+        return bool(self._vocabulary.token_bytes[token_id]) or token_id in self._grammar.special
+
+    def is_accepting(self) -> bool:
+        return not self._parser.matcher.is_error() and self._parser.matcher.is_accepting()
+
+    def is_finished(self) -> bool:
+        if (self._grammar.empty_only and not self._parser.matcher.is_error()) or self._ended:
+            return True
+        return self.is_accepting() and self._parser.matcher.is_stopped()
+
+    def forced_text(self) -> bytes:
+        return bytes(self._forced_runs()[0])
+
+    def _forced_runs(self) -> list[_Run]:
+        if self._ended or self._parser.matcher.is_error() or self._parser.matcher.is_accepting():
+            return [b""]
+        return _runs(self._parser.matcher.compute_ff_bytes())
+
+    def forced_tokens(self) -> list[int]:
+        at = len(self._tokens)
+        if self._ended or self._parser.matcher.is_error():
+            return []
+        if at == self._settled and self._tokens[at - len(self._run) :] == self._run:
+            return []
+        if at or self._grammar.beginning is None:
+            tokens = self._found_forced()
+            if not at and not self._parser.matcher.is_error():
+                self._grammar.beginning = tuple(tokens)
+        else:
+            tokens = list(self._grammar.beginning)
+        self._settled, self._run = at + len(tokens), tokens.copy()
+        return tokens
+
+    def _found_forced(self) -> list[int]:
+        runs = self._forced_runs()
+        if runs == [b""]:
+            return []
+        tail = self._grammar.canonicalizer.tail(self._tokens)
+        tokens: list[int] = []
+        for text, special in zip(runs[:-1:2], runs[1::2], strict=True):
+            assert isinstance(text, bytes) and isinstance(special, int)
+            if text:
+                found = self._grammar.closed(tail, text) if tail is not None else ()
+                tokens += found
+                if sum(len(self._vocabulary.token_bytes[token]) for token in found) < len(text):
+                    return tokens
+            tokens.append(special)
+            tail = self._grammar.canonicalizer.tail([])
+        if tail is not None and runs[-1]:
+            tokens += self._last_forced(tail, runs)
+        return tokens
+
+    def _last_forced(self, tail: bytes, runs: list[_Run]) -> list[int]:
+        """Of the last text, which may go on: tried out behind all runs, and taken back."""
+        path = _path(runs, self._vocabulary)
+        if path is None:
+            return []
+        taken = self._parser.matcher.try_consume_tokens(path)
+        try:
+            if taken < len(path):
+                return []
+            following = _Following(self._parser.matcher, self._grammar)
+            if self._parser.matcher.is_error():
+                return []
+            return self._grammar.forced_after(tail, bytes(runs[-1]), following)
+        finally:
+            if taken:
+                self._parser.matcher.rollback(taken)
+
+    def rollback(self, count: int) -> None:
+        if not 0 <= count <= len(self._tokens) + self._ended:
+            raise ValueError(f"cannot undo {count} of {len(self._tokens) + self._ended} tokens")
+        self._error = ""
+        self._settled = -1
+        inner = max(count - self._ended, 0)
+        if count:
+            self._ended = 0
+        self._parser.undo(inner)
+
+    def reset(self) -> None:
+        self.rollback(len(self._tokens) + self._ended)
+
+    def retreat(self) -> int | None:
+        self._error = "the constraint has nothing to check that its mask does not hold"
+        return None
+
+    def error(self) -> str:
+        if self._parser.matcher.is_error():
+            return reason(self._parser.matcher)
+        return self._error
+
+    def _refuse(self, token_id: int) -> bool:
+        self._error = f"the constraint forbids token {token_id} after {len(self._tokens)} tokens"
+        return False
+
+
+def _runs(forced: bytes) -> list[_Run]:
+    """Texts and special tokens in turns, as llguidance writes them; the last one is a text."""
+    found: list[_Run] = []
+    for at, run in enumerate(_SPECIAL.split(forced)):
+        found.append(int(run) if at % 2 else run)
+        if not at % 2 and _MARK in run:  # the beginning of several special tokens
+            return [*found[:-1], run[: run.index(_MARK)]]
+    return found
+
+
+def _path(runs: list[_Run], vocabulary: Vocabulary) -> list[int] | None:
+    """All of it, in tokens of one byte each; None where the vocabulary lacks one."""
+    path: list[int] = []
+    for run in runs:
+        part = [run] if isinstance(run, int) else vocabulary.bytewise(run)
+        if part is None:
+            return None
+        path += part
+    return path
+
+
+def parser_limits(config: ConstraintConfig) -> LLParserLimits:
+    """llguidance's own bounds, at compilation and at every mask, in proportion to the config's."""
+    # About 2 kB per lexer state, by llguidance's documentation.
+    states = max(1000, min(250_000, config.compile_memory_bytes >> 15))
+    return LLParserLimits(
+        # An object of n optional properties makes a row of 4 n items, and its masks take time
+        # quadratic in that: 0.1 s here.
+        max_items_in_row=10_000,
+        initial_lexer_fuel=1_000_000,
+        step_lexer_fuel=200_000,
+        step_max_items=50_000,
+        max_lexer_states=states,
+        max_grammar_size=500_000,
+        verbose_errors=False,
+    )
+
+
+def reason(matcher: LLMatcher) -> str:
+    """What llguidance says is wrong, without the state it may append."""
+    said = matcher.get_error().split("\n<")[0].removesuffix("<non-verbose/>").strip()
+    return "no text satisfies it" if said.startswith("NoExtension") else said
+
+
+# Hybrid -------------------------------------------------------------------------------------------
+#
+# llguidance with a memory: what it says is kept by the state of an automaton of what a schema
+# declares (`schema/regular`), and asked for again only where the automaton does not know the way.
+#
+# A mask that llguidance made at a state is that of every request that comes there, with the tokens
+# in it that begin declared and end elsewhere. Such a token has its request go on in llguidance.
+
+
+log = logging.getLogger(__name__)
+
+_HYBRID_MARK = ord(MARK)
+
+
+class HybridGrammar(PlacedGrammar):
+    """`inner`, whose declared part is `dfa`; see `contracts.matcher.Grammar`.
+
+    Every mask that llguidance makes at a state is compared with what the automaton says of it: all
+    that is declared must be in it, and nothing that could not begin at a mark. Should the two not
+    agree, the automaton is given up, and all go on in llguidance from their next token on.
+    """
+
+    backend = "llguidance"
+
+    def __init__(
+        self,
+        vocabulary: Vocabulary,
+        inner: LLGuidanceGrammar,
+        dfa: LazyDfa,
+        canonicalizer: ForcedTokenizer,
+        max_table_bytes: int,
+    ) -> None:
+        super().__init__(vocabulary, dfa, canonicalizer, max_table_bytes)
+        self.inner = inner
+        self._any = TokenWalk(vocabulary.trie, _AnythingAtMarks(dfa))
+        self._checking = threading.Lock()
+
+    @property
+    def nbytes(self) -> int:
+        return super().nbytes + self.inner.nbytes
+
+    def matcher(self) -> Matcher:
+        return DfaMatcher(self) if self.trusted else self.inner.matcher()
+
+    def other(self) -> Matcher:
+        return self.inner.matcher()
+
+    # ------------------------------------------------------------ for cursors
+
+    def row(self, state: int) -> MaskRow | None:
+        # Of a state that is not trusted even two requests of one step may need different masks.
+        return super().row(state) if self.trusted else None
+
+    def keep(self, state: int, words: np.ndarray, failed: bool) -> None:
+        """Take llguidance's mask of a state in, for all."""
+        row = self.row(state)
+        if failed or row is None:
+            return
+        if not self._agrees(state, words):
+            log.warning("a schema's automaton and llguidance do not agree; it is not used")
+            self.trusted = False
+            self.places.forget()
+        if self.trusted:
+            self.table.store(row.row, words)
+
+    def _agrees(self, state: int, words: np.ndarray) -> bool:
+        try:
+            declared = self.table.walked(state)
+            with self._checking:
+                any_ = bitmask.packed(self._any.allowed(state + 1))
+        except TooLarge:
+            return True  # not known
+        missing = declared & self.vocabulary.without_zeros & ~words
+        return not (missing | words & ~(any_ | declared)).any()
+
+    def step(self, state: int, token_id: int) -> int | None:
+        row = self.row(state)
+        if row is None or not self.table.filled(row.row):
+            return None
+        allowed = bitmask.allows(self.table.rows[row.row], token_id)
+        return self.after(state, token_id) if allowed else DEAD
+
+    def forced_text(self, state: int) -> bytes | None:
+        return self.texts.get(state)
+
+    def forced_tokens(self, state: int, tail: bytes) -> list[int] | None:
+        return None
+
+    def after(self, state: int, token_id: int) -> int:
+        is_text = token_id not in self.vocabulary.eos_token_ids
+        if is_text and (not self.trusted or _HYBRID_MARK in self.vocabulary.token_bytes[token_id]):
+            return BEYOND
+        return super().after(state, token_id)
+
+
+class _AnythingAtMarks:
+    """The automaton, but that anything follows where a mark does (`walk.Automaton`). Its
+    state s is s + 1 here; 0 is behind a mark."""
+
+    def __init__(self, dfa: LazyDfa) -> None:
+        self._dfa = dfa
+
+    @property
+    def num_states(self) -> int:
+        return self._dfa.num_states + 1
+
+    @property
+    def byte_classes(self) -> np.ndarray:
+        return self._dfa.byte_classes
+
+    def transitions(self, states: np.ndarray) -> np.ndarray:
+        rows = np.zeros((len(states), 256), np.int32)
+        inner = np.flatnonzero(states)
+        found = self._dfa.transitions(states[inner] - 1) + 1
+        found[found == 0] = DEAD
+        marked = found[:, _HYBRID_MARK] > 0
+        found[marked] = np.maximum(found[marked], 0)
+        rows[inner] = found
+        return rows

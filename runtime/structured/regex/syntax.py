@@ -1,0 +1,330 @@
+"""Regular expressions, and the bodies of grammars' rules, as trees, whatever they were written as.
+
+The language is over Unicode scalar values (no surrogates); every tree describes whole texts. Trees
+are built by `trees`: where a part of one matches nothing, all of it does, and is `trees.NOTHING`.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from rootlace.wire.errors import InvalidConstraint
+
+LAST = 0x10FFFF
+
+
+@dataclass(frozen=True, slots=True)
+class Literal:
+    """This text; the empty one too."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Chars:
+    """One character of `ranges`: inclusive code points, ascending, neither overlapping nor
+    adjacent, without surrogates. No ranges: nothing matches."""
+
+    ranges: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Concat:
+    parts: tuple[Regex, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Either:
+    """One of `options`; no options: nothing matches."""
+
+    options: tuple[Regex, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Repeat:
+    """`item` at least `least` and at most `most` times (None: without bound), which is never
+    below `least`."""
+
+    item: Regex
+    least: int
+    most: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """Matches the empty text where `item` can (or, `negative`, cannot) match what follows."""
+
+    item: Regex
+    negative: bool
+
+
+@dataclass(frozen=True, slots=True)
+class LookBehind:
+    """Matches the empty text after (or, `negative`, not after) a character of `chars`."""
+
+    chars: Chars
+    negative: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Graph:
+    """A deterministic automaton of characters, which begins in state 0.
+
+    `edges[state]`: what is read next and the state behind it; `accepting[state]`: whether a text
+    may end there. From every state a text can end.
+    """
+
+    edges: tuple[tuple[tuple[Regex, int], ...], ...]
+    accepting: tuple[bool, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """What the rule `name` of a grammar describes; only grammars have it, not what is regular."""
+
+    name: str
+
+
+Regex = Literal | Chars | Concat | Either | Repeat | Graph | Look | LookBehind | Reference
+
+
+def nodes(regex: Regex) -> Iterator[Regex]:
+    """`regex` and all of its parts; one that it has in several places comes once."""
+    seen: set[int] = set()
+    stack = [regex]
+    while stack:
+        node = stack.pop()
+        if id(node) not in seen:
+            seen.add(id(node))
+            yield node
+            match node:
+                case Concat(parts) | Either(parts):
+                    stack += parts
+                case Repeat(item):
+                    stack.append(item)
+
+
+# Utf8 ---------------------------------------------------------------------------------------------
+#
+# Sets of code points as automata over the bytes of their UTF-8 form.
+#
+# A range of code points is a short list of sequences of byte ranges (K. Thompson, "Regular
+# Expression Search Algorithm", 1968; R. Cox, "Regular Expression Matching in the Wild", 2010: the
+# same in RE2). Sequences are merged at their common beginnings, and equal endings are one state, so
+# that all of Unicode is 8 states and `\w` about 200.
+
+
+Ranges = tuple[tuple[int, int], ...]
+Edge = tuple[int, int, int]
+"""First byte, last byte, state after them."""
+
+DONE = -1
+"""The state after a whole character."""
+
+_BORDERS = (0x7F, 0x7FF, 0xFFFF, 0x10FFFF)
+
+
+class CharAutomaton:
+    """The deterministic automaton of one character out of a set.
+
+    `edges[state]`: byte ranges, ascending and disjoint; state 0 is the beginning, `DONE` the end.
+    Every state is on the way to `DONE`.
+    """
+
+    __slots__ = ("edges",)
+
+    def __init__(self, ranges: Ranges) -> None:
+        sequences = [s for first, last in ranges for s in _sequences(first, last)]
+        self.edges: list[tuple[Edge, ...]] = [()]
+        known: dict[tuple[Edge, ...], int] = {}
+        self.edges[0] = self._merge(sequences, 0, known)
+
+    def _merge(
+        self,
+        sequences: list[tuple[tuple[int, int], ...]],
+        depth: int,
+        known: dict[tuple[Edge, ...], int],
+    ) -> tuple[Edge, ...]:
+        """The edges of the state reached by the first `depth` bytes of all `sequences`."""
+        merged: list[Edge] = []
+        begin, count = 0, len(sequences)
+        while begin < count:
+            # Two sequences begin with the same byte range or with disjoint ones: a range of several
+            # bytes is only ever followed by all continuations.
+            head = sequences[begin][depth]
+            end = begin + 1
+            while end < count and sequences[end][depth] == head:
+                end += 1
+            if len(sequences[begin]) == depth + 1:
+                target = DONE
+            else:
+                edges = self._merge(sequences[begin:end], depth + 1, known)
+                found = known.get(edges)
+                if found is None:
+                    found = known[edges] = len(self.edges)
+                    self.edges.append(edges)
+                target = found
+            if merged and merged[-1][2] == target and merged[-1][1] + 1 == head[0]:
+                merged[-1] = (merged[-1][0], head[1], target)
+            else:
+                merged.append((head[0], head[1], target))
+            begin = end
+        return tuple(merged)
+
+
+@lru_cache(maxsize=512)
+def char_automaton(ranges: Ranges) -> CharAutomaton:
+    """The automaton of `ranges` (as in `syntax.Chars`); shared, as it never changes."""
+    return CharAutomaton(ranges)
+
+
+def _sequences(first: int, last: int) -> Iterator[tuple[tuple[int, int], ...]]:
+    """Sequences of byte ranges that are together the UTF-8 forms of `first` to `last`, ascending.
+
+    The range has no surrogates.
+    """
+    for border in _BORDERS:
+        if first <= border < last:
+            yield from _sequences(first, border)
+            yield from _sequences(border + 1, last)
+            return
+    # All of one length now. Split where a byte's range would not be followed by all continuations.
+    for bits in (6, 12, 18):
+        block = (1 << bits) - 1
+        if first >> bits != last >> bits:
+            if first & block:
+                yield from _sequences(first, first | block)
+                yield from _sequences((first | block) + 1, last)
+                return
+            if last & block != block:
+                yield from _sequences(first, (last & ~block) - 1)
+                yield from _sequences(last & ~block, last)
+                return
+    low, high = chr(first).encode(), chr(last).encode()
+    yield tuple(zip(low, high, strict=True))
+
+
+# Char sets ----------------------------------------------------------------------------------------
+#
+# Sets of code points as sorted ranges, and the sets that Python's `re` means by its escapes.
+#
+# `re` is asked what it matches instead of restating its rules: a class is searched for in the text
+# of all code points, once; piece by piece, because a search does not let go of the interpreter.
+
+
+ALL: Ranges = ((0, 0xD7FF), (0xE000, LAST))
+"""Every Unicode scalar value."""
+_PIECE = 4096
+
+
+def union(ranges: Iterable[tuple[int, int]]) -> Ranges:
+    """The set of all code points in `ranges` (any order, overlapping or not), no surrogates."""
+    merged: list[tuple[int, int]] = []
+    for first, last in sorted(ranges):
+        if merged and first <= merged[-1][1] + 1:
+            if last > merged[-1][1]:
+                merged[-1] = (merged[-1][0], last)
+        else:
+            merged.append((first, last))
+    if not any(last >= 0xD800 and first <= 0xDFFF for first, last in merged):
+        return tuple(merged)
+    return intersection(tuple(merged), ALL)
+
+
+def complement(ranges: Ranges) -> Ranges:
+    """All scalar values that are not in `ranges`."""
+    gaps = []
+    begin = 0
+    for first, last in (*ranges, (LAST + 1, LAST + 1)):
+        if first > begin:
+            gaps.append((begin, first - 1))
+        begin = last + 1
+    return intersection(tuple(gaps), ALL)
+
+
+def intersection(left: Ranges, right: Ranges) -> Ranges:
+    both = []
+    i = j = 0
+    while i < len(left) and j < len(right):
+        first, last = max(left[i][0], right[j][0]), min(left[i][1], right[j][1])
+        if first <= last:
+            both.append((first, last))
+        if left[i][1] < right[j][1]:
+            i += 1
+        else:
+            j += 1
+    return tuple(both)
+
+
+def contains(ranges: Ranges, code: int) -> bool:
+    index = bisect_right(ranges, (code, LAST + 1)) - 1
+    return index >= 0 and code <= ranges[index][1]
+
+
+@lru_cache(maxsize=16)
+def category(escape: str, ascii_only: bool) -> Ranges:
+    """What the class escape `escape` (`\\d`, `\\W`, …) matches."""
+    if escape[1].isupper():
+        return complement(category(escape.lower(), ascii_only))
+    pattern = re.compile(f"{escape}+", re.ASCII if ascii_only else re.UNICODE)
+    return union(
+        (begin + match.start(), begin + match.end() - 1)
+        for begin in range(0, 128 if ascii_only else LAST + 1, _PIECE)
+        for match in pattern.finditer(_characters(begin, _PIECE))
+    )
+
+
+def prepare() -> None:
+    """Find the sets that patterns ask for most, some 15 to 30 ms each, before anybody does."""
+    for escape in (r"\d", r"\w", r"\s"):
+        category(escape, False)
+    _cased()
+
+
+@lru_cache(maxsize=1024)
+def ignoring_case(one: str, plain: Ranges, ascii_only: bool) -> Ranges:
+    """What `one`, a pattern of one character that matches `plain`, matches where case is ignored.
+
+    Only characters that take part in case mappings can differ from `plain`.
+    """
+    cased, text = _cased()
+    flags = re.IGNORECASE | (re.ASCII if ascii_only else re.UNICODE)
+    matched = re.findall(one, text, flags | re.DOTALL)
+    return union((*intersection(plain, complement(cased)), *((ord(c), ord(c)) for c in matched)))
+
+
+@lru_cache(maxsize=1)
+def _cased() -> tuple[Ranges, str]:
+    """The characters with a case or that are the case of another, as ranges and as a text."""
+    cased: set[str] = set()
+    for begin in range(0, LAST + 1, 256):
+        block = _characters(begin, 256)
+        if block.lower() != block or block.upper() != block:
+            for char in block:
+                others = {*char.lower(), *char.upper(), *char.lower().upper(), *char.title()}
+                if others != {char}:
+                    cased |= others | {char}
+    ranges = union((ord(char), ord(char)) for char in cased)
+    return ranges, "".join(sorted(cased))
+
+
+def _characters(begin: int, count: int) -> str:
+    """So many code points from `begin` on, in order, surrogates included."""
+    return (
+        np.arange(begin, begin + count, dtype="<u4").tobytes().decode("utf-32-le", "surrogatepass")
+    )
+
+
+# Limits -------------------------------------------------------------------------------------------
+#
+# What an automaton raises when it would grow beyond its bounds.
+
+
+class TooLarge(InvalidConstraint):
+    """The automaton would have more states than it may. Another engine may still hold it."""

@@ -1,0 +1,514 @@
+"""Structural tags as llguidance's grammars: see `tag_formats`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from typing import Annotated, Any, NamedTuple
+
+import msgspec
+
+from rootlace.runtime.structured.gbnf import LexemeRules, Run, SpecialTokens, lexeme, runs
+from rootlace.runtime.structured.json_schema.to_llguidance import written
+from rootlace.runtime.structured.regex.syntax import TooLarge
+from rootlace.runtime.structured.source import is_text, parsed
+from rootlace.wire.errors import InvalidConstraint
+from rootlace.wire.protocol import Constraint
+
+# Tag formats --------------------------------------------------------------------------------------
+#
+# What structural tags may say: the notations, as they are read.
+#
+# sglang's, `Structures`, is free text with constrained islands:
+#
+#     {"type": "structural_tag", "triggers": ["<function="],
+#      "structures": [{"begin": "<function=f>", "schema": {…}, "end": "</function>"}]}
+#
+# xgrammar's and vLLM's newer one has a `format`, with the same as `triggered_tags`,
+#
+#     {"type": "structural_tag", "format": {"type": "triggered_tags", "triggers": ["<function="],
+#      "tags": [{"begin": "<function=f>", "content": {"type": "json_schema", "json_schema": {…}},
+#                "end": "</function>"}], "at_least_one": false, "stop_after_first": false}}
+#
+# or what the whole text is, by `sequence`, `or`, `tag`, `tags_with_separator`, `json_schema` and
+# `const_string`, and `any_text` within a `tag`:
+#
+#     {"type": "or", "elements": [{"type": "json_schema", "json_schema": {…}},
+#      {"type": "tags_with_separator", "separator": "
+# ", "at_least_one": true, "tags": [
+#       {"begin": "<f>", "content": {"type": "json_schema", "json_schema": {…}}, "end": "</f>"}]}]}
+#
+# In free text everything may come, until a trigger is complete: then one of the tags that begin
+# with it follows, its content exactly. Where triggers overlap, the one that is complete first
+# counts. With `at_least_one` the text begins with a tag.
+#
+# What a special token is written as is this token, in all literals. Free text may hold special
+# tokens that do not end the sequence, `any_text` of these those that no literal names. What ends
+# the sequence may be the end of a tag or of a `const_string` alone, and nothing follows it.
+
+
+MAX_ELEMENTS = 1024
+_Some = msgspec.Meta(min_length=1, max_length=MAX_ELEMENTS)
+_Name = Annotated[str, msgspec.Meta(min_length=1)]
+
+
+class Structure(msgspec.Struct):
+    begin: _Name
+    schema: dict[str, Any] | bool
+    end: str
+
+
+class Structures(msgspec.Struct):
+    structures: Annotated[list[Structure], _Some]
+    triggers: Annotated[list[_Name], _Some]
+
+
+class AnyText(msgspec.Struct, tag_field="type", tag="any_text"):
+    """Everything up to the end of its tag."""
+
+
+class ConstString(msgspec.Struct, tag_field="type", tag="const_string"):
+    value: str
+
+
+class Json(msgspec.Struct, tag_field="type", tag="json_schema"):
+    """`lenient`: what of the schema cannot be held is not, and a tag is not refused for it."""
+
+    json_schema: dict[str, Any] | bool
+    lenient: bool = False
+
+
+class Tag(msgspec.Struct, tag_field="type", tag="tag"):
+    begin: str
+    content: Format | AnyText
+    end: str
+
+
+class Tags(msgspec.Struct, tag_field="type", tag="tags_with_separator"):
+    tags: Annotated[list[Tag], _Some]
+    separator: str
+    at_least_one: bool = False
+    stop_after_first: bool = False
+
+
+class Or(msgspec.Struct, tag_field="type", tag="or"):
+    elements: Annotated[list[Format], _Some]
+
+
+class SequenceFormat(msgspec.Struct, tag_field="type", tag="sequence"):
+    elements: Annotated[list[Format], _Some]
+
+
+class Triggered(msgspec.Struct, tag_field="type", tag="triggered_tags"):
+    """Nothing can follow the free text of it."""
+
+    tags: Annotated[list[Tag], _Some]
+    triggers: Annotated[list[_Name], _Some]
+    at_least_one: bool = False
+    stop_after_first: bool = False
+    excludes: Any = None
+
+
+Format = ConstString | Json | Tag | Tags | Or | SequenceFormat
+
+
+class Outer(msgspec.Struct):
+    format: Format | Triggered
+
+
+# Free text ----------------------------------------------------------------------------------------
+#
+# Free text as llguidance's rules: anything, until one of some literals is complete.
+#
+# Free text consists of texts with a special token between each two. How much of which literal has
+# just been written is known behind every special token (`_Place`), and nothing else has to be: a
+# literal that ends in text is a lazy lexeme, with which llguidance ends the free text as soon as it
+# can, and one that ends in a special token is complete with this one token.
+
+
+FREE, _SOME = "FREE", "SOME"
+LEXEMES = f"{FREE}: /(?s:.)*/", f"{_SOME}: /(?s:.)+/"
+MAX_WAYS = 4096
+_LAZY = "[lazy]"
+_Place = frozenset[tuple[int, int]]
+"""Pairs of a literal and of how many of its special tokens were just written, with all the text
+that it has before and between them."""
+_NOWHERE: _Place = frozenset()
+
+
+class FreeText:
+    """Up to the first of `literals` that is complete; none of them stands in another one.
+
+    `complete[i]` stands for free text that ends with literal i, and `going` for all that comes
+    before a text without special tokens. They count once `define` is called.
+    """
+
+    def __init__(self, rules: LexemeRules, literals: Sequence[str], free: Collection[int]) -> None:
+        """`free` are the special tokens that it may hold; those of the literals are among them.
+        Raises TooLarge."""
+        self._rules = rules
+        self._literals = [runs(literal) for literal in literals]
+        self._begins: dict[Run, list[int]] = {}
+        for index, literal in enumerate(self._literals):
+            for run in literal[1:2]:
+                self._begins.setdefault(run, []).append(index)
+        ends = {"", *(str(literal[0]) for literal in self._literals if len(literal) > 1)}
+        self._ends = sorted(ends)
+        self._free = frozenset(free)
+        self._names = {_NOWHERE: rules.name("at")}
+        self._ways: dict[_Place, list[str]] = {_NOWHERE: []}
+        complete: list[list[str]] = [[] for _ in literals]
+        self._walk(complete)
+        self.going = rules.add("any", " | ".join(self._names.values()))
+        for index, literal in enumerate(self._literals):
+            complete[index] += self._ending_in_text(index, literal)
+        self.complete = [rules.add("met", " | ".join(ways)) for ways in complete]
+
+    def define(self, begins: Sequence[str]) -> None:
+        """Free text follows each of `begins`."""
+        for place, name in self._names.items():
+            before = begins if place == _NOWHERE else ()
+            self._rules.define(name, " | ".join([*before, *self._ways[place]]))
+
+    def _walk(self, complete: list[list[str]]) -> None:
+        """From place to place."""
+        waiting, count = [_NOWHERE], 0
+        while waiting:
+            place = waiting.pop()
+            for text, then, ids in self._steps(place):
+                count += 1
+                if count > MAX_WAYS:
+                    raise TooLarge("special tokens stand in too many triggers")
+                way = f"{self._names[place]} {text} {self._rules.one_of(ids)}"
+                met = [i for i, done in then if self._literals[i][2 * done :] == [""]]
+                if met:
+                    complete[met[0]].append(way)
+                    continue
+                if then not in self._names:
+                    self._names[then], self._ways[then] = self._rules.name("at"), []
+                    waiting.append(then)
+                self._ways[then].append(way)
+
+    def _ending_in_text(self, index: int, literal: list[Run]) -> list[str]:
+        last, count = str(literal[-1]), len(literal) // 2
+        if not last:
+            return []
+        if not count:
+            return [f"{self.going} {self._rules.add('met', f'{FREE} {lexeme(last)}', _LAZY)}"]
+        met = self._rules.add("met", lexeme(last), _LAZY)
+        return [f"{name} {met}" for at, name in self._names.items() if (index, count) in at]
+
+    def _steps(self, place: _Place) -> Iterator[tuple[str, _Place, set[int]]]:
+        """From here to the next special token: a text, where it leads, with which tokens."""
+        rests = [self._literals[i][2 * count :] for i, count in place]
+        going = {(str(rest[0]), rest[1]) for rest in rests if len(rest) > 1}
+        exact = sorted({text for text, _ in going})
+        ways = [(text, lexeme(text), True) for text in exact]
+        ways += [(text, self._ending(text, exact), False) for text in self._ends]
+        special = {*self._begins, *(run for _, run in going)}
+        for text, lexed, is_all in ways:
+            leads: dict[_Place, set[int]] = {_NOWHERE: {*self._free.difference(special)}}
+            for id_ in special:
+                assert isinstance(id_, int)
+                leads.setdefault(self._then(place, text, is_all, id_), set()).add(id_)
+            for then, ids in leads.items():
+                if ids:
+                    yield lexed, then, ids
+
+    def _then(self, place: _Place, text: str, is_all: bool, id_: int) -> _Place:
+        """Behind a text that is `text`, or ends with it, and this token."""
+        found = set()
+        for index in self._begins.get(id_, ()):
+            if text.endswith(str(self._literals[index][0])):
+                found.add((index, 1))
+        for index, count in place if is_all else ():
+            if self._literals[index][2 * count : 2 * count + 2] == [text, id_]:
+                found.add((index, count + 1))
+        return frozenset(found)
+
+    def _ending(self, text: str, exact: Sequence[str]) -> str:
+        """A text that ends with `text`, with no longer one of the literals' beginnings, and is none
+        of `exact`."""
+        parts = [f"/(?s:.)*{lexeme(text)[1:]}" if text else _SOME if "" in exact else FREE]
+        longer = [end for end in self._ends if end != text and end.endswith(text)]
+        parts += [f"~/(?s:.)*{lexeme(end)[1:]}" for end in longer]
+        parts += [f"~{lexeme(each)}" for each in exact if each and each.endswith(text)]
+        return parts[0] if len(parts) == 1 else self._rules.add("TEXT", " & ".join(parts))
+
+
+# Lenient ------------------------------------------------------------------------------------------
+#
+# Structural tags whose schemas are held as far as they can be: what is left where they cannot.
+
+
+def least_of(schema: Any) -> dict[str, Any]:
+    """What is held in any case of a lenient schema: that it is an object, if it says so."""
+    is_object = isinstance(schema, dict) and schema.get("type") == "object"
+    return {"type": "object"} if is_object else {}
+
+
+def is_lenient(constraint: Constraint) -> bool:
+    """Whether it may have a lenient schema: to be sure takes time where it is large."""
+    return constraint.kind == "structural_tag" and '"lenient"' in constraint.source
+
+
+def weakest(constraint: Constraint) -> Constraint | None:
+    """The constraint with the least of all its lenient schemas; None if it has none, or is none."""
+    if not is_lenient(constraint):
+        return None
+    try:
+        value = parsed("structural_tag", constraint.source)
+        found = _weakened(value)
+    except (InvalidConstraint, RecursionError):
+        return None
+    if found == value:
+        return None
+    return msgspec.structs.replace(constraint, source=msgspec.json.encode(found).decode())
+
+
+def _weakened(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_weakened(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if value.get("type") != "json_schema":
+        return {key: _weakened(item) for key, item in value.items()}
+    if value.get("lenient") is not True:
+        return value
+    return {"type": "json_schema", "json_schema": least_of(value.get("json_schema"))}
+
+
+# Structural tag -----------------------------------------------------------------------------------
+
+
+SchemaAt = Callable[[dict[str, Any] | bool, str, bool], dict[str, Any]]
+"""What of a schema, which stands at a place and may be lenient, goes into the grammar."""
+_NOTHING = '""'
+
+
+def lark_of_structural_tag(source: str, schema_at: SchemaAt, special: SpecialTokens) -> str:
+    """Where a literal holds the text of a special token, it is this token in the grammar, and free
+    text may hold all that do not end the sequence. Raises InvalidConstraint naming the place."""
+    value = parsed("structural_tag", source)
+    newer = isinstance(value, dict) and "format" in value
+    kind: Any = Outer if newer else Structures
+    try:
+        outer = msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        what, _, place = str(error).partition(" - at `$")
+        raise _wrong(place.strip(".`"), what) from None
+    writer = _Lark(schema_at, special, set().union(*map(special.within, _texts(value))))
+    if isinstance(outer, Structures):
+        start = writer.triggered(outer.structures, "structures", outer.triggers)
+    elif isinstance(outer.format, Triggered):
+        if outer.format.excludes:
+            raise _wrong("format.excludes", "is not supported")
+        flags = (outer.format.at_least_one, outer.format.stop_after_first)
+        start = writer.triggered(outer.format.tags, "format.tags", outer.format.triggers, *flags)
+    else:
+        start = [*filter(None, writer.of(outer.format, "format"))]
+    return "\n".join([f"start: {' | '.join(start)}", *LEXEMES, *writer.rules.lines()]) + "\n"
+
+
+class _Ways(NamedTuple):
+    """What stands for a text in rules; empty where there is no such text."""
+
+    open: str = ""
+    """That more may follow."""
+    last: str = ""
+    """That the sequence ends with."""
+
+
+class _Lark:
+    def __init__(self, schema_at: SchemaAt, special: SpecialTokens, named: set[int]) -> None:
+        """`named` are the special tokens in literals."""
+        self._schema_at = schema_at
+        self._special = special
+        self._unnamed = special.free - named
+        self.rules = LexemeRules()
+
+    def of(self, one: Format, place: str) -> _Ways:
+        """What stands for it in a rule; rules of its own are in `rules`."""
+        match one:
+            case ConstString():
+                return self._ending(one.value, f"{place}.value")
+            case Json():
+                return _Ways(self._json(one.json_schema, f"{place}.json_schema", one.lenient))
+            case Tag():
+                return self._tag(one, place)
+            case Tags():
+                return self._tags(one, place)
+            case Or() | SequenceFormat():
+                inner = [self.of(e, f"{place}.elements[{i}]") for i, e in enumerate(one.elements)]
+                if isinstance(one, Or):
+                    return _either(inner)
+                first, *rest = inner
+                for each in rest:
+                    first = self._then(first, each)
+                return first
+
+    def triggered(
+        self,
+        tags: Sequence[Tag | Structure],
+        place: str,
+        triggers: Sequence[str],
+        at_least_one: bool = False,
+        stop_after_first: bool = False,
+    ) -> list[str]:
+        """Free text with tags, which stand at `place`: the ways there are."""
+        begins = self._begins(tags, place, triggers)
+        first = dict.fromkeys(trigger for found in begins for trigger in found)
+        free = self._free([*first], "triggers", self._special.free)
+        behind_text, at_once = [], []
+        for trigger, met in zip(first, free.complete, strict=True):
+            bodies = [
+                self._tag(tag, f"{place}[{index}]", trigger)
+                for index, tag in enumerate(tags)
+                if trigger in begins[index]
+            ]
+            body = self._named(_either(bodies))
+            behind_text.append(self._then(_Ways(met), body))
+            at_once.append(self._then(_Ways(self.rules.literal(trigger)), body))
+        some = self._named(_either(behind_text))
+        # As xgrammar has it, the one that there has to be comes first: behind free text it may
+        # never.
+        begin = _either(at_once) if at_least_one else _Ways(_NOTHING)
+        again = [some.open] if not stop_after_first else []
+        free.define([*filter(None, [begin.open, *again])] or [_NOTHING])
+        if stop_after_first:
+            ways = [*begin] if at_least_one else [f"{free.going} {FREE}", *some]
+        else:
+            more = f"{free.going} {FREE}" if begin.open else ""
+            ways = [more, begin.last if at_least_one else "", some.last if begin.open else ""]
+        return [*filter(None, ways)]
+
+    def _json(self, schema: dict[str, Any] | bool, place: str, lenient: bool = False) -> str:
+        return "%json " + written(self._schema_at(schema, place, lenient))
+
+    def _tag(self, tag: Tag | Structure, place: str, begun: str = "") -> _Ways:
+        """`begun`: the literal that is there of its begin."""
+        begin = self.rules.literal(self._literal(tag.begin, f"{place}.begin").removeprefix(begun))
+        if isinstance(tag, Structure):
+            content = _Ways(self._json(tag.schema, f"{place}.schema"))
+        elif isinstance(tag.content, AnyText):
+            return self._then(_Ways(begin or _NOTHING), self._any_text(tag.end, f"{place}.end"))
+        else:
+            content = self.of(tag.content, f"{place}.content")
+        content = self._then(_Ways(begin or _NOTHING), content)
+        return self._then(content, self._ending(tag.end, f"{place}.end"))
+
+    def _any_text(self, end: str, place: str) -> _Ways:
+        """Free text up to its first `end`; where that ends the sequence, it is anywhere. What is
+        read of an answer may depend on the tokens of other literals: they do not stand in it."""
+        literal = self._literal(end, place, last=True)
+        if not literal:
+            raise _wrong(place, "what ends any text is missing")
+        if not self._special.ends(literal):
+            free = self._free([literal], place, self._unnamed)
+            free.define([_NOTHING])
+            return _Ways(free.complete[0])
+        free = self._free([], place, self._unnamed)
+        free.define([_NOTHING])
+        behind = self.rules.literal(literal[:-2])
+        text = f"/(?s:.)*{behind[1:]}" if behind.startswith("/") else f"{FREE} {behind}"
+        return _Ways("", f"{free.going} {text}")
+
+    def _tags(self, one: Tags, place: str) -> _Ways:
+        tags = [self._tag(tag, f"{place}.tags[{index}]") for index, tag in enumerate(one.tags)]
+        each, last = some, _ = self._named(_either(tags))
+        if not one.stop_after_first and each:
+            between = self.rules.literal(self._literal(one.separator, f"{place}.separator"))
+            some = f"{each} ({between} {each})*"
+            last = last and f"({each} {between})* {last}"
+        some, last = some and f"({some})", last and f"({last})"
+        if not one.at_least_one:
+            some = f"{some}?" if some else _NOTHING
+        return _Ways(some, last)
+
+    def _begins(
+        self, tags: Sequence[Tag | Structure], place: str, triggers: Sequence[str]
+    ) -> list[list[str]]:
+        """For each tag its triggers, as literals, without those that hold another one: they are
+        never the first to be complete. A trigger that ends within a special token has all of it."""
+        for index, trigger in enumerate(triggers):
+            self._literal(trigger, f"triggers[{index}]")
+        whole = [self._literal(tag.begin, f"{place}[{i}].begin") for i, tag in enumerate(tags)]
+        texts, known = dict.fromkeys(triggers), dict[str, None]()
+        for tag in tags:
+            for text in texts:
+                if tag.begin.startswith(text):
+                    known[self._special.beginning(tag.begin, len(text))] = None
+        first = [t for t in known if not any(o != t and o in t for o in known)]
+        found = [[t for t in first if begin.startswith(t)] for begin in whole]
+        for index, tag in enumerate(tags):
+            if not any(map(tag.begin.startswith, texts)):
+                what = f"{tag.begin!r} starts with none of the triggers"
+            elif not found[index]:
+                what = (
+                    f"the trigger of {tag.begin!r} holds another trigger, which is complete first"
+                )
+            else:
+                continue
+            raise _wrong(f"{place}[{index}].begin", what)
+        for text in texts:
+            if not any(tag.begin.startswith(text) for tag in tags):
+                raise _wrong("triggers", f"no tag begins with {text!r}")
+        return found
+
+    def _free(self, literals: Sequence[str], place: str, special: Collection[int]) -> FreeText:
+        try:
+            return FreeText(self.rules, literals, special)
+        except TooLarge as error:
+            raise _wrong(place, str(error)) from None
+
+    def _ending(self, text: str, place: str) -> _Ways:
+        """A literal that the sequence may end with."""
+        literal = self._literal(text, place, last=True)
+        if self._special.ends(literal):
+            return _Ways("", self.rules.literal(literal[:-2]) or _NOTHING)
+        return _Ways(self.rules.literal(literal) or _NOTHING)
+
+    def _literal(self, text: str, place: str, last: bool = False) -> str:
+        """`last`: the sequence may end with it."""
+        if not is_text(text):
+            raise _wrong(place, "a lone surrogate is no character")
+        literal = self._special.literal(text)
+        before = literal[:-2] if last and self._special.ends(literal) else literal
+        if self._special.ends_within(before):
+            raise _wrong(place, f"{text!r} goes on behind the end of the sequence")
+        return literal
+
+    def _then(self, one: _Ways, other: _Ways) -> _Ways:
+        """Nothing follows what the sequence ends with."""
+        if one.open and other.open and other.last:
+            one = one._replace(open=self.rules.add("part", one.open))
+        ways = [_joined(one.open, each) if one.open and each else "" for each in other]
+        return _either([_Ways(*ways), _Ways("", one.last)])
+
+    def _named(self, ways: _Ways) -> _Ways:
+        return _Ways(*(each and self.rules.add("part", each) for each in ways))
+
+
+def _joined(one: str, other: str) -> str:
+    return " ".join(part for part in (one, other) if part != _NOTHING) or _NOTHING
+
+
+def _either(ways: Iterable[_Ways]) -> _Ways:
+    several = [[each for each in kind if each] for kind in zip(*ways, strict=True)]
+    return _Ways(*(f"({' | '.join(kind)})" if len(kind) > 1 else "".join(kind) for kind in several))
+
+
+def _texts(notation: Any) -> Iterator[str]:
+    """All strings in it, but for those of schemas."""
+    if isinstance(notation, str):
+        yield notation
+    elif isinstance(notation, list):
+        for each in notation:
+            yield from _texts(each)
+    elif isinstance(notation, dict):
+        for key, each in notation.items():
+            if key not in ("schema", "json_schema"):
+                yield from _texts(each)
+
+
+def _wrong(place: str, what: str) -> InvalidConstraint:
+    return InvalidConstraint(f"structural_tag: {place}{': ' if place else ''}{what}")

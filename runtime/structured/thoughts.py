@@ -1,0 +1,376 @@
+"""Thoughts before an answer: where they begin and end, and a constraint that begins behind them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from enum import Enum, auto
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from rootlace.runtime.contracts.matcher import Matcher
+from rootlace.runtime.contracts.messages import ThoughtTokens
+from rootlace.runtime.contracts.plan import AutomatonState, MaskRow
+from rootlace.runtime.structured.vocabulary import vocabulary as bitmask
+from rootlace.runtime.structured.vocabulary.vocabulary import Vocabulary
+
+BASE_BYTES = 1 << 12
+
+
+class Where(Enum):
+    """Where a text stands."""
+
+    MAYBE = auto()
+    """It may still begin with thoughts."""
+    INSIDE = auto()
+    BEHIND = auto()
+
+
+class Place(NamedTuple):
+    """`tail` is the end of the text as far as a tag may go on behind it; behind thoughts it is what
+    the last of their tokens holds behind their end. `never`: there are none."""
+
+    where: Where
+    tail: bytes | tuple[int, ...]
+    never: bool = False
+
+
+class _TokenBytes(Protocol):
+    def __getitem__(self, token: int, /) -> bytes: ...
+
+
+class Watch:
+    """Finds thoughts in tokens. A tag of special tokens is found as these, any other one as text,
+    however that is cut into tokens."""
+
+    def __init__(self, thoughts: ThoughtTokens, token_bytes: _TokenBytes) -> None:
+        self._bytes = None if thoughts.special else token_bytes
+        self.begin, self.end = self._of(*thoughts.begin), self._of(*thoughts.end)
+        self.start = Place(Where.MAYBE if thoughts.begin else Where.INSIDE, self.begin[:0])
+
+    def after(self, place: Place, token: int) -> Place:
+        """The place behind a token more."""
+        if place.where is Where.BEHIND:
+            return place
+        seen = place.tail + self._of(token)  # type: ignore[operator]
+        if place.where is Where.INSIDE:
+            return self._inside(seen)
+        size = len(self.begin)
+        if seen[:size] != self.begin[: len(seen)]:
+            return Place(Where.BEHIND, seen[:0], never=True)
+        return Place(Where.MAYBE, seen) if len(seen) < size else self._inside(seen[size:])
+
+    def _inside(self, seen: bytes | tuple[int, ...]) -> Place:
+        size = len(self.end)
+        for at in range(len(seen) - size + 1):
+            if seen[at : at + size] == self.end:
+                return Place(Where.BEHIND, seen[at + size :])
+        return Place(Where.INSIDE, seen[max(len(seen) - size + 1, 0) :])
+
+    def _of(self, *tokens: int) -> bytes | tuple[int, ...]:
+        return tokens if self._bytes is None else b"".join(self._bytes[one] for one in tokens)
+
+
+class ThoughtGrammar:
+    """Thoughts, and what `inner` holds behind them (None: anything); see
+    `contracts.matcher.Grammar`. `inner` may raise, when a matcher is made."""
+
+    backend = "thoughts"
+    nbytes = BASE_BYTES
+
+    def __init__(
+        self,
+        inner: Callable[[], Matcher | None],
+        thoughts: ThoughtTokens,
+        vocabulary: Vocabulary,
+    ) -> None:
+        self._inner = inner
+        self._thoughts = thoughts
+        self._vocabulary = vocabulary
+
+    def matcher(self) -> ThoughtMatcher:
+        return ThoughtMatcher(self._inner(), self._thoughts, self._vocabulary)
+
+
+class _State(NamedTuple):
+    """`thought` tokens are thoughts; `left` are forced behind the thoughts; of `then` and the inner
+    text `taken` tokens were taken in, as long as it is `alive`. `rewound`: it began anew behind
+    thoughts."""
+
+    place: Place
+    thought: int = 0
+    left: tuple[int, ...] = ()
+    taken: int = 0
+    alive: bool = True
+    rewound: bool = False
+
+
+class ThoughtMatcher(Matcher):
+    """See `contracts.matcher.Matcher`.
+
+    Where the thoughts may be left out, the text may begin with `then` and what the inner matcher
+    allows, or with what begins them. Within them any token may come, but none that ends the
+    sequence before the constraint has begun, nor one that holds their end and more text. When the
+    budget is used up, their end is forced.
+    """
+
+    def __init__(
+        self, inner: Matcher | None, thoughts: ThoughtTokens, vocabulary: Vocabulary
+    ) -> None:
+        self._inner = inner
+        self._thoughts = thoughts
+        self._vocabulary = vocabulary
+        self._watch = Watch(thoughts, vocabulary.token_bytes)
+        self._eos = frozenset(vocabulary.eos_token_ids)
+        self._then = thoughts.then if inner is not None else ()
+        self._error = ""
+        self._tokens: list[int] = []
+        self._before: list[_State] = []
+        self._state = self._begun(_State(self._watch.start))
+
+    def _begun(self, state: _State) -> _State:
+        """With what is forced where the budget is used up."""
+        budget = self._thoughts.budget
+        if state.place.where is not Where.INSIDE or budget is None or state.thought < budget:
+            return state
+        behind = Place(Where.BEHIND, state.place.tail[:0])
+        return state._replace(place=behind, left=self._thoughts.close + self._thoughts.gap)
+
+    # ------------------------------------------------------------ masks
+
+    @property
+    def ready(self) -> MaskRow | None:  # type: ignore[override]
+        return self._inner.ready if self._inner is not None and self._is_inner else None
+
+    @property
+    def _is_inner(self) -> bool:
+        """Whether the inner matcher alone decides."""
+        state = self._state
+        behind = state.place.where is Where.BEHIND and not state.left
+        return behind and state.taken >= len(self._then)
+
+    def allowed_mask(self) -> np.ndarray:
+        return bitmask.filled(self.fill_bitmask, self._vocabulary.size)
+
+    def fill_bitmask(self, out: np.ndarray) -> None:
+        out = bitmask.writable(out, self._vocabulary.size)
+        state = self._state
+        if state.left:
+            out[:] = 0
+            _allow(out, state.left[:1])
+        elif state.place.where is Where.INSIDE:
+            out[:] = self._vocabulary.any_mask
+            if self._inner is not None:
+                _forbid(out, self._eos)
+                _forbid(out, self._overrunning(state.place.tail))
+        else:
+            self._fill_inner(out)
+            if state.place.where is Where.MAYBE:
+                _allow(out, self._beginning(state.place.tail))
+
+    def _fill_inner(self, out: np.ndarray) -> None:
+        state = self._state
+        if self._inner is None:
+            out[:] = self._vocabulary.any_mask
+        elif state.alive and state.taken >= len(self._then):
+            self._inner.fill_bitmask(out)
+        else:
+            out[:] = 0
+            _allow(out, self._then[state.taken : state.taken + 1] if state.alive else ())
+
+    def _beginning(self, seen: bytes | tuple[int, ...]) -> Sequence[int]:
+        """The tokens with which thoughts may begin, or go on beginning."""
+        rest = self._watch.begin[len(seen) :]
+        if isinstance(rest, tuple):
+            return rest[:1]
+        known = self._vocabulary.token_of
+        return [known[rest[:n]] for n in range(1, len(rest) + 1) if rest[:n] in known]
+
+    def _overrunning(self, tail: bytes | tuple[int, ...]) -> Sequence[int]:
+        """The tokens that end the thoughts and go on with more than white space: the constraint
+        begins with the next token."""
+        end, vocabulary = self._watch.end, self._vocabulary
+        if not (isinstance(end, bytes) and isinstance(tail, bytes)):
+            return ()
+        found = list(vocabulary.going_on_behind(end))
+        for size in range(1, len(tail) + 1):
+            if tail.endswith(end[:size]):
+                found += vocabulary.going_on_behind(end[size:], begin=True)
+        return found
+
+    def mask_row(self) -> MaskRow | None:
+        return self._inner.mask_row() if self._inner is not None and self._is_inner else None
+
+    def prepare_mask(self) -> None:
+        if self._inner is not None and self._is_inner:
+            self._inner.prepare_mask()
+
+    def automaton(self) -> AutomatonState | None:
+        return self._inner.automaton() if self._inner is not None and self._is_inner else None
+
+    # ------------------------------------------------------------ forwards
+
+    def advance(self, token_id: int) -> bool:
+        self._error = ""
+        state = self._after(token_id)
+        if state is None:
+            self._error = self._error or f"token {token_id} cannot stand beside these thoughts"
+            return False
+        self._before.append(self._state)
+        self._tokens.append(token_id)
+        self._state = state
+        return True
+
+    def _after(self, token: int) -> _State | None:
+        """The state behind a token, which the inner matcher has taken in then if it is its own;
+        None where it cannot come."""
+        state = self._state
+        if state.left:
+            return state._replace(left=state.left[1:]) if token == state.left[0] else None
+        if state.place.where is Where.BEHIND:
+            return state._replace(taken=state.taken + 1) if self._take(token) else None
+        place = self._watch.after(state.place, token)
+        if state.place.where is Where.INSIDE:
+            if self._inner is not None and token in self._eos:
+                return None
+            return self._thought(state._replace(place=place, thought=state.thought + 1))
+        taken = state.alive and self._take(token)
+        if taken:
+            state = state._replace(taken=state.taken + 1)
+        if place.where is Where.MAYBE or place.never:
+            return state._replace(place=place, alive=taken) if taken or not place.never else None
+        self._give_back(state.taken, 0)
+        self._error = ""
+        return self._thought(state._replace(place=place, taken=0, alive=True, rewound=True))
+
+    def _thought(self, state: _State) -> _State:
+        """Behind a token of thoughts. What follows their end holds for the constraint alone, and
+        not where the model has written white space itself."""
+        if state.place.where is Where.INSIDE:
+            return self._begun(state)
+        gap = self._thoughts.gap if self._inner is not None and not state.place.tail else ()
+        return state._replace(left=gap)
+
+    def _take(self, token: int) -> bool:
+        taken = self._state.taken
+        if taken < len(self._then):
+            return token == self._then[taken]
+        if self._inner is None or self._inner.advance(token):
+            return True
+        self._error = self._inner.error()
+        return False
+
+    def _give_back(self, taken: int, keep: int) -> None:
+        """Have the inner matcher undo what it took in, but for the first `keep` of `taken`."""
+        own = len(self._then)
+        if self._inner is not None:
+            self._inner.rollback(max(taken - own, 0) - max(keep - own, 0))
+
+    def try_advance_fast(self, token_id: int, jumps: bool) -> bool:
+        state = self._state
+        if state.place.where is Where.INSIDE:
+            place = self._watch.after(state.place, token_id)
+            after = self._begun(state._replace(place=place, thought=state.thought + 1))
+            if after.place.where is not Where.INSIDE or token_id in self._eos:
+                return False
+        elif self._inner is not None and self._is_inner:
+            if not self._inner.try_advance_fast(token_id, jumps):
+                return False
+            after = state._replace(taken=state.taken + 1)
+        else:
+            return False
+        self._before.append(state)
+        self._tokens.append(token_id)
+        self._state = after
+        return True
+
+    def ignores(self, token_id: int) -> bool:
+        state = self._state
+        thinks = state.place.where is Where.INSIDE or bool(state.left)
+        return thinks and token_id in self._thoughts.stops
+
+    def is_free(self) -> bool:
+        return self._inner is None and self._is_inner
+
+    def is_accepting(self) -> bool:
+        state = self._state
+        if self._inner is None:
+            return not state.left
+        mine = state.place.where is not Where.INSIDE and not state.left and state.alive
+        return mine and state.taken >= len(self._then) and self._inner.is_accepting()
+
+    def is_finished(self) -> bool:
+        return self._inner is not None and self._is_inner and self._inner.is_finished()
+
+    def forced_text(self) -> bytes:
+        return self._inner.forced_text() if self._inner is not None and self._is_inner else b""
+
+    def forced_tokens(self) -> list[int]:
+        state = self._state
+        if state.left or state.place.where is not Where.BEHIND:
+            return list(state.left)
+        if state.taken < len(self._then):
+            return list(self._then[state.taken :])
+        return [] if self._inner is None else self._inner.forced_tokens()
+
+    # ------------------------------------------------------------ backwards
+
+    def rollback(self, count: int) -> None:
+        keep = len(self._tokens) - count
+        if not 0 <= keep <= len(self._tokens):
+            raise ValueError(f"cannot undo {count} of {len(self._tokens)} tokens")
+        self._error = ""
+        if not count:
+            if self._inner is not None:
+                self._inner.rollback(0)
+            return
+        state, before = self._state, self._before[keep]
+        if before.rewound == state.rewound:
+            self._give_back(state.taken, before.taken)
+        else:  # it is to stand where it stood before the thoughts began
+            self._give_back(state.taken, 0)
+            for token in self._tokens[len(self._then) : before.taken]:
+                if self._inner is not None:
+                    self._inner.advance(token)
+        self._cut(keep)
+
+    def _cut(self, keep: int) -> None:
+        if keep < len(self._tokens):
+            self._state = self._before[keep]
+            del self._before[keep:], self._tokens[keep:]
+
+    def reset(self) -> None:
+        self._cut(0)
+        self._error = ""
+        if self._inner is not None:
+            self._inner.reset()
+
+    def can_retreat(self) -> bool:
+        return self._inner is not None and self._inner.can_retreat()
+
+    def settled(self) -> int:
+        return len(self._tokens) - self._state.taken
+
+    def retreat(self) -> int | None:
+        if self._inner is None or not self._state.alive:
+            return None
+        undone = self._inner.retreat()
+        if undone is not None:
+            self._cut(len(self._tokens) - undone)
+        self._error = ""
+        return undone
+
+    def error(self) -> str:
+        return self._error or ("" if self._inner is None else self._inner.error())
+
+
+def _allow(out: np.ndarray, tokens: Sequence[int]) -> None:
+    bits = out.view(np.uint8)
+    for token in tokens:
+        bits[token >> 3] |= 1 << (token & 7)
+
+
+def _forbid(out: np.ndarray, tokens: Sequence[int] | frozenset[int]) -> None:
+    bits = out.view(np.uint8)
+    for token in tokens:
+        bits[token >> 3] &= 0xFF ^ (1 << (token & 7))

@@ -1,0 +1,450 @@
+"""A tokenizer as constrained decoding sees it: the bytes of each token, and canonical tokens."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import unicodedata
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from ctypes import addressof, c_char
+from functools import cache, cached_property, lru_cache
+from typing import Any
+
+import numpy as np
+from llguidance import LLTokenizer, TokenizerWrapper
+
+from rootlace.wire.errors import InvalidConstraint
+
+# Order --------------------------------------------------------------------------------------------
+#
+# The tokens of a vocabulary in the order of their bytes: which of them begin with given bytes.
+
+
+class TokenOrder:
+    """Immutable; safe to share between threads. Tokens that stand for no bytes are not in it."""
+
+    def __init__(self, token_bytes: Sequence[bytes]) -> None:
+        tokens = in_order(token_bytes)
+        self._texts = [token_bytes[token] for token in tokens.tolist()]
+        self._tokens = tokens
+
+    def beginning_with(self, prefix: bytes) -> np.ndarray:
+        """int32: the tokens whose bytes begin with `prefix`."""
+        start = bisect_left(self._texts, prefix)
+        return self._tokens[start : bisect_left(self._texts, bytes_after(prefix), start)]
+
+
+def in_order(token_bytes: Sequence[bytes]) -> np.ndarray:
+    """int32: the tokens that stand for bytes, by these. One sort of all, or one array of a list of
+    all, would hold everybody up."""
+    parts: dict[bytes, list[int]] = {}
+    for token, data in enumerate(token_bytes):
+        parts.setdefault(data[:2], []).append(token)
+    parts.pop(b"", None)
+    order = (i for part in sorted(parts) for i in sorted(parts[part], key=token_bytes.__getitem__))
+    return np.fromiter(order, np.int32)
+
+
+def bytes_after(prefix: bytes) -> bytes:
+    """The least bytes behind all that begin with `prefix` (and are no longer than tokens are)."""
+    prefix = prefix.rstrip(b"\xff")
+    return prefix[:-1] + bytes((prefix[-1] + 1,)) if prefix else b"\xff" * 256
+
+
+# Byte trie ----------------------------------------------------------------------------------------
+#
+# The vocabulary as a trie over bytes, in flat arrays: what automata are walked against.
+#
+# Nodes are numbered level by level (the root is 0), each level by parent, then byte. So the
+# children of a node are a run of nodes, and one level of a walk is a few operations on whole
+# arrays.
+
+
+class ByteTrie:
+    """Tokens that stand for no bytes are not in it. Immutable; safe to share between threads.
+
+    With N nodes and tokens of V ids:
+    `levels`: the first node of each level, and N at the end;
+    `byte` uint8 [N]: the byte that leads to each node (the root: 0);
+    `above` int64 [N]: the parent of each node, as an index into its own level (the root: 0);
+    `children` int32 [N + 1]: the children of n are the nodes `children[n] : children[n + 1]`;
+    `node` int64 [32 * ceil(V / 32)]: where each token ends; N where it stands for no bytes.
+    """
+
+    def __init__(self, token_bytes: Sequence[bytes]) -> None:
+        self.vocab_size = len(token_bytes)
+        tokens = in_order(token_bytes)
+        end = self._build([token_bytes[i] for i in tokens.tolist()])
+        self.node = np.full(-(-self.vocab_size // 32) * 32, self.num_nodes, np.int64)
+        self.node[tokens] = end
+
+    @property
+    def num_nodes(self) -> int:
+        return len(self.byte)
+
+    def _build(self, texts: list[bytes]) -> np.ndarray:
+        """From sorted texts; level by level they fall apart where their next bytes differ.
+
+        Returns the node where each text ends.
+        """
+        lengths = np.array([len(text) for text in texts], np.int32)
+        data = np.frombuffer(b"".join(texts), np.uint8)
+        at = np.cumsum(lengths, dtype=np.int64) - lengths
+        node = np.zeros(len(texts), np.int64)  # where each text stands
+        alive = np.arange(len(texts))
+        bytes_, above = [np.zeros(1, np.uint8)], [np.zeros(1, np.int64)]
+        self.levels = [0, 1]
+        depth = 0
+        while len(alive):
+            byte, parent = data[at[alive] + depth], node[alive]
+            fresh = np.ones(len(alive), bool)
+            fresh[1:] = (parent[1:] != parent[:-1]) | (byte[1:] != byte[:-1])
+            where = np.flatnonzero(fresh)
+            node[alive] = np.cumsum(fresh) + (self.levels[-1] - 1)
+            bytes_.append(byte[where])
+            above.append(parent[where] - self.levels[-2])
+            self.levels.append(self.levels[-1] + len(where))
+            depth += 1
+            alive = alive[lengths[alive] > depth]
+        self.byte, self.above = np.concatenate(bytes_), np.concatenate(above)
+        parents = self.above[1:] + np.repeat(self.levels[:-2], np.diff(self.levels[1:]))
+        counts = np.bincount(parents.astype(np.int64), minlength=len(self.byte))
+        self.children = np.ones(len(self.byte) + 1, np.int32)
+        self.children[1:] += np.cumsum(counts, dtype=np.int32)
+        return node
+
+
+# Characters ---------------------------------------------------------------------------------------
+#
+# Which characters can matter to what stands before them: by class, by first byte, under NFC.
+
+
+# One or more characters of every general category beyond ASCII. Scripts without case are told
+# apart because some tokenizers name their blocks.
+SAMPLES = (
+    "Д", "д", "ſ", "ǅ", "ʰ", "中", "あ", "ア", "한", "ا", "ก", "\u0301", "\u0903", "\u20dd",
+    "٣", "Ⅷ", "²", "‿", "—", "（", "）", "«", "»", "’", "。", "…", "±", "€", "´", "☃", "😀",
+    "\u00a0", "\u3000", "\u2028", "\u2029", "\u0085", "\u200b", "\ue000", "\u0378",
+)  # fmt: skip
+
+
+@cache
+def categories_by_first_byte() -> dict[int, frozenset[str]]:
+    """The general categories of the characters whose UTF-8 begins with a byte (0xC2 to 0xF4).
+
+    Characters of four bytes count as being of any category.
+    """
+    found: dict[int, set[str]] = {}
+    for code in range(0x80, 0x10000):
+        if not 0xD800 <= code < 0xE000:
+            found.setdefault(_first_byte(code), set()).add(unicodedata.category(chr(code)))
+    every = set().union(*found.values())
+    found.update(dict.fromkeys(range(0xF0, 0xF5), every))
+    return {byte: frozenset(categories) for byte, categories in found.items()}
+
+
+@cache
+def first_bytes_of(category: str) -> tuple[int, ...]:
+    """The bytes that `categories_by_first_byte` has this general category for, ascending."""
+    found = categories_by_first_byte()
+    return tuple(sorted(byte for byte, categories in found.items() if category in categories))
+
+
+def _first_byte(code: int) -> int:
+    """The first byte of the UTF-8 of a code point from 0x80 to 0xFFFF."""
+    return 0xC0 | code >> 6 if code < 0x800 else 0xE0 | code >> 12
+
+
+class Composition:
+    """What NFC may change where two texts meet (Unicode Standard Annex 15).
+
+    `takes` holds the characters that something behind them may change, `joins` those that may
+    change what stands before them; characters of neither set are boundaries of normalization.
+    """
+
+    def __init__(self) -> None:
+        takes: set[str] = set()
+        joins: set[str] = set()
+        for code in range(0xC0, sys.maxunicode + 1):
+            character = chr(code)
+            if unicodedata.combining(character):
+                takes.add(character)
+                joins.add(character)
+            parts = unicodedata.decomposition(character)
+            if parts and not parts.startswith("<"):
+                points = [chr(int(part, 16)) for part in parts.split()]
+                takes.add(character)
+                takes.add(points[0])
+                joins.update(points[1:])
+        for code in range(0x1100, 0x1200):  # Hangul, composed by arithmetic
+            (takes if code < 0x1160 else joins).add(chr(code))
+        takes.update(map(chr, range(0xAC00, 0xD7A4, 28)))
+        self.takes = frozenset(takes)
+        self.joins = frozenset(joins)
+        self.join_prefixes = sorted({join.encode()[:2] for join in joins})
+
+    def changes(self, text: str) -> int:
+        """The length of the longest beginning of `text` that stays as it is whatever NFC does to
+        the rest; len(text) where the text is normalized."""
+        if unicodedata.is_normalized("NFC", text):
+            return len(text)
+        end = 0
+        start = 0
+        for position in range(1, len(text) + 1):
+            if position == len(text) or text[position] not in self.joins:
+                if not unicodedata.is_normalized("NFC", text[start:position]):
+                    return end
+                start = end = position
+        return end
+
+
+@cache
+def composition() -> Composition:
+    return Composition()
+
+
+# Bitmask ------------------------------------------------------------------------------------------
+#
+# Packed masks: int32 words, bit i of word w is token 32w + i.
+
+
+def words_of(vocab_size: int) -> int:
+    """How many words a mask over the vocabulary has."""
+    return -(-vocab_size // 32)
+
+
+def writable(out: Any, vocab_size: int) -> np.ndarray:
+    """`out`, a mask for a caller to read, as the array to write to; a torch tensor on the CPU as
+    the array that shares its memory.
+
+    Raises TypeError where it is neither, ValueError where it is not a contiguous, writable int32
+    array of as many words as the vocabulary needs: some machines write to its address.
+    """
+    if not isinstance(out, np.ndarray):
+        view = getattr(out, "numpy", None)
+        if view is None:
+            raise TypeError(f"a bit mask is a NumPy array of int32, not {type(out).__name__}")
+        out = view()
+    words = words_of(vocab_size)
+    if out.dtype != np.int32 or out.shape != (words,):
+        raise ValueError(
+            f"a bit mask over {vocab_size} tokens is int32 [{words}], not {out.dtype} "
+            f"{list(out.shape)}"
+        )
+    if not (out.flags.c_contiguous and out.flags.writeable):
+        raise ValueError("a bit mask must be contiguous and writable")
+    return out
+
+
+def address(words: np.ndarray) -> int:
+    """Where a packed mask that may be written to stands in memory; a fifth of the time that
+    `words.ctypes.data` takes."""
+    return addressof(c_char.from_buffer(words.data))
+
+
+def allows(words: np.ndarray, token: int) -> bool:
+    """Whether a packed mask allows a token of the vocabulary."""
+    return bool(words.item(token >> 5) >> (token & 31) & 1)
+
+
+def packed(bits: np.ndarray) -> np.ndarray:
+    """int32 words of `bits`: bool, a multiple of 32 of them."""
+    words: np.ndarray = np.packbits(bits, bitorder="little").view(np.int32)
+    return words
+
+
+def filled(fill: Callable[[np.ndarray], None], vocab_size: int) -> np.ndarray:
+    """bool [vocab_size] of the packed mask that `fill` writes."""
+    words = np.zeros(words_of(vocab_size), np.int32)
+    fill(words)
+    return unpacked(words, vocab_size)
+
+
+def unpacked(words: np.ndarray, vocab_size: int) -> np.ndarray:
+    """bool [vocab_size] of a packed mask."""
+    bits = np.unpackbits(words.view(np.uint8), bitorder="little")
+    return bits[:vocab_size].astype(bool)
+
+
+# Vocabulary ---------------------------------------------------------------------------------------
+
+
+class Vocabulary:
+    """Tokens of one model. Immutable; safe to share between threads.
+
+    `size` is the model's vocabulary (logits have that many columns, more than the tokenizer has
+    tokens where the model pads it). `token_bytes[i]` is what token i stands for in text: empty for
+    special tokens, for those that end the sequence and for padding; they are never text.
+    """
+
+    def __init__(self, tokenizer_json: str, size: int, eos_token_ids: list[int]) -> None:
+        """Raises InvalidConstraint where the tokenizer does not say what bytes its tokens are, or
+        the numbers do not agree with it."""
+        self.size = size
+        self.tokenizer_json = tokenizer_json
+        self.eos_token_ids = tuple(eos_token_ids)
+        added = json.loads(tokenizer_json).get("added_tokens", [])
+        special = [token for token in added if token["special"] and token["id"] < size]
+        try:
+            self._own = LLTokenizer(tokenizer_json, n_vocab=size, eos_token=list(eos_token_ids))
+        except ValueError as error:
+            raise InvalidConstraint(
+                f"no constraint can be enforced with this tokenizer: {error}"
+            ) from None
+        self.special_token_ids = frozenset(token["id"] for token in special) | set(eos_token_ids)
+        self.special_tokens: dict[str, int] = {
+            token["content"]: token["id"]
+            for token in added
+            if token["content"] and token["id"] in self.special_token_ids
+        }
+        """The special tokens that tokenizers find in text, by content."""
+        self.token_bytes: list[bytes] = [self._bytes(i) for i in range(size)]
+        # llguidance's tokenizer makes special tokens of text that is spelled like one.
+        contents = sorted((token["content"].encode() for token in special), key=len, reverse=True)
+        self._special = re.compile(b"|".join(map(re.escape, contents))) if contents else None
+
+    @classmethod
+    def from_tokenizer(
+        cls, tokenizer: Any, size: int | None = None, eos_token_ids: list[int] | None = None
+    ) -> Vocabulary:
+        """Of a transformers fast tokenizer, or a `tokenizers.Tokenizer` (then name the EOS ids).
+
+        Raises TypeError for anything else, ValueError where it names no end of the sequence.
+        """
+        backend = getattr(tokenizer, "backend_tokenizer", tokenizer)
+        if not (hasattr(backend, "to_str") and hasattr(backend, "get_vocab")):
+            raise TypeError(
+                "constraints need a fast tokenizer of transformers (or a tokenizers.Tokenizer), "
+                f"not {type(tokenizer).__name__}"
+            )
+        if size is None:
+            size = max(
+                len(tokenizer) if hasattr(tokenizer, "__len__") else 0,
+                1 + max(backend.get_vocab().values()),
+            )
+        if eos_token_ids is None:
+            eos = getattr(tokenizer, "eos_token_id", None)
+            if eos is None:
+                raise ValueError("the tokenizer names no end-of-sequence token; give eos_token_ids")
+            eos_token_ids = [eos]
+        return cls(backend.to_str(), size, eos_token_ids)
+
+    def encode(self, text: bytes) -> list[int]:
+        """The canonical tokens of a text: no BOS, and special tokens are not recognised in it."""
+        ids: list[int] = []
+        start = 0
+        for match in self._special.finditer(text) if self._special else ():
+            cut = match.start() + 1  # no special token is seen in either part
+            ids += self._own.tokenize_bytes(text[start:cut])
+            start = cut
+        return ids + self._own.tokenize_bytes(text[start:])
+
+    @cached_property
+    def llguidance(self) -> LLTokenizer:
+        """The same vocabulary for llguidance's matchers; built at first use (seconds for 150k)."""
+        # Matchers ask for them on the engine's thread.
+        _ = self.byte_tokens, self.token_of, self.special_mask
+        return LLTokenizer(
+            TokenizerWrapper(_Callable(self)),
+            n_vocab=self.size,
+            eos_token=list(self.eos_token_ids),
+        )
+
+    @cached_property
+    def trie(self) -> ByteTrie:
+        """All tokens that are text; built at first use (about 0.1 s for 150k)."""
+        return ByteTrie(self.token_bytes)
+
+    @cached_property
+    def order(self) -> TokenOrder:
+        """The tokens sorted by their bytes; built at first use (a fraction of a second)."""
+        return TokenOrder(self.token_bytes)
+
+    @cached_property
+    def without_zeros(self) -> np.ndarray:
+        """int32: the packed mask of the tokens that have no zero byte."""
+        return self._packed([0 not in data for data in self.token_bytes])
+
+    @cached_property
+    def special_mask(self) -> np.ndarray:
+        """int32: the packed mask of the special tokens that do not end the sequence."""
+        inner = self.special_token_ids.difference(self.eos_token_ids)
+        return self._packed([token in inner for token in range(self.size)])
+
+    @cached_property
+    def any_mask(self) -> np.ndarray:
+        """int32: the packed mask of all tokens that are text, or special ones."""
+        special = self.special_token_ids
+        return self._packed([bool(d) or i in special for i, d in enumerate(self.token_bytes)])
+
+    @cached_property
+    def joined(self) -> tuple[bytes, np.ndarray]:
+        """The bytes of all tokens, a zero before each, and where they end."""
+        ends = np.cumsum([1 + len(data) for data in self.token_bytes])
+        return b"".join(b"\0" + data for data in self.token_bytes), ends
+
+    @lru_cache(maxsize=64)  # noqa: B019 (a vocabulary lives as long as its process)
+    def going_on_behind(self, text: bytes, begin: bool = False) -> tuple[int, ...]:
+        """The tokens that hold a text, or `begin` with it, and have something else than white space
+        behind it."""
+        data, ends = self.joined
+        needle = b"\0" + text if begin else text
+        found, at = dict[int, None](), data.find(needle)
+        while at >= 0:
+            token = int(ends.searchsorted(at, "right"))
+            if self.token_bytes[token].partition(text)[2].strip():
+                found[token] = None
+            at = data.find(needle, at + 1)
+        return tuple(found)
+
+    def _packed(self, tokens: list[bool]) -> np.ndarray:
+        bits = np.zeros(words_of(self.size) * 32, bool)
+        bits[: self.size] = tokens
+        return packed(bits)
+
+    @cached_property
+    def byte_tokens(self) -> list[int]:
+        """For each byte a token that is this byte, or -1."""
+        tokens = [-1] * 256
+        for token, data in enumerate(self.token_bytes):
+            if len(data) == 1:
+                tokens[data[0]] = token
+        return tokens
+
+    def bytewise(self, text: bytes) -> list[int] | None:
+        """The text in tokens of one byte each; None where the vocabulary lacks one."""
+        tokens = [self.byte_tokens[byte] for byte in text]
+        return None if -1 in tokens else tokens
+
+    @cached_property
+    def token_of(self) -> dict[bytes, int]:
+        """A token for each text that is one."""
+        found = {data: token for token, data in enumerate(self.token_bytes)}
+        found.pop(b"", None)
+        return found
+
+    def _bytes(self, token_id: int) -> bytes:
+        if token_id in self.special_token_ids:
+            return b""
+        data = self._own.decode_bytes([token_id])
+        return b"" if data == b"<[%d]>" % token_id else data
+
+
+class _Callable:
+    """What llguidance's wrapper asks of a tokenizer."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self.eos_token_id = vocabulary.eos_token_ids[0]
+        self.bos_token_id = None
+        self.special_token_ids = sorted(vocabulary.special_token_ids)
+        # Without names of their own llguidance's masks could not tell special tokens apart.
+        self.tokens = [
+            b"[%d]" % token if token in vocabulary.special_token_ids else data
+            for token, data in enumerate(vocabulary.token_bytes)
+        ]
+        self._encode = vocabulary.encode
+
+    def __call__(self, text: bytes) -> list[int]:
+        return self._encode(text)

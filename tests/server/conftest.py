@@ -1,0 +1,131 @@
+"""Gateways over the fake engine, with the real tokenizers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+
+import aiohttp
+import pytest
+from aiohttp import web
+
+from rootlace.runtime.config import GatewayConfig
+from rootlace.runtime.model.checkpoint.source import FolderSource
+from rootlace.runtime.server.chat_template import ChatTemplate
+from rootlace.runtime.server.http.app import make_runner
+from rootlace.runtime.server.served_model import ServedModel
+from rootlace.runtime.server.session import Session
+from rootlace.runtime.server.tokenizer import Tokenizer
+from rootlace.wire.protocol import Chunk, Event, Op, Welcome
+from tests.server.fake_engine import FakeEngine
+
+DATA = Path(__file__).resolve().parents[2].parent / "shared" / "data"
+FOLDERS = {
+    "qwen3": DATA / "tokenizers" / "qwen3",
+    "gpt2": DATA / "tokenizers" / "gpt2",
+    "stories3M": DATA / "models" / "stories3M",
+}
+
+
+def folder_of(name: str) -> Path:
+    folder = FOLDERS[name]
+    if not folder.is_dir():
+        pytest.skip(f"no {folder}")
+    return folder
+
+
+@cache
+def load(name: str) -> Tokenizer:
+    return Tokenizer.read(FolderSource(folder_of(name)))
+
+
+@pytest.fixture(params=["stories3M", "gpt2", "qwen3"])
+def tokenizer(request: pytest.FixtureRequest) -> Tokenizer:
+    return load(request.param)
+
+
+@pytest.fixture
+def stories() -> Tokenizer:
+    return load("stories3M")
+
+
+@asynccontextmanager
+async def served(tokenizer: Tokenizer) -> AsyncIterator[aiohttp.ClientSession]:
+    """A client of all that is said over HTTP."""
+    gateway, _ = make_gateway(tokenizer, eos=(2,))
+    runner = make_runner(gateway)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    address = f"http://127.0.0.1:{runner.addresses[0][1]}"
+    async with aiohttp.ClientSession(address) as session:
+        yield session
+    await runner.cleanup()
+    gateway.close()
+
+
+@dataclass
+class Client:
+    """A session and everything it said."""
+
+    gateway: ServedModel
+    engine: FakeEngine
+    session: Session = field(init=False)
+    events: list[Event] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.session = self.gateway.open_session(self.events.extend)
+
+    def send(self, *ops: Op) -> None:
+        self.session.handle(list(ops))
+
+    def of(self, op: int) -> list[Event]:
+        return [event for event in self.events if event.op == op]
+
+    def terminal(self, op: int) -> Event | None:
+        found = [e for e in self.of(op) if not isinstance(e, Chunk | Welcome)]
+        assert len(found) <= 1, found
+        return found[0] if found else None
+
+    async def result(self, op: int) -> Event:
+        for _ in range(100_000):
+            event = self.terminal(op)
+            if event is not None:
+                return event
+            await asyncio.sleep(0)
+        raise AssertionError(f"operation {op} never ended")
+
+    async def settle(self, turns: int = 50) -> None:
+        for _ in range(turns):
+            await asyncio.sleep(0)
+
+
+def make_gateway(
+    tokenizer: Tokenizer,
+    engine: FakeEngine | None = None,
+    eos: Iterable[int] = (),
+    **config: object,
+) -> tuple[ServedModel, FakeEngine]:
+    engine = engine or FakeEngine(tokenizer.vocab_size)
+    settings = {"model": "some/model", "program_address": "", **config}
+    gateway_config = GatewayConfig(**settings)  # type: ignore[arg-type]
+    return ServedModel(gateway_config, engine, tokenizer, ChatTemplate(None), eos), engine
+
+
+@pytest.fixture
+def client(stories: Tokenizer) -> Callable[..., Client]:
+    """Makes a client of a new gateway (stories3M's tokenizer, `</s>` ends a text)."""
+
+    def make(**options: object) -> Client:
+        gateway, engine = make_gateway(
+            options.pop("tokenizer", stories),  # type: ignore[arg-type]
+            options.pop("engine", None),  # type: ignore[arg-type]
+            eos=(2,),
+            **options,
+        )
+        return Client(gateway, engine)
+
+    return make

@@ -1,0 +1,75 @@
+"""A served fake gateway and clients for it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, field
+
+import aiohttp
+import openai
+import pytest
+from aiohttp import web
+
+from rootlace.runtime.server.http.app import make_runner
+from tests.server.http.fake_gateway import FakeGateway
+
+
+@dataclass
+class Served:
+    gateway: FakeGateway
+    url: str
+    http: aiohttp.ClientSession
+    api_key: str
+    runner: web.AppRunner
+    clients: list[openai.AsyncOpenAI] = field(default_factory=list)
+
+    def openai(self, api_key: str = "") -> openai.AsyncOpenAI:
+        """A client that the fixture closes."""
+        key = api_key or self.api_key or "none"
+        client = openai.AsyncOpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0)
+        self.clients.append(client)
+        return client
+
+    def sync_openai(self) -> openai.OpenAI:
+        return openai.OpenAI(
+            base_url=f"{self.url}/v1", api_key=self.api_key or "none", max_retries=0
+        )
+
+
+async def stop(served: Served) -> None:
+    """End the server as a signal does; the fixture closes its clients."""
+    await served.runner.cleanup()
+
+
+Serve = Callable[[FakeGateway], Awaitable[Served]]
+
+
+@pytest.fixture
+async def serve() -> AsyncIterator[Serve]:
+    runners: list[web.AppRunner] = []
+    served: list[Served] = []
+
+    async def start(gateway: FakeGateway) -> Served:
+        runner = make_runner(gateway)  # type: ignore[arg-type]
+        await runner.setup()
+        runners.append(runner)
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        port = runner.addresses[0][1]
+        url = f"http://127.0.0.1:{port}"
+        http = aiohttp.ClientSession(url)
+        served.append(Served(gateway, url, http, gateway.config.api_key, runner))
+        return served[-1]
+
+    yield start
+    for one in served:
+        await one.http.close()
+        for client in one.clients:
+            await client.close()
+    for runner in runners:
+        await runner.cleanup()
+
+
+@pytest.fixture
+async def served(serve: Serve) -> Served:
+    return await serve(FakeGateway())

@@ -1,0 +1,298 @@
+"""A gateway of bytes and scripts: what HTTP needs of the real one, without tokenizer or engine.
+
+Tokens are bytes (0-255), 256 begins a prompt (BOS), 257 ends an output. What is generated is
+decided by `script(prompt text, sample index)`; a script may hold "⏸", where generation stands still
+until the session is closed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+
+from rootlace.runtime.config import GatewayConfig
+from rootlace.runtime.contracts.messages import Ready
+from rootlace.runtime.server.auth import Account, Keys
+from rootlace.runtime.server.metrics import Metrics
+from rootlace.runtime.server.server_state import Drain
+from rootlace.runtime.server.tokenizer import Piece
+from rootlace.wire.errors import InvalidRequest, RootlaceError
+from rootlace.wire.protocol import (
+    Append,
+    CacheReport,
+    Cancel,
+    ChatFormat,
+    Chunk,
+    Close,
+    Done,
+    Event,
+    Explain,
+    Explained,
+    Failed,
+    Generate,
+    Generated,
+    ModelInfo,
+    Op,
+    Open,
+    Output,
+    Prefill,
+    Select,
+    Selected,
+    Text,
+    TokenLogprob,
+    Tokens,
+    Usage,
+)
+
+BOS, EOS, VOCAB = 256, 257, 258
+PAUSE = "⏸"
+
+
+class FakeTokenizer:
+    token_bytes = {i: bytes([i]) for i in range(256)}  # noqa: RUF012
+    bos_ids = (BOS,)
+    config = {"eos_token": "</s>"}  # noqa: RUF012
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        return [BOS] * add_special_tokens + list(text.encode())
+
+    def encode_pieces(
+        self, pieces: list[Piece], previous: int | None = None, begin: bool = False
+    ) -> list[int]:
+        return self.encode("".join(piece.text for piece in pieces), begin)
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        return bytes(i for i in ids if i < 256).decode(errors="replace")
+
+    def is_special(self, token_id: int) -> bool:
+        return token_id >= BOS
+
+    def token_text(self, token_id: int) -> str:
+        return "<s>" if token_id == BOS else self.decode([token_id])
+
+
+class FakeChat:
+    """`<role>content` per message; tools are listed first, and calls are written as in `call`."""
+
+    call = "$%"
+    source = "{{ messages }}{# 'tool' #}"
+    format = ChatFormat()
+    tool_use = None
+
+    def __init__(self) -> None:
+        self.told: list[dict[str, Any]] = []
+
+    def render(
+        self,
+        messages: list[dict[str, Any]],
+        /,
+        tools: list[dict[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        **kw: Any,
+    ) -> tuple[Text, ...]:
+        self.last = {"messages": messages, "tools": tools, "kw": kw}
+        self.told.append(kw)
+        if messages[-1]["content"] == "refuse me":
+            raise InvalidRequest("the template refuses")
+        parts = [Text(f"[{t['function']['name']}]", special=True) for t in tools or ()]
+        for message in messages:
+            parts += [Text(f"<{message['role']}>", special=True), Text(message["content"])]
+            for made in message.get("tool_calls", ()):
+                function = made["function"]
+                arguments = json.dumps(function["arguments"])
+                parts.append(Text(self.call.replace("$", function["name"]).replace("%", arguments)))
+        if add_generation_prompt:
+            parts.append(Text("<assistant>", special=True))
+        return tuple(parts)
+
+
+class FakeSession:
+    def __init__(self, gateway: FakeGateway, on_events: Callable[[list[Event]], None]) -> None:
+        self._gateway = gateway
+        self._on_events = on_events
+        self._prompts: dict[int, list[int]] = {}
+        self._tasks: list[asyncio.Task[None]] = []
+        self.ops: list[Op] = []
+        self.closed = False
+
+    def handle(self, ops: list[Op]) -> None:
+        self.ops += ops
+        for op in ops:
+            match op:
+                case Open():
+                    self._prompts[op.branch] = []
+                    self._on_events([Done(op.op)])
+                case Append():
+                    ids = self._prompts[op.branch]
+                    for part in op.parts:
+                        if isinstance(part, Tokens):
+                            ids += part.ids
+                        elif isinstance(part, Text):
+                            if not ids and not part.special:
+                                ids.append(BOS)
+                            ids += part.text.encode()
+                    self._on_events([Done(op.op)])
+                case Prefill():
+                    # The first half of each is known.
+                    count = len(self._prompts[op.branch])
+                    usage = Usage(prompt_tokens=count, cached_tokens=count // 2)
+                    self._on_events([Done(op.op, usage)])
+                case Generate():
+                    ids = self._prompts[op.branch]
+                    self._tasks.append(asyncio.create_task(self._in_time(op, ids)))
+                case Select():
+                    # The more often the prompt holds a choice, the likelier it is.
+                    text = self._gateway.tokenizer.decode(self._prompts[op.branch])
+                    found = tuple(float(text.count(choice) - 9) for choice in op.choices)
+                    usage = Usage(prompt_tokens=len(self._prompts[op.branch]))
+                    best = found.index(max(found))
+                    self._on_events([Selected(op.op, op.choices[best], best, found, usage)])
+                case Explain():
+                    report = self._gateway.report or CacheReport(0, 1, "new")
+                    self._on_events([Explained(op.op, report)])
+                case Close() | Cancel():
+                    self._on_events([Done(op.op)])
+
+    def close(self) -> None:
+        self.closed = True
+        for task in self._tasks:
+            task.cancel()
+
+    async def _in_time(self, op: Generate, prompt: list[int]) -> None:
+        try:
+            async with asyncio.timeout(op.handling.timeout):
+                await self._generate(op, prompt)
+        except TimeoutError:
+            said = f"not done within its timeout of {op.handling.timeout} s"
+            self._on_events([Failed(op.op, "deadline_exceeded", said)])
+
+    async def _generate(self, op: Generate, prompt: list[int]) -> None:
+        if self._gateway.fail is not None:
+            self._on_events([Failed(op.op, self._gateway.fail.code, str(self._gateway.fail))])
+            return
+        text = self._gateway.tokenizer.decode(prompt)
+        if "boom" in text:
+            self._on_events([Failed(op.op, "context_length_exceeded", "the prompt is too long")])
+            return
+        outputs = []
+        for index in range(op.params.n):
+            outputs.append(await self._sample(op, index, text, prompt))
+        params = op.params
+        scored: tuple[TokenLogprob, ...] = ()
+        if params.prompt_logprobs_from is not None:
+            scored = tuple(
+                _score(token, params.top_logprobs, first=i == 0) for i, token in enumerate(prompt)
+            )[params.prompt_logprobs_from :]
+        usage = Usage(
+            prompt_tokens=len(prompt),
+            cached_tokens=len(prompt) // 2,
+            completion_tokens=sum(len(output.token_ids) for output in outputs),
+            forced_tokens=sum(output.forced_tokens for output in outputs),
+            accepted=len(op.prediction),
+            rejected=params.n if op.prediction else 0,
+        )
+        report = self._gateway.report if op.cache_report else None
+        pin = "p1" if op.handling.cache.pin else ""
+        result = Generated(op.op, tuple(outputs), usage, prompt_logprobs=scored)
+        result = msgspec.structs.replace(result, cache_report=report, pin=pin)
+        self._on_events([result])
+
+    async def _sample(self, op: Generate, index: int, prompt: str, op_prompt: list[int]) -> Output:
+        params = op.params
+        said: list[int] = []
+        finish, matched = "stop", EOS
+        for char in self._gateway.script(prompt, index):
+            if params.max_tokens is not None and len(said) >= params.max_tokens:
+                finish, matched = "length", None
+                break
+            if char == PAUSE:
+                await asyncio.sleep(3600)
+            if char in params.stop:
+                matched = char
+                break
+            ids = list(char.encode())
+            said += ids
+            logprobs = tuple(_score(i, params.top_logprobs) for i in ids) if params.logprobs else ()
+            if op.stream:
+                first = op.tell_cached and len(said) == len(ids) and index == 0
+                about = (len(op_prompt) // 2, len(op_prompt)) if first else ()
+                self._on_events([Chunk(op.op, index, char, tuple(ids), logprobs, *about)])
+                await asyncio.sleep(0)
+            self._gateway.generated += 1
+        scores = tuple(_score(i, params.top_logprobs) for i in said) if params.logprobs else ()
+        text = self._gateway.tokenizer.decode(said)
+        forced = self._gateway.forced
+        return Output(text, tuple(said), finish, matched, scores, forced)  # type: ignore[arg-type]
+
+
+def _score(token: int, top: int, first: bool = False) -> TokenLogprob:
+    def text_of(token: int) -> str:
+        return "<s>" if token >= BOS else bytes([token]).decode(errors="replace")
+
+    text = text_of(token)
+    best = tuple((token + k, -float(k) - 0.5, text_of(token + k)) for k in range(top))
+    return TokenLogprob(token, text, None if first else -0.5, () if first else best)
+
+
+class FakeGateway:
+    def __init__(self, **config: Any) -> None:
+        self.config = GatewayConfig(model="/models/fake", program_address="inproc://x", **config)
+        self.model_info = ModelInfo("fake", "/models/fake", 1000, VOCAB, 5000, 16)
+        self.engine = SimpleNamespace(
+            info=Ready(1, 10, 16, 1000, 5000, VOCAB, device="cpu", dtype="float32", hidden_size=8)
+        )
+        self.program_address = "tcp://127.0.0.1:1"
+        self.tokenizer = FakeTokenizer()
+        self.chat = FakeChat()
+        self.healthy = True
+        self.metrics = Metrics()
+        self.keys = Keys(self.config.api_key, self.config.keys_file, self.metrics.key_used)
+        self.drain = Drain()
+        self.spans = None
+        self.last_token = -math.inf
+        self.fail: RootlaceError | None = None
+        self.report: CacheReport | None = None  # of prompts for which one is asked for
+        self.sessions: list[FakeSession] = []
+        self.accounts: list[Account | None] = []  # whose the sessions are
+        self.sources: list[str] = []  # where their clients are
+        self.flushed = 0
+        self.generated = 0
+        self.forced = 0  # tokens that each sample says its constraint forced
+        self.script: Callable[[str, int], str] = lambda prompt, index: "hello"[index:]
+
+    def open_session(
+        self,
+        on_events: Callable[[list[Event]], None],
+        client: str = "",
+        account: Account | None = None,
+        source: str = "",
+    ) -> FakeSession:
+        session = FakeSession(self, on_events)
+        self.sessions.append(session)
+        self.accounts.append(account)
+        self.sources.append(source)
+        return session
+
+    async def tokenize(self, characters: int, call: Any, *args: Any, **kwargs: Any) -> Any:
+        return call(*args, **kwargs)
+
+    async def status(self) -> dict[str, Any]:
+        return {"running": 0, "blocks_total": 10}
+
+    async def flush(self) -> None:
+        self.flushed += 1
+
+    @property
+    def last_generate(self) -> Generate:
+        ops = self.sessions[-1].ops
+        return next(op for op in ops if isinstance(op, Generate))
+
+    @property
+    def last_parts(self) -> tuple[Any, ...]:
+        return next(op for op in self.sessions[-1].ops if isinstance(op, Append)).parts

@@ -1,0 +1,179 @@
+"""Keys and namespaces over the real gateway: what each may see, do and use."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer as FastTokenizer
+
+from rootlace.runtime.contracts.messages import TreeNode, TreePage
+from rootlace.runtime.server.auth import new_key, write_keys
+from tests.server.http.conftest import Serve, Served
+from tests.server.http.real.served import engine_of, serve_real
+from tests.waiting import until
+
+
+async def test_tenants_are_separate(real: Served) -> None:
+    for path, body in (
+        ("/generate", {"text": "x", "extra_key": "t"}),
+        ("/v1/completions", {"prompt": "x", "cache_salt": "t"}),
+        ("/v1/completions", {"prompt": "x"}),
+    ):
+        async with real.http.post(path, json=body) as reply:
+            assert reply.status == 200
+    assert [submit.namespace for submit in engine_of(real).submitted] == ["t", "t", ""]
+
+
+async def test_to_explain_the_cache_is_no_request_of_a_quota(
+    folder: str, serve: Serve, reference: FastTokenizer, tmp_path: Path
+) -> None:
+    path = str(tmp_path / "keys.json")
+    key, entry = new_key("a", requests_per_minute=1)
+    write_keys(path, [entry])
+    served = await serve_real(folder, serve, reference, keys_file=path)
+    headers = {"Authorization": f"Bearer {key}"}
+    found = []
+    for where in ("/cache/explain", "/cache/explain", "/select", "/select"):
+        body = {"prompt": "a"} if "explain" in where else {"text": "a", "choices": ["b"]}
+        async with served.http.post(where, json=body, headers=headers) as reply:
+            found.append(reply.status)
+    assert found == [200, 200, 200, 429]
+
+
+async def test_who_opens_many_sessions_closes_nobody_elses(
+    folder: str,
+    serve: Serve,
+    reference: FastTokenizer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("rootlace.runtime.server.http.sglang_sessions.MAX_SESSIONS", 4)
+    path = str(tmp_path / "keys.json")
+    made = [new_key(name) for name in "ab"]
+    write_keys(path, [entry for _, entry in made])
+    served = await serve_real(folder, serve, reference, keys_file=path)
+    engine = engine_of(served)
+
+    async def ask(key: str, where: str, **body: Any) -> Any:
+        headers = {"Authorization": f"Bearer {key}"}
+        async with served.http.post(where, json=body, headers=headers) as reply:
+            return reply.status, await reply.json()
+
+    a, b = (key for key, _ in made)
+    _, mine = await ask(b, "/open_session", capacity_of_str_len=1)
+    _, busy = await ask(a, "/open_session", capacity_of_str_len=1)
+    engine.paused = True
+    body = {"input_ids": [1, 2], "sampling_params": {"max_new_tokens": 2}}
+    running = [
+        asyncio.create_task(ask(key, "/generate", **body, session_params={"id": one}))
+        for key, one in ((a, busy), (b, mine))
+    ]
+    await until(lambda: len(engine.running) == 2)
+    opened = [(await ask(a, "/open_session", capacity_of_str_len=1))[1] for _ in range(6)]
+    engine.pause(False)
+    for status, said in await asyncio.gather(*running):
+        assert (status, said["meta_info"]["finish_reason"]["type"]) == (200, "length")
+    found = [
+        (await ask(key, "/generate", **body, session_params={"id": one}))[0]
+        for key, one in ((b, mine), (a, busy), *((a, one) for one in opened))
+    ]
+    assert found == [200, 200, *(400,) * 4, 200, 200]
+
+
+async def test_each_key_has_a_namespace_and_pays_for_its_tokens(
+    folder: str, serve: Serve, reference: FastTokenizer, tmp_path: Path
+) -> None:
+    path = str(tmp_path / "keys.json")
+    made = [new_key(name) for name in "ab"]
+    made.append(new_key("c", namespace="shared", tokens_per_minute=1))
+    made[1] = new_key("b", max_priority=3, max_pins=2)
+    write_keys(path, [entry for _, entry in made])
+    served = await serve_real(folder, serve, reference, keys_file=path, api_key="operator")
+    engine = engine_of(served)
+
+    async def ask(key: str, method: str, where: str, body: dict[str, Any] | None = None) -> Any:
+        headers = {"x-api-key": key}
+        async with served.http.request(method, where, json=body, headers=headers) as reply:
+            return reply.status, await reply.json(content_type=None) if reply.status < 500 else ""
+
+    a, b, c = (key for key, _ in made)
+    used = []
+    for key in (a, b, c, "operator"):
+        for salt in ("", "@a/"):
+            body = {"prompt": "hi", "max_tokens": 3, "cache_salt": salt}
+            status, _ = await ask(key, "POST", "/v1/completions", body)
+            # The one token of c's is spent with the first request.
+            assert status == (429 if (key, salt) == (c, "@a/") else 200)
+        used += [request.namespace for request in engine.submitted[len(used) :]]
+    assert used == ["@a/", "@a/@a/", "@b/", "@b/@a/", "", "", "@a/"]
+    # Whose turn it is among those who wait.
+    assert [request.max_pins for request in engine.submitted[1:3]] == [None, 2]
+    turns = [request.client for request in engine.submitted]
+    assert turns == [*("key a",) * 2, *("key b",) * 2, "key c", *("127.0.0.1",) * 2]
+    for kind, asked in (("completions", {"prompt": "hi"}), ("embeddings", {"input": "hi"})):
+        for priority, expected in ((3, 200), (4, 400)):
+            body = {**asked, "priority": priority}
+            status, reply = await ask(b, "POST", f"/v1/{kind}", body)
+            assert status == expected
+        assert "3 at most (max_priority)" in reply["error"]["message"]
+    status, _ = await ask(a, "POST", "/cache/explain", {"prompt": "hi"})
+    assert status == 200 and [(one[1], one[2]) for one in engine.explained] == [("@a/", "own")]
+    await ask(b, "POST", "/v1/embeddings", {"input": "hi", "cache_salt": "s"})
+    assert engine.submitted[-1].namespace == "@b/s"
+    for method, path in (("POST", "/flush_cache"), ("GET", "/metrics")):
+        assert (await ask(a, method, path))[0] == 403
+    assert not engine.flushes
+    async with served.http.get("/metrics", headers={"x-api-key": "operator"}) as reply:
+        text = await reply.text()
+    prompt = len(reference.encode("hi").ids)
+    assert f'rootlace_key_usage_total{{key="a",kind="prompt_tokens"}} {2 * prompt}.0' in text
+    assert 'rootlace_key_usage_total{key="a",kind="completion_tokens"} 6.0' in text
+    assert 'rootlace_key_usage_total{key="c",kind="refused"} 1.0' in text
+
+
+async def test_marks_of_the_cache_do_not_count_the_prompt_again(
+    folder: str, serve: Serve, reference: FastTokenizer, tmp_path: Path
+) -> None:
+    path = str(tmp_path / "keys.json")
+    key, entry = new_key("a")
+    write_keys(path, [entry])
+    served = await serve_real(folder, serve, reference, keys_file=path, api_key="operator")
+    mark = {"cache_control": {"type": "ephemeral"}}
+    text = [{"type": "text", "text": text, **mark} for text in ("one and", " two and")]
+    body = {
+        "model": "tiny",
+        "max_tokens": 3,
+        "messages": [{"role": "user", "content": [*text, {"type": "text", "text": " three"}]}],
+    }
+    headers = {"x-api-key": key}
+    async with served.http.post("/v1/messages", json=body, headers=headers) as reply:
+        assert reply.status == 200, await reply.text()
+    asked = [len(request.token_ids) for request in engine_of(served).submitted]
+    assert len(asked) == 3
+    async with served.http.get("/metrics", headers={"x-api-key": "operator"}) as reply:
+        counted = await reply.text()
+    assert f'rootlace_key_usage_total{{key="a",kind="prompt_tokens"}} {asked[-1]}.0' in counted
+
+
+async def test_a_key_sees_its_own_part_of_the_tree(
+    folder: str, serve: Serve, reference: FastTokenizer, tmp_path: Path
+) -> None:
+    path = str(tmp_path / "keys.json")
+    key, entry = new_key("a")
+    write_keys(path, [entry])
+    served = await serve_real(folder, serve, reference, keys_file=path, cache_reports="all")
+    asked: list[str | None] = []
+
+    async def ask(kind: type, namespace: str | None, under: int, limit: int) -> TreePage:
+        asked.append(namespace)
+        return TreePage((TreeNode(1, 0, namespace or "", "", 0, 1, (5,)),))
+
+    engine_of(served).ask = ask  # type: ignore[method-assign]
+    for query, shown in (("", ""), ("?namespace=s", "s"), ("?namespace=@b/", "@b/")):
+        headers = {"Authorization": f"Bearer {key}"}
+        async with served.http.get(f"/cache/tree{query}", headers=headers) as reply:
+            (node,) = (await reply.json())["nodes"]
+        assert asked[-1] == f"@a/{shown}" and node["namespace"] == shown

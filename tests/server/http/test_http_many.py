@@ -1,0 +1,47 @@
+"""Bodies of many prompts and samples: how many there may be, and that others keep their turn."""
+
+from __future__ import annotations
+
+import asyncio
+
+from rootlace.runtime.server.http import one_shot
+from rootlace.wire.protocol import Open, SamplingParams, Text
+from tests.server.http.conftest import Served
+from tests.server.http.fake_gateway import FakeGateway
+
+
+async def test_samples_of_all_prompts_are_bounded(served: Served) -> None:
+    for path, body, field in (
+        ("/v1/completions", {"prompt": ["x"] * 2049, "n": 2}, "n"),
+        ("/generate", {"text": ["x"] * 2049, "sampling_params": {"n": 2}}, "sampling_params"),
+    ):
+        async with served.http.post(path, json=body) as reply:
+            error = (await reply.json())["error"]
+            assert (reply.status, error["param"]) == (400, field)
+            assert "at most 4096 samples of all prompts together, not 4098" in error["message"]
+    assert not served.gateway.sessions
+
+
+async def test_many_prompts_begin_in_many_turns() -> None:
+    gateway = FakeGateway()
+    gateway.script = lambda prompt, index: prompt
+    job = one_shot.GenerateRequest((Text("x"),), SamplingParams(n=one_shot.SAMPLES_AT_ONCE // 2))
+
+    def begun() -> int:
+        return sum(isinstance(op, Open) for op in gateway.sessions[-1].ops)
+
+    with one_shot.OneShots(gateway, [job] * 8) as shots:  # type: ignore[arg-type]
+        assert begun() == 2
+        await asyncio.sleep(0)
+        assert begun() == 4
+        shots.abort(7)  # before it has begun
+        results = await shots.results()
+        assert begun() == 7
+    assert [[output.text for output in one.outputs] for one in results] == [
+        *[["x"] * job.params.n] * 7,
+        [""] * job.params.n,
+    ]
+    with one_shot.OneShots(gateway, [job] * 8):  # type: ignore[arg-type]
+        pass
+    await asyncio.sleep(0)
+    assert begun() == 2

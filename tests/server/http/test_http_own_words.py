@@ -1,0 +1,210 @@
+"""Tools over every interface, by a template that has no place for them."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rootlace.runtime.server.chat_template import ChatTemplate
+from tests.server.http.conftest import Serve, Served
+from tests.server.http.fake_gateway import FakeGateway
+from tests.server.http.test_http_batches import answers, row, start, until
+from tests.server.test_tool_prompt import LISTS_ONLY, SMOL
+
+SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+FUNCTION = {"name": "weather", "parameters": SCHEMA}
+CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}}\n</tool_call>'
+CALLED = {"name": "weather", "arguments": '{"city":"Rome"}'}
+OPENAI = {"type": "function", "function": FUNCTION}
+USER = {"role": "user", "content": "Rome?"}
+
+BODIES: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": {
+        "messages": [
+            USER,
+            {"role": "assistant", "content": None, "tool_calls": [{"id": "a", "function": CALLED}]},
+            {"role": "tool", "tool_call_id": "a", "content": "warm"},
+        ],
+        "tools": [OPENAI],
+    },
+    "/v1/responses": {
+        "input": [
+            USER,
+            {"type": "function_call", "call_id": "a", **CALLED},
+            {"type": "function_call_output", "call_id": "a", "output": "warm"},
+        ],
+        "tools": [{"type": "function", **FUNCTION}],
+    },
+    "/v1/messages": {
+        "max_tokens": 200,
+        "messages": [
+            USER,
+            {
+                "role": "assistant",
+                "content": [
+                    {"type": "tool_use", "id": "a", "name": "weather", "input": {"city": "Rome"}}
+                ],
+            },
+            {
+                "role": "user",
+                "content": [{"type": "tool_result", "tool_use_id": "a", "content": "warm"}],
+            },
+        ],
+        "tools": [{"name": "weather", "input_schema": SCHEMA}],
+    },
+    "/api/chat": {
+        "messages": [
+            USER,
+            {
+                "role": "assistant",
+                "tool_calls": [{"function": {"name": "weather", "arguments": {"city": "Rome"}}}],
+            },
+            {"role": "tool", "tool_name": "weather", "content": "warm"},
+        ],
+        "tools": [OPENAI],
+    },
+}
+PATHS = sorted(BODIES)
+
+
+def smol(**config: Any) -> FakeGateway:
+    gateway = FakeGateway(**config)
+    gateway.chat = ChatTemplate(SMOL, ["<|im_start|>", "<|im_end|>"])  # type: ignore[assignment]
+    return gateway
+
+
+async def ask(served: Served, path: str, **more: Any) -> tuple[int, str]:
+    body = {"model": "fake", "stream": False, **BODIES[path], **more}
+    async with served.http.post(path, json=body) as reply:
+        return reply.status, await reply.text()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("path", PATHS)
+async def test_the_model_reads_all_and_its_calls_are_read(
+    serve: Serve, path: str, stream: bool
+) -> None:
+    gateway = smol()
+    served, seen = await serve(gateway), []
+
+    def script(prompt: str, index: int) -> str:
+        seen.append(prompt)
+        return CALL
+
+    gateway.script = script
+    status, text = await ask(served, path, stream=stream)
+    assert status == 200, text
+    head, _, rest = seen[0].partition("<|im_end|>\n")
+    assert head.startswith("<|im_start|>system\nBe kind.\n\n")
+    assert json.dumps({"name": "weather", "parameters": SCHEMA}) in head
+    assert rest == (
+        f"<|im_start|>user\nRome?<|im_end|>\n<|im_start|>assistant\n{CALL}<|im_end|>\n"
+        "<|im_start|>user\n<tool_response>\nwarm\n</tool_response><|im_end|>\n"
+        "<|im_start|>assistant\n"
+    )
+    assert "weather" in text and "tool_call>" not in text, "a call is no text"
+    # What the model may call is held as with any template.
+    constraint = gateway.last_generate.constraint
+    assert constraint is not None and constraint.kind == "structural_tag"
+    assert "<tool_call>" in constraint.source and '"weather' in constraint.source.replace("\\", "")
+
+
+REQUIRED: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": {"tool_choice": "required"},
+    "/v1/responses": {"tool_choice": "required"},
+    "/v1/messages": {"tool_choice": {"type": "any"}},
+}
+
+
+@pytest.mark.parametrize("path", sorted(REQUIRED))
+async def test_who_must_call_knows_what(serve: Serve, path: str) -> None:
+    gateway = smol()
+    served, seen = await serve(gateway), []
+
+    def script(prompt: str, index: int) -> str:
+        seen.append(prompt)
+        return '{"name":"weather","arguments":{"city":"Rome"}}'
+
+    gateway.script = script
+    status, text = await ask(served, path, **REQUIRED[path])
+    assert status == 200 and "Rome" in text
+    assert '"name": "weather"' in seen[0]
+    # What is written for it is how a call begins when it is told of later: that is found again.
+    begun = seen[0].rpartition("<|im_start|>assistant\n")[2]
+    assert begun == "<tool_call>\n" and CALL.startswith(begun + '{"name"')
+
+
+async def test_a_batch(serve: Serve, tmp_path: Path) -> None:
+    gateway = smol(files=str(tmp_path))
+    gateway.script = lambda prompt, index: CALL if '"name": "weather"' in prompt else "blind"
+    served = await serve(gateway)
+    batch = await start(served, [row("a", tools=[OPENAI])])
+    batch = await until(served, batch.id, "completed")
+    answer = (await answers(served, batch.output_file_id))["a"]["body"]
+    (called,) = answer["choices"][0]["message"]["tool_calls"]
+    assert json.loads(called["function"]["arguments"]) == {"city": "Rome"}
+
+
+async def test_the_log_says_so_once(serve: Serve, caplog: pytest.LogCaptureFixture) -> None:
+    served = await serve(smol())
+    with caplog.at_level(logging.WARNING):
+        for _ in range(2):
+            await ask(served, "/v1/chat/completions")
+    logged = [record.getMessage() for record in caplog.records]
+    (said,) = [message for message in logged if "template" in message]
+    assert said == (
+        "the chat template of 'fake' has no place for tools and calls and results: the server "
+        "writes them in words of its own"
+    )
+
+
+async def test_what_is_shown_of_a_model(serve: Serve) -> None:
+    for source, config, able in (
+        (SMOL, {}, {"tools", "tools-in-own-words"}),
+        (SMOL, {"tools": "template-only"}, set[str]()),
+        (LISTS_ONLY, {"tools": "template-only"}, {"tools"}),
+    ):
+        gateway = smol(**config)
+        gateway.chat = ChatTemplate(source)  # type: ignore[assignment]
+        served = await serve(gateway)
+        async with served.http.post("/api/show", json={"model": "fake"}) as reply:
+            shown = (await reply.json())["capabilities"]
+        assert {one for one in shown if one.startswith("tools")} == able
+
+
+@pytest.mark.parametrize("path", PATHS)
+async def test_they_are_refused_if_the_server_is_to(serve: Serve, path: str) -> None:
+    served = await serve(smol(tools="template-only"))
+    status, text = await ask(served, path)
+    assert status == 400, text
+    assert "the chat template of 'fake' has no place for tools and calls and results" in text
+    # Nor are earlier calls left out in silence.
+    status, text = await ask(served, path, tools=None)
+    assert status == 400 and "no place for calls and results" in text
+    # What has none of them is served.
+    body = {"model": "fake", "messages": [USER], "max_tokens": 9, "stream": False}
+    async with served.http.post("/v1/chat/completions", json=body) as reply:
+        assert reply.status == 200
+
+
+async def test_a_template_of_its_own_for_tools(serve: Serve) -> None:
+    gateway = smol(tools="template-only")
+    own = "{{ tools | tojson }}{% for m in messages %}{{ m.content }}{% endfor %}"
+    gateway.chat = ChatTemplate(SMOL, tool_use=ChatTemplate(own))  # type: ignore[assignment]
+    served, seen = await serve(gateway), []
+
+    def script(prompt: str, index: int) -> str:
+        seen.append(prompt)
+        return "well"
+
+    gateway.script = script
+    for tools in ([OPENAI], None):
+        body = {"model": "fake", "messages": [USER], "tools": tools}
+        async with served.http.post("/v1/chat/completions", json=body) as reply:
+            assert reply.status == 200
+    assert seen[0] == json.dumps([OPENAI]) + "Rome?"
+    assert seen[1].endswith("<|im_start|>user\nRome?<|im_end|>\n<|im_start|>assistant\n")

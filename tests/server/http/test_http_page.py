@@ -1,0 +1,53 @@
+"""The files of the page: what they say of themselves, and that nothing else is given."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from rootlace.runtime.assets import page_folder
+from tests.server.http.conftest import Serve, Served
+from tests.server.http.fake_gateway import FakeGateway
+
+
+async def test_the_page_may_load_nothing_from_elsewhere(served: Served) -> None:
+    async with served.http.get("/") as reply:
+        assert reply.content_type == "text/html"
+        assert "default-src 'self'" in reply.headers["Content-Security-Policy"]
+        named = set(re.findall(r'(?:src|href)="([^"]*)"', await reply.text()))
+    assert named == {"page/icon.svg", "page/style.css", "page/main.js", "docs"}
+    kinds = set()
+    for path in page_folder().iterdir():
+        async with served.http.get(f"/page/{path.name}") as reply:
+            assert reply.status == 200 and await reply.read() == path.read_bytes()
+            kinds.add(reply.content_type)
+    assert kinds == {"text/html", "text/css", "text/javascript", "image/svg+xml"}
+
+
+async def test_what_the_browser_has_is_not_sent_again(served: Served) -> None:
+    async with served.http.get("/page/main.js") as reply:
+        tag = reply.headers["ETag"]
+    async with served.http.get("/page/main.js", headers={"If-None-Match": tag}) as reply:
+        assert reply.status == 304 and await reply.read() == b""
+    async with served.http.get("/page/main.js", headers={"If-None-Match": '"old"'}) as reply:
+        assert reply.status == 200
+
+
+@pytest.mark.parametrize("name", ["none.js", "..%2f__init__.py", "%2e%2e%2f__init__.py"])
+async def test_no_other_file(served: Served, name: str) -> None:
+    async with served.http.get(f"/page/{name}") as reply:
+        assert reply.status == 404
+
+
+async def test_the_page_needs_no_key_and_what_it_asks_does(serve: Serve) -> None:
+    served = await serve(FakeGateway(api_key="secret"))
+    for path, status in (
+        ("/", 200),
+        ("/page/main.js", 200),
+        ("/docs", 200),
+        ("/openapi.json", 200),
+        ("/v1/models", 401),
+    ):
+        async with served.http.get(path) as reply:
+            assert reply.status == status

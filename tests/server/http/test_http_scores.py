@@ -1,0 +1,223 @@
+"""Scores of labels and ranks of texts, over a gateway that likes what a prompt holds often."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+
+from rootlace.runtime.server.http import scoring
+from rootlace.wire.protocol import (
+    Append,
+    Event,
+    Failed,
+    Generate,
+    Generated,
+    Op,
+    Open,
+    Select,
+    Selected,
+    Tokens,
+)
+from tests.server.http.conftest import Served
+from tests.server.http.fake_gateway import FakeSession
+
+
+async def post(served: Served, path: str, body: dict[str, Any], status: int = 200) -> Any:
+    async with served.http.post(path, json=body) as reply:
+        assert reply.status == status, await reply.text()
+        return await reply.json()
+
+
+async def test_labels(served: Served) -> None:
+    body = {"query": "ab", "items": ["a", "ba"], "labels": ["a", "b"], "cache_salt": "t"}
+    reply = await post(served, "/v1/score", body)
+    # "aba" and "abba" behind a BOS.
+    expected = [[math.exp(-7), math.exp(-8)], [math.exp(-7), math.exp(-7)]]
+    assert reply["scores"] == [pytest.approx(one) for one in expected]
+    assert reply["usage"]["prompt_tokens"] == len("aba") + len("abba") + 2
+    assert [op.namespace for op in served.gateway.sessions[-1].ops if isinstance(op, Open)] == [
+        "t",
+        "t",
+    ]
+    reply = await post(served, "/v1/score", {**body, "apply_softmax": True, "item_first": True})
+    assert reply["scores"][1] == [0.5, 0.5]
+    assert sum(reply["scores"][0]) == pytest.approx(1)
+    ops = served.gateway.sessions[-1].ops
+    texts = ["".join(part.text for part in op.parts) for op in ops if isinstance(op, Append)]  # type: ignore[union-attr]
+    assert texts == ["aab", "baab"]
+    assert served.gateway.sessions[-1].closed
+
+
+async def test_labels_that_are_tokens(served: Served) -> None:
+    body = {"query": [1, 2], "items": [[3], [4, 5]], "label_token_ids": [7, 8]}
+    reply = await post(served, "/v1/score", body)
+    assert reply["scores"] == [[pytest.approx(math.exp(-0.5))] * 2] * 2
+    appended = [op.parts for op in served.gateway.sessions[-1].ops if hasattr(op, "parts")]
+    assert appended == [
+        (Tokens(ids),) for ids in ((1, 2, 3, 7), (1, 2, 3, 8), (1, 2, 4, 5, 7), (1, 2, 4, 5, 8))
+    ]
+    assert served.gateway.last_generate.params.max_tokens == 0
+
+
+async def test_relevance(served: Served) -> None:
+    documents = ["no", "yes yes", {"text": "yes"}, "no no"]
+    body = {"query": "q", "documents": documents, "top_n": 3, "method": "judge"}
+    reply = await post(served, "/v1/rerank", body)
+    assert [result["index"] for result in reply["results"]] == [1, 2, 0]
+    assert reply["results"][1]["document"] == {"text": "yes"}
+    assert all(0 < result["relevance_score"] < 1 for result in reply["results"])
+    asked = served.gateway.chat.last["messages"][-1]["content"]
+    assert "<Query>: q" in asked and "<Document>: no no" in asked
+    texts = [one if isinstance(one, str) else one["text"] for one in documents]
+    pairs = await post(served, "/v1/score", {"text_1": "q", "text_2": texts, "method": "judge"})
+    scores = [one["score"] for one in pairs["data"]]
+    for result in reply["results"]:
+        assert result["relevance_score"] == scores[result["index"]]
+
+
+@pytest.mark.parametrize(
+    "path, body, param",
+    [
+        ("/v1/score", {"query": "a", "items": ["b"]}, "labels"),
+        ("/v1/score", {"query": "a", "labels": ["b"]}, "query"),
+        ("/v1/score", {"query": "a", "items": [[1]], "labels": ["b"]}, "items"),
+        ("/v1/score", {"query": "a", "items": ["b"], "label_token_ids": [9999]}, "label_token_ids"),
+        ("/v1/score", {"text_1": ["a", "b"], "text_2": ["a", "b", "c"]}, "text_2"),
+        ("/v1/score", {"text_1": "a"}, "text_2"),
+        ("/v1/score", {"query": "a", "items": ["b"], "labels": ["x", ""]}, "labels[1]"),
+        ("/select", {"text": "a", "choices": ["b", ""]}, "choices[1]"),
+        ("/v1/rerank", {"query": "a", "documents": []}, "documents"),
+        ("/v1/rerank", {"query": "a", "documents": ["b"], "top_n": 0}, "top_n"),
+    ],
+)
+async def test_refusals(served: Served, path: str, body: dict[str, Any], param: str) -> None:
+    reply = await post(served, path, body, 400)
+    assert reply["error"]["param"] == param
+    assert not served.gateway.sessions
+
+
+async def test_the_header_says_what_was_cached(served: Served) -> None:
+    pair = {"query": "a", "items": ["b"]}
+    for path, body in (
+        ("/v1/score", {**pair, "labels": ["c"]}),
+        ("/v1/score", {**pair, "label_token_ids": [7]}),
+        ("/v1/rerank", {"query": "a", "documents": ["b"], "method": "judge"}),
+        ("/select", {"text": "a", "choices": ["b", "c"]}),
+    ):
+        async with served.http.post(path, json=body) as reply:
+            assert reply.status == 200
+            told = json.loads(reply.headers["x-rootlace-cache"])
+        assert told["prompt"] > 0 and told["cached"] >= 0
+
+
+async def test_a_document_that_does_not_fit_is_named(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The engine's side says so of one prompt, without a field."""
+    handle = FakeSession.handle
+
+    def failing(session: FakeSession, ops: list[Op]) -> None:
+        at = next((op.op for op in ops if isinstance(op, Select)), 0)
+        if at > 4:
+            session._on_events([Failed(at, "context_length_exceeded", "it does not fit")])
+        else:
+            handle(session, ops)
+
+    monkeypatch.setattr(FakeSession, "handle", failing)
+    for path, body, param in (
+        ("/v1/rerank", {"query": "a", "documents": ["b", "c"], "method": "judge"}, "documents[1]"),
+        ("/v1/score", {"query": "a", "items": ["b", "c"], "labels": ["d"]}, "items[1]"),
+        ("/v1/score", {"text_1": "a", "text_2": ["b", "c"], "method": "judge"}, "text_2[1]"),
+    ):
+        reply = await post(served, path, body, 400)
+        assert reply["error"]["param"] == param
+
+
+async def test_a_choice_that_adds_no_token_is_named(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(session: FakeSession, ops: list[Op]) -> None:
+        at = next(op.op for op in ops if isinstance(op, Select))
+        said = "select: choice 1 ('d') adds no token"
+        session._on_events([Failed(at, "invalid_request", said)])
+
+    monkeypatch.setattr(FakeSession, "handle", failing)
+    for path, body, param in (
+        ("/select", {"text": "a", "choices": ["c", "d"]}, "choices[1]"),
+        ("/v1/score", {"query": "a", "items": ["b"], "labels": ["c", "d"]}, "labels[1]"),
+    ):
+        reply = await post(served, path, body, 400)
+        assert reply["error"]["param"] == param
+
+
+async def test_adapters(served: Served) -> None:
+    gateway = served.gateway
+    gateway.model_info = msgspec.structs.replace(gateway.model_info, adapters=("formal",))
+    pair = {"query": "a", "items": ["b"]}
+    for path, body in (
+        ("/v1/score", {**pair, "labels": ["c"]}),
+        ("/v1/score", {**pair, "label_token_ids": [7]}),
+        ("/v1/score", {"text_1": "a", "text_2": "b", "method": "judge"}),
+        ("/v1/rerank", {"query": "a", "documents": ["b"], "method": "judge"}),
+    ):
+        assert (await post(served, path, {**body, "model": "fake:formal"}))["model"] == (
+            "fake:formal"
+        )
+        (opened,) = [op for op in gateway.sessions[-1].ops if isinstance(op, Open)]
+        assert opened.adapter == "formal"
+
+
+async def test_nothing_before_a_label(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tokenizer without BOS makes no tokens of empty texts."""
+    monkeypatch.setattr(served.gateway.tokenizer, "encode", lambda text: list(text.encode()))
+    for labels in ({"label_token_ids": [5, 6]}, {"labels": ["a", "b"]}):
+        body = {"query": "", "items": ["a", ""], **labels}
+        reply = await post(served, "/v1/score", body, 400)
+        assert reply["error"]["param"] == "items"
+    reply = await post(served, "/select", {"text": "", "choices": ["a", "b"]}, 400)
+    assert reply["error"]["param"] == "text"
+
+
+@pytest.mark.parametrize("labels", [{"labels": ["a", "b"]}, {"label_token_ids": [1, 2]}])
+async def test_many_labels_go_in_turns(
+    served: Served, monkeypatch: pytest.MonkeyPatch, labels: dict[str, Any]
+) -> None:
+    """Not all at once: they would fill the queue of everybody."""
+    monkeypatch.setattr(scoring, "_AT_ONCE", 4)
+    loop, begin = asyncio.get_running_loop(), served.gateway.open_session
+    most = answered = 0
+
+    def open_session(on_events: Callable[[list[Event]], None], **given: Any) -> FakeSession:
+        def deliver(events: list[Event]) -> None:
+            nonlocal most, answered
+            asked = sum(isinstance(op, Generate | Select) for op in session.ops)
+            most = max(most, asked - answered)
+            answered += sum(isinstance(event, Generated | Selected) for event in events)
+            on_events(events)
+
+        session = begin(lambda events: loop.call_soon(deliver, events) and None, **given)
+        return session
+
+    monkeypatch.setattr(served.gateway, "open_session", open_session)
+    reply = await post(served, "/v1/score", {"query": "a", "items": ["b"] * 20, **labels})
+    assert len(reply["scores"]) == 20
+    assert most == (2 if "labels" in labels else 4)
+
+
+async def test_bounds(served: Served) -> None:
+    long = "a" * (4 * 2**20)
+    for body in (
+        {"query": "a", "items": ["b"] * 400, "labels": ["c"] * 50},
+        {"query": "a", "items": ["b"] * 400, "label_token_ids": [1] * 50},
+        {"query": "a", "items": [long], "label_token_ids": [1]},
+    ):
+        reply = await post(served, "/v1/score", body, 400)
+        assert reply["error"]["param"] == "items"
+    await post(served, "/v1/rerank", {"query": "a", "documents": [long], "method": "judge"}, 400)
+    assert not served.gateway.sessions

@@ -1,0 +1,183 @@
+"""Streams: pieces that go past the task that answers, and those that cannot."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+
+from rootlace.runtime.server.http import app, openai_chat
+from rootlace.runtime.server.http.replies import DirectEvents
+from rootlace.wire.protocol import Failed
+from tests.server.http.conftest import Served
+
+PATHS = {
+    "/v1/completions": {"prompt": "a"},
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "a"}]},
+}
+
+
+async def _ask(
+    served: Served, path: str, version: str = "1.1", **more: Any
+) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """A connection on which a stream was asked for; it reads ahead little."""
+    place = urlsplit(served.url)
+    reader, writer = await asyncio.open_connection(place.hostname, place.port, limit=2**12)
+    body = json.dumps({**PATHS[path], "stream": True, **more}).encode()
+    writer.write(
+        f"POST {path} HTTP/{version}\r\nHost: {place.netloc}\r\nConnection: close\r\n"
+        f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+        + body
+    )
+    return reader, writer
+
+
+async def _events(reader: asyncio.StreamReader) -> list[dict[str, Any]]:
+    """What came until the end, which has to be a right one."""
+    raw = await reader.read()
+    head, _, rest = raw.partition(b"\r\n\r\n")
+    data = rest
+    if b"chunked" in head:
+        data, size = b"", -1
+        while size:
+            length, _, rest = rest.partition(b"\r\n")
+            size = int(length, 16)
+            data, rest = data + rest[:size], rest[size + 2 :]
+        assert not rest
+    *events, done, empty = data.split(b"\n\n")
+    assert done == b"data: [DONE]" and not empty
+    return [json.loads(event.removeprefix(b"data: ")) for event in events]
+
+
+def _texts(events: list[dict[str, Any]]) -> dict[int, str]:
+    """By choice, the text that its events add up to."""
+    found: dict[int, str] = {}
+    for choice in (choice for event in events for choice in event["choices"]):
+        piece = choice["text"] if "text" in choice else choice["delta"].get("content", "")
+        found[choice["index"]] = found.get(choice["index"], "") + piece
+    return found
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("version", ["1.0", "1.1"])
+async def test_both_ways_say_the_same(
+    served: Served,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    path: str,
+    version: str,
+) -> None:
+    """Pieces take the short way where there are chunks; the events are those of the long one."""
+    told = {0: 'he said "\u00fc\\ \u2028"', 1: "and more"}
+    served.gateway.script = lambda prompt, index: told[index]
+    direct = 0
+    write = DirectEvents.write
+
+    def counted(self: DirectEvents, payloads: Any) -> None:
+        nonlocal direct
+        direct += 1
+        write(self, payloads)
+
+    monkeypatch.setattr(DirectEvents, "write", counted)
+    caplog.set_level("INFO", logger=app.__name__)
+    reader, writer = await _ask(served, path, version, n=2, max_tokens=64)
+    events = await _events(reader)
+    writer.close()
+    (logged,) = [record for record in caplog.records if record.name == app.__name__]
+    sent = sum(
+        len(json.dumps(event, separators=(",", ":"), ensure_ascii=False)) for event in events
+    )
+    assert vars(logged)["fields"]["bytes"] > sent
+    assert _texts(events) == told
+    assert (direct > 0) == (version == "1.1")
+    monkeypatch.setattr(DirectEvents, "is_open", lambda self: False)
+    reader, writer = await _ask(served, path, version, n=2, max_tokens=64)
+    others = await _events(reader)
+    writer.close()
+    for event in (*events, *others):
+        del event["id"], event["created"]
+    # The samples' pieces may come in another order.
+    assert sorted(map(json.dumps, events)) == sorted(map(json.dumps, others))
+
+
+async def test_a_client_that_reads_slowly_misses_nothing(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pieces = [f"{number:06}" * 2**12 for number in range(40)]
+    served.gateway.script = lambda prompt, index: pieces  # type: ignore[assignment,return-value]
+    ways = []
+    begin, is_open = DirectEvents.begin, DirectEvents.is_open
+
+    def with_small_buffer(self: DirectEvents, writer: Any, encode: Any) -> None:
+        connection = writer.transport.get_extra_info("socket")
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2**14)
+        begin(self, writer, encode)
+
+    def noted(self: DirectEvents) -> bool:
+        ways.append(is_open(self))
+        return ways[-1]
+
+    monkeypatch.setattr(DirectEvents, "begin", with_small_buffer)
+    monkeypatch.setattr(DirectEvents, "is_open", noted)
+    reader, writer = await _ask(served, "/v1/completions", max_tokens=2**24)
+    while served.gateway.generated != len(pieces):
+        await asyncio.sleep(0)
+    assert _texts(await _events(reader)) == {0: "".join(pieces)}
+    assert True in ways and False in ways
+    writer.close()
+
+
+async def test_a_fault_on_the_short_way_ends_the_stream_with_an_error(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(text: str) -> bytes:
+        raise RuntimeError("of the test")
+
+    monkeypatch.setattr(openai_chat, "_encode_text", fail)
+    reader, writer = await _ask(served, "/v1/chat/completions")
+    *_, last = await _events(reader)
+    writer.close()
+    assert last["error"]["message"] == "internal error"
+
+
+CHAT = {"model": "fake", "messages": [{"role": "user", "content": "a"}], "stream": True}
+INTERFACES = {
+    "/v1/completions": ({"prompt": "a", "stream": True}, ("error", "message")),
+    "/v1/chat/completions": (CHAT, ("error", "message")),
+    "/v1/messages": ({**CHAT, "max_tokens": 9}, ("error", "message")),
+    "/v1/responses": ({"input": "a", "stream": True}, ("response", "error", "message")),
+    "/generate": ({"text": "a", "stream": True}, ("error", "message")),
+    "/api/generate": ({"model": "fake", "prompt": "a"}, ("error",)),
+    "/api/chat": (CHAT, ("error",)),
+}
+
+
+@pytest.mark.parametrize("path", INTERFACES)
+async def test_a_stream_whose_engine_is_gone_ends_with_an_error_of_its_interface(
+    served: Served, path: str
+) -> None:
+    def script(prompt: str, index: int) -> Any:
+        yield "h"
+        served.gateway.sessions[-1]._on_events(
+            [Failed(3, "unavailable", "the engine died 4 times")]
+        )
+        yield "i"
+
+    served.gateway.script = script
+    body, place = INTERFACES[path]
+    async with served.http.post(path, json=body) as reply:
+        assert reply.status == 200
+        lines = (await reply.text()).splitlines()
+    payloads = [line.removeprefix("data: ") for line in lines if line.startswith(("data: {", "{"))]
+    assert len(payloads) > 1
+    last = json.loads(payloads[-1])
+    assert last.get("type") == {"/v1/messages": "error", "/v1/responses": "response.failed"}.get(
+        path
+    )
+    for key in place:
+        last = last[key]
+    assert last == "the engine died 4 times"

@@ -1,0 +1,128 @@
+"""Responses that are kept for later ones: within bounds, each key's own, and on a disk."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rootlace.runtime.server.http.response_store import ResponseDisk, ResponseStore
+from rootlace.wire.errors import InvalidRequest
+
+
+def test_the_store_is_bounded() -> None:
+    def kept(store: ResponseStore) -> set[str]:
+        return {str(i) for i in range(9) if _has(store, str(i))}
+
+    store = ResponseStore(max_responses=3)
+    for i in range(5):
+        store.put({"id": str(i)}, (), [{"role": "user", "content": "x"}])
+        store.get("0") if i < 3 else None
+    assert kept(store) == {"0", "3", "4"}  # 0 was used after 1 and 2
+    store = ResponseStore(max_bytes=1000)
+    for i in range(5):
+        store.put({"id": str(i)}, (), [{"role": "user", "content": "x" * 400}])
+    assert kept(store) == {"3", "4"}
+    store.delete("3")
+    store.put({"id": "5"}, (), [{"role": "user", "content": "x" * 400}])
+    assert kept(store) == {"4", "5"}
+
+
+def test_the_store_counts_what_it_holds() -> None:
+    """Messages live on in follow-ups, when the responses that they came with are gone."""
+    store = ResponseStore(max_bytes=2000)
+    before: tuple[dict[str, Any], ...] = ()
+    for i in range(40):
+        store.put({"id": str(i)}, before, [{"role": "user", "content": "x" * 200}])
+        if not len(store):
+            break
+        before = store.get(str(i)).messages
+        store.delete(str(i - 1)) if i else None
+        held = sum(len(m["content"]) for m in before)
+        assert held <= store.nbytes <= 2000
+    assert 4 < i < 10  # the conversation itself became too long
+    assert (store.nbytes, store._of) == (0, {})
+    one = [{"role": "user", "content": "x" * 1500}]
+    store.put({"id": "a"}, (), one)
+    store.put({"id": "b"}, (*one,), [])
+    assert len(store) == 2  # what they share is counted once
+
+
+def test_no_key_pushes_out_anothers_responses() -> None:
+    def message(size: int) -> list[dict[str, Any]]:
+        return [{"role": "user", "content": "x" * size}]
+
+    store = ResponseStore(max_responses=4)
+    store.put({"id": "a"}, (), message(1), owner="alice")
+    for number in range(9):
+        store.put({"id": str(number)}, (), message(1), owner="bob")
+    assert _has(store, "a", "alice") and len(store) == 4
+    assert [number for number in range(9) if _has(store, str(number), "bob")] == [6, 7, 8]
+    store = ResponseStore(max_bytes=4000)
+    store.put({"id": "a"}, (), message(1500), owner="alice")
+    for number in range(30):
+        store.put({"id": str(number)}, (), message(200), owner="bob")
+    assert _has(store, "a", "alice") and _has(store, "29", "bob") and not _has(store, "0", "bob")
+    store.put({"id": "b"}, (), message(3900), owner="carol")
+    assert _has(store, "a", "alice") and not _has(store, "b", "carol")  # it alone is too much
+
+
+_ACTIONS = st.lists(
+    st.tuples(st.sampled_from("pfdr"), st.integers(0, 9), st.sampled_from(["", "bob"])), max_size=25
+)
+
+
+@settings(max_examples=15, deadline=None)
+@given(_ACTIONS)
+def test_a_disk_has_what_the_store_has(actions: list[tuple[str, int, str]]) -> None:
+    """Put, follow, delete, and restart, within bounds that forget."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "responses.sqlite"
+        disk = ResponseDisk(path)
+        store = ResponseStore(max_responses=5, max_bytes=1500)
+        store.open(disk)
+        for number, (action, which, owner) in enumerate(actions):
+            ids = sorted(store._of[owner].stored) if owner in store._of else []
+            one = ids[which % len(ids)] if ids else None
+            if action == "r":
+                before = _all(store)
+                disk.close()
+                disk = ResponseDisk(path)
+                store = ResponseStore(max_responses=5, max_bytes=1500)
+                store.open(disk)
+                assert _all(store) == before
+            elif action == "d" and one is not None:
+                store.delete(one, owner)
+            elif action in "pf":
+                known = store.get(one, owner=owner).messages if action == "f" and one else ()
+                new = [{"role": "user", "content": "x" * (20 * which + number)}]
+                store.put({"id": f"{number:03}"}, known, new, owner=owner, salt=str(which))
+        disk.close()
+        messages, responses = ResponseDisk(path).read()
+        assert set(messages) == {number for one in responses for number in one.numbers}
+
+
+def _all(store: ResponseStore) -> dict[tuple[str, str], Any]:
+    return {
+        (owner, name): (dict(one.response), one.messages, one.salt, own.nbytes)
+        for owner, own in store._of.items()
+        for name, one in own.stored.items()
+    }
+
+
+def test_a_file_that_is_none_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "responses.sqlite"
+    path.write_bytes(b"no database, but long enough to be taken for one" * 100)
+    with pytest.raises(InvalidRequest, match=r"responses\.sqlite cannot keep responses"):
+        ResponseDisk(path)
+
+
+def _has(store: ResponseStore, response_id: str, owner: str = "") -> bool:
+    try:
+        return response_id in store._of[owner].stored
+    except KeyError:
+        return False

@@ -1,0 +1,59 @@
+"""What requests leave behind when they end."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+
+import pytest
+
+from rootlace.runtime.server.http import one_shot
+from rootlace.wire.errors import DeadlineImpossible, RootlaceError
+from rootlace.wire.protocol import Chunk, SamplingParams, Text
+from rootlace.wire.sampling import Handling
+from tests.server.operations import MakeClient
+
+
+@pytest.mark.parametrize("fate", ["answered", "streamed", "refused", "late"])
+async def test_a_request_of_http_leaves_nothing_to_the_garbage_collector(
+    client: MakeClient, fate: str
+) -> None:
+    """Under overload hundreds a second are refused, and who looks for them is paid by all."""
+    c = client()
+    if fate == "refused":
+        c.engine.script = lambda request: DeadlineImpossible("not in time")
+    c.engine.paused = fate == "late"
+    timeout = 0.01 if fate == "late" else None
+    job = one_shot.GenerateRequest(
+        (Text("one two"),), SamplingParams(max_tokens=2), handling=Handling(timeout=timeout)
+    )
+    seen: list[weakref.ref[object]] = []
+
+    async def ask() -> None:
+        with one_shot.OneShots(c.gateway, [job], stream=fate == "streamed") as shots:
+
+            def take(chunk: Chunk) -> None:
+                shots.begun(chunk)
+
+            if fate == "streamed":
+                shots.divert(one_shot.Direct(lambda: True, take))
+            seen.append(weakref.ref(shots))
+            seen.append(weakref.ref(shots.keep()))
+            shots._kept = False
+            try:
+                await shots.results()
+            except RootlaceError:
+                assert fate in ("refused", "late")
+            else:
+                assert fate in ("answered", "streamed")
+
+    await ask()  # what is made once
+    gc.collect()
+    gc.disable()
+    try:
+        seen.clear()
+        await ask()
+        await c.settle()
+        assert len(seen) == 2 and [one() for one in seen] == [None, None]
+    finally:
+        gc.enable()

@@ -1,0 +1,347 @@
+"""Several models behind one gateway: who answers, what is loaded, and what a crash disturbs."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import weakref
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+import zmq.asyncio
+from aiohttp import web
+
+import rootlace as rl
+from rootlace.runtime.config import EngineConfig, GatewayConfig, RuntimeConfig
+from rootlace.runtime.server import model_registry as module
+from rootlace.runtime.server.chat_template import ChatTemplate
+from rootlace.runtime.server.http.model_routes import make_rooms_runner
+from rootlace.runtime.server.model_registry import ModelRegistry
+from rootlace.runtime.server.programs import ProgramServer
+from rootlace.runtime.server.served_model import ServedModel
+from rootlace.runtime.server.server_state import ServerState
+from rootlace.wire.errors import ModelNotFound, UnsupportedModel
+from rootlace.wire.protocol import (
+    PROTOCOL_VERSION,
+    Failed,
+    Hello,
+    Welcome,
+    decode_events,
+    encode,
+)
+from tests.server.conftest import load
+from tests.server.fake_engine import FakeEngine
+from tests.waiting import soon, until
+
+
+@dataclass
+class Place:
+    """A server of the models `a` (with an adapter) and `b`, over made-up engines."""
+
+    rooms: ModelRegistry
+    http: aiohttp.ClientSession
+    programs: ProgramServer
+    runner: web.AppRunner
+    loaded: list[str]
+    engines: dict[str, FakeEngine]
+    exits: dict[str, Callable[[str], None]]
+    broken: set[str] = field(default_factory=set)
+    gate: asyncio.Event = field(default_factory=asyncio.Event)
+    """Models are loaded while it is set."""
+
+    async def ask(self, path: str, body: dict[str, Any] | None = None) -> tuple[int, Any]:
+        method = "GET" if body is None else "POST"
+        async with self.http.request(method, path, json=body) as reply:
+            found = await (reply.json() if "json" in reply.content_type else reply.text())
+            return reply.status, found
+
+
+Make = Callable[..., Any]
+
+
+@pytest.fixture
+async def make(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> AsyncIterator[Make]:
+    places: list[Place] = []
+
+    async def start(**options: Any) -> Place:
+        loaded: list[str] = []
+        engines: dict[str, FakeEngine] = {}
+        exits: dict[str, Callable[[str], None]] = {}
+        tokenizer = load("stories3M")
+
+        async def open_room(
+            config: GatewayConfig,
+            engine_config: EngineConfig,
+            on_exit: Callable[[str], None],
+            house: ServerState,
+        ) -> ServedModel:
+            name = config.served_name
+            loaded.append(name)
+            await place.gate.wait()
+            if name in place.broken:
+                raise UnsupportedModel(f"/m/{name}/config.json: it is gone")
+            engine = engines[name] = FakeEngine(tokenizer.vocab_size)
+            engine.adapters = ("x",) if name == "a" else ()
+            exits[name] = on_exit
+            return ServedModel(config, engine, tokenizer, ChatTemplate(None), (), house)
+
+        monkeypatch.setattr(module, "open_room", open_room)
+        address = f"ipc://{tmp_path}/programs"
+        rooms = ModelRegistry(
+            [
+                RuntimeConfig(
+                    GatewayConfig(
+                        model=f"/m/{name}", served_name=name, program_address=address, **options
+                    )
+                )
+                for name in ("a", "b")
+            ]
+        )
+        programs, runner = ProgramServer(rooms), make_rooms_runner(rooms)
+        await runner.setup()
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        http = aiohttp.ClientSession(f"http://127.0.0.1:{runner.addresses[0][1]}")
+        place = Place(rooms, http, programs, runner, loaded, engines, exits)
+        place.gate.set()
+        places.append(place)
+        rooms.program_address = programs.start()
+        await rooms.start()
+        return place
+
+    yield start
+    for place in places:
+        await place.http.close()
+        await place.runner.cleanup()
+        await place.programs.stop()
+        await place.rooms.stop()
+
+
+async def test_the_field_model_chooses(make: Make) -> None:
+    place = await make()
+    assert place.loaded == ["a", "b"]
+    body = {"prompt": "hi", "max_tokens": 2}
+    for asked, answers in (
+        (None, "a"),
+        ("b", "b"),
+        ("a:x", "a:x"),
+        ("/m/b", "b"),
+    ):
+        given = {**body, "model": asked} if asked else body
+        status, reply = await place.ask("/v1/completions", given)
+        assert (status, reply["model"]) == (200, answers)
+    assert [len(place.engines[name].submitted) for name in "ab"] == [2, 2]
+    assert place.engines["a"].submitted[-1].adapter == "x"
+    status, error = await place.ask("/v1/completions", {**body, "model": "c"})
+    assert status == 404 and "'a', 'b'" in error["error"]["message"]
+    status, error = await place.ask("/v1/completions", {**body, "model": "b:x"})
+    assert status == 404
+
+    _, models = await place.ask("/v1/models")
+    assert [one["id"] for one in models["data"]] == ["a", "a:x", "b"]
+    assert (await place.ask("/v1/models/b"))[1]["root"] == "/m/b"
+    assert [m["name"] for m in (await place.ask("/api/tags"))[1]["models"]] == ["a", "b"]
+    for path in ("/cache/tree", "/cache/pins", "/get_server_info", "/ready", "/health"):
+        assert (await place.ask(f"{path}?model=b"))[0] == 200, path
+    assert (await place.ask("/cache/tree?model=c"))[0] == 404
+    _, metrics = await place.ask("/metrics")
+    for line in (
+        'rootlace_up{model="a"} 1.0',
+        'rootlace_request_duration_seconds_count{model="b"} 2',
+    ):
+        assert line in metrics
+    assert metrics.count("# TYPE rootlace_up gauge") == 1
+    assert 'rootlace_http_requests_total{path="/v1/models",status="200"} 1.0' in metrics
+
+
+async def test_models_are_loaded_when_asked_for_and_unloaded_when_idle(make: Make) -> None:
+    place = await make(load="on-demand", idle_unload=0.05, hold_seconds=0.05)
+    assert not place.loaded
+    _, models = await place.ask("/v1/models")
+    assert [one["id"] for one in models["data"]] == ["a", "b"]
+    assert (await place.ask("/ready"))[0] == 200
+    assert (await place.ask("/ready?model=b"))[0] == 503
+    assert 'rootlace_up{model="b"} 0.0' in (await place.ask("/metrics"))[1]
+    body = {"text": "hi", "model": "b", "sampling_params": {"max_new_tokens": 2}}
+    first = place.ask("/generate", body), place.ask("/generate", body)
+    assert [status for status, _ in await asyncio.gather(*first)] == [200, 200]
+    assert place.loaded == ["b"]
+    (running,) = (await place.ask("/api/ps"))[1]["models"]
+    until_then = datetime.fromisoformat(running["expires_at"]) - datetime.now(UTC)
+    assert running["name"] == "b" and until_then.total_seconds() < 1
+    room = place.rooms.room("b")
+    gateway = weakref.ref(room.gateway)
+    said = await place.ask("/v1/responses", {"input": "hi", "model": "b", "max_output_tokens": 2})
+    await until(lambda: room.gateway is None and not place.rooms._closing)
+    gc.collect()
+    assert gateway() is None
+    assert (await place.ask(f"/v1/responses/{said[1]['id']}"))[1] == said[
+        1
+    ]  # it outlives its model
+    assert (await place.ask("/generate", body))[0] == 200
+    assert place.loaded == ["b", "b"]
+
+
+async def test_a_load_that_fails_unexpectedly_is_not_tried_with_every_request(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place, tries = await make(load="on-demand"), []
+
+    async def open_room(*given: object) -> ServedModel:
+        tries.append(given)
+        raise KeyError("vocab")
+
+    monkeypatch.setattr(module, "open_room", open_room)
+    monkeypatch.setattr(module, "FIRST_RETRY_SECONDS", 50.0)
+    for _ in range(2):
+        assert (await place.ask("/v1/completions", {"prompt": "hi"}))[0] == 500
+    assert len(tries) == 1
+
+
+async def test_who_only_looks_neither_loads_a_model_nor_keeps_it(make: Make) -> None:
+    place = await make(load="on-demand")
+    watched = ("/get_server_info", "/server_info", "/cache/tree", "/cache/lint", "/cache/pins")
+    for path in watched:
+        status, error = await place.ask(f"{path}?model=b")
+        assert (status, error["error"]["code"]) == (503, "unavailable"), path
+        assert error["error"]["message"] == "the model b is not loaded"
+    status, said = await place.ask("/flush_cache", {"model": "b"})
+    assert (status, said) == (200, "The model b is not loaded.\n") and not place.loaded
+    room = place.rooms.room("b")
+    await place.ask("/v1/completions", {"prompt": "hi", "model": "b", "max_tokens": 1})
+    used = room.used
+    for path in watched:
+        assert (await place.ask(f"{path}?model=b"))[0] == 200, path
+    assert (await place.ask("/flush_cache", {"model": "b"}))[1] == "Cache flushed.\n"
+    assert place.engines["b"].flushes == 1 and room.used == used
+    assert place.loaded == ["b"]
+
+
+async def test_a_model_that_crashes_disturbs_no_other(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "FIRST_RETRY_SECONDS", 50.0)
+    place = await make()
+    place.engines["b"].paused = True
+    slow = asyncio.create_task(place.ask("/v1/completions", {"prompt": "hi", "model": "b"}))
+    await until(lambda: bool(place.engines["b"].submitted))
+    place.engines["a"].paused = True
+    dying = asyncio.create_task(place.ask("/v1/completions", {"prompt": "hi", "model": "a"}))
+    await until(lambda: bool(place.engines["a"].submitted))
+    place.exits["a"]("it died four times")
+    status, error = await asyncio.wait_for(dying, 5)
+    assert status == 503 and "the model a was unloaded" in error["error"]["message"]
+    assert not place.rooms.room("a").users
+    assert place.rooms.room("a").gateway is None
+    assert (await place.ask("/health"))[0] == 200
+    place.broken.add("a")
+    status, error = await place.ask("/v1/completions", {"prompt": "hi", "model": "a"})
+    said = "the model a cannot be loaded: config.json: it is gone"  # and no path of the server
+    assert (status, error["error"]["message"]) == (503, said)  # no fault of who asks
+    # It is not tried with every request.
+    status, error = await place.ask("/v1/completions", {"prompt": "hi", "model": "a"})
+    assert status == 503 and f"{said} (it is tried again in" in error["error"]["message"]
+    with monkeypatch.context() as patched:  # nor is what nobody expected told in full
+        patched.setattr(module, "open_room", no_disk)
+        place.rooms.room("a")._retry_at = 0.0
+        for known in ("internal error", "internal error (OSError) (it is tried again in"):
+            status, error = await place.ask("/v1/completions", {"prompt": "hi", "model": "a"})
+            said = error["error"]["message"]
+            assert status == 500 and said.startswith(known) and "secret" not in said
+    place.broken.clear()
+    place.rooms.room("a")._retry_at = 0.0
+    assert (await place.ask("/v1/completions", {"prompt": "hi", "model": "a"}))[0] == 200
+    while not slow.done():
+        place.engines["b"].step()
+        await asyncio.sleep(0)
+    assert (await slow)[0] == 200 and place.loaded == ["a", "b", "a", "a"]
+
+
+async def no_disk(*_: object) -> ServedModel:
+    raise OSError(28, "No space left on device", "/srv/secret")
+
+
+async def test_who_stops_waiting_for_a_model_leaves_it_loading(make: Make) -> None:
+    place = await make(load="on-demand")
+    place.gate.clear()
+    first, second = (asyncio.create_task(place.rooms.load("b")) for _ in range(2))
+    other = asyncio.create_task(place.rooms.load("a"))
+    await until(lambda: bool(place.loaded))
+    first.cancel()
+    await asyncio.sleep(0)
+    place.gate.set()
+    assert await second is place.rooms.room("b").gateway and await other
+    assert place.loaded == ["b", "a"]  # one after the other
+    place.exits["a"]("it died")
+    place.gate.clear()
+    dying = asyncio.create_task(place.rooms.load("a"))
+    await until(lambda: len(place.loaded) == 3)
+    await place.rooms.stop()
+    with pytest.raises(asyncio.CancelledError):
+        await dying
+
+
+async def test_a_timeout_includes_the_time_of_a_load(make: Make) -> None:
+    place = await make(load="on-demand")
+    place.gate.clear()
+    body = {"prompt": "hi", "model": "b", "max_tokens": 1}
+    status, error = await place.ask("/v1/completions", {**body, "timeout": 0.01})
+    assert status == 408 and "0.01 s" in error["error"]["message"]
+    assert place.loaded == ["b"] and not place.rooms.room("b").users
+    slow = asyncio.create_task(place.ask("/v1/completions", {**body, "timeout": 50}))
+    await until(lambda: place.rooms.room("b").users == 1)
+    await asyncio.sleep(0.02)
+    place.gate.set()
+    assert (await slow)[0] == 200
+    left = place.engines["b"].submitted[-1].handling.timeout
+    assert left is not None and left < 50 - 0.01
+
+
+async def test_programs_choose_when_they_connect(make: Make) -> None:
+    place = await make(load="on-demand", idle_unload=0.05)
+
+    @rl.function
+    def program(s):
+        s += "hi" + rl.gen("x", max_tokens=2)
+
+    def run(model: str) -> str:
+        endpoint = rl.RuntimeEndpoint(place.programs.address, model=model)
+        try:
+            assert program.run(backend=endpoint)["x"]
+            return endpoint.get_model_name()
+        finally:
+            endpoint.close()
+
+    assert await asyncio.to_thread(run, "b") == "b"
+    assert await asyncio.to_thread(run, "") == "a"
+    assert place.loaded == ["b", "a"]
+    with pytest.raises(ModelNotFound):
+        await asyncio.to_thread(run, "c")
+
+
+async def test_programs_that_wait_for_their_model_count_as_connected(make: Make) -> None:
+    place = await make(load="on-demand", max_connections=2)
+    place.gate.clear()
+    context = zmq.asyncio.Context()
+    peers = []
+    for _ in range(3):
+        peers.append(peer := context.socket(zmq.DEALER))
+        peer.linger = 0
+        peer.connect(place.programs.address)
+        hello = encode([Hello(0, PROTOCOL_VERSION)])
+        await peer.send(hello)
+        if len(peers) < 3:
+            await until(lambda: len(place.programs._greeting) == len(peers))
+            await peer.send(hello)  # once more is not another one
+    (refused,) = decode_events(await soon(peers[2].recv()))
+    assert isinstance(refused, Failed) and refused.code == "overloaded"
+    place.gate.set()
+    for peer in peers[:2]:
+        (event,) = decode_events(await soon(peer.recv()))
+        assert isinstance(event, Welcome)
+    context.destroy(linger=0)

@@ -1,0 +1,135 @@
+"""Keywords of older drafts in schemas that name no draft: read as the drafts have them."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from typing import Any
+
+import jsonschema
+import pytest
+
+from rootlace.runtime.config import ConstraintConfig
+from rootlace.runtime.structured.compiler import GrammarCompiler
+from rootlace.runtime.structured.json_schema.prepare import PreparedSchema
+from rootlace.types.schema_keywords import remarks
+from rootlace.wire.errors import InvalidConstraint
+from tests.structured.random_model import accepts, byte_vocabulary
+
+I = {"type": "integer"}  # noqa: E741
+S = {"type": "string"}
+ARRAYS = [list(v) for n in range(4) for v in itertools.product([1, "a", None], repeat=n)]
+NUMBERS = [1, 2, 3, 4, 9, 10, 2.5, 9.5]
+OBJECTS = [
+    {k: 1 for k, there in zip("abc", which, strict=True) if there}
+    for which in itertools.product([0, 1], repeat=3)
+]
+CLOSED = {"type": "object", "properties": {"a": I, "b": I, "c": I}, "additionalProperties": False}
+D4, D7 = jsonschema.Draft4Validator, jsonschema.Draft7Validator
+
+SCHEMAS: list[tuple[Any, Any, list[Any], str]] = [
+    (D7, {"type": "array", "items": [I, S]}, ARRAYS, "items"),
+    (D7, {"type": "array", "items": [I, S], "additionalItems": False}, ARRAYS, "items"),
+    (D7, {"type": "array", "items": [I], "additionalItems": S, "minItems": 2}, ARRAYS, "items"),
+    (
+        D7,
+        {"type": "array", "items": [{"$ref": "#/definitions/i"}, {"$ref": "#/items/0"}],
+         "definitions": {"i": I}, "additionalItems": False},
+        ARRAYS,
+        "items",
+    ),
+    (D4, {"type": "number", "minimum": 2, "exclusiveMinimum": True, "maximum": 9}, NUMBERS,
+     "exclusiveMinimum"),
+    (D4, {"type": "integer", "minimum": 2, "maximum": 9, "exclusiveMaximum": True}, NUMBERS,
+     "exclusiveMaximum"),
+    (D4, {"type": "integer", "minimum": 2, "maximum": 9, "exclusiveMaximum": False}, NUMBERS,
+     "exclusiveMaximum"),
+    (D7, {**CLOSED, "dependencies": {"a": ["b"]}}, OBJECTS, "dependencies"),
+    (D7, {**CLOSED, "dependencies": {"a": {"required": ["c"]}, "b": ["a"]}}, OBJECTS,
+     "dependencies"),
+    (
+        D4,
+        {"type": "array", "items": [{"$ref": "#it"}], "definitions": {"x": {"id": "#it", **I}}},
+        ARRAYS,
+        "items",
+    ),
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module", params=["auto", "llguidance"])
+def compiler(request: pytest.FixtureRequest) -> GrammarCompiler:
+    return GrammarCompiler(byte_vocabulary(), config=ConstraintConfig(backend=request.param))
+
+
+@pytest.mark.parametrize("draft, schema, values, keyword", SCHEMAS, ids=lambda v: str(v)[:40])
+def test_older_keywords_hold(
+    compiler: GrammarCompiler, draft: Any, schema: Any, values: list[Any], keyword: str
+) -> None:
+    grammar = compiler.compile(json_schema=schema)
+    for value in values:
+        text = json.dumps(value, separators=(",", ":")).encode()
+        valid = draft(schema).is_valid(value)
+        assert accepts(grammar, compiler.vocabulary, text) == valid, value
+    told = remarks(json.dumps(schema))
+    assert f"$.{keyword}" in [one.path for one in told]
+    assert not any(one.misspelt for one in told)
+
+
+def test_beside_them_all_else_is_read_as_the_newest_draft_has_it(compiler: GrammarCompiler) -> None:
+    schema = {
+        "type": "array",
+        "items": [{"$ref": "#/$defs/i", "minimum": 5}, {"const": 7}, {"exclusiveMinimum": 3}],
+        "additionalItems": False,
+        "$defs": {"i": I},
+    }
+    grammar = compiler.compile(json_schema=schema)
+    for value, valid in (([5, 7, 4], True), ([4, 7], False), ([5, 8], False), ([5, 7, 3], False)):
+        text = json.dumps(value, separators=(",", ":")).encode()
+        assert accepts(grammar, compiler.vocabulary, text) == valid, value
+
+
+def test_a_residual_is_checked_with_the_older_meaning(compiler: GrammarCompiler) -> None:
+    schema = {"type": "array", "items": [I, I], "additionalItems": False, "uniqueItems": True}
+    grammar = compiler.compile(json_schema=schema)
+    assert grammar.backend.endswith("+checked")
+    for text, valid in ((b"[1,2]", True), (b"[1,1]", False), (b"[1,2,3]", False)):
+        assert accepts(grammar, compiler.vocabulary, text) == valid, text
+
+
+@pytest.mark.parametrize(
+    ("schema", "wrong"),
+    [
+        ({"items": [3]}, "#/items/0: 3"),
+        ({"items": [I], "prefixItems": [I]}, "#/items: a list beside prefixItems"),
+        ({"dependencies": {"a": 3}}, "#/dependencies/a: 3"),
+        ({"exclusiveMinimum": True, "minimum": "x"}, "#/minimum: 'x'"),
+        ({"items": [{"type": "strin"}]}, "#/items/0/type: 'strin'"),
+        ({"items": {"$schema": "https://json-schema.org/draft/2020-12/schema", "items": [I]}},
+         "#/items/items: "),
+        ({"$schema": "https://json-schema.org/draft/2020-12/schema", "items": [I]}, "#/items: "),
+    ],
+)  # fmt: skip
+def test_what_no_draft_has_is_refused(schema: Any, wrong: str) -> None:
+    with pytest.raises(InvalidConstraint, match=f"json_schema: {wrong}"):
+        PreparedSchema(schema)
+
+
+def test_a_draft_that_is_named_is_worth_no_remark() -> None:
+    schema = {"$schema": "http://json-schema.org/draft-07/schema#", "items": [I]}
+    assert remarks(json.dumps(schema)) == ()
+    assert remarks(json.dumps({"properties": {"q": schema, "items": {"enum": [[1]]}}})) == ()
+
+
+def test_keywords_of_draft_3_are_told_as_misspelt_ones() -> None:
+    told = remarks(json.dumps({"type": "integer", "divisibleBy": 3, "extends": {}}))
+    assert {str(one) for one in told} == {
+        "json_schema: $.divisibleBy is no keyword; did you mean 'multipleOf'?",
+        "json_schema: $.extends is no keyword; did you mean 'allOf'?",
+    }
+
+
+def test_comparing_names_is_bounded() -> None:
+    """A schema of very many strange names is no way to stop a server for minutes."""
+    few = {f"propertie{i}": 1 for i in range(4000)}
+    assert 0 < len(remarks(json.dumps(few))) <= 256
+    assert remarks(json.dumps({f"propertie{i}": 1 for i in range(200_000)})) == ()
