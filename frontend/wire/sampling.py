@@ -3,7 +3,7 @@
 A field's name, type and default are the parameter's; its `Parameter` says the rest: where it acts,
 which values are sensible, and what else it is called. Everything that knows sampling parameters
 reads it here: the keywords of `gen` and `run` (`rootlace.language.sampling`), the fields of HTTP
-bodies (`gateway/http/sampling.py`) and the sampler's arrays (`runtime/model/sampling`).
+bodies (`server/http/request_fields.py`) and the sampler's arrays (`runtime/model/sampling`).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Tokens picked in C++: `reference/pick_tokens.py`, without a copy of the logits."""
+"""Tokens picked in C++: `reference/sampling.py`, without a copy of the logits."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rootlace.kernels.reference import REFERENCE
 
 # Edit logits --------------------------------------------------------------------------------------
 #
-# Logits edited in C++: `reference/logits.py`, by all threads.
+# Logits edited in C++: `reference/sampling.py`, by all threads.
 
 
 _FLOATS = {
@@ -90,7 +90,7 @@ def _length(edits: LogitEdits, name: str) -> int:
 
 # Score tokens -------------------------------------------------------------------------------------
 #
-# Log-probabilities in C++: `reference/score_tokens.py`, by all threads and without copies.
+# Log-probabilities in C++: `reference/sampling.py`, by all threads and without copies.
 
 
 class NativeScoreTokens:

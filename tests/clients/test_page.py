@@ -298,7 +298,7 @@ def test_one_of_several_models_is_chosen(tab: Tab) -> None:
     page.keyboard.press("Escape")
     page.click("#tab-tree")
     page.locator("#tree-sum", has_text="node").wait_for()
-    with page.expect_request(re.compile(r"cache/radix_tree\?.*&model=other")):
+    with page.expect_request(re.compile(r"cache/tree\?.*&model=other")):
         page.select_option("#model", "other")
     page.locator("#tree-sum", has_text="node").wait_for()
     with page.expect_request("**/cache/lint?model=other"):

@@ -27,7 +27,6 @@ from rootlace.runtime.contracts.messages import (
     read_step_record,
 )
 from rootlace.runtime.engine.client import EngineClient, engine_client
-from rootlace.runtime.engine.client import engine_client as pulse
 from rootlace.runtime.engine.client.cache_orders import (
     MOST,
     SECONDS,
@@ -412,8 +411,7 @@ async def test_a_hung_engine_is_unhealthy_and_questions_do_not_wait_for_it(
 ) -> None:
     await client.stats()
     assert client.healthy
-    for module in ("engine_client", "pulse"):
-        monkeypatch.setattr(f"rootlace.runtime.engine.client.{module}.STALL_SECONDS", 0.2)
+    monkeypatch.setattr(engine_client, "STALL_SECONDS", 0.2)
     os.kill(client.info.pid, signal.SIGSTOP)
     try:
         with pytest.raises(ServerUnavailable, match="has not answered"):
@@ -431,7 +429,7 @@ async def test_what_ran_on_a_suspended_engine_goes_on_in_the_next(
     await until(lambda: bool(request.updates))
     first = client.info.pid
     with monkeypatch.context() as patch:
-        patch.setattr(pulse, "SILENCE_SECONDS", 2.0)
+        patch.setattr(engine_client, "SILENCE_SECONDS", 2.0)
         os.kill(first, signal.SIGSTOP)
         await until(lambda: client.info.pid != first)
     await until(lambda: len(request.updates) > 1)

@@ -194,7 +194,7 @@ def test_nor_does_one_that_ends_otherwise(served: Served, kind: str | None, fate
 
 MADE = """
 import gc
-from rootlace.runtime.engine import garbage
+from rootlace.runtime.engine import process as garbage
 class Circle:
     alive = 0
     def __init__(self):
