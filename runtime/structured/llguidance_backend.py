@@ -484,7 +484,7 @@ def reason(matcher: LLMatcher) -> str:
 # Hybrid -------------------------------------------------------------------------------------------
 #
 # llguidance with a memory: what it says is kept by the state of an automaton of what a schema
-# declares (`json_schema/to_regex`), and asked for again only where the automaton does not know the way.
+# declares (`json_schema/to_regex`), and asked for again only where the automaton knows no way.
 #
 # A mask that llguidance made at a state is that of every request that comes there, with the tokens
 # in it that begin declared and end elsewhere. Such a token has its request go on in llguidance.
