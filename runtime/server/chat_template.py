@@ -182,8 +182,8 @@ class Lookalikes:
         contents = {*special} - {""}
         self._whole = re.compile(_one_of(contents), re.IGNORECASE)
         cut = [(c[:n].rstrip(), c[n:].lstrip()) for c in contents for n in range(1, len(c))]
-        self._heads = {_folded(head) for head, _ in cut if _looks_special(head)}
-        self._tails = {_folded(tail) for _, tail in cut if _looks_special(tail)}
+        self._heads = tuple({_folded(head) for head, _ in cut if _looks_special(head)})
+        self._tails = tuple({_folded(tail) for _, tail in cut if _looks_special(tail)})
         self._all = "\n".join(contents).casefold()
         self._cores = {c[1:-1].casefold() for c in contents}
         self._longest = max(map(len, contents), default=0)
@@ -212,10 +212,14 @@ class Lookalikes:
             at = _first_of(match) + 1  # one may begin within another
             places.add(at - 1)
         # What is only looked for at the ends is looked for there alone: texts may be long.
-        most = range(min(self._longest, end - begin), 0, -1)
-        if any(_folded(text[begin : begin + n]) in self._tails for n in most):
+        longest = min(self._longest, end - begin)
+        lengths = range(longest, 0, -1)
+        if _folded(text[begin : begin + longest]).startswith(self._tails) and any(
+            _folded(text[begin : begin + n]) in self._tails for n in lengths
+        ):
             places.add(begin)
-        places.update(end - n for n in most if _folded(text[end - n : end]) in self._heads)
+        if _folded(text[end - longest : end]).endswith(self._heads):
+            places.update(end - n for n in lengths if _folded(text[end - n : end]) in self._heads)
         if not places and end - begin <= self._longest and self._is_inner(text[begin:end]):
             places.add(begin)
         if not places:
