@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.layer_rules import MAY_IMPORT, MUST_NOT_IMPORT
+from tests.layer_rules import HEAVY, MAY_IMPORT, MUST_NOT_IMPORT, SERVING
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = {"rootlace": "frontend", "rootlace.runtime": "runtime", "rootlace.kernels": "kernels"}
@@ -173,6 +173,45 @@ def loaded_by(module: str) -> set[str]:
 )
 def test_what_an_import_loads(module: str, forbidden: set[str]) -> None:
     assert not loaded_by(module) & forbidden
+
+
+ARCHITECTURE = ROOT / "docs" / "architecture.md"
+
+
+def table(text: str) -> dict[str, tuple[set[str], set[str]]]:
+    """The table of layers: package -> (packages it may import, packages it never imports)."""
+    rows = re.findall(r"^\| `([\w.]+)` \| ([^|]+) \| ([^|]+) \|$", text, re.MULTILINE)
+    groups = {"heavy": HEAVY, "serving": SERVING}
+    found = {}
+    for package, allowed, never in rows:
+        forbidden = set(re.findall(r"`([\w.]+)`", never))
+        for word in set(re.findall(r"(?<![`\w])\w+", never)) & groups.keys():
+            forbidden |= groups[word]
+        found[package] = (set(re.findall(r"`([\w.]+)`", allowed)), forbidden)
+    return found
+
+
+def test_the_table_of_layers_is_that_of_the_rules() -> None:
+    (section,) = re.findall(r"^## Layers\n(.*?)^## ", ARCHITECTURE.read_text(), re.M | re.S)
+    written = table(section)
+    packages = {
+        name.removeprefix("rootlace.")
+        for name, path in MODULES.items()
+        if path.stem == "__init__"
+        and name in MAY_IMPORT
+        and name.removeprefix(RUNTIME).count(".") == 1
+        and name not in (RUNTIME, f"{RUNTIME}.assets")
+    }
+    assert packages <= written.keys()
+    for package, (allowed, never) in written.items():
+        rules = MAY_IMPORT[f"rootlace.{package}"]
+        short = {name.removeprefix("rootlace.").removeprefix("runtime.") for name in rules}
+        assert (package, allowed) == (package, short)
+        assert (package, never) == (package, MUST_NOT_IMPORT[f"rootlace.{package}"])
+
+
+def test_the_architecture_stays_short() -> None:
+    assert len(ARCHITECTURE.read_text().splitlines()) <= 250
 
 
 def test_every_layer_has_both_rules() -> None:

@@ -1,4 +1,4 @@
-"""A client's branches without a model: operations run in their order, as docs/architecture.md says.
+"""A client's branches without a model: operations run in their order, as docs/internals.md says.
 
 What a `Generate` or `Select` gives is asked of `answer`; everything else is done here.
 """

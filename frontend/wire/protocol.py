@@ -643,7 +643,7 @@ class Explained(_Event, tag="explained"):
 
 
 class Status(_Event, tag="status_reply"):
-    """Counters since start; what they are is listed in docs/architecture.md."""
+    """Counters since start; docs/operations.md lists what they count."""
 
     values: dict[str, Any]
 

@@ -26,7 +26,7 @@ def common_prefix(a: np.ndarray, b: np.ndarray) -> int:
 
 
 class RadixTree:
-    """Cached prefixes, exact to the token. See "Tree and pool" in docs/architecture.md.
+    """Cached prefixes, exact to the token. See "Tree and pool" in docs/cache.md.
 
     A *handle* is a lock that ends at a node: it holds that node and all its ancestors. The holder
     keeps the `Node`; it stays valid whatever others do, and its `end` does not change, because a

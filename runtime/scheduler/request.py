@@ -520,7 +520,7 @@ class InFlightStep:
 
 # Counters -----------------------------------------------------------------------------------------
 #
-# What the scheduler counts; docs/architecture.md, "Counters", says what each means.
+# What the scheduler counts; docs/operations.md, "Counters", says what each means.
 
 
 @dataclass

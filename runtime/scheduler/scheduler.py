@@ -43,7 +43,7 @@ MAX_FLIGHTS = 2
 
 
 class Scheduler:
-    """Decides what is computed when. See "Scheduler" and "Overlap" in docs/architecture.md.
+    """Decides what is computed when. See "Scheduler" and "Overlap" in docs/internals.md.
 
     The caller alternates `plan` and `commit` (or `fail`), or plans the next step before it commits
     the last one: then the new plan feeds on tokens that the last one is to find. `add` and `abort`

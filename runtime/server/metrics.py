@@ -351,6 +351,6 @@ def _numbers(status: Mapping[str, Any]) -> Iterable[Metric]:
     for name, value in status.items():
         if isinstance(value, bool) or not isinstance(value, int | float):
             continue
-        says = f"`{name}` of docs/architecture.md."
+        says = f"`{name}` of docs/operations.md."
         family_type = GaugeMetricFamily if name in _GAUGES else CounterMetricFamily
         yield family_type(_PREFIX + name, says, value=value)
