@@ -101,3 +101,40 @@ def test_the_site_has_every_page() -> None:
     index = DOCS / "index.md"
     linked = {target.partition("#")[0] for target in LINK.findall(index.read_text())}
     assert {page.name for page in DOCS.glob("*.md")} - {index.name} <= linked
+
+
+# ---------------------------------------------------------------- the tour
+
+
+def stops(text: str) -> list[str]:
+    """The numbered items of a section, each as one text."""
+    return [
+        item.replace("\n", " ") for item in re.findall(r"^\d+\. (?:.|\n(?!\d+\.|\n))+", text, re.M)
+    ]
+
+
+def unknown(stop: str) -> list[str]:
+    """The names in code of a stop that none of the files it links to has."""
+    linked = [ROOT / target.removeprefix("../") for target in LINK.findall(stop)]
+    source = "\n".join(path.read_text() for path in linked if path.suffix in (".py", ".cpp"))
+    plain = LINK.sub("", re.sub(r"\[[^]]*\]", "", stop))
+    names = re.findall(r"`([A-Za-z_][\w.]*)`", plain)
+    return [
+        name
+        for name in names
+        if any(not re.search(rf"\b{part}\b", source) for part in name.split("."))
+    ]
+
+
+def test_the_tour_is_short_and_names_what_is_there() -> None:
+    token, schema = (DOCS / "tour.md").read_text().split("## The way of a schema")
+    ways = [stops(token), stops(schema)]
+    assert [0 < len(way) <= most for way, most in zip(ways, (15, 6), strict=True)] == [True, True]
+    assert [found for way in ways for stop in way if (found := unknown(stop))] == []
+
+
+def test_a_name_that_is_gone_is_seen() -> None:
+    stop = (
+        "1. [`queue.py`](../runtime/scheduler/queue.py). `Patience.no_such_name` and `FairQueue`."
+    )
+    assert unknown(stop) == ["Patience.no_such_name"]
