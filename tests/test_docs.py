@@ -103,7 +103,21 @@ def test_the_site_has_every_page() -> None:
     assert {page.name for page in DOCS.glob("*.md")} - {index.name} <= linked
 
 
-# ---------------------------------------------------------------- the tour
+# ---------------------------------------------------------------- the drawing and the tour
+
+
+def test_the_drawing_of_the_data_path_names_files_that_are_there() -> None:
+    drawing = (DOCS / "architecture.md").read_text().split("```")[1]
+    named = set(re.findall(r"[\w/]+\.py", drawing)) - {"program.py"}
+    assert len(named) > 10
+    files = [
+        f"/{path.relative_to(ROOT)}"
+        for top in ("frontend", "runtime")
+        for path in (ROOT / top).rglob("*.py")
+    ]
+    assert not [
+        name for name in sorted(named) if not any(file.endswith(f"/{name}") for file in files)
+    ]
 
 
 def stops(text: str) -> list[str]:
