@@ -196,7 +196,7 @@ class ConstraintConfig:
     `ServerUnavailable` after `compile_seconds` of a processor.
     `max_states` and `max_table_bytes` bound one automaton; beyond them llguidance takes over.
     At most `cache_size` grammars of about `cache_bytes` are kept for later requests.
-    `max_retreats` bounds how often a check may retract the text of one request. Automata of at most
+    `max_retreats` bounds how often a check may roll back one request. Automata of at most
     `max_device_states` states and `max_device_bytes` of tables are stepped on the GPU itself.
     """
 

@@ -227,7 +227,7 @@ def gen(
     `whitespace` is that of JSON: "flexible" (the default) lets the model write it as it is used to,
     within bounds; "compact" has none, so that more of the text is forced. What token masks cannot
     enforce of a schema (`uniqueItems`, `not`, ...) is checked while the text is generated, and text
-    that fails is retracted and generated again; `strict=True` refuses such a schema instead. Text
+    that fails is rolled back and generated again; `strict=True` refuses such a schema instead. Text
     that must follow is appended without sampling it; `jump_forward="off"` samples every token.
 
     Raises TypeError for an unknown keyword, InvalidRequest or InvalidConstraint for a wrong value.

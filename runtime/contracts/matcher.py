@@ -96,24 +96,24 @@ class Matcher(Protocol):
         not been tried. Raises ValueError if there are fewer."""
 
     def reset(self) -> None:
-        """Undo all tokens and forget what `retreat` excluded."""
+        """Undo all tokens and forget what `rollback_refused` excluded."""
 
-    def can_retreat(self) -> bool:
+    def can_rollback(self) -> bool:
         """Whether `advance` may refuse a token that the mask allowed (a checked constraint)."""
         return False
 
     def settled(self) -> int:
-        """How many of the tokens taken in no `retreat` undoes, where it `can_retreat`."""
+        """How many of the tokens taken in no `rollback_refused` undoes, where it `can_rollback`."""
         return 0
 
-    def retreat(self) -> int | None:
+    def rollback_refused(self) -> int | None:
         """After `advance` refused a token that the mask allowed: exclude it where it was tried, go
         back to the nearest place where something else can follow, and say how many tokens taken in
         were undone for that (0: only the refused one is to be drawn again). None if there is no
         such place or the tries are used up; then `error` says so."""
 
     def error(self) -> str:
-        """Why the last `advance`, `retreat` or mask failed; empty otherwise."""
+        """Why the last `advance`, `rollback_refused` or mask failed; empty otherwise."""
 
 
 class Grammar(Protocol):

@@ -1,7 +1,11 @@
-"""What is computed when: iteration-level scheduling over the radix tree. No torch.
+"""Iteration-level scheduling over the radix tree, without torch.
 
-`scheduler` is the whole: `add`, `abort`, `plan`, `commit`. It composes small parts: `limits` (what
-can be served at all), `waiting` (the queue, with `patience` and `prompt_order`), `running` and `kv`
-(sequences and their blocks), `prefill` (who computes what of a prompt), `plan_builder` and
-`decode_rows` (a step's arrays), `intake` and `outcome` (what tokens mean, and when they are sent).
+scheduler   `Scheduler`: add, abort, plan, commit
+queue       waiting requests: policy, client, priority, ageing
+admission   running requests, preemption, prefill chunks, limits, deadlines
+kv_manager  blocks of each request, pins, times to live, cache reports
+batch, rows the arrays, masks and sample rows of a step plan
+output      sampled and forced tokens, updates to the client, isolation of failing requests
+speculation drafts from a predicted text; `prediction` matches the text, `pacing` measures cost
+offload/    blocks on disk, in host memory, and on the way between engines
 """

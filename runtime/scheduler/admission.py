@@ -1,4 +1,11 @@
-"""The sequences that have KV, and what happens when there are not enough blocks for them."""
+"""Admission: running and preempted requests, prefill chunks, limits, and deadlines.
+
+ queue -> Limits, Deadlines (refuse) -> Prefill (admit, chunk) -> RunningSet (decode)
+                                           ^                         |
+                                           +-- preempt, rollback ----+
+
+Sections: running set, prefill, limits, deadlines.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +37,7 @@ from rootlace.wire.protocol import CacheReport
 
 @dataclass(frozen=True)
 class Headroom:
-    """Bounds of `reserve` in tokens, and the factor by which it shrinks per step."""
+    """Bounds of `reserve` in tokens, and the factor by which `reserve` shrinks per step."""
 
     least: float = 8.0
     most: float = 4096.0
@@ -42,76 +49,80 @@ def by_order(sequence: RequestState) -> int:
 
 
 class RunningSet:
-    """Running and retracted sequences, both in order of first admission.
+    """Running and preempted requests, both in order of first admission.
 
-    *Headroom.* Every running sequence is promised the blocks of its remaining prompt and of its
-    next `reserve` output tokens (fewer if it may not generate as many). A request is admitted if
-    the available blocks cover those promises and the same for itself; with nothing running it
-    always is. `reserve` doubles with every retraction and shrinks by 0.2 % per step, between 8 and
-    4096 tokens (`Headroom`): so retractions stay rare without knowing how long outputs get.
+    *Headroom.* Each running request is promised the blocks of its remaining prompt and next
+    outputs.
+    `reserve` limits these outputs, and so does the request's own maximum. Admission requires that
+    the available blocks cover all promises and the new request's. With nothing running, admission
+    always succeeds. `reserve` doubles with every preemption and shrinks by 0.2 % per step, between
+    8
+    and 4096 tokens (`Headroom`). So preemptions stay rare although output lengths are unknown.
 
-    *Retraction.* The victim is, among those of the lowest priority, the sequence that would have to
-    compute the fewest tokens again if all it does not share with other running ones were evicted;
-    of equals the youngest. Never the oldest.
+    *Preemption.* The victim has the lowest priority and the fewest tokens to compute again.
+    Tokens that other running requests share do not count. Ties go to the youngest request. The
+    oldest request is never preempted.
     """
 
     def __init__(self, kv: KVStore, headroom: Headroom) -> None:
         self._kv = kv
         self._headroom = headroom
         self.sequences: list[RequestState] = []
-        self.retracted: list[RequestState] = []
-        self.retractions = 0
+        self.preempted: list[RequestState] = []
+        self.preemptions = 0
         self.reserve = headroom.least
-        self.most: int | None = None
-        """How many ran when there was no room for more; None if there was for all who waited."""
+        self.full_at: int | None = None
+        """Batch size when admission last stopped for lack of blocks; None if every waiting request
+        fit."""
         self._ordered: DepthFirst | None = None
         self._admissions = 0
 
     # ------------------------------------------------------------ coming and going
 
     def admit(self, sequence: RequestState) -> None:
-        """Start `sequence`, or start it again if it was retracted."""
+        """Start a new or a preempted `sequence`."""
         if sequence.order < 0:
             sequence.order = self._admissions
             self._admissions += 1
             sequence.admitted()
         else:
-            self.retracted.remove(sequence)
+            self.preempted.remove(sequence)
         self._kv.attach(sequence)
         insort(self.sequences, sequence, key=by_order)
         self._ordered = None
 
     def remove(self, sequence: RequestState) -> None:
-        """`sequence` ends, running or retracted; what it computed stays cached."""
-        if sequence in self.retracted:
-            self.retracted.remove(sequence)
+        """End `sequence`, running or preempted; its computed tokens stay cached."""
+        if sequence in self.preempted:
+            self.preempted.remove(sequence)
         else:
             self.leave(sequence)
 
     def leave(self, sequence: RequestState) -> None:
-        """`sequence` stops running; what it computed stays cached."""
+        """Stop running `sequence`; its computed tokens stay cached."""
         self.sequences.remove(sequence)
         self._kv.release(sequence)
         self._ordered = None
 
-    def retract(self, sequence: RequestState) -> None:
-        """Take the sequence's blocks; it is admitted again before any new request."""
+    def preempt(self, sequence: RequestState) -> None:
+        """Release the blocks of `sequence` and queue it before any new request."""
         self.leave(sequence)
-        insort(self.retracted, sequence, key=by_order)
-        self.retractions += 1
+        insort(self.preempted, sequence, key=by_order)
+        self.preemptions += 1
         self.reserve = min(2 * self.reserve, self._headroom.most)
 
     def stand_back(self, alone: RequestState) -> None:
-        """All others stop running for a while, so that `alone` is computed alone."""
+        """Stop all running requests except `alone`, so that `alone` is computed alone."""
         for sequence in [one for one in self.sequences if one is not alone]:
             self.leave(sequence)
-            insort(self.retracted, sequence, key=by_order)
+            insort(self.preempted, sequence, key=by_order)
 
     def jumped(self, sequence: RequestState) -> None:
-        """Tokens were appended to a decoding sequence that are to be computed as a chunk.
+        """Compute appended tokens of a decoding sequence as a chunk.
 
-        A few of them stay the sequence's own, as those that it decodes: to share them with others
-        that come to the same costs more than computing them.
+        A few forced tokens stay out of the tree, as decoded tokens do. Sharing them with other
+        requests
+        costs more than computing them.
         """
         sequence.decoding = False
         sequence.jumped = sequence.length - sequence.computed <= self._kv.block_size
@@ -119,48 +130,51 @@ class RunningSet:
             self._kv.store(sequence)
             self._ordered = None
 
-    def retreat(self, sequence: RequestState, length: int) -> None:
-        """Forget the sequence's tokens behind `length`; it is admitted again before any new one.
+    def rollback(self, sequence: RequestState, length: int) -> None:
+        """Drop the tokens of `sequence` behind `length` and queue it before any new request.
 
-        What it computed is in the tree then, so that little is computed again.
+        The computed tokens are in the tree by then, so that little is computed again.
         """
         self.remove(sequence)
         sequence.shorten(length)
-        insort(self.retracted, sequence, key=by_order)
+        insort(self.preempted, sequence, key=by_order)
 
     def forget(self, sequence: RequestState) -> None:
-        """`sequence` ends, all KV being lost."""
-        (self.retracted if sequence in self.retracted else self.sequences).remove(sequence)
+        """End `sequence` after all KV was lost."""
+        (self.preempted if sequence in self.preempted else self.sequences).remove(sequence)
 
     def restart(self) -> None:
-        """All KV is lost: every sequence computes again what it had."""
+        """Make every running sequence compute its tokens again after all KV was lost."""
         for sequence in self.sequences:
             sequence.forget_kv()
-            insort(self.retracted, sequence, key=by_order)
+            insort(self.preempted, sequence, key=by_order)
         self.sequences = []
         self._ordered = None
 
     # ------------------------------------------------------------ order
 
     def moved(self) -> None:
-        """A handle moved, so the order must be computed anew."""
+        """Invalidate the depth-first order after a handle moved."""
         self._ordered = None
 
     def depth_first(self) -> DepthFirst:
-        """The running sequences; a new object whenever the order may have changed."""
+        """The running sequences in depth-first order; a new object whenever the order may have
+        changed."""
         if self._ordered is None:
             self._ordered = depth_first(self.sequences)
         return self._ordered
 
     # ------------------------------------------------------------ blocks
 
-    def secure(self, *, may_retract: bool = True) -> list[RequestState] | None:
-        """Give every sequence that decodes in the next step a slot for its next token; returns
-        these. Retracts where there is none; None if that would be needed and is not allowed.
-        A sequence whose pending token is its last one is not among them, nor one that waits for
-        its pending tokens.
+    def secure(self, *, may_preempt: bool = True) -> list[RequestState] | None:
+        """Give every sequence of the next decode step a slot for its next token; return these
+        sequences.
 
-        If the oldest sequence is still in prefill, one more block is left for it.
+        Preempt sequences where slots are missing; return None if `may_preempt` forbids that.
+        Excluded
+        are sequences whose pending token is the last, and sequences that wait for pending tokens.
+        If
+        the oldest sequence is still in prefill, one more block is left for it.
         """
         size = self._kv.block_size
         while True:
@@ -180,11 +194,11 @@ class RunningSet:
                 if growing:
                     self._kv.extend(growing)
                 return ready
-            if not may_retract:
+            if not may_preempt:
                 return None
             victim = min(self.sequences[1:], key=self._rank, default=None)
             if victim is not None:
-                self.retract(victim)
+                self.preempt(victim)
             elif oldest.node is not None:
                 self._kv.isolate(oldest)
                 self._ordered = None
@@ -192,15 +206,17 @@ class RunningSet:
                 raise RuntimeError(f"{oldest} holds all blocks and wants more")  # see max_length
 
     def _rank(self, sequence: RequestState) -> tuple[bool, int, int, int]:
-        """Of victims, the lowest first. Retracting one helps that holds blocks of its own or wants
-        one."""
+        """Sort key of preemption victims, lowest first.
+
+        Preempting a sequence helps if it holds blocks of its own or wants one.
+        """
         priority, loss = sequence.request.handling.priority, _loss(sequence)
         return not (loss > 0 or sequence.decoding), priority, loss, -sequence.order
 
     # ------------------------------------------------------------ headroom
 
     def relax(self) -> None:
-        """Lower the reserve a little, once per step."""
+        """Lower the reserve by one step's share."""
         self.reserve = max(self._headroom.decay * self.reserve, self._headroom.least)
 
     def _ahead(self, sequence: RequestState) -> int:
@@ -209,7 +225,7 @@ class RunningSet:
         return sequence.target() + min(outputs, int(self.reserve))
 
     def promise(self, sequence: RequestState) -> int:
-        """Blocks that a running sequence does not have yet and is promised."""
+        """Blocks promised to a running sequence and not allocated yet."""
         return max(self._kv.blocks_for(self._ahead(sequence)) - sequence.table_len, 0)
 
     def promises(self) -> int:
@@ -217,18 +233,18 @@ class RunningSet:
         return sum(map(self.promise, self.sequences))
 
     def fits(self, sequence: RequestState, promises: int) -> bool:
-        """Whether `sequence` may be admitted beside the `promises` to others."""
+        """Whether `sequence` may be admitted beside the `promises` to running sequences."""
         if not self.sequences and not promises:
             return True
         return self.wanted(sequence) + promises <= self._kv.pool.available
 
     def wanted(self, sequence: RequestState) -> int:
-        """Blocks that a waiting sequence would take, were it admitted."""
+        """Blocks that admitting a waiting sequence would take."""
         return self._kv.cost(sequence, self._ahead(sequence))
 
 
 def _loss(sequence: RequestState) -> int:
-    """Computed tokens that no other running sequence shares."""
+    """Computed tokens of `sequence` that no other running sequence shares."""
     node = sequence.node
     if node is None:
         return sequence.computed
@@ -238,16 +254,14 @@ def _loss(sequence: RequestState) -> int:
 
 
 # Prefill ------------------------------------------------------------------------------------------
-#
-# Which chunks of prompts a step computes, and who is admitted for them.
 
 
 class Prefill:
-    """Fills what decode rows leave of a step's budget.
+    """Chooses the prefill chunks that fill the budget left by decode rows.
 
-    Sequences in prefill go first, in order of admission; then retracted ones; then those that wait.
-    A chunk that is cut ends the phase, by blocks or by budget: whoever comes next might need the
-    very tokens behind the cut, and would compute them a second time.
+    The order is: sequences in prefill by admission, preempted sequences, waiting sequences. A chunk
+    cut by blocks or budget ends the phase. The next sequence might need the tokens behind the cut
+    and would compute them a second time.
     """
 
     def __init__(
@@ -264,8 +278,11 @@ class Prefill:
         complete: Callable[[RequestState], None],
         longest: Callable[[RequestState], int],
     ) -> None:
-        """`flights` are the steps under way. `complete` is told of an admitted sequence that ends
-        without computing anything. `longest`: see `Retention.check_pin`."""
+        """`flights`: planned steps without a commit.
+
+        `complete` ends an admitted sequence that needs no computation. `longest`: see
+        `Retention.check_pin`.
+        """
         self._kv = kv
         self._running = running
         self._waiting = waiting
@@ -278,12 +295,13 @@ class Prefill:
         self._longest = longest
 
     def plan(self, builder: PlanBuilder, budget: int, alone: RequestState | None = None) -> None:
-        """Add chunks of at most `budget` tokens in all; nobody but `alone` is admitted."""
-        running, retracted = self._running, self._running.retracted
+        """Add chunks of at most `budget` tokens in all; if `alone` is given, admit no other
+        sequence."""
+        running, preempted = self._running, self._running.preempted
         for sequence in list(running.sequences):
             if budget and not sequence.decoding:
                 budget -= self._chunk(sequence, budget, builder)
-        if not budget or not (retracted or len(self._waiting)) or alone in running.sequences:
+        if not budget or not (preempted or len(self._waiting)) or alone in running.sequences:
             return
         self._waiting.refresh()
         aside: list[RequestState] = []
@@ -298,17 +316,21 @@ class Prefill:
         alone: RequestState | None,
         aside: list[RequestState],
     ) -> None:
-        """Whose blocks are being read is put `aside`, with the room that it will need, and others
-        are admitted meanwhile."""
-        running, retracted = self._running, self._running.retracted
+        """Admit sequences until budget, rows or blocks run out.
+
+        Sequences whose blocks are being read go to `aside`, with their room reserved; later
+        sequences
+        are admitted meanwhile.
+        """
+        running, preempted = self._running, self._running.preempted
         promises = running.promises()
         while budget and len(running.sequences) < self._max_rows:
-            following = alone or (retracted[0] if retracted else self._waiting.peek())
+            following = alone or (preempted[0] if preempted else self._waiting.peek())
             if following is None:
-                running.most = running.most if aside else None
+                running.full_at = running.full_at if aside else None
                 return
             if not running.fits(following, promises):
-                running.most = len(running.sequences)
+                running.full_at = len(running.sequences)
                 return
             if following.order >= 0 and self._awaits(following):
                 return
@@ -331,16 +353,15 @@ class Prefill:
                 promises += running.promise(following)
 
     def _chunk(self, sequence: RequestState, budget: int, builder: PlanBuilder) -> int:
-        """Plan up to `budget` tokens of `sequence`; returns what it took of the budget (all of it
-        if blocks ran out)."""
-        own = sequence.jumped
+        """Plan up to `budget` tokens of `sequence`; return the budget used (all without blocks)."""
+        forced = sequence.jumped
         if sequence.request.report and sequence.report is None:
             self._explain(sequence)
-        if not own and self._kv.rematch(sequence):
+        if not forced and self._kv.rematch(sequence):
             self._running.moved()
         self._count.cached_tokens += sequence.count_prompt(cached=True)
         wanted = sequence.target() - sequence.computed
-        if not wanted:  # nothing has to be computed
+        if not wanted:  # every token is cached
             if not self._awaits(sequence) and self._may_pin(sequence, 0):
                 self.pin(sequence)
                 self._complete(sequence)
@@ -363,7 +384,7 @@ class Prefill:
         sequence.score_next = max(scores)
         sequence.computed = end
         sequence.decoding = complete
-        if own:
+        if forced:
             sequence.jumped = not complete
         else:
             self._kv.store(sequence, builder)
@@ -376,14 +397,16 @@ class Prefill:
         return count if complete else budget
 
     def pin(self, sequence: RequestState) -> None:
-        """Pin the sequence's prompt, if that is asked for and all of it is in the tree."""
+        """Pin the prompt of `sequence`, if requested and the whole prompt is in the tree."""
         if not sequence.pinned and sequence.tree_len >= sequence.prompt_len:
             sequence.pinned = True
             self._kv.retention.pin(sequence)
 
     def _may_pin(self, sequence: RequestState, count: int) -> bool:
-        """Whether the prompt can be pinned, should `count` tokens more complete it. If not, which
-        was not to be seen when the request came, the request ends."""
+        """Whether the prompt can be pinned if `count` more tokens complete it.
+
+        A pin can become impossible after the request was accepted; the request then ends.
+        """
         if sequence.pinned or sequence.computed + count < sequence.prompt_len:
             return True
         try:
@@ -407,19 +430,20 @@ class Prefill:
         sequence.report = msgspec.structs.replace(report, saved_seconds=saved, from_disk=restored)
 
     def _awaits(self, sequence: RequestState) -> bool:
-        """Whether steps under way find something for `sequence`."""
+        """Whether planned steps still return something for `sequence`."""
         return bool(sequence.pending) or any(flight.awaits(sequence) for flight in self._flights)
 
 
 # Limits -------------------------------------------------------------------------------------------
-#
-# Which requests can be served at all.
 
 
 @dataclass(frozen=True)
 class Limits:
-    """`capacity` is what the KV pool holds, in tokens; `vocab_size` 0 allows any token id. `labels`
-    and `adapters` are those of `Ready`."""
+    """Which requests the engine can serve at all.
+
+    `capacity`: tokens the KV pool holds. `vocab_size`: 0 allows any token id. `labels`, `adapters`:
+    see `Ready`.
+    """
 
     context_length: int
     capacity: int
@@ -428,25 +452,31 @@ class Limits:
     adapters: tuple[str, ...] = ()
 
     def beside(self, pinned: int) -> Limits:
-        """The limits while `pinned` tokens of the pool are not to be had."""
+        """The limits while `pinned` tokens of the pool are unavailable."""
         return replace(self, capacity=self.capacity - pinned) if pinned else self
 
     @property
     def max_length(self) -> int:
-        """A sequence of this many tokens ends; the last needs no KV, as nothing attends to it."""
+        """Maximum length of a sequence; the last token needs no KV, as no token attends to it."""
         return min(self.context_length, self.capacity + 1)
 
     def longest(self, request: EngineRequest, block_size: int) -> int:
-        """At this length a sequence of `request`, which was checked, ends. Who pins a prompt that
-        ends within a block leaves room for a copy of that block: the pin holds the one that is in
-        the tree."""
+        """Maximum length of a checked `request`.
+
+        A pinned prompt that ends within a block needs room for a copy of that block: the pin holds
+        the
+        tree's block.
+        """
         prompt = len(request.token_ids)
         if not request.handling.cache.pin or not prompt % block_size:
             return self.max_length
         return max(self.beside(block_size).max_length, prompt + len(request.output_ids) + 1)
 
     def check(self, request: EngineRequest, *, constrained: bool) -> None:
-        """Raises InvalidRequest, or ContextLengthExceeded if not even one token fits."""
+        """Check a request against the limits.
+
+        Raises InvalidRequest, or ContextLengthExceeded if not even one token fits.
+        """
         params = request.params
         if not len(request.token_ids):
             raise InvalidRequest("the prompt is empty")
@@ -458,7 +488,7 @@ class Limits:
             ("output", request.output_ids),
             ("prediction", request.prediction),
         ):
-            # One bad id would make the executor fail the whole step.
+            # A single bad id would make the executor fail the whole step.
             bad = len(ids) and (ids.min() < 0 or ids.max() >= self.vocab_size)
             if bad and self.vocab_size:
                 raise InvalidRequest(f"the {name} has ids outside 0..{self.vocab_size - 1}")
@@ -475,7 +505,7 @@ class Limits:
             )
 
     def adapter(self, request: EngineRequest) -> int:
-        """The number of a request's adapter, -1 where it has none. Raises InvalidRequest."""
+        """Index of the request's adapter, -1 without one. Raises InvalidRequest."""
         if not request.adapter:
             return -1
         if request.adapter not in self.adapters:
@@ -484,7 +514,7 @@ class Limits:
         return self.adapters.index(request.adapter)
 
     def _check_kind(self, request: EngineRequest) -> None:
-        """Whether the model has what is asked for."""
+        """Check that the model supports the request's kind of output."""
         if request.pooling == "none":
             if self.labels is not None:
                 head = f"its head scores {self.labels} labels" if self.labels else "it has no head"
@@ -495,27 +525,26 @@ class Limits:
             raise InvalidRequest("this model has no head that scores labels")
 
 
-# Deadline -----------------------------------------------------------------------------------------
-#
-# Whether requests can be done by their deadlines: refused are those that hardly would be.
+# Deadlines ----------------------------------------------------------------------------------------
 
 
 MARGIN = 1.25
-"""What is expected is taken to be off by so much: times of requests that have ended are older than
-the queue. `benchmarks/overload` shows what that is worth."""
+"""Safety factor on expected times: measured requests are older than the queue.
+
+`benchmarks/overload` shows the effect.
+"""
 SPARE = 64
-"""So many sequences that do not wait are remembered at least."""
+"""Entries of requests that left the queue, kept in the heap at least."""
 CONSIDERED = 256
-"""Of only so many requests it is looked up how much of their prompts is to be computed; the others
-are taken to be like them."""
+"""Queued requests whose cached prefix is looked up; later requests count as their mean."""
 
 
 class Deadlines:
-    """Refuses what would be late, when it comes and where it waits.
+    """Refuses requests that would miss their deadlines, on arrival and in the queue.
 
-    Without that, more requests than can be done are all begun late, and none is done in time. What
-    is expected follows from the pace of prompts and from how long requests took, and beside how
-    many others, that have just ended (`ServicePace`). A request alone is never refused.
+    Without refusal an overloaded engine starts every request late and finishes none in time. The
+    estimate uses the prefill pace and the durations of requests that ended lately, by batch size
+    (`ServicePace`). A request without competitors is never refused.
     """
 
     def __init__(
@@ -526,7 +555,7 @@ class Deadlines:
         pace: PromptPace,
         max_rows: int,
     ) -> None:
-        """`cached`: how many leading tokens of a sequence need not be computed."""
+        """`cached`: count of leading tokens of a sequence that need no computation."""
         self._waiting = waiting
         self._running = running
         self._work = PromptWork(cached)
@@ -534,15 +563,15 @@ class Deadlines:
         self._service = ServicePace()
         self._max_rows = max_rows
         self._heap: list[tuple[float, int, RequestState]] = []
-        """Deadlines of those that wait, and of some that do not any more."""
+        """Deadlines of waiting requests, and of some that left the queue."""
 
     def check(self, sequence: RequestState, now: float) -> None:
-        """A request comes. Raises DeadlineImpossible if it is expected to be late."""
+        """Raise DeadlineImpossible if an arriving request is expected to miss its deadline."""
         timeout = sequence.request.handling.timeout
         if timeout is None:
             return
         ahead = self._waiting.ahead(sequence)
-        queued = [*self._running.retracted, *islice(ahead, CONSIDERED)]
+        queued = [*self._running.preempted, *islice(ahead, CONSIDERED)]
         count = len(queued) + sum(1 for _ in ahead)
         seconds = self._until_done(sequence, queued, count, now)
         left = sequence.arrived + timeout - now
@@ -553,69 +582,72 @@ class Deadlines:
             )
 
     def add(self, sequence: RequestState) -> None:
-        """It was queued."""
+        """Track the deadline of a queued request."""
         timeout = sequence.request.handling.timeout
         if timeout is None:
             return
         heapq.heappush(self._heap, (sequence.arrived + timeout, sequence.number, sequence))
         if len(self._heap) > 2 * len(self._waiting) + SPARE:
-            # Those that do not wait any more would stay until their deadlines.
+            # Entries of requests that left the queue would stay until their deadlines.
             self._heap = [entry for entry in self._heap if _waits(entry[2])]
             heapq.heapify(self._heap)
 
     def ended(self, sequence: RequestState, now: float, *, whole: bool) -> None:
-        """An admitted sequence ended; `whole`: by itself."""
+        """Record the duration of an admitted sequence; `whole`: it was not aborted."""
         assert sequence.queued is not None
         seconds = now - sequence.arrived - sequence.queued
         rows = len(self._running.sequences) + 1
         self._service.note(seconds, rows, sequence.outputs, whole=whole)
 
     def late(self, now: float) -> Iterator[RequestState]:
-        """Those that wait and are expected to be late even if they were admitted now."""
+        """Yield waiting requests that would miss their deadlines even if admitted now."""
         heap, running = self._heap, self._running.sequences
         if not len(self._waiting):
             self._work.forget()
         while heap and running and heap[0][0] < now + self._service.seconds(self._rows(0)):
             deadline, _, sequence = heapq.heappop(heap)
-            if _waits(sequence) and deadline < now + self._own(sequence, self._rows(0)):
+            if _waits(sequence) and deadline < now + self._duration(sequence, self._rows(0)):
                 yield sequence
-
-    # ------------------------------------------------------------ what is expected
 
     def _until_done(
         self, sequence: RequestState, queued: list[RequestState], count: int, now: float
     ) -> float:
-        """Seconds. `count` requests come first, of which `queued` are the first ones."""
+        """Seconds until `sequence` is done behind `count` requests, the first of which are
+        `queued`."""
         running = self._running.sequences
         if not count and not running:
-            return 0.0  # what is known is of requests that had company
-        computed = sum(one.target() - one.computed for one in running)
+            return 0.0  # measured requests shared their steps
+        computed = sum(
+            running_request.target() - running_request.computed for running_request in running
+        )
         before = self._work.of_waiting(queued, now) * count // max(len(queued), 1)
-        own = self._work.of_next(sequence)
+        prompt_tokens = self._work.of_next(sequence)
         rows = self._rows(count)
-        # They are admitted as the prompts before them are computed, or as rows become free.
-        excess = max(len(running) + count + 1 - self._most, 0)
+        # Queued requests start as earlier prompts are computed, or as rows become free.
+        excess = max(len(running) + count + 1 - self._max_batch, 0)
         wait = max(
             self._pace.seconds(computed + before),
-            self._service.seconds(rows) * excess / self._most,
+            self._service.seconds(rows) * excess / self._max_batch,
         )
-        return wait + max(self._pace.seconds(own), self._own(sequence, rows))
+        return wait + max(self._pace.seconds(prompt_tokens), self._duration(sequence, rows))
 
-    def _own(self, sequence: RequestState, rows: int) -> float:
-        """Seconds from its admission on, beside so many others; 0 where others say nothing of it: a
-        constraint, a yes or no, say, may end it soon."""
+    def _duration(self, sequence: RequestState, rows: int) -> float:
+        """Seconds from admission to the end, in a batch of `rows`.
+
+        0 if the constraint may end the request early: a yes or no, for example.
+        """
         if sequence.matcher is not None:
             return 0.0
         return self._service.seconds(rows, sequence.max_tokens - sequence.outputs)
 
     def _rows(self, count: int) -> int:
-        """How many run together with a request before which `count` others come."""
-        return min(len(self._running.sequences) + count + 1, self._most)
+        """Expected batch size of a request behind `count` queued requests."""
+        return min(len(self._running.sequences) + count + 1, self._max_batch)
 
     @property
-    def _most(self) -> int:
-        """How many rows there is room for."""
-        return min(self._running.most or self._max_rows, self._max_rows)
+    def _max_batch(self) -> int:
+        """The largest batch that blocks and configuration allow."""
+        return min(self._running.full_at or self._max_rows, self._max_rows)
 
 
 def _waits(sequence: RequestState) -> bool:

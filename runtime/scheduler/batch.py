@@ -1,4 +1,9 @@
-"""Collects the rows of a step and lays them out."""
+"""The step plan: collects the rows of a step and lays them out as arrays.
+
+rows       decode | decode | prefill chunk ........ | draft ....     depth-first order of the tree
+token_ids  t        t        t t t t t t t t t t t    t t t t
+samples    s        s                          s      s s s s       the last row of a chunk samples
+"""
 
 from __future__ import annotations
 
@@ -20,8 +25,10 @@ _NO_FEEDS = np.empty((0, 2), np.int32)
 
 @dataclass(slots=True)
 class _Chunk:
-    """`count` tokens of `sequence` from position `start`; `flat` counts the tokens of all chunks in
-    order of planning."""
+    """`count` tokens of `sequence` from position `start`.
+
+    `flat`: tokens of all chunks planned before.
+    """
 
     sequence: RequestState
     start: int
@@ -34,14 +41,17 @@ class _Chunk:
     pool_start: int = 0
     pool_stop: int = 0
     draft: list[Constraint | None] | None = None
-    """What each token is sampled with that follows one of these, where all but the first are
+    """The constraint of the token sampled behind each of the rows; all rows but the first are
     drafted."""
 
 
 @dataclass(slots=True)
 class _Origin:
-    """Where the first rows of a block made in this step come from: `copied` rows of block `source`,
-    then those of the flat tokens `duplicates`."""
+    """Origin of the first rows of a block made in this step.
+
+    The first `copied` rows come from block `source`, the next rows from the flat tokens
+    `duplicates`.
+    """
 
     source: int
     copied: int
@@ -51,15 +61,14 @@ class _Origin:
 class PlanBuilder:
     """One step under construction.
 
-    Knows which rows of which block this step writes, so that a block shared within the step gets
-    its rows from where they really are when the copies run (see "Same-step sharing").
+    The builder knows which rows of which block this step writes. So a block shared within the step
+    gets each row from the place of the row when copies run (see "Same-step sharing").
     """
 
     def __init__(
         self, step: int, pool: BlockPool, *, feeding: bool = True, adapters: bool = True
     ) -> None:
-        """`feeding`: whether a step is under way whose samples this one may need; `adapters`:
-        whether there are any that rows may have."""
+        """`feeding`: a step in flight may supply tokens. `adapters`: rows may have adapters."""
         self.step = step
         self._feeding = feeding
         self._have_adapters = adapters
@@ -73,7 +82,7 @@ class PlanBuilder:
         self._duplicates: list[tuple[np.ndarray, np.ndarray]] = []
         self._origins: dict[int, _Origin] = {}
         self._writers: dict[int, _Chunk] = {}
-        """By block, who of the first `_noted` chunks writes to it."""
+        """Block -> its writer among the first `_noted` chunks."""
         self._noted = 0
         self._guards: list[np.ndarray] = []
 
@@ -84,7 +93,7 @@ class PlanBuilder:
         return len(self._decoding) + len(self._chunks)
 
     def add_decodes(self, sequences: list[RequestState]) -> None:
-        """The next token of each of these, known or pending; its slot is in its table."""
+        """Add the next token, known or pending, of each sequence; the table has the slot."""
         self._decoding = sequences
 
     def add_chunk(
@@ -96,18 +105,19 @@ class PlanBuilder:
         scores: tuple[int, int],
         pooled: tuple[int, int] = (0, 0),
     ) -> None:
-        """`count` tokens from `sequence.computed` on, whose blocks are in its table.
+        """Add `count` tokens from `sequence.computed` on, whose blocks are in the table.
 
-        `complete`: these are the last before a sample, or before the sequence's end. `scores`: the
-        tokens from scores[0] up to scores[1] get log-probabilities, and of those from pooled[0] up
-        to pooled[1] the hidden states are wanted.
+        `complete`: the chunk ends before a sample, or before the sequence's end. Tokens scores[0]
+        up to
+        scores[1] get log-probabilities. Of tokens pooled[0] up to pooled[1] hidden states are
+        returned.
         """
         start, size = sequence.computed, self._block_size
         sample = complete and sequence.ending is None
         if complete and not sample:
             self._complete.append(sequence)
         end = start + count
-        # A copy: storing the chunk may put the tree's blocks in place of those it writes to.
+        # Copied: storing the chunk may replace written blocks with the tree's.
         table = sequence.table[: -(-end // size)].copy()
         self._chunks.append(
             _Chunk(sequence, start, count, self._flat, table, sample, *scores, *pooled)
@@ -115,8 +125,11 @@ class PlanBuilder:
         self._flat += count
 
     def add_draft(self, sequence: RequestState, constraints: list[Constraint | None]) -> None:
-        """The next token of a sequence that decodes and those of its draft; one is sampled behind
-        each of them, with these constraints. Blocks as for `add_chunk`."""
+        """Add the next token of a decoding sequence and its draft.
+
+        A token is sampled behind each of these rows, under `constraints`. Blocks as for
+        `add_chunk`.
+        """
         start, count = sequence.computed, len(constraints)
         table = sequence.table[: -(-(start + count) // self._block_size)].copy()
         self._chunks.append(
@@ -130,8 +143,10 @@ class PlanBuilder:
         self._flat += count
 
     def _written(self, block: int, count: int) -> tuple[int, int]:
-        """The first row of a block that this step writes (`count`, if it is none of the first
-        `count`), and the flat token of row 0 as if it were written."""
+        """First row of `block` that this step writes, and the flat token of row 0 as if written.
+
+        The first row is `count` if none of the first `count` rows is written.
+        """
         size = self._block_size
         # Computed on demand: few steps share blocks that they write to.
         for chunk in self._chunks[self._noted :]:
@@ -144,7 +159,7 @@ class PlanBuilder:
         return min(max(writer.start - first, 0), count), writer.flat + first - writer.start
 
     def share_rows(self, source: int, target: int, count: int) -> None:
-        """Block `target` is to hold the first `count` rows of `source` before anybody attends."""
+        """Fill the first `count` rows of block `target` from `source` before attention runs."""
         first_written, flat = self._written(source, count)
         origin = self._origins.get(source)
         base, copied, duplicates = source, first_written, _NONE
@@ -166,7 +181,7 @@ class PlanBuilder:
         self._origins[target] = _Origin(base, copied, duplicates)
 
     def drop_later(self, blocks: np.ndarray) -> None:
-        """Blocks that this step writes to and nobody needs: free when the plan is complete."""
+        """Free `blocks`, which this step writes to, when the plan is complete."""
         self._guards.append(blocks)
 
     # ------------------------------------------------------------ layout
@@ -177,8 +192,8 @@ class PlanBuilder:
         sample_rows: SampleRows,
         lay_out: Callable[[list[RequestState]], DecodeLayout],
     ) -> InFlightStep:
-        """Lay the rows out in `order`, which has every row's sequence. `lay_out` does it for the
-        rows that decode."""
+        """Lay the rows out in `order`, which has every row's sequence; `lay_out` places decode
+        rows."""
         decode = lay_out(self._decoding)
         if self._chunks:
             flight = self._mixed(order, decode, sample_rows)
@@ -319,27 +334,27 @@ class PlanBuilder:
         )
 
     def close(self) -> None:
-        """Release the blocks that were held while planning."""
+        """Release the blocks held while planning."""
         for blocks in self._guards:
             self._pool.drop(blocks, pinned=True)
         self._guards = []
 
     def _adapters(self, sequences: list[RequestState]) -> np.ndarray:
-        """The `adapters` of rows of these sequences."""
+        """Adapter index of each row."""
         if not self._have_adapters:
             return _NO_TOKENS
-        found = [sequence.adapter for sequence in sequences]
-        return np.array(found, np.int32) if max(found, default=-1) >= 0 else _NO_TOKENS
+        adapters = [sequence.adapter for sequence in sequences]
+        return np.array(adapters, np.int32) if max(adapters, default=-1) >= 0 else _NO_TOKENS
 
 
 def _common_blocks(order: DepthFirst, starts: np.ndarray, size: int) -> np.ndarray:
-    """`starts` [R]: how many tokens each row has before its new ones."""
+    """Shared leading blocks of neighbouring rows; `starts` [R]: tokens before the new ones."""
     common = np.array(order.common, np.int32)
     return np.minimum(common, np.minimum(starts[1:], starts[:-1])) // size
 
 
 def _feeds(sequences: list[RequestState], flats: Iterable[int]) -> np.ndarray:
-    """The `feeds` of these decode rows, whose flat tokens are `flats`."""
+    """The `feeds` of decode rows at the flat tokens `flats`."""
     feeds = [
         (flat, sequence.sampled_at)
         for flat, sequence in zip(flats, sequences, strict=True)

@@ -1,4 +1,7 @@
-"""The radix tree as it is shown: the nodes used last, each behind its parent."""
+"""Views of the cache and orders to the cache between steps.
+
+Sections: tree page (for `/tree` and the viewer), cache view, journals of the levels, cache control.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,7 @@ from rootlace.wire.protocol import CacheReport, Scope
 _Entry = tuple[int, int, Node, tuple[str, str]]
 
 SHOWN = 24
-"""So many tokens of either end of an edge are shown."""
+"""Tokens shown of either end of an edge."""
 
 
 def tree_page(
@@ -43,11 +46,13 @@ def tree_page(
     under: int,
     limit: int,
 ) -> TreePage:
-    """At most `limit` nodes: those of one namespace (None: of all), or those below node `under`
-    (0: from the roots). `sequences` are those running; `restored` (bool [blocks]): what was read
-    back from below the pool. Empty if `under` is gone.
+    """At most `limit` nodes of one namespace (None: all), or below node `under` (0: from the
+    roots).
 
-    Costs O(limit log limit), a look at each child of the nodes shown, and one at every node to
+    `sequences`: the running sequences. `restored` (bool [blocks]): blocks read back from a level.
+    Returns an empty page if `under` was evicted.
+
+    Costs O(limit log limit), one look at each child of the nodes shown, and one at every node to
     find `under`. About 5 us for each node shown.
     """
     requests: defaultdict[Node, list[int]] = defaultdict(list)
@@ -93,20 +98,20 @@ def tree_page(
             )
         )
         _push(heap, node, name, limit - len(nodes))
-    if under or len(roots) < len(tree.roots):  # nobody counted these apart
+    if under or len(roots) < len(tree.roots):  # no count exists for this selection
         return TreePage(tuple(nodes), complete=not heap)
     return TreePage(tuple(nodes), not heap, tree.num_nodes, tree.num_tokens)
 
 
 def _push(heap: list[_Entry], node: Node, name: tuple[str, str], limit: int) -> None:
-    """The children that may still be shown, and one more: then the page is not complete."""
+    """Push the children that may still be shown, and one more to detect an incomplete page."""
     children = node.children.values()
     for child in heapq.nlargest(limit + 1, children, key=lambda child: child.last_use):
         heapq.heappush(heap, (-child.last_use, child.uid, child, name))
 
 
 def _path(node: Node | None) -> Iterator[Node]:
-    """The node and its ancestors, the root left out."""
+    """The node and its ancestors without the root."""
     while node is not None and not node.is_root:
         yield node
         node = node.parent
@@ -121,19 +126,17 @@ def _all(roots: list[Node]) -> Iterator[Node]:
 
 
 def _name(node: Node) -> tuple[str, str]:
-    """The adapter and the namespace that the node's KV is of."""
+    """Adapter and namespace of the node's KV."""
     while node.parent is not None:
         node = node.parent
     return adapter_and_namespace(node.namespace)
 
 
 # Cache view ---------------------------------------------------------------------------------------
-#
-# The cache as it is explained and shown, with the times that takes: of prompts, and of ticks.
 
 
 class CacheView:
-    """Looks at the cache and changes nothing."""
+    """Explains and shows the cache without a change; measures prefill and tick times."""
 
     def __init__(
         self, kv: KVStore, running: RunningSet, clock: Callable[[], float], pace: PromptPace
@@ -146,7 +149,7 @@ class CacheView:
         self._committed = 0.0
 
     def note_step(self, flight: InFlightStep, now: float) -> float:
-        """A step is committed; returns how many seconds it took."""
+        """Record a committed step; return its duration in seconds."""
         plan, seconds = flight.plan, now - max(flight.begun, self._committed)
         self.pace.note(plan.num_tokens, len(plan.samples), seconds)
         self._ticks.note(self._kv.tree.tick, now)
@@ -154,7 +157,7 @@ class CacheView:
         return seconds
 
     def explain(self, namespace: Hashable, tokens: np.ndarray, scope: Scope) -> CacheReport:
-        """Why the prompt `tokens` (int32) would be cached as far as it would be, if it came now."""
+        """Explain the cached prefix that the prompt `tokens` (int32) would get now."""
         report = self._kv.explain(namespace, tokens, len(tokens) - 1, scope)
         saved = self.pace.seconds(report.matched)
         return msgspec.structs.replace(report, saved_seconds=saved)
@@ -174,7 +177,7 @@ class CacheView:
         )
 
     def pins(self) -> tuple[PinnedPrefix, ...]:
-        """What is pinned now, those that end first."""
+        """Current pins, the earliest to expire first."""
         self._kv.retention.expire()
         pins = sorted(self._kv.retention.pins.all(), key=lambda pin: pin.until)
         return tuple(map(self._pinned, pins))
@@ -186,36 +189,33 @@ class CacheView:
 
 
 # Level journals -----------------------------------------------------------------------------------
-#
-# What lies below the pool, for others to know.
 
 
 class LevelJournals:
-    """Collects which blocks of `levels` can be read, until that is taken."""
+    """Collects which blocks of `levels` became readable, until `take`."""
 
     def __init__(self, levels: Sequence[Level]) -> None:
         self._levels = levels
         self._told = [False] * len(levels)
-        """Whether anything was read there when it was taken last."""
+        """Whether the level held readable blocks at the last `take`."""
         for level in levels:
             level.tier.journal = {}
 
     def take(self, all_of_it: bool) -> tuple[Below, ...]:
-        """What changed since this was asked last, or `all_of_it`: of each level where anything
-        did."""
-        found = []
+        """Changes of each level since the last `take`, or with `all_of_it` the whole contents."""
+        journals = []
         for at, level in enumerate(self._levels):
             tier, working = level.tier, level.store.working
             if not (tier.journal or all_of_it or working != self._told[at]):
                 continue
             changed, tier.journal, self._told[at] = tier.journal or {}, {}, working
             if all_of_it:
-                changed = {one.label.key: True for one in tier.entries() if one.whole}
+                changed = {entry.label.key: True for entry in tier.entries() if entry.whole}
             added = _array(key for key, held in changed.items() if held)
             removed = _array(key for key, held in changed.items() if not held)
             seconds = level.block_seconds if working else math.inf
-            found.append(Below(at, tier.num_slots, seconds, added, removed))
-        return tuple(found)
+            journals.append(Below(at, tier.num_slots, seconds, added, removed))
+        return tuple(journals)
 
 
 def _array(keys: Iterable[bytes]) -> np.ndarray:
@@ -223,23 +223,21 @@ def _array(keys: Iterable[bytes]) -> np.ndarray:
 
 
 # Cache control ------------------------------------------------------------------------------------
-#
-# What is asked of the cache itself, between steps and for no request.
 
 
 class CacheControl:
-    """Forgets prefixes, and lets pins and programs go."""
+    """Forgets prefixes and releases pins and programs."""
 
     def __init__(
         self, kv: KVStore, sequences: Mapping[int, RequestState], changed: Callable[[], None]
     ) -> None:
-        """`sequences`: all that are here, by request id. `changed` is called after a change."""
+        """`sequences`: unfinished sequences by request id. `changed` is called after a change."""
         self._kv = kv
         self._sequences = sequences
         self._changed = changed
         self._below = LevelJournals(())
         self._forgotten: set[Hashable] = set()
-        """What is to be forgotten when its last request ends."""
+        """Namespaces to forget when their last request ends."""
 
     def flush(self) -> None:
         """Forget every prefix that no running request uses."""
@@ -248,7 +246,7 @@ class CacheControl:
         self._changed()
 
     def forget_namespace(self, namespace: str) -> None:
-        """Forget what a namespace holds, with any adapter; what requests use, when they end."""
+        """Forget a namespace with any adapter; prefixes in use go when their requests end."""
         known = {*self._kv.tree.roots, *(one.namespace for one in self._sequences.values())}
         for kv in known:
             if adapter_and_namespace(kv)[1] == namespace:
@@ -257,7 +255,7 @@ class CacheControl:
         self._changed()
 
     def unpin(self, pin: str, namespace: str | None = None) -> bool:
-        """Let a pin of this namespace (None: of any) go; False if there is none of this id."""
+        """Release a pin of `namespace` (None: any); False if no such pin exists."""
         self._kv.retention.expire()
         released = any(
             one.id == pin and namespace in (None, adapter_and_namespace(one.namespace)[1])
@@ -267,19 +265,21 @@ class CacheControl:
         return released
 
     def release_program(self, program: str, wanted: bool = False) -> None:
-        """The program ended: prefixes that only it used may go first, unless they are `wanted`."""
+        """Lower the rank of prefixes that only an ended program used, unless `wanted`."""
         self._kv.tree.close_program(program, wanted)
 
     def keep_journal(self, key: bytes = b"") -> None:
-        """From now on `changes` says what the cache, which is empty, holds: digests by `key`."""
+        """Start a journal for `changes` on an empty cache, with digests by `key`."""
         tree = self._kv.tree
         tree.evicted.digests = PrefixDigests(key)
         tree.journal = Journal(tree.block_size, tree.evicted.digests)
         self._below = LevelJournals(self._kv.tiering.levels)
 
     def changes(self, all_of_it: bool = False) -> Change | None:
-        """What is held and was not when this was asked last, and the reverse, or `all_of_it`; None
-        if nothing changed, or no journal is kept."""
+        """Cached and evicted prefixes since the last call, or with `all_of_it` the whole cache.
+
+        None if nothing changed or no journal is kept.
+        """
         tree = self._kv.tree
         if tree.journal is None:
             return None
@@ -288,11 +288,11 @@ class CacheControl:
         return tree.journal.take() if tree.journal.changed else None
 
     def changes_below(self, all_of_it: bool = False) -> tuple[Below, ...]:
-        """The same of what lies below the pool."""
+        """`changes` of the offload levels."""
         return self._below.take(all_of_it)
 
     def request_ended(self, namespace: Hashable) -> None:
-        """A request of `namespace` is over and no longer among the sequences."""
+        """Apply a delayed forget after a request of `namespace` ended."""
         if namespace in self._forgotten:
             self._forget(namespace)
             self._kv.tiering.forget_namespace(adapter_and_namespace(namespace)[1])

@@ -1,4 +1,12 @@
-"""Between sequences and the cache: matching, blocks for new tokens, storing, letting go."""
+"""The blocks of each request: match, allocate, store in the tree, release.
+
+ tokens   0 ............... tree_len ......... computed ...... length
+ blocks   | of the tree path |  own blocks      |  no KV yet   |
+ actions  attach, rematch      grow, extend       make_room
+                    store moves own blocks into the tree; release gives up the handle
+
+Sections: retention (pins, times to live), cache report, KV store.
+"""
 
 from __future__ import annotations
 
@@ -30,12 +38,10 @@ from rootlace.wire.protocol import CacheReport, Reason, Scope
 from rootlace.wire.sampling import PIN_SECONDS
 
 # Retention ----------------------------------------------------------------------------------------
-#
-# How long what requests leave in the cache stays there: their pins, and their times to live.
 
 
 class Retention:
-    """Pins prompts, and forgets tokens that have had their time, as requests ask for it."""
+    """Pins prompts and forgets expired tokens, as requests specify."""
 
     def __init__(self, tree: RadixTree, config: CacheConfig, clock: Callable[[], float]) -> None:
         self.pins = Pins(tree, int(config.max_pinned * tree.pool.num_blocks), clock)
@@ -45,27 +51,28 @@ class Retention:
         self._block_size = tree.block_size
 
     def check_pin(self, sequence: RequestState, longest: int) -> None:
-        """Raises PinRefused if a prompt that is to be pinned cannot be, as things are now; if it is
-        only to be tried, it is not pinned then.
+        """Raise PinRefused if a prompt cannot be pinned now; an optional pin is skipped then.
 
-        `longest`: the most tokens that any other sequence may come to. It must fit beside all pins
-        (the last token needs no KV). So must `sequence`, but for the full blocks of its prompt,
-        which the pin holds.
+        `longest`: the maximum length of any other sequence. That length must fit beside all pins
+        (the
+        last token needs no KV). So must `sequence`, without the full blocks of its prompt, which
+        the
+        pin holds.
         """
         if sequence.pinned:
             return
         prompt = sequence.tokens[: sequence.prompt_len]
         if pin_id(sequence.namespace, prompt) in self.pins:
-            return  # it is only renewed
+            return  # the pin is renewed
         request = sequence.request
         optional = request.handling.cache.pin == "try"
         if not self._enabled and not optional:
             raise InvalidRequest("nothing can be pinned: the cache is switched off")
         own_rest = self._blocks(sequence.full) - sequence.prompt_len // self._block_size
         beside = max(self._blocks(longest), own_rest)
-        most = min(self.pins.most, self._num_blocks - beside)
+        max_pinned = min(self.pins.most, self._num_blocks - beside)
         needed = self.pins.needed(sequence.namespace, prompt)
-        full = (needed and self.pins.blocks + needed > most) or len(self.pins) >= MAX_PINS
+        full = (needed and self.pins.blocks + needed > max_pinned) or len(self.pins) >= MAX_PINS
         own = request.max_pins
         enough = own is not None and self.pins.held_by(request.client) >= own
         if optional and (full or enough or not self._enabled):
@@ -75,16 +82,16 @@ class Retention:
         elif full:
             raise PinRefused(
                 f"{self.pins.blocks} blocks are pinned, and {needed} more would be; at most "
-                f"{max(most, 0)} of {self._num_blocks} may be now (max_pinned, and room for "
+                f"{max(max_pinned, 0)} of {self._num_blocks} may be now (max_pinned, and room for "
                 "the longest request that is here)"
             )
 
     def _blocks(self, length: int) -> int:
-        """What a sequence of so many tokens holds."""
+        """Blocks that a sequence of `length` tokens holds."""
         return -(-(length - 1) // self._block_size)
 
     def pin(self, sequence: RequestState) -> None:
-        """Hold the sequence's prompt, which is in the tree; `check_pin` was asked before."""
+        """Pin the sequence's prompt, which is in the tree and passed `check_pin`."""
         prompt = sequence.tokens[: sequence.prompt_len]
         seconds = sequence.request.handling.cache.ttl or PIN_SECONDS
         sequence.pin = pin_id(sequence.namespace, prompt)
@@ -98,46 +105,44 @@ class Retention:
         )
 
     def released(self, sequence: RequestState) -> None:
-        """Give what the sequence added to the tree its time to live, if it has one."""
+        """Start the time to live, if any, of the tokens that the sequence added to the tree."""
         cache = sequence.request.handling.cache
         if cache.ttl is not None and not cache.pin:
             known = sequence.tokens[: sequence.tree_len]
             self._expiry.keep(sequence.namespace, known, sequence.found, cache.ttl)
 
     def expire(self) -> None:
-        """Let go of pins, and forget tokens, that have had their time."""
+        """Release expired pins and forget expired tokens."""
         self.pins.expire()
         self._expiry.expire()
 
     def end(self) -> None:
-        """Forget what has a time to live now, though its time is not over."""
+        """Forget all tokens with a time to live, before a stop."""
         self._expiry.end()
 
     def reset(self) -> None:
-        """The tree is gone."""
+        """Forget all pins and times to live after the tree was lost."""
         self.pins.reset()
         self._expiry.reset()
 
 
-# Explain ------------------------------------------------------------------------------------------
-#
-# Why a prompt matches as far as it does, and no further.
+# Cache report -------------------------------------------------------------------------------------
 
 
 SHOWN = 16
-"""So many tokens of what the tree holds instead are shown."""
+"""Tokens shown of the tree's different continuation."""
 _LOST = 16
 _NAMESPACES = 64
-"""At most so many other namespaces are looked into."""
+"""Other namespaces searched at most."""
 
 
 def explain(
     tree: RadixTree, namespace: Hashable, tokens: np.ndarray, limit: int, scope: Scope
 ) -> CacheReport:
-    """What the tree says of `tokens[:limit]` (int32) now. Changes nothing.
+    """Explain how far `tokens[:limit]` (int32) match the tree, and why no further.
 
     Fewer than `_LOST` evicted tokens that are not the rest of the prompt explain nothing where
-    something else follows in the tree: any two prompts may begin alike.
+    other tokens follow in the tree: any two prompts may begin alike.
     """
     path, matched = tree.descend(namespace, tokens, limit)
     if matched >= limit:
@@ -171,8 +176,8 @@ def explain(
 
 
 def _instead(node: Node | None, position: int) -> tuple[tuple[int, ...], int]:
-    """The first tokens behind `position` in the continuation used last, and how many
-    continuations there are."""
+    """First tokens behind `position` in the most recent continuation, and the count of
+    continuations."""
     if node is None:
         return (), 0
     if position < node.end:
@@ -186,16 +191,16 @@ def _instead(node: Node | None, position: int) -> tuple[tuple[int, ...], int]:
 
 
 def _elsewhere(tree: RadixTree, namespace: Hashable, tokens: np.ndarray, limit: int) -> int:
-    """The most tokens that another namespace holds."""
+    """The longest prefix of `tokens` that another namespace holds, in tokens."""
     others = [name for name in tree.roots if name != namespace][:_NAMESPACES]
     return max((tree.descend(name, tokens, limit)[1] for name in others), default=0)
 
 
-# Kv -----------------------------------------------------------------------------------------------
+# KV store -----------------------------------------------------------------------------------------
 
 
 class KVStore:
-    """All operations that change who holds which block.
+    """All operations that change which request holds which block.
 
     With `CacheConfig.enabled` false every sequence is detached and nothing enters the tree.
     """
@@ -213,9 +218,9 @@ class KVStore:
         self.tiering = Tiering(self.tree, below, self.make_room)
         self.block_size = config.block_size
         self._evict_at_least = min(config.num_blocks // 1024, 64)
-        """Evict in batches of this size, so that not every step has to."""
+        """Blocks evicted at once, so that few steps evict."""
         self.version = 0
-        """Changes whenever a sequence's table changes other than by one more block at its end."""
+        """Changes whenever a table changes other than by one more block at its end."""
 
     @property
     def capacity(self) -> int:
@@ -226,10 +231,12 @@ class KVStore:
         return -(-tokens // self.block_size)
 
     def make_room(self, blocks: int, sequence: RequestState) -> bool:
-        """Have `blocks` blocks free for `sequence` (or for several, it being one of them), evicting
-        if needed; False (and nothing lost) if impossible."""
+        """Free `blocks` blocks for `sequence`, evicting if needed.
+
+        Returns False, with nothing evicted, if impossible. For several sequences pass any of them.
+        """
         if self.pool.available < blocks:
-            self.tiering.give_up()  # which may hold some
+            self.tiering.give_up()  # fetches and transfers may hold blocks
         if self.pool.available < blocks:
             return False
         if self.pool.free < blocks:
@@ -238,16 +245,16 @@ class KVStore:
         return True
 
     def estimate(self, sequence: RequestState) -> int:
-        """How many of the sequence's tokens are cached now."""
+        """Cached leading tokens of the sequence now."""
         if not self.enabled:
             return 0
         return self.tree.descend(sequence.namespace, sequence.tokens, sequence.match_limit())[1]
 
     def cost(self, sequence: RequestState, tokens: int) -> int:
-        """How many available blocks it takes to bring a waiting sequence to `tokens` tokens.
+        """Available blocks taken by bringing a waiting sequence to `tokens` tokens.
 
-        Matched blocks that are evictable now will not be once the sequence locks them. An upper
-        bound: blocks that two matched nodes share count twice.
+        Matched blocks that are evictable now stop being evictable once the sequence locks them. The
+        result is an upper bound: blocks that two matched nodes share count twice.
         """
         needed = self.blocks_for(tokens)
         if not self.enabled:
@@ -265,7 +272,7 @@ class KVStore:
     def explain(
         self, namespace: Hashable, tokens: np.ndarray, limit: int, scope: Scope
     ) -> CacheReport:
-        """Why `tokens[:limit]` are cached as far as they are."""
+        """Explain how far `tokens[:limit]` are cached."""
         if not self.enabled:
             return CacheReport(0, limit, "disabled")
         report = explain(self.tree, namespace, tokens, limit, scope)
@@ -273,7 +280,7 @@ class KVStore:
         return msgspec.structs.replace(report, on_disk=below) if below else report
 
     def reset(self) -> None:
-        """All KV is lost."""
+        """Forget all KV."""
         self.tiering.reset()
         self.tree.reset()
         self.retention.reset()
@@ -288,7 +295,7 @@ class KVStore:
             sequence.detached = True
 
     def rematch(self, sequence: RequestState) -> int:
-        """Take what is cached behind the sequence's computed tokens; returns how many tokens."""
+        """Extend the sequence by tokens cached behind its computed ones; return their count."""
         node = sequence.node
         limit = sequence.match_limit()
         if node is None or limit <= sequence.tree_len:
@@ -297,7 +304,7 @@ class KVStore:
         gained = node.end - sequence.tree_len
         if not gained:
             return 0
-        self.pool.drop(self._held(sequence), pinned=True)  # the block it was about to continue
+        self.pool.drop(self._held(sequence), pinned=True)  # the partial block about to be continued
         self.version += 1
         whole = node.end // self.block_size
         sequence.reserve_table(whole)
@@ -308,15 +315,15 @@ class KVStore:
         return gained
 
     def room(self, sequence: RequestState) -> int:
-        """How many more tokens the sequence can have, at most, with all available blocks."""
+        """Further tokens the sequence can have at most, with all available blocks."""
         blocks = sequence.table_len + self._can_adopt(sequence) + self.pool.available
         return blocks * self.block_size - sequence.computed
 
     def grow(self, sequence: RequestState, count: int, builder: PlanBuilder) -> None:
-        """Get blocks for `count` more tokens, which `room` said there are.
+        """Allocate blocks for `count` more tokens, within `room`.
 
-        A sequence that continues inside a block of the tree adopts it if nobody else holds it, and
-        otherwise gets a copy of its rows so far.
+        A sequence that continues inside a tree block adopts the block if no other request holds it.
+        Otherwise the sequence gets a copy of the block's rows so far.
         """
         node = sequence.node
         inside = sequence.computed % self.block_size
@@ -340,12 +347,12 @@ class KVStore:
             builder.share_rows(int(node.blocks[-1]), int(blocks[0]), inside)
 
     def store(self, sequence: RequestState, builder: PlanBuilder | None = None) -> None:
-        """Put the computed tokens into the tree and move the handle there; a token that is not
-        known yet stays outside.
+        """Put the computed tokens into the tree and move the handle; an unknown token stays
+        outside.
 
-        For tokens that were in the tree already, the sequence gives up its own blocks and takes the
-        tree's. With a `builder` its own are freed only when the plan is complete, because this step
-        writes to them.
+        For tokens that were in the tree already, the tree's blocks replace the sequence's own. With
+        a
+        `builder`, own blocks are freed when the plan is complete, because this step writes to them.
         """
         node, size = sequence.node, self.block_size
         end = min(sequence.computed, sequence.length)
@@ -358,7 +365,7 @@ class KVStore:
         node = self.tree.insert(node, sequence.tokens, end, table, sequence.program)
         node.fill_table(sequence.table, new, size, sequence.tree_len)
         if builder is not None:
-            # The tree may hold one, too, and give it up for a better one before the plan is made.
+            # The tree may hold the same block, and may replace it before the plan is built.
             replaced = held != sequence.table[old:new]
             if replaced.any():
                 builder.drop_later(held[replaced])
@@ -370,7 +377,7 @@ class KVStore:
     # ------------------------------------------------------------ decode, ending
 
     def extend(self, sequences: list[RequestState]) -> None:
-        """One more block for each; `make_room` was asked before."""
+        """Add one block to each sequence, after `make_room`."""
         blocks = self.pool.allocate(len(sequences))
         self.tiering.fetching.restored[blocks] = False
         for sequence, block in zip(sequences, blocks.tolist(), strict=True):
@@ -388,7 +395,8 @@ class KVStore:
         sequence.table_len = needed
 
     def release(self, sequence: RequestState) -> None:
-        """The sequence ends or is retracted: what it computed stays in the tree, unlocked."""
+        """Release a sequence that ends or is preempted; its computed tokens stay in the tree,
+        unlocked."""
         self.version += 1
         if sequence.detached and self.enabled:
             sequence.node = self.tree.enter(sequence.namespace)
@@ -402,9 +410,11 @@ class KVStore:
     def isolate(self, sequence: RequestState) -> None:
         """Make everything but the sequence's own blocks evictable.
 
-        Partial blocks of the path are needed by nobody but stay locked with it. When the pool is
-        too small for them, a decoding sequence takes its table for itself; one in prefill starts
-        again from nothing. It then gets as far as it would have with an empty cache.
+        Partial blocks of the path are unused but stay locked with the path. When the pool is too
+        small
+        for them, a decoding sequence detaches with its table, and a sequence in prefill restarts
+        from
+        zero. The sequence then gets as far as with an empty cache.
         """
         node = sequence.node
         if node is None:
@@ -439,7 +449,7 @@ class KVStore:
         )
 
     def check(self, sequences: list[RequestState]) -> None:
-        """Raise AssertionError unless tree, pool and `sequences` (all with KV) fit together."""
+        """Raise AssertionError unless tree, pool and `sequences` (all with KV) agree."""
         handles = [sequence.node for sequence in sequences if sequence.node is not None]
         pins = self.retention.pins
         handles += pins.nodes() + self.tiering.fetching.nodes() + self.tiering.handing.nodes()
@@ -470,7 +480,7 @@ class KVStore:
                 f"{sequence}: not its path's table"
             )
             while not node.is_root:
-                mine = sequence.tokens[node.start : node.end]
-                assert np.array_equal(node.tokens, mine), f"{sequence} is on another's path"
+                path_tokens = sequence.tokens[node.start : node.end]
+                assert np.array_equal(node.tokens, path_tokens), f"{sequence} is on another's path"
                 assert node.parent is not None
                 node = node.parent

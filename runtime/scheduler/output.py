@@ -1,4 +1,8 @@
-"""What tokens mean for their request: those sampled, and those its constraint forces."""
+"""Sampled and forced tokens on their way into requests and out to clients.
+
+Sections: updates (when tokens are emitted), suspects (which request made a step fail), intake
+(append tokens, find stops, roll back).
+"""
 
 from __future__ import annotations
 
@@ -13,17 +17,15 @@ from rootlace.runtime.contracts.plan import TokenScores
 from rootlace.runtime.scheduler.request import Ending, InFlightStep, RequestState
 from rootlace.wire.errors import ConstraintNotMet, InternalError, from_code
 
-# Outcome ------------------------------------------------------------------------------------------
-#
-# When a request's tokens are emitted, and what goes into each update.
+# Updates ------------------------------------------------------------------------------------------
 
 
 def due(sequence: RequestState, now: float, spacing: float = 0.0) -> bool:
     """Whether to emit now: the first token always, later ones by `emit_every` and `emit_seconds`.
 
-    Where streams are so many that each may have a piece only every `spacing` seconds, the next
-    multiple of `emit_seconds` counts. Time is divided at multiples of the interval, so that streams
-    with the same one are emitted together.
+    With many streams, each stream emits at most every `spacing` seconds; the next multiple of
+    `emit_seconds` counts. Emission times are multiples of the interval, so that streams with the
+    same interval are emitted together.
     """
     if not sequence.announced:
         return True
@@ -39,18 +41,19 @@ def due(sequence: RequestState, now: float, spacing: float = 0.0) -> bool:
 def next_update(
     sequence: RequestState, now: float, spacing: float = 0.0, *, held_back: bool = False
 ) -> EngineOutput | None:
-    """The next update of a request that goes on; None if there is nothing to emit. `spacing`: see
-    `due`. `held_back`: ignore `emit_every` and `emit_seconds`.
+    """The next update of a request that goes on; None if there is nothing to emit.
 
-    Tokens wait for their scores. Those of a checked constraint wait for the end, because they may
-    be taken back until then. Tokens that were forced before the first sample wait until the prompt
-    is computed, since the first update also carries the prompt's figures.
+    `spacing`: see `due`. `held_back`: ignore `emit_every` and `emit_seconds`.
+
+    Tokens wait for their scores. Tokens of a checked constraint wait for the end of the request, as
+    a rollback may drop them. Tokens forced before the first sample wait until the prompt is
+    computed, since the first update also carries the prompt's figures.
     """
     if held_back and not sequence.announced:
         return None
     stop = sequence.length
     if sequence.params.logprobs:
-        # The scores of later tokens come with a step that is still under way.
+        # A step in flight returns the scores of later tokens.
         stop = sequence.emitted + sum(len(part.logprobs) for part in sequence.output_scores)
     elif sequence.scores_missing:
         stop = sequence.score_next
@@ -66,7 +69,7 @@ def next_update(
 
 
 def last_update(sequence: RequestState, ending: Ending) -> EngineOutput:
-    """The last update. With an error, tokens that were not emitted yet are dropped."""
+    """The last update; with an error, tokens not yet emitted are dropped."""
     failed = ending.finish == "error"
     update = EngineOutput(sequence.rid) if failed else _tokens(sequence, sequence.length)
     update.finish, update.matched = ending.finish, ending.matched
@@ -78,8 +81,10 @@ def last_update(sequence: RequestState, ending: Ending) -> EngineOutput:
 
 
 def take_states(sequence: RequestState, states: np.ndarray) -> None:
-    """Hidden states or scores that a step found for the sequence's pool, float32 [tokens, size].
-    What is no number makes the request end with an error."""
+    """Give hidden states or scores of a step to the sequence's pool: float32 [tokens, size].
+
+    A NaN or infinity ends the request with an error.
+    """
     assert sequence.pool is not None
     sequence.pool.take(states)
     if not np.isfinite(states).all():
@@ -88,7 +93,7 @@ def take_states(sequence: RequestState, states: np.ndarray) -> None:
 
 
 def add_prompt_figures(sequence: RequestState, update: EngineOutput) -> None:
-    """Add the prompt's figures, if this is the request's first update."""
+    """Add the prompt's figures, if `update` is the request's first."""
     if sequence.announced or sequence.queued is None:
         return
     sequence.announced = True
@@ -98,7 +103,7 @@ def add_prompt_figures(sequence: RequestState, update: EngineOutput) -> None:
     update.pin = sequence.pin
     first, stop = sequence.score_from, sequence.prompt_len
     scored = sum(len(part.logprobs) for part in sequence.prompt_scores)
-    # If it is aborted, some may still be under way.
+    # An aborted request may have scores in flight.
     if first < stop and scored == stop - max(first, 1):
         update.prompt_targets = sequence.tokens[first:stop]
         if scored:
@@ -107,13 +112,12 @@ def add_prompt_figures(sequence: RequestState, update: EngineOutput) -> None:
 
 
 def add_lost_drafts(sequence: RequestState, update: EngineOutput) -> None:
-    """Add the drafted tokens that came to nothing, to the last update: also those that were right,
-    of tokens that are never emitted."""
+    """Add lost drafted tokens to the last update, right ones that are never emitted included."""
     update.rejected += sequence.rejected + len(sequence.accepted)
 
 
 def _tokens(sequence: RequestState, stop: int) -> EngineOutput:
-    """An update with the tokens up to `stop`, which then count as emitted."""
+    """An update with the tokens up to `stop`, which count as emitted from now on."""
     start = sequence.emitted
     if stop == start + 1 == sequence.length:
         update = EngineOutput(sequence.rid, (sequence.last,))
@@ -145,50 +149,51 @@ def _joined(parts: list[TokenScores]) -> TokenScores:
 
 
 # Suspects -----------------------------------------------------------------------------------------
-#
-# Requests that were in a step that failed: which of them made it fail?
 
 
 MAX_ACCUSATIONS = 2
-"""How often a request may be in a failing step of several, none of whom then fails alone: what
-fails only for several together (memory, say) must end, too."""
+"""Failing steps that a request may share without any of their requests failing alone.
+
+A failure that needs several requests together (memory, for example) must end, too.
+"""
 
 
 class Suspects:
-    """Those that are to be computed alone until each is past where its step failed.
+    """Requests to compute alone until each is past the token where its step failed.
 
-    A step of several that fails does not say who made it fail. A step of one does: whoever fails
-    alone is guilty, whoever comes as far as it had been is not.
+    A failing step of several requests does not name the cause. A step of one request does: a
+    request
+    that fails alone is the cause, and a request that passes the token is not.
     """
 
     def __init__(self) -> None:
         self._queue: deque[RequestState] = deque()
         self._accused: list[RequestState] = []
-        """Those of the last failing step of several."""
+        """Requests of the last failing step of several."""
 
     def __bool__(self) -> bool:
         return bool(self._queue)
 
     def add(self, sequence: RequestState, until: int) -> None:
-        """`sequence` is computed alone until its first `until` tokens are."""
+        """Compute `sequence` alone until its first `until` tokens are computed."""
         sequence.suspected_until = until
         self._queue.append(sequence)
 
     def first(self) -> RequestState | None:
-        """The one to compute now; None if nobody is left. No step may be under way."""
+        """The sequence to compute alone now; None if none is left. No step may be in flight."""
         while self._queue:
             sequence = self._queue[0]
             if not sequence.finished and sequence.computed < sequence.suspected_until:
                 return sequence
             sequence.suspected_until = 0
             self._queue.popleft()
-        self._accused = []  # a later fault says nothing of them
+        self._accused = []  # a later failure has another cause
         return None
 
     def accuse(self, flight: InFlightStep) -> list[RequestState]:
-        """A step failed: suspect its requests. Returns those that must end."""
+        """Suspect the requests of a failed step; return the requests that must end."""
         rows = [sequence for sequence in flight.rows if not sequence.finished]
-        if len(flight.rows) == 1:  # those who were aborted meanwhile were company, too
+        if len(flight.rows) == 1:  # requests aborted meanwhile shared the step, too
             for sequence in self._accused:
                 sequence.accusations = 0
             self._accused = []
@@ -210,37 +215,39 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Retreat:
-    """The constraint takes tokens back: the sequence is to go on from `length` tokens."""
+class Rollback:
+    """The constraint drops tokens: the sequence continues from `length` tokens."""
 
     length: int
 
 
-Verdict = Ending | Retreat | None
-"""What to do after a token; None: go on."""
+Verdict = Ending | Rollback | None
+"""The consequence of a token; None: continue."""
 
 
 class TokenIntake:
-    """Appends tokens to sequences and counts.
+    """Appends tokens to sequences and counts them.
 
-    *Jumps.* Where the matcher forces tokens, they are appended at once, so that the next step
-    computes all of them in one chunk and samples behind. A forced token counts, ends and stops like
-    a sampled one. A stop token that `min_tokens` bans now is not forced on the request: sampling
-    then finds other tokens for the same text, if there are any.
+    *Jumps.* Tokens forced by the matcher are appended at once. The next step computes all of them
+    in
+    one chunk and samples behind the last. A forced token counts, ends and stops like a sampled one.
+    A stop token that `min_tokens` bans is not forced: sampling then finds other tokens for the same
+    text, if there are any.
 
-    *Retreats.* A checked constraint may refuse a token that its mask allowed. It then says how many
-    tokens it takes back: where `Matcher.can_retreat`, any that were not told yet, else none.
+    *Rollbacks.* A checked constraint may refuse a token that its mask allowed. The constraint then
+    names the count of tokens to drop. If `Matcher.can_rollback`, the tokens are any not yet
+    emitted; otherwise none.
     """
 
     def __init__(self) -> None:
         self.forced_tokens = 0
         self.jumps = 0
-        self.retreats = 0
+        self.rollbacks = 0
 
     def begin(self, sequence: RequestState) -> None:
-        """Append what is forced before anything is sampled, so that it is computed with the prompt.
+        """Append tokens forced before the first sample, to be computed with the prompt.
 
-        Raises what the constraint failed with.
+        Raises the constraint's error.
         """
         if sequence.ending is not None:
             return
@@ -248,7 +255,7 @@ class TokenIntake:
             verdict = self._jump(sequence)
         except BaseException as error:  # a panic in a compiled library is no Exception
             verdict = _failed(sequence, error)
-        if isinstance(verdict, Retreat):
+        if isinstance(verdict, Rollback):
             sequence.shorten(verdict.length)
         elif isinstance(verdict, Ending) and verdict.finish == "error":
             raise from_code(verdict.code, verdict.error)
@@ -256,10 +263,11 @@ class TokenIntake:
             sequence.ending = verdict
 
     def try_take_fast(self, sequence: RequestState, token: int, scores: TokenScores | None) -> bool:
-        """`take` for the common case, as cheap as can be, since it runs once per row and step.
+        """`take` for the common case, called once per row and step.
 
-        For a `plain` sequence. Returns False, having done nothing, if the token may end it or the
-        constraint needs a closer look: call `take` then.
+        Only for a `plain` sequence. Returns False, with nothing done, if the token may end the
+        sequence
+        or the constraint needs a closer look: call `take` then.
         """
         if token < 0 or token in sequence.stops or sequence.length + 1 >= sequence.full:
             return False
@@ -268,7 +276,7 @@ class TokenIntake:
             try:
                 if not matcher.try_advance_fast(token, sequence.jumps):
                     return False
-            except BaseException:  # whatever it is, `take` meets it again
+            except BaseException:  # `take` meets the same exception again
                 return False
         sequence.pending -= 1
         sequence.append(token)
@@ -279,8 +287,7 @@ class TokenIntake:
     def take(self, sequence: RequestState, token: int, scores: TokenScores | None) -> Verdict:
         """Append `token`, whose log-probabilities are `scores`, and the tokens forced behind it.
 
-        A token of -1 (see `StepResult`) ends the request with an error that says why nothing could
-        be sampled.
+        A token of -1 (see `StepResult`) ends the request with an error that names the reason.
         """
         if sequence.fault is not None:
             return _failed(sequence, sequence.fault)
@@ -326,15 +333,15 @@ class TokenIntake:
         matcher = sequence.matcher
         assert matcher is not None
         reason = matcher.error()
-        undone = matcher.retreat()
+        undone = matcher.rollback_refused()
         if undone is None or sequence.length - undone < sequence.emitted:
             error = matcher.error() or reason
             if not sequence.held:
-                # The mask allowed the token, so the constraint has run into one of its bounds.
+                # The mask allowed the token, so the constraint has reached one of its bounds.
                 error = f"the constraint stopped at token {token}: {reason}"
             return Ending("error", code=ConstraintNotMet.code, error=error)
-        self.retreats += 1
-        return Retreat(sequence.length - undone)
+        self.rollbacks += 1
+        return Rollback(sequence.length - undone)
 
     def _jump(self, sequence: RequestState) -> Verdict:
         matcher = sequence.matcher
@@ -356,7 +363,7 @@ class TokenIntake:
         return verdict
 
     def _take_forced(self, sequence: RequestState, tokens: list[int]) -> tuple[Verdict, bool]:
-        """Append `tokens`. The flag says whether to stop here and sample next."""
+        """Append `tokens`; the flag says whether to stop here and sample next."""
         early = sequence.request.params.min_tokens
         matcher = sequence.matcher
         if sequence.plain and matcher is not None:
@@ -380,7 +387,7 @@ class TokenIntake:
 
 
 def _failed(sequence: RequestState, error: BaseException) -> Ending:
-    """A fault of a matcher ends its request alone."""
+    """End one request whose matcher failed."""
     log.error("the constraint of %r failed", sequence, exc_info=error)
     return Ending("error", code=InternalError.code, error=f"the constraint failed: {error!r}")
 

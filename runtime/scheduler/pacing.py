@@ -1,4 +1,4 @@
-"""How fast prompts are computed, how long requests take, and when a tick of the tree was."""
+"""Measured times: cost of steps, pace of prefill, duration of requests, cost of drafts, ticks."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ import numpy as np
 
 from rootlace.runtime.contracts.plan import PRIOR, StepCost, StepPlan
 
-# Measured cost ------------------------------------------------------------------------------------
-#
-# What an engine's steps cost, by those that it ran.
+# Measured cost of steps ---------------------------------------------------------------------------
 
 
 _STEPS_KEPT = 0.99
-"""What an older step counts beside the next one."""
+"""Weight of the older steps beside the next one."""
 _PRIOR_WEIGHT = 1e-3
-"""How much the prior, scaled to what steps take, counts beside them."""
+"""Weight of the prior, scaled to the measured times, beside the steps."""
 
 
 class MeasuredCost:
-    """Least squares over the steps of late, each weighed by its length (an error of a tenth counts
-    the same in a short step as in a long one), with coefficients that are not negative;
-    where they do not tell things apart, the `PRIOR` does."""
+    """Least squares over recent steps with nonnegative coefficients.
+
+    Each step is weighed by its duration, so that a relative error counts the same in short and long
+    steps. Where the steps do not separate the coefficients, `PRIOR` does.
+    """
 
     def __init__(self, max_step_tokens: int) -> None:
         self._max_step_tokens = max_step_tokens
@@ -36,7 +36,7 @@ class MeasuredCost:
         self.steps = 0
 
     def note(self, plan: StepPlan, seconds: float) -> None:
-        """A step took so long."""
+        """Record the duration of a step."""
         self.steps += 1
         parts = _work(plan) * self._units / max(seconds, 1e-6)
         self._products = _STEPS_KEPT * self._products + np.outer(parts, parts)
@@ -45,28 +45,28 @@ class MeasuredCost:
     def cost(self) -> StepCost:
         if not self.steps:
             return replace(PRIOR, max_step_tokens=self._max_step_tokens)
-        # As a whole, the prior is so many times too cheap.
+        # Factor by which the prior as a whole is too low.
         scale = self._sums.sum() / self._products.sum()
         weights = _PRIOR_WEIGHT * np.maximum(np.diag(self._products), 1e-12)
         products = self._products + np.diag(weights)
         sums = self._sums + weights * scale
-        found, known = np.zeros(5), np.ones(5, bool)
+        solution, known = np.zeros(5), np.ones(5, bool)
         while known.any():
-            found[:] = 0.0
-            found[known] = np.linalg.solve(products[np.ix_(known, known)], sums[known])
-            if (found >= 0).all():
+            solution[:] = 0.0
+            solution[known] = np.linalg.solve(products[np.ix_(known, known)], sums[known])
+            if (solution >= 0).all():
                 break
-            known &= found > 0
-        if not found[:2].any():
-            found[0] = 1.0
-        step, prefill, decode, context, pair = (found * self._units).tolist()
+            known &= solution > 0
+        if not solution[:2].any():
+            solution[0] = 1.0
+        step, prefill, decode, context, pair = (solution * self._units).tolist()
         return StepCost(
             step, prefill, decode, context, pair, self._max_step_tokens, "measured as it runs"
         )
 
 
 def _work(plan: StepPlan) -> np.ndarray:
-    """What `StepCost` multiplies: float64 [5], one for the step itself."""
+    """Factors of the `StepCost` coefficients, float64 [5]; the first is 1 for the step."""
     counts = np.diff(plan.row_start)
     prompts = counts > 1
     chunks, ends = counts[prompts].astype(np.float64), plan.context_len[prompts]
@@ -85,55 +85,57 @@ def _work(plan: StepPlan) -> np.ndarray:
 
 
 _LARGE_STEP = 64
-"""Steps with fewer tokens of prompts say little of how long a prompt takes."""
+"""Minimum prefill tokens of a step that measures the prefill pace."""
 _KEPT = 0.9
-"""What an older step counts beside the next one."""
+"""Weight of the older steps beside the next one."""
 _SAMPLES = 3600
 _ENDED = 0.95
-"""What requests that ended before count beside the next one."""
+"""Weight of requests that ended before beside the next one."""
 _DRAFTED_PER_STEP = 16
-"""So many drafted tokens are believed to take as long as a step while nothing is known."""
+"""Prior: drafted tokens that take as long as a step."""
 _MOST_PER_STEP = 64
-"""Not more drafted tokens than this are ever believed to take as long as a step."""
+"""Upper bound of the prior on drafted tokens per step time."""
 _BELIEVED = 0.25
-"""What is believed counts as much as so many steps with one drafted token, and with many."""
+"""Weight of the prior, in steps with one drafted token and with many."""
 _LEARNT, _LEARNT_LONGER = 0.2, 0.05
-"""What a step without drafts counts beside those before, and one that took longer than these, which
-others' work or a prompt before it may have done."""
+"""Weight of a step without drafts beside those before, and of a step that took longer.
+
+Another request's prefill or work before the step may have slowed the longer one.
+"""
 _DRAFTED_STEPS = 24
-"""After so many steps with drafts it is time to see how long one takes without."""
+"""Steps with drafts before one step without drafts is measured."""
 _REMEMBERED = 0.995
-"""How much of what drafted tokens take is remembered after a step without any."""
+"""Share of the drafts' measured cost that remains after a step without drafts."""
 _HELD_UP = 3.0
-"""A step counts as so many times as long as expected, at most."""
+"""Upper bound of a step's duration, as a multiple of the expected one."""
 _DEVIATIONS = 2.0
-"""By so many standard deviations a request is taken to be longer than the mean."""
+"""Standard deviations above the mean at which a request's duration is expected."""
 
 
 class PromptPace:
-    """About how many seconds a token of a prompt takes, by the last large steps."""
+    """Seconds per prompt token, measured on recent large steps."""
 
     def __init__(self) -> None:
         self._tokens = 0.0
         self._seconds = 0.0
 
     def begin(self, tokens: int, seconds: float) -> None:
-        """So much was measured before the first step."""
+        """Set the pace measured before the first step."""
         self._tokens, self._seconds = float(tokens), seconds
 
     def note(self, tokens: int, samples: int, seconds: float) -> None:
-        """A step computed so many tokens, and sampled behind so many of them."""
+        """Record a step of `tokens` tokens with `samples` samples."""
         if tokens - samples >= _LARGE_STEP:
             self._tokens = _KEPT * self._tokens + tokens
             self._seconds = _KEPT * self._seconds + seconds
 
     def seconds(self, tokens: int) -> float:
-        """How long so many tokens would take; 0 while nothing is known."""
+        """Expected seconds to prefill `tokens` tokens; 0 while nothing was measured."""
         return tokens * self._seconds / self._tokens if self._tokens else 0.0
 
 
 class ServicePace:
-    """How long requests take from their admission to their end, by those that ended lately."""
+    """Durations of requests from admission to the end, from requests that ended lately."""
 
     def __init__(self) -> None:
         self._count = 0.0
@@ -143,8 +145,10 @@ class ServicePace:
         self._squares = 0.0
 
     def note(self, seconds: float, rows: int, outputs: int, *, whole: bool) -> None:
-        """A request ended, one of `rows` that ran; of one that was cut off (not `whole`) it is
-        known that it would have taken longer."""
+        """Record an ended request that ran among `rows`.
+
+        A request that was cut off (not `whole`) gives a lower bound.
+        """
         if not whole and self._count and seconds * self._count <= self._seconds:
             return
         self._count = _ENDED * self._count + 1
@@ -153,43 +157,47 @@ class ServicePace:
         self._rows = _ENDED * self._rows + rows
         self._outputs = _ENDED * self._outputs + outputs
 
-    def seconds(self, rows: int, most: int | None = None) -> float:
-        """How long nearly all take that generate `most` tokens at most, where `rows` run; 0 while
-        nothing is known. Fewer rows are taken to be faster in proportion, which is the least that
-        they can be slowed down by each other."""
+    def seconds(self, rows: int, max_outputs: int | None = None) -> float:
+        """Upper estimate of the duration of a request with at most `most` outputs among `rows`
+        rows.
+
+        0 while nothing was measured. With fewer rows than measured the time shrinks in proportion,
+        which is the lower bound of the rows' mutual slowdown.
+        """
         if not self._count:
             return 0.0
         mean = self._seconds / self._count
         deviation = math.sqrt(max(self._squares / self._count - mean * mean, 0.0))
-        found = (mean + _DEVIATIONS * deviation) * min(rows * self._count / self._rows, 1.0)
-        if most is not None and most * self._count < self._outputs:
-            found *= most * self._count / self._outputs
-        return found
+        expected = (mean + _DEVIATIONS * deviation) * min(rows * self._count / self._rows, 1.0)
+        if max_outputs is not None and max_outputs * self._count < self._outputs:
+            expected *= max_outputs * self._count / self._outputs
+        return expected
 
 
 class DraftPace:
-    """What drafts add to a step of so many rows, of late: so much for there being any, and so much
-    for each drafted token.
+    """Extra time of drafts in a step, lately: a fixed part and a part per drafted token.
 
-    What took much longer than expected was held up by something else, and counts as a few times as
-    long, or as a step without drafts; where a step without drafts was held up, those with drafts
-    seem to take no time. Where drafts seem to cost too much, none are made, and it would never be
-    seen that they do not: so what is known of them is forgotten step by step. Where all steps have
-    drafts it would not be seen how long others take: so one has none now and then.
+    A step much slower than expected was delayed by other work, so its time is bounded. A delayed
+    step without drafts makes drafts look free. Drafts that look too expensive are not made, so no
+    step would correct the estimate: the estimate therefore decays. Where every step has drafts, one
+    step now and then runs without, to measure its time.
     """
 
     def __init__(self) -> None:
         self._steps: dict[int, float] = {}
-        """Seconds without drafts, by the number of rows."""
+        """Row count -> seconds of a step without drafts."""
         self._drafted_steps = 0
-        """Since the last step without drafts, or since one was wanted."""
+        """Steps since the last one without drafts, or since one was requested."""
         self._sums = [0.0] * 5
-        """Over steps with drafts, those of long ago counting less: 1, the drafted tokens, their
-        square, the seconds more than without drafts, and these times the tokens."""
+        """Decaying sums over steps with drafts: 1, drafted tokens, tokens squared, extra seconds,
+        product.
+
+        The product is that of extra seconds and drafted tokens.
+        """
 
     def note(self, rows: int, drafted: int, seconds: float) -> float:
-        """A step of so many rows, and so many tokens beside theirs, took so long. Returns how many
-        times as much as expected its drafts cost."""
+        """Record a step of `rows` rows with `drafted` tokens; return actual over expected draft
+        cost."""
         if not rows or seconds <= 0:
             return 1.0
         usual = self._steps.get(rows)
@@ -200,8 +208,8 @@ class DraftPace:
             self._drafted_steps += 1
             step, token = self._costs(usual)
             expected = max(step + drafted * token, 1e-9)
-            most = max(expected * _HELD_UP, usual)
-            took = min(max(seconds - usual, expected / _HELD_UP), most)
+            longest = max(expected * _HELD_UP, usual)
+            took = min(max(seconds - usual, expected / _HELD_UP), longest)
             seen = (1, drafted, drafted * drafted, took, drafted * took)
             self._sums = [_KEPT * old + new for old, new in zip(self._sums, seen, strict=True)]
             return took / expected
@@ -212,8 +220,11 @@ class DraftPace:
         return 1.0
 
     def wants_none(self) -> bool:
-        """Whether the next step better has no drafts, to see how long it takes. That is said once:
-        where prompts are in that step, nothing is seen, and drafts are not to wait for their end.
+        """Whether the next step should have no drafts, to measure its time.
+
+        True once per request: a step with prefill measures nothing, and drafts must not wait for
+        the
+        end of a prefill.
         """
         if self._drafted_steps < _DRAFTED_STEPS:
             return False
@@ -221,8 +232,7 @@ class DraftPace:
         return True
 
     def price(self, rows: int) -> tuple[float, float]:
-        """What it costs that there are drafts, and what a drafted token costs, as parts of a row's
-        share of a step."""
+        """Cost of having drafts, and of one drafted token, as parts of a row's share of a step."""
         if not self._steps:
             return 0.0, rows / _DRAFTED_PER_STEP
         usual = self._steps[min(self._steps, key=lambda known: abs(known - rows))]
@@ -231,8 +241,7 @@ class DraftPace:
         return step / share, token / share
 
     def _costs(self, usual: float) -> tuple[float, float]:
-        """Seconds for there being drafts, and for each token: the line through what was seen, and
-        through what is believed while nothing is known."""
+        """Seconds for having drafts, and per token: a line through measurements and prior."""
         believed = usual / _DRAFTED_PER_STEP
         n, d, dd, y, dy = self._sums
         for drafted in (1, _DRAFTED_PER_STEP):
@@ -258,7 +267,7 @@ class TickTimes:
             self._times.append(now)
 
     def seconds_since(self, tick: int, now: float) -> float:
-        """At most so long ago: ticks before the first that is known count as that one."""
+        """Upper bound on the seconds since `tick`: older ticks count as the first known one."""
         if not self._times:
             return 0.0
         at = bisect_right(self._ticks, tick) - 1

@@ -1,4 +1,8 @@
-"""Where an output stands in the text that its client predicts, and what would come next there."""
+"""Matches an output against the text that the client predicts, and drafts the tokens to come.
+
+predicted  the quick brown fox jumps over ...
+output     the quick red fox           -> one edit; drafts continue behind "fox": "jumps over"
+"""
 
 from __future__ import annotations
 
@@ -9,43 +13,44 @@ import numpy as np
 MAX_DRAFT = 32
 """Tokens of a draft, at most."""
 _WRONG, _TRIED = 1.0, 4.0
-"""So many of so many expected tokens are believed to have been wrong before anything is known."""
+"""Prior: wrong tokens among expected tokens."""
 _KEPT = 0.98
-"""What an older token counts beside the next one."""
+"""Weight of an older token beside the next one."""
 _FIRST_FOUND, _LEARNT_FOUND = 0.6, 0.3
-"""How many are believed to be right at a place that was only found, and how much one more says."""
+"""Prior share of right tokens at a place that was searched for, and weight of one more token."""
 _MOST_LOST, _MOST_WON = 2.0, 8.0
-"""Drafts may have cost so much more than they saved, in tokens; what they saved before counts up to
-so much."""
+"""Bounds on the balance of drafts, in tokens: the largest loss, and the largest saving that counts.
+"""
 _AGAIN = 0.8
-"""Drafts that cost too much are made again where so many of the predicted tokens are right."""
+"""Share of right predictions at which drafts are tried again after a loss."""
 _GRAM = 4
-"""Tokens of the output that are looked for, at most."""
+"""Tokens of the output searched for in the prediction, at most."""
 _LOOKED_AT = 4
-"""So many places are looked at on either side of the last right place."""
+"""Places checked on either side of the last right place."""
 _NEAR = 8
-"""So far behind the last right place, and no further, one token alone says where to go on."""
+"""Distance behind the last right place within which a single token identifies the place."""
 _BELIEVED = 0.5
-"""A right token at a place that was only found is no chance where so many of them are right."""
+"""Share of right predictions from which a right token at a searched place is no coincidence."""
 _PART, _MOST_PAUSED = 4, 16
-"""To look for the place costs, too: the next time after such a part of the tokens for which it is
-not known, and so many at most."""
+"""Pause between searches: a part of the unmatched tokens, and the largest pause in tokens."""
 
 
 class PredictedText:
-    """What is predicted, for all samples of it: the tokens `ids` (int32 [n]), and where each pair
-    of them stands."""
+    """A predicted text shared by its requests: tokens `ids` (int32 [n]) and an index of token
+    pairs."""
 
     __slots__ = ("__weakref__", "_ends", "_pairs", "ids")
 
     def __init__(self, ids: np.ndarray) -> None:
         self.ids = ids
         self._pairs: np.ndarray | None = None  # [n - 1] int64, ascending
-        self._ends: np.ndarray | None = None  # [n - 1], the place behind each; of equals ascending
+        self._ends: np.ndarray | None = None  # [n - 1], the place behind each pair; ties ascending
 
     def ends(self, pair: tuple[int, int], anchor: int) -> list[int]:
-        """Places behind this pair of tokens: those behind `anchor`, the next one first, and then
-        those before, the last one first; `_LOOKED_AT` of either at most."""
+        """Places behind `pair`: places after `anchor` by distance, then places before by distance.
+
+        At most `_LOOKED_AT` of either.
+        """
         if self._pairs is None or self._ends is None:  # most predictions are right for long
             pairs = self.ids[:-1].astype(np.int64) << 32 | self.ids[1:]
             order = np.argsort(pairs, kind="stable")
@@ -63,15 +68,16 @@ class PredictedText:
 class Prediction:
     """Follows an output through a predicted text.
 
-    `at` is the place of the token that is expected next; -1: it is not known. A token that is
-    another one is an edit. Then the longest end of the output (at least two tokens) that stands in
-    the prediction says where to go on, rather behind the last right place than before it; else the
-    token alone does, near that place. If neither says anything, the token was put in place of the
-    expected one, as a guess. Where little is right the place is looked for now and then only.
+    `at`: the place of the token expected next; -1: unknown. An unexpected token is an edit. Then
+    the
+    longest suffix of the output (at least two tokens) found in the prediction gives the next place.
+    Places behind the last right place come first. Without such a suffix the single token gives the
+    place, near the last one. Otherwise the token is taken as a replacement of the expected token.
+    Where few tokens are right, the search pauses.
 
-    Whether a draft is made or not, each token that comes says whether the expected one was right:
-    from that it is known how often one is, of late more than long ago, right behind another one
-    that was (`next_right`), and where a place was only found (`found_right`).
+    Each token shows whether the expected one was right, drafted or not. Decaying rates follow:
+    right
+    behind a right token (`next_right`), and at a searched place (`found_right`).
     """
 
     __slots__ = (
@@ -80,48 +86,51 @@ class Prediction:
     )
 
     def __init__(self, text: PredictedText, seen: int) -> None:
-        """The output begins behind `seen` tokens of its sequence."""
+        """Start behind `seen` tokens of the sequence, where the output begins."""
         self._text = text
         self._seen = seen
         self._anchor = 0
-        """Behind the last token that was right."""
+        """Place behind the last right token."""
         self._guessed = False
         self._known = seen
-        """How long the sequence was when the place was known last, rather than by chance."""
+        """Length of the sequence when the place was last known by more than a coincidence."""
         self.until = 0
-        """Until the sequence is so long, `follow` does nothing."""
+        """Length of the sequence until which `follow` does nothing."""
         self.at = 0
         self.sure = False
         """Whether the last token was the expected one."""
         self._wrong, self._tried = 0.0, 0.0
-        """Of so many expected tokens behind a right one, so many were wrong."""
+        """Wrong tokens, and all expected tokens, behind a right one."""
         self.next_right = 1 - _WRONG / _TRIED
         self.found_right = _FIRST_FOUND
         self.won = 0.0
-        """What drafts have saved beyond what they cost, in tokens."""
+        """Balance of drafts: tokens saved minus cost, in tokens."""
         self.missed = 0
-        """Steps since the last draft that others had and this row had not, to be drafted for."""
+        """Steps missed since the last draft while waiting to be drafted for."""
 
     def follow(self, sequence: np.ndarray, length: int) -> None:
-        """The sequence has `length` tokens now; what is new of it is output."""
+        """Take in the outputs of a sequence of `length` tokens."""
         if length < self.until:
             return
         while self._seen < length:
-            # Where the place is not known, only the end of the output can tell.
+            # Where the place is unknown, only the end of the output can tell.
             self._seen = self._seen + 1 if self.at >= 0 else length
             self._take(sequence, self._seen)
 
     def draft(self, count: int) -> list[int]:
-        """The next tokens that are expected, `count` at most."""
+        """The next expected tokens, at most `count`."""
         if self.at < 0:
             return []
         expected: list[int] = self._text.ids[self.at : self.at + count].tolist()
         return expected
 
     def worth(self, price: float) -> tuple[int, float]:
-        """How long a draft should be, where a token more of it costs `price` of what one saves that
-        is right: as long as the last one is right that often. And what it is expected to save
-        beyond that, in tokens."""
+        """The best draft length, and the tokens saved by the draft beyond its cost.
+
+        `price`: the cost of a drafted token, as a part of what a right one saves. The draft ends
+        where
+        the last token's chance of being right falls below `price`.
+        """
         if self.at < 0:
             return 0, 0.0
         right = self.next_right
@@ -137,12 +146,13 @@ class Prediction:
         return count, first * (1 - right**count) / (1 - right) - price * count
 
     def drafted(self, right: int, cost: float) -> None:
-        """Of a draft, so many tokens came. It cost so many, beside the steps that were missed."""
+        """Record a draft with `right` right tokens and a `cost` in tokens, missed steps not
+        included."""
         self.won = min(self.won + right - cost - self.missed, _MOST_WON)
         self.missed = 0
 
     def _take(self, sequence: np.ndarray, end: int) -> None:
-        """The output goes on with the last of the first `end` tokens of the sequence."""
+        """Take in the output token at the end of the sequence's first `end` tokens."""
         at, expected, token = self.at, False, int(sequence[end - 1])
         if 0 <= at < len(self._text.ids):
             expected = not self._guessed
@@ -167,18 +177,18 @@ class Prediction:
         self.until = end + (pause if self.at < 0 else 1)
 
     def _find(self, lately: list[int]) -> int:
-        """The place behind what the output ends with, -1 if there is none."""
+        """The place behind the output's suffix, -1 if absent."""
         ids, anchor = self._text.ids, self._anchor
-        found, longest = -1, 1
+        place, longest = -1, 1
         if len(lately) > 1:
             for end in self._text.ends((lately[-2], lately[-1]), anchor):
                 length, most = 2, min(len(lately), end)
                 while length < most and ids[end - 1 - length] == lately[-1 - length]:
                     length += 1
                 if length > longest:
-                    found, longest = end, length
-        if found < 0:
+                    place, longest = end, length
+        if place < 0:
             near: list[int] = ids[anchor : anchor + _NEAR].tolist()
             if lately[-1] in near:
                 return anchor + near.index(lately[-1]) + 1
-        return found
+        return place

@@ -1,4 +1,12 @@
-"""The queue of requests of one priority that were not admitted yet, and in which order they are."""
+"""The queue of requests that were not admitted yet.
+
+ PriorityQueues          the earliest first request comes next, shifted by its priority
+   FairQueue              per priority: clients share by start-time fair queueing
+     WaitingQueue         per client: fcfs, lpm (longest cached prefix), dfs (order of prompts)
+       Patience           bounds how far later requests overtake
+
+Sections: patience, prompt order, waiting queue, clients, priorities, prompt work.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +21,10 @@ from rootlace.runtime.config import Policy
 from rootlace.runtime.scheduler.request import RequestState
 
 # Patience -----------------------------------------------------------------------------------------
-#
-# How much later requests may delay an earlier one.
 
 
 COMPUTED, CACHED = 8, 1
-"""Cost: 8 per computed token, 1 per cached, which also takes room and is attended to."""
+"""Cost per token: 8 computed, 1 cached, as a cached token takes blocks and attention."""
 
 
 def work_of(length: int, cached: int) -> int:
@@ -29,14 +35,16 @@ def work_of(length: int, cached: int) -> int:
 class Patience:
     """Bounds how often the first waiting request may be overtaken.
 
-    A request may be overtaken by `max_overtaken` later ones, and by more while their work is less
-    than `max_delay` times the work that was waiting before it when it came. So cheap requests,
-    whose prefixes are cached, may overtake in numbers, and nobody waits much longer than in order
+    A request may be overtaken by `max_overtaken` later requests. More may overtake while their
+    total
+    work is less than `max_delay` times the work queued before the request on its arrival. So many
+    cheap requests with cached prefixes may overtake, and no request waits much longer than in order
     of arrival.
 
-    Whoever overtakes a waiting request overtakes all that wait before it. So it is enough to watch
-    the first. Any other request is then bounded, up to one overtaker, by its own limits or by those
-    of a request that was waiting when it came.
+    A request that overtakes a waiting one overtakes all requests before that one. So only the first
+    is watched. Any other request is bounded, up to one overtaker, by its own limits or by those of
+    a
+    request queued before it.
     """
 
     def __init__(self, max_overtaken: int, max_delay: float) -> None:
@@ -45,7 +53,7 @@ class Patience:
         self._work: dict[int, int] = {}
         self._allowed: dict[int, float] = {}
         self._waiting = 0
-        """Work of all who wait."""
+        """Work of all waiting requests."""
         self._overtakers: list[int] = []
         """Numbers of admitted requests that came after the first waiting one, ascending."""
         self._delays: dict[int, int] = {}
@@ -54,48 +62,46 @@ class Patience:
         """Work of all overtakers."""
 
     def arrives(self, number: int, work: int) -> None:
-        """A request is queued; its `number` is higher than all before."""
+        """Queue a request, whose `number` is higher than all before."""
         self._allowed[number] = self._max_delay * self._waiting
         self._work[number] = work
         self._waiting += work
 
     def renew(self, number: int, work: int) -> None:
-        """A waiting request's work has changed, because more or less of it is cached."""
+        """Update a waiting request's work after a change of its cached prefix."""
         self._waiting += work - self._work[number]
         self._work[number] = work
 
     def overtakes(self, number: int) -> None:
-        """A request other than the first is admitted; call `leaves` for it next."""
+        """Admit a request other than the first; call `leaves` for the request next."""
         work = self._work[number]
         insort(self._overtakers, number)
         self._delays[number] = work
         self._delay += work
 
     def leaves(self, number: int, first: int | None) -> None:
-        """A request waits no longer; `first` is the first that still does."""
+        """Remove a request; `first` is the new first waiting one."""
         self._waiting -= self._work.pop(number)
         del self._allowed[number]
-        # The first left: those between it and the new first overtook nobody who waits.
+        # Overtakers older than the new first request overtook no waiting request.
         stop = len(self._overtakers) if first is None else bisect_left(self._overtakers, first)
         for each in self._overtakers[:stop]:
             self._delay -= self._delays.pop(each)
         del self._overtakers[:stop]
 
     def is_exhausted(self, first: int) -> bool:
-        """Whether nobody but the first may be admitted now."""
+        """Whether only the first request may be admitted now."""
         return len(self._overtakers) >= self._max_overtaken and self._delay >= self._allowed[first]
 
 
 # Prompt order -------------------------------------------------------------------------------------
-#
-# Waiting sequences in lexicographic order of their prompts.
 
 
 _KEY_TOKENS = 4096
 
 
 class PromptOrder:
-    """The depth-first order of the tree that the prompts form: neighbours share most.
+    """Waiting sequences in the depth-first order of their prompts' tree: neighbours share most.
 
     A change costs O(log n) comparisons of the prompts' first 4096 tokens.
     """
@@ -115,16 +121,18 @@ class PromptOrder:
         del self._keys[bisect_left(self._keys, (key, number))]
 
     def go_to(self, number: int) -> None:
-        """Let `following` continue from here."""
+        """Move the cursor of `following` to request `number`."""
         self._cursor = (self._key_of[number], number)
 
     def following(self) -> int:
-        """The number that comes next, wrapping around. The order must not be empty."""
+        """The next number behind the cursor, wrapping around; the order must not be empty."""
         return self._keys[bisect_left(self._keys, self._cursor) % len(self._keys)][1]
 
     def neighbours(self, sequence: RequestState) -> tuple[Iterator[int], Iterator[int]]:
-        """Numbers before and after `sequence` (which need not be here itself), nearest first. In
-        both directions the shared prefix only gets shorter."""
+        """Numbers before and behind `sequence`, nearest first; `sequence` need not be queued.
+
+        In both directions the shared prefix only gets shorter.
+        """
         at = bisect_left(self._keys, (key_of(sequence), -1))
         before = (self._keys[i][1] for i in range(at - 1, -1, -1))
         behind = (self._keys[i][1] for i in range(at, len(self._keys)))
@@ -132,33 +140,33 @@ class PromptOrder:
 
 
 def key_of(sequence: RequestState) -> bytes:
-    """Bytes whose order is that of the prompts, token by token, within each namespace."""
+    """Bytes that sort like the prompts, token by token, within each namespace."""
     tokens = sequence.tokens[: min(sequence.length, _KEY_TOKENS)]
     request = sequence.request
     place = f"{request.adapter}\0{request.namespace}\0".encode()
     return place + tokens.astype(">i4").tobytes()
 
 
-# Waiting ------------------------------------------------------------------------------------------
+# Waiting queue ------------------------------------------------------------------------------------
 
 
 REFRESHED = 32
 """Estimates renewed per step, round robin: the cost does not grow with the queue."""
 
 _NEIGHBOURS = 256
-"""How many neighbours on either side are considered when a prompt has been computed."""
+"""Neighbours on either side considered when a prompt has been computed."""
 _RETRIES = 8
-"""How often the best estimate is renewed before the best one known is offered."""
+"""Renewals of the best estimate before the best known request is offered."""
 
 
 class WaitingQueue:
-    """Sequences in order of policy; `Patience` says how far they may overtake each other.
+    """Waiting sequences of one client in order of policy; `Patience` bounds overtaking.
 
     - `fcfs`: order of arrival.
-    - `lpm`: longest cached prefix first, then order of arrival. A heap holds the estimates. When a
-      prompt has been computed, those who share more with it than was cached get a new estimate at
-      once; `REFRESHED` others are renewed per step, and the best one before it is offered.
-    - `dfs`: lexicographic order of the prompts, going on from the last one admitted and around.
+    - `lpm`: longest cached prefix first, then order of arrival. A heap holds the estimates. After a
+     prefill, requests that share more with the new prompt than was cached get a new estimate.
+     `REFRESHED` others are renewed per step, and the best one before the queue offers it.
+    - `dfs`: lexicographic order of the prompts, continuing from the last admitted one and around.
     """
 
     def __init__(
@@ -177,7 +185,7 @@ class WaitingQueue:
         self._heap: list[tuple[int, int]] = []
         self._rotation: deque[int] = deque()
         self._aside: set[int] = set()
-        """Numbers of those who are not offered now."""
+        """Numbers of requests that are deferred."""
 
     def __len__(self) -> int:
         return len(self._all)
@@ -187,18 +195,17 @@ class WaitingQueue:
 
     @property
     def first(self) -> RequestState | None:
-        """The one that came first."""
+        """The earliest waiting request."""
         return next(iter(self._all.values()), None)
 
     def ahead(self, sequence: RequestState) -> Iterator[RequestState]:
-        """Those that are surely admitted before `sequence`, were it added now: all, unless it may
-        overtake them."""
+        """Requests surely admitted before `sequence`, if queued now: those it may not overtake."""
         if self._policy == "fcfs":
             yield from self
         elif self._policy == "lpm":
-            mine = self._estimate(sequence)
+            estimate = self._estimate(sequence)
             for number, other in self._all.items():
-                if self._estimates[number] >= mine:
+                if self._estimates[number] >= estimate:
                     yield other
 
     def add(self, sequence: RequestState) -> None:
@@ -214,7 +221,7 @@ class WaitingQueue:
             self._set_estimate(number, estimate)
 
     def refresh(self) -> None:
-        """Renew some estimates; call once per step in which there is room for more requests."""
+        """Renew some estimates; call once per step with room for more requests."""
         if self._policy != "lpm":
             return
         for _ in range(min(REFRESHED, len(self._all))):
@@ -225,7 +232,7 @@ class WaitingQueue:
             self._set_estimate(number, self._estimate(self._all[number]))
 
     def computed(self, sequence: RequestState) -> None:
-        """All tokens of an admitted `sequence` are in the tree, or will be with this step."""
+        """Update estimates after all tokens of `sequence` entered the tree, or will this step."""
         if self._policy != "lpm" or not self._all:
             return
         known = sequence.cached_tokens
@@ -234,15 +241,18 @@ class WaitingQueue:
                 other = self._all[number]
                 limit = min(sequence.length, other.match_limit())
                 shared = common_prefix(sequence.tokens[:limit], other.tokens[:limit])
-                # Those further away share no more, and were told of what was cached before.
+                # Neighbours further away share no more, and know the prefix cached before.
                 if shared <= known or other.namespace != sequence.namespace:
                     break
                 if self._estimates[number] < shared:
                     self._set_estimate(number, shared)
 
     def peek(self) -> RequestState | None:
-        """The sequence to admit next; None if there is none, or none but those that are set aside
-        and those that may not overtake them."""
+        """The sequence to admit next.
+
+        None if the queue is empty, or if only deferred sequences remain, and sequences that may not
+        overtake the deferred ones.
+        """
         if not self._all:
             return None
         number, head = next(iter(self._all.items()))
@@ -257,29 +267,29 @@ class WaitingQueue:
         return next((one for other, one in self._all.items() if other not in self._aside), None)
 
     def set_aside(self, sequence: RequestState) -> None:
-        """Offer others until `bring_back`."""
+        """Defer `sequence`, offering other sequences until `bring_back`."""
         self._aside.add(sequence.number)
 
     def bring_back(self, sequence: RequestState) -> None:
-        """A sequence that was set aside may be offered again."""
+        """Offer a deferred sequence again."""
         number = sequence.number
         self._aside.discard(number)
         if number in self._estimates:
             heapq.heappush(self._heap, (-self._estimates[number], number))
 
     def take(self, sequence: RequestState) -> None:
-        """`sequence` is admitted."""
+        """Remove an admitted `sequence`."""
         number = sequence.number
         if self._policy == "dfs":
             self._prompts.go_to(number)
             self._patience.renew(number, work_of(sequence.length, self._estimate(sequence)))
-        # In order of arrival nobody is overtaken, but by a request that is computed alone.
+        # In order of arrival only a request computed alone overtakes others.
         if self._policy != "fcfs" and number != next(iter(self._all)):
             self._patience.overtakes(number)
         self.remove(sequence)
 
     def remove(self, sequence: RequestState) -> None:
-        """`sequence` leaves the queue, admitted or not."""
+        """Remove `sequence`, admitted or not."""
         number = sequence.number
         del self._all[number]
         if self._policy == "fcfs":
@@ -291,8 +301,6 @@ class WaitingQueue:
             self._heap.clear()
             self._rotation.clear()
 
-    # ------------------------------------------------------------ longest prefix
-
     def _set_estimate(self, number: int, estimate: int) -> None:
         if self._estimates.get(number) != estimate:
             self._estimates[number] = estimate
@@ -303,7 +311,7 @@ class WaitingQueue:
                 heapq.heapify(self._heap)
 
     def _longest(self) -> RequestState | None:
-        """The sequence with the best renewed estimate; after `_RETRIES` the best one known."""
+        """The sequence with the best renewed estimate; after `_RETRIES` the best known one."""
         best = None
         for _ in range(_RETRIES):
             while self._heap and self._is_passed_over(*self._heap[0]):
@@ -319,51 +327,51 @@ class WaitingQueue:
         return best
 
     def _is_passed_over(self, negative: int, number: int) -> bool:
-        """Whether an entry of the heap is out of date, or of one that is set aside."""
+        """Whether a heap entry is outdated or deferred."""
         return number in self._aside or self._estimates.get(number) != -negative
 
 
 # Clients ------------------------------------------------------------------------------------------
-#
-# The queue of the clients of one priority, who take turns.
 
 
 _TOLD = 16
-"""The queues of so many clients learn of a computed prompt at once, others at their turn."""
+"""Clients whose queues learn of a computed prompt at once; the others learn at their turn."""
 _REMEMBERED = 4096
-"""So many clients who do not wait keep their clocks, until nobody waits."""
+"""Clocks kept for clients without waiting requests, until the queue is empty."""
 
 
 class FairQueue:
-    """A `WaitingQueue` for each client; what it promises holds among the requests of one client.
+    """A `WaitingQueue` per client; its bounds hold among the requests of one client.
 
-    Among clients this is start-time fair queueing (Goyal, Vin and Cheng, 1996). Each client has a
-    clock, which goes on by the work of every request of his that is admitted, and at its end by
-    that of its output. The client whose clock is furthest behind comes next. One who asked for
-    nothing meanwhile is owed nothing: he starts at the clock of whoever was admitted last, or where
-    an equal share of what was admitted since would have brought him (as in WF2Q+). Without that
-    share, clients who are always new would start at the same place for ever, before all others.
+    Clients share by start-time fair queueing (Goyal, Vin and Cheng, 1996). A client's clock
+    advances
+    by the work of each admitted request, and at its end by the work of the output. The client with
+    the smallest clock comes next. An idle client earns no credit: its clock restarts at the last
+    admitted client's clock. Or it restarts at the mean share admitted since (as in WF2Q+). Without
+    the mean share, new clients would always start at the same place, before all others.
 
-    So between two clients who both wait, what is admitted for one exceeds what is admitted for the
-    other by one request of each at most (and by their outputs), and a client with a single request
-    waits for about one request of each other client, however many these have sent.
+    So of two waiting clients, one exceeds the other by at most one request of each (and their
+    outputs). A client with a single request waits for about one request of each other client,
+    however many requests these clients have sent.
     """
 
     def __init__(
         self, make: Callable[[], WaitingQueue], estimate: Callable[[RequestState], int]
     ) -> None:
-        """`estimate`: how many leading tokens of a sequence are cached."""
+        """`estimate`: count of cached leading tokens of a sequence."""
         self._make = make
         self._estimate = estimate
         self._queues: dict[str, WaitingQueue] = {}
         self._clocks: dict[str, int] = {}
-        """Of all who wait, and of those who did since the queue was empty."""
+        """Clocks of waiting clients, and of clients that waited since the queue was empty."""
         self._now = 0
-        """Where the clock of a client starts."""
+        """Starting value of a client's clock."""
         self._waiting = 0
         self._order: list[tuple[int, int, str]] = []
-        """A heap: clock, number of a request that waited then, client. Entries whose clock is not
-        the client's are out of date."""
+        """Heap of (clock, number of a request that waited then, client).
+
+        An entry with a clock other than the client's is outdated.
+        """
 
     def __len__(self) -> int:
         return self._waiting
@@ -374,18 +382,20 @@ class FairQueue:
 
     @property
     def first(self) -> RequestState | None:
-        """Of the requests of the client who comes next, the one that came first."""
+        """The earliest request of the client that comes next."""
         queue = self._next()
         return None if queue is None else queue.first
 
     def share(self, client: str) -> tuple[int, int]:
-        """How many requests of the client wait, and how many clients have some."""
+        """Count of the client's waiting requests, and count of clients with waiting requests."""
         queue = self._queues.get(client)
         return 0 if queue is None else len(queue), len(self._queues)
 
     def ahead(self, sequence: RequestState) -> Iterator[RequestState]:
-        """Requests that are admitted before `sequence`, were it added now: of its own client, and
-        as many of each other one's, who take turns with it."""
+        """Requests admitted before `sequence`, if queued now.
+
+        These are requests of the same client, and as many of each other client.
+        """
         client = sequence.request.client
         queue = self._queues.get(client)
         turns = 1
@@ -407,25 +417,25 @@ class FairQueue:
         self._set_clock(client, max(self._clocks.get(client, 0), self._now))
 
     def refresh(self) -> None:
-        """Renew some estimates; call once per step in which there is room for more requests."""
+        """Renew some estimates; call once per step with room for more requests."""
         queue = self._next()
         if queue is not None:
             queue.refresh()
 
     def computed(self, sequence: RequestState) -> None:
-        """All tokens of an admitted `sequence` are in the tree, or will be with this step."""
+        """Update estimates after all tokens of `sequence` entered the tree, or will this step."""
         for queue in islice(self._queues.values(), _TOLD):
-            if len(queue) > 1:  # else there is no order to change
+            if len(queue) > 1:  # a single request has no order to change
                 queue.computed(sequence)
 
     def peek(self) -> RequestState | None:
         """The sequence to admit next."""
         queue = self._next()
-        found = None if queue is None else queue.peek()
-        if found is None and queue is not None:  # they are set aside: it is others' turn
+        sequence = None if queue is None else queue.peek()
+        if sequence is None and queue is not None:  # all deferred: the next client's turn
             by_clock = sorted(self._queues.items(), key=lambda item: self._clocks[item[0]])
-            found = next((one for _, other in by_clock if (one := other.peek())), None)
-        return found
+            sequence = next((offered for _, other in by_clock if (offered := other.peek())), None)
+        return sequence
 
     def set_aside(self, sequence: RequestState) -> None:
         """See `WaitingQueue.set_aside`."""
@@ -436,7 +446,7 @@ class FairQueue:
         self._queues[sequence.request.client].bring_back(sequence)
 
     def take(self, sequence: RequestState) -> None:
-        """`sequence` is admitted."""
+        """Remove an admitted `sequence`."""
         client = sequence.request.client
         self._queues[client].take(sequence)
         work = work_of(sequence.length, self._estimate(sequence))
@@ -445,13 +455,13 @@ class FairQueue:
         self._left(client)
 
     def remove(self, sequence: RequestState) -> None:
-        """`sequence` leaves the queue, not admitted."""
+        """Remove a `sequence` that was not admitted."""
         client = sequence.request.client
         self._queues[client].remove(sequence)
         self._left(client)
 
     def ended(self, sequence: RequestState) -> None:
-        """An admitted `sequence` has got all of its output."""
+        """Charge the outputs of an ended `sequence` to its client."""
         if self._queues and sequence.outputs:
             client = sequence.request.client
             clock = max(self._clocks.get(client, 0), self._now)
@@ -460,7 +470,7 @@ class FairQueue:
     # ------------------------------------------------------------ clocks
 
     def _next(self) -> WaitingQueue | None:
-        """The queue of the client whose clock is furthest behind."""
+        """The queue of the client with the smallest clock."""
         order = self._order
         while order:
             clock, _, client = order[0]
@@ -478,29 +488,26 @@ class FairQueue:
             self._clocks = {name: self._clocks[name] for name in self._queues}
 
     def _left(self, client: str) -> None:
-        """A request of the client waits no longer."""
+        """Update the client after one of its requests left the queue."""
         self._waiting -= 1
         if len(self._queues[client]):
             return
         del self._queues[client]
-        if not self._queues:  # nobody has to be compared with anybody
+        if not self._queues:  # no clients left to compare
             self._clocks.clear()
             self._order.clear()
             self._now = 0
 
 
 # Priorities ---------------------------------------------------------------------------------------
-#
-# The queue of all priorities.
 
 
 class PriorityQueues:
-    """`ClientQueues` for each priority; what they promise holds among requests of one priority.
+    """A `FairQueue` per priority; its bounds hold among the requests of one priority.
 
-    Among priorities a step is worth `seconds` of waiting: the queue comes first whose first request
-    came earliest, had each come so much earlier for each step. So a request whose client's turn it
-    is waits for later ones of higher priority only if they came within that time, and nobody waits
-    for ever.
+    One priority level is worth `seconds` of waiting. The next queue is that with the earliest first
+    request, its arrival shifted by its priority. So a request waits for later ones of higher
+    priority only within that time, and no request waits for ever.
     """
 
     def __init__(self, seconds: float, make: Callable[[], FairQueue]) -> None:
@@ -525,68 +532,69 @@ class PriorityQueues:
         self._queues[priority].add(sequence)
 
     def refresh(self) -> None:
-        """Renew some estimates; call once per step in which there is room for more requests."""
+        """Renew some estimates; call once per step with room for more requests."""
         self._first().refresh()
 
     def computed(self, sequence: RequestState) -> None:
-        """All tokens of an admitted `sequence` are in the tree, or will be with this step."""
+        """Update estimates after all tokens of `sequence` entered the tree, or will this step."""
         for queue in self._queues.values():
             queue.computed(sequence)
 
     def peek(self) -> RequestState | None:
         """The sequence to admit next."""
-        found = self._first().peek()
-        if found is None and len(self._queues) > 1:
+        sequence = self._first().peek()
+        if sequence is None and len(self._queues) > 1:
             queues = (queue for _, _, queue in sorted(self._turns()))
-            found = next((one for queue in queues if (one := queue.peek())), None)
-        return found
+            sequence = next((offered for queue in queues if (offered := queue.peek())), None)
+        return sequence
 
     def set_aside(self, sequence: RequestState) -> None:
-        """Offer others until `bring_back`: what the sequence needs is being read."""
+        """Defer `sequence` until `bring_back`, while its blocks are being read."""
         self._queues[sequence.request.handling.priority].set_aside(sequence)
 
     def bring_back(self, sequence: RequestState) -> None:
-        """A sequence that was set aside may be offered again."""
+        """Offer a deferred sequence again."""
         self._queues[sequence.request.handling.priority].bring_back(sequence)
 
     def take(self, sequence: RequestState) -> None:
-        """`sequence` is admitted."""
+        """Remove an admitted `sequence`."""
         self._queues[sequence.request.handling.priority].take(sequence)
         self._drop_empty(sequence.request.handling.priority)
 
     def remove(self, sequence: RequestState) -> None:
-        """`sequence` leaves the queue, not admitted."""
+        """Remove a `sequence` that was not admitted."""
         self._queues[sequence.request.handling.priority].remove(sequence)
         self._drop_empty(sequence.request.handling.priority)
 
     def ahead(self, sequence: RequestState) -> Iterator[RequestState]:
-        """Those that would surely be admitted before `sequence`, if it were added now."""
-        mine, request = self._turn(sequence), sequence.request
+        """Requests surely admitted before `sequence`, if queued now."""
+        turn, request = self._turn(sequence), sequence.request
         for priority, queue in self._queues.items():
             head = queue.first
-            if head is None or self._turn(head) > mine:
+            if head is None or self._turn(head) > turn:
                 continue
-            # Where several clients wait, it may be later ones who decide when another queue's
-            # turn is.
+            # With several clients, later requests may decide the turn of another queue.
             if priority == request.handling.priority or queue.share(request.client)[1] == 1:
-                yield from (one for one in queue.ahead(sequence) if self._turn(one) <= mine)
+                yield from (other for other in queue.ahead(sequence) if self._turn(other) <= turn)
 
     def ended(self, sequence: RequestState) -> None:
-        """An admitted `sequence` has got all of its output."""
+        """Charge the outputs of an ended `sequence` to its client."""
         queue = self._queues.get(sequence.request.handling.priority)
         if queue is not None:
             queue.ended(sequence)
 
-    def crowds_out(self, client: str, most: int) -> bool:
-        """Whether there is no room for another request of `client`, where `most` may wait: the last
-        eighth is for those of whom fewer wait than of others in the mean."""
+    def crowds_out(self, client: str, max_waiting: int) -> bool:
+        """Whether the queue has no room for another request of `client`, of `most` requests in all.
+
+        The last eighth is for clients with fewer waiting requests than the mean client.
+        """
         waiting = len(self)
-        if waiting < most - most // 8:
+        if waiting < max_waiting - max_waiting // 8:
             return False
         shares = [queue.share(client) for queue in self._queues.values()]
-        own = sum(count for count, _ in shares)
+        clients_share = sum(count for count, _ in shares)
         clients = max(sum(others for _, others in shares), 1)
-        return waiting >= most or own * clients >= waiting
+        return waiting >= max_waiting or clients_share * clients >= waiting
 
     def _first(self) -> FairQueue:
         if len(self._queues) == 1:
@@ -594,13 +602,13 @@ class PriorityQueues:
         return min(self._turns(), default=(0.0, 0, self._plain))[2]
 
     def _turns(self) -> Iterator[tuple[float, int, FairQueue]]:
-        """When it is whose turn, the highest priority first of those that are equal."""
+        """(time, priority, queue) of each queue's turn, ties by the highest priority."""
         for priority, queue in self._queues.items():
             if (head := queue.first) is not None:
                 yield self._turn(head), -priority, queue
 
     def _turn(self, sequence: RequestState) -> float:
-        """When it came, moved by its priority."""
+        """Arrival time of `sequence`, shifted by its priority."""
         return sequence.arrived - self._seconds * sequence.request.handling.priority
 
     def _drop_empty(self, priority: int) -> None:
@@ -609,24 +617,25 @@ class PriorityQueues:
 
 
 # Prompt work --------------------------------------------------------------------------------------
-#
-# How many tokens of waiting prompts are to be computed.
 
 
 STALE_SECONDS = 0.25
-"""How old an estimate of a waiting prompt may be: to look all of them up for each request that
-comes would take longer than to compute some."""
+"""Maximum age of a waiting prompt's estimate, in seconds.
+
+Renewing all estimates for each arriving request would take longer than computing some prompts.
+"""
 
 
 class PromptWork:
-    """Tokens of prompts that are neither cached nor shared with a prompt that counts already.
+    """Prefill tokens of waiting prompts, without cached tokens and tokens shared with counted
+    prompts.
 
-    What was found of a waiting prompt holds for a while; of the one that is asked for by `of_next`
-    it is looked up each time.
+    A waiting prompt's estimate holds for a while; the prompt passed to `of_next` is matched each
+    time.
     """
 
     def __init__(self, cached: Callable[[RequestState], int]) -> None:
-        """`cached`: how many leading tokens of a sequence need not be computed."""
+        """`cached`: count of leading tokens of a sequence that need no computation."""
         self._cached = cached
         self._tokens: dict[int, int] = {}
         self._order: list[tuple[bytes, int]] = []
@@ -634,18 +643,18 @@ class PromptWork:
         self._since = float("-inf")
 
     def of_waiting(self, sequences: Iterable[RequestState], now: float) -> int:
-        """Of all of them together, at least."""
+        """Prefill tokens of all `sequences` together, a lower bound."""
         if now - self._since > STALE_SECONDS:
             self.forget()
             self._since = now
         return sum(self._of(one) for one in sequences)
 
     def of_next(self, sequence: RequestState) -> int:
-        """Of a sequence that comes behind those that `of_waiting` was asked for."""
+        """Prefill tokens of `sequence` if it were queued last."""
         return self._beside_neighbours(sequence, bisect_left(self._order, (key_of(sequence), -1)))
 
     def forget(self) -> None:
-        """What is cached, or who waits, has changed by much."""
+        """Drop all estimates after the cache or the queue changed by much."""
         self._tokens.clear()
         self._order.clear()
         self._known.clear()
@@ -662,8 +671,10 @@ class PromptWork:
         return self._tokens[number]
 
     def _beside_neighbours(self, sequence: RequestState, at: int) -> int:
-        """`at`: its place among those that are known, in lexicographic order: neighbours share
-        most."""
+        """Prefill tokens of `sequence` beside its known neighbours at `at`.
+
+        Known sequences are in lexicographic order, so the neighbours share most.
+        """
         known = self._cached(sequence)
         for other in self._neighbours(at):
             if other.namespace == sequence.namespace:
@@ -673,15 +684,17 @@ class PromptWork:
         return max(sequence.length - known, 0)
 
     def _neighbours(self, at: int) -> list[RequestState]:
-        """Those before and at this place. Who is over goes: what it computed is in the cache, and
-        it may have ended before it computed anything."""
-        order, found = self._order, []
+        """The known sequences before and at place `at`.
+
+        An ended sequence is removed: its tokens are cached, or were never computed.
+        """
+        order, neighbours = self._order, []
         for step in (-1, 0):
             while 0 <= at + step < len(order):
                 other = self._known[order[at + step][1]]
                 if not other.finished:
-                    found.append(other)
+                    neighbours.append(other)
                     break
                 del order[at + step]
                 at += step
-        return found
+        return neighbours

@@ -1,4 +1,7 @@
-"""A request under way: its tokens, its blocks, and how far it is."""
+"""The state of one request: tokens and blocks, sampling and constraint, bookkeeping.
+
+Sections: pooling, request state, in-flight step, counters.
+"""
 
 from __future__ import annotations
 
@@ -15,15 +18,13 @@ from rootlace.wire.protocol import CacheReport
 from rootlace.wire.sampling import PARAMETERS
 
 # Pooling ------------------------------------------------------------------------------------------
-#
-# What a request with a pooling asks for, gathered chunk by chunk.
 
 
 class Pool:
-    """Hidden states of one request on their way to a vector.
+    """Hidden states of one request, gathered chunk by chunk into a vector.
 
-    `next` is the first token whose state is still to be computed; a cached prefix may not reach
-    beyond it. Of the mean that is every token, of the other poolings the last one.
+    `next` is the first token whose state is not computed yet; a cached prefix may not reach beyond
+    it. A mean needs every token, the other poolings need the last one.
     """
 
     __slots__ = ("_sum", "count", "labels", "length", "next")
@@ -36,15 +37,15 @@ class Pool:
         self._sum: np.ndarray | None = None
 
     def plan(self, start: int, stop: int) -> tuple[int, int]:
-        """Which of the tokens `start : stop`, computed now, are wanted: first and end."""
+        """First and end of the tokens `start : stop`, computed now, that the pooling needs."""
         first = max(self.next, start)
         self.next = max(self.next, stop)
         return first, stop
 
     def take(self, states: np.ndarray) -> None:
-        """float32 [tokens, size]: those that follow the ones before.
+        """Add states of the next tokens: float32 [tokens, size].
 
-        They are added one by one, so that the sum does not depend on where chunks were cut.
+        States are added one by one, so that the sum does not depend on chunk borders.
         """
         if self._sum is None:
             self._sum = np.zeros(states.shape[1])
@@ -53,12 +54,12 @@ class Pool:
         self.count += len(states)
 
     def vector(self) -> np.ndarray:
-        """float32 [size]."""
+        """The pooled vector, float32 [size]."""
         assert self._sum is not None and self.next == self.length
         return (self._sum / self.count).astype(np.float32)
 
 
-# Sequence -----------------------------------------------------------------------------------------
+# Request state ------------------------------------------------------------------------------------
 
 
 _PENALTIES = [each for each in PARAMETERS.values() if each.history]
@@ -66,7 +67,7 @@ _PENALTIES = [each for each in PARAMETERS.values() if each.history]
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """Why a request ends; the fields are those of `Update`."""
+    """Why a request ends; fields as in `EngineOutput`."""
 
     finish: str
     matched: int | None = None
@@ -76,10 +77,12 @@ class Ending:
 
 @dataclass(slots=True)
 class Draft:
-    """Tokens that a step under way computes behind the first `right` of a sequence, in the hope
-    that they are sampled. `right` grows with those that are. Of `planned` tokens those at the end
-    are left out behind which nothing could be sampled: their masks took too long. `cost`: in
-    tokens, beside one that is right."""
+    """Drafted tokens that a step in flight computes behind the first `right` of a sequence.
+
+    `right` grows with sampled tokens that agree. `planned`: drafted tokens in the plan; the last
+    ones
+    are left out if their masks took too long. `cost`: in tokens, relative to a right token.
+    """
 
     tokens: list[int]
     start: int
@@ -88,7 +91,7 @@ class Draft:
     cost: float
 
     def agreed(self, tokens: np.ndarray, length: int) -> int:
-        """How many of the sequence's `length` tokens are computed as they are."""
+        """Count of the sequence's `length` tokens that agree with the computed draft."""
         end = min(length, self.start + len(self.tokens))
         while self.right < end and tokens[self.right] == self.tokens[self.right - self.start]:
             self.right += 1
@@ -98,17 +101,22 @@ class Draft:
 class RequestState:
     """State of one request, from `add` to its last update.
 
-    `tokens[:length]` are prompt and output; the KV of the first `computed` tokens is in memory
-    once the steps under way are done. `table[:table_len]` are its blocks. The handle `node` ends at
-    `tree_len <= computed`: the table up to `tree_len // block_size` is that of the tree path, and
-    the sequence itself refers to the blocks behind. A *detached* sequence has no handle and refers
-    to all its blocks.
+     tokens   prompt ........................ | output ...... | pending |
+              0 ...... tree_len .... computed .... length
+     table    | tree path | own blocks     |
 
-    `pending` tokens behind `length` are being sampled by steps under way, the last of them as
-    sample `sampled_at` of the step planned last. With one of them a step may compute the next token
-    already: then `computed` is beyond `length`. A sample counts if `epoch` is still what it was
-    when it was planned. With a `draft` all of the step's samples are pending, and its tokens, which
-    lie behind `length` in `tokens`, are computed.
+    `tokens[:length]` are prompt and output. The KV of the first `computed` tokens is in memory once
+    the steps in flight end. `table[:table_len]` are the blocks. The handle `node` ends at
+    `tree_len <= computed`. The table up to `tree_len // block_size` is that of the tree path; the
+    sequence itself refers to the blocks behind. A *detached* sequence has no handle and refers to
+    all its blocks.
+
+    Steps in flight sample the `pending` tokens behind `length`. The last pending token is sample
+    `sampled_at` of the step planned last. With one pending token a step may already compute the
+    next
+    one: then `computed` is beyond `length`. A sample counts if `epoch` has not changed since the
+    plan. With a `draft` all samples of the step are pending. The drafted tokens lie behind `length`
+    in `tokens` and are computed.
     """
 
     __slots__ = (
@@ -189,15 +197,19 @@ class RequestState:
         max_length: int,
         adapter: int = -1,
     ) -> None:
-        """`matcher` has taken in the request's `output_ids`. `jumps`: what it forces is appended
-        without being sampled. A sequence of `max_length` tokens ends."""
+        """`matcher` has taken in the request's `output_ids`.
+
+        `jumps`: tokens forced by the matcher are appended without sampling. A sequence of
+        `max_length`
+        tokens ends.
+        """
         params = request.params
         outputs = len(request.output_ids)
         self.request = request
         self.params = params
         self.rid = request.rid
         self.adapter = adapter
-        """Its number; -1: none."""
+        """Number of the adapter; -1: none."""
         self.namespace = kv_namespace(request.namespace, request.adapter)
         self.program = 0
         """The cache's id of the request's program."""
@@ -205,26 +217,25 @@ class RequestState:
         """Counts requests in order of arrival."""
         self.arrived = arrived
         self.order = -1
-        """Counts sequences in order of first admission; kept through retraction."""
+        """Counts sequences in order of first admission; kept through preemption."""
         self.queued: float | None = None
 
         self.prompt_len = len(request.token_ids)
         self.outputs = outputs
         self.length = self.prompt_len + outputs
         self.full = min(self.prompt_len + self.max_tokens, max_length)
-        """At this length it ends, whatever the tokens are."""
+        """Length at which the sequence ends, whatever the tokens are."""
         self.tokens = np.empty(self.length + 16, np.int32)
         self.tokens[: self.prompt_len] = request.token_ids
         self.tokens[self.prompt_len : self.length] = request.output_ids
         self.last = int(self.tokens[self.length - 1])
-        """The last token."""
         self.stops = frozenset(params.stop_token_ids)
         self.matcher = matcher
         self.jumps = matcher is not None and jumps
-        self.held = matcher is not None and matcher.can_retreat()
-        """Whether the constraint may take outputs back; they are emitted at the end then."""
+        self.held = matcher is not None and matcher.can_rollback()
+        """Whether the constraint may roll outputs back; the outputs are then emitted at the end."""
         self.ending: Ending | None = None
-        """Set when nothing more is sampled, though something is still to be computed."""
+        """Set when nothing more is sampled, though tokens are still to be computed."""
         if outputs >= self.max_tokens:
             self.ending = Ending("length")
         elif matcher is not None and matcher.is_finished():
@@ -243,56 +254,56 @@ class RequestState:
         self.output_scores: list[TokenScores] = []
 
         self.covered = 0
-        """Prompt tokens counted so far, as cached or as computed: each counts once."""
+        """Prompt tokens counted so far, cached or computed; each token counts once."""
         self.cached_tokens = 0
         self.restored = 0
-        """Tokens that were read back for it from below the pool."""
+        """Tokens read back from offload levels for this request."""
         self.found = 0
-        """Prompt tokens that were cached when it was first admitted."""
+        """Prompt tokens cached at the first admission."""
         self.report: CacheReport | None = None
-        """Why so much was cached when it was admitted, if the request asks for it."""
+        """Explanation of the cached prefix at admission, if requested."""
         self.announced = False
         self.lose_pin()
         self.finished = False
         self.accusations = 0
-        """How often it was in a step of several that failed, and nobody was found guilty."""
+        """Failed steps of several requests that named no cause and included this request."""
         self.suspected_until = 0
-        """Until so many tokens are computed, it is computed alone (`Suspects`)."""
+        """Computed length up to which the sequence is computed alone (`Suspects`)."""
         self.pending = 0
         self.sampled_at = -1
         self.epoch = 0
         self.draft: Draft | None = None
         self.predicted: PredictedText | None = None
-        """What its client predicts, if drafts may be made of it."""
+        """The client's predicted text, if drafts may be made of it."""
         self.prediction: Prediction | None = None
-        """Where it stands in that, once it was admitted."""
+        """The output's place in the predicted text, once admitted."""
         self.stands_by = False
-        """Whether it is in no step that is planned while one of its tokens is pending."""
+        """Whether the sequence skips steps planned while one of its tokens is pending."""
         self.accepted: list[int] = []
-        """Where drafted tokens stand that were sampled and not emitted yet; ascending."""
+        """Positions of drafted tokens that were sampled and not emitted yet, ascending."""
         self.rejected = 0
         """Drafted tokens that were not sampled, since the last update."""
         self.fault: BaseException | None = None
-        """What its constraint failed with, so that it ends with its next token."""
+        """The constraint's failure; the sequence ends with its next token."""
         self.stepped = False
-        """Whether the row planned last carries an automaton's state, which the device steps."""
+        """Whether the row planned last carries an automaton state that the device advances."""
         self.penalised = any(getattr(params, each.name) != each.default for each in _PENALTIES)
         """Whether sampling depends on all tokens before."""
         self.simple = not (
             params.temperature > 0 or params.logit_bias or params.min_tokens or self.penalised
         )
-        """Whether sampling means taking the best allowed token."""
+        """Whether sampling takes the best allowed token."""
         self.plain = not (params.min_tokens or self.held)
-        """Whether no stop is banned and nothing is taken back: see `try_take_fast`."""
+        """Whether no stop is banned and no rollback is possible: see `try_take_fast`."""
         self.table = np.empty(0, np.int32)
         self.forget_kv()
 
     def lose_pin(self) -> None:
-        """Its prompt is not pinned, or not any more."""
+        """Record that the prompt is not pinned, or no longer."""
         self.pinned = not self.request.handling.cache.pin
-        """Whether its prompt is pinned, or need not be."""
+        """Whether the prompt is pinned, or needs no pin."""
         self.pin = ""
-        """The id of its pin, once there is one."""
+        """The id of the pin, once there is one."""
 
     def forget_kv(self) -> None:
         """Start without KV; tokens, scores and counts stay."""
@@ -302,11 +313,11 @@ class RequestState:
         self.table_len = 0
         self.detached = False
         self.sought = False
-        """Whether it was looked for below the pool what is missing of it."""
+        """Whether offload levels were searched for the missing blocks."""
         self.decoding = False
         self.jumped = False
-        """Whether it computes a few forced tokens that stay out of the tree until it ends, as
-        decoded tokens do."""
+        """Whether a few forced tokens are being computed outside of the tree, as decoded tokens
+        are."""
 
     @property
     def max_tokens(self) -> int:
@@ -315,23 +326,23 @@ class RequestState:
         return limit
 
     def drop_pending(self) -> None:
-        """Samples under way do not count: something else follows."""
+        """Ignore samples in flight, as another token follows."""
         self.epoch += 1
         self.pending = 0
         self.close_draft()
 
     def fail(self, fault: BaseException) -> None:
-        """Nobody knows any more where its constraint stands: it ends with its next token."""
+        """End the sequence with its next token, as the constraint's state is unknown."""
         self.fault, self.matcher, self.plain = fault, None, False
 
     def admitted(self) -> None:
-        """It is to run for the first time. What waits in the queue follows no prediction."""
+        """Follow the prediction from the first admission on; waiting requests follow none."""
         if self.predicted is not None:
             self.prediction = Prediction(self.predicted, self.prompt_len)
             self.prediction.follow(self.tokens, self.length)
 
     def close_draft(self) -> int:
-        """There is no draft any more; returns how many of its tokens came."""
+        """Close the draft; return the count of its tokens that were sampled."""
         draft, self.draft = self.draft, None
         if draft is None:
             return 0
@@ -341,7 +352,7 @@ class RequestState:
         return end - draft.start
 
     def begin_draft(self, tokens: list[int], cost: float) -> None:
-        """These are computed in the next step, behind the tokens that are known."""
+        """Draft `tokens` behind the known tokens, to be computed in the next step."""
         end = self.length + len(tokens)
         if end > len(self.tokens):
             self.tokens = np.concatenate((self.tokens, np.empty(end, np.int32)))
@@ -352,7 +363,7 @@ class RequestState:
     def append(self, token: int) -> None:
         """Append one token, in amortised O(1)."""
         if self.length == len(self.tokens):
-            # Plans under way keep views of the old buffer.
+            # Plans in flight keep views of the old buffer.
             self.tokens = np.concatenate((self.tokens, np.empty(self.length, np.int32)))
         self.tokens[self.length] = token
         self.last = token
@@ -360,7 +371,7 @@ class RequestState:
         self.outputs += 1
 
     def extend(self, tokens: list[int]) -> None:
-        """Append several, at least one."""
+        """Append at least one token."""
         end = self.length + len(tokens)
         if end > len(self.tokens):
             self.tokens = np.concatenate((self.tokens, np.empty(end, np.int32)))
@@ -377,7 +388,7 @@ class RequestState:
             self.table = grown
 
     def add_block(self, block: int) -> None:
-        """`extend_table` by one."""
+        """Append one block to the table."""
         end = self.table_len
         if end == len(self.table):
             self.reserve_table(end + 1)
@@ -391,9 +402,9 @@ class RequestState:
         self.table_len = end
 
     def shorten(self, length: int) -> None:
-        """Forget the tokens behind `length`, which were neither emitted nor computed."""
+        """Drop the tokens behind `length`, which were neither emitted nor computed."""
         assert self.emitted <= length <= self.length and self.computed <= length
-        self.tokens = self.tokens.copy()  # plans under way keep views of the old buffer
+        self.tokens = self.tokens.copy()  # plans in flight keep views of the old buffer
         self.outputs -= self.length - length
         self.length = length
         self.last = int(self.tokens[length - 1])
@@ -404,16 +415,16 @@ class RequestState:
         self._cut_scores(keep - self.emitted)
 
     def _cut_scores(self, count: int) -> None:
-        kept: list[TokenScores] = []
+        first_scores: list[TokenScores] = []
         for part in self.output_scores:
             if count <= 0:
                 break
-            kept.append(part.first(count))
+            first_scores.append(part.first(count))
             count -= len(part.logprobs)
-        self.output_scores = kept
+        self.output_scores = first_scores
 
     def want_scores(self, start: int) -> None:
-        """The tokens from `start` to the end are to be scored as they are computed."""
+        """Request scores of the tokens from `start` to the end as they are computed."""
         if not self.scores_missing:
             self.score_next = start
         self.score_stop = self.length
@@ -423,7 +434,7 @@ class RequestState:
         return self.score_next < self.score_stop
 
     def take_scores(self, scores: TokenScores, stop: int) -> None:
-        """The scores of the tokens up to `stop`, which follow those that came before."""
+        """Add the scores of the tokens up to `stop`, which follow the tokens scored before."""
         start = stop - len(scores.logprobs)
         prompt = max(self.prompt_len - start, 0)
         if prompt:
@@ -432,16 +443,16 @@ class RequestState:
             self.output_scores.append(scores.behind(prompt))
 
     def target(self) -> int:
-        """How many tokens must be computed before the next sample, or before the request ends.
+        """Tokens to compute before the next sample, or before the request ends.
 
-        Nobody needs the KV of a complete output's last token.
+        The last token of a complete output needs no KV.
         """
         if self.ending is None or self.length == self.prompt_len:
             return self.length
         return self.length - 1
 
     def match_limit(self) -> int:
-        """How many tokens may come from the cache: those of which nothing else is wanted."""
+        """Tokens that may come from the cache, as no score or state of them is requested."""
         limit = self.length - 1 if self.ending is None else self.target()
         if self.scores_missing:
             limit = min(limit, self.score_next - 1)
@@ -450,7 +461,7 @@ class RequestState:
         return limit
 
     def count_prompt(self, *, cached: bool) -> int:
-        """Count the prompt tokens up to `computed` that were not counted yet; returns how many."""
+        """Count prompt tokens up to `computed` not counted yet; return their count."""
         fresh = min(self.computed, self.prompt_len) - self.covered
         if fresh <= 0:
             return 0
@@ -465,19 +476,16 @@ class RequestState:
         return f"<Sequence {self.rid} computed={self.computed}/{self.length}>"
 
 
-# Flight -------------------------------------------------------------------------------------------
-#
-# A step between its plan and its commit.
+# In-flight step -----------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
 class InFlightStep:
-    """Whom a plan under way is for.
+    """The sequences that a planned step serves, between plan and commit.
 
-    `sampled` are the sequences of the plan's samples, with the epochs for which these count;
-    `scored` those of its prompt scores, with the first token and the end of what is scored;
-    `pooled` those of its pooled rows, with the first token; `complete` those that end with this
-    step without a sample.
+    `sampled`: sequences of the plan's samples, with their epochs. `scored`: sequences of the prompt
+    scores, with the first token and the end. `pooled`: sequences of the pooled rows, with the first
+    token. `complete`: sequences that end with the step without a sample.
     """
 
     plan: StepPlan
@@ -487,7 +495,7 @@ class InFlightStep:
     complete: list[RequestState]
     pooled: list[tuple[RequestState, int]] = field(default_factory=list)
     begun: float = 0.0
-    """By the scheduler's clock."""
+    """Start time by the scheduler's clock."""
 
     def wanted(self) -> list[tuple[int, RequestState]]:
         """The samples that count, as (index, sequence)."""
@@ -498,12 +506,12 @@ class InFlightStep:
         ]
 
     def awaits(self, sequence: RequestState) -> bool:
-        """Whether something but a sample is to come of it for `sequence`."""
-        found = [s for s, _, _ in self.scored] + [s for s, _ in self.pooled]
-        return sequence in self.complete or any(s is sequence for s in found)
+        """Whether the step returns something other than a sample for `sequence`."""
+        sequences = [s for s, _, _ in self.scored] + [s for s, _ in self.pooled]
+        return sequence in self.complete or any(s is sequence for s in sequences)
 
     def drop(self) -> None:
-        """Give the step up: what it was to find has to be found again.
+        """Drop the step, whose results have to be computed again.
 
         Waits for the masks being filled, since their matchers go on.
         """
@@ -519,12 +527,12 @@ class InFlightStep:
 
 
 # Counters -----------------------------------------------------------------------------------------
-#
-# What the scheduler counts; docs/operations.md, "Counters", says what each means.
 
 
 @dataclass
 class Counters:
+    """Counters of the scheduler, explained in docs/operations.md, "Counters"."""
+
     steps: int = 0
     requests_added: int = 0
     requests_refused: int = 0
@@ -541,7 +549,7 @@ class Counters:
     )
 
     def values(self) -> dict[str, int | float]:
-        """By name, `by_finish` as `requests_stop` and so on."""
+        """Counters by name, `by_finish` as `requests_stop` and so on."""
         values: dict[str, int | float] = dict(vars(self))
         del values["by_finish"]
         return values | {f"requests_{finish}": count for finish, count in self.by_finish.items()}

@@ -1,4 +1,11 @@
-"""The masks of a step: where each constrained row's stands, and who fills the missing ones."""
+"""Rows of a step: depth-first order, decode rows as arrays, masks, and sample rows.
+
+ DecodeRows.lay_out   sequences -> token_ids, positions, slots, block_tables   [R]
+ StepMasks.start      matchers  -> masks, filled on the spot or beside the step
+ SampleRows.start     rows      -> SampleRow: params, bans, mask or automaton state
+
+Sections: order, decode rows, masks, sample rows.
+"""
 
 from __future__ import annotations
 
@@ -18,22 +25,20 @@ from rootlace.runtime.scheduler.request import RequestState
 from rootlace.wire.protocol import SamplingParams
 
 # Order --------------------------------------------------------------------------------------------
-#
-# Depth-first order of the sequences of a step.
 
 
 @dataclass(frozen=True, slots=True)
 class DepthFirst:
-    """Sequences so that those whose paths share a node are neighbours, at every depth.
+    """Sequences ordered so that paths sharing a node are neighbours, at every depth.
 
-    `common[i]` are the leading tokens that sequences i and i + 1 share in the tree.
+    `common[i]`: leading tokens that sequences i and i + 1 share in the tree.
     """
 
     sequences: list[RequestState]
     common: list[int]
 
     def only(self, members: Collection[RequestState]) -> DepthFirst:
-        """Those of them that are `members`."""
+        """The sequences that are in `members`, in the same order."""
         sequences: list[RequestState] = []
         common: list[int] = []
         shared = 0
@@ -48,7 +53,10 @@ class DepthFirst:
 
 
 def depth_first(sequences: list[RequestState]) -> DepthFirst:
-    """Siblings, and sequences at the same node, keep the order given. Costs O(nodes locked)."""
+    """Order `sequences` depth first; siblings, and sequences at one node, keep the given order.
+
+    Costs O(nodes locked).
+    """
     ending: dict[Node, list[RequestState]] = {}
     children: dict[Node, list[Node]] = {}
     roots: list[Node] = []
@@ -72,7 +80,7 @@ def depth_first(sequences: list[RequestState]) -> DepthFirst:
             roots.append(node)
     ordered: list[RequestState] = []
     common: list[int] = []
-    shared = 0  # with the sequence before: where the paths to it and to here part
+    shared = 0  # tokens shared with the sequence before: where the two paths part
     stack = roots[::-1]
     while stack:
         node = stack.pop()
@@ -86,24 +94,21 @@ def depth_first(sequences: list[RequestState]) -> DepthFirst:
 
 
 # Decode rows --------------------------------------------------------------------------------------
-#
-# The rows of sequences that decode, as arrays that go from step to step.
 
 
 _SPARE_COLUMNS = 32
-"""Room in block tables: after this many more blocks per row they are made anew."""
+"""Spare columns of block tables: after this many more blocks per row the tables grow."""
 
 
 @dataclass(frozen=True, slots=True)
 class DecodeLayout:
     """One token of each of R sequences, in the order of the rows.
 
-    `block_tables` are shared with the steps before and after: entries behind a row's own blocks
-    change.
+    The steps before and after share `block_tables`: entries behind a row's own blocks change.
     """
 
     sequences: list[RequestState]
-    token_ids: np.ndarray  # [R] int32, those that are not known yet mean nothing
+    token_ids: np.ndarray  # [R] int32, arbitrary where the token is pending
     positions: np.ndarray  # [R] int32
     slots: np.ndarray  # [R] int64
     row_start: np.ndarray  # [R+1] int32: 0, 1, ... R
@@ -113,11 +118,12 @@ class DecodeLayout:
 
 
 class DecodeRows:
-    """Lays decode rows out.
+    """Lays decode rows out, reusing the arrays of the step before.
 
-    A sequence that decodes gains a block now and then at the end of its table, which changes in no
-    other way, and is one token further in each step. So while the same sequences decode, a step's
-    arrays follow from those before it, and nothing is done that grows with the context.
+    A decoding sequence gains a token per step, and at times a block at the end of its table. So
+    while the same sequences decode, a step's arrays follow from the step before, in time
+    independent
+    of the context.
     """
 
     def __init__(self, block_size: int) -> None:
@@ -133,12 +139,12 @@ class DecodeRows:
         """The rows of `ready`, whose `computed` counts this step's token already.
 
         Call it for every step. `order` has these sequences, and perhaps others, in the order of the
-        rows; it is a new object whenever the order changes. `version` changes whenever a table
+        rows. `order` is a new object whenever the order changes. `version` changes whenever a table
         changed other than at its end, or `computed` other than by a step's token.
         """
-        kept = order is self._order and version == self._version and ready == self._ready
+        reusable = order is self._order and version == self._version and ready == self._ready
         self._ready, self._order, self._version = ready, order, version
-        following = self._following() if kept else None
+        following = self._following() if reusable else None
         if following is None:
             if len(ready) < len(order.sequences):
                 order = order.only(set(ready))
@@ -148,7 +154,7 @@ class DecodeRows:
         return following
 
     def _following(self) -> DecodeLayout | None:
-        """The step behind the last one; None if the tables have no room for it."""
+        """The layout of the following step; None if the tables have no room."""
         last = self._last
         positions, slots = last.positions + 1, last.slots + 1
         if self._inside:
@@ -168,7 +174,7 @@ class DecodeRows:
                 ]
                 tables[rows, columns] = blocks
                 slots[rows] = np.array(blocks, np.int64) * size
-            self._inside = size - 1 - int(inside.max(initial=0))  # maybe no rows
+            self._inside = size - 1 - int(inside.max(initial=0))  # perhaps no rows
         token_ids = np.array([sequence.last for sequence in last.sequences], np.int32)
         return DecodeLayout(
             last.sequences,
@@ -182,7 +188,7 @@ class DecodeRows:
         )
 
     def _steps_inside(self, positions: np.ndarray) -> int:
-        """How many steps after the one with these positions begin no block in any row."""
+        """Steps after `positions` in which no row begins a block."""
         return self._size - 1 - int((positions % self._size).max(initial=0))
 
 
@@ -215,20 +221,26 @@ def _layout(order: DepthFirst, size: int) -> DecodeLayout:
 
 
 QUICK_SECONDS = 50e-6
-"""A mask that takes less is made on the spot: handing it to another thread and waiting costs about
-as much, since both share the interpreter. Most masks take a tenth of this."""
+"""Seconds up to which a mask is filled on the spot.
+
+Handing a mask to another thread costs about as much, as both share the interpreter. Most masks
+take a tenth of this.
+"""
 SPOT_SECONDS = 200e-6
-"""Time per step for masks made on the spot; further ones are made beside the step."""
+"""Seconds per step for masks filled on the spot; further masks are filled beside the step."""
 DRAFT_SECONDS = 10e-3
-"""Time per step for the masks of drafts made beside it: what has none by then is given up. A mask
-that a row needs without a draft, too, is made however long it takes."""
+"""Seconds per step for draft masks filled beside the step; drafted tokens without a mask are
+dropped.
+
+The mask that a row needs without a draft is filled however long that takes.
+"""
 
 
 @dataclass(slots=True)
 class MaskJob:
-    """One mask to write to `out`; `shared` is the row of a table that gets it too, if any.
+    """One mask to write to `out`; `shared` is the table row that gets the mask too, if any.
 
-    `others` are the further matchers of the step at that row, and where their masks go.
+    `others`: further matchers of the step at that row, and the targets of their masks.
     """
 
     matcher: Matcher
@@ -236,32 +248,33 @@ class MaskJob:
     shared: MaskRow | None = None
     others: list[tuple[Matcher, np.ndarray]] = field(default_factory=list)
     seconds: float = 0.0
-    """That a mask of the matcher's own took: CPU time of its thread, without waiting for the
-    interpreter."""
+    """CPU seconds of the matcher's mask, without waiting for the interpreter."""
 
     def run(self) -> None:
-        """Never raises."""
+        """Fill the masks; never raises."""
         started = time.thread_time()
         made = _fill(self.matcher, self.out, self.shared)
         for matcher, out in self.others:
             if made:
                 out[:] = self.out
-            else:  # what failed is the first one's request alone
+            else:  # the failure concerns the first matcher's request alone
                 _fill(matcher, out, self.shared)
         if self.shared is None:
             self.seconds = time.thread_time() - started
 
 
 def _fill(matcher: Matcher, out: np.ndarray, shared: MaskRow | None = None) -> bool:
-    """Whether the mask could be filled. Never raises: one that could not allows nothing, and its
-    request ends alone."""
+    """Fill a mask; return whether the matcher could.
+
+    Never raises: a failed mask allows nothing, and the request ends alone.
+    """
     try:
         if shared is not None:
             matcher.prepare_mask()
             if shared.table.filled(shared.row):
                 out[:] = shared.table.rows[shared.row]
                 return True
-            if matcher.error():  # asked again, it might forget why it failed
+            if matcher.error():  # a second call might lose the reason of the failure
                 out[:] = 0
                 return False
         matcher.fill_bitmask(out)
@@ -274,25 +287,27 @@ def _fill(matcher: Matcher, out: np.ndarray, shared: MaskRow | None = None) -> b
 
 @dataclass(slots=True)
 class DraftJob:
-    """The masks along a draft: of what comes behind its first `first` tokens, and behind each one
-    more. They are written to `outs` while the matcher takes the draft in, and then it takes all of
-    it back. From the draft are removed the tokens behind which there is no mask by `deadline`
-    (`time.perf_counter`), or nothing can follow."""
+    """The masks along a draft: behind its first `first` tokens, and behind each further one.
+
+    The masks go to `outs` while the matcher takes the draft in; then the matcher rolls back.
+    Drafted
+    tokens without a mask by `deadline` (`time.perf_counter`), or without a successor, are removed.
+    """
 
     matcher: Matcher
     draft: list[int]
     first: int
     outs: np.ndarray
     failed: Callable[[BaseException], None]
-    """Told what the matcher raised when it was to take the draft back."""
+    """Receives the exception of the matcher's rollback."""
     deadline: float = 0.0
     seconds: float = 0.0
-    """Of the slowest mask, as for `MaskJob`."""
+    """Seconds of the slowest mask, as for `MaskJob`."""
 
     def run(self) -> None:
-        """Never raises."""
-        kept = walk(self.matcher, self.draft, self._fill, self.failed)
-        del self.draft[max(kept, 0) :]
+        """Fill the masks; never raises."""
+        accepted = walk(self.matcher, self.draft, self._fill, self.failed)
+        del self.draft[max(accepted, 0) :]
 
     def _fill(self, place: int) -> bool:
         if place and time.perf_counter() >= self.deadline:
@@ -312,17 +327,17 @@ def walk(
     visit: Callable[[int], bool],
     failed: Callable[[BaseException], None],
 ) -> int:
-    """Have the matcher take in a draft, for as long as it can and `visit` returns True behind so
-    many tokens of it, and take it back. Returns the last number for which it did; -1: none.
+    """Advance the matcher along `draft`, calling `visit` behind each token count, then roll back.
 
-    Never raises: `failed` is told what the matcher raised when it was to take the draft back.
+    Stops where the matcher refuses or `visit` returns False. Returns the last accepted count; -1:
+    none. Never raises: `failed` receives the exception of the rollback.
     """
-    kept, taken = -1, 0
+    accepted, taken = -1, 0
     try:
         for place, token in enumerate([*draft, None]):
             if not visit(place):
                 break
-            kept = place
+            accepted = place
             if token is None or not matcher.advance(token):
                 break
             taken += 1
@@ -334,21 +349,21 @@ def walk(
         matcher.rollback(taken)
     except BaseException as error:
         failed(error)
-    return kept
+    return accepted
 
 
 class Job(Protocol):
-    """Something to be done beside a step."""
+    """Work done beside a step."""
 
     def run(self) -> None:
-        """Never raises."""
+        """Do the work; never raises."""
 
 
 class MaskFiller(Protocol):
-    """Runs jobs; those of one step are independent of each other."""
+    """Runs jobs; the jobs of one step are independent of each other."""
 
     def start(self, jobs: Sequence[Job]) -> Callable[[], None] | None:
-        """Begin. What it returns waits until all are done; None if they are done already."""
+        """Start the jobs; return a function that waits for all of them, or None if done already."""
 
 
 class InlineFiller:
@@ -363,12 +378,11 @@ class InlineFiller:
 class StepMasks:
     """Makes the masks of each step.
 
-    Requests whose matcher shares a table of masks name a row of it, once that is filled; the other
-    masks are rows of one array per step.
+    Requests whose matchers share a mask table name a filled row of the table. The other masks are
+    rows of one array per step.
 
-    The filler gets what may take long: rows of tables, and masks of matchers whose last one was not
-    quick. If a mask made on the spot takes long for once, the executor merely starts that much
-    later.
+    The filler gets possibly slow masks: table rows, and masks of matchers whose last mask was slow.
+    If a mask made on the spot is slow for once, the executor starts that much later.
     """
 
     def __init__(
@@ -378,9 +392,10 @@ class StepMasks:
         spot_seconds: float = SPOT_SECONDS,
         draft_seconds: float = DRAFT_SECONDS,
     ) -> None:
-        """`spot_seconds`: how much of a step goes into masks made on the spot (0: none is);
-        `draft_seconds`: how long it may wait for those of its drafts, beside what it waits for
-        without any."""
+        """`spot_seconds`: limit per step for masks made on the spot (0: none is).
+
+        `draft_seconds`: extra waiting time of a step for the masks of its drafts.
+        """
         self._words = -(-vocab_size // 32)
         self._spot_seconds = spot_seconds
         self._draft_seconds = draft_seconds
@@ -390,12 +405,12 @@ class StepMasks:
         self._drafts: list[DraftJob] = []
         self._drafts_handed: list[DraftJob] = []
         self._spent = 0.0
-        """Seconds that went into the step being planned, on the spot."""
+        """Seconds spent on the spot in the step being planned."""
 
     def start(
         self, matchers: Sequence[Matcher]
     ) -> tuple[list[np.ndarray | MaskRow], Callable[[], None] | None]:
-        """A mask per matcher, and what to call before reading them (None: nothing to wait for).
+        """A mask per matcher, and a function to call before reading the masks (None: no wait).
 
         No matcher may be used before the masks were waited for.
         """
@@ -405,7 +420,7 @@ class StepMasks:
         ]
         if False not in filled:
             return rows, None  # type: ignore[return-value]
-        own = iter(np.empty((filled.count(False), self._words), np.int32))
+        buffers = iter(np.empty((filled.count(False), self._words), np.int32))
         self._learn(self._handed)
         masks: list[np.ndarray | MaskRow] = []
         jobs: list[MaskJob] = []
@@ -415,7 +430,7 @@ class StepMasks:
                 masks.append(row)
                 continue
             key = None if row is None else (row.table.key, row.row)
-            mask = next(own)
+            mask = next(buffers)
             masks.append(mask)
             if key is not None and key in preparing:
                 preparing[key].others.append((matcher, mask))
@@ -431,12 +446,15 @@ class StepMasks:
     # ------------------------------------------------------------ drafts
 
     def begin_drafts(self) -> None:
-        """A step is planned: what its drafts take on the spot counts before what `start` does."""
+        """Start a step's plan: draft masks on the spot count before those of `start`."""
         self._spent = 0.0
 
     def at_hand(self, matcher: Matcher, begun: float) -> np.ndarray | MaskRow | None:
-        """A mask that is there or is made on the spot; None where it may take long, or the step has
-        had its time, with what was done since `begun` (`time.perf_counter`)."""
+        """A mask that exists or is made on the spot; None where it may be slow.
+
+        None, too, once the step has spent its time, with the time since `begun`
+        (`time.perf_counter`).
+        """
         if self._spent + time.perf_counter() - begun >= self._spot_seconds:
             return None
         row = matcher.mask_row()
@@ -447,7 +465,7 @@ class StepMasks:
         return out if quick and self._fill(matcher, out)[0] else None
 
     def spend(self, begun: float) -> None:
-        """What was done since then was part of planning the step."""
+        """Count the time since `begun` as spent on the step's plan."""
         self._spent += time.perf_counter() - begun
 
     def along(
@@ -457,14 +475,16 @@ class StepMasks:
         first: int,
         failed: Callable[[BaseException], None],
     ) -> list[np.ndarray]:
-        """The masks of a `DraftJob`, to be read when the step's are."""
+        """The masks of a `DraftJob`, readable when the step's masks are."""
         outs = np.zeros((len(draft) + 1 - first, self._words), np.int32)
         self._drafts.append(DraftJob(matcher, draft, first, outs, failed))
         return list(outs)
 
     def start_drafts(self, wait: Callable[[], None] | None) -> Callable[[], None] | None:
-        """Begin with what `along` was asked for: none of these matchers may be used before it was
-        waited for. Returns what waits for it and for what `wait` waits for."""
+        """Start the jobs of `along`; return a function that waits for them and for `wait`.
+
+        No matcher of a job may be used before the wait.
+        """
         drafts, self._drafts = self._drafts, []
         self._learn(self._drafts_handed)
         self._drafts_handed = drafts
@@ -484,7 +504,7 @@ class StepMasks:
         return both
 
     def _fill(self, matcher: Matcher, out: np.ndarray) -> tuple[bool, float]:
-        """Fill a mask now: whether it could be, and the seconds it took."""
+        """Fill a mask now; return success and seconds."""
         started = time.perf_counter()
         made = _fill(matcher, out)
         seconds = time.perf_counter() - started
@@ -493,7 +513,7 @@ class StepMasks:
         return made, seconds
 
     def _learn(self, jobs: Sequence[MaskJob | DraftJob]) -> None:
-        """Note which matchers are slow, from the last jobs; those not run yet are skipped."""
+        """Note which matchers are slow, from the last jobs; jobs not run yet are skipped."""
         for job in jobs:
             if job.seconds > QUICK_SECONDS:
                 self._slow.add(job.matcher)
@@ -502,8 +522,6 @@ class StepMasks:
 
 
 # Sample rows --------------------------------------------------------------------------------------
-#
-# What the rows of a step sample with: tokens, bans, masks, and where automata stand.
 
 
 log = logging.getLogger(__name__)
@@ -516,25 +534,24 @@ _PLAIN = SamplingParams(temperature=0.0, seed=0)
 class SampleRows:
     """Makes the sample rows of each step.
 
-    Where the last token of a row is not known yet, the device can do without the host if all the
-    row needs of that token is the next state of an automaton. A row that needs a mask of its own,
-    or all tokens for its penalties, is late: `final` makes it when the token is known.
+    A row whose last token is pending can still be planned. The next state of an automaton must be
+    all that the row needs of the token. A row with a mask of its own, or with penalties over all
+    tokens, is late: `final` makes the row when the token is known.
 
-    From `start` to the step's commit a matcher's mask may be filled on another thread, and nobody
-    else may use it. `Sequence.stepped` therefore notes whether the row was given its automaton's
-    state: only then is the matcher asked for the next one.
+    From `start` to the step's commit another thread may fill a matcher's mask, and nothing else may
+    use the matcher. `RequestState.stepped` notes whether the row got its automaton's state: only
+    then is the matcher asked for the next state.
     """
 
     def __init__(self, masks: StepMasks, automata: bool) -> None:
-        """`automata`: the executor steps those that matchers offer."""
+        """`automata`: the executor advances the automata that matchers offer."""
         self._masks = masks
         self._automata = automata
 
     def start(
         self, rows: list[tuple[int, RequestState]]
     ) -> tuple[list[SampleRow], Callable[[], None] | None]:
-        """The samples of a step's `rows` (row and sequence), and what to wait for (see
-        `StepPlan.wait_for_masks`)."""
+        """The samples of a step's `rows` (row and sequence), and `StepPlan.wait_for_masks`."""
         samples: list[SampleRow] = []
         for index, s in rows:
             # Most rows of most steps: the same as `_row`, without its cases.
@@ -583,10 +600,12 @@ class SampleRows:
         ], wait
 
     def final(self, samples: list[SampleRow], live: dict[int, RequestState]) -> list[SampleRow]:
-        """`samples` without a late one, now that the step before is committed. `live`: the
-        sequences of the late ones that are still wanted. Waits for their masks."""
+        """`samples` without late ones, after the commit of the step before; waits for masks.
+
+        `live`: sequences of late samples that are still needed.
+        """
         constrained = [s for s in live.values() if s.matcher is not None]
-        # Their tokens are known: what is pending is what they are to sample.
+        # The tokens are known: pending tokens are those to sample.
         constraints, wait = self._constraints(constrained, known=True)
         if wait is not None:
             wait()
@@ -596,42 +615,48 @@ class SampleRows:
         return done
 
     def begin_drafts(self) -> None:
-        """A step is planned, and `along` is asked for its drafts."""
+        """Start a step's plan, before `along` is called for its drafts."""
         self._masks.begin_drafts()
 
     def along(self, sequence: RequestState, draft: list[int]) -> list[Constraint | None]:
-        """What the next token of `sequence`, none being pending, is sampled with, and each one
-        behind a token of `draft`: fewer where the constraint refuses one, or the text ends.
+        """Constraints of the next token of `sequence` and of each token behind a drafted one.
 
-        Where that may take long it is looked into beside the step, and the draft is cut then (see
-        `DraftJob`): until the step's masks were waited for nobody may use the matcher."""
+        No token may be pending. Fewer constraints return where the matcher refuses a token or the
+        text
+        ends.
+
+        Slow masks are filled beside the step, and the draft is cut then (see `DraftJob`). Until the
+        step's masks were waited for nothing may use the matcher.
+        """
         matcher = sequence.matcher
         if matcher is None:
             return [None] * (len(draft) + 1)
-        found: list[Constraint | None] = []
+        constraints: list[Constraint | None] = []
         begun = time.perf_counter()
 
         def at_hand(place: int) -> bool:
             state = _automaton(sequence, matcher) if self._automata else None
-            found.append(state or self._masks.at_hand(matcher, begun))
-            return found[-1] is not None
+            constraints.append(state or self._masks.at_hand(matcher, begun))
+            return constraints[-1] is not None
 
         walk(matcher, draft, at_hand, sequence.fail)
         self._masks.spend(begun)
         if sequence.fault is not None:
             return []
-        if found and found[-1] is None:
-            found[-1:] = self._masks.along(matcher, draft, len(found) - 1, sequence.fail)
-        return found
+        if constraints and constraints[-1] is None:
+            constraints[-1:] = self._masks.along(
+                matcher, draft, len(constraints) - 1, sequence.fail
+            )
+        return constraints
 
     def start_drafts(self, wait: Callable[[], None] | None) -> Callable[[], None] | None:
-        """The masks of the drafts that `along` was asked for (see `StepMasks.start_drafts`)."""
+        """Start the draft masks of `along` (see `StepMasks.start_drafts`)."""
         return self._masks.start_drafts(wait)
 
     def drafted(
         self, row: int, sequence: RequestState, constraints: list[Constraint | None]
     ) -> list[SampleRow]:
-        """The samples of a row with a draft, as `along` found it."""
+        """The samples of a row with a draft, with the constraints of `along`."""
         params, last = sequence.params, len(constraints) - 1
         samples = []
         for at, constraint in enumerate(constraints):
@@ -654,9 +679,11 @@ class SampleRows:
     def _constraints(
         self, sequences: list[RequestState], *, known: bool = False
     ) -> tuple[dict[RequestState, Constraint], Callable[[], None] | None]:
-        """The constraints of those of `sequences` that are not late; all have a matcher. `known`:
-        no token is pending."""
-        found: dict[RequestState, Constraint] = {}
+        """The constraints of `sequences` that are not late; all have a matcher.
+
+        `known`: no token is pending.
+        """
+        constraints: dict[RequestState, Constraint] = {}
         masked: dict[RequestState, Matcher] = {}
         for sequence in sequences:
             matcher = sequence.matcher
@@ -667,25 +694,25 @@ class SampleRows:
                 state = _automaton(sequence, matcher)
             sequence.stepped = state is not None
             if state is not None:
-                found[sequence] = state
+                constraints[sequence] = state
             elif not ahead:
                 masked[sequence] = matcher
         if not masked:
-            return found, None
+            return constraints, None
         masks, wait = self._masks.start(list(masked.values()))
-        found.update(zip(masked, masks, strict=True))
-        return found, wait
+        constraints.update(zip(masked, masks, strict=True))
+        return constraints, wait
 
 
 def dead_row(sample: SampleRow) -> SampleRow:
-    """The final form of a late row whose sample nobody wants any more."""
+    """The final form of a late row whose sample is no longer needed."""
     return replace(sample, late=False, params=_PLAIN, mask=None, automaton=None, banned=())
 
 
 def _row(
     index: int, sequence: RequestState, pending: int, constraint: Constraint | None = None
 ) -> SampleRow:
-    """`pending`: how many tokens (0 or 1) come before the one to be sampled and are not known."""
+    """The sample row of `sequence`; `pending`: unknown tokens (0 or 1) before the sampled one."""
     params = sequence.params
     banned = params.stop_token_ids if sequence.outputs + pending < params.min_tokens else ()
     tokens = sequence.tokens[: sequence.length]

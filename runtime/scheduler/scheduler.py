@@ -1,4 +1,9 @@
-"""Iteration-level scheduling over the radix tree."""
+"""Iteration-level scheduling over the radix tree.
+
+loop:  plan = scheduler.plan()               running decodes, then prefill chunks, then admissions
+       result = executor.execute(plan)       the next plan may precede this commit
+       updates = scheduler.commit(plan, result)
+"""
 
 from __future__ import annotations
 
@@ -24,7 +29,7 @@ from rootlace.runtime.scheduler.batch import PlanBuilder
 from rootlace.runtime.scheduler.inspection import CacheControl, CacheView
 from rootlace.runtime.scheduler.kv_manager import KVStore
 from rootlace.runtime.scheduler.offload.levels import Tiers, as_measured
-from rootlace.runtime.scheduler.output import Retreat, Suspects, TokenIntake
+from rootlace.runtime.scheduler.output import Rollback, Suspects, TokenIntake
 from rootlace.runtime.scheduler.pacing import PromptPace
 from rootlace.runtime.scheduler.queue import FairQueue, PriorityQueues, WaitingQueue
 from rootlace.runtime.scheduler.request import Counters, Ending, InFlightStep, RequestState
@@ -39,24 +44,26 @@ from rootlace.wire.errors import (
 )
 
 MAX_FLIGHTS = 2
-"""Steps that are planned and not committed: one that runs, and the one behind it."""
+"""Steps planned and not committed: a running step, and the step behind it."""
 
 
 class Scheduler:
     """Decides what is computed when. See "Scheduler" and "Overlap" in docs/internals.md.
 
-    The caller alternates `plan` and `commit` (or `fail`), or plans the next step before it commits
-    the last one: then the new plan feeds on tokens that the last one is to find. `add` and `abort`
-    may come at any time between. Updates that come about without a step are in `take_updates`, and
-    in what the next `commit` or `fail` returns.
+    The caller alternates `plan` and `commit` (or `fail`), or plans one step ahead of the commit. A
+    step planned ahead feeds on tokens that the step before will sample. `add` and `abort` may come
+    at any time between. `take_updates` returns updates made without a step, and so does the next
+    `commit` or `fail`.
 
-    A step costs O(rows) Python work and memory copies for the block tables; nothing in a decode
-    step grows with the context otherwise.
+    A step costs O(rows) Python work and memory copies for the block tables; nothing else in a
+    decode
+    step grows with the context.
 
-    *Progress.* Sequences are numbered when first admitted, and the running one with the lowest
-    number is never retracted: it gets its blocks first, in the end all there are (`isolate`), and
-    a token more in every step, so it ends. Retracted sequences come back in order of their numbers
-    and before any other request, so each one is the lowest some day.
+    *Progress.* Sequences are numbered at first admission, and the running one with the lowest
+    number
+    is never preempted. That sequence gets its blocks first, in the end all blocks (`isolate`), and
+    gains a token in every step, so it ends. Preempted sequences return in order of their numbers,
+    before any new request, so each one is the lowest some day.
     """
 
     def __init__(
@@ -76,10 +83,11 @@ class Scheduler:
     ) -> None:
         """`vocab_size` bounds token ids (0: any) and is needed for constrained requests.
 
-        `masks` makes their masks; without it they are filled while a step is planned. With
-        `automata`, a row carries its automaton's state instead, where there is one. `headroom`
-        is for callers that count in other units than tokens. `labels` and
-        `adapters` are those of `Ready`. `tiers`: what is below the KV pool.
+        `masks` makes constraint masks; by default the plan fills masks itself. With `automata` a
+        row
+        carries its automaton's state instead, if there is one. `headroom` is for callers that count
+        in
+        other units than tokens. `labels`, `adapters`: see `Ready`. `tiers`: the offload levels.
         """
         for name in ("max_step_tokens", "max_running"):
             if getattr(config, name) < 1:
@@ -117,7 +125,7 @@ class Scheduler:
         self._suspects = Suspects()
         self._arrivals = 0
         self._streams = 0
-        """Requests that are told in pieces, at intervals."""
+        """Requests that emit at intervals."""
         self._count = Counters()
         self._drafting = Drafting(self.kv, self._sample_rows, self._count)
         self._prefill = Prefill(
@@ -145,14 +153,16 @@ class Scheduler:
     ) -> None:
         """Queue a request.
 
-        `matcher` is its constraint, and has taken in the request's `output_ids`. With
-        `jump_forward`, tokens that it forces are appended without sampling. `waited`: seconds that
-        the request waited elsewhere, which count as queued.
+        `matcher` is the constraint, which has taken in the request's `output_ids`. With
+        `jump_forward`,
+        forced tokens are appended without sampling. `waited`: seconds that the request waited
+        before,
+        which count as queued.
 
-        Raises InvalidRequest, ContextLengthExceeded if not even one token fits, Overloaded if the
-        queue is full, PinRefused and DeadlineImpossible where `Request.handling` asks for what
-        cannot be, ConstraintNotMet if what the constraint forces fails its check; then nothing has
-        changed.
+        Raises InvalidRequest; ContextLengthExceeded if not even one token fits; Overloaded if the
+        queue
+        is full; PinRefused and DeadlineImpossible if `EngineRequest.handling` cannot be met;
+        ConstraintNotMet if a forced text fails its check. After an error nothing has changed.
         """
         try:
             if request.rid in self._by_rid:
@@ -194,7 +204,7 @@ class Scheduler:
             self._suspects.add(sequence, max(request.suspected, sequence.length))
 
     def abort(self, rid: int) -> EngineOutput | None:
-        """End a request now; None if there is none of this id. What it computed stays cached."""
+        """End a request now; None if the id is unknown. Computed tokens stay cached."""
         sequence = self._by_rid.get(rid)
         if sequence is None:
             return None
@@ -208,7 +218,7 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        """Whether there is a request, an update or a step under way."""
+        """Whether there is a request, an update or a step in flight."""
         return bool(self._by_rid or self._updates or self._flights)
 
     def take_updates(self) -> list[EngineOutput]:
@@ -217,10 +227,12 @@ class Scheduler:
         return updates
 
     def held_back(self, plan: StepPlan) -> list[EngineOutput]:
-        """Updates that only wait for `Request.emit_seconds`, to be sent before waiting for `plan`:
-        of all requests if it computes prompts and may take long, and always of retracted ones."""
+        """Updates delayed by `emit_seconds`, to be sent before waiting for `plan`.
+
+        With prefill in `plan`, which may take long, of all requests; always of preempted requests.
+        """
         now = self._clock()
-        sequences = self._running.retracted
+        sequences = self._running.preempted
         if plan.num_tokens > len(plan.samples):
             sequences = [*self._running.sequences, *sequences]
         updates = [
@@ -233,8 +245,8 @@ class Scheduler:
     # ------------------------------------------------------------ the step
 
     def plan(self) -> StepPlan | None:
-        """The next step; None if there is nothing to compute, or nothing before the step under way
-        is committed."""
+        """The next step; None if no step is possible, or none before the step in flight is
+        committed."""
         if len(self._flights) == MAX_FLIGHTS:
             raise RuntimeError("two plans are under way that were neither committed nor failed")
         self.kv.retention.expire()
@@ -246,8 +258,9 @@ class Scheduler:
             self._updates.append(self._end(sequence, update))
         if self._suspects and self._flights:
             return None
-        # An attempt without rows changed something: it evicted or retracted. The bound turns a
-        # mistake into an error instead of a hang.
+        # An attempt without rows evicted or preempted. The bound turns a mistake into an error
+        # instead of a
+        # hang.
         for _ in range(3 * len(self._by_rid) + 3):
             alone = self._suspects.first()
             if alone is not None:
@@ -258,13 +271,13 @@ class Scheduler:
                 feeding=bool(self._flights),
                 adapters=bool(self._limits.adapters),
             )
-            ready = self._running.secure(may_retract=not self._flights)
-            if ready is not None:  # else the step under way may give the blocks that are missing
+            ready = self._running.secure(may_preempt=not self._flights)
+            if ready is not None:  # otherwise the step in flight may free the missing blocks
                 budget = self.config.max_step_tokens - len(ready)
                 if self._drafting.requests:
-                    most = budget // 2  # prompts go on, too
-                    ready, left = self._drafting.plan(ready, builder, most)
-                    budget -= most - left
+                    draft_budget = budget // 2  # the other half is for prefill
+                    ready, left = self._drafting.plan(ready, builder, draft_budget)
+                    budget -= draft_budget - left
                 builder.add_decodes(ready)
                 for sequence in ready:
                     sequence.computed += 1
@@ -277,9 +290,9 @@ class Scheduler:
         raise RuntimeError(f"no progress with {len(self._running.sequences)} running sequences")
 
     def late_samples(self, plan: StepPlan) -> list[SampleRow]:
-        """The samples of a late plan, the step before being committed: none is late any more.
+        """The samples of a late plan after the commit of the step before: none is late any more.
 
-        Returns once their masks are filled. Samples that nobody wants any more are included.
+        Waits for their masks. Samples no longer needed are included.
         """
         for flight in self._flights:
             if flight.plan is plan:
@@ -288,7 +301,7 @@ class Scheduler:
         return [dead_row(sample) for sample in plan.samples]
 
     def commit(self, plan: StepPlan, result: StepResult) -> list[EngineOutput]:
-        """Take in what the step found."""
+        """Take in a step's results; return the updates."""
         flight = self._land(plan)
         self.kv.tiering.saving.committed()
         for (sequence, _, stop), scores in zip(flight.scored, result.prompt_scores, strict=True):
@@ -312,7 +325,7 @@ class Scheduler:
                 dropped += 1
                 continue
             if sequence.draft is not None and sample.position < sequence.length:
-                dropped += 1  # its place was forced
+                dropped += 1  # a forced token took the place
                 continue
             if sequence.plain and intake.try_take_fast(sequence, token, scored):
                 if sequence.prediction is not None:
@@ -334,7 +347,7 @@ class Scheduler:
     def _take(
         self, sequence: RequestState, token: int, scores: TokenScores | None
     ) -> EngineOutput | None:
-        """Give `sequence` its next token; returns its last update, if it ends with that."""
+        """Append a token to `sequence`; return the last update if the sequence ends."""
         sequence.pending -= 1
         start = sequence.length
         verdict = self._intake.take(sequence, token, scores)
@@ -347,10 +360,10 @@ class Scheduler:
             self._drafting.settle(sequence)
         if jumped and sequence.draft is None:
             # A step planned ahead continued from this token alone, so its sample does not count.
-            # The token's KV counts, unless its logits are still wanted or the request is over.
+            # The token's KV counts, unless its logits are still needed or the request is over.
             sequence.drop_pending()
-        if isinstance(verdict, Retreat):
-            self._running.retreat(sequence, verdict.length)
+        if isinstance(verdict, Rollback):
+            self._running.rollback(sequence, verdict.length)
             return None
         sequence.ending = verdict
         if verdict is not None and (verdict.finish == "error" or not sequence.scores_missing):
@@ -360,11 +373,14 @@ class Scheduler:
         return None
 
     def fail(self, plan: StepPlan, error: RootlaceError) -> list[EngineOutput]:
-        """The executor raised: forget all KV, end the request that made it raise.
+        """Forget all KV after the executor raised; end the request that is the cause.
 
-        That is the only one of this step. Of several, each is computed again alone until it is past
-        this place (`Suspects`). A step planned behind is dropped; its requests are computed again.
-        Masks of a request that ends may still be under way; their matchers go with it.
+        The only request of the step is the cause. Of several, each is computed again alone until it
+        is
+        past the failing token (`Suspects`). A step planned behind is dropped and its requests
+        computed
+        again. Masks of an ended request may still be being filled; their matchers go with the
+        masks.
         """
         flight = self._land(plan)
         guilty = self._suspects.accuse(flight)
@@ -387,15 +403,15 @@ class Scheduler:
     # ------------------------------------------------------------ how things stand
 
     def stats(self) -> dict[str, int | float]:
-        """Counters since start, and how things stand (`blocks_*`, `nodes`, `waiting`, …)."""
+        """Counters since start, and the current state (`blocks_*`, `nodes`, `waiting`, …)."""
         self.kv.retention.expire()
         pool, tree = self.kv.pool, self.kv.tree
         return {
             **self._count.values(),
             "forced_tokens": self._intake.forced_tokens,
             "jumps": self._intake.jumps,
-            "retreats": self._intake.retreats,
-            "retractions": self._running.retractions,
+            "retreats": self._intake.rollbacks,
+            "retractions": self._running.preemptions,
             "evicted_blocks": tree.evicted_blocks,
             "blocks_total": pool.num_blocks,
             "blocks_free": pool.free,
@@ -405,22 +421,22 @@ class Scheduler:
             "pins": len(self.kv.retention.pins),
             "nodes": tree.num_nodes,
             "tree_tokens": tree.num_tokens,
-            "waiting": len(self._waiting) + len(self._running.retracted),
+            "waiting": len(self._waiting) + len(self._running.preempted),
             "running": len(self._running.sequences),
             **self.kv.tiering.stats(),
         }
 
     def check(self) -> None:
         """Raise AssertionError at the first broken invariant. O(everything); not while planning."""
-        running, retracted = self._running.sequences, self._running.retracted
+        running, preempted = self._running.sequences, self._running.preempted
         self.kv.check(running)
-        everyone = [*running, *retracted, *self._waiting]
+        everyone = [*running, *preempted, *self._waiting]
         assert len(everyone) == len(self._by_rid), "a sequence is in two places or in none"
         for sequence in everyone:
             assert self._by_rid[sequence.rid] is sequence and not sequence.finished
-        for queue in (running, retracted):
+        for queue in (running, preempted):
             assert queue == sorted(queue, key=by_order), "sequences are out of order"
-        for sequence in (*retracted, *self._waiting):
+        for sequence in (*preempted, *self._waiting):
             assert not sequence.table_len and sequence.node is None, f"{sequence} has KV"
         assert len(running) <= self._max_rows
         pending = Counter(s.rid for flight in self._flights for _, s in flight.wanted())
@@ -462,7 +478,7 @@ class Scheduler:
         return self._end(sequence, output.last_update(sequence, sequence.ending))
 
     def _pin_late(self, sequence: RequestState) -> None:
-        """Pin the prompt of a sequence that had no part in the tree before it ended."""
+        """Pin the prompt of a sequence that entered the tree only at its end."""
         try:
             self.kv.retention.check_pin(sequence, self._longest(sequence))
             if not sequence.pinned:
@@ -471,7 +487,7 @@ class Scheduler:
             sequence.ending = Ending("error", code=error.code, error=str(error))
 
     def _end(self, sequence: RequestState, update: EngineOutput) -> EngineOutput:
-        """Forget `sequence`; `update` is the last there is of it."""
+        """Forget `sequence`, whose last update is `update`."""
         assert update.finish is not None
         output.add_prompt_figures(sequence, update)
         self._drafting.ended(sequence)
@@ -488,9 +504,9 @@ class Scheduler:
         self._count.by_finish[update.finish] += 1
         return update
 
-    def _longest(self, but: RequestState | None = None) -> int:
-        """The most tokens that a sequence that is here may come to, but for one."""
-        return max((one.full for one in self._by_rid.values() if one is not but), default=0)
+    def _longest(self, except_for: RequestState | None = None) -> int:
+        """The maximum length of any unfinished sequence, except `but`."""
+        return max((one.full for one in self._by_rid.values() if one is not except_for), default=0)
 
     def _check_if_asked(self) -> None:
         if self.config.check_invariants:

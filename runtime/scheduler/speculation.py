@@ -1,4 +1,8 @@
-"""Drafts: tokens that are expected next, computed in the step of the one before them."""
+"""Speculative drafts: expected tokens, computed in the step of the token before them.
+
+row    last d1 d2 d3        one known token and a draft of 3
+samples  s1 s2 s3 s4        s2 counts if s1 == d1, s3 if s2 == d2 too, and so on
+"""
 
 from __future__ import annotations
 
@@ -17,28 +21,29 @@ from rootlace.runtime.scheduler.request import Counters, RequestState
 from rootlace.runtime.scheduler.rows import SampleRows
 
 _MARGIN = 1.7
-"""A draft is to save so many times what it costs: the cost is known roughly."""
+"""Minimum ratio of a draft's savings to its cost: the cost is known roughly."""
 _MOST_RESTED = 8
-"""Steps for which nothing is looked at where drafts are not worth it, at most."""
+"""Steps without drafts in a row, at most, where drafts are not worth their cost."""
 
 
 class Drafting:
-    """Decides which rows of a step have a draft, and how long it is.
+    """Decides which rows of a step have a draft, and how long each draft is.
 
-    A row with a draft of k tokens computes k + 1 and samples behind each of them. What is sampled
-    counts as far as each token before it is the one that was drafted, so the output is the one
-    without drafts, whatever is drafted.
+    A row with a draft of k tokens computes k + 1 and samples behind each. A sample counts as long
+    as
+    every token before it equals the draft, so drafts never change the output.
 
-    *Where it helps.* What drafts cost is what they have cost of late (`DraftPace`): so much that a
-    step has any, and so much for each token. One that is right saves its row's share of a further
-    step: less, the more rows there are. So where many rows share a step, drafts are short, and then
-    there are none; and none are made where those of all rows together would save less than it
-    costs that there are any. To follow the predictions costs, too: where nothing is drafted though
-    something could be, that rests for ever more steps.
+    *Where drafts help.* The cost is measured (`DraftPace`): a fixed part per step with drafts, and
+    a
+    part per token. A right token saves its row's share of a step: less with more rows. So with many
+    rows drafts are short, then absent. Drafts are absent, too, where all rows together would save
+    less than the fixed part. Following predictions costs time as well: where drafts are possible
+    but
+    not worth their cost, following pauses for ever more steps.
 
-    *Overlap.* Whose next token is planned ahead has no draft: it is not known what to draft behind.
-    A row with a draft is in no step that is planned meanwhile, and one whose prediction is right
-    may stand by, to be drafted for: each misses a step, which counts as a token lost.
+    *Overlap.* A sequence whose next token is planned ahead has no draft, as its last token is
+    unknown. A row with a draft is in no step planned meanwhile. A sequence with a right prediction
+    may skip a step, to be drafted for. Each skipped step counts as a token lost.
     """
 
     def __init__(self, kv: KVStore, sample_rows: SampleRows, counters: Counters) -> None:
@@ -46,26 +51,27 @@ class Drafting:
         self._count = counters
         self._sample_rows = sample_rows
         self._texts: WeakValueDictionary[bytes, PredictedText] = WeakValueDictionary()
-        """What requests predict, by digest."""
+        """Digest -> predicted text, shared by requests."""
         self.pace = DraftPace()
         self.requests = 0
-        """How many with a prediction there are."""
+        """Count of requests with a prediction."""
         self._fixed = self._price = 0.0
-        """Of there being drafts in the step planned last, and of a token: as parts of what a right
-        one saves."""
+        """Cost of having drafts in the step planned last, and of a token, as parts of a right
+        token's saving."""
         self._times = 1.0
-        """How many times as much as expected the drafts cost of the step noted last."""
+        """Actual over expected cost of the drafts of the step noted last."""
         self._rests, self._rest = 0, 0
-        """For how many steps nothing is followed, and how many of them are left."""
+        """Length of the current pause in steps, and the steps left of the pause."""
         self._drafters = 1
-        """How many of the running sequences may be drafted for."""
+        """Count of running sequences that may be drafted for."""
 
     def added(self, sequence: RequestState) -> None:
-        """A request came. Others may predict the same text: it is kept once."""
+        """Register a request; requests share equal predicted texts."""
         ids = sequence.request.prediction
         if not len(ids):
             return
-        # What a checked constraint may take back is not drafted: what was accepted has been told.
+        # A checked constraint may roll back drafted tokens that were emitted already, so none are
+        # drafted.
         if not sequence.held:
             digest = hashlib.blake2b(ids.tobytes(), digest_size=16).digest()
             sequence.predicted = self._texts.setdefault(digest, PredictedText(ids))
@@ -76,29 +82,31 @@ class Drafting:
         sequence.request = msgspec.structs.replace(sequence.request, prediction=kept)
 
     def ended(self, sequence: RequestState) -> None:
-        """A request is over: its draft under way, if it has one, has come to what it has."""
+        """Close the draft of an ended request."""
         self.requests -= sequence.predicted is not None
         self.close(sequence)
 
     def note(self, plan: StepPlan, seconds: float) -> None:
-        """A step took so long, which is about to be committed."""
+        """Record the duration of a step that is about to be committed."""
         self._times = 1.0
-        if plan.num_tokens == len(plan.samples):  # else there are prompts, too
+        if plan.num_tokens == len(plan.samples):  # otherwise the step includes prefill
             drafted = plan.num_tokens - plan.num_rows
             self._times = self.pace.note(plan.num_rows, drafted, seconds)
 
     def plan(
         self, ready: list[RequestState], builder: PlanBuilder, budget: int
     ) -> tuple[list[RequestState], int]:
-        """Add the rows of `ready` that have a draft, of at most `budget` tokens in all; returns the
-        others, and what is left of the budget. Each of `ready` has room for one token."""
+        """Add the rows of `ready` with a draft, of at most `budget` tokens in all.
+
+        Returns the other sequences, and the budget left. Each of `ready` has room for one token.
+        """
         if self._rest:
             self._rest -= 1
             return ready, budget
         near = [s for s in ready if s.prediction is not None and s.prediction.at >= 0]
         if not near or self.pace.wants_none():
             return ready, budget
-        # Before anybody is able: who stands by to be drafted for is decided by it.
+        # Before the budget is checked: the price decides which sequences skip a step.
         fixed, price = self.pace.price(len(ready))
         self._fixed, self._price = _MARGIN * fixed, _MARGIN * price
         wanted, saved = [], 0.0
@@ -115,11 +123,11 @@ class Drafting:
             self._rests = self._rest = min(2 * self._rests + 1, _MOST_RESTED)
             return ready, budget
         self._rests = 0
-        most = min(MAX_DRAFT, MAX_DRAFTED // len(wanted))
+        max_draft = min(MAX_DRAFT, MAX_DRAFTED // len(wanted))
         drafting = set()
         self._sample_rows.begin_drafts()
         for sequence, count in wanted:
-            if count := self._draft(sequence, min(count, most, budget), builder):
+            if count := self._draft(sequence, min(count, max_draft, budget), builder):
                 drafting.add(sequence)
                 budget -= count
                 self._count.drafted_tokens += count
@@ -129,7 +137,8 @@ class Drafting:
         return [s for s in ready if s not in drafting] if drafting else ready, budget
 
     def launched(self, running: list[RequestState]) -> None:
-        """A step is launched with those of `running` that do not stand by with a token pending."""
+        """Record a launched step with `running`, except sequences that skip it with a token
+        pending."""
         self._drafters = 0
         for sequence in running:
             prediction = sequence.prediction
@@ -138,7 +147,7 @@ class Drafting:
                 prediction.missed += sequence.stands_by and sequence.pending > 0
 
     def close(self, sequence: RequestState) -> None:
-        """Count the draft, of which no more can turn out to be right."""
+        """Count the draft's right tokens, whose number is final."""
         draft = sequence.draft
         if draft is not None:
             right = sequence.close_draft()
@@ -147,8 +156,8 @@ class Drafting:
                 sequence.prediction.drafted(right, draft.cost * self._times)
 
     def settle(self, sequence: RequestState) -> None:
-        """What was sampled behind a token of the draft is taken in. Where something else than the
-        draft follows, what was computed of that is given up."""
+        """Take in the tokens sampled behind drafted ones; drop the computed draft where tokens
+        differ."""
         draft, prediction = sequence.draft, sequence.prediction
         if draft is not None:
             right = draft.agreed(sequence.tokens, sequence.length)
@@ -165,20 +174,22 @@ class Drafting:
     # ------------------------------------------------------------ inside
 
     def _should_stand_by(self, prediction: Prediction) -> bool:
-        """Whether its sequence is better not planned ahead: it can be drafted for once its last
-        token is known, and that is likely to save more than the token that it misses."""
+        """Whether to skip a step, to be drafted for once the last token is known.
+
+        True if the expected saving exceeds the skipped token.
+        """
         saves = prediction.worth(self._price)[1] if prediction.sure else 0.0
         return saves - self._fixed / max(self._drafters, 1) > 1
 
-    def _draft(self, sequence: RequestState, most: int, builder: PlanBuilder) -> int:
-        """Plan the sequence's row with a draft of at most `most` tokens; returns how many."""
+    def _draft(self, sequence: RequestState, max_draft: int, builder: PlanBuilder) -> int:
+        """Plan a draft of at most `max_draft` tokens for the sequence; return its length."""
         prediction, kv = sequence.prediction, self._kv
         assert prediction is not None
-        # A block is left for a prompt that needs one to go on.
+        # A block is left for a prefill that needs one to go on.
         blocks = sequence.table_len + max(kv.pool.available - 1, 0)
         room = blocks * kv.block_size - sequence.computed - 1
-        most = min(most, sequence.full - sequence.length - 1, room)
-        draft = prediction.draft(max(most, 0))
+        max_draft = min(max_draft, sequence.full - sequence.length - 1, room)
+        draft = prediction.draft(max(max_draft, 0))
         for at, token in enumerate(draft):
             if token in sequence.stops:
                 del draft[at:]

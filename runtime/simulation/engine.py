@@ -94,7 +94,7 @@ class ReplayExecutor:
         number_of[sampled] = requests
         made_of = np.zeros(len(counts), np.int64)
         made_of[sampled] = made
-        # A sequence that comes back after a retraction has outputs and is prefilled all the same.
+        # A sequence that comes back after a preemption has outputs and is prefilled all the same.
         decodes = (made_of > 0) & (counts == 1)
         chunks = ~decodes
         contexts = np.multiply(plan.context_len, self._size, dtype=np.int64)
@@ -479,7 +479,7 @@ class SimulatedEngine:
         if len(order):
             complete = prefilled >= 0
             prefilled, ready = prefilled[complete], self.now + took.chunks[complete]
-            # One that comes back after a retraction had its first token before.
+            # One that comes back after a preemption had its first token before.
             fresh = np.isnan(times.first[prefilled])
             times.first[prefilled[fresh]] = ready[fresh]
             times.decodes_from[prefilled[fresh]] = self.now + took.total

@@ -372,21 +372,21 @@ class CheckedMatcher(Matcher):
         self._text.forget()
         self._failures: defaultdict[tuple[int, int], int] = defaultdict(int)
         self._restarts: defaultdict[tuple[int, int], int] = defaultdict(int)
-        self._retreats = 0
+        self._rollbacks = 0
 
-    def can_retreat(self) -> bool:
+    def can_rollback(self) -> bool:
         return not self._keys_only  # it draws a token anew, but takes nothing back
 
-    def retreat(self) -> int | None:
+    def rollback_refused(self) -> int | None:
         if self._refused is None:
             self._error = self._error or "no token was refused that the mask allowed"
             return None
         token_id, violation = self._refused
         self._refused = None
-        if self._retreats >= self._max_retreats:
-            self._error = f"json_schema: {violation} (given up after {self._retreats} tries)"
+        if self._rollbacks >= self._max_retreats:
+            self._error = f"json_schema: {violation} (given up after {self._rollbacks} tries)"
             return None
-        self._retreats += 1
+        self._rollbacks += 1
         text = self._text
         before = len(text.tokens)
         text.exclude(self._refused_with(token_id, violation))
@@ -398,7 +398,7 @@ class CheckedMatcher(Matcher):
             return before - len(text.tokens)
         text.back(len(text.tokens))
         self._error = (
-            f"json_schema: {violation} (nothing else is left to try after {self._retreats} tries)"
+            f"json_schema: {violation} (nothing else is left to try after {self._rollbacks} tries)"
         )
         return None
 

@@ -400,7 +400,7 @@ class DfaMatcher(Matcher):
 
     # ------------------------------------------------------------ the rest
 
-    def retreat(self) -> int | None:
+    def rollback_refused(self) -> int | None:
         self._error = "the constraint has nothing to check that its mask does not hold"
         return None
 

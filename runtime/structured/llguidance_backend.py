@@ -423,7 +423,7 @@ class LLGuidanceMatcher(Matcher):
     def reset(self) -> None:
         self.rollback(len(self._tokens) + self._ended)
 
-    def retreat(self) -> int | None:
+    def rollback_refused(self) -> int | None:
         self._error = "the constraint has nothing to check that its mask does not hold"
         return None
 

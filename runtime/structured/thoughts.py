@@ -345,16 +345,16 @@ class ThoughtMatcher(Matcher):
         if self._inner is not None:
             self._inner.reset()
 
-    def can_retreat(self) -> bool:
-        return self._inner is not None and self._inner.can_retreat()
+    def can_rollback(self) -> bool:
+        return self._inner is not None and self._inner.can_rollback()
 
     def settled(self) -> int:
         return len(self._tokens) - self._state.taken
 
-    def retreat(self) -> int | None:
+    def rollback_refused(self) -> int | None:
         if self._inner is None or not self._state.alive:
             return None
-        undone = self._inner.retreat()
+        undone = self._inner.rollback_refused()
         if undone is not None:
             self._cut(len(self._tokens) - undone)
         self._error = ""

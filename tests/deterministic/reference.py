@@ -131,7 +131,7 @@ class _Run:
         self.stops = stops
         self.matcher = matcher
         self.jumps = jumps
-        self.held = matcher is not None and matcher.can_retreat()
+        self.held = matcher is not None and matcher.can_rollback()
 
     def go(self) -> Expected:
         if not self.most:
@@ -161,7 +161,7 @@ class _Run:
         matcher = self.matcher
         stops = token in self.stops and len(self.all) - self.start >= self.params.min_tokens
         if matcher is not None and (not stops or self.held) and not matcher.advance(token):
-            undone = matcher.retreat() if self.held else None
+            undone = matcher.rollback_refused() if self.held else None
             if undone is None:
                 return Expected([], code="constraint_not_met")
             del self.all[len(self.all) - undone :]

@@ -156,7 +156,7 @@ def test_an_output_resumes_anywhere(runner, prompts, compiler, stepwise) -> None
         same(outcome, whole, start)
 
 
-def test_checked_constraints_retreat_on_the_model(runner, prompts, compiler) -> None:
+def test_checked_constraints_rollback_on_the_model(runner, prompts, compiler) -> None:
     """What no mask holds: a multiple of 7, and no number twice."""
     checked = {
         "type": "object",

@@ -134,7 +134,7 @@ def test_batched_chunked_warm_and_evicted_agree_with_transformers(reference, blo
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("reference", "block_size"), MODELS_AND_BLOCKS, indirect=["reference"])
-def test_retracted_sequences_go_on_as_if_nothing_had_been(reference, block_size) -> None:
+def test_preempted_sequences_go_on_as_if_nothing_had_been(reference, block_size) -> None:
     folder, model = reference
     # More output than the scheduler keeps in reserve: five start, and not all can stay.
     count, short = 90, [prompt[:10] for prompt in prompts()[:5]]

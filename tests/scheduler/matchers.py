@@ -40,10 +40,10 @@ class Plain:
     def settled(self) -> int:
         return 0
 
-    def can_retreat(self) -> bool:
+    def can_rollback(self) -> bool:
         return False
 
-    def retreat(self) -> int | None:
+    def rollback_refused(self) -> int | None:
         return None
 
     def error(self) -> str:
@@ -144,10 +144,10 @@ class Script(Plain):
             run.append(allowed[0])
         return run
 
-    def can_retreat(self) -> bool:
+    def can_rollback(self) -> bool:
         return self.checking
 
-    def retreat(self) -> int | None:
+    def rollback_refused(self) -> int | None:
         self.tries -= 1
         if self.tries < 0:
             return None

@@ -75,12 +75,12 @@ def test_a_decode_step_touches_no_table(overlap: bool) -> None:
 
 
 def test_rows_that_pause_come_back_with_their_own_tables() -> None:
-    """Too few blocks: sequences are retracted and come back, others take their blocks."""
+    """Too few blocks: sequences are preempted and come back, others take their blocks."""
     world = World(block_size=4, num_blocks=24, max_running=6)
     for seed in range(6):
         world.submit(random.Random(seed).choices(range(100), k=9), 40)
     world.drain()
-    assert world.stats["retractions"], "nobody was retracted: the test tests nothing"
+    assert world.stats["retractions"], "nobody was preempted: the test tests nothing"
     for job in world.jobs.values():
         world.expect_cold(job)
 

@@ -1,4 +1,4 @@
-"""Forced tokens and retreats under pressure: what comes out is what one request alone would get."""
+"""Forced tokens and rollbacks under pressure: the output equals that of a single request."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def pressed(seed: int, block_size: int, overlap: bool) -> World:
         elif event < 0.08:
             world.scheduler.kv.tree.evict(dice.randrange(1, 6))
         elif event < 0.11 and len(world.scheduler._running.sequences) > 1:
-            world.scheduler._running.retract(dice.choice(world.scheduler._running.sequences[1:]))
+            world.scheduler._running.preempt(dice.choice(world.scheduler._running.sequences[1:]))
             world.scheduler.check()
         else:
             world.step()
@@ -256,10 +256,10 @@ class Refusing(Fixed):
         self.seen.append(token_id)
         return True
 
-    def can_retreat(self) -> bool:
+    def can_rollback(self) -> bool:
         return True
 
-    def retreat(self) -> int | None:
+    def rollback_refused(self) -> int | None:
         self.tries -= 1
         if self.tries < 0 or self.places[self.at - 1] == [self.bad]:
             return None
@@ -271,7 +271,7 @@ class Refusing(Fixed):
 
 @pytest.mark.parametrize("logprobs", [False, True])
 @pytest.mark.parametrize("jump", [False, True])
-def test_a_retreat_computes_one_token_again(logprobs, jump) -> None:
+def test_a_rollback_computes_one_token_again(logprobs, jump) -> None:
     world = World(block_size=4, vocab_size=12)
     free = world.cold([9, 9, 9], world.run([9, 9, 9]).params, lambda: Fixed(ANY, ANY, ANY)).output
     places = [ANY, ANY, 4, 4, 4, 4, 4, ANY]
@@ -291,14 +291,14 @@ def test_a_retreat_computes_one_token_again(logprobs, jump) -> None:
         "nothing is told before the end"
     )
     assert world.stats["retreats"] == 1
-    # In chunks: the prompt's last token, the one before the place of the retreat, the forced run.
+    # In chunks: the prompt's last token, the one before the place of the rollback, the forced run.
     assert world.stats["computed_tokens"] - before == 1 + 1 + (6 if jump else 0)
     if jump:
         assert job.forced == [2, 3, 4, 5, 6]
     world.expect_empty()
 
 
-def test_retreats_end_honestly() -> None:
+def test_rollback_end_honestly() -> None:
     world = World()
     job = world.run([1, 2], 9, constrain=lambda: Refusing(ANY, [4], 5, bad=4))
     assert (job.finish, job.output) == ("error", [])

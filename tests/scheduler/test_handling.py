@@ -44,16 +44,16 @@ def test_an_aborted_request_leaves_its_queue() -> None:
     assert world.stats["waiting"] == 0 and not world.scheduler.has_work
 
 
-def test_of_running_requests_the_lowest_priority_is_retracted() -> None:
+def test_of_running_requests_the_lowest_priority_is_preempted() -> None:
     world = World(num_blocks=8)
     world.scheduler._running.reserve = 0.0
     for n, priority in enumerate((0, -1, 1)):
         world.submit([n] * 4, 16, handling=Handling(priority))
         world.step()
-    while not world.scheduler._running.retracted:
+    while not world.scheduler._running.preempted:
         world.step()
     # Without priorities it would be the youngest.
-    assert [s.rid for s in world.scheduler._running.retracted] == [1]
+    assert [s.rid for s in world.scheduler._running.preempted] == [1]
     world.drain()
 
 
@@ -103,7 +103,7 @@ def test_a_pinned_prompt_is_part_of_what_its_request_may_come_to(prompt: int) ->
     world.step()
     assert world.stats["pins"] == 1
     world.submit([2] * 8, 1000, handling=Handling(1))
-    while not world.scheduler._running.retracted:
+    while not world.scheduler._running.preempted:
         world.step()
     world.drain()
     run = world.jobs[rid]
@@ -140,7 +140,7 @@ def test_who_goes_on_after_a_failed_step_is_pinned_again() -> None:
     for n, handling in enumerate((Handling(), Handling(-1, cache=Cache(pin=True)), Handling(1))):
         world.submit([n] * 4, 16, handling=handling)
         world.step()
-    while not world.scheduler._running.retracted:
+    while not world.scheduler._running.preempted:
         world.step()
     assert world.stats["pins"] == 1
     world.fail(InvalidRequest("injected"))

@@ -79,7 +79,7 @@ def test_tokens_that_are_told_early_have_their_scores(overlap: bool, seed: int) 
 
 @OVERLAP
 def test_who_waits_for_blocks_has_been_told_all(overlap: bool) -> None:
-    """A retracted stream may wait until another one ends."""
+    """A preempted stream may wait until another one ends."""
     world = World(block_size=4, num_blocks=12, overlap=overlap)
     world.scheduler._running.reserve = 0.0
     for rid in range(2):
@@ -88,9 +88,9 @@ def test_who_waits_for_blocks_has_been_told_all(overlap: bool) -> None:
     while world.scheduler.has_work:
         world.step()
         # One planned ahead hears of it with the step behind.
-        if len(world.flights) == overlap and world.scheduler._running.retracted:
+        if len(world.flights) == overlap and world.scheduler._running.preempted:
             world.step()
-            for sequence in world.scheduler._running.retracted:
+            for sequence in world.scheduler._running.preempted:
                 waited += 1
                 assert sequence.emitted == sequence.length
     assert waited > 5

@@ -44,7 +44,7 @@ def common(a: list[int], b: list[int]) -> int:
 class Machine(RuleBasedStateMachine):
     """`stored` lists, per namespace, what must be cached while nothing was lost (`lossless`).
 
-    `partial` lists what may be cached beside: requests that were retracted and then aborted.
+    `partial` lists what may be cached beside: requests that were preempted and then aborted.
 
     With `overlap`, steps are planned while others are under way, in every interleaving.
     """
@@ -88,7 +88,7 @@ class Machine(RuleBasedStateMachine):
             max_delay=0.5,
             headroom=Headroom(least=0.0),
         )
-        # With little headroom kept free, retractions are frequent.
+        # With little headroom kept free, preemptions are frequent.
         self.world.scheduler._running.reserve = reserve
         self.enabled = enabled
         self.lossless = True
@@ -337,9 +337,9 @@ class Machine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.world.scheduler._running.sequences[1:])
     @rule(data=st.data())
-    def retract(self, data) -> None:
+    def preempt(self, data) -> None:
         victims = self.world.scheduler._running.sequences[1:]
-        self.world.scheduler._running.retract(data.draw(st.sampled_from(victims)))
+        self.world.scheduler._running.preempt(data.draw(st.sampled_from(victims)))
         self.world.scheduler.check()
 
     @precondition(lambda self: not self.world.scheduler.has_work)

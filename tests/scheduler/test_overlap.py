@@ -194,7 +194,7 @@ def test_a_matcher_is_left_alone_while_its_mask_is_filled(seed) -> None:
         if dice.random() < 0.1:
             world.fail(InternalError("injected"))
         if dice.random() < 0.1 and world.scheduler._running.sequences[1:]:
-            world.scheduler._running.retract(world.scheduler._running.sequences[-1])
+            world.scheduler._running.preempt(world.scheduler._running.sequences[-1])
     world.drain()
     for job in world.jobs.values():
         if job.finish in ("stop", "length") or job.fails():
@@ -230,7 +230,7 @@ def test_a_forced_end_behind_a_row_under_way() -> None:
 
 
 @pytest.mark.parametrize("jump", [False, True])
-def test_a_retreat_drops_what_went_on_from_the_refused_token(jump) -> None:
+def test_a_rollback_drops_what_went_on_from_the_refused_token(jump) -> None:
     free = World(vocab_size=12).run([9] * 3, 3, constrain=lambda: Fixed(ANY, ANY, ANY)).output
     world = ahead(vocab_size=12, block_size=4)
     places = [ANY, ANY, 4, 4, 4, ANY, ANY]

@@ -10,7 +10,7 @@ from tests.scheduler.planned_ahead import ahead, ids, launched
 from tests.scheduler.world import World
 
 
-def test_nobody_is_retracted_before_the_step_under_way_says_who_ends() -> None:
+def test_nobody_is_preempted_before_the_step_under_way_says_who_ends() -> None:
     world = ahead(block_size=1, num_blocks=10, max_step_tokens=64)
     world.scheduler._running.reserve = 0.0
     short = world.submit(ids(4, 1), 2)
@@ -80,18 +80,18 @@ def test_an_abort_tells_no_scores_while_some_are_under_way() -> None:
 
 
 @pytest.mark.parametrize("steps", [1, 2])
-def test_a_retracted_sequence_takes_the_tokens_under_way_and_may_end_there(steps) -> None:
+def test_a_preempted_sequence_takes_the_tokens_under_way_and_may_end_there(steps) -> None:
     for limit in (2, 3, 9):
         world = ahead(block_size=4)
         first, second = world.submit(ids(5, 1), 9), world.submit(ids(6, 2), limit)
         for _ in range(steps):
             launched(world)
         sequence = world.scheduler._by_rid[second]
-        world.scheduler._running.retract(sequence)
+        world.scheduler._running.preempt(sequence)
         world.scheduler.check()
         if steps == 1:
             launched(world)
-            assert sequence in world.scheduler._running.retracted, "not before its token is there"
+            assert sequence in world.scheduler._running.preempted, "not before its token is there"
         world.land_all()
         assert len(world.jobs[second].output) == min(steps, limit)
         assert (world.jobs[second].finish == "length") == (limit == steps)

@@ -1,6 +1,6 @@
 """Steps under way while everything else happens at once, in any order.
 
-Requests of every kind come, end, are aborted, retracted and taken back while none, one or two steps
+Requests of every kind come, end, are aborted, preempted and taken back while none, one or two steps
 are under way, and steps fail. Whoever comes to its end has what it would have got alone; whoever is
 stopped has the beginning of that.
 """
@@ -51,7 +51,7 @@ class Storm:
             (self.launch, 60),
             (self.world.land, 45),
             (self.abort, 8),
-            (self.retract, 4),
+            (self.preempt, 4),
             (self.world.scheduler.cache.flush, 2),
             (self.fail, 2),
             (self.release, 2),
@@ -137,10 +137,10 @@ class Storm:
         if self.world.open_rids():
             self.world.abort(self.dice.choice(self.world.open_rids()))
 
-    def retract(self) -> None:
+    def preempt(self) -> None:
         running = self.world.scheduler._running
         if running.sequences[1:]:
-            running.retract(self.dice.choice(running.sequences[1:]))
+            running.preempt(self.dice.choice(running.sequences[1:]))
             self.world.scheduler.check()
 
     def fail(self) -> None:

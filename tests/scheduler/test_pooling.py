@@ -42,7 +42,7 @@ def test_a_cached_prefix_serves_the_last_state_and_never_the_mean() -> None:
 
 
 @pytest.mark.parametrize("overlap", [False, True])
-def test_vectors_are_whole_when_chunked_retracted_and_computed_again(overlap) -> None:
+def test_vectors_are_whole_when_chunked_preempted_and_computed_again(overlap) -> None:
     world = World(num_blocks=14, max_step_tokens=7, overlap=overlap)
     jobs: list[tuple[int, Pooling]] = []
     for seed in range(9):

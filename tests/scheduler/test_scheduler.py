@@ -213,7 +213,7 @@ def test_a_full_queue_refuses() -> None:
 
 
 @pytest.mark.parametrize("block_size", [1, 4])
-def test_retraction_makes_progress_and_changes_nothing(block_size) -> None:
+def test_preemption_makes_progress_and_changes_nothing(block_size) -> None:
     world = World(block_size=block_size, num_blocks=48 // block_size, max_step_tokens=64)
     for i in range(8):
         world.submit([i, *ids(5, i)], 30)

@@ -371,7 +371,7 @@ class World:
         """
         tokens = list(prompt)
         matcher = None if constrain is None else constrain()
-        held = matcher is not None and matcher.can_retreat()
+        held = matcher is not None and matcher.can_rollback()
         forced: list[int] = []
         if params.max_tokens and matcher is not None and matcher.is_finished():
             return Cold([], "stop")
@@ -393,7 +393,7 @@ class World:
             stops = token in params.stop_token_ids and not banned
             only = mask is not None and int(np.unpackbits(mask.view(np.uint8)).sum()) == 1
             if matcher is not None and (held or not stops) and not matcher.advance(token):
-                undone = matcher.retreat() if held else None
+                undone = matcher.rollback_refused() if held else None
                 if undone is None:
                     return Cold([], "error", code="constraint_not_met")
                 del tokens[len(tokens) - undone :]

@@ -30,7 +30,7 @@ class Generated:
 
     text: bytes | None
     reason: str = ""
-    retreats: int = 0
+    rollbacks: int = 0
 
 
 class RandomModel:
@@ -49,23 +49,23 @@ class RandomModel:
     def generate(self, grammar: Grammar, max_tokens: int = 600) -> Generated:
         matcher = grammar.matcher()
         tokens: list[int] = []
-        retreats = 0
+        rollbacks = 0
         while len(tokens) < max_tokens:
             token = self._draw(matcher, len(tokens))
             if token is None:
-                return Generated(None, f"nothing is allowed: {matcher.error()}", retreats)
+                return Generated(None, f"nothing is allowed: {matcher.error()}", rollbacks)
             if matcher.advance(token):
                 if self._ends[token]:
                     text = b"".join(self._vocabulary.token_bytes[one] for one in tokens)
-                    return Generated(text, "", retreats)
+                    return Generated(text, "", rollbacks)
                 tokens.append(token)
                 continue
-            undone = matcher.retreat()
-            retreats += 1
+            undone = matcher.rollback_refused()
+            rollbacks += 1
             if undone is None:
-                return Generated(None, matcher.error(), retreats)
+                return Generated(None, matcher.error(), rollbacks)
             del tokens[len(tokens) - undone :]
-        return Generated(None, f"{max_tokens} tokens without an end", retreats)
+        return Generated(None, f"{max_tokens} tokens without an end", rollbacks)
 
     def _draw(self, matcher: Matcher, length: int) -> int | None:
         allowed = matcher.allowed_mask()

@@ -107,7 +107,7 @@ def test_a_refused_token_changes_nothing_and_is_excluded_with_its_like(
     assert not matcher.advance(first(vocabulary, b"]"))
     assert "#/uniqueItems" in matcher.error()
     assert (matcher.allowed_mask() == before).all()
-    assert matcher.retreat() == 0
+    assert matcher.rollback_refused() == 0
     after = matcher.allowed_mask()
     assert not after[first(vocabulary, b"]")]
     assert not after[first(vocabulary, b",")]  # the number would end there, too
@@ -121,7 +121,7 @@ def test_exclusions_are_of_one_place(compiler: GrammarCompiler, vocabulary: Voca
     comma = first(vocabulary, b",")
     feed(matcher, vocabulary, b"[5,5")
     assert not matcher.advance(comma)
-    assert matcher.retreat() == 0
+    assert matcher.rollback_refused() == 0
     matcher.rollback(1)
     feed(matcher, vocabulary, b"6")
     assert matcher.allowed_mask()[comma]
@@ -150,7 +150,7 @@ def test_a_value_that_fails_again_and_again_is_begun_differently(
     for _ in range(3):
         assert not matcher.advance(quote)
         assert "#/properties/a/not" in matcher.error()
-        step = matcher.retreat()
+        step = matcher.rollback_refused()
         assert step is not None
         undone.append(step)
         if step == 0:
@@ -169,15 +169,15 @@ def test_the_tries_are_bounded_and_the_reason_is_said(vocabulary: Vocabulary) ->
     grammar = compiler.compile(json_schema=schema)
     assert isinstance(grammar, CheckedGrammar)
     matcher = grammar.matcher()
-    retreats = 0
+    rollbacks = 0
     while True:
         allowed = np.flatnonzero(matcher.allowed_mask())
         if matcher.advance(int(allowed[0])):
             continue
-        if matcher.retreat() is None:
+        if matcher.rollback_refused() is None:
             break
-        retreats += 1
-    assert retreats <= 5
+        rollbacks += 1
+    assert rollbacks <= 5
     assert "#/allOf/1/not" in matcher.error()
     assert "tries" in matcher.error()
 
@@ -219,7 +219,7 @@ def test_what_is_excluded_is_not_forced(compiler: GrammarCompiler, vocabulary: V
     assert matcher.advance(first(vocabulary, b"x"))
     assert matcher.forced_text() == b'"'
     assert not matcher.advance(first(vocabulary, b'"'))
-    assert matcher.retreat() == 1  # nothing but the quote can follow x
+    assert matcher.rollback_refused() == 1  # nothing but the quote can follow x
     assert not matcher.allowed_mask()[first(vocabulary, b"x")]
     feed(matcher, vocabulary, b'y"')
     assert matcher.forced_tokens() in ([], [first(vocabulary, b"]")])

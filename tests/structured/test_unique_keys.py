@@ -143,7 +143,7 @@ def test_the_mask_within_other_text_goes_forwards_and_back(
         assert matcher.advance(token)
     assert not matcher.allowed_mask()[quote] and matcher.allowed_mask()[z]
     assert not matcher.advance(quote) and "there twice" in matcher.error()
-    assert matcher.retreat() == 0
+    assert matcher.rollback_refused() == 0
     for back in (1, 4, 9, len(way)):
         matcher.rollback(back)
         for at in range(len(way) - back, len(way)):
@@ -196,7 +196,7 @@ def test_what_a_random_model_writes_has_each_key_once(
     a token is refused, and nothing is ever taken back."""
     grammar = compiler.compile(json_schema=schema, strict=True)
     assert "checked" not in grammar.backend
-    assert not grammar.matcher().can_retreat()
+    assert not grammar.matcher().can_rollback()
     few = _Few(compiler.vocabulary)
     ended = 0
     for seed in range(8):
@@ -261,7 +261,7 @@ def test_tokens_that_hold_a_key_or_its_end(compiler: GrammarCompiler) -> None:
     for piece in (b"{", b'"a":', b"1,"):
         assert matcher.advance(number[piece])
     assert not matcher.advance(number[b'"a":']) and "there twice" in matcher.error()
-    assert matcher.retreat() == 0
+    assert matcher.rollback_refused() == 0
     allowed = matcher.allowed_mask()
     assert not allowed[number[b'"a":']] and not allowed[number[b'"a"']] and allowed[number[b'"']]
     assert matcher.advance(number[b'"'])

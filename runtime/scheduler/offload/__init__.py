@@ -1,5 +1,9 @@
-"""Blocks below the pool, on a disk or in main memory: what is saved there, and read back.
+"""Blocks below the pool, on disk or in host memory: saved on eviction, read back on a match.
 
-`levels` is what there is, `saving` what goes down, `fetching` (of `fetch`es) what comes up again,
-and `tiering` both of it for the scheduler.
+ pool  --evict-->  host memory  --evict-->  disk
+   ^                    |                    |
+   +---- fetch for a prompt that matches ----+
+
+`levels` describes the levels and saves blocks; `fetching` reads blocks back; `transfer` moves
+blocks between engines; `tiering` joins the three for the scheduler.
 """

@@ -1,4 +1,4 @@
-"""Which blocks are read back for a prompt, and how they come into the tree."""
+"""Reads blocks of offload levels back into the pool and the tree, for prompts that match."""
 
 from __future__ import annotations
 
@@ -16,17 +16,14 @@ from rootlace.runtime.scheduler.offload.levels import Moves, Tiers
 from rootlace.runtime.scheduler.request import RequestState
 
 # Fetch --------------------------------------------------------------------------------------------
-#
-# Blocks on their way from below the pool to a prompt that matches them.
 
 
 @dataclass(slots=True, eq=False)
 class Fetch:
-    """The blocks from number `first` on of a sequence's tokens are read from `slots`: pairs of a
-    level and a slot.
+    """Blocks from number `first` on of a sequence, being read from `slots`: pairs of (level, slot).
 
-    The handle `node` holds what is in the tree before them and, as they come, of them. `stop`: from
-    here on they cannot be had. It is `over` when nobody waits for it any more.
+    The handle `node` holds the tree blocks before `first` and each fetched block once inserted.
+    `stop`: blocks from this number on cannot be read. `over`: no request waits for the fetch.
     """
 
     sequence: RequestState
@@ -35,7 +32,7 @@ class Fetch:
     slots: list[tuple[int, int]]
     stop: int = 0
     landed: int = 0
-    """So many are in the tree."""
+    """Blocks inserted into the tree so far."""
     read: set[int] = field(default_factory=set)
     over: bool = False
 
@@ -47,7 +44,7 @@ class Fetch:
         return self.over or self.landed >= self.stop
 
     def next(self) -> int:
-        """How many more are there behind those that landed, without a gap."""
+        """Blocks read behind the inserted ones, without a gap."""
         at = self.landed
         while at < self.stop and at in self.read:
             at += 1
@@ -58,16 +55,16 @@ class Fetch:
 
 
 MOST_FETCHES = 8
-"""Requests that blocks are read for at a time; a further one asks when it is its turn."""
+"""Concurrent fetches; a further request asks again when the queue offers the request."""
 
 Sought = Literal["nothing", "begun", "busy"]
 
 
 class Fetching:
-    """Reads what prompts match, if that takes less time than computing it.
+    """Reads the blocks that prompts match, if reading takes less time than computing.
 
-    A request whose blocks are being read waits until they are in the tree. What is read lands in
-    the tree as it comes; a handle holds it there for the request.
+    A request whose blocks are being read waits until the blocks are in the tree. Each block enters
+    the tree when read; a handle holds the block there for the request.
     """
 
     def __init__(
@@ -86,7 +83,7 @@ class Fetching:
         self._make_room = make_room
         self._fetches: dict[int, Fetch] = {}
         self._reading: dict[tuple[int, int], tuple[Fetch, int]] = {}
-        """By level and slot: for whom it is read, as which of its blocks."""
+        """(level, slot) -> the fetch that reads the slot, and the block number there."""
         self.restored = np.zeros(self._pool.num_blocks, bool)
         """Blocks of the pool that were read back."""
         self.restored_tokens = 0
@@ -94,12 +91,12 @@ class Fetching:
     # ------------------------------------------------------------ requests
 
     def arrived(self, sequence: RequestState) -> None:
-        """A request has come: begin to read what it will need."""
+        """Start reading blocks for a request on arrival."""
         if len(self._fetches) < MOST_FETCHES:
             self._seek(sequence)
 
     def holds_back(self, sequence: RequestState) -> bool:
-        """It is the sequence's turn: whether it waits for blocks that are being read."""
+        """Whether the sequence, offered by the queue, waits for blocks being read."""
         fetch = self._fetches.get(sequence.rid)
         if fetch is not None:
             return not fetch.finished
@@ -110,28 +107,27 @@ class Fetching:
         return sought != "nothing"
 
     def let_go(self, sequence: RequestState) -> None:
-        """The sequence is admitted, or over: what was read for it is no longer held."""
+        """Release the blocks read for a sequence that was admitted or ended."""
         fetch = self._fetches.pop(sequence.rid, None)
         if fetch is not None:
             self._end(fetch)
 
     def give_up(self) -> None:
-        """Hold nothing for those who wait, and read no more for them."""
+        """Release the blocks of waiting requests and stop reading for them."""
         for fetch in self._fetches.values():
             self._end(fetch)
 
     def nodes(self) -> list[Node]:
-        """Where handles end."""
+        """Nodes at which handles of fetches end."""
         return [fetch.node for fetch in self._fetches.values() if fetch.node is not None]
 
     @property
     def waiting(self) -> bool:
-        """Whether a request may wait for blocks that are being read, for itself or for one that is
-        gone."""
+        """Whether a request may wait for blocks being read, for itself or for an ended request."""
         return bool(self._reading) or any(not one.finished for one in self._fetches.values())
 
     def reach(self, namespace: Hashable, tokens: np.ndarray, matched: int, limit: int) -> int:
-        """How many tokens behind the `matched` ones of `tokens[:limit]` (int32) can be read."""
+        """Tokens behind the `matched` ones of `tokens[:limit]` (int32) that can be read."""
         first, last = matched // self._size, limit // self._size
         if first >= last or not any(len(level.tier) for level in self._levels):
             return 0
@@ -144,8 +140,10 @@ class Fetching:
         return max(end * self._size - matched, 0)
 
     def _seek(self, sequence: RequestState) -> Sought:
-        """Begin to read what the tree lacks of the sequence's tokens, if that is there and pays.
-        "busy": it is being read for another one."""
+        """Start reading the sequence's blocks that the tree lacks, if available and worth the time.
+
+        "busy": another request reads the same blocks.
+        """
         size, tree = self._size, self._tree
         limit = sequence.match_limit()
         last = limit // size
@@ -159,32 +157,32 @@ class Fetching:
         keys = prefix_keys(space, sequence.tokens[: last * size], size)
         for level in self._levels:
             level.tier.want(keys)
-        found: list[tuple[int, Entry]] = []
+        entries: list[tuple[int, Entry]] = []
         for key in keys[first:]:
             where = self._tiers.find(key)
             if where is None:
                 break
             if where[1].readers:
-                if not found:
+                if not entries:
                     return "busy"
                 break
-            found.append(where)
-        counts = [sum(at == level for level, _ in found) for at in range(len(self._levels))]
+            entries.append(where)
+        counts = [sum(at == level for level, _ in entries) for at in range(len(self._levels))]
         seconds = sum(
             level.store.seconds(count)
             for level, count in zip(self._levels, counts, strict=True)
             if count
         )
-        if found and seconds >= self._tiers.prefill_seconds(len(found) * size):
+        if entries and seconds >= self._tiers.prefill_seconds(len(entries) * size):
             for level in self._levels:
                 level.store.refused()
-            found = []
-        if not found:
+            entries = []
+        if not entries:
             return "nothing"
         node = tree.enter(sequence.namespace)
         node = tree.advance(node, sequence.tokens, matched, sequence.program)
-        fetch = Fetch(sequence, node, first, [(at, entry.slot) for at, entry in found])
-        for number, (at, entry) in enumerate(found):
+        fetch = Fetch(sequence, node, first, [(at, entry.slot) for at, entry in entries])
+        for number, (at, entry) in enumerate(entries):
             self._reading[at, entry.slot] = fetch, number
             self._levels[at].tier.begin_read(entry)
             self._levels[at].store.fetch(entry.slot, entry.label.key)
@@ -194,7 +192,7 @@ class Fetching:
     # ------------------------------------------------------------ what was read
 
     def was_read(self, at: int, slot: int, ok: bool) -> None:
-        """A store has read a slot."""
+        """Record that a store has read a slot."""
         level = self._levels[at]
         fetch, number = self._reading.pop((at, slot))
         if not ok:
@@ -207,7 +205,7 @@ class Fetching:
             fetch.read.add(number)
 
     def land_all(self) -> None:
-        """Put what was read into the pool and the tree."""
+        """Insert blocks that were read into the pool and the tree."""
         for at, slot in self._moves.taken:
             self._levels[at].tier.end_read(slot, True)
         self._moves.taken = []
@@ -226,7 +224,7 @@ class Fetching:
             self._drop_read(fetch)
 
     def _insert(self, fetch: Fetch, count: int) -> None:
-        """The next `count` blocks."""
+        """Insert the next `count` blocks of `fetch`."""
         assert fetch.node is not None
         sequence = fetch.sequence
         self._make_room(count, sequence)
@@ -246,14 +244,14 @@ class Fetching:
                 self._moves.rows.append((LOAD, at, slot, block))
                 self._moves.loads.append((at, slot))
                 self.restored[block] = True
-            else:  # somebody has computed it meanwhile
+            else:  # computed by another request meanwhile
                 self._levels[at].release(slot)
         fetch.landed += count
         sequence.restored += fetch.node.end - known
         self.restored_tokens += fetch.node.end - known
 
     def _end(self, fetch: Fetch) -> None:
-        """Nobody waits for it: what was read and did not land is let go, and so is the handle."""
+        """Release the handle of `fetch`, and blocks read but not inserted."""
         fetch.over = True
         self._drop_read(fetch)
         if fetch.node is not None:
@@ -267,7 +265,7 @@ class Fetching:
         fetch.read.clear()
 
     def reset(self) -> None:
-        """All KV is lost, the tree and its handles too."""
+        """Forget all fetches after the KV, the tree and its handles were lost."""
         for at, slot in self._moves.loads:
             self._levels[at].release(slot)
         for fetch in self._fetches.values():
@@ -277,8 +275,8 @@ class Fetching:
         self.restored[:] = False
 
     def readers(self) -> set[tuple[int, int]]:
-        """Level and slot of all that is read now, or was and is not in the pool yet."""
-        found = {*self._reading, *self._moves.loads, *self._moves.taken}
+        """(level, slot) of blocks being read, and of blocks read but not yet in the pool."""
+        reading = {*self._reading, *self._moves.loads, *self._moves.taken}
         for fetch in self._fetches.values():
-            found |= {fetch.slots[number] for number in fetch.read}
-        return found
+            reading |= {fetch.slots[number] for number in fetch.read}
+        return reading

@@ -1,4 +1,9 @@
-"""What is below the pool, and the moves of blocks between the two."""
+"""The offload levels below the pool, and the block moves between pool and levels.
+
+ evict: pool --SAVE--> level 0 --PASS--> level 1 ...     fetch: level --LOAD--> pool
+
+A move is planned first, made before the next step, and published when the step ended well.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +23,7 @@ from rootlace.runtime.contracts.messages import adapter_and_namespace, kv_space
 
 @dataclass(frozen=True)
 class Level:
-    """A tier and where its blocks are. `wear` bounds what is written to it."""
+    """An offload tier and the place of its blocks; `wear` bounds the writes."""
 
     name: str
     tier: Tier
@@ -28,20 +33,20 @@ class Level:
 
     @property
     def block_seconds(self) -> float:
-        """What a block more takes, of some that are read."""
+        """Seconds added by one more block to a read of several."""
         return self.store.seconds(1) - self.store.seconds(0)
 
     def publish(self, entry: Entry) -> None:
-        """The entry can be read from now on."""
+        """Make the entry readable."""
         self.store.publish(entry.slot, entry.label.key, entry.label.owner)
 
     def release(self, slot: int) -> None:
-        """A slot that was fetched is not loaded."""
+        """Free a fetched slot without loading the block."""
         self.store.release(slot)
         self.tier.end_read(slot, True)
 
     def discard(self, entries: list[Entry]) -> None:
-        """Forget entries, for the next start as well."""
+        """Forget entries, for the next start too."""
         for entry in entries:
             self.tier.discard(entry)
         self.store.erase([entry.slot for entry in entries if entry.whole])
@@ -49,22 +54,24 @@ class Level:
 
 @dataclass(frozen=True)
 class HandedLevel(Level):
-    """What engines hand each other. Nothing that the pool gives up goes there."""
+    """The level of blocks that engines transfer to each other; evicted blocks never go there."""
 
     store: HandedState
 
 
 def as_measured(tokens: int) -> float:
-    """Stands for what the scheduler finds its own steps to take."""
+    """Placeholder for the prefill time that the scheduler measures on its own steps."""
     raise NotImplementedError
 
 
 @dataclass(frozen=True)
 class Tiers:
-    """What is below the pool, the fastest first. `space_of`: at most 64 bytes that are others for
-    every namespace of the tree and every content of an adapter (the model is the store's).
-    `prefill_seconds`: how long so many tokens take to be computed. `handed`: what other engines
-    hand over."""
+    """The offload levels, the fastest first.
+
+    `space_of`: at most 64 bytes, distinct for each namespace of the tree and each content of an
+    adapter (the store knows the model). `prefill_seconds`: the time to compute a number of tokens.
+    `handed`: the level of blocks transferred by other engines.
+    """
 
     levels: tuple[Level, ...] = ()
     space_of: Callable[[Hashable], bytes] = kv_space
@@ -73,7 +80,7 @@ class Tiers:
 
     @property
     def readable(self) -> tuple[Level, ...]:
-        """All that blocks are read from."""
+        """All levels that blocks are read from."""
         return self.levels if self.handed is None else (*self.levels, self.handed)
 
     @property
@@ -81,11 +88,11 @@ class Tiers:
         return any(level.store.working for level in self.levels)
 
     def pays(self, level: Level, block_size: int) -> bool:
-        """Whether a block more, of some that are read, is read faster than computed."""
+        """Whether one more block of a longer read is read faster than computed."""
         return level.block_seconds < self.prefill_seconds(block_size)
 
     def find(self, key: bytes) -> tuple[int, Entry] | None:
-        """The first level that has a block, and its entry there."""
+        """The first level with the block, and the entry there."""
         for at, level in enumerate(self.readable):
             entry = level.tier.find(key)
             if entry is not None and level.store.working:
@@ -94,7 +101,7 @@ class Tiers:
 
 
 def owner_of(kv: Hashable) -> bytes:
-    """What stands for a namespace, with any adapter, in labels."""
+    """Label of a namespace, with any adapter."""
     return _digest(adapter_and_namespace(kv)[1])
 
 
@@ -104,16 +111,16 @@ def _digest(text: str) -> bytes:
 
 @dataclass
 class Moves:
-    """Moves that were planned and not made, in the order in which blocks changed hands."""
+    """Moves planned and not yet made, in the order in which blocks changed owners."""
 
     rows: list[tuple[int, int, int, int]] = field(default_factory=list)
     loads: list[tuple[int, int]] = field(default_factory=list)
-    """Level and slot of those that load."""
+    """(level, slot) of planned loads."""
     taken: list[tuple[int, int]] = field(default_factory=list)
-    """Those of loads that were handed out."""
+    """The part of `loads` handed to the executor."""
 
     def take(self) -> np.ndarray:
-        """int32 [M, 4]: what is to be moved before the next step; see `contracts.block_store`."""
+        """Moves before the next step, int32 [M, 4]: see `contracts.block_store`."""
         if not self.rows:
             return NO_MOVES
         rows, self.rows = self.rows, []
@@ -123,15 +130,13 @@ class Moves:
 
 
 # Saving -------------------------------------------------------------------------------------------
-#
-# Which blocks are saved when the pool gives them up.
 
 
 class Saving:
-    """Plans the moves that save blocks. Only whole ones are kept.
+    """Plans the moves that save evicted blocks; only full blocks are saved.
 
-    A block is published only when it was written and all steps that were under way when it was
-    saved have ended well: one that failed may have left anything in it.
+    A block is published once written, and once all steps in flight at its save ended well: a failed
+    step may have left anything in the block.
     """
 
     def __init__(self, tree: RadixTree, tiers: Tiers, moves: Moves) -> None:
@@ -141,21 +146,25 @@ class Saving:
         self._levels = tiers.levels
         self._moves = moves
         self._unproven: deque[tuple[int, int, Entry]] = deque()
-        """How many steps were launched when it was saved, level and entry."""
+        """(steps launched at the time of the save, level, entry)."""
         self.mortal: Counter[bytes] = Counter()
-        """Keys of blocks with a time to live, and how many requests gave them one. They are not
-        saved: nobody would ever forget what a process that is killed left of them on a disk."""
+        """Keys of blocks with a time to live -> count of requests that set one.
+
+        Such blocks are not saved: after a kill nothing would expire them on disk.
+        """
         self._launched = self._committed = 0
 
     def losing(self, leaf: Node, end: int) -> None:
-        """`leaf` is about to lose its tokens from position `end` on, to make room."""
+        """Save the blocks of `leaf` from position `end` on, which eviction is about to drop."""
         for label, block in self._whole_blocks(leaf, max(end, leaf.start)):
             if not any(level.tier.keep_longer(label.key) for level in self._levels):
                 self._save(0, label, (SAVE, block))
 
     def _whole_blocks(self, node: Node, start: int) -> list[tuple[Label, int]]:
-        """Of the node's blocks from position `start` on those that may be saved, with what they
-        are, the last first: a block is to be dropped before the one it follows."""
+        """The node's savable full blocks from position `start` on, with labels, the last first.
+
+        The last block is dropped first, before the block that it follows.
+        """
         size = self._size
         first = start // size if start == node.start else -(-start // size)
         if not self._tiers.working or first >= node.end // size:
@@ -177,8 +186,10 @@ class Saving:
         ]
 
     def _save(self, at: int, label: Label, source: tuple[int, int]) -> bool:
-        """Plan the move of a block into the level `at`, if that is allowed and worth it. `source`:
-        SAVE and a block of the pool, or PASS and a slot of the level before."""
+        """Plan the move of a block into level `at`, if allowed and worth the write.
+
+        `source`: SAVE and a block of the pool, or PASS and a slot of the level before.
+        """
         level = self._levels[at]
         store, tier = level.store, level.tier
         if store.room <= 0 or not tier.takes(label.key):
@@ -188,7 +199,7 @@ class Saving:
         dropped = tier.next_dropped()
         if dropped is not None and at + 1 < len(self._levels):
             self._pass_on(at, dropped)
-        if dropped is not None:  # also where the move is not made in the end
+        if dropped is not None:  # also if the move is not made in the end
             store.erase([dropped.slot])
         entry = tier.add(label)
         assert entry is not None
@@ -202,36 +213,36 @@ class Saving:
         return True
 
     def _pass_on(self, at: int, entry: Entry) -> None:
-        """What a level drops goes to the next one, unless that has it."""
+        """Save a block that a level drops in the next level, unless present there."""
         if not self._levels[at + 1].tier.keep_longer(entry.label.key):
             self._save(at + 1, entry.label, (PASS, entry.slot))
 
     # ------------------------------------------------------------ steps
 
     def launched(self) -> None:
-        """A step was planned, and will be launched after the moves so far."""
+        """Count a planned step; moves planned so far precede the step."""
         self._launched += 1
 
     def committed(self) -> None:
-        """The oldest step under way has ended well."""
+        """Count the success of the oldest step in flight."""
         self._committed += 1
         self.prove()
 
     def prove(self) -> None:
-        """Publish what is written and no longer depends on a step under way."""
+        """Publish written blocks that no longer depend on a step in flight."""
         while self._unproven and self._unproven[0][0] <= self._committed:
             _, at, entry = self._unproven.popleft()
             if self._levels[at].tier.prove(entry):
                 self._levels[at].publish(entry)
 
     def written(self, at: int, slot: int, ok: bool) -> None:
-        """A store has written a slot."""
+        """Record that a store has written a slot."""
         entry = self._levels[at].tier.written(slot, ok)
         if entry is not None:
             self._levels[at].publish(entry)
 
     def reset(self) -> None:
-        """A step failed: what was saved since the last good one may be anything."""
+        """Discard blocks saved since the last successful step, after a failure."""
         for kind, at, slot, other in self._moves.rows:
             if kind == SAVE:
                 self._levels[at].store.cancel(slot)
@@ -246,19 +257,23 @@ class Saving:
 
     @property
     def now(self) -> int:
-        """How many steps were launched."""
+        """Count of launched steps."""
         return self._launched
 
     def has_ended(self, launched: int) -> bool:
-        """Whether so many have ended well."""
+        """Whether the first `launched` steps have ended well."""
         return launched <= self._committed
 
     # ------------------------------------------------------------ before a stop
 
     def spill(self) -> Iterator[None]:
-        """Plan moves that save what the tree holds, what was used last first, and then what is in
-        other levels, to the last one. No step is under way. Stops where there is no room: the
-        caller has the moves made and waits until they are written before it goes on."""
+        """Plan moves that save the tree, the most recently used first, then faster levels, to the
+        last.
+
+        No step may be in flight. Yields where room runs out: the caller makes the moves and waits
+        for
+        the writes before the generator continues.
+        """
         last = len(self._levels) - 1
         if last < 0:
             return
@@ -285,8 +300,8 @@ class Saving:
 
 
 def _nodes(tree: RadixTree) -> list[Node]:
-    """All of them but roots, each behind its parent."""
+    """All nodes except roots, each behind its parent."""
     nodes = list(tree.roots.values())
-    for node in nodes:  # it grows meanwhile
+    for node in nodes:  # the list grows meanwhile
         nodes.extend(node.children.values())
     return [node for node in nodes if not node.is_root]

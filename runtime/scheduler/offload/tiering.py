@@ -1,4 +1,4 @@
-"""All that is below the pool, as the scheduler sees it."""
+"""The offload levels as the scheduler sees them."""
 
 from __future__ import annotations
 
@@ -15,11 +15,10 @@ from rootlace.runtime.scheduler.request import RequestState
 
 
 class Tiering:
-    """Saves blocks that the tree gives up (`saving`), and brings them back for prompts that match
-    them (`fetching`); gives blocks to other engines, and takes theirs (`handing`).
+    """Joins saving of evicted blocks, fetching for prompts, and transfer between engines.
 
-    Blocks move by an ordered list of *moves*, which are made before the next step is launched, so
-    each sees the pool as it was when it was planned. Without tiers nothing of this does anything.
+    Blocks move by an ordered list of *moves*, made before the next step is launched. So each move
+    sees the pool of its planning time. Without tiers every method does nothing.
     """
 
     def __init__(
@@ -39,11 +38,11 @@ class Tiering:
 
     @property
     def levels(self) -> tuple[Level, ...]:
-        """What the pool gives up goes there, the fastest first."""
+        """Levels that receive evicted blocks, the fastest first."""
         return self._tiers.levels
 
     def poll(self) -> None:
-        """Take in what the stores have done; before a step is planned."""
+        """Take in finished reads and writes, before a step is planned."""
         if not self._tiers.readable:
             return
         for at, level in enumerate(self._tiers.readable):
@@ -59,18 +58,21 @@ class Tiering:
         self.fetching.land_all()
 
     def take_moves(self) -> np.ndarray:
-        """int32 [M, 4]: what is to be moved before the next step; see `contracts.block_store`."""
+        """Moves before the next step, int32 [M, 4]: see `contracts.block_store`."""
         return self._moves.take()
 
     def spill(self) -> Iterator[np.ndarray]:
-        """Before a stop, with no step under way: moves that save what is worth it to the last
-        level. The caller makes each batch and waits until it is written before it asks for more."""
+        """Moves that save worthwhile blocks to the last level before a stop, without a step in
+        flight.
+
+        The caller makes each batch and waits for the writes before asking for more.
+        """
         for _ in self.saving.spill():
             yield self.take_moves()
             self.poll()
 
     def reset(self) -> None:
-        """A step failed, and all KV is lost."""
+        """Forget moves after a step failed and all KV was lost."""
         self.fetching.reset()
         self.handing.reset()
         self.saving.reset()
@@ -79,23 +81,23 @@ class Tiering:
         self._moves.loads.clear()
 
     def let_go(self, sequence: RequestState) -> None:
-        """The sequence is admitted, or over: nothing is held or offered for it any more."""
+        """Release the blocks and offers of a sequence that was admitted or ended."""
         self.fetching.let_go(sequence)
         self.handing.drop(sequence.rid)
 
     def give_up(self) -> None:
-        """Hold nothing for those who wait, or for other engines."""
+        """Release the blocks held for waiting requests and for other engines."""
         self.fetching.give_up()
         self.handing.give_up()
 
     @property
     def waiting(self) -> bool:
-        """Whether the loop waits for what a store reads or writes."""
+        """Whether the loop waits for reads or writes of a store."""
         return self.fetching.waiting or self.handing.busy
 
     def expire_later(self, namespace: Hashable, tokens: np.ndarray, start: int) -> None:
-        """The blocks of `tokens` (int32) from position `start` on are not saved until `forget` is
-        called for them."""
+        """Exclude the blocks of `tokens` (int32) from position `start` on from saving, until
+        `forget`."""
         self.saving.mortal.update(self._keys(namespace, tokens, start))
 
     def forget(self, namespace: Hashable, tokens: np.ndarray, start: int) -> None:
@@ -114,26 +116,26 @@ class Tiering:
         return prefix_keys(self._tiers.space_of(namespace), tokens, size, start // size)
 
     def forget_namespace(self, namespace: str) -> None:
-        """Forget all of a namespace, with any adapter."""
+        """Forget all blocks of a namespace, with any adapter."""
         owner = owner_of(namespace)
         for level in self._tiers.readable:
             level.discard([one for one in level.tier.entries() if one.label.owner == owner])
 
     def flush(self) -> None:
-        """Forget everything."""
+        """Forget all blocks."""
         self.give_up()
         for level in self._tiers.readable:
             level.discard(list(level.tier.entries()))
             level.tier.unwanted.clear()
 
     def wanted_slots(self) -> dict[int, bool]:
-        """Of the last level: the slots that can be read, the one to drop next first, and whether
-        anybody wanted what is there."""
+        """Readable slots of the last level in order of eviction -> whether a request asked for the
+        block."""
         entries = [one for level in self._tiers.levels[-1:] for one in level.tier.entries()]
         return {entry.slot: entry.wanted for entry in entries if entry.whole}
 
     def stats(self) -> dict[str, int | float]:
-        """Of what is below the pool; nothing if there is nothing."""
+        """Statistics of the offload levels; empty without levels."""
         found: dict[str, int | float] = {}
         for level in self._tiers.readable:
             found |= {

@@ -1,4 +1,4 @@
-"""Blocks on their way from one engine's tree to another's."""
+"""Block transfer between the trees of two engines: prefill here, decode there."""
 
 from __future__ import annotations
 
@@ -15,14 +15,16 @@ from rootlace.runtime.contracts.block_store import SAVE
 from rootlace.runtime.scheduler.offload.levels import Moves, Saving, Tiers, owner_of
 
 _MOST_OFFERS = 4096
-"""Of requests that never came."""
+"""Offers kept for requests that never arrived."""
 
 
 @dataclass(eq=False)
 class _Giving:
-    """Blocks of a prompt that are put into slots which were given for them: `blocks` of the pool
-    with their keys, those before `planned` are on their way. The handle `node` holds them. It is
-    `void` where nobody knows any more what they hold."""
+    """A prompt's blocks being written into slots that a receiver reserved.
+
+    `blocks`: blocks of the pool with their keys; blocks before `planned` are being written. The
+    handle `node` holds the blocks. `void`: the contents of the blocks are unknown after a failure.
+    """
 
     ticket: int
     node: Node | None
@@ -31,7 +33,7 @@ class _Giving:
     planned: int = 0
     launched: int = 0
     checksums: dict[int, int | None] = field(default_factory=dict)
-    """By slot, of those that were written; None where that went wrong, or never began."""
+    """Slot -> checksum of the written block; None if the write failed or never began."""
     void: bool = False
 
     @property
@@ -39,7 +41,7 @@ class _Giving:
         return self.planned == len(self.blocks) == len(self.checksums)
 
     def leading(self) -> tuple[int, ...]:
-        """Checksums of the blocks up to the first that was not written."""
+        """Checksums of the blocks before the first unwritten one."""
         found: list[int] = []
         for slot in () if self.void else self.slots[: self.planned]:
             crc = self.checksums.get(slot)
@@ -50,11 +52,11 @@ class _Giving:
 
 
 class Handing:
-    """Gives blocks to other engines and takes those that they give, by way of `Tiers.handed`.
+    """Gives blocks to other engines and takes blocks from them, through `Tiers.handed`.
 
-    What is given is read like what is on a disk (`Fetching`): by its key, which says whose it is
-    and what is before it, and only if its checksum, which covers the key, is right. What is offered
-    for a request is forgotten when that is admitted or over.
+    A transferred block is read like a block on disk (`Fetching`): by the key, which identifies the
+    namespace and all tokens before. The checksum, which covers the key, must be right. An offer for
+    a request is forgotten when the request is admitted or ends.
     """
 
     def __init__(self, tree: RadixTree, tiers: Tiers, moves: Moves, saving: Saving) -> None:
@@ -66,7 +68,7 @@ class Handing:
         self._saving = saving
         self._givings: list[_Giving] = []
         self._by_slot: dict[int, _Giving] = {}
-        """Slots that are being written, or will be."""
+        """Slots being written or planned to be written."""
         self._answers: list[tuple[int, tuple[int, ...]]] = []
         self._offered: OrderedDict[int, list[Entry]] = OrderedDict()
         self.given_blocks = 0
@@ -76,9 +78,10 @@ class Handing:
     def give(
         self, ticket: int, namespace: Hashable, tokens: np.ndarray, first: int, slots: Sequence[int]
     ) -> None:
-        """Put the blocks from number `first` on of `tokens` (int32), as far as they are cached,
-        into `slots` that others know. `take_answers` says when it is done. Nothing is given into
-        slots that something is still written to."""
+        """Write the cached blocks from number `first` on of `tokens` (int32) into `slots`.
+
+        `take_answers` reports the end. A slot with an unfinished write is refused.
+        """
         size, end = self._size, first + len(slots)
         cached = 0
         handed = self._tiers.handed
@@ -97,12 +100,14 @@ class Handing:
         self._by_slot |= dict.fromkeys(slots[: len(blocks)], giving)
 
     def poll(self) -> None:
-        """Plan moves of what is to be given, as far as the store has room, and answer where all was
-        written by steps that ended well."""
+        """Plan the moves of gifts as far as the store has room, and answer finished gifts.
+
+        A gift is finished when its blocks were written by steps that ended well.
+        """
         handed = self._tiers.handed
         for giving in list(self._givings):
             assert handed is not None
-            if not handed.store.working:  # nothing more is written
+            if not handed.store.working:  # no further write will end
                 self._stop(giving)
             while giving.planned < len(giving.blocks) and handed.store.room > 0:
                 key, block = giving.blocks[giving.planned]
@@ -117,37 +122,39 @@ class Handing:
                 self.given_blocks += len(giving.leading())
 
     def written(self, slot: int, ok: bool) -> None:
-        """The store has written a slot."""
+        """Record that the store has written a slot."""
         giving = self._by_slot.pop(slot, None)
         handed = self._tiers.handed
         if giving is not None and handed is not None:
             giving.checksums[slot] = handed.store.checksum(slot) if ok else None
 
     def take_answers(self) -> list[tuple[int, tuple[int, ...]]]:
-        """Tickets, and the checksums of the blocks that lie in the first of the slots."""
+        """Tickets with the checksums of the blocks in the leading slots."""
         if not self._answers:
             return []
         answers, self._answers = self._answers, []
         return answers
 
     def give_up(self) -> None:
-        """Hold nothing any more: what is not planned yet is not given."""
+        """Release all handles; blocks not planned yet are not given."""
         for giving in self._givings:
             self._stop(giving)
             self._leave(giving)
 
     @property
     def busy(self) -> bool:
-        """Whether something is being given, or to be answered."""
+        """Whether a gift is being written or unanswered."""
         return bool(self._givings or self._answers)
 
     def nodes(self) -> list[Node]:
-        """Where handles end."""
+        """Nodes at which handles of gifts end."""
         return [giving.node for giving in self._givings if giving.node is not None]
 
     def reset(self) -> None:
-        """A step failed, and all KV is lost, the tree and its handles too. What is being given is
-        answered with nothing once none of it is being written any more."""
+        """Forget all gifts after a step failed and the KV, the tree and its handles were lost.
+
+        A gift in progress is answered with no checksums once none of its slots is being written.
+        """
         handed = self._tiers.handed
         for row in self._moves.rows:
             if row[0] == SAVE and row[1] == self._at and handed is not None:
@@ -160,7 +167,7 @@ class Handing:
         self.poll()
 
     def _stop(self, giving: _Giving) -> None:
-        """What is not planned yet is not given."""
+        """Drop the unplanned blocks of a gift."""
         for slot in giving.slots[giving.planned : len(giving.blocks)]:
             del self._by_slot[slot]
         giving.blocks = giving.blocks[: giving.planned]
@@ -185,8 +192,10 @@ class Handing:
         given: Sequence[tuple[int, int]],
         source: bytes = b"",
     ) -> None:
-        """For a request to come: the blocks from number `first` on of `tokens` (int32) are in these
-        slots of the giver `source`, and have these checksums."""
+        """Offer blocks to a request to come: blocks from number `first` on of `tokens` (int32).
+
+        `given`: (slot, checksum) of each block in the slots of the engine `source`.
+        """
         handed = self._tiers.handed
         if handed is None:
             return
@@ -196,7 +205,7 @@ class Handing:
         for key, (place, crc) in zip(keys, given, strict=False):
             known = handed.tier.get(key)
             if known is not None and known.readers:
-                continue  # it comes for somebody else
+                continue  # the slot serves another request
             if known is not None:
                 handed.tier.discard(known)
             entry = handed.tier.add(Label(key, owner_of(namespace)))
@@ -209,7 +218,7 @@ class Handing:
             self.drop(next(iter(self._offered)))
 
     def drop(self, rid: int) -> None:
-        """Forget what was offered for a request."""
+        """Forget the offers for a request."""
         handed = self._tiers.handed
         for entry in self._offered.pop(rid, ()):
             assert handed is not None

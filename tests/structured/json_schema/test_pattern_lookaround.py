@@ -152,7 +152,7 @@ OPEN = {key: value for key, value in CLOSED.items() if key != "additionalPropert
 
 @pytest.mark.parametrize("schema", [CLOSED, OPEN], ids=["closed", "open"])
 @pytest.mark.parametrize("backend", ["auto", "llguidance"])
-def test_a_model_without_preferences_writes_what_is_valid_without_a_retreat(
+def test_a_model_without_preferences_writes_what_is_valid_without_a_rollback(
     backend: str, schema: dict[str, Any]
 ) -> None:
     assert PreparedSchema(schema).residuals == ()
@@ -161,7 +161,7 @@ def test_a_model_without_preferences_writes_what_is_valid_without_a_retreat(
     ended = 0
     for seed in range(6):
         generated = RandomModel(compiler.vocabulary, seed).generate(grammar)
-        assert generated.retreats == 0
+        assert generated.rollbacks == 0
         if generated.text is not None:
             jsonschema.validate(json.loads(generated.text), schema)
             ended += 1
