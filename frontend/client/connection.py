@@ -438,7 +438,7 @@ class Connection:
                 self._welcome.set()
             elif isinstance(event, protocol.Failed) and event.op == 0:
                 # It speaks of the whole connection: which operations were lost with it is unknown.
-                self._break(from_code(event.code, event.message))
+                self._break(from_code(event.code, event.message, event.param))
                 return
             else:
                 self._unanswered.hear(event)
@@ -480,7 +480,7 @@ def _fail(sinks: dict[int, Sink], op: int, reason: RootlaceError) -> None:
     """Tell whoever waits for `op`, if anybody does."""
     sink = sinks.pop(op, None)
     if sink is not None:
-        sink(protocol.Failed(op=op, code=reason.code, message=str(reason)))
+        sink(protocol.Failed.of(op, reason))
 
 
 def pack(op: protocol.Op) -> msgspec.Raw:

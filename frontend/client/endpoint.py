@@ -62,7 +62,7 @@ class Answer(Completion):
         event = self.event
         assert event is not None
         if isinstance(event, protocol.Failed):
-            raise from_code(event.code, event.message)
+            raise from_code(event.code, event.message, event.param)
         return event
 
 

@@ -74,7 +74,7 @@ class Machine:
         try:
             self._take(op)
         except InvalidRequest as error:
-            self._emit(protocol.Failed(op.op, error.code, str(error)))
+            self._emit(protocol.Failed.of(op.op, error))
 
     def _take(self, op: Any) -> None:
         if isinstance(op, protocol.Open):
@@ -134,7 +134,7 @@ class Machine:
             if not isinstance(error, RootlaceError):
                 error = InternalError(f"{type(reason).__name__}: {reason}")
             branch.broken = str(error)
-            events = [protocol.Failed(op.op, error.code, str(error))]
+            events = [protocol.Failed.of(op.op, error)]
         for event in events or ():
             self._emit(event)
         return events is not None
@@ -267,7 +267,7 @@ class LocalChannel:
             self._machine.advance()
         else:
             error = InvalidRequest(f"there is no {type(op).__name__} here")
-            self._emit(protocol.Failed(op.op, error.code, str(error)))
+            self._emit(protocol.Failed.of(op.op, error))
 
     def _emit(self, event: protocol.Event) -> None:
         chunk = isinstance(event, protocol.Chunk)

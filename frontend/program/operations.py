@@ -98,7 +98,7 @@ class Operation(Completion):
         else:
             self.ended = time.perf_counter()
             if isinstance(event, protocol.Failed):
-                error = from_code(event.code, event.message)
+                error = from_code(event.code, event.message, event.param)
                 self.failure = self.owner.failed(self, error)
                 self.on_failure()
             else:

@@ -20,7 +20,13 @@ class InvalidRequest(RootlaceError):
     code = "invalid_request"
     http_status = 400
     param: str | None = None
-    """The field that is wrong, where that is known."""
+    """The field that is wrong, where that is known: as `protocol` names it, or as the body of an
+    HTTP request does. "prompt" is all text before the operation."""
+
+    def __init__(self, message: str = "", param: str | None = None) -> None:
+        super().__init__(message)
+        if param is not None:
+            self.param = param
 
 
 class ModelNotFound(InvalidRequest):
@@ -55,6 +61,7 @@ class ContextLengthExceeded(InvalidRequest):
     """The prompt leaves no room for even one token in the context window or the KV cache."""
 
     code = "context_length_exceeded"
+    param = "prompt"
 
 
 class UnsupportedModel(RootlaceError):
@@ -194,6 +201,9 @@ _BY_CODE: dict[str, type[RootlaceError]] = {
 }
 
 
-def from_code(code: str, message: str) -> RootlaceError:
+def from_code(code: str, message: str, param: str | None = None) -> RootlaceError:
     """The error that `code` stands for; an unknown code gives `InternalError`."""
-    return _BY_CODE.get(code, InternalError)(message)
+    error = _BY_CODE.get(code, InternalError)(message)
+    if param is not None and isinstance(error, InvalidRequest):
+        error.param = param
+    return error

@@ -19,6 +19,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
+from rootlace.wire.errors import RootlaceError
 from rootlace.wire.sampling import PLAIN, Handling
 from rootlace.wire.sampling import SamplingParams as SamplingParams
 from rootlace.wire.tool_calls import LINES, Around
@@ -660,6 +661,12 @@ class Failed(_Event, tag="failed"):
 
     code: str
     message: str
+    param: str | None = None
+    """The field of the operation that is wrong, where that is known."""
+
+    @classmethod
+    def of(cls, op: int, error: RootlaceError) -> Failed:
+        return cls(op, error.code, str(error), getattr(error, "param", None))
 
 
 Event = Welcome | Chunk | Done | Generated | Selected | Explained | Status | Embedded | Failed

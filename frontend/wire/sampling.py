@@ -93,7 +93,24 @@ class Range(NamedTuple):
             expected = f"be {off} (off) or at least {low}"
         else:
             expected = f"be at least {low}" if low else "not be negative"
-        raise ValueError(f"{name} must {expected}, not {value}")
+        raise BadParameter(name, f"must {expected}, not {value}")
+
+
+class BadParameter(ValueError):
+    """A sampling parameter has a value that it may not have.
+
+    `problem` is what is said of it behind its name; it may name a second parameter in braces.
+    """
+
+    def __init__(self, param: str, problem: str) -> None:
+        self.param, self.problem = param, problem
+        super().__init__(self.told({}))
+
+    def told(self, names: Mapping[str, str]) -> str:
+        """The message, where a client calls parameters by `names`, if they differ."""
+        other = names.get("max_tokens", "max_tokens")
+        problem = self.problem.replace("{max_tokens}", other)
+        return f"{names.get(self.param, self.param)} {problem}"
 
 
 class Parameter(msgspec.Struct, frozen=True, kw_only=True):
@@ -139,7 +156,7 @@ class Parameter(msgspec.Struct, frozen=True, kw_only=True):
             found = msgspec.convert(value, self.type, strict=strict)
         except msgspec.ValidationError:
             kind = "a number" if self.type is float else "an integer"
-            raise ValueError(f"{self.name} must be {kind}, not {value!r}") from None
+            raise BadParameter(self.name, f"must be {kind}, not {value!r}") from None
         if self.range is not None and found is not None:
             self.range.check(self.name, found)
         return found
@@ -255,15 +272,17 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unk
             else:
                 allowed.check(name, value)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
-            raise ValueError(
-                f"min_tokens ({self.min_tokens}) exceeds max_tokens ({self.max_tokens})"
+            raise BadParameter(
+                "min_tokens", f"({self.min_tokens}) exceeds {{max_tokens}} ({self.max_tokens})"
             )
         if len(self.stop) > 64:
-            raise ValueError(f"at most 64 stop strings, not {len(self.stop)}")
+            raise BadParameter("stop", f"may have at most 64 strings, not {len(self.stop)}")
         if len(self.stop_regex) > 32:
-            raise ValueError(f"stop_regex may have at most 32 patterns, not {len(self.stop_regex)}")
+            raise BadParameter(
+                "stop_regex", f"may have at most 32 patterns, not {len(self.stop_regex)}"
+            )
         if any(not stop for stop in self.stop):
-            raise ValueError("a stop string must not be empty")
+            raise BadParameter("stop", "must not have an empty string")
 
 
 class SamplingKeywords(TypedDict, total=False):

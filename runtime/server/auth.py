@@ -231,7 +231,8 @@ class Account:
         most = self.entry.max_priority
         if most is not None and priority > most:
             raise InvalidRequest(
-                f"priority: the API key {self.name!r} may ask for {most} at most (max_priority)"
+                f"priority: the API key {self.name!r} may ask for {most} at most (max_priority)",
+                "priority",
             )
 
     def used(self, kind: str, tokens: int) -> None:

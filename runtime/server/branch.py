@@ -218,7 +218,7 @@ class Branch:
             log.exception("operation %d of branch %d", work.op, self.id)
             failure = InternalError.of(error)
         self._break(failure)
-        return Failed(work.op, failure.code, str(failure)) if work.op else None
+        return Failed.of(work.op, failure) if work.op else None
 
     async def _in_time(
         self, run: Callable[[], Awaitable[Event | None]], deadline: Deadline
@@ -368,7 +368,7 @@ async def explain(core: Core, branch: Branch, op: Explain) -> Event:
     )
     prompt = np.concatenate((state.prompt(), np.array(pending, np.int32)))
     if not len(prompt):
-        raise InvalidRequest("the branch is empty: there is nothing to explain")
+        raise InvalidRequest("the branch is empty: there is nothing to explain", "prompt")
     return Explained(op.op, await core.explain(prompt, branch.namespace, branch.adapter))
 
 

@@ -325,7 +325,7 @@ class Generation:
         await settle(core, branch, everything=True)
         state = branch.state
         if not state.ids:
-            raise InvalidRequest("the branch is empty: there is nothing to generate from")
+            raise InvalidRequest("the branch is empty: there is nothing to generate from", "prompt")
         prompt = state.prompt()
         self._prompt_tokens = len(prompt)
         rows = self._scored_rows(len(prompt))
@@ -520,7 +520,9 @@ class Generation:
         first = given.prompt_logprobs_from
         if first is not None and first > prompt:
             raise InvalidRequest(
-                f"log-probabilities are wanted from token {first} on of a prompt of {prompt} tokens"
+                f"log-probabilities are wanted from token {first} on "
+                f"of a prompt of {prompt} tokens",
+                "prompt_logprobs_from",
             )
         # No token is in a top_p of 0 by the sum of those before it, but the likeliest is to be.
         greedy = {"temperature": 0.0, "top_p": 1.0} if given.top_p == 0 else {}
@@ -544,7 +546,8 @@ class Generation:
         for index, stop in enumerate(params.stop):
             if len(stop) > MAX_STOP_LENGTH:
                 raise InvalidRequest(
-                    f"stop[{index}] has {len(stop)} characters, at most {MAX_STOP_LENGTH} fit"
+                    f"stop[{index}] has {len(stop)} characters, at most {MAX_STOP_LENGTH} fit",
+                    f"stop[{index}]",
                 )
         for field, ids in (
             ("stop_token_ids", params.stop_token_ids),

@@ -281,7 +281,7 @@ class ProgramServer:
             else:
                 self._operate(connection, body[0])
         except RootlaceError as error:
-            self._answer(identity, [Failed(0, error.code, str(error))])
+            self._answer(identity, [Failed.of(0, error)])
 
     def _greet(self, identity: bytes, frame: bytes, address: str) -> None:
         """The first message of a peer. Without a key it shares with all of its address. Raises what
@@ -330,7 +330,7 @@ class ProgramServer:
             self._welcome(identity, hello, account, gateway, address)
         except Exception as error:
             known = error if isinstance(error, RootlaceError) else InternalError.of(error)
-            self._answer(identity, [Failed(0, known.code, str(known))])
+            self._answer(identity, [Failed.of(0, known)])
 
     def _welcome(
         self,
@@ -481,7 +481,7 @@ class ProgramServer:
     def _tell_and_drop(self, connection: Connection, reason: str) -> None:
         """Drop a client that may still be there; if its queue is full, it is not told."""
         error = ServerUnavailable(f"the server dropped this connection: {reason}")
-        last: list[Event] = [Failed(0, error.code, str(error))]
+        last: list[Event] = [Failed.of(0, error)]
         self._socket.send(connection.identity, encode(last))
         self._drop(connection, reason)
 

@@ -310,7 +310,7 @@ class Selection:
             raise InvalidRequest(f"select: at most {MAX_CHOICES} choices, not {len(choices)}")
         for index, choice in enumerate(choices):
             if not choice:
-                raise InvalidRequest(f"select: choice {index} is empty")
+                raise InvalidRequest(f"select: choice {index} is empty", f"choices[{index}]")
 
     async def _conditional(self) -> list[_Scored]:
         """The branch with each choice, tokenized jointly, and where they begin to differ."""
@@ -331,7 +331,9 @@ class Selection:
         for index, length in enumerate(map(len, joint)):
             if length == common:
                 choice = self._op.choices[index]
-                raise InvalidRequest(f"select: choice {index} ({choice!r}) adds no token")
+                raise InvalidRequest(
+                    f"select: choice {index} ({choice!r}) adds no token", f"choices[{index}]"
+                )
             check_fits(self._core, len(settled) + length, room=0)
         tokens = sum(map(len, joint))
         _check_size(tokens - common * len(joint), MAX_SCORED, "tokens to score")

@@ -215,20 +215,20 @@ class Session:
             try:
                 self._dispatch(op)
             except RootlaceError as error:
-                self._emit(Failed(op.op, error.code, str(error)))
+                self._emit(Failed.of(op.op, error))
 
     def reject(self, op: int, branch: int | None, error: RootlaceError) -> None:
         """Fail an operation that could not be decoded, and break the branch it was meant for."""
         target = self._branches.get(branch) if branch is not None else None
         if target is None or op <= 0:
-            self._emit(Failed(max(op, 0), error.code, str(error)))
+            self._emit(Failed.of(max(op, 0), error))
         else:
             target.post(Work(op, partial(_raise, error)))
 
     def end(self, error: RootlaceError) -> None:
         """Close, which the client did not ask for; its last event says why."""
         if not self.closed:
-            self._events.append(Failed(0, error.code, str(error)))
+            self._events.append(Failed.of(0, error))
             self._deliver()
             self.close()
 
@@ -513,7 +513,7 @@ class Session:
             try:
                 self._emit(await work)
             except RootlaceError as error:
-                self._emit(Failed(op, error.code, str(error)))
+                self._emit(Failed.of(op, error))
             except Exception as error:
                 log.exception("operation %d", op)
                 self._emit(Failed(op, InternalError.code, str(InternalError.of(error))))

@@ -343,7 +343,8 @@ async def searches_of(patterns: Sequence[str]) -> tuple[Search, ...]:
     for index, pattern in enumerate(patterns):
         if len(pattern) > MAX_LENGTH:
             raise InvalidRequest(
-                f"stop_regex[{index}] has {len(pattern)} characters, at most {MAX_LENGTH} fit"
+                f"stop_regex[{index}] has {len(pattern)} characters, at most {MAX_LENGTH} fit",
+                f"stop_regex[{index}]",
             )
     # A class such as \w takes milliseconds where it is met first.
     return await asyncio.to_thread(_made, patterns)
@@ -356,9 +357,12 @@ def _made(patterns: Sequence[str]) -> tuple[Search, ...]:
             searches.append(_search(pattern))
         except InvalidConstraint as error:
             reason = str(error).removeprefix("regex: ")
-            raise InvalidRequest(f"stop_regex[{index}]: {reason}") from None
+            field = f"stop_regex[{index}]"
+            raise InvalidRequest(f"{field}: {reason}", field) from None
         if sum(search.positions for search in searches) > MAX_POSITIONS:
-            raise InvalidRequest(f"stop_regex: more than {MAX_POSITIONS} positions in all patterns")
+            raise InvalidRequest(
+                f"stop_regex: more than {MAX_POSITIONS} positions in all patterns", "stop_regex"
+            )
     return tuple(searches)
 
 

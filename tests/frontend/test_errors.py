@@ -171,7 +171,7 @@ def test_error_of_the_state() -> None:
         (lambda: rl.gen_int("x", regex="a"), TypeError, "regex"),
         (lambda: rl.gen("x", temperature=-1), InvalidRequest, "temperature"),
         (lambda: rl.gen("x", max_tokens="12"), InvalidRequest, "max_tokens"),
-        (lambda: rl.gen("x", stop=[""]), InvalidRequest, "stop string"),
+        (lambda: rl.gen("x", stop=[""]), InvalidRequest, "stop must not have an empty string"),
         (lambda: rl.gen("x", stop=[3]), InvalidRequest, "stop"),
         (lambda: rl.gen("x", n=0), InvalidRequest, "n must be"),
         (lambda: rl.gen("x", min_tokens=5, max_tokens=4), InvalidRequest, "min_tokens"),

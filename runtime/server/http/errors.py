@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import logging
 import math
-import re
 from collections.abc import Awaitable, Callable
 
 import msgspec
 from aiohttp import web
 
 from rootlace.wire.errors import (
-    ContextLengthExceeded,
     InternalError,
     InvalidConstraint,
     InvalidRequest,
@@ -37,9 +35,6 @@ _TYPES = {
     429: "rate_limit_error",
     503: "service_unavailable_error",
 }
-
-
-_CHOICE = re.compile(r"select: choice (\d+) ")
 
 
 class InvalidParameter(InvalidRequest):
@@ -102,20 +97,17 @@ class UnsupportedMediaType(InvalidRequest):
 
 
 def named(error: RootlaceError, prompt: str | None, choices: str = "choices") -> RootlaceError:
-    """The error, with the field that it is about where its message shows which one that is.
+    """The error, with its field under the name that the body of the request has for it.
 
     `prompt` is the field that held the prompt, and `choices` the one that held those of a `Select`.
     """
-    if isinstance(error, InvalidRequest) and error.param is None:
-        choice = _CHOICE.match(str(error))
-        if "priority: the API key" in str(error):
-            error.param = "priority"
-        elif isinstance(error, ContextLengthExceeded) or "the branch is empty" in str(error):
+    if isinstance(error, InvalidRequest) and error.param is not None:
+        if error.param == "prompt":
             error.param = prompt
-        elif "log-probabilities are wanted from token" in str(error):
+        elif error.param == "prompt_logprobs_from":
             error.param = "logprob_start_len"  # only sglang's interface says where from
-        elif choice is not None:
-            error.param = f"{choices}[{choice[1]}]"
+        else:
+            error.param = error.param.replace("choices[", f"{choices}[")
     return error
 
 

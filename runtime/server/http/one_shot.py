@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -130,7 +129,7 @@ async def behind_prompts(
                 index = (event.op - 1) // _OPS
                 if isinstance(event, Failed):
                     where = param(index) if param is not None and event.op > 0 else None
-                    raise named(from_code(event.code, event.message), where, choices)
+                    raise named(from_code(event.code, event.message, event.param), where, choices)
                 if isinstance(event, Generated | Selected):
                     note_usage(event.usage, None)
                 if isinstance(event, Result):
@@ -251,7 +250,6 @@ SAMPLES_AT_ONCE = 32
 """As many begin in one turn of the event loop, or fewer that take long."""
 _OPS_PER_JOB = 4 + 2 * MAX_PINS
 _GENERATE = 2
-_STOP = re.compile(r"stop(_regex)?\[\d+\]")
 """The field with which an error's message begins where a stop string or pattern is wrong."""
 
 
@@ -452,13 +450,13 @@ class OneShots:
     def _error(self, event: Failed, index: int) -> RootlaceError:
         """The typed error; one about the constraint names the field that asked for it."""
         where = f"prompt {index}: " if len(self._jobs) > 1 and event.op > 0 else ""
-        error = from_code(event.code, where + event.message)
+        error = from_code(event.code, where + event.message, event.param)
         asked = self._jobs[index].asked if event.op > 0 else None
         if isinstance(error, InvalidConstraint) and asked is not None:
             return RefusedConstraint(asked.param, asked.told(str(error)))
-        if isinstance(error, InvalidRequest) and (field := _STOP.match(event.message)):
+        if isinstance(error, InvalidRequest) and (event.param or "").startswith("stop"):
             sampling = self._jobs[index].sampling
-            return InvalidParameter(f"{sampling}.{field[0]}" if sampling else field[0], str(error))
+            error.param = f"{sampling}.{event.param}" if sampling else event.param
         return named(error, self._jobs[index].param if event.op > 0 else None)
 
 

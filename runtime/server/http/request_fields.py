@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -18,6 +17,7 @@ from rootlace.wire.sampling import (
     PARAMETERS,
     TUNED,
     Api,
+    BadParameter,
     Cache,
     Handling,
     Priority,
@@ -171,8 +171,6 @@ def _of_ids(ids: Sequence[int], param: str, vocab_size: int) -> Prompt:
 
 T = TypeVar("T", bound=msgspec.Struct)
 
-_FIRST_WORD = re.compile(r"[a-z_]+")
-
 
 def with_sampling(body: type[T], api: Api) -> type[T]:
     """`body` with a field for each sampling parameter that `api` takes; null is its default."""
@@ -242,16 +240,5 @@ def make_params(
                 )
     try:
         return SamplingParams(**given, given=TUNED)
-    except ValueError as error:
-        raise _named(str(error), names) from None
-
-
-def _named(message: str, names: Mapping[str, str]) -> InvalidParameter:
-    """The error of `SamplingParams` in the client's names."""
-    if "stop string" in message:
-        stop = names.get("stop", "stop")
-        return InvalidParameter(stop, f"{stop}: {message}")
-    for ours, theirs in names.items():
-        message = re.sub(rf"\b{ours}\b", theirs, message)
-    first = _FIRST_WORD.match(message)
-    return InvalidParameter(first[0] if first else "sampling_params", message)
+    except BadParameter as error:
+        raise InvalidParameter(names.get(error.param, error.param), error.told(names)) from None

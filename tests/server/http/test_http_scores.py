@@ -145,7 +145,7 @@ async def test_a_choice_that_adds_no_token_is_named(
     def failing(session: FakeSession, ops: list[Op]) -> None:
         at = next(op.op for op in ops if isinstance(op, Select))
         said = "select: choice 1 ('d') adds no token"
-        session._on_events([Failed(at, "invalid_request", said)])
+        session._on_events([Failed(at, "invalid_request", said, "choices[1]")])
 
     monkeypatch.setattr(FakeSession, "handle", failing)
     for path, body, param in (
