@@ -20,7 +20,9 @@ from typing import Any
 from rootlace.runtime.structured.regex import syntax
 from rootlace.runtime.structured.regex.emit import pattern_of
 from rootlace.runtime.structured.regex.syntax import (
+    BLANK,
     LAST,
+    NOTHING,
     Chars,
     Concat,
     Either,
@@ -28,14 +30,10 @@ from rootlace.runtime.structured.regex.syntax import (
     Reference,
     Regex,
     Repeat,
-    nodes,
-)
-from rootlace.runtime.structured.regex.trees import (
-    BLANK,
-    NOTHING,
     chars,
     concat,
     either,
+    nodes,
     optional,
     repeat,
 )

@@ -21,8 +21,7 @@ from rootlace.runtime.structured.regex import syntax
 from rootlace.runtime.structured.regex.emit import pattern_of
 from rootlace.runtime.structured.regex.lazy_dfa import DEAD, LazyDfa
 from rootlace.runtime.structured.regex.lookaround import has_look
-from rootlace.runtime.structured.regex.syntax import LAST, Chars, Literal, Regex
-from rootlace.runtime.structured.regex.trees import chars, with_leaves
+from rootlace.runtime.structured.regex.syntax import LAST, Chars, Literal, Regex, chars, with_leaves
 from rootlace.runtime.structured.vocabulary import vocabulary as bitmask
 from rootlace.runtime.structured.vocabulary.masks import TokenTable
 from rootlace.runtime.structured.vocabulary.vocabulary import Vocabulary

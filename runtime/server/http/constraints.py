@@ -17,7 +17,7 @@ from rootlace.runtime.server.http.errors import InvalidParameter, RefusedConstra
 from rootlace.runtime.server.http.reply_headers import note_warning
 from rootlace.runtime.structured.gbnf import schemas_of_grammar
 from rootlace.runtime.structured.json_schema.json_text import WHITESPACES
-from rootlace.runtime.structured.json_schema.search import syntax_error
+from rootlace.runtime.structured.json_schema.pattern import syntax_error
 from rootlace.types.schema_keywords import Remark, patterns, remarks
 from rootlace.wire.protocol import CONSTRAINT_OPTIONS, Constraint
 

@@ -23,7 +23,7 @@ from rootlace.runtime.structured.json_schema.load import (
     evaluated_keys,
     pointer_part,
 )
-from rootlace.runtime.structured.json_schema.search import searcher
+from rootlace.runtime.structured.json_schema.pattern import searcher
 
 TYPES = ("null", "boolean", "number", "string", "array", "object")
 ALL_TYPES = frozenset(TYPES)

@@ -12,19 +12,17 @@ from functools import lru_cache
 from typing import Any
 
 from rootlace.runtime.structured.regex.syntax import (
+    BLANK,
     Chars,
     Literal,
     Ranges,
     Regex,
-    complement,
-    contains,
-    intersection,
-)
-from rootlace.runtime.structured.regex.trees import (
-    BLANK,
     chars,
+    complement,
     concat,
+    contains,
     either,
+    intersection,
     one_of,
     optional,
     repeat,

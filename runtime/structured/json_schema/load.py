@@ -18,7 +18,7 @@ from referencing import Registry, Resource, Specification
 from referencing.exceptions import Unresolvable
 from referencing.jsonschema import DRAFT4, DRAFT6, DRAFT7, DRAFT201909, DRAFT202012
 
-from rootlace.runtime.structured.json_schema.search import searcher
+from rootlace.runtime.structured.json_schema.pattern import searcher
 from rootlace.types.schema_keywords import older_keywords
 from rootlace.wire.errors import InvalidConstraint
 

@@ -1,20 +1,68 @@
-"""A JSON schema, ready to be enforced: its normal form, the schema of its mask, the check."""
+"""A JSON schema, ready to be enforced: its normal form, the schema of its mask, the check.
+
+Sections: the mask (what llguidance runs, and what is left to check); the prepared schema.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from rootlace.runtime.structured.json_schema.cases import Conjunction
 from rootlace.runtime.structured.json_schema.json_text import gap_of
 from rootlace.runtime.structured.json_schema.load import CheckedSchema, Residual, invalid, written
-from rootlace.runtime.structured.json_schema.mask import Mask, mask_of
-from rootlace.runtime.structured.json_schema.normal_form import let_go, normal_form
-from rootlace.runtime.structured.json_schema.search import searcher
+from rootlace.runtime.structured.json_schema.normal_form import Normal, let_go, normal_form
+from rootlace.runtime.structured.json_schema.pattern import searcher
+from rootlace.runtime.structured.json_schema.spellings import (
+    OPTIONS,
+    needs_controls,
+    tells_keys_apart,
+)
+from rootlace.runtime.structured.json_schema.to_llguidance import weaken
 from rootlace.runtime.structured.json_schema.to_regex import whole_regex
 from rootlace.runtime.structured.json_schema.validate import Rules, Verifier
 from rootlace.runtime.structured.regex.syntax import Regex
 from rootlace.wire.errors import InvalidConstraint
+
+
+@dataclass(frozen=True)
+class Mask:
+    """A schema that llguidance takes, and the keywords of the user's that it does not hold."""
+
+    schema: dict[str, Any]
+    residuals: tuple[Residual, ...]
+
+
+def mask_of(normal: Normal) -> Mask:
+    weakened = weaken(normal.root, {**normal.definitions, **normal.shown})
+    notes: set[Residual] = set()
+    for name in weakened.definitions:
+        notes |= normal.notes[name] | normal.lost[name]
+    for name, keyword in weakened.lost:
+        notes.add(Residual(_place(normal.places[name], keyword), keyword))
+    schema = dict(weakened.root)
+    if weakened.definitions:
+        schema["$defs"] = weakened.definitions
+    told = [name for name, shape in weakened.definitions.items() if tells_keys_apart(shape)]
+    if told and needs_controls(schema):
+        # Keys may be spelt in two ways then, and the mask does not know one in the other.
+        for name in told:
+            notes.add(Residual(_place(normal.places[name], "properties"), "properties"))
+    elif told:
+        schema["x-guidance"] = dict(OPTIONS)
+    return Mask(schema, tuple(sorted(notes, key=lambda note: note.pointer)))
+
+
+def _place(conjunction: Conjunction, keyword: str) -> str:
+    for atom in conjunction:
+        if isinstance(atom.located.schema, dict) and keyword in atom.located.schema:
+            return f"{atom.located.pointer}/{keyword}"
+    return conjunction[0].located.pointer if conjunction else "#"
+
+
+# Prepare ------------------------------------------------------------------------------------------
 
 
 class PreparedSchema:

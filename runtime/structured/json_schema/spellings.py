@@ -21,10 +21,14 @@ from rootlace.runtime.structured.json_schema.json_text import MAX_DIGITS, digits
 from rootlace.runtime.structured.json_schema.load import subschemas
 from rootlace.runtime.structured.json_schema.pattern import NotTranslated, in_all, regex_of_pattern
 from rootlace.runtime.structured.json_schema.to_llguidance import string_matcher
-from rootlace.runtime.structured.regex.syntax import ALL, Chars, Literal, Regex, TooLarge
-from rootlace.runtime.structured.regex.trees import (
+from rootlace.runtime.structured.regex.syntax import (
+    ALL,
     BLANK,
     NOTHING,
+    Chars,
+    Literal,
+    Regex,
+    TooLarge,
     concat,
     either,
     one_of,

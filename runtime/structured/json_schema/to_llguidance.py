@@ -15,7 +15,7 @@ from llguidance import LLMatcher, LLTokenizer
 # What llguidance says of schemas and patterns.
 #
 # It refuses a schema that it finds unsatisfiable, and patterns of keys that it does not find
-# disjoint. So these questions are asked of it, and not of `regex/languages`: another answer,
+# disjoint. So these questions are asked of it, and not of `grammars.Language`: another answer,
 # however right, would not help.
 
 

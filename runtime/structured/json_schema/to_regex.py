@@ -22,10 +22,11 @@ from typing import Any
 from rootlace.runtime.structured.json_schema import json_text
 from rootlace.runtime.structured.json_schema.normal_form import Normal
 from rootlace.runtime.structured.json_schema.spellings import Guidance, NotRegular, Ours
-from rootlace.runtime.structured.regex.syntax import Literal, Regex
-from rootlace.runtime.structured.regex.trees import (
+from rootlace.runtime.structured.regex.syntax import (
     BLANK,
     NOTHING,
+    Literal,
+    Regex,
     concat,
     either,
     optional,
@@ -48,7 +49,7 @@ def whole_regex(normal: Normal, gap: Regex, max_size: int = MAX_SIZE) -> Regex |
     """The JSON texts that we write for a schema, with `gap` between their tokens; None where they
     are no automaton of modest size.
 
-    A tree that matches nothing (`trees.NOTHING`) is returned only where no instance is valid.
+    A tree that matches nothing (`syntax.NOTHING`) is returned only where no instance is valid.
     """
     return _written(_Writer(normal.definitions, Ours(max_size), gap, max_size), normal.root)
 

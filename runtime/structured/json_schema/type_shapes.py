@@ -44,8 +44,18 @@ from rootlace.runtime.structured.json_schema.pattern import (
 )
 from rootlace.runtime.structured.json_schema.spellings import NotRegular, content_of
 from rootlace.runtime.structured.json_schema.to_llguidance import nothing_matches, patterns_apart
-from rootlace.runtime.structured.regex.syntax import ALL, LAST, Chars, Literal, Regex, TooLarge
-from rootlace.runtime.structured.regex.trees import NOTHING, concat, either, repeat
+from rootlace.runtime.structured.regex.syntax import (
+    ALL,
+    LAST,
+    NOTHING,
+    Chars,
+    Literal,
+    Regex,
+    TooLarge,
+    concat,
+    either,
+    repeat,
+)
 
 # Shape --------------------------------------------------------------------------------------------
 #

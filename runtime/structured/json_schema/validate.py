@@ -15,8 +15,7 @@ from jsonschema.validators import extend, validator_for
 from referencing.jsonschema import lookup_recursive_ref
 
 from rootlace.runtime.structured.json_schema.load import CheckedSchema, Located, Residual
-from rootlace.runtime.structured.json_schema.pattern import checker
-from rootlace.runtime.structured.json_schema.search import searcher
+from rootlace.runtime.structured.json_schema.pattern import checker, searcher
 from rootlace.wire.errors import InvalidConstraint
 
 # Keywords -----------------------------------------------------------------------------------------

@@ -1,9 +1,8 @@
-"""Regular languages: from patterns to byte automata that are built as far as they are visited.
+"""Regular languages: from patterns to byte automata that grow as states are visited.
 
-The way of a pattern: `parse` reads it as `re` does into a tree (`syntax`, built by `trees`), `nfa`
-(or `lookaround`, where it looks around) makes that an automaton over UTF-8 (`utf8`), and `dfa`
-determinises the states that are visited. All of these keep the promise that a mask allows exactly
-what some complete text goes on with. `emit` writes trees for other engines, `languages` asks
-interegular how two languages go together. The rescue path is `limits.TooLarge`: whoever gets it
-asks another engine.
+    text -> parse -> syntax (trees) -> nfa, or lookaround -> lazy_dfa -> the states a request visits
+                                  \\-> emit: patterns for other engines
+
+A mask from `lazy_dfa` allows exactly the bytes that some complete text continues with. Where an
+automaton would be too large, `syntax.TooLarge` sends the caller to another engine.
 """

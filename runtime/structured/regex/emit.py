@@ -11,6 +11,7 @@ import re
 from functools import lru_cache
 
 from rootlace.runtime.structured.regex.syntax import (
+    BLANK,
     Chars,
     Concat,
     Either,
@@ -19,8 +20,10 @@ from rootlace.runtime.structured.regex.syntax import (
     Regex,
     Repeat,
     TooLarge,
+    concat,
+    either,
+    repeat,
 )
-from rootlace.runtime.structured.regex.trees import BLANK, concat, either, repeat
 from rootlace.wire.errors import InvalidConstraint
 
 _NOTHING = r"[^\x{0}-\x{10FFFF}]"

@@ -24,6 +24,7 @@ import numpy as np
 from rootlace.runtime.structured.regex.nfa import repeats
 from rootlace.runtime.structured.regex.syntax import (
     LAST,
+    NOTHING,
     Chars,
     Concat,
     Either,
@@ -39,7 +40,6 @@ from rootlace.runtime.structured.regex.syntax import (
     nodes,
     union,
 )
-from rootlace.runtime.structured.regex.trees import NOTHING
 
 _STEPS_PER_LEAF = 512
 """Bounds the work of finding all V: evaluations of a node, per leaf that is allowed."""
@@ -51,7 +51,7 @@ def has_look(regex: Regex) -> bool:
 
 
 def without_look(regex: Regex, max_leaves: int) -> Regex:
-    """The same texts without look-around, as a `Graph`; `trees.NOTHING` where there are none.
+    """The same texts without look-around, as a `Graph`; `syntax.NOTHING` where there are none.
     Raises `TooLarge` if it, or the way to it, is too large."""
     try:
         return _Reversal(regex, max_leaves).graph()

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 
 from rootlace.runtime.structured.regex.syntax import (
     DONE,
+    NOTHING,
     CharAutomaton,
     Chars,
     Concat,
@@ -28,7 +29,6 @@ from rootlace.runtime.structured.regex.syntax import (
     TooLarge,
     char_automaton,
 )
-from rootlace.runtime.structured.regex.trees import NOTHING
 
 ACCEPT = 0
 """The item of the end of the text."""

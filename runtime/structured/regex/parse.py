@@ -17,6 +17,8 @@ from typing import Any, NamedTuple
 
 from rootlace.runtime.structured.regex import syntax
 from rootlace.runtime.structured.regex.syntax import (
+    BLANK,
+    NOTHING,
     Chars,
     Concat,
     Either,
@@ -26,10 +28,6 @@ from rootlace.runtime.structured.regex.syntax import (
     Ranges,
     Regex,
     Repeat,
-)
-from rootlace.runtime.structured.regex.trees import (
-    BLANK,
-    NOTHING,
     chars,
     concat,
     either,

@@ -1,8 +1,7 @@
-"""From bytes to tokens: which tokens a state of an automaton allows, and forced text as tokens.
+"""From bytes to tokens: which tokens an automaton's state allows, and forced text as tokens.
 
-`vocabulary` is the tokenizer as bytes and `byte_trie` its trie. These keep the promise: `walk`
-finds the tokens that an automaton survives, `table` keeps the masks, and `canonical` says which
-tokens the tokenizer itself would have put for forced text, by asking how it cuts (`pretokens`) and
-merges (`merges`) whatever may follow. `classes` makes it fast on a device: it groups the tokens
-that do the same to every state.
+- `vocabulary`: the tokenizer as bytes, and the trie of these bytes.
+- `masks`: walks the trie against an automaton, keeps the masks, groups tokens of equal effect.
+- `forced_tokens`: the tokens that the tokenizer itself would choose for forced text, by asking how
+  the tokenizer cuts a text (`pretokens`) and merges the pieces (`merges`).
 """

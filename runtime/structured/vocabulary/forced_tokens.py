@@ -17,9 +17,13 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from rootlace.runtime.structured.vocabulary.following import Following
 from rootlace.runtime.structured.vocabulary.merges import Merges, Tokens, common
-from rootlace.runtime.structured.vocabulary.pretokens import Ends, PreTokenizer, flat_parts
+from rootlace.runtime.structured.vocabulary.pretokens import (
+    Ends,
+    Following,
+    PreTokenizer,
+    flat_parts,
+)
 from rootlace.runtime.structured.vocabulary.vocabulary import (
     Composition,
     Vocabulary,

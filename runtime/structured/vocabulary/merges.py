@@ -20,7 +20,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from rootlace.runtime.structured.vocabulary.following import Following
+from rootlace.runtime.structured.vocabulary.pretokens import Following
 from rootlace.runtime.structured.vocabulary.vocabulary import bytes_after
 
 # Pairs of tokens tried for one end; beyond, it counts as unsafe.

@@ -7,6 +7,7 @@ from typing import Any
 
 from rootlace.runtime.structured.json_schema.prepare import PreparedSchema
 from rootlace.runtime.structured.regex.syntax import (
+    NOTHING,
     Chars,
     Concat,
     Either,
@@ -16,7 +17,6 @@ from rootlace.runtime.structured.regex.syntax import (
     Regex,
     Repeat,
 )
-from rootlace.runtime.structured.regex.trees import NOTHING
 from rootlace.wire.errors import InvalidConstraint
 
 

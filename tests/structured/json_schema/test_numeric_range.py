@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from rootlace.runtime.structured.json_schema import spellings
 from rootlace.runtime.structured.json_schema.spellings import Bound, OutOfReach
-from rootlace.runtime.structured.regex import trees
+from rootlace.runtime.structured.regex import syntax
 from rootlace.runtime.structured.regex.lazy_dfa import LazyDfa
 from rootlace.runtime.structured.regex.syntax import Regex
 from tests.structured.json_schema.regex_texts import draw
@@ -98,7 +98,7 @@ ENDS = [
 def test_decimals_between(low: float, high: float, low_in: bool, high_in: bool) -> None:
     regex = spellings.decimals(Bound(low, low_in), Bound(high, high_in))
     if low == high and not (low_in and high_in):
-        assert regex == trees.NOTHING
+        assert regex == syntax.NOTHING
         return
     dfa = _matcher(regex)
     for whole in range(-14, 14):

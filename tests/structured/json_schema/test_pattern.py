@@ -19,7 +19,7 @@ from jsonschema import Draft202012Validator
 from rootlace.runtime.structured.json_schema import json_text, pattern
 from rootlace.runtime.structured.json_schema import pattern as formats
 from rootlace.runtime.structured.json_schema.pattern import NotTranslated, regex_of_pattern
-from rootlace.runtime.structured.regex import trees
+from rootlace.runtime.structured.regex import syntax
 from rootlace.runtime.structured.regex.lazy_dfa import LazyDfa
 from rootlace.runtime.structured.regex.syntax import ALL
 from tests.structured.json_schema.regex_texts import draw
@@ -101,7 +101,7 @@ def test_what_the_dialects_write_differently_is_refused(source: str) -> None:
 @settings(max_examples=200, deadline=None)
 def test_strings_are_written_as_json_writes_them(value: str) -> None:
     written = json.dumps(value, ensure_ascii=False)
-    everything = trees.repeat(trees.chars(ALL), 0, None)
+    everything = syntax.repeat(syntax.chars(ALL), 0, None)
     for regex in (json_text.any_string(), json_text.string_of(everything)):
         assert _run(LazyDfa(regex, 1 << 12), written)
     assert _run(LazyDfa(json_text.any_string(), 1 << 12), json.dumps(value))
@@ -110,12 +110,12 @@ def test_strings_are_written_as_json_writes_them(value: str) -> None:
 @given(st.integers(0, 4), st.integers(0, 4), st.integers(0, 2**32))
 @settings(max_examples=100, deadline=None)
 def test_lengths_are_counted_in_code_points(least: int, more: int, seed: int) -> None:
-    counted = trees.repeat(json_text.free_character(), least, least + more)
-    for content in (counted, trees.repeat(trees.chars(ALL), least, least + more)):
+    counted = syntax.repeat(json_text.free_character(), least, least + more)
+    for content in (counted, syntax.repeat(syntax.chars(ALL), least, least + more)):
         regex = (
-            trees.concat(json_text.string_of(content))
+            syntax.concat(json_text.string_of(content))
             if content is not counted
-            else trees.concat(trees.one_of('"'), content, trees.one_of('"'))
+            else syntax.concat(syntax.one_of('"'), content, syntax.one_of('"'))
         )
         value = json.loads(draw(regex, random.Random(seed)))
         assert least <= len(value) <= least + more
@@ -124,7 +124,7 @@ def test_lengths_are_counted_in_code_points(least: int, more: int, seed: int) ->
 @pytest.mark.parametrize("source", ASCII)
 @pytest.mark.parametrize("least, most", [(0, 3), (2, None), (3, 3), (1, 4)])
 def test_pattern_and_length_together(source: str, least: int, most: int | None) -> None:
-    fitted = trees.with_length(regex_of_pattern(source), least, most)
+    fitted = syntax.with_length(regex_of_pattern(source), least, most)
     if fitted is None:
         return
     dfa = LazyDfa(fitted, 1 << 16)

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
-from rootlace.runtime.structured.regex import trees
+from rootlace.runtime.structured.regex import syntax
 from rootlace.runtime.structured.regex.lazy_dfa import LazyDfa
 from tests.structured.json_schema import finite_schemas
 from tests.structured.json_schema.regex_texts import draw, regex_of_schema
@@ -48,7 +48,7 @@ def matches(schema: Any, text: str, whitespace: Any = "compact") -> bool:
 @QUICK
 def test_every_text_is_valid(schema: Any, whitespace: Any, seed: int) -> None:
     regex = regex_of_schema(schema, whitespace)
-    if regex is None or regex == trees.NOTHING:
+    if regex is None or regex == syntax.NOTHING:
         return
     validator = Draft202012Validator(schema, format_checker=FORMATS)
     source = random.Random(seed)
@@ -64,7 +64,7 @@ def test_every_text_is_valid(schema: Any, whitespace: Any, seed: int) -> None:
 @given(finite_schemas.schemas, finite_schemas.values)
 @QUICK
 def test_nothing_is_said_only_where_nothing_is_valid(schema: Any, value: Any) -> None:
-    if regex_of_schema(schema) == trees.NOTHING:
+    if regex_of_schema(schema) == syntax.NOTHING:
         assert not Draft202012Validator(schema, format_checker=FORMATS).is_valid(value)
 
 
@@ -72,7 +72,7 @@ def test_nothing_is_said_only_where_nothing_is_valid(schema: Any, value: Any) ->
 @QUICK
 def test_what_flexible_writes_is_what_compact_writes_with_blanks(schema: Any, seed: int) -> None:
     tight, loose = (regex_of_schema(schema, layout) for layout in ("compact", "flexible"))
-    if tight is None or loose is None or tight == trees.NOTHING:
+    if tight is None or loose is None or tight == syntax.NOTHING:
         return
     dfa = LazyDfa(loose, 1 << 16)
     text = draw(tight, random.Random(seed))
@@ -312,7 +312,7 @@ def test_not_regular(schema: Any) -> None:
     ids=compact,
 )
 def test_unsatisfiable(schema: Any) -> None:
-    assert regex_of_schema(schema) == trees.NOTHING
+    assert regex_of_schema(schema) == syntax.NOTHING
 
 
 def _nested(levels: int, width: int) -> Any:
@@ -357,13 +357,13 @@ def _in_place(levels: int, keyword: str) -> Any:
 )  # fmt: skip
 def test_a_blow_up_ends_soon(schema: Any) -> None:
     start = time.process_time()
-    assert regex_of_schema(schema) in (None, trees.NOTHING)
+    assert regex_of_schema(schema) in (None, syntax.NOTHING)
     assert time.process_time() - start < 5  # a bound against hanging, not a measurement
 
 
 def test_size_is_linear_where_something_is_required() -> None:
     sizes = [
-        trees.size(regex, 10**9)
+        syntax.size(regex, 10**9)
         for count in (50, 100)
         for regex in [regex_of_schema(closed({f"p{i:03}": I for i in range(count)}, "p000"))]
         if regex is not None

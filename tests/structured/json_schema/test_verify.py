@@ -13,7 +13,7 @@ import pytest
 
 from rootlace.runtime.structured import GrammarCompiler
 from rootlace.runtime.structured.json_schema.load import CheckedSchema
-from rootlace.runtime.structured.json_schema.search import PatternSearch
+from rootlace.runtime.structured.json_schema.pattern import PatternSearch
 from rootlace.runtime.structured.json_schema.validate import Rules, Verifier
 from rootlace.wire.errors import InvalidConstraint
 from tests.structured.json_schema import small_schemas

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rootlace.runtime.structured.regex import trees
+from rootlace.runtime.structured.regex import syntax
 from rootlace.runtime.structured.regex.lazy_dfa import DEAD, LazyDfa
 from rootlace.runtime.structured.regex.parse import parse
 from rootlace.runtime.structured.regex.syntax import (
@@ -105,10 +105,10 @@ def test_the_dead_state_stays_dead() -> None:
 @pytest.mark.parametrize(
     "regex",
     [
-        trees.either(),
-        trees.chars(()),
-        trees.concat(Literal("a"), trees.chars(())),
-        trees.repeat(trees.NOTHING, 1, 2),
+        syntax.either(),
+        syntax.chars(()),
+        syntax.concat(Literal("a"), syntax.chars(())),
+        syntax.repeat(syntax.NOTHING, 1, 2),
         Concat((Look(Literal("a"), negative=False), Literal("b"))),
     ],
 )
@@ -122,9 +122,9 @@ def test_the_empty_language(regex: Regex) -> None:
     "regex",
     [
         Literal(""),
-        trees.repeat(trees.NOTHING, 0, 2),
-        trees.repeat(Literal("a"), 0, 0),
-        trees.either(Literal(""), trees.concat(Literal("a"), trees.NOTHING)),
+        syntax.repeat(syntax.NOTHING, 0, 2),
+        syntax.repeat(Literal("a"), 0, 0),
+        syntax.either(Literal(""), syntax.concat(Literal("a"), syntax.NOTHING)),
     ],
 )
 def test_the_empty_text_only(regex: Regex) -> None:

@@ -7,8 +7,8 @@ import re
 
 import pytest
 
-from rootlace.runtime.structured.regex import languages
-from rootlace.runtime.structured.regex.languages import Language
+from rootlace.runtime.structured import grammars
+from rootlace.runtime.structured.grammars import Language
 from rootlace.runtime.structured.regex.parse import parse
 from rootlace.runtime.structured.regex.syntax import TooLarge
 
@@ -54,7 +54,7 @@ def test_where_nothing_matches_nothing_goes_on() -> None:
 def test_a_question_beyond_the_budget_has_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     left, right = "(a{7})*b", "(a{11})*cd"
     assert Language(parse(left)).goes_on_behind(Language(parse(right)), 1 << ord("d")) is False
-    monkeypatch.setattr(languages, "MAX_STEPS", 70)
+    monkeypatch.setattr(grammars, "MAX_STEPS", 70)
     assert Language(parse(right)).goes_on_behind(Language(parse(left)), 1 << ord("d")) is None
     large = Language(parse("(a|b)*a(a|b){20}"))
     assert large.goes_on_behind(Language(parse("a")), 1 << ord("a")) is None

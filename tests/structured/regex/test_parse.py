@@ -15,8 +15,15 @@ from hypothesis import strategies as st
 from rootlace.runtime.structured.regex import syntax
 from rootlace.runtime.structured.regex.lazy_dfa import LazyDfa
 from rootlace.runtime.structured.regex.parse import parse
-from rootlace.runtime.structured.regex.syntax import Chars, Concat, Either, Literal, Regex, Repeat
-from rootlace.runtime.structured.regex.trees import lengths
+from rootlace.runtime.structured.regex.syntax import (
+    Chars,
+    Concat,
+    Either,
+    Literal,
+    Regex,
+    Repeat,
+    lengths,
+)
 from rootlace.wire.errors import InvalidConstraint
 from tests.structured.regex import patterns
 
