@@ -1,4 +1,11 @@
-"""The compiler of constraints, for an engine and for everybody else, with its cache."""
+"""The compiler of constraints: which backend runs a constraint, and the cache of compiled grammars.
+
+    constraint -> KINDS[kind].read -> Form -> the first of KINDS[kind].backends that can run it
+
+Sections: the cache; the compiler; the backends; the kinds. To add a kind, write its functions and a
+line of `KINDS`; the type of `Constraint.kind` and the argument of `compile` name the kind, too.
+"auto" prefers the automaton: regular languages run on it, everything else on llguidance.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +13,9 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from concurrent.futures import Future
+from dataclasses import dataclass
 from functools import lru_cache, partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -32,290 +40,31 @@ from rootlace.runtime.structured.regex.lazy_dfa import LazyDfa
 from rootlace.runtime.structured.regex.lookaround import has_look
 from rootlace.runtime.structured.regex.parse import parse
 from rootlace.runtime.structured.regex.syntax import Either, Literal, Regex, TooLarge
-from rootlace.runtime.structured.source import constraint_of, parsed_choices, parsed_schema
-from rootlace.runtime.structured.structural_tag import lark_of_structural_tag, least_of, weakest
+from rootlace.runtime.structured.source import (
+    MAX_SOURCE,
+    as_text,
+    choices_text,
+    parsed_choices,
+    parsed_schema,
+    pattern_is_suspicious,
+    schema_is_suspicious,
+    schema_text,
+)
+from rootlace.runtime.structured.structural_tag import (
+    lark_of_structural_tag,
+    least_of,
+    tag_is_suspicious,
+    tag_text,
+    weakest,
+)
 from rootlace.runtime.structured.vocabulary.forced_tokens import Canonicalizer
 from rootlace.runtime.structured.vocabulary.vocabulary import Vocabulary
 from rootlace.wire.errors import InvalidConstraint
 from rootlace.wire.protocol import Constraint
 
-# Build --------------------------------------------------------------------------------------------
-#
-# From one constraint to its grammar: which machine runs it.
-#
-# "auto" takes our automaton for what is regular (patterns, choices, regular grammars, schemas with
-# finitely many shapes) and llguidance for the rest, and where the automaton would be too large.
-
-
-MAX_KEPT_PATTERN = 1 << 18
-"""Characters; each grammar keeps so many at most for the time when its automaton gets too large."""
-
-
-class GrammarBuilder:
-    """Builds grammars for one vocabulary; keeps none of them. Thread-safe."""
-
-    def __init__(
-        self, vocabulary: Vocabulary, config: ConstraintConfig, documents: Mapping[str, Any]
-    ) -> None:
-        self._vocabulary = vocabulary
-        self._config = config
-        self._documents = documents
-        self._canonicalizer: Canonicalizer | None = None
-        self._making = threading.Lock()
-        self._builds = SteppedBuilds(config.max_device_states, config.max_device_bytes)
-
-    def build(self, constraint: Constraint) -> Grammar:
-        """Raises InvalidConstraint."""
-        check_size(constraint, self._config)
-        try:
-            return self._build(constraint)
-        except RecursionError:
-            raise InvalidConstraint(f"{constraint.kind}: nested too deeply") from None
-        except InvalidConstraint as error:
-            if str(error).startswith(f"{constraint.kind}: "):
-                raise
-            raise InvalidConstraint(f"{constraint.kind}: {error}") from None
-
-    def _build(self, constraint: Constraint) -> Grammar:
-        kind, source = constraint.kind, constraint.source
-        if kind == "regex":
-            return self._regular(kind, parse(source))
-        if kind == "choices":
-            return self._regular(kind, Either(tuple(map(Literal, parsed_choices(source)))))
-        if kind == "ebnf":
-            return self._ebnf(source, constraint.whitespace)
-        if kind == "structural_tag":
-            return self._structural_tag(constraint)
-        return self._schema(constraint)
-
-    # ------------------------------------------------------------ regular
-
-    def _regular(self, kind: str, regex: Regex) -> Grammar:
-        """Raises TooLarge where the automaton is, and nothing else holds it."""
-        backend = self._config.backend
-        if backend == "outlines_core":
-            return OutlinesGrammar(self._vocabulary, regex, self.forced_tokenizer(), self._config)
-        if backend == "llguidance":
-            return self._as_pattern(regex)
-        try:
-            dfa = LazyDfa(regex, self._config.max_states)
-        except TooLarge:
-            if backend == "automaton" or has_look(regex):
-                raise
-            return self._as_pattern(regex)
-        if dfa.empty:
-            what = "#: nothing satisfies the schema" if kind == "json_schema" else "no text matches"
-            raise InvalidConstraint(f"{kind}: {what}")
-        return AutomatonGrammar(
-            self._vocabulary,
-            dfa,
-            self.forced_tokenizer(),
-            self._later_as_pattern(regex),
-            self._config.max_table_bytes,
-            self._builds,
-        )
-
-    def _as_pattern(self, regex: Regex) -> Grammar:
-        return self._llguidance(f"start: /{pattern_of(regex)}/")
-
-    def _later_as_pattern(self, regex: Regex) -> Callable[[], Grammar]:
-        """What is kept meanwhile is one text, if it can be, and not a tree of thousands of objects:
-        each full collection of garbage would look at them."""
-        try:
-            pattern = pattern_of(regex, MAX_KEPT_PATTERN)
-        except InvalidConstraint:
-            return lambda: self._as_pattern(regex)
-        return lambda: self._llguidance(f"start: /{pattern}/")
-
-    # ------------------------------------------------------------ the rest
-
-    def _ebnf(self, source: str, whitespace: str) -> Grammar:
-        grammar = grammars.grammar_of(source)
-        if not isinstance(grammar, str):
-            return self._regular("ebnf", grammar)
-        self._refuse_if_not_regular("ebnf")
-        masks: list[dict[str, Any]] = []
-        grammar = with_exact_schemas(grammar, partial(self._schema_in_grammar, whitespace, masks))
-        try:
-            inner = self._on_llguidance(grammar)
-            if names_tokens(source):  # then bytes do not tell what its text is
-                return inner
-            return self._each_key_once(inner, grammar, masks)
-        except InvalidConstraint as error:
-            raise grammars.lark_error(error) from None
-
-    def _each_key_once(
-        self, inner: LLGuidanceGrammar, lark: str, masks: list[dict[str, Any]]
-    ) -> Grammar:
-        """`inner`, the grammar `lark`, where no object of its schemas (`masks`) has a key twice."""
-        if not any(map(has_open_keys, masks)):
-            return inner
-        islands = IslandGrammar(lark, self._config, inner.special)
-        return CheckedGrammar(
-            inner,
-            lambda: Islands(islands),
-            self._vocabulary,
-            self._config.max_retreats,
-            keys_only=True,
-            long_keys=not any("patternProperties" in keywords_within(mask) for mask in masks),
-        )
-
-    def _schema_in_grammar(
-        self, whitespace: str, masks: list[dict[str, Any]], line: int, schema: dict[str, Any]
-    ) -> dict[str, Any]:
-        """With the options that the grammar gives to llguidance; where these tell of white space,
-        they alone do."""
-        mask = self._embedded(schema, f"ebnf: line {line}", "a grammar")
-        masks.append(mask)
-        given = schema.get("x-guidance", {})
-        if not isinstance(given, dict):
-            raise InvalidConstraint(f"ebnf: line {line}: #/x-guidance: it must be an object")
-        options = {**given, **mask.get("x-guidance", {})}
-        if not given.keys() & _OF_WHITESPACE:
-            options |= _whitespace(whitespace)
-        return {**mask, "x-guidance": options}
-
-    def _embedded(
-        self,
-        schema: dict[str, Any] | bool,
-        place: str,
-        inside: str,
-        lenient: bool = False,
-    ) -> dict[str, Any]:
-        """The mask of a schema at a place where nothing can be checked."""
-        try:
-            prepared = PreparedSchema(schema, self._documents)
-            if not lenient:
-                prepared.refuse_residuals(f"inside {inside}, where nothing can be checked")
-            return prepared.mask_schema
-        except (InvalidConstraint, RecursionError) as error:
-            if lenient:
-                return least_of(schema)
-            if isinstance(error, RecursionError):
-                raise
-            reason = str(error).removeprefix("json_schema: ")
-            raise InvalidConstraint(f"{place}: {reason}") from None
-
-    def _structural_tag(self, constraint: Constraint) -> Grammar:
-        if weakest(constraint) is None:  # nothing of it is lenient
-            self._refuse_if_not_regular("structural_tag")
-        masks: list[dict[str, Any]] = []
-
-        def schema_at(schema: dict[str, Any] | bool, place: str, lenient: bool) -> dict[str, Any]:
-            mask = self._embedded(schema, f"structural_tag: {place}", "free text", lenient)
-            masks.append(mask)
-            return _with_whitespace(mask, constraint.whitespace)
-
-        vocabulary = self._vocabulary
-        special = SpecialTokens(vocabulary.special_tokens, vocabulary.eos_token_ids)
-        lark = lark_of_structural_tag(constraint.source, schema_at, special)
-        return self._each_key_once(self._llguidance(lark, special.free), lark, masks)
-
-    def _schema(self, constraint: Constraint) -> Grammar:
-        prepared = PreparedSchema(parsed_schema(constraint.source), self._documents)
-        try:
-            return self._prepared(prepared, constraint)
-        finally:
-            prepared.let_go()
-
-    def _prepared(self, prepared: PreparedSchema, constraint: Constraint) -> Grammar:
-        if self._config.backend != "llguidance":
-            regex = prepared.regex(constraint.whitespace)
-            if regex is not None:
-                try:
-                    return self._regular("json_schema", regex)
-                except TooLarge:
-                    if self._config.backend != "auto":
-                        raise
-        self._refuse_if_not_regular("json_schema")
-        if constraint.strict:
-            prepared.refuse_residuals("here (strict)")
-        schema = _with_whitespace(prepared.mask_schema, constraint.whitespace)
-        llguidance = self._llguidance(f"start: %json {written(schema)}")
-        inner: Grammar = llguidance
-        if self._config.backend == "auto":
-            inner = self._with_automaton(llguidance, prepared.mask_schema, constraint.whitespace)
-        checks = prepared.verifier_factory
-        if checks is None and not has_open_keys(prepared.mask_schema):
-            return inner
-        return CheckedGrammar(
-            inner,
-            checks or (lambda: Verifier(UniqueKeys())),
-            self._vocabulary,
-            self._config.max_retreats,
-            keys_only=checks is None,
-            long_keys="patternProperties" not in keywords_within(prepared.mask_schema),
-        )
-
-    def _with_automaton(
-        self, inner: LLGuidanceGrammar, schema: dict[str, Any], whitespace: str
-    ) -> Grammar:
-        """`inner`, the grammar of a schema, with an automaton of what it declares, if any."""
-        regex = declared_part(schema, gap_of(whitespace == "flexible"))
-        if regex is None:
-            return inner
-        try:
-            dfa = LazyDfa(regex, self._config.max_states)
-        except TooLarge:
-            return inner
-        if dfa.empty:
-            return inner
-        return HybridGrammar(
-            self._vocabulary, inner, dfa, self.forced_tokenizer(), self._config.max_table_bytes
-        )
-
-    def _llguidance(self, lark: str, special: frozenset[int] = frozenset()) -> LLGuidanceGrammar:
-        try:
-            return self._on_llguidance(lark, special)
-        except InvalidConstraint as error:
-            # The lines of a grammar that we wrote say nothing.
-            raise InvalidConstraint(str(error).splitlines()[0]) from None
-
-    def _on_llguidance(self, lark: str, special: frozenset[int] = frozenset()) -> LLGuidanceGrammar:
-        return LLGuidanceGrammar(
-            self._vocabulary, lark, self.forced_tokenizer(), self._config, special
-        )
-
-    def _refuse_if_not_regular(self, kind: str) -> None:
-        if self._config.backend not in ("auto", "llguidance"):
-            raise InvalidConstraint(
-                f"{kind}: it is not regular, or too large, for the backend {self._config.backend!r}"
-            )
-
-    def forced_tokenizer(self) -> Canonicalizer:
-        with self._making:
-            if self._canonicalizer is None:
-                self._canonicalizer = Canonicalizer(self._vocabulary)
-            return self._canonicalizer
-
-
-def check_size(constraint: Constraint, config: ConstraintConfig) -> None:
-    """Raises InvalidConstraint where the source alone is beyond the bound."""
-    if len(constraint.source) > config.max_source_bytes:
-        raise InvalidConstraint(
-            f"{constraint.kind}: {len(constraint.source)} characters exceed the bound of "
-            f"{config.max_source_bytes} (max_source_bytes)"
-        )
-
-
-_OF_WHITESPACE = {"whitespace_flexible", "whitespace_pattern", "item_separator", "key_separator"}
-
-
-@lru_cache(maxsize=2)
-def _whitespace(whitespace: str) -> dict[str, Any]:
-    """llguidance's options. What its pattern matches may stand, once, between any two tokens."""
-    if whitespace == "compact":
-        return {"whitespace_flexible": False}
-    return {"whitespace_flexible": True, "whitespace_pattern": pattern_of(WHITESPACE)}
-
-
-def _with_whitespace(schema: dict[str, Any], whitespace: str) -> dict[str, Any]:
-    return {**schema, "x-guidance": {**schema.get("x-guidance", {}), **_whitespace(whitespace)}}
-
-
 # Cache --------------------------------------------------------------------------------------------
 #
-# Compiled grammars by what they were compiled from, shared by the requests that ask for them.
+# Compiled grammars by constraint, shared by requests with the same constraint.
 
 
 class GrammarCache:
@@ -382,7 +131,7 @@ DEFAULT = ConstraintConfig()
 class GrammarCompiler:
     """Compiles constraints for one tokenizer and keeps the most recently used. Thread-safe.
 
-    Nothing here bounds the time one compilation takes; `service.CompileService` does.
+    The time of one compilation has no bound here: see `sandbox.CompileService`.
     """
 
     def __init__(
@@ -395,7 +144,7 @@ class GrammarCompiler:
         documents: Mapping[str, Any] | None = None,
     ) -> None:
         """`tokenizer` is a transformers fast tokenizer, a `tokenizers.Tokenizer` (then name the
-        `eos_token_ids`) or a `Vocabulary`. `vocab_size` is the model's, where it pads the
+        `eos_token_ids`) or a `Vocabulary`. `vocab_size` is the model's, where the model pads the
         tokenizer's. `documents` are schemas by URI, for `$ref`; nothing is ever fetched.
         """
         if isinstance(tokenizer, Vocabulary):
@@ -405,15 +154,16 @@ class GrammarCompiler:
         self.config = config
         self.documents = dict(documents or {})
         """The schemas that `$ref` may name, by URI."""
-        self._builder = GrammarBuilder(self.vocabulary, config, self.documents)
         self._cache = GrammarCache(config.cache_size, config.cache_bytes)
+        self._canonicalizer: Canonicalizer | None = None
+        self._making = threading.Lock()
+        self.builds = SteppedBuilds(config.max_device_states, config.max_device_bytes)
 
     def prepare(self) -> None:
-        """Learn what patterns, forcing tokens, thoughts and llguidance take (a second), so that no
-        request waits."""
+        """Load now (a second) what patterns, forced tokens and llguidance need at first use."""
         syntax.prepare()
-        self._builder.forced_tokenizer().prepare()
-        # They are made when they are first asked for.
+        self.canonicalizer().prepare()
+        # The vocabulary makes these attributes at first use.
         _ = self.vocabulary.any_mask, self.vocabulary.joined, self.vocabulary.llguidance
 
     def compile(
@@ -441,7 +191,7 @@ class GrammarCompiler:
             "structural_tag": structural_tag,
         }
         if constraint is None:
-            constraint = constraint_of(sources, whitespace, strict)
+            constraint = _constraint_of(sources, whitespace, strict)
         elif not isinstance(constraint, Constraint):
             raise TypeError(
                 f"a Constraint, or one of {', '.join(sources)} by its name, "
@@ -453,16 +203,401 @@ class GrammarCompiler:
         return self._cache.get_or_build(key, lambda: self.build(key))
 
     def cached(self, constraint: Constraint) -> Grammar | None:
-        """The grammar, if it is there already."""
+        """The grammar, if the cache holds it."""
         return self._cache.get(as_compiled(constraint))
 
     def build(self, constraint: Constraint) -> Grammar:
-        """Compile it, whether it is in the cache or not, and do not keep it."""
-        return self._builder.build(constraint)
+        """Compile `constraint` without the cache. Raises InvalidConstraint."""
+        check_size(constraint, self.config)
+        try:
+            return self._build(constraint)
+        except RecursionError:
+            raise InvalidConstraint(f"{constraint.kind}: nested too deeply") from None
+        except InvalidConstraint as error:
+            if str(error).startswith(f"{constraint.kind}: "):
+                raise
+            raise InvalidConstraint(f"{constraint.kind}: {error}") from None
+
+    def _build(self, constraint: Constraint) -> Grammar:
+        """Build on the first backend that can hold the constraint."""
+        kind = KINDS[constraint.kind]
+        form = kind.read(self, constraint)
+        reason, too_large = "", None
+        try:
+            for backend in kind.backends:
+                reason = backend.cannot(self, form)
+                if not reason:
+                    try:
+                        return backend.build(self, form)
+                    except TooLarge as error:
+                        too_large = too_large or error
+        finally:
+            if form.schema is not None:
+                form.schema.let_go()
+        raise too_large or InvalidConstraint(reason)
+
+    def canonicalizer(self) -> Canonicalizer:
+        with self._making:
+            if self._canonicalizer is None:
+                self._canonicalizer = Canonicalizer(self.vocabulary)
+            return self._canonicalizer
+
+
+def _constraint_of(sources: Mapping[str, Any], whitespace: str, strict: bool) -> Constraint:
+    """The constraint of the one source that is not None. Raises InvalidConstraint."""
+    given = [kind for kind, value in sources.items() if value is not None]
+    if len(given) != 1:
+        found = ", ".join(given) or "none"
+        raise InvalidConstraint(
+            f"a constraint has exactly one of {', '.join(sources)}, not {found}"
+        )
+    if whitespace not in ("compact", "flexible"):
+        raise InvalidConstraint(f'whitespace: must be "compact" or "flexible", not {whitespace!r}')
+    (kind,) = given
+    return Constraint(
+        kind,  # type: ignore[arg-type]
+        KINDS[kind].write(kind, sources[kind]),
+        whitespace=whitespace,  # type: ignore[arg-type]
+        strict=bool(strict),
+    )
 
 
 def as_compiled(constraint: Constraint) -> Constraint:
-    """What two constraints that compile to the same have in common."""
+    """`constraint` without the options that do not change its grammar."""
     if constraint.jump_forward == "canonical" and not constraint.optional:
         return constraint
     return msgspec.structs.replace(constraint, jump_forward="canonical", optional=False)
+
+
+def check_size(constraint: Constraint, config: ConstraintConfig) -> None:
+    """Raises InvalidConstraint where the kind is unknown or the source exceeds its bound."""
+    if constraint.kind not in KINDS:
+        raise InvalidConstraint(f"kind: must be one of {', '.join(KINDS)}, not {constraint.kind!r}")
+    if len(constraint.source) > config.max_source_bytes:
+        raise InvalidConstraint(
+            f"{constraint.kind}: {len(constraint.source)} characters exceed the bound of "
+            f"{config.max_source_bytes} (max_source_bytes)"
+        )
+
+
+# Backends -----------------------------------------------------------------------------------------
+
+
+MAX_KEPT_PATTERN = 1 << 18
+"""Characters of the pattern that a grammar keeps for when its automaton gets too large."""
+
+
+@dataclass(frozen=True)
+class Form:
+    """A constraint as its kind reads it; a backend runs one of these parts."""
+
+    constraint: Constraint
+    regex: Regex | None = None
+    schema: PreparedSchema | None = None
+    lark: str = ""
+
+
+class Backend(NamedTuple):
+    """One way to run a constraint."""
+
+    cannot: Callable[[GrammarCompiler, Form], str]
+    """Why this backend cannot run the form; empty if it may. `build` may still raise TooLarge."""
+    build: Callable[[GrammarCompiler, Form], Grammar]
+
+
+def _not_regular(compiler: GrammarCompiler, form: Form) -> str:
+    backend = compiler.config.backend
+    return f"{form.constraint.kind}: it is not regular, or too large, for the backend {backend!r}"
+
+
+def _regular_on(*names: str) -> Callable[[GrammarCompiler, Form], str]:
+    """A check that the form is regular and one of the backends `names` is configured."""
+
+    def cannot(compiler: GrammarCompiler, form: Form) -> str:
+        able = form.regex is not None and compiler.config.backend in names
+        return "" if able else _not_regular(compiler, form)
+
+    return cannot
+
+
+def _no_pattern(compiler: GrammarCompiler, form: Form) -> str:
+    reason = _regular_on("auto", "llguidance")(compiler, form)
+    if not reason and compiler.config.backend == "auto" and has_look(_regex(form)):
+        return f"{form.constraint.kind}: look-around has no equivalent in other engines"
+    return reason
+
+
+def _no_llguidance(compiler: GrammarCompiler, form: Form) -> str:
+    if form.regex is not None and form.schema is None:
+        return _not_regular(compiler, form)  # `_PATTERN` is the way of a regular form
+    able = compiler.config.backend in ("auto", "llguidance")
+    return "" if able else _not_regular(compiler, form)
+
+
+def _no_tag(compiler: GrammarCompiler, form: Form) -> str:
+    """A lenient tag runs on llguidance whatever backend is configured."""
+    return "" if weakest(form.constraint) is not None else _no_llguidance(compiler, form)
+
+
+def _regex(form: Form) -> Regex:
+    assert form.regex is not None
+    return form.regex
+
+
+def _build_outlines(compiler: GrammarCompiler, form: Form) -> Grammar:
+    canonicalizer = compiler.canonicalizer()
+    return OutlinesGrammar(compiler.vocabulary, _regex(form), canonicalizer, compiler.config)
+
+
+def _build_automaton(compiler: GrammarCompiler, form: Form) -> Grammar:
+    regex = _regex(form)
+    dfa = LazyDfa(regex, compiler.config.max_states)
+    if dfa.empty:
+        what = "no text matches" if form.schema is None else "#: nothing satisfies the schema"
+        raise InvalidConstraint(f"{form.constraint.kind}: {what}")
+    try:
+        # One text, not a tree of thousands of objects that each full garbage collection visits.
+        kept: Regex | str = pattern_of(regex, MAX_KEPT_PATTERN)
+    except InvalidConstraint:
+        kept = regex
+    return AutomatonGrammar(
+        compiler.vocabulary,
+        dfa,
+        compiler.canonicalizer(),
+        lambda: _pattern_grammar(compiler, kept),
+        compiler.config.max_table_bytes,
+        compiler.builds,
+    )
+
+
+def _build_pattern(compiler: GrammarCompiler, form: Form) -> Grammar:
+    return _pattern_grammar(compiler, _regex(form))
+
+
+def _pattern_grammar(compiler: GrammarCompiler, regex: Regex | str) -> Grammar:
+    pattern = regex if isinstance(regex, str) else pattern_of(regex)
+    return _llguidance(compiler, f"start: /{pattern}/")
+
+
+def _build_lark(compiler: GrammarCompiler, form: Form) -> Grammar:
+    masks: list[dict[str, Any]] = []
+    take = partial(_schema_in_grammar, compiler, form.constraint.whitespace, masks)
+    lark = with_exact_schemas(form.lark, take)
+    try:
+        inner = _user_llguidance(compiler, lark)
+        if names_tokens(form.constraint.source):  # then bytes do not tell what its text is
+            return inner
+        return _each_key_once(compiler, inner, lark, masks)
+    except InvalidConstraint as error:
+        raise grammars.lark_error(error) from None
+
+
+def _build_tag(compiler: GrammarCompiler, form: Form) -> Grammar:
+    constraint, vocabulary = form.constraint, compiler.vocabulary
+    masks: list[dict[str, Any]] = []
+
+    def schema_at(schema: dict[str, Any] | bool, place: str, lenient: bool) -> dict[str, Any]:
+        where = f"{constraint.kind}: {place}"
+        mask = _embedded(compiler, schema, where, "free text", lenient)
+        masks.append(mask)
+        return _with_whitespace(mask, constraint.whitespace)
+
+    special = SpecialTokens(vocabulary.special_tokens, vocabulary.eos_token_ids)
+    lark = lark_of_structural_tag(constraint.source, schema_at, special)
+    return _each_key_once(compiler, _llguidance(compiler, lark, special.free), lark, masks)
+
+
+def _build_schema(compiler: GrammarCompiler, form: Form) -> Grammar:
+    prepared, whitespace = form.schema, form.constraint.whitespace
+    assert prepared is not None
+    if form.constraint.strict:
+        prepared.refuse_residuals("here (strict)")
+    mask = prepared.mask_schema
+    llguidance = _llguidance(
+        compiler, f"start: %json {written(_with_whitespace(mask, whitespace))}"
+    )
+    inner: Grammar = llguidance
+    if compiler.config.backend == "auto":
+        inner = _with_automaton(compiler, llguidance, mask, whitespace)
+    checks = prepared.verifier_factory
+    if checks is None and not has_open_keys(mask):
+        return inner
+    return CheckedGrammar(
+        inner,
+        checks or (lambda: Verifier(UniqueKeys())),
+        compiler.vocabulary,
+        compiler.config.max_retreats,
+        keys_only=checks is None,
+        long_keys="patternProperties" not in keywords_within(mask),
+    )
+
+
+def _with_automaton(
+    compiler: GrammarCompiler, inner: LLGuidanceGrammar, schema: dict[str, Any], whitespace: str
+) -> Grammar:
+    """`inner` with an automaton of the part that its schema declares, if there is one."""
+    regex = declared_part(schema, gap_of(whitespace == "flexible"))
+    if regex is None:
+        return inner
+    try:
+        dfa = LazyDfa(regex, compiler.config.max_states)
+    except TooLarge:
+        return inner
+    if dfa.empty:
+        return inner
+    canonicalizer, table_bytes = compiler.canonicalizer(), compiler.config.max_table_bytes
+    return HybridGrammar(compiler.vocabulary, inner, dfa, canonicalizer, table_bytes)
+
+
+def _each_key_once(
+    compiler: GrammarCompiler, inner: LLGuidanceGrammar, lark: str, masks: list[dict[str, Any]]
+) -> Grammar:
+    """`inner`, the grammar `lark`, where no object of its schemas (`masks`) has a key twice."""
+    if not any(map(has_open_keys, masks)):
+        return inner
+    islands = IslandGrammar(lark, compiler.config, inner.special)
+    return CheckedGrammar(
+        inner,
+        lambda: Islands(islands),
+        compiler.vocabulary,
+        compiler.config.max_retreats,
+        keys_only=True,
+        long_keys=not any("patternProperties" in keywords_within(mask) for mask in masks),
+    )
+
+
+def _schema_in_grammar(
+    compiler: GrammarCompiler,
+    whitespace: str,
+    masks: list[dict[str, Any]],
+    line: int,
+    schema: dict[str, Any],
+) -> dict[str, Any]:
+    """The mask of a schema in a grammar; its own llguidance options about white space win."""
+    place = f"ebnf: line {line}"
+    mask = _embedded(compiler, schema, place, "a grammar")
+    masks.append(mask)
+    given = schema.get("x-guidance", {})
+    if not isinstance(given, dict):
+        raise InvalidConstraint(f"{place}: #/x-guidance: it must be an object")
+    options = {**given, **mask.get("x-guidance", {})}
+    if not given.keys() & _OF_WHITESPACE:
+        options |= _whitespace(whitespace)
+    return {**mask, "x-guidance": options}
+
+
+def _embedded(
+    compiler: GrammarCompiler,
+    schema: dict[str, Any] | bool,
+    place: str,
+    inside: str,
+    lenient: bool = False,
+) -> dict[str, Any]:
+    """The mask of a schema at a place where nothing can be checked."""
+    try:
+        prepared = PreparedSchema(schema, compiler.documents)
+        if not lenient:
+            prepared.refuse_residuals(f"inside {inside}, where nothing can be checked")
+        return prepared.mask_schema
+    except (InvalidConstraint, RecursionError) as error:
+        if lenient:
+            return least_of(schema)
+        if isinstance(error, RecursionError):
+            raise
+        reason = str(error).removeprefix("json_schema: ")
+        raise InvalidConstraint(f"{place}: {reason}") from None
+
+
+def _llguidance(
+    compiler: GrammarCompiler, lark: str, special: frozenset[int] = frozenset()
+) -> LLGuidanceGrammar:
+    """A grammar that we wrote; only the first line of an error means anything to the user."""
+    try:
+        return _user_llguidance(compiler, lark, special)
+    except InvalidConstraint as error:
+        raise InvalidConstraint(str(error).splitlines()[0]) from None
+
+
+def _user_llguidance(
+    compiler: GrammarCompiler, lark: str, special: frozenset[int] = frozenset()
+) -> LLGuidanceGrammar:
+    canonicalizer = compiler.canonicalizer()
+    return LLGuidanceGrammar(compiler.vocabulary, lark, canonicalizer, compiler.config, special)
+
+
+_OF_WHITESPACE = {"whitespace_flexible", "whitespace_pattern", "item_separator", "key_separator"}
+
+
+@lru_cache(maxsize=2)
+def _whitespace(whitespace: str) -> dict[str, Any]:
+    """llguidance's options; its pattern may match once between any two tokens."""
+    if whitespace == "compact":
+        return {"whitespace_flexible": False}
+    return {"whitespace_flexible": True, "whitespace_pattern": pattern_of(WHITESPACE)}
+
+
+def _with_whitespace(schema: dict[str, Any], whitespace: str) -> dict[str, Any]:
+    return {**schema, "x-guidance": {**schema.get("x-guidance", {}), **_whitespace(whitespace)}}
+
+
+# Kinds --------------------------------------------------------------------------------------------
+
+
+class Kind(NamedTuple):
+    """A kind of constraint."""
+
+    write: Callable[[str, Any], str]
+    """The source of a Python value, given the kind's name. Raises InvalidConstraint."""
+    is_suspicious: Callable[[str], bool]
+    """Whether compiling a source may take long or much memory."""
+    read: Callable[[GrammarCompiler, Constraint], Form]
+    """The parts that a backend can run. Raises InvalidConstraint."""
+    backends: tuple[Backend, ...]
+    """Tried in this order; the reason of the last one is the user's."""
+
+
+def _read_regex(_: GrammarCompiler, constraint: Constraint) -> Form:
+    return Form(constraint, regex=parse(constraint.source))
+
+
+def _read_choices(_: GrammarCompiler, constraint: Constraint) -> Form:
+    return Form(constraint, regex=Either(tuple(map(Literal, parsed_choices(constraint.source)))))
+
+
+def _read_ebnf(_: GrammarCompiler, constraint: Constraint) -> Form:
+    grammar = grammars.grammar_of(constraint.source)
+    if isinstance(grammar, str):
+        return Form(constraint, lark=grammar)
+    return Form(constraint, regex=grammar)
+
+
+def _read_schema(compiler: GrammarCompiler, constraint: Constraint) -> Form:
+    schema = PreparedSchema(parsed_schema(constraint.source), compiler.documents)
+    if compiler.config.backend == "llguidance":
+        return Form(constraint, schema=schema)
+    try:
+        return Form(constraint, regex=schema.regex(constraint.whitespace), schema=schema)
+    except BaseException:
+        schema.let_go()
+        raise
+
+
+def _read_tag(_: GrammarCompiler, constraint: Constraint) -> Form:
+    return Form(constraint)
+
+
+_OUTLINES = Backend(_regular_on("outlines_core"), _build_outlines)
+_AUTOMATON = Backend(_regular_on("auto", "automaton"), _build_automaton)
+_PATTERN = Backend(_no_pattern, _build_pattern)
+_REGULAR = (_OUTLINES, _AUTOMATON, _PATTERN)
+_LARK = Backend(_no_llguidance, _build_lark)
+_SCHEMA = Backend(_no_llguidance, _build_schema)
+_TAG = Backend(_no_tag, _build_tag)
+
+KINDS: dict[str, Kind] = {
+    "regex": Kind(as_text, pattern_is_suspicious, _read_regex, _REGULAR),
+    "choices": Kind(choices_text, lambda source: len(source) > MAX_SOURCE, _read_choices, _REGULAR),
+    "ebnf": Kind(as_text, pattern_is_suspicious, _read_ebnf, (*_REGULAR, _LARK)),
+    "json_schema": Kind(schema_text, schema_is_suspicious, _read_schema, (*_REGULAR, _SCHEMA)),
+    "structural_tag": Kind(tag_text, tag_is_suspicious, _read_tag, (_TAG,)),
+}

@@ -1,58 +1,42 @@
-"""What a `Constraint` was written as: from Python values to its text, and read back from it."""
+"""Sources of constraints. Sections: Python value to text and back; which sources are suspicious."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import re
+from decimal import Decimal, InvalidOperation
 from typing import Any
 
 from rootlace.wire.errors import InvalidConstraint
-from rootlace.wire.protocol import Constraint
 
 MAX_CHOICES = 65536
 
 
-def constraint_of(sources: Mapping[str, Any], whitespace: str, strict: bool) -> Constraint:
-    """The constraint that exactly one of `sources` (by kind; None: not given) names.
-
-    A schema is a dict, a bool, its JSON text or a Python type. Raises InvalidConstraint where it is
-    none, or several sources are given.
-    """
-    given = [kind for kind, value in sources.items() if value is not None]
-    if len(given) != 1:
-        found = ", ".join(given) or "none"
-        raise InvalidConstraint(
-            f"a constraint has exactly one of {', '.join(sources)}, not {found}"
-        )
-    if whitespace not in ("compact", "flexible"):
-        raise InvalidConstraint(f'whitespace: must be "compact" or "flexible", not {whitespace!r}')
-    (kind,) = given
-    return Constraint(
-        kind,  # type: ignore[arg-type]
-        _text(kind, sources[kind]),
-        whitespace=whitespace,  # type: ignore[arg-type]
-        strict=bool(strict),
-    )
-
-
-def _text(kind: str, value: Any) -> str:
-    if kind == "choices" and not isinstance(value, str):
-        value = _dumped(kind, list(value))
-    elif kind == "structural_tag" and isinstance(value, dict):
-        value = _dumped(kind, value)
-    elif kind == "json_schema" and not isinstance(value, str):
-        if not isinstance(value, dict | bool):
-            # Only here: it knows pydantic's and dataclasses' ways, which most schemas do not need.
-            from rootlace.types.values import schema_of
-
-            value = schema_of(value)
-        value = _dumped(kind, value)
+def as_text(kind: str, value: Any) -> str:
+    """`value` if it is a string. Raises InvalidConstraint."""
     if not isinstance(value, str):
         raise InvalidConstraint(f"{kind}: must be text, not {type(value).__name__}")
     return value
 
 
-def _dumped(kind: str, value: Any) -> str:
+def choices_text(kind: str, value: Any) -> str:
+    """JSON text of strings. Raises InvalidConstraint."""
+    return value if isinstance(value, str) else dumped(kind, list(value))
+
+
+def schema_text(kind: str, value: Any) -> str:
+    """JSON text of a schema (dict, bool or JSON text) or of a Python type's schema."""
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, dict | bool):
+        # Imported here: this module loads pydantic, which most schemas do not need.
+        from rootlace.types.values import schema_of
+
+        value = schema_of(value)
+    return dumped(kind, value)
+
+
+def dumped(kind: str, value: Any) -> str:
     try:
         return json.dumps(value, ensure_ascii=False, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
@@ -74,7 +58,7 @@ def _not_json(name: str) -> None:
 
 
 def is_text(value: str) -> bool:
-    """Whether it has no lone surrogate."""
+    """Whether `value` has no lone surrogate."""
     return not any("\ud800" <= character <= "\udfff" for character in value)
 
 
@@ -99,3 +83,120 @@ def parsed_schema(source: str) -> dict[str, Any] | bool:
     if schema is False:
         raise InvalidConstraint("json_schema: the schema false allows nothing")
     return schema
+
+
+# Suspicion ----------------------------------------------------------------------------------------
+#
+# Which constraints are compiled in a child process first, because their cost cannot be foreseen.
+#
+# A constraint is suspicious if
+# - its source is longer than 16,384 characters (a structural tag: than sixteen times that);
+# - a pattern or grammar in it, with its counts written out (`(a{1,9}){1,9}` is 81), has more than
+#   4,096 items, or nests more than 32 deep, or holds a look-around around more than 64 items;
+# - a schema nests more than 32 deep, has more than 64 `$ref`, a `multipleOf` beyond 1,000 (as a
+#   ratio
+#   to its own precision), or combines (`allOf`, or `$ref` or `properties` beside `anyOf`/`oneOf`)
+#   alternatives in more than 4,096 ways.
+#
+# Each schema of a structural tag is judged by itself: many tools that are ordinary are ordinary.
+# The scan is linear in the source and stops at the bounds. Ordinary constraints are far below them.
+
+
+MAX_SOURCE = 16_384
+MAX_ITEMS = 4_096
+MAX_DEPTH = 32
+MAX_LOOKAROUND_ITEMS = 64
+MAX_REFERENCES = 64
+MAX_MULTIPLE = 1_000
+MAX_COMBINATIONS = 4_096
+
+# Possessive blanks: tried in every split, many of them would take cubic time.
+_PIECE = re.compile(
+    r"""
+      \\.?
+    | \[ \^? \]? (?: [^]\\] | \\.? )* \]?
+    | (?P<count> \{ \s*+ (\d{0,9}) \s*+ (?: , \s*+ (\d{0,9}) \s*+ )? \} )
+    | (?P<group> \( ) (?= (?P<look> \? <? [=!] )? )
+    | .""",
+    re.VERBOSE | re.DOTALL,
+)
+
+
+def pattern_is_suspicious(pattern: str) -> bool:
+    """See above; `pattern` is a pattern or a grammar, and may be malformed."""
+    if len(pattern) > MAX_SOURCE:
+        return True
+    items, last = [0], [0]  # per open group: its items so far, and those of its last atom
+    looks = 0
+    for piece in _PIECE.finditer(pattern):
+        if piece["group"]:
+            looks += piece["look"] is not None
+            items.append(0)
+            last.append(0)
+            if len(items) > MAX_DEPTH:
+                return True
+        elif piece["count"]:
+            most = max(int(number or 0) for number in piece.group(2, 3))
+            items[-1] += last[-1] * max(most - 1, 0)
+            last[-1] *= max(most, 1)
+            if items[-1] > MAX_ITEMS:
+                return True
+        elif piece[0] == ")":
+            if len(items) > 1:
+                last.pop()
+                last[-1] = max(items.pop(), 1)
+                items[-1] += last[-1]
+        elif piece[0] not in "*+?|^$ \n":
+            items[-1] += 1
+            last[-1] = 1
+    return sum(items) > MAX_ITEMS or (looks > 0 and sum(items) > MAX_LOOKAROUND_ITEMS)
+
+
+def schema_is_suspicious(source: str) -> bool:
+    if len(source) > MAX_SOURCE:
+        return True
+    try:
+        return value_is_suspicious(json.loads(source))
+    except (ValueError, RecursionError):
+        return False  # the compiler refuses it at once
+
+
+def value_is_suspicious(schema: Any) -> bool:
+    """Whether a schema, read from its JSON text, is suspicious."""
+    references, combinations, combines = 0, 1, False
+    stack = [(schema, 0)]
+    while stack:
+        node, depth = stack.pop()
+        if depth > MAX_DEPTH:
+            return True
+        if isinstance(node, list):
+            stack += [(item, depth + 1) for item in node if isinstance(item, dict | list)]
+        if not isinstance(node, dict):
+            continue
+        stack += [(item, depth + 1) for item in node.values() if isinstance(item, dict | list)]
+        alternatives = [node[key] for key in ("anyOf", "oneOf") if isinstance(node.get(key), list)]
+        for options in alternatives:
+            # Beyond this the number says no more, and would only grow in digits.
+            combinations = min(combinations * max(len(options), 1), 2**62)
+        beside = len(alternatives) + ("$ref" in node) + ("properties" in node)
+        combines |= isinstance(node.get("allOf"), list) or (bool(alternatives) and beside > 1)
+        references += "$ref" in node or "$dynamicRef" in node
+        patterns = [node.get("pattern")]
+        if isinstance(node.get("patternProperties"), dict):
+            patterns += node["patternProperties"]
+        if references > MAX_REFERENCES or _is_large_multiple(node.get("multipleOf")):
+            return True
+        if any(isinstance(p, str) and pattern_is_suspicious(p) for p in patterns):
+            return True
+    return combines and combinations > MAX_COMBINATIONS
+
+
+def _is_large_multiple(number: Any) -> bool:
+    """Whether an automaton for its multiples has very many states: one per remainder."""
+    if isinstance(number, bool) or not isinstance(number, int | float):
+        return False
+    try:
+        digits = Decimal(repr(number)).normalize().as_tuple().digits
+    except (InvalidOperation, ValueError):
+        return True
+    return int("".join(map(str, digits[:9]))) > MAX_MULTIPLE

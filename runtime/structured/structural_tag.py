@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Annotated, Any, NamedTuple
 
@@ -10,7 +11,15 @@ import msgspec
 from rootlace.runtime.structured.gbnf import LexemeRules, Run, SpecialTokens, lexeme, runs
 from rootlace.runtime.structured.json_schema.to_llguidance import written
 from rootlace.runtime.structured.regex.syntax import TooLarge
-from rootlace.runtime.structured.source import is_text, parsed
+from rootlace.runtime.structured.source import (
+    MAX_DEPTH,
+    MAX_SOURCE,
+    as_text,
+    dumped,
+    is_text,
+    parsed,
+    value_is_suspicious,
+)
 from rootlace.wire.errors import InvalidConstraint
 from rootlace.wire.protocol import Constraint
 
@@ -275,6 +284,49 @@ def _weakened(value: Any) -> Any:
     if value.get("lenient") is not True:
         return value
     return {"type": "json_schema", "json_schema": least_of(value.get("json_schema"))}
+
+
+# Source -------------------------------------------------------------------------------------------
+
+MAX_TAG = 16 * MAX_SOURCE
+_SCHEMAS = ("json_schema", "schema")
+"""The keys of a structural tag whose values are schemas."""
+
+
+def tag_text(kind: str, value: Any) -> str:
+    """JSON text of a tag (dict or JSON text). Raises InvalidConstraint."""
+    return dumped(kind, value) if isinstance(value, dict) else as_text(kind, value)
+
+
+def tag_is_suspicious(source: str) -> bool:
+    """Whether one schema of a tag is suspicious (see `source`), or the tag is too large."""
+    if len(source) > MAX_TAG:
+        return True
+    try:
+        schemas = _schemas_of_tag(json.loads(source))
+    except (ValueError, RecursionError):
+        return False  # the compiler refuses it at once
+    return schemas is None or any(
+        len(json.dumps(schema)) > MAX_SOURCE or value_is_suspicious(schema) for schema in schemas
+    )
+
+
+def _schemas_of_tag(tag: Any) -> list[Any] | None:
+    """None where it nests too deep."""
+    found, stack = [], [(tag, 0)]
+    while stack:
+        node, depth = stack.pop()
+        if depth > MAX_DEPTH:
+            return None
+        if isinstance(node, dict):
+            found += [node[key] for key in _SCHEMAS if key in node]
+        inner = node.items() if isinstance(node, dict) else ((None, item) for item in node)
+        stack += [
+            (item, depth + 1)
+            for key, item in inner
+            if key not in _SCHEMAS and isinstance(item, dict | list)
+        ]
+    return found
 
 
 # Structural tag -----------------------------------------------------------------------------------
