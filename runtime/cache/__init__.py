@@ -1,9 +1,12 @@
-"""The KV cache as data: a pool of blocks and a radix tree of what they hold. NumPy only.
+"""The KV cache as data: a pool of blocks and a radix tree over their tokens. NumPy only.
 
-`pool` counts references to blocks, `tree` (of `node`s) says which tokens they hold. `eviction` is
-the queue of what can be given up, in the order of one of `policies`; `programs` tells those apart
-that still run. `pins` holds prefixes on purpose, `expiry` forgets them after a time. `evicted`
-remembers what was given up lately. `check` recomputes every invariant.
+ root --"You are a"--+--" poet. Write"--  node: tokens of the edge, blocks with their KV, locks
+                     +--" cook. Bake"--
+
+`block_pool` counts references to blocks; `radix_tree` (of `node`s) maps tokens to blocks.
+`eviction` queues unlocked leaves in the order of one of `policies`. `retention` pins prefixes and
+expires them. `journal` reports changes by digest, `miss_report` remembers recent evictions,
+`tier` indexes offloaded blocks.
 """
 
 from rootlace.runtime.cache.block_pool import BlockPool, PoolExhausted

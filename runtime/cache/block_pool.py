@@ -1,4 +1,4 @@
-"""The pool of KV blocks: who refers to which block, and which blocks are free."""
+"""The pool of KV blocks: reference counts and free blocks."""
 
 from __future__ import annotations
 
@@ -6,21 +6,24 @@ import numpy as np
 
 
 class PoolExhausted(RuntimeError):
-    """More blocks were asked for than are free; the caller did not make room first."""
+    """Raised when more blocks are allocated than are free; the caller did not make room first."""
 
 
 class BlockPool:
-    """Reference counts over `num_blocks` blocks of `block_size` slots; no block is ever touched.
+    """Reference counts over `num_blocks` blocks of `block_size` slots; the KV itself lies
+    elsewhere.
 
     Two counts per block, int32 arrays of shape [num_blocks]:
 
-    - `refs`: tree nodes and sequences that refer to the block. It is free when this is 0.
-    - `pins`: those of them that need it now (locked nodes, and all sequences). A block with
-      `refs > 0` and `pins == 0` is held by unlocked nodes alone: eviction can free it.
+    - `refs`: tree nodes and sequences that refer to the block. A block with 0 is free.
+    - `pins`: references that need the block now (locked nodes, and all sequences). A block with
+     `refs > 0` and `pins == 0` is held by unlocked nodes alone: eviction can free the block.
 
-    `evictable` counts the latter, kept up to date by every operation. All operations take arrays of
-    *distinct* block ids and cost O(len(array)) in NumPy (which converts int32 indices at each use:
-    so they are converted once).
+    `evictable` counts such blocks, kept up to date by every operation. All operations take arrays
+    of
+    *distinct* block ids and cost O(len(array)) in NumPy. NumPy converts int32 indices at each use,
+    so
+    each operation converts its ids once.
     """
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
@@ -36,13 +39,13 @@ class BlockPool:
         """Forget every reference: all blocks are free."""
         self.refs = np.zeros(self.num_blocks, np.int32)
         self.pins = np.zeros(self.num_blocks, np.int32)
-        # A stack: the block freed last is handed out first. Starts so that block 0 is on top.
+        # A stack: the block freed last is handed out first. Block 0 starts on top.
         self._stack = np.arange(self.num_blocks - 1, -1, -1, dtype=np.int32)
         self.free = self.num_blocks
         self.evictable = 0
 
     def allocate(self, count: int) -> np.ndarray:
-        """`count` free blocks (int32), each now referred to and pinned once."""
+        """Allocate `count` free blocks (int32), each with one reference and one pin."""
         if count > self.free:
             raise PoolExhausted(f"{count} blocks wanted, {self.free} free")
         self.free -= count
@@ -53,14 +56,14 @@ class BlockPool:
         return blocks
 
     def retain(self, blocks: np.ndarray, *, pinned: bool) -> None:
-        """One more reference to each of `blocks`, which are not free."""
+        """Add a reference to each of `blocks`, which are not free."""
         at = blocks.astype(np.intp)
         self.refs[at] += 1
         if pinned:
             self.pin(at)
 
     def drop(self, blocks: np.ndarray, *, pinned: bool) -> int:
-        """Take back a reference (and its pin); returns how many blocks became free."""
+        """Remove a reference (and its pin) from each of `blocks`; return the count freed."""
         at = blocks.astype(np.intp)
         if pinned:
             self.unpin(at)
@@ -75,7 +78,7 @@ class BlockPool:
         return count
 
     def pin(self, blocks: np.ndarray) -> None:
-        """One more of the references to each of `blocks` needs it now."""
+        """Pin one more of the references to each of `blocks`."""
         at = blocks.astype(np.intp, copy=False)
         before = self.pins[at]
         self.pins[at] = before + 1
@@ -94,12 +97,12 @@ class BlockPool:
 
     def check(self, refs: np.ndarray, pins: np.ndarray) -> None:
         """Compare with counts recomputed from the owners; AssertionError names the first fault."""
-        for name, mine, theirs in (("refs", self.refs, refs), ("pins", self.pins, pins)):
-            wrong = np.flatnonzero(mine != theirs)
+        for name, actual, expected in (("refs", self.refs, refs), ("pins", self.pins, pins)):
+            wrong = np.flatnonzero(actual != expected)
             if len(wrong):
                 block = int(wrong[0])
                 raise AssertionError(
-                    f"block {block} has {name} {mine[block]}, its owners add up to {theirs[block]}"
+                    f"block {block} has {name} {actual[block]}, expected {expected[block]}"
                 )
         free = self._stack[: self.free]
         assert len(np.unique(free)) == self.free, "a block is in the free list twice"

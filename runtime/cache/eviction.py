@@ -1,4 +1,4 @@
-"""In which order cached prefixes are given up: the seam, and the queue behind it."""
+"""The order of eviction: the policy protocol, and the queue of unlocked leaves."""
 
 from __future__ import annotations
 
@@ -11,32 +11,32 @@ _SMALL_HEAP = 1024
 
 
 class EvictionPolicy(Protocol):
-    """Ranks unlocked leaves; the one of the lowest rank is evicted first.
+    """Ranks unlocked leaves; the leaf of the lowest rank is evicted first.
 
-    A node carries what all policies build on: `last_use`, `uses`, its programs, and `worth`, which
-    is the policy's own. A rank may change when the node is used or when a program is closed, and at
-    no other time.
+    A node carries what policies build on: `last_use`, `uses`, its programs, and `worth`, a value of
+    the policy. A rank may change only when the node is used or a program is closed.
     """
 
     def used(self, node: Node) -> None:
-        """A request matched or added `node`, which is locked now."""
+        """Note that a request matched or added `node`, which is locked now."""
 
     def rank(self, node: Node) -> tuple[float, ...]:
         """The node's rank: tuples of one length. Of equal ranks the older node goes first."""
 
     def evicted(self, node: Node) -> None:
-        """`node` is about to lose blocks, or all of them."""
+        """Note that `node` is about to lose some or all of its blocks."""
 
     def reset(self) -> None:
-        """The tree is gone."""
+        """Forget all state after the tree was lost."""
 
 
 class EvictionQueue:
     """Unlocked leaves by rank: a heap with lazy deletion.
 
-    Stale entries are skipped when met, and thrown out when they outnumber the others (a leaf leaves
-    one behind each time it is used, and with enough memory nobody ever pops). A push or pop costs
-    O(log n); nothing ever scans the tree.
+    Stale entries are skipped on pop, and removed when they outnumber valid entries. A leaf leaves
+    one
+    stale entry behind per use, and with enough memory nothing pops. A push or pop costs O(log n);
+    no operation scans the tree.
     """
 
     def __init__(self, policy: EvictionPolicy) -> None:
@@ -48,7 +48,7 @@ class EvictionQueue:
         return len(self._heap)
 
     def push(self, node: Node) -> None:
-        """`node` is an unlocked leaf; replaces its earlier entry."""
+        """Queue the unlocked leaf `node`, replacing its earlier entry."""
         key = self._key(node)
         if node.key != key:
             node.key = key
@@ -57,7 +57,7 @@ class EvictionQueue:
                 self._compact()
 
     def pop(self) -> Node | None:
-        """The leaf to evict next, taken out of the queue; None if there is none."""
+        """Take out the leaf to evict next; None if the queue is empty."""
         while self._heap:
             key, node = heapq.heappop(self._heap)
             if node.key != key:
@@ -65,35 +65,35 @@ class EvictionQueue:
             node.key = None
             if not node.is_evictable:
                 continue
-            if self._key(node) != key:  # it counts for more since
+            if self._key(node) != key:  # the rank has risen since
                 self.push(node)
                 continue
             return node
         return None
 
     def reset(self) -> None:
-        """The tree is gone."""
+        """Forget all entries after the tree was lost."""
         self._heap = []
 
     def _key(self, node: Node) -> tuple[float, ...]:
         return (*self._policy.rank(node), node.uid)
 
     def _compact(self) -> None:
-        """Throw stale entries out. Due when they may be half of all, so it costs a push O(1)."""
-        kept = []
+        """Remove stale entries, once they may be half of all: O(1) per push."""
+        valid = []
         for entry in self._heap:
             key, node = entry
             if node.key == key:
                 if node.is_evictable:
-                    kept.append(entry)
+                    valid.append(entry)
                 else:
                     node.key = None
-        heapq.heapify(kept)
-        self._heap = kept
-        self._compact_at = max(2 * len(kept), _SMALL_HEAP)
+        heapq.heapify(valid)
+        self._heap = valid
+        self._compact_at = max(2 * len(valid), _SMALL_HEAP)
 
     def check(self, leaves: set[Node]) -> None:
-        """Raise AssertionError unless every unlocked leaf has a valid entry, none too late."""
+        """Raise AssertionError unless every unlocked leaf has a valid entry in time."""
         valid = {node for key, node in self._heap if node.key == key and node.is_evictable}
         assert valid == leaves, f"unlocked leaves without an entry: {leaves - valid}"
         for node in leaves:

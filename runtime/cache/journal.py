@@ -1,4 +1,7 @@
-"""What the tree holds, for others to know: digests of its prefixes at block bounds."""
+"""Digests and keys of prefixes, and a journal of the prefixes that the tree holds.
+
+Digest: a 64-bit sum, fast, for routing. Key: BLAKE2b, for disks and other engines.
+"""
 
 from __future__ import annotations
 
@@ -11,20 +14,20 @@ import numpy as np
 
 from rootlace.runtime.cache.node import Node
 
-# Digest -------------------------------------------------------------------------------------------
-#
-# Digests of prefixes: the same for the same tokens, however a tree cuts them into nodes.
+# Digests ------------------------------------------------------------------------------------------
 
 
 _MASK = 2**64 - 1
 
 
 class PrefixDigests:
-    """Sums over a prefix's tokens, each times a random number of its position, in 64 bits.
+    """64-bit sums over a prefix's tokens, each times a random factor of its position.
 
-    All instances of a `key` use the same numbers, so two processes agree. Two prefixes of equal
-    digest are taken for the same one: whoever uses digests must bear that. Who knows the key can
-    make such prefixes, so it is secret where prompts come from strangers.
+    A digest depends on the tokens alone, whatever the cuts into nodes. All instances of a `key` use
+    the same factors, so two processes agree. Prefixes of equal digest count as the same prefix,
+    which
+    every use must tolerate. Knowledge of the key allows collisions on purpose, so the key is secret
+    where prompts come from strangers.
     """
 
     def __init__(self, key: bytes = b"") -> None:
@@ -34,8 +37,10 @@ class PrefixDigests:
         self._sums: dict[int, np.ndarray] = {}
 
     def of_node(self, node: Node) -> int:
-        """The digest of the tokens up to the end of `node`, which remembers it (`Node.digest`) and
-        so spares its descendants the way up."""
+        """The digest of the tokens up to the end of `node`, cached as `Node.digest`.
+
+        The cached digest spares the node's descendants the way up.
+        """
         below = []
         while node.digest is None and node.parent is not None:
             below.append(node)
@@ -48,40 +53,42 @@ class PrefixDigests:
         return digest
 
     def extended(self, digest: int, tokens: np.ndarray, start: int) -> int:
-        """The digest of a prefix of `start` tokens and `tokens` (int32) behind them."""
+        """The digest of a prefix of `start` tokens and `tokens` (int32) behind it."""
         factors = self._upto(start + len(tokens))[start:]
         return (digest + int(np.dot(tokens.astype(np.uint64) + np.uint64(1), factors))) & _MASK
 
     def of_all(self, namespace: Hashable, tokens: np.ndarray) -> np.ndarray:
-        """uint64 [len + 1]: the digests of all prefixes of `tokens` (int32), from none on."""
+        """uint64 [len + 1]: digests of all prefixes of `tokens` (int32), the empty one included."""
         return self.behind(self._seed(namespace), tokens, 0)
 
     def at_bounds(self, namespace: Hashable, tokens: np.ndarray, size: int) -> np.ndarray:
-        """uint64 [len // size]: the digests of the prefixes of `tokens` (int32) that end with each
-        block of `size`."""
+        """uint64 [len // size]: the digests of the prefixes of `tokens` (int32) at each end of a
+        block."""
         count = len(tokens) // size
         sums = tokens[: count * size].astype(np.uint64)
         sums *= self._upto(count * size)
         np.add.accumulate(sums, out=sums)
-        # A token counts as one more than its number: `_ones` has that for all of them at once.
-        found: np.ndarray = sums[size - 1 :: size] + self._ones(count, size)
-        found += np.uint64(self._seed(namespace))
-        return found
+        # A token counts as its number plus one: `_ones` adds the ones of all tokens at once.
+        digests: np.ndarray = sums[size - 1 :: size] + self._ones(count, size)
+        digests += np.uint64(self._seed(namespace))
+        return digests
 
     def behind(self, digest: int, tokens: np.ndarray, start: int) -> np.ndarray:
-        """uint64 [len + 1]: the digests of a prefix of `start` tokens, whose own is `digest`, with
-        none, one and so on of `tokens` (int32) behind it."""
+        """uint64 [len + 1]: the digests of a prefix followed by 0, 1, ... of `tokens` (int32).
+
+        The prefix has `start` tokens and the digest `digest`.
+        """
         factors = self._upto(start + len(tokens))[start:]
-        found = np.empty(len(tokens) + 1, np.uint64)
-        found[0] = digest
-        found[1:] = (tokens.astype(np.uint64) + np.uint64(1)) * factors
-        return np.cumsum(found, out=found)
+        products = np.empty(len(tokens) + 1, np.uint64)
+        products[0] = digest
+        products[1:] = (tokens.astype(np.uint64) + np.uint64(1)) * factors
+        return np.cumsum(products, out=products)
 
     def _seed(self, namespace: Hashable) -> int:
         return _hash(ascii(namespace).encode(), self._key)
 
     def _ones(self, count: int, size: int) -> np.ndarray:
-        """The sums of all factors before each of the first `count` bounds."""
+        """The sums of all factors before each of the first `count` block ends."""
         known = self._sums.get(size)
         if known is None or len(known) < count:
             factors = self._upto(max(count, 256) * size).reshape(-1, size)
@@ -102,39 +109,38 @@ def _hash(name: bytes, key: bytes) -> int:
 
 
 # Prefix keys --------------------------------------------------------------------------------------
-#
-# Names of prefixes that no two prefixes share, for what outlives a process or crosses a tenant.
 
 
 KEY_BYTES = 16
 
 
 def prefix_keys(space: bytes, tokens: np.ndarray, block_size: int, first: int = 0) -> list[bytes]:
-    """The keys of the prefixes of `tokens` (int32) that end with block `first`, the next one and so
-    on, whole blocks only.
+    """The keys of the prefixes of `tokens` (int32) that end with block `first`, the next one, ...
 
-    BLAKE2b of the space and of all tokens of the prefix: unlike sums (`PrefixDigests`), nobody can
-    make up a prompt that has the key of another one, or of another space. O(tokens) in C, and about
-    1 us for each key.
+    Only full blocks have keys. A key is the BLAKE2b hash of the space and of all tokens of the
+    prefix.
+    Unlike with sums (`PrefixDigests`), no prompt can be made with the key of another prompt or
+    space.
+    Costs O(tokens) in C, and about 1 us for each key.
     """
     data = tokens.astype("<i4", copy=False).data.cast("B")
     step = 4 * block_size
     digest = hashlib.blake2b(data[: first * step], digest_size=KEY_BYTES, key=space)
-    found = []
+    keys = []
     for at in range(first * step, len(data) - step + 1, step):
         digest.update(data[at : at + step])
-        found.append(digest.copy().digest())
-    return found
+        keys.append(digest.copy().digest())
+    return keys
 
 
 class LazyKeys:
-    """What `prefix_keys` gives, of each the first 8 bytes as a number, when it is asked for."""
+    """The keys of `prefix_keys` on demand, the first 8 bytes of each as a number."""
 
     def __init__(self, space: bytes, tokens: np.ndarray, block_size: int) -> None:
         self._data = tokens.astype("<i4", copy=False).data.cast("B")
         self._step = 4 * block_size
         self._hashes = {0: hashlib.blake2b(digest_size=KEY_BYTES, key=space)}
-        """Of so many bytes."""
+        """Token bytes hashed -> hash state."""
 
     def item(self, at: int) -> int:
         """The key of the prefix that ends with block `at`."""
@@ -152,8 +158,10 @@ class LazyKeys:
 
 @dataclass(frozen=True)
 class Change:
-    """Digests (uint64) of prefixes that are held since the last change, and of those that no longer
-    are. `fresh`: nothing of what was said before counts any more."""
+    """Digests (uint64) of prefixes added since the last change, and of prefixes removed.
+
+    `fresh`: all earlier changes are void.
+    """
 
     added: np.ndarray
     removed: np.ndarray
@@ -161,24 +169,25 @@ class Change:
 
 
 class Journal:
-    """Collects changes of a tree until they are taken.
+    """Collects changes of a tree until `take`.
 
-    A prefix counts if it ends at a block bound. Where one is held, so are all shorter ones.
+    Only prefixes that end with a full block count. A tree that holds a prefix holds all shorter
+    ones.
     """
 
     def __init__(self, block_size: int, digests: PrefixDigests) -> None:
         self._block_size = block_size
         self._digests = digests
         self._held: dict[int, bool] = {}
-        """What changed, the last word on each."""
+        """Changed digest -> whether the tree holds the prefix now."""
         self._fresh = True
 
     def added(self, parent: Node, tokens: np.ndarray) -> None:
-        """`tokens` were put in behind the end of `parent`."""
+        """Note `tokens` added behind the end of `parent`."""
         self._note(parent, tokens, parent.end, True)
 
     def removed(self, leaf: Node, end: int) -> None:
-        """`leaf` is about to lose its tokens from position `end` on."""
+        """Note that `leaf` is about to lose its tokens from position `end` on."""
         assert leaf.parent is not None
         start = max(end, leaf.start)
         if self._first_bound(start) <= leaf.end:
@@ -186,16 +195,16 @@ class Journal:
 
     @property
     def changed(self) -> bool:
-        """Whether there is anything to take."""
+        """Whether there are changes to take."""
         return self._fresh or bool(self._held)
 
     def reset(self) -> None:
-        """Everything was lost."""
+        """Note that all prefixes were lost."""
         self._held.clear()
         self._fresh = True
 
     def take(self) -> Change:
-        """What changed since this was asked last."""
+        """Changes since the last call."""
         held, fresh = self._held, self._fresh
         self._held, self._fresh = {}, False
         return Change(
@@ -205,29 +214,29 @@ class Journal:
         )
 
     def snapshot(self, roots: Iterable[Node]) -> Change:
-        """All that is held: for who missed a change."""
-        found = [np.empty(0, np.uint64)]
+        """All prefixes in the tree, for a listener that missed a change."""
+        digests = [np.empty(0, np.uint64)]
         nodes = list(roots)
-        for node in nodes:  # it grows meanwhile
+        for node in nodes:  # the list grows meanwhile
             nodes.extend(node.children.values())
             if node.parent is not None:
-                found.append(self._bounds(node.parent, node.tokens, node.start))
+                digests.append(self._bounds(node.parent, node.tokens, node.start))
         self._held.clear()
         self._fresh = False
-        return Change(np.concatenate(found), np.empty(0, np.uint64), fresh=True)
+        return Change(np.concatenate(digests), np.empty(0, np.uint64), fresh=True)
 
     def _note(self, parent: Node, tokens: np.ndarray, start: int, held: bool) -> None:
         for digest in self._bounds(parent, tokens, start).tolist():
             self._held[digest] = held
 
     def _bounds(self, parent: Node, tokens: np.ndarray, start: int) -> np.ndarray:
-        """Digests at the bounds behind position `start`, of `tokens` behind `parent`."""
+        """Digests at block ends behind position `start`, of `tokens` behind `parent`."""
         before = self._digests.of_node(parent)
         all_of_them = self._digests.behind(before, tokens, parent.end)
         return all_of_them[self._first_bound(start) - parent.end :: self._block_size]
 
     def _first_bound(self, start: int) -> int:
-        """The first block bound behind position `start`."""
+        """The first block end behind position `start`."""
         return (start // self._block_size + 1) * self._block_size
 
 

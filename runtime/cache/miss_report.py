@@ -1,4 +1,4 @@
-"""What was evicted lately, and for whom: so that a miss can be explained."""
+"""Recent evictions and their causes, which explain a cache miss."""
 
 from __future__ import annotations
 
@@ -15,14 +15,16 @@ from rootlace.runtime.cache.journal import PrefixDigests
 from rootlace.runtime.cache.node import Node
 
 MAX_TOKENS = 1 << 20
-"""Evicted tokens that are remembered, four bytes each."""
+"""Evicted tokens remembered, four bytes each."""
 MAX_RECORDS = 4096
 _LOOKED_AT = 64
 
 
 class Cause(NamedTuple):
-    """Why blocks were freed: room for a request of `program` in `namespace`, a flush, or the end of
-    the time that they had to live."""
+    """Why blocks were freed.
+
+    Causes: room for a request of `program` in `namespace`, a flush, or the end of a time to live.
+    """
 
     namespace: Hashable = ""
     program: str = ""
@@ -32,7 +34,7 @@ class Cause(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Eviction:
-    """`tokens` stood at the positions from `start` on; `digest` is that of the tokens before."""
+    """Evicted `tokens` from position `start` on; `digest` is that of the tokens before."""
 
     start: int
     digest: int
@@ -42,31 +44,31 @@ class Eviction:
 
 
 class Evicted:
-    """The last evictions, found again by what stood before them.
+    """The last evictions, found by the digest of the tokens before.
 
-    Two prefixes of equal digest (`PrefixDigests`) are taken for the same one, which can make an
-    explanation wrong, and nothing else.
+    Two prefixes of equal digest (`PrefixDigests`) count as the same, which can make an explanation
+    wrong, and nothing else.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.cause = Cause()
-        """On whose behalf the tree evicts now."""
+        """The cause of current evictions."""
         self._clock = clock
         self._records: deque[Eviction] = deque()
         self.digests = PrefixDigests(secrets.token_bytes(16))
         self._index: dict[tuple[int, int, int], list[Eviction]] = {}
-        """By where they stood, the digest before, and their first token."""
+        """(position, digest before, first token) -> evictions."""
         self._starts: Counter[int] = Counter()
         self._tokens = 0
 
     def note(self, leaf: Node, end: int) -> None:
-        """`leaf` is about to lose its tokens from the position `end` on."""
-        kept = end - leaf.start
-        tokens = leaf.tokens[kept:].copy()
+        """Note that `leaf` is about to lose its tokens from position `end` on."""
+        remaining = end - leaf.start
+        tokens = leaf.tokens[remaining:].copy()
         assert leaf.parent is not None
         digest = self.digests.of_node(leaf.parent)
-        if kept:
-            digest = self.digests.extended(digest, leaf.tokens[:kept], leaf.start)
+        if remaining:
+            digest = self.digests.extended(digest, leaf.tokens[:remaining], leaf.start)
         record = Eviction(end, digest, tokens, self._clock(), self.cause)
         self._records.append(record)
         self._index.setdefault(_key(end, digest, tokens), []).append(record)
@@ -89,14 +91,16 @@ class Evicted:
     def beyond(
         self, namespace: Hashable, tokens: np.ndarray, known: int
     ) -> tuple[int, Eviction | None]:
-        """How far `tokens` (int32) would be known if nothing had been evicted of what is
-        remembered, and the last eviction that took the first of those behind the `known` ones.
+        """Length of `tokens` (int32) matched without remembered evictions, and the decisive
+        eviction.
 
-        Costs O(tokens), and a look at the last `_LOOKED_AT` records for each place where tokens
+        The decisive eviction is the last one that removed the first token behind the `known` ones.
+
+        Costs O(tokens), and a look at the last `_LOOKED_AT` records for each position where tokens
         like the prompt's own were evicted.
         """
         digests = self.digests.of_all(namespace, tokens)
-        found = []
+        overlapping = []
         for start in sorted(start for start in self._starts if start < len(tokens)):
             key = start, int(digests[start]), int(tokens[start])
             for record in self._index.get(key, ())[-_LOOKED_AT:]:
@@ -104,12 +108,12 @@ class Evicted:
                 same = record.tokens[:common] == tokens[start : start + common]
                 end = start + (common if same.all() else int(same.argmin()))
                 if end > known:
-                    found.append((start, end, record))
-        took = [record for start, end, record in found if start <= known < end]
+                    overlapping.append((start, end, record))
+        took = [record for start, end, record in overlapping if start <= known < end]
         if not took:
             return known, None
         reach = known
-        for start, end, _ in found:  # by start
+        for start, end, _ in overlapping:  # by start
             if start <= reach:
                 reach = max(reach, end)
         return reach, max(took, key=lambda record: record.at)
@@ -118,14 +122,14 @@ class Evicted:
         return self._clock() - eviction.at
 
     def reset(self) -> None:
-        """Everything was lost at once: there is nothing to say of single evictions."""
+        """Forget all evictions after everything was lost at once."""
         self._records.clear()
         self._index.clear()
         self._starts.clear()
         self._tokens = 0
 
     def check(self, node: Node) -> None:
-        """Raise AssertionError unless the digest that `node` remembers is right."""
+        """Raise AssertionError unless the cached digest of `node` is right."""
         remembered, node.digest = node.digest, None
         if remembered is not None:
             assert self.digests.of_node(node) == remembered, f"{node} remembers a wrong digest"

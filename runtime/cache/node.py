@@ -1,4 +1,4 @@
-"""A node of the radix tree."""
+"""A node of the radix tree, and the programs that use nodes."""
 
 from __future__ import annotations
 
@@ -9,18 +9,22 @@ import numpy as np
 _NO_TOKENS = np.empty(0, np.int32)
 
 MAX_PROGRAMS = 4
-"""How many programs a node remembers; a node used by more is as good as everybody's."""
+"""Programs remembered per node; a node with more programs counts as shared by all."""
 
 
 class Node:
     """An edge of tokens and the blocks with their KV.
 
-    The edge covers positions `start` to `end` of every sequence through it; `blocks` (int32) those
-    of blocks `start // block_size` up to the one of position `end - 1`. `locks` counts the handles
-    that end at this node or below it.
+     edge    start ........................ end
+     blocks  | start // block_size | ... | (end - 1) // block_size |     int32
 
-    `programs` and `shared` say who used the node: the last few programs, most recent first, and
-    whether anybody else did too.
+    The edge covers positions `start` to `end` of every sequence through the node. `locks` counts
+    the
+    handles that end at this node or below it.
+
+    `programs`: the last few programs that used the node, most recent first. `shared`: further
+    programs
+    or other requests used the node, too.
     """
 
     __slots__ = (
@@ -56,13 +60,13 @@ class Node:
         self.locks = 0
         self.last_use = 0
         self.uses = 0
-        """How many requests matched or added it."""
+        """Count of requests that matched or added the node."""
         self.worth = 0.0
-        """The eviction policy's own."""
+        """A value of the eviction policy."""
         self.programs: tuple[int, ...] = ()
         self.shared = False
         self.digest: int | None = None
-        """Of all tokens up to `end`, once it was needed: see `PrefixDigests`."""
+        """Digest of all tokens up to `end`, once computed: see `PrefixDigests`."""
         self.alive = True
         """False once evicted (`parent` stays) or merged (`parent` is then the node it became)."""
         self.key: tuple[float, ...] | None = None
@@ -82,18 +86,18 @@ class Node:
 
     @property
     def is_evictable(self) -> bool:
-        """Whether it is an unlocked leaf of the tree."""
+        """Whether the node is an unlocked leaf of the tree."""
         return self.alive and not self.locks and not self.children and not self.is_root
 
     def nearest_live(self) -> Node:
-        """The node that holds what is left of this one's path."""
+        """The node that holds the remainder of this node's path."""
         node = self
         while not node.alive and node.parent is not None:
             node = node.parent
         return node
 
     def used_by(self, program: int, tick: int) -> None:
-        """Note a use at time `tick`; program 0 is "nobody in particular"."""
+        """Note a use at time `tick`; program 0 means no particular program."""
         self.last_use = tick
         self.uses += 1
         if not program:
@@ -103,7 +107,7 @@ class Node:
             self.programs = (program, *self.programs[: MAX_PROGRAMS - 1])
 
     def inherit(self, other: Node) -> None:
-        """Take over the history of `other`, of which this becomes the upper part."""
+        """Take over the history of `other`, of which this node becomes the upper part."""
         self.last_use = other.last_use
         self.uses = other.uses
         self.worth = other.worth
@@ -111,7 +115,7 @@ class Node:
         self.shared = other.shared
 
     def absorb(self, upper: Node) -> None:
-        """Take over the history of `upper`, which has the same users, where it favours staying."""
+        """Take over the history of `upper`, which has the same users where that favours it."""
         self.last_use = max(self.last_use, upper.last_use)
         self.uses = max(self.uses, upper.uses)
         self.worth = max(self.worth, upper.worth)
@@ -123,8 +127,10 @@ class Node:
         return f"<Node {self.uid} [{self.start}:{self.end}) locks={self.locks}>"
 
     def fill_table(self, table: np.ndarray, count: int, block_size: int, position: int = 0) -> None:
-        """Write the blocks of the path to here into `table[:count]`, those of the positions from
-        `position` on at least. For each block index the deepest node's block wins."""
+        """Write the blocks of the path into `table[:count]`, at least from `position` on.
+
+        For each block index the deepest node's block wins.
+        """
         chain, node = [], self
         while not node.is_root and node.end > position:
             chain.append(node)
@@ -138,13 +144,14 @@ class Node:
 
 
 # Programs -----------------------------------------------------------------------------------------
-#
-# Which programs still run, and so which cached prefixes may be wanted again.
 
 
 CLOSED, NORMAL, LIVE = 0, 1, 2
-"""Tiers of nodes, the first to go first. `CLOSED`: only programs that have ended used the node.
-`LIVE`: a program that still runs used it. `NORMAL`: everything else."""
+"""Tiers of nodes, the first to evict first.
+
+`CLOSED`: only programs that have ended used the node. `LIVE`: a running program used the node.
+`NORMAL`: everything else.
+"""
 
 _TIDY_AT = 64
 
@@ -152,8 +159,8 @@ _TIDY_AT = 64
 class Programs:
     """Programs by name, and the tier of each node.
 
-    A tier falls only when a program is closed. To find the nodes that this concerns without a scan
-    of the tree, a live program keeps the nodes where its requests ended.
+    A tier falls only when a program is closed. A live program keeps the nodes where its requests
+    ended, so that a close finds these nodes without a scan of the tree.
     """
 
     def __init__(self) -> None:
@@ -169,15 +176,15 @@ class Programs:
         return CLOSED if node.programs and not node.shared else NORMAL
 
     def names(self, node: Node) -> tuple[str, ...]:
-        """Of the programs that still run and used `node`. O(programs)."""
+        """Names of the running programs that used `node`. O(programs)."""
         if not node.programs:
             return ()
         return tuple(name for name, number in self._open.items() if number in node.programs)
 
     def open(self, name: str) -> int:
-        """The id by which nodes know the program `name`; 0 for the empty name: nobody.
+        """The id of the program `name` in nodes; 0 for the empty name: no program.
 
-        A program that was closed gets a new id: what it left behind stays left behind.
+        A program opened again after a close gets a new id; its old nodes stay closed.
         """
         if not name:
             return 0
@@ -189,7 +196,7 @@ class Programs:
         return program
 
     def ended_at(self, program: int, node: Node) -> None:
-        """A request of `program` ended at `node`."""
+        """Note that a request of `program` ended at `node`."""
         nodes = self._live.get(program)
         if nodes is None or node.is_root:
             return
@@ -200,12 +207,12 @@ class Programs:
             self._tidy_at[program] = max(_TIDY_AT, 2 * len(nodes))
 
     def close(self, name: str) -> set[Node]:
-        """The program ended; returns the nodes where its requests did: their tier may be lower."""
+        """Close a program; return the nodes where its requests ended, whose tier may be lower."""
         program = self._open.pop(name, 0)
         self._tidy_at.pop(program, None)
         return {node.nearest_live() for node in self._live.pop(program, ())}
 
     def reset(self) -> None:
-        """The tree is gone; programs stay open."""
+        """Forget all nodes after the tree was lost; programs stay open."""
         self._tidy_at = {}
         self._live = {program: set() for program in self._live}

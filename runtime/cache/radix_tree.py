@@ -1,4 +1,8 @@
-"""The radix tree over token sequences whose KV is in the pool."""
+r"""The radix tree over token sequences whose KV is in the pool.
+
+root -- "a b c" -- "d e"       match("a b c d x") = 4: prefixes match to the token, inside edges
+               \-- "f"         insert "a b g": split "a b c" into "a b" and "c"
+"""
 
 from __future__ import annotations
 
@@ -17,7 +21,7 @@ from rootlace.runtime.cache.policies import lru
 
 
 def common_prefix(a: np.ndarray, b: np.ndarray) -> int:
-    """How many leading tokens of two equally long int32 arrays agree."""
+    """Count of leading tokens on which two equally long int32 arrays agree."""
     if not len(a) or a[0] != b[0]:
         return 0
     equal = a == b
@@ -28,14 +32,18 @@ def common_prefix(a: np.ndarray, b: np.ndarray) -> int:
 class RadixTree:
     """Cached prefixes, exact to the token. See "Tree and pool" in docs/cache.md.
 
-    A *handle* is a lock that ends at a node: it holds that node and all its ancestors. The holder
-    keeps the `Node`; it stays valid whatever others do, and its `end` does not change, because a
-    split leaves the lower half the old node, a merge leaves the child, and an edge grows in place
-    only for the one handle that locks it.
+    A *handle* is a lock that ends at a node and holds the node and all its ancestors. The owner of
+    a
+    handle keeps the `Node`, which stays valid, with the same `end`, whatever other operations do. A
+    split leaves the lower half the old node; a merge leaves the child. An edge grows in place only
+    for
+    the one handle that locks it.
 
-    Edges are *maximal*: a node with exactly one child exists only if it is a root, a handle ends at
-    it (then it has more locks than its child), or its users are others than its child's (so that
-    eviction can tell a program's private suffix from what it continues).
+    Edges are *maximal*. A node with exactly one child exists only if one of these holds: it is a
+    root;
+    a handle ends at it (then it has more locks than its child); its users differ from its child's.
+    The
+    last case lets eviction separate a program's private suffix from the shared prefix.
 
     Reading costs O(nodes on the path) Python steps and O(tokens) NumPy work.
     """
@@ -53,13 +61,13 @@ class RadixTree:
         self._queue = EvictionQueue(self._policy)
         self.evicted = evicted or Evicted()
         self.journal: Journal | None = None
-        """Hears of every change, where somebody wants to know what is held."""
+        """Receives every change, if changes are published."""
         self.losing: Callable[[Node, int], None] | None = None
-        """Told before a leaf loses its tokens from a position on, to make room."""
+        """Called before a leaf loses its tokens from a position on, to make room."""
         self.expiring: Callable[[Hashable, np.ndarray, int], None] | None = None
-        """Told of tokens that get a time to live, and from which position on they have it."""
+        """Called with tokens that get a time to live, and the position from which on."""
         self.forgetting: Callable[[Hashable, np.ndarray, int], None] | None = None
-        """Told of each of them once, when they had their time."""
+        """Called once for each of these, when the time is over."""
         self.roots: dict[Hashable, Node] = {}
         self.num_nodes = 0
         self.num_tokens = 0
@@ -73,7 +81,7 @@ class RadixTree:
     def descend(
         self, namespace: Hashable, tokens: np.ndarray, limit: int
     ) -> tuple[list[Node], int]:
-        """Nodes that `tokens[:limit]` (int32) runs through, and how many tokens are cached.
+        """Nodes that `tokens[:limit]` (int32) runs through, and the count of cached tokens.
 
         Changes nothing. The last node may be matched in part only.
         """
@@ -96,7 +104,7 @@ class RadixTree:
         return path, position
 
     def match(self, namespace: Hashable, tokens: np.ndarray) -> int:
-        """How many leading tokens are cached."""
+        """Count of cached leading tokens."""
         return self.descend(namespace, tokens, len(tokens))[1]
 
     # ------------------------------------------------------------ handles
@@ -110,7 +118,7 @@ class RadixTree:
         return root
 
     def advance(self, node: Node, tokens: np.ndarray, limit: int, program: int = 0) -> Node:
-        """Move a handle from `node` down along `tokens[node.end:limit]` as far as it is cached."""
+        """Move a handle from `node` down along the cached part of `tokens[node.end:limit]`."""
         self.tick += 1
         passed = [node]
         current = node
@@ -140,8 +148,9 @@ class RadixTree:
     ) -> Node:
         """Put `tokens[node.end:end]`, whose KV is in `table`'s blocks, into the tree.
 
-        Moves the handle from `node` to the end. What is cached already stays as it is: the caller's
-        blocks for it are not taken, and the handle's path (`Node.fill_table`) shows which count.
+        Moves the handle from `node` to the end. Cached tokens keep their blocks, and the caller's
+        blocks
+        for these tokens stay outside. The handle's path (`Node.fill_table`) shows the valid blocks.
         """
         node = self.advance(node, tokens, end, program)
         position = node.end
@@ -165,7 +174,7 @@ class RadixTree:
         return fresh
 
     def leave(self, node: Node, program: int = 0) -> None:
-        """Give up a handle."""
+        """Release a handle."""
         self.tick += 1
         link: Node | None = node
         while link is not None:
@@ -178,8 +187,10 @@ class RadixTree:
         self._settle(node)
 
     def close_program(self, name: str, wanted: bool = False) -> None:
-        """The program ended: what only it used may go first from now on or, if it is still
-        `wanted`, counts as what requests of no program used."""
+        """Close a program: nodes used only by the program may go first from now on.
+
+        With `wanted` these nodes count like nodes used by no program.
+        """
         for node in self.programs.close(name):
             link: Node | None = node if wanted else None
             while link is not None and not link.shared:
@@ -191,22 +202,26 @@ class RadixTree:
     # ------------------------------------------------------------ forgetting
 
     def evict(self, count: int) -> int:
-        """Free `count` blocks if so many are evictable, in the policy's order; returns how many
-        were freed (a few more where removing a leaf lets its neighbours merge).
+        """Free `count` blocks, if so many are evictable, in the policy's order; return the count
+        freed.
 
-        A leaf is trimmed from its end, only as far as needed. A leaf that lies entirely inside a
-        block of a locked ancestor frees nothing and is removed all the same: considering it again
-        each time would cost more than its few tokens are worth.
+        The count is higher where removing a leaf lets its neighbours merge.
+
+        A leaf is trimmed from its end, only as far as needed. A leaf inside a block of a locked
+        ancestor
+        frees nothing and is removed all the same. Considering such a leaf again each time would
+        cost more
+        than its few tokens are worth.
         """
-        # Counted by the pool: a merge that follows a removal may free a partial block as well.
+        # Counted by the pool: a merge after a removal may free a partial block as well.
         before = self.pool.free
         while (freed := self.pool.free - before) < count:
             leaf = self._queue.pop()
             if leaf is None:
                 break
             self._policy.evicted(leaf)
-            kept = max(len(leaf.blocks) - (count - freed), 0)
-            end = (leaf.start // self.block_size + kept) * self.block_size
+            remaining = max(len(leaf.blocks) - (count - freed), 0)
+            end = (leaf.start // self.block_size + remaining) * self.block_size
             if self.losing is not None:
                 self.losing(leaf, end)
             self._cut(leaf, end)
@@ -214,7 +229,7 @@ class RadixTree:
         return freed
 
     def flush(self) -> int:
-        """Forget everything that no handle holds; returns how many blocks were freed."""
+        """Forget everything without a handle; return the count of freed blocks."""
         self.evicted.cause = Cause(flush=True)
         losing, self.losing = self.losing, None
         try:
@@ -223,8 +238,11 @@ class RadixTree:
             self.losing = losing
 
     def forget(self, namespace: Hashable, tokens: np.ndarray, start: int, tick: int) -> bool:
-        """Forget `tokens` (int32) from position `start` on, unless somebody holds them, continued
-        them or used them after `tick`. False if some of them are still there for that reason."""
+        """Forget `tokens` (int32) from position `start` on, unless held, continued or used after
+        `tick`.
+
+        Returns False if some of the tokens stay for that reason.
+        """
         self.evicted.cause = Cause(expired=True)
         path, known = self.descend(namespace, tokens, len(tokens))
         while path and known > start:
@@ -238,10 +256,10 @@ class RadixTree:
         return True
 
     def forget_namespace(self, namespace: Hashable) -> None:
-        """Forget everything of a namespace that no handle holds, and that it was there."""
+        """Forget the prefixes of a namespace without a handle, and the record of their eviction."""
         root = self.roots.get(namespace)
         nodes = [] if root is None else [root]
-        for node in nodes:  # it grows meanwhile: parents come before their children
+        for node in nodes:  # the list grows meanwhile: parents come before their children
             nodes.extend(node.children.values())
         for node in reversed(nodes):
             if node.is_evictable:
@@ -250,7 +268,7 @@ class RadixTree:
                 self._remove(node)
 
     def reset(self) -> None:
-        """Forget everything at once, handles too, with the pool: the memory's content is lost."""
+        """Forget everything at once, handles and pool too: the content of the memory is lost."""
         self.pool.reset()
         self._queue.reset()
         self._policy.reset()
@@ -265,7 +283,7 @@ class RadixTree:
     # ------------------------------------------------------------ structure
 
     def _split(self, node: Node, count: int) -> Node:
-        """Cut `node` behind its first `count` tokens; returns the new upper half."""
+        """Split `node` behind its first `count` tokens; return the new upper half."""
         parent = node.parent
         assert parent is not None
         cut = node.start + count
@@ -287,7 +305,7 @@ class RadixTree:
         return upper
 
     def _merge_if_possible(self, node: Node) -> None:
-        """Let a node's only child take over its edge, unless the node has a reason to exist."""
+        """Merge a node into its only child, unless the node has a reason to exist."""
         if len(node.children) != 1 or node.is_root or not node.alive:
             return
         (child,) = node.children.values()
@@ -314,33 +332,33 @@ class RadixTree:
 
     def _grow(self, leaf: Node, tokens: np.ndarray, blocks: np.ndarray) -> None:
         """Append to a leaf that only the caller's handle locks."""
-        kept = leaf.blocks
+        old_blocks = leaf.blocks
         if leaf.end % self.block_size:
-            # The continuation's first block holds the leaf's rows too: it is the leaf's own block,
-            # adopted, or a copy of it.
+            # The first new block holds the leaf's rows too: it is the leaf's own block, adopted, or
+            # a copy.
             self.pool.retain(blocks, pinned=True)
-            self.pool.drop(kept[-1:], pinned=True)
-            kept = kept[:-1]
+            self.pool.drop(old_blocks[-1:], pinned=True)
+            old_blocks = old_blocks[:-1]
         else:
             self.pool.retain(blocks, pinned=True)
-        leaf.blocks = np.concatenate((kept, blocks))
+        leaf.blocks = np.concatenate((old_blocks, blocks))
         leaf.tokens = np.concatenate((leaf.tokens, tokens))
         leaf.end += len(tokens)
         leaf.digest = None
 
     def _cut(self, leaf: Node, end: int) -> None:
-        """Forget an unlocked leaf's tokens from position `end` on: all if it begins no sooner."""
+        """Forget an unlocked leaf's tokens from position `end` on, all if the leaf begins there."""
         self.evicted.note(leaf, max(end, leaf.start))
         if self.journal is not None:
             self.journal.removed(leaf, end)
         if end <= leaf.start:
             self._remove(leaf)
             return
-        kept = -(-end // self.block_size) - leaf.start // self.block_size
-        self.pool.drop(leaf.blocks[kept:], pinned=False)
+        remaining = -(-end // self.block_size) - leaf.start // self.block_size
+        self.pool.drop(leaf.blocks[remaining:], pinned=False)
         self.num_tokens -= leaf.end - end
         leaf.tokens = leaf.tokens[: end - leaf.start]
-        leaf.blocks = leaf.blocks[:kept]
+        leaf.blocks = leaf.blocks[:remaining]
         leaf.end = end
         leaf.digest = None
         self._queue.push(leaf)
@@ -356,11 +374,11 @@ class RadixTree:
         self._settle(parent)
 
     def check_queue(self, leaves: set[Node]) -> None:
-        """Raise AssertionError unless `leaves` are what may be evicted, none of them too late."""
+        """Raise AssertionError unless `leaves` are the evictable nodes, all queued in time."""
         self._queue.check(leaves)
 
     def _settle(self, node: Node) -> None:
-        """`node` lost a handle or a child: queue it, merge it, or drop an empty root."""
+        """Queue, merge or drop `node`, which lost a handle or a child."""
         if not node.alive:
             return
         if node.children:
@@ -374,15 +392,14 @@ class RadixTree:
 
 
 # Check --------------------------------------------------------------------------------------------
-#
-# Every invariant of tree and pool, recomputed from scratch. For tests and `check_invariants`.
 
 
 def check_cache(tree: RadixTree, handles: list[Node], held: list[np.ndarray]) -> None:
-    """Raise AssertionError at the first broken invariant.
+    """Recompute every invariant of tree and pool; raise AssertionError at the first broken one.
 
-    `handles`: every handle there is. `held`: the blocks that sequences hold by themselves, one
-    array per sequence. O(nodes + tokens).
+    `handles`: every existing handle. `held`: the blocks that sequences hold by themselves, one
+    array
+    per sequence. O(nodes + tokens).
     """
     pool = tree.pool
     refs = np.zeros(pool.num_blocks, np.int32)

@@ -1,4 +1,4 @@
-"""Prefixes that are held in the cache on purpose, for some time."""
+"""Retention of prefixes: times to live (expiry), and pins."""
 
 from __future__ import annotations
 
@@ -13,21 +13,19 @@ from rootlace.runtime.cache.node import Node
 from rootlace.runtime.cache.radix_tree import RadixTree
 
 # Expiry -------------------------------------------------------------------------------------------
-#
-# Prefixes that are to be forgotten when nobody has used them for some time.
 
 
 MAX_TOKENS = 1 << 22
-"""Tokens that are remembered until their time is over; beyond it the next ones go early."""
+"""Tokens remembered until their time is over; beyond that the next ones expire early."""
 
 
 LOOKED_AT = 256
-"""So much is looked at in one step: what is held comes back each time, however short its time."""
+"""Entries checked per step: held tokens return to the queue each time, however short their time."""
 
 
 @dataclass(frozen=True, eq=False)
-class _Kept:
-    """What is to go of `tokens`: those from position `start` on."""
+class _Expiring:
+    """`tokens` of which those from position `start` on expire."""
 
     namespace: Hashable
     tokens: np.ndarray
@@ -37,30 +35,30 @@ class _Kept:
 
 
 class Expiry:
-    """What requests with a time to live have added to the tree.
+    """Tokens that requests with a time to live added to the tree.
 
-    Whether tokens were used is looked at each time their time is over, so they go between once and
-    twice that time after their last use.
+    The last use is checked each time the time is over, so tokens go between once and twice that
+    time
+    after their last use.
     """
 
     def __init__(self, tree: RadixTree, clock: Callable[[], float]) -> None:
         self._tree = tree
         self._clock = clock
-        self._heap: list[tuple[float, int, _Kept]] = []
+        self._heap: list[tuple[float, int, _Expiring]] = []
         self._numbers = itertools.count()
         self._tokens = 0
 
     def keep(self, namespace: Hashable, tokens: np.ndarray, start: int, seconds: float) -> None:
-        """`tokens` (int32) from `start` on, which nobody holds any more, live for so long."""
-        self._push(_Kept(namespace, tokens.copy(), start, seconds, self._tree.tick))
+        """Let `tokens` (int32) from `start` on, held by no handle any more, live for `seconds`."""
+        self._push(_Expiring(namespace, tokens.copy(), start, seconds, self._tree.tick))
         if self._tree.expiring is not None:
             self._tree.expiring(namespace, tokens, start)
         while self._tokens > MAX_TOKENS:
             self._end(self._pop())
 
     def expire(self) -> None:
-        """Forget what has had its time, `LOOKED_AT` of it at most. Costs nothing while nothing
-        has."""
+        """Forget at most `LOOKED_AT` expired entries; costs nothing while none has expired."""
         if not self._heap:
             return
         now = self._clock()
@@ -70,33 +68,33 @@ class Expiry:
             self._end(self._pop())
 
     def end(self) -> None:
-        """Forget all of it that nobody holds, whoever used it last."""
-        for _, _, kept in self._heap:
-            self._tree.forget(kept.namespace, kept.tokens, kept.start, self._tree.tick)
+        """Forget all entries without a handle, whatever their last use."""
+        for _, _, entry in self._heap:
+            self._tree.forget(entry.namespace, entry.tokens, entry.start, self._tree.tick)
         self.reset()
 
     def reset(self) -> None:
-        """The tree is gone."""
+        """Forget all entries after the tree was lost."""
         self._heap.clear()
         self._tokens = 0
 
-    def _push(self, kept: _Kept) -> None:
-        self._tokens += len(kept.tokens)
-        heapq.heappush(self._heap, (self._clock() + kept.seconds, next(self._numbers), kept))
+    def _push(self, entry: _Expiring) -> None:
+        self._tokens += len(entry.tokens)
+        heapq.heappush(self._heap, (self._clock() + entry.seconds, next(self._numbers), entry))
 
-    def _pop(self) -> _Kept:
-        kept = heapq.heappop(self._heap)[2]
-        self._tokens -= len(kept.tokens)
-        return kept
+    def _pop(self) -> _Expiring:
+        entry = heapq.heappop(self._heap)[2]
+        self._tokens -= len(entry.tokens)
+        return entry
 
-    def _end(self, kept: _Kept) -> None:
-        if self._tree.forget(kept.namespace, kept.tokens, kept.start, kept.tick):
+    def _end(self, entry: _Expiring) -> None:
+        if self._tree.forget(entry.namespace, entry.tokens, entry.start, entry.tick):
             return
-        if self._tokens + len(kept.tokens) <= MAX_TOKENS:
+        if self._tokens + len(entry.tokens) <= MAX_TOKENS:
             tick = self._tree.tick
-            self._push(_Kept(kept.namespace, kept.tokens, kept.start, kept.seconds, tick))
+            self._push(_Expiring(entry.namespace, entry.tokens, entry.start, entry.seconds, tick))
         elif self._tree.forgetting is not None:
-            self._tree.forgetting(kept.namespace, kept.tokens, kept.start)
+            self._tree.forgetting(entry.namespace, entry.tokens, entry.start)
 
 
 # Pins ---------------------------------------------------------------------------------------------
@@ -107,7 +105,8 @@ MAX_PINS = 4096
 
 @dataclass(eq=False)
 class Pin:
-    """A handle on so many leading `tokens`; `id` is the name for them, `holder` who asked first."""
+    """A handle on leading `tokens`; `id` names the tokens, `holder` is the first client that
+    pinned."""
 
     id: str
     namespace: Hashable
@@ -118,9 +117,9 @@ class Pin:
 
 
 class Pins:
-    """Handles that belong to no request, each until a time of its own.
+    """Handles that belong to no request, each with its own expiry.
 
-    `blocks` counts the blocks of all pinned paths, each once; it is at most `most`.
+    `blocks` counts the blocks of all pinned paths, each once; at most `most`.
     """
 
     def __init__(self, tree: RadixTree, most: int, clock: Callable[[], float]) -> None:
@@ -139,20 +138,22 @@ class Pins:
         return name in self._pins
 
     def held_by(self, holder: str) -> int:
-        """How many pins are this holder's."""
+        """Count of the pins of `holder`."""
         return sum(pin.holder == holder for pin in self._pins.values())
 
     def all(self) -> list[Pin]:
-        """Those that live, in no order."""
+        """All current pins, in no order."""
         return list(self._pins.values())
 
     def nodes(self) -> list[Node]:
-        """Where the handles end."""
+        """Nodes at which the handles end."""
         return [pin.node for pin in self._pins.values()]
 
     def needed(self, namespace: Hashable, tokens: np.ndarray) -> int:
-        """How many blocks more are pinned, at most, when `tokens` (int32) are: those in the tree
-        that are not pinned yet, and those of what is still to be put there."""
+        """Upper bound on the blocks added by pinning `tokens` (int32).
+
+        These are unpinned blocks in the tree, and blocks still to be added.
+        """
         size = self._tree.block_size
         path, known = self._tree.descend(namespace, tokens, len(tokens))
         held = self._held()
@@ -170,8 +171,10 @@ class Pins:
         program: int = 0,
         holder: str = "",
     ) -> None:
-        """Hold `tokens` (int32), which are in the tree, for so many seconds, or renew the pin of
-        this name. The caller keeps to `most` and `MAX_PINS`."""
+        """Pin `tokens` (int32), which are in the tree, for `seconds`, or renew the pin `name`.
+
+        The caller respects `most` and `MAX_PINS`.
+        """
         until = self._clock() + seconds
         known = self._pins.get(name)
         if known is not None:
@@ -184,14 +187,14 @@ class Pins:
         self._next_end = min(self._next_end, until)
 
     def release(self, name: str) -> bool:
-        """Let a pin go; False if there is none of this id."""
+        """Release a pin; False if the id is unknown."""
         if name not in self._pins:
             return False
         self._leave([name])
         return True
 
     def expire(self) -> None:
-        """Let go what has had its time. Costs nothing while nothing has."""
+        """Release expired pins; costs nothing while none has expired."""
         now = self._clock()
         if now < self._next_end:
             return
@@ -199,21 +202,21 @@ class Pins:
         self._next_end = min((pin.until for pin in self._pins.values()), default=float("inf"))
 
     def reset(self) -> None:
-        """The tree is gone, and all pins with it."""
+        """Forget all pins after the tree was lost."""
         self._lost += len(self._pins)
         self._pins.clear()
         self.blocks = 0
         self._next_end = float("inf")
 
     def take_lost(self) -> int:
-        """How many were lost with the tree since this was last asked."""
+        """Count of pins lost with the tree since the last call."""
         lost, self._lost = self._lost, 0
         return lost
 
     def _leave(self, names: Iterable[str]) -> None:
         for name in names:
             self._tree.leave(self._pins.pop(name).node)
-        self._count()  # once for all of them: it looks at every pin
+        self._count()  # once for all: counting looks at every pin
 
     def _held(self) -> set[Node]:
         """Every node of a pinned path, roots included."""

@@ -1,4 +1,4 @@
-"""Which blocks lie in a tier below the pool (main memory, a disk), and which of them goes next."""
+"""The index of an offload tier (host memory, a disk): blocks by slot, and the order of eviction."""
 
 from __future__ import annotations
 
@@ -8,30 +8,28 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 # Slots --------------------------------------------------------------------------------------------
-#
-# Slots of a tier: which are in use, and which one is next.
 
 
 T = TypeVar("T")
 
 
 class Slots(Generic[T]):
-    """At most `most`, from 0 on. Those that were given back are used first."""
+    """At most `most` slots, from 0 on; returned slots are used first."""
 
     def __init__(self, most: int) -> None:
         self._most = most
         self.in_use: dict[int, T] = {}
         self._given_back: list[int] = []
-        """They are below `_unused`; those from there on were never in use."""
+        """Free slots below `_unused`; slots from `_unused` on were never in use."""
         self._unused = 0
 
     @property
     def free(self) -> bool:
-        """Whether there is one."""
+        """Whether a slot is free."""
         return bool(self._given_back) or self._unused < self._most
 
     def take(self) -> int:
-        """A free one, which the caller puts into `in_use`."""
+        """Take a free slot, which the caller puts into `in_use`."""
         if self._given_back:
             return self._given_back.pop()
         self._unused += 1
@@ -41,11 +39,11 @@ class Slots(Generic[T]):
         del self.in_use[slot]
         self._given_back.append(slot)
 
-    def restore(self, found: dict[int, T]) -> None:
-        """What is in use at first."""
-        self.in_use = found
-        self._unused = max(found, default=-1) + 1
-        self._given_back = [slot for slot in range(self._unused) if slot not in found]
+    def restore(self, used: dict[int, T]) -> None:
+        """Set the slots in use at the start."""
+        self.in_use = used
+        self._unused = max(used, default=-1) + 1
+        self._given_back = [slot for slot in range(self._unused) if slot not in used]
 
     def check(self) -> None:
         """Raise AssertionError at the first broken invariant."""
@@ -56,28 +54,26 @@ class Slots(Generic[T]):
         assert self._unused <= self._most, "there are not so many slots"
 
 
-# Wear ---------------------------------------------------------------------------------------------
-#
-# What may be written to a disk: so many bytes an hour, and nothing twice that nobody wanted.
+# Wear of a disk -----------------------------------------------------------------------------------
 
 
 HOUR = 3600.0
 _SPAN = 60.0
-"""Bytes are counted together for so many seconds."""
+"""Seconds whose written bytes are counted together."""
 
 
 class HourlyBytes:
-    """At most `most` bytes in any hour; None: as many as one likes."""
+    """At most `most` bytes in any hour; None: no limit."""
 
     def __init__(self, most: int | None, clock: Callable[[], float]) -> None:
         self._most = most
         self._clock = clock
         self._spans: deque[tuple[float, int]] = deque()
-        """When each span ends, and its bytes."""
+        """(end of the span, bytes written)."""
         self._bytes = 0
 
     def take(self, count: int) -> bool:
-        """Count `count` bytes that are to be written now; False if they may not be."""
+        """Count `count` bytes to be written now; False if over the limit."""
         if self._most is None:
             return True
         now = self._clock()
@@ -95,7 +91,7 @@ class HourlyBytes:
 
 
 class Unwanted:
-    """Keys of what was dropped before anybody wanted it back, the last `most` of them."""
+    """Keys of blocks dropped before any request asked for them, the last `most` of them."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -110,7 +106,7 @@ class Unwanted:
             self._keys.popitem(last=False)
 
     def wanted(self, keys: Iterable[bytes]) -> None:
-        """A prompt begins like these."""
+        """Note that a prompt begins with the blocks of `keys`."""
         if self._keys:
             for key in keys:
                 self._keys.pop(key, None)
@@ -123,13 +119,13 @@ class Unwanted:
 
 
 _REMEMBERED = 4
-"""So many keys are remembered of dropped blocks, for each slot."""
+"""Keys of dropped blocks remembered, per slot."""
 _MOST_REMEMBERED = 1 << 18
 
 
 @dataclass(frozen=True, slots=True)
 class Label:
-    """What a block is: `key` names its prefix (`prefix_keys`), `owner` whose it is."""
+    """Identity of a block: `key` names its prefix (`prefix_keys`), `owner` its namespace."""
 
     key: bytes
     owner: bytes
@@ -137,15 +133,18 @@ class Label:
 
 @dataclass(slots=True, eq=False)
 class Entry:
-    """A block in a slot. It can be read once it is `written` and `proven` (the steps that computed
-    it have ended well); `readers` read it now."""
+    """A block in a slot.
+
+    Readable once `written` and `proven` (the steps that computed the block ended well). `readers`:
+    reads in progress.
+    """
 
     label: Label
     slot: int
     written: bool = False
     proven: bool = False
     wanted: bool = False
-    """Whether it was read, or asked for, since it was written."""
+    """Whether the block was read, or asked for, since the write."""
     readers: int = 0
 
     @property
@@ -154,23 +153,22 @@ class Entry:
 
 
 class Tier:
-    """So many slots of a block each, by the keys of the blocks in them.
+    """Slots of one block each, indexed by the key of the block.
 
-    What was wanted longest ago is dropped first; what is being written or read stays. A block that
-    nobody wanted before it was dropped is not taken a second time, unless a prompt asks for it
-    meanwhile. Every operation costs O(1) for each key, and O(blocks written or read now).
+    The block asked for longest ago is dropped first; a block being written or read stays. A block
+    dropped without ever being asked for is not saved again, unless a prompt asks for it meanwhile.
+    Every operation costs O(1) per key, and O(blocks being written or read).
     """
 
     def __init__(self, num_slots: int) -> None:
         self.num_slots = num_slots
         self._entries: OrderedDict[bytes, Entry] = OrderedDict()
-        """The one to drop next first."""
+        """Entries in order of eviction, the first to drop first."""
         self._slots: Slots[Entry] = Slots(num_slots)
         self.unwanted = Unwanted(min(_REMEMBERED * num_slots, _MOST_REMEMBERED))
         self.dropped = 0
         self.journal: dict[bytes, bool] | None = None
-        """Keys of blocks that can be read, or no longer can, since somebody emptied this; None:
-        nobody does."""
+        """Key -> whether readable now, for keys changed since the last take; None: not kept."""
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -179,47 +177,50 @@ class Tier:
         return key in self._entries
 
     def entries(self) -> Iterator[Entry]:
-        """All of them, the one to drop next first."""
+        """All entries in order of eviction."""
         return iter(self._entries.values())
 
     def get(self, key: bytes) -> Entry | None:
-        """The block of this key, though it may not be whole yet."""
+        """The block of `key`, perhaps not readable yet."""
         return self._entries.get(key)
 
     def find(self, key: bytes) -> Entry | None:
-        """The block of this key, if it can be read."""
+        """The block of `key`, if readable."""
         entry = self._entries.get(key)
         return entry if entry is not None and entry.whole else None
 
     def want(self, keys: list[bytes]) -> None:
-        """A prompt begins with the blocks of these `keys`, in their order."""
+        """Note that a prompt begins with the blocks of `keys`, in their order."""
         self.unwanted.wanted(keys)
-        for key in reversed(keys):  # what begins a prompt is dropped after what follows it
+        for key in reversed(keys):  # the begin of a prompt is dropped after its continuation
             entry = self._entries.get(key)
             if entry is not None:
                 entry.wanted = True
                 self._entries.move_to_end(key)
 
     def keep_longer(self, key: bytes) -> bool:
-        """The pool gives this block up: whether it is here, and stays as if it came now."""
+        """Whether the tier has the block that the pool evicts; moves the block to the end of
+        eviction."""
         if key not in self._entries:
             return False
         self._entries.move_to_end(key)
         return True
 
     def takes(self, key: bytes) -> bool:
-        """Whether a block of this key, which is not here, is worth being written, and can be."""
+        """Whether a missing block of `key` is worth the write, and the tier has room."""
         return key not in self.unwanted and bool(self._slots.free or self.next_dropped())
 
     def next_dropped(self) -> Entry | None:
-        """What `add` drops for the next block; None if nothing has to be, or nothing can."""
+        """The block that the next `add` drops; None if none must be dropped, or none can."""
         if self._slots.free:
             return None
-        return next((one for one in self.entries() if one.whole and not one.readers), None)
+        return next((entry for entry in self.entries() if entry.whole and not entry.readers), None)
 
     def add(self, label: Label) -> Entry | None:
-        """A slot for a block that is not here; None if all are being written or read. The block is
-        here once `written` and `prove` were called."""
+        """A slot for a missing block; None if all slots are being written or read.
+
+        The block is readable after `written` and `prove`.
+        """
         if not self._slots.free:
             entry = self.next_dropped()
             if entry is None:
@@ -232,11 +233,13 @@ class Tier:
         self._entries[label.key] = self._slots.in_use[entry.slot] = entry
         return entry
 
-    def restore(self, found: Iterable[tuple[int, Label, bool]]) -> list[int]:
-        """What was there when the tier was opened: slot, label and whether it was wanted, the one
-        to drop next first. Returns the slots of keys that are in another slot already."""
+    def restore(self, saved: Iterable[tuple[int, Label, bool]]) -> list[int]:
+        """Restore the slots of an earlier start: (slot, label, wanted), in order of eviction.
+
+        Returns the slots of keys that are in another slot already.
+        """
         double = []
-        for slot, label, wanted in found:
+        for slot, label, wanted in saved:
             if label.key in self._entries:
                 double.append(slot)
                 continue
@@ -246,8 +249,10 @@ class Tier:
         return double
 
     def written(self, slot: int, ok: bool) -> Entry | None:
-        """The slot was written; the entry if it can be read from now on. It is gone if that went
-        wrong, or if it was discarded meanwhile."""
+        """Note the end of a write; return the entry if readable from now on.
+
+        After a failed write, or a discard meanwhile, the entry is gone.
+        """
         entry = self._slots.in_use[slot]
         if not ok:
             self._forget(entry)
@@ -258,12 +263,12 @@ class Tier:
         return entry if self._readable(entry) else None
 
     def prove(self, entry: Entry) -> bool:
-        """The steps that computed the block have ended well; whether it can be read from now on."""
+        """Note that the block's steps ended well; return whether the block is readable now."""
         entry.proven = True
         return self.get(entry.label.key) is entry and self._readable(entry)
 
     def discard(self, entry: Entry) -> None:
-        """Forget a block. Its slot is free once it is neither written nor read."""
+        """Forget a block, whose slot is free once no write or read uses it."""
         self._forget(entry)
         if entry.written and not entry.readers and self._slots.in_use.get(entry.slot) is entry:
             self._slots.give_back(entry.slot)
@@ -272,7 +277,7 @@ class Tier:
         entry.readers += 1
 
     def end_read(self, slot: int, ok: bool) -> None:
-        """A slot was read; damaged ones are forgotten."""
+        """Note the end of a read; a damaged block is forgotten."""
         entry = self._slots.in_use[slot]
         entry.readers -= 1
         if not ok or self.get(entry.label.key) is not entry:
@@ -285,7 +290,7 @@ class Tier:
                 self.journal[entry.label.key] = False
 
     def _readable(self, entry: Entry) -> bool:
-        """Whether it can be read, which was not so before."""
+        """Whether the entry has just become readable."""
         if entry.whole and self.journal is not None:
             self.journal[entry.label.key] = True
         return entry.whole

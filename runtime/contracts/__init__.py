@@ -1,6 +1,9 @@
-"""What crosses the borders of the runtime's parts: data and protocols, no behaviour.
+"""Data and protocols between the parts of the runtime, without behaviour.
 
-A `request` goes from gateway to scheduler and an `update` comes back, both as `messages` between
-the two processes. A `plan` is a step on its way to the executor, and its result. A `matcher` is one
-request's place in its constraint. Numbers only: no torch, no sockets.
+ messages     gateway <-> engine: EngineRequest down, EngineOutput up
+ plan         scheduler <-> executor: StepPlan down, StepResult up
+ matcher      scheduler <-> constraint backend: masks, advance, rollback
+ block_store  scheduler <-> stores of offloaded blocks, and transfer between engines
+
+Numbers only: no torch, no sockets.
 """

@@ -1,4 +1,4 @@
-"""What keeps blocks below the pool, as the scheduler and the copier of blocks know it."""
+"""Protocols of stores below the pool, and of block transfer between engines."""
 
 from __future__ import annotations
 
@@ -9,17 +9,18 @@ import msgspec
 import numpy as np
 
 # Transfer -----------------------------------------------------------------------------------------
-#
-# How blocks of KV come from the engine that computed them to the one that goes on from them.
 
 
 TransferKind = Literal["memory", "tcp", "nixl"]
 
 
 class TransferConfig(msgspec.Struct, frozen=True):
-    """What an engine hands blocks over by. At most so many `bytes` of them wait for others: in one
-    `memory` (a file descriptor) of all engines, or of each engine. `host` is the interface of this
-    machine that the others reach."""
+    """How an engine transfers blocks to other engines.
+
+    At most `bytes` of blocks wait for takers, in one `memory` (a file descriptor) of all engines or
+    of
+    each engine. `host`: the interface of this machine that the other engines reach.
+    """
 
     by: TransferKind
     bytes: int
@@ -28,38 +29,41 @@ class TransferConfig(msgspec.Struct, frozen=True):
 
 
 class BlockLost(Exception):
-    """A block does not come: its giver is gone, says nothing, or has it no more."""
+    """Raised when a block does not come: the giver is gone, silent, or has dropped the block."""
 
 
 class Transfer(Protocol):
-    """An engine's end of what it gives and takes.
+    """An engine's end of the transfer.
 
-    A giver puts a block into a slot of its own, and says where that is (`address`) and what the
-    checksum of key and content is; the gateway shares out the slots, and tells the taker. The taker
-    asks for the blocks that its tree lacks, one after the other as it can take them in, and
-    compares the checksum: a giver waits for nobody, and what does not come is computed.
+    The gateway assigns slots. A giver puts a block into a slot of its own and reports the slot's
+    `address` and the checksum of key and content. The gateway tells the taker. The taker takes the
+    blocks that its tree lacks one after the other and compares checksums. A giver waits for no
+    taker,
+    and a block that does not come is computed.
 
     One thread calls `put`, another one `expect` and `take`. Both may wait, `take` for seconds.
     """
 
     address: bytes
-    """What takers have to know; nobody else may. Empty where all have the same slots."""
+    """Secret that takers need; empty where all engines share the slots."""
 
     def put(self, slot: int, block: np.ndarray) -> None:
-        """Have a block (uint8) where takers find it. What was there is gone. Raises OSError."""
+        """Make a block (uint8) available in `slot`, replacing its content. Raises OSError."""
         ...
 
     def expect(self, source: bytes, slots: Sequence[int]) -> None:
-        """These slots of a giver are taken next, in this order: they may come already."""
+        """Announce the slots of a giver to take next, in this order; blocks may be sent ahead."""
         ...
 
     def take(self, source: bytes, slot: int, into: np.ndarray) -> None:
-        """Copy what is in the slot of a giver (uint8). Raises `BlockLost`, or OSError where nothing
-        can be taken from anybody any more."""
+        """Copy the content of a giver's slot into `into` (uint8).
+
+        Raises `BlockLost`, or OSError if no further take from any giver can succeed.
+        """
         ...
 
     def close(self) -> None:
-        """Nobody calls the other methods any more."""
+        """Close the end; no other method is called afterwards."""
         ...
 
 
@@ -67,15 +71,17 @@ class Transfer(Protocol):
 
 
 SAVE, LOAD, PASS = 0, 1, 2
-"""Kinds of a move, which is a row [kind, store, slot, other] of int32. SAVE: block `other` of the
-pool into the slot. LOAD: the slot, which was fetched, into block `other`. PASS: the slot into slot
-`other` of the next store."""
+"""Kinds of a move, which is a row [kind, store, slot, other] of int32.
+
+SAVE: block `other` of the pool into the slot. LOAD: the fetched slot into block `other`. PASS: the
+slot into slot `other` of the next store.
+"""
 
 NO_MOVES = np.empty((0, 4), np.int32)
 
 
 class Done(NamedTuple):
-    """A slot was written, or fetched (`read`); `ok` if so."""
+    """A finished write, or fetch (`read`), of a slot; `ok` on success."""
 
     slot: int
     read: bool
@@ -83,73 +89,76 @@ class Done(NamedTuple):
 
 
 class StoreState(Protocol):
-    """What the scheduler asks of a store and tells it. Nothing here waits."""
+    """The scheduler's view of a store; no method waits."""
 
     @property
     def num_slots(self) -> int: ...
 
     @property
     def working(self) -> bool:
-        """False once it was switched off: nothing is written or read any more."""
+        """False once the store was switched off and neither reads nor writes."""
 
     @property
     def room(self) -> int:
-        """So many more slots may be saved or passed to now."""
+        """Count of slots that SAVE or PASS moves may fill now."""
 
     def reserve(self, slot: int, key: bytes) -> None:
-        """A move of the block of this key into the slot is planned, which takes room."""
+        """Take room for a planned move of the block of `key` into `slot`."""
 
     def cancel(self, slot: int) -> None:
-        """That move is not made."""
+        """Cancel a planned move."""
 
     def publish(self, slot: int, key: bytes, owner: bytes) -> None:
-        """The next start may find the slot, which was written."""
+        """Let the next start find a written slot."""
 
     def erase(self, slots: list[int]) -> None:
-        """The slots hold nothing that the next start may find."""
+        """Hide the slots from the next start."""
 
     def fetch(self, slot: int, key: bytes) -> None:
-        """Get a slot ready for a LOAD, behind those that were asked for before."""
+        """Prepare a slot for a LOAD, behind earlier fetches."""
 
     def release(self, slot: int) -> None:
-        """A fetched slot is not loaded, or not any more."""
+        """Free a fetched slot that is not, or no longer, loaded."""
 
     def poll(self) -> list[Done]:
-        """What was done since the last call."""
+        """Reads and writes finished since the last call."""
 
     def seconds(self, blocks: int) -> float:
-        """About how long it takes to fetch so many."""
+        """Estimated seconds to fetch `blocks` blocks."""
 
     def refused(self) -> None:
-        """Blocks that are there were computed, which is thought to be faster than fetching them."""
+        """Note that blocks in the store were computed, as fetching seemed slower."""
 
     def stats(self) -> dict[str, int | float]: ...
 
 
 class HandedState(StoreState, Protocol):
-    """A store that other engines reach, too (`contracts.transfer`). What is saved there is put into
-    slots that others know, and fetched from slots of one's own, each of which stands for one of a
-    giver."""
+    """A store shared with other engines (see `Transfer`).
+
+    A SAVE goes to a slot that other engines know. A fetch reads a local slot that stands for a slot
+    of
+    a giver.
+    """
 
     def checksum(self, slot: int) -> int:
-        """Of a slot that was written; can be asked once."""
+        """Checksum of a written slot; readable once."""
 
     def offer(self, slot: int, source: bytes, place: int, crc: int) -> None:
-        """The own `slot` stands for the one that the giver `source` calls `place`, which has this
-        checksum."""
+        """Let the local `slot` stand for slot `place` of the giver `source`, with the checksum
+        `crc`."""
 
 
 class StoreMemory(Protocol):
-    """What the copier of blocks asks of a store; bytes of a slot are uint8 [block bytes]."""
+    """The block copier's view of a store; bytes of a slot are uint8 [block bytes]."""
 
     def buffer(self, slot: int) -> np.ndarray:
-        """Where the content of a reserved slot is to be put."""
+        """Memory for the content of a reserved slot."""
 
     def filled(self, slot: int) -> None:
-        """It is there."""
+        """Note that the buffer of `slot` is filled."""
 
     def fetched(self, slot: int) -> np.ndarray:
-        """The content of a slot that was fetched."""
+        """The content of a fetched slot."""
 
     def loaded(self, slot: int) -> None:
-        """It was copied: `release`."""
+        """Note that a fetched slot was copied: `release`."""

@@ -1,8 +1,11 @@
-"""What gateway and engine say to each other, over two ZeroMQ pipes (PUSH/PULL over ipc or tcp).
+"""Messages between gateway and engine, over two ZeroMQ pipes (PUSH/PULL over ipc or tcp).
+
+ gateway --EngineRequest, Abort, Flush, Get...--> engine
+ gateway <--EngineOutput, Ready, Heartbeat, ...-- engine
 
 One message is one frame: a MessagePack array. Arrays of numbers travel as raw bytes. The engine
-knows nothing of branches, text or clients: a request is its token ids, and `output_ids` lets a
-request resume where another engine left it.
+knows no branches, text or clients: a request is its token ids, and `output_ids` lets a request
+resume where another engine stopped.
 """
 
 from __future__ import annotations
@@ -20,30 +23,34 @@ from rootlace.wire.protocol import CacheReport, Constraint, SamplingParams, Scop
 from rootlace.wire.sampling import PLAIN, Handling
 
 # Request ------------------------------------------------------------------------------------------
-#
-# What is asked of the engine: one sequence to complete.
 
 
 NO_TOKENS = np.empty(0, np.int32)
 
 Pooling = Literal["none", "last", "mean", "labels"]
-"""What a request asks for in place of tokens: the final hidden state of its last token, the mean of
-those of all tokens, or the scores that a classifier's head gives the last one."""
+"""Result of a request without outputs.
+
+"last": final hidden state of the last token. "mean": mean of all tokens' states. "labels": scores
+of a classifier's head for the last token.
+"""
 
 
 def kv_namespace(namespace: str, adapter: str) -> Hashable:
-    """Whose KV a request may share: that of its tenant's requests with the same adapter."""
+    """The namespace of shareable KV: the tenant's, for one adapter."""
     return (adapter, namespace) if adapter else namespace
 
 
 def adapter_and_namespace(kv: Hashable) -> tuple[str, str]:
-    """Of what `kv_namespace` gave, adapter and namespace."""
+    """Adapter and namespace of a result of `kv_namespace`."""
     return kv if isinstance(kv, tuple) else ("", str(kv or ""))
 
 
 def kv_space(kv: Hashable, contents: Mapping[str, bytes] | None = None) -> bytes:
-    """32 bytes that are others for every namespace and every content of an adapter, of which
-    `contents` has digests, 32 bytes each, by name; one that is not there counts by its name."""
+    """32 bytes, distinct for every namespace and every content of an adapter.
+
+    `contents`: digests of adapter contents, 32 bytes each, by name; a missing adapter counts by
+    name.
+    """
     adapter, namespace = adapter_and_namespace(kv)
     # Lengths are fixed, so no two pairs are written alike.
     named = hashlib.blake2b(adapter.encode(), digest_size=32).digest() if adapter else bytes(32)
@@ -59,8 +66,11 @@ def pin_id(kv: Hashable, token_ids: np.ndarray) -> str:
 
 
 class ThoughtTokens(msgspec.Struct, frozen=True, omit_defaults=True):
-    """`protocol.Thoughts` as token ids; `special`: `begin` and `end` are found as these tokens, and
-    not as their text. `stops` end no text within."""
+    """`protocol.Thoughts` as token ids.
+
+    `special`: `begin` and `end` are matched as these tokens, not as their text. `stops` end no text
+    within thoughts.
+    """
 
     end: tuple[int, ...]
     begin: tuple[int, ...] = ()
@@ -73,37 +83,40 @@ class ThoughtTokens(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class EngineRequest(msgspec.Struct, frozen=True, omit_defaults=True, eq=False, tag="submit"):
-    """One sequence to complete: the gateway makes it, the engine is sent it, the scheduler runs it.
+    """One sequence to complete, from the gateway through the engine to the scheduler.
 
-    `token_ids` is the prompt, `output_ids` what another engine already generated for it (both
-    int32); the latter counts toward `max_tokens`. In `params`, `n` is 1, `seed` is set,
-    `max_tokens` is a number (0: only compute the prompt), and `stop_token_ids` holds every id that
-    ends the request (EOS included unless ignored). Stop strings are the gateway's business.
+    `token_ids` is the prompt, `output_ids` the output of an earlier engine (both int32); the latter
+    counts toward `max_tokens`. In `params`, `n` is 1, `seed` is set, and `max_tokens` is a number
+    (0:
+    only prefill). `stop_token_ids` holds every id that ends the request (EOS included unless
+    ignored).
+    The gateway checks stop strings.
 
-    With `report`, the first update says why so much of the prompt was cached, and no more: as far
-    as its `own` namespace shows it, or with a look into `all`.
+    With `report`, the first update explains the length of the cached prefix, from the request's
+    `own`
+    namespace or from `all`.
 
-    The first token is emitted at once, then at least `emit_every` at a time, at most once in
-    `emit_seconds`, and at the end whatever is left: where nobody waits for single tokens, they need
-    not cost a message each.
+    The first token is emitted at once, later tokens in groups of `emit_every`, at most once in
+    `emit_seconds`, and the rest at the end. So streams that need no single tokens save messages.
 
-    All tokens are computed with the `adapter` of this name ("": without one), and share KV with
-    those of requests with the same one alone.
+    All tokens are computed with `adapter` ("": none), and share KV only with requests of the same
+    adapter.
 
-    With a `pooling` it is over when its prompt is computed (`max_tokens` is 0), and its last update
-    has the `vector`.
+    With a `pooling` the request ends after prefill (`max_tokens` is 0), and its last update has the
+    `vector`.
 
-    One that is `suspected` was in a step in which another engine died: it is computed alone until
-    what is given is, and its first `suspected` tokens are. One that is `resumed` was another
-    engine's: it was admitted there, and is not refused because many wait.
+    A `suspected` request was in a step in which an engine died. The request is computed alone until
+    its known tokens, and its first `suspected` tokens, are computed. A `resumed` request was
+    admitted
+    by another engine, so a full queue does not refuse it.
 
-    `handling` is as the client gave it, but for `cache.share`, which the `namespace` says.
+    `handling` is the client's, except for `cache.share`, which `namespace` expresses.
 
-    `client` is whose turn it takes among those who wait: the name of an API key, or where the
-    request came from. It may have `max_pins` (None: as many as there is room for).
+    `client` names the queue among waiting clients: the name of an API key, or the origin of the
+    request. The client may have `max_pins` pins (None: no limit of its own).
 
-    `prediction` (int32) is what the client expects of the output: it may come faster for it, and is
-    no other. `thoughts` come before the answer: the constraint holds behind them.
+    `prediction` (int32) is the client's guess of the output; a right guess only makes the output
+    faster. `thoughts` come before the answer: the constraint holds behind them.
     """
 
     rid: int
@@ -128,13 +141,13 @@ class EngineRequest(msgspec.Struct, frozen=True, omit_defaults=True, eq=False, t
 
 
 # Update -------------------------------------------------------------------------------------------
-#
-# What is new about one request: made by the scheduler, sent by the engine, read by the gateway.
 
 
 class TokenScore(NamedTuple):
-    """Log-probability of one token (None: nothing precedes it) and the best alternatives as
-    (id, logprob)."""
+    """Log-probability of one token (None: no token precedes it) and the best alternatives.
+
+    An alternative is (id, logprob).
+    """
 
     token_id: int
     logprob: float | None
@@ -142,23 +155,27 @@ class TokenScore(NamedTuple):
 
 
 class EngineOutput(msgspec.Struct, omit_defaults=True, eq=False, tag="update"):
-    """New tokens, and at the end why the request ended.
+    """New tokens of a request, and at the end the reason of the end.
 
-    `finish` is "stop", "length", "abort" or "error" (then `code` and `error` say what). On "stop"
-    by a token, that token is in `token_ids` and `matched` names it. `forced` are the indices,
-    ascending, of those of `token_ids` that the constraint forced. `cached_tokens` and `queued`
-    (seconds from arrival to admission) come with the first update, and so does `report`, if the
-    request asks for it. `pin`, the id of what it pinned, comes then or with `finish`.
+    `finish` is "stop", "length", "abort" or "error" (then `code` and `error` say more). On "stop"
+    by a
+    token, `token_ids` includes the token and `matched` names it. `forced`: ascending indices of
+    `token_ids` that the constraint forced. `cached_tokens`, `queued` (seconds from arrival to
+    admission) and a requested `report` come with the first update. `pin`, the id of a new pin,
+    comes
+    then or with `finish`.
 
     `scores` has one row per token of `token_ids`. `prompt_targets` (int32) are the prompt's tokens
-    from index `prompt_logprobs_from` on, and `prompt_scores` has one row for each of them but for
-    the prompt's first token, which has no log-probability. They come with the last prompt chunk.
+    from
+    index `prompt_logprobs_from` on. `prompt_scores` has one row for each of these except the
+    prompt's
+    first token, which has no log-probability. Both come with the last prefill chunk.
 
-    `accepted` are the indices, ascending, of those of `token_ids` that were computed before they
-    were sampled, because they were predicted; `rejected` says how many more were since the last
-    update, which are not in the output.
+    `accepted`: ascending indices of `token_ids` that were drafted. `rejected`: drafted tokens since
+    the
+    last update that are not in the output.
 
-    `vector` (float32) is what a request with a `pooling` asked for; it comes with `finish`.
+    `vector` (float32) is the result of a `pooling`; it comes with `finish`.
     """
 
     rid: int
@@ -180,11 +197,11 @@ class EngineOutput(msgspec.Struct, omit_defaults=True, eq=False, tag="update"):
     error: str = ""
 
     def token_scores(self) -> list[TokenScore]:
-        """One per token of `token_ids`; empty where nobody asked for them."""
+        """One score per token of `token_ids`; empty if not requested."""
         return [] if self.scores is None else _single(self.token_ids, self.scores)
 
     def prompt_token_scores(self) -> list[TokenScore]:
-        """One per token of `prompt_targets`."""
+        """One score per token of `prompt_targets`."""
         if self.prompt_targets is None:
             return []
         targets = self.prompt_targets.tolist()
@@ -207,19 +224,20 @@ def _single(token_ids: Iterable[int], scores: TokenScores) -> list[TokenScore]:
 
 
 # Tree page ----------------------------------------------------------------------------------------
-#
-# The radix tree as it is shown: a page of its nodes, and what is pinned in it.
 
 
 class TreeNode(msgspec.Struct, frozen=True, omit_defaults=True):
     """An edge of the tree: the positions `start` to `end` of every sequence through it.
 
-    `head` and `tail` are its first and last tokens (the tail only where the head is not all).
-    `parent` is another node's id, 0 at a root. `children` counts all of its own, also those that
-    the page leaves out. `from_disk`: so many of its blocks had been given up, and were read back.
-    `requests` run through it, `uses` counts those that ever did. `programs` are those that used it
-    last and still run. `pins` hold it. `idle_seconds`: since its last use.
-    The gateway adds the texts of head and tail, and the `replica` where there are several.
+    `head` and `tail` are the first and last tokens (the tail only where the head is not all).
+    `parent`
+    is another node's id, 0 at a root. `children` counts all children, also those outside the page.
+    `from_disk`: count of blocks that were evicted and read back. `requests`: requests running
+    through
+    the node. `uses`: requests ever. `programs`: the last running programs. `pins`: pins that hold
+    the
+    node. `idle_seconds`: since its last use. The gateway adds the texts of head and tail, and the
+    `replica` where there are several.
     """
 
     id: int
@@ -245,8 +263,10 @@ class TreeNode(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class TreePage(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Some nodes, each behind its parent; `complete` if there are no others. `total` nodes with
-    `tokens` tokens are in the tree; None where not all of it was asked for."""
+    """Some nodes, each behind its parent; `complete` if there are no others.
+
+    The tree has `total` nodes with `tokens` tokens; None if only a part was requested.
+    """
 
     nodes: tuple[TreeNode, ...]
     complete: bool = True
@@ -255,8 +275,11 @@ class TreePage(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class PinnedPrefix(msgspec.Struct, frozen=True):
-    """A prompt of so many `tokens` that is held until `seconds_left` are over, unless its pin is
-    released before, by its `id`. `node` is where it ends in the tree."""
+    """A prompt of `tokens` tokens, pinned until `seconds_left` are over or the pin `id` is
+    released.
+
+    `node`: the node at which the prompt ends.
+    """
 
     id: str
     namespace: str
@@ -267,25 +290,24 @@ class PinnedPrefix(msgspec.Struct, frozen=True):
 
 
 # Step record --------------------------------------------------------------------------------------
-#
-# Which requests are in the step that an engine computes, for those who find it dead.
 
 
 STEPS = 2
-"""How many steps may be under way: one that runs, and the one behind it."""
+"""Steps in flight: a running step, and the step behind it."""
 
 
 class StepRecord:
-    """A file that the engine writes in memory shared with whoever reads it after its death.
+    """A shared-memory file that says which requests the engine's steps in flight have.
 
-    An array of int64 [STEPS, 1 + 2 rows]: how many rows each step under way has, their requests,
-    and the lengths of their contexts.
+    The file is read after the engine's death. Content: int64 [STEPS, 1 + 2 rows]: the row count of
+    each
+    step in flight, request ids, context lengths.
     """
 
     def __init__(self, path: Path, max_rows: int) -> None:
-        """Make the file. Steps have at most `max_rows` rows."""
+        """Make the file, for steps of at most `max_rows` rows."""
         shape = (STEPS, 1 + 2 * max_rows)
-        # Written, not only made so long: where the disk is full, this fails, and no step later.
+        # Written, not only sized: a full disk fails here, and no step later.
         np.zeros(shape, np.int64).tofile(path)
         self._map = np.memmap(path, np.int64, "r+", shape=shape)
         # A plain view: indexing a memmap makes an object of its class each time.
@@ -293,7 +315,7 @@ class StepRecord:
         self._written: list[np.ndarray | None] = [None] * STEPS
 
     def begin(self, step: int, rids: np.ndarray, lengths: np.ndarray) -> None:
-        """Step number `step` begins, with rows of these requests, which come to these lengths."""
+        """Record that a step begins, with rows of `rids` that reach the context `lengths`."""
         at, contexts = step % STEPS, 1 + self._rows.shape[1] // 2
         self._rows[at, contexts : contexts + len(rids)] = lengths
         if self._written[at] is not rids:
@@ -306,8 +328,7 @@ class StepRecord:
 
 
 def read_step_record(path: Path) -> dict[int, int]:
-    """The requests of the steps that were under way, and how long their contexts were to be; none
-    if there is no such file."""
+    """Request -> planned context length, for the steps in flight; empty without the file."""
     try:
         steps = np.fromfile(path, np.int64).reshape(STEPS, -1)
     except (OSError, ValueError):
@@ -331,21 +352,23 @@ class _Message(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Abort(_Message, tag="abort"):
-    """End requests; each one still running gets a final update with `finish="abort"`."""
+    """End requests; each unfinished one gets a final update with `finish="abort"`."""
 
     rids: tuple[int, ...]
 
 
 class ReleaseProgram(_Message, tag="release"):
-    """The program ended: prefixes that only it used may go first, unless they are still `wanted`
-    as much as those of others."""
+    """Close a program: prefixes that only the program used may go first.
+
+    With `wanted` these prefixes count like those of other requests.
+    """
 
     program: str
     wanted: bool = False
 
 
 class ForgetNamespace(_Message, tag="forget"):
-    """Nobody will use the namespace again: all that it holds may go."""
+    """Forget all prefixes of a namespace that no client will use again."""
 
     namespace: str
 
@@ -357,7 +380,7 @@ class GetPins(_Message, tag="pins"):
 
 
 class Unpin(_Message, tag="unpin"):
-    """Let a pin of this namespace (None: of any) go. Answered by `Unpinned`."""
+    """Release a pin of this namespace (None: any). Answered by `Unpinned`."""
 
     ticket: int
     pin: str
@@ -377,8 +400,7 @@ class GetStats(_Message, tag="stats"):
 
 
 class Explain(_Message, tag="explain", eq=False):
-    """Why the prompt `token_ids` (int32) would be cached as far as it would be. Answered by
-    `Explained`."""
+    """Explain the cached prefix of the prompt `token_ids` (int32). Answered by `Explained`."""
 
     ticket: int
     token_ids: np.ndarray
@@ -388,8 +410,12 @@ class Explain(_Message, tag="explain", eq=False):
 
 
 class GetTree(_Message, tag="tree"):
-    """Ask for a page of the tree: at most `limit` nodes of one namespace (None: of all), from the
-    roots or below the node `under`. Answered by `Tree`."""
+    """Ask for a page of the tree. Answered by `Tree`.
+
+    The page has at most `limit` nodes of one namespace (None: all), from the roots or below the
+    node
+    `under`.
+    """
 
     ticket: int
     namespace: str | None = None
@@ -398,19 +424,23 @@ class GetTree(_Message, tag="tree"):
 
 
 class Pause(_Message, tag="pause"):
-    """Compute nothing, `paused`, until told to go on; requests and their KV stay as they are."""
+    """Stop computing while `paused`; requests and their KV stay."""
 
     paused: bool
 
 
 class TellCache(_Message, tag="tell"):
-    """Say all that the cache holds: some of what was said of it was lost. Answered by a
-    `CacheChanged` that is `fresh`."""
+    """Report the whole content of the cache, after a lost change.
+
+    Answered by a `CacheChanged` that is `fresh`.
+    """
 
 
 class HandOver(_Message, tag="hand_over", eq=False):
-    """Copy the blocks from number `first` on of `token_ids` (int32), as far as they are cached,
-    into these `slots` of its own, or of all engines, one each. Answered by `HandedOver`."""
+    """Copy the cached blocks from number `first` on of `token_ids` (int32) into `slots`.
+
+    Slots belong to the engine, or to all engines, one block each. Answered by `HandedOver`.
+    """
 
     ticket: int
     token_ids: np.ndarray
@@ -421,9 +451,12 @@ class HandOver(_Message, tag="hand_over", eq=False):
 
 
 class Offered(_Message, tag="offered", eq=False):
-    """For the request `rid`, which comes next: the blocks from number `first` on of `token_ids`
-    (int32) were copied into these slots of the engine whose `Ready.handed_at` is `source`, and have
-    these checksums."""
+    """Offer blocks for the request `rid`, which comes next.
+
+    Blocks from number `first` on of `token_ids` (int32) lie in these slots, with these checksums,
+    at the
+    engine whose `Ready.handed_at` is `source`.
+    """
 
     rid: int
     token_ids: np.ndarray
@@ -435,7 +468,7 @@ class Offered(_Message, tag="offered", eq=False):
 
 
 class Stop(_Message, tag="stop"):
-    """Finish the step under way and exit."""
+    """Finish the step in flight and exit."""
 
 
 ToEngine = (
@@ -460,11 +493,14 @@ ToEngine = (
 
 
 class Ready(_Message, tag="ready"):
-    """The model is loaded and the pool made. `labels`: how many scores its head gives a text; 0: it
-    has no head; None: it gives logits of tokens. `adapters` are the names of those that requests
-    may ask for; where anything lies below the pool, `adapter_contents` are theirs (`kv_space`).
-    `handed_slots`: for blocks that it gives to other engines, which are told `handed_at`
-    (`contracts.transfer`)."""
+    """The model is loaded and the pool allocated.
+
+    `labels`: count of scores of a classifier's head; 0: no head; None: the model gives logits.
+    `adapters`: names that requests may use. `adapter_contents`: their digests, if there are offload
+    levels (`kv_space`). `handed_slots`: slots for blocks given to other engines, which need
+    `handed_at`
+    (`contracts.block_store`).
+    """
 
     pid: int
     num_blocks: int
@@ -507,20 +543,20 @@ class Pinned(_Message, tag="pinned"):
 
 
 class Unpinned(_Message, tag="unpinned"):
-    """`found`: there was such a pin."""
+    """`found`: the pin existed."""
 
     ticket: int
     found: bool
 
 
 class PinsLost(_Message, tag="pins_lost"):
-    """A step failed, and all KV is lost: so many pins with it, all that were told of before."""
+    """A step failed and all KV is lost, with `count` pins: all pins reported before."""
 
     count: int
 
 
 class HandedOver(_Message, tag="handed_over"):
-    """As many blocks lie in the first of the slots as there are checksums."""
+    """As many blocks lie in the leading slots as there are checksums."""
 
     ticket: int
     checksums: tuple[int, ...]
@@ -529,17 +565,20 @@ class HandedOver(_Message, tag="handed_over"):
 class Heartbeat(_Message, tag="heartbeat"):
     """Sent about once a second, whatever the engine's loop is doing.
 
-    `turns` counts the loop's turns, idle ones too: where it stands still, the loop is hung or in a
-    long step. A process that is suspended, or whose interpreter is held, sends none.
+    `turns` counts the loop's turns, idle ones too: a constant count means a hung loop or a long
+    step. A
+    suspended process, or one whose interpreter is held, sends no heartbeat.
     """
 
     turns: int
 
 
 class Below(NamedTuple):
-    """What can be read at a level below the pool since the last of these, and what no longer can:
-    the first 8 bytes (uint64) of keys of prefixes (`cache.prefix_keys`). A block takes `seconds` to
-    be read; inf: nothing is read there any more. The level has so many `slots`."""
+    """Blocks of an offload level that became readable since the last report, and unreadable.
+
+    Blocks are the first 8 bytes (uint64) of keys of prefixes (`cache.prefix_keys`). Reading a block
+    takes `seconds`; inf: the level is off. The level has `slots` slots.
+    """
 
     level: int
     slots: int
@@ -549,11 +588,14 @@ class Below(NamedTuple):
 
 
 class CacheChanged(_Message, tag="changed", eq=False):
-    """Digests (uint64) of prefixes that the cache holds since the last of these messages, and of
-    those that it no longer does, and the same of what lies `below` the pool, for each level that
-    changed; `fresh`: nothing that was said before counts, of neither. Their `number`s
-    follow each other. Sent before what requests are told of the steps that changed it, by an engine
-    that is one of several of a model."""
+    """Changes of the cache since the last message: digests (uint64) of prefixes added and removed.
+
+    `below`: the same for each changed offload level. `fresh`: all earlier messages are void, for
+    pool
+    and levels. `number`s are consecutive. Sent before the updates of the steps that changed the
+    cache,
+    by an engine that is one of several of a model.
+    """
 
     number: int
     added: np.ndarray
@@ -563,19 +605,23 @@ class CacheChanged(_Message, tag="changed", eq=False):
 
 
 class CostMeasured(_Message, tag="cost", eq=False):
-    """What the engine's steps took of late. Sent now and then, by one of several of a model."""
+    """Recent cost of the engine's steps, sent now and then by one of several engines of a model."""
 
     cost: StepCost
 
 
 class Leaving(_Message, tag="leaving"):
-    """Sent by whoever has the engine started, on another machine: give it nothing new. Answered by
-    `Stop` when it has ended what it has."""
+    """Announce that the engine takes no new requests, by its launcher on another machine.
+
+    Answered by `Stop` when the engine's requests have ended.
+    """
 
 
 class Died(_Message, tag="died"):
-    """Sent by whoever had the engine started: its process ended with `code`, in steps with
-    `in_step`, requests and how long they were to become."""
+    """Report that the engine's process ended with `code`, by its launcher.
+
+    `in_step`: requests of its steps in flight, and their planned context lengths.
+    """
 
     code: int | None
     in_step: dict[int, int]
@@ -603,14 +649,14 @@ _DTYPES: dict[str, np.dtype[Any]] = {name: np.dtype(name) for name in ("<i4", "<
 
 
 def _pack(value: Any) -> Any:
-    """An array as its dtype, shape and bytes; everything else, msgspec knows."""
+    """An array as its dtype, shape and bytes; other types are msgspec's."""
     if not isinstance(value, np.ndarray) or value.dtype.str not in _DTYPES:
         raise NotImplementedError(f"{type(value).__name__} does not travel between processes")
     return value.dtype.str, value.shape, value.tobytes()
 
 
 def _unpack(kind: type, value: Any) -> Any:
-    """Read-only views of what was received. Raises ValueError where it is no array."""
+    """A read-only view of a received array. Raises ValueError if it is no array."""
     if kind is not np.ndarray:
         raise NotImplementedError(f"{kind} is not received")
     try:
@@ -630,10 +676,10 @@ def encode(messages: Sequence[ToEngine] | Sequence[FromEngine]) -> bytes:
 
 
 def decode_to_engine(frame: bytes) -> list[ToEngine]:
-    """Raises `msgspec.DecodeError`."""
+    """Decode a frame. Raises `msgspec.DecodeError`."""
     return _to_engine.decode(frame)
 
 
 def decode_from_engine(frame: bytes) -> list[FromEngine]:
-    """Raises `msgspec.DecodeError`."""
+    """Decode a frame. Raises `msgspec.DecodeError`."""
     return _from_engine.decode(frame)

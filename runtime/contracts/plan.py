@@ -1,8 +1,12 @@
-"""What crosses the border between the scheduler (numbers only) and an executor (tensors).
+"""The step plan and its result, between the scheduler (numbers only) and an executor (tensors).
 
-A step computes T new tokens of R rows, laid out flat (no padding): row r owns the flat tokens
-`row_start[r] : row_start[r + 1]`, the last tokens of the first `context_len[r]` tokens of its
-sequence. Rows are in depth-first order of the tree, so that rows sharing a node are neighbours.
+ row_start      0        3    4                8          R = 3 rows, T = 8 new tokens, no padding
+ token_ids      t t t  | t  | t t t t |
+ context_len    3        90   64                        row 1 decodes: 1 new of 90 tokens
+
+Row r owns the flat tokens `row_start[r] : row_start[r + 1]`, the last tokens of the first
+`context_len[r]` tokens of its sequence. Rows are in depth-first order of the tree, so that rows
+sharing a node are neighbours.
 """
 
 from __future__ import annotations
@@ -17,24 +21,23 @@ import numpy as np
 from rootlace.wire.protocol import SamplingParams
 
 # Step cost ----------------------------------------------------------------------------------------
-#
-# What a step costs, in seconds.
 
 
 class BadCost(ValueError):
-    """A cost model that cannot be used; the message says which and why."""
+    """A cost model that cannot be used; the message names the figure and the reason."""
 
 
 @dataclass(frozen=True)
 class StepCost:
-    """Seconds of a step, linear in what it does:
+    """Seconds of a step, linear in the work:
 
     `step + prefill * (prompt tokens computed) + decode * (decode rows)
     + context * (tokens of context that decode rows read)
     + pair * (pairs of a prompt token and a token it attends to)`.
 
-    `max_step_tokens` is the budget of the engine it describes. `source` says where the figures come
-    from, and whether they were measured.
+    `max_step_tokens` is the budget of the described engine. `source`: origin of the figures, and
+    whether
+    measured.
     """
 
     step: float
@@ -58,11 +61,11 @@ class StepCost:
 
 
 PRIOR = StepCost(step=2e-3, prefill=1e-4, decode=2e-4, context=1e-9, pair=1e-9)
-"""What is believed of an engine while nothing is known."""
+"""The cost of an engine before any measurement."""
 
 
 def mean_cost(costs: Sequence[StepCost]) -> StepCost:
-    """Of engines that are alike, and of which each has measured its own."""
+    """Mean of the measured costs of equal engines."""
     names = ("step", "prefill", "decode", "context", "pair")
     means = {name: sum(getattr(one, name) for one in costs) / len(costs) for name in names}
     return replace(costs[0], **means)
@@ -72,14 +75,15 @@ def mean_cost(costs: Sequence[StepCost]) -> StepCost:
 
 
 MAX_DRAFTED = 128
-"""A step has at most one sample per row, and so many more (see `SampleRow.back`)."""
+"""Samples of a step beyond one per row, at most (see `SampleRow.back`)."""
 
 
 class MaskTable(Protocol):
-    """Packed masks that requests share, one row per state; a row never changes once it is filled.
+    """Packed masks that requests share, one row per state; a filled row never changes.
 
-    Where a plan names a row, it is filled. `rows` may be replaced by a larger array that begins
-    with the same rows. An executor may keep them on its device, by `key` (unique in the process).
+    Every row in a plan is filled. `rows` may be replaced by a larger array with the same leading
+    rows.
+    An executor may cache rows on its device, by `key` (unique in the process).
     """
 
     @property
@@ -95,8 +99,12 @@ class MaskTable(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class MaskRow:
-    """`address`, where it is known, says that the row is filled, and where its words (all of the
-    vocabulary's) lie in memory for as long as the table is there."""
+    """A row of a mask table.
+
+    A known `address` means that the row is filled, and is the memory of its words (the
+    vocabulary's) as
+    long as the table exists.
+    """
 
     table: MaskTable
     row: int
@@ -105,15 +113,17 @@ class MaskRow:
 
 @dataclass(frozen=True, eq=False)
 class SteppedAutomaton:
-    """A whole automaton over tokens, for a device that steps it by itself. `key` is unique in the
-    process. Tokens of one class do the same to every state; -1 is forbidden. The end of the
-    sequence is no step: after it the state is -1.
+    """A complete automaton over tokens, which a device advances by itself.
+
+    `key` is unique in the process. Tokens of one class do the same to every state; -1 is forbidden.
+    The
+    end of the sequence is no step: after it the state is -1.
     """
 
     key: int
     token_class: np.ndarray  # int32 [vocab_size]
     next_state: np.ndarray  # int32 [states, classes]
-    mask_of: np.ndarray  # int32 [states], the row of `masks` that holds a state's mask
+    mask_of: np.ndarray  # int32 [states], row of a state's mask in `masks`
     masks: np.ndarray  # int32 [distinct masks, words]
 
     @property
@@ -130,26 +140,32 @@ class AutomatonState:
 
 @dataclass(slots=True)
 class SampleRow:
-    """A row for which a next token is sampled. Never changed once made (it is not frozen because
-    that would make it ten times as slow to create, once per row and step).
+    """A row for which a next token is sampled; never changed once made.
 
-    `token_ids` are all tokens of the sequence so far (int32, prompt then output), `prompt_len` says
-    where the output starts: penalties need both. The token to be sampled is number
-    `len(token_ids)` of the sequence; sampling depends on (params.seed, that number) alone.
-    `mask` is a packed bitmask over the vocabulary (int32 words, bit i of word w = token 32w+i
-    allowed), a row of a table of such masks, or None where everything is allowed; it may be read
-    only after `StepPlan.wait_for_masks`. `banned` are token ids that must not be sampled
-    now (the stop tokens, before `min_tokens`).
+    Not frozen, as creation would be ten times slower, once per row and step.
 
-    With `source` >= 0 the row's last token is not known yet: it is what sample number `source` of
-    the plan launched before finds, and stands behind `token_ids`. `automaton` is where the
-    constraint stands before the unknown token (before the token to be sampled, if all are known);
-    the device steps it. A row that needs the host for its mask or its penalties is `late`: what it
-    says here is not final (see `StepPlan.late`). `simple`: the best token that the mask allows is
-    taken.
+    `token_ids` are all tokens of the sequence so far (int32, prompt then output); the output starts
+    at
+    `prompt_len`: penalties need both. The sampled token is number `len(token_ids)` of the sequence.
+    Sampling depends on (params.seed, that number) alone. `mask` is a packed bitmask over the
+    vocabulary
+    (int32 words, bit i of word w = token 32w+i allowed), a row of a mask table, or None where every
+    token is allowed. `mask` is readable only after `StepPlan.wait_for_masks`. `banned`: token ids
+    that
+    must not be sampled now (the stop tokens, before `min_tokens`).
 
-    What is sampled follows the row's last token but `back`. So a row whose last tokens are drafted
-    has several samples, one behind each of them: `token_ids` then end with as much of the draft.
+    With `source` >= 0 the row's last token is unknown: the result of sample number `source` of the
+    plan
+    launched before, and its place is behind `token_ids`. `automaton` is the constraint's state
+    before
+    the unknown token (before the sampled token, if all are known); the device advances the state. A
+    row
+    that needs the host for mask or penalties is `late`, and its fields are not final (see
+    `StepPlan.late`). `simple`: the best allowed token is taken.
+
+    A sample follows the row's last token but `back`. So a row with drafted tokens has several
+    samples,
+    one behind each: `token_ids` then end with as much of the draft.
     """
 
     row: int
@@ -166,15 +182,15 @@ class SampleRow:
 
     @property
     def position(self) -> int:
-        """The number in its sequence of the token to be sampled."""
+        """The sampled token's number in its sequence."""
         return len(self.token_ids) + (self.source >= 0)
 
 
 @dataclass(frozen=True)
 class PromptScoreRow:
-    """Wanted: log-probabilities of tokens of the sequence, given by the flat tokens before them.
+    """A request for log-probabilities of tokens, given by the flat tokens before each.
 
-    Those are tokens that were not sampled: of the prompt, or forced by a constraint.
+    These tokens were not sampled: they are of the prompt, or forced by a constraint.
 
     The logits of flat token `flat_start + i` score the sequence's token `targets[i]` (int32 ids).
     """
@@ -187,8 +203,10 @@ class PromptScoreRow:
 
 @dataclass(frozen=True)
 class PooledRow:
-    """Wanted: the final hidden states of the `count` flat tokens from `flat_start` on, or, with
-    `labels`, the scores that a classifier's head gives each of them."""
+    """A request for the final hidden states of the `count` flat tokens from `flat_start` on.
+
+    With `labels`: for the scores that a classifier's head gives each token.
+    """
 
     flat_start: int
     count: int
@@ -200,9 +218,11 @@ class StepPlan:
     """One step. Shapes: T new tokens, R rows, C copies, D duplicates; all arrays are NumPy.
 
     Order of effects: first every copy (its rows were computed in earlier steps); then each layer
-    writes the T new keys and values to `slots`, writes those of `duplicate_tokens` a second time to
-    `duplicate_slots` (partial blocks shared within this very step), and only then attends.
-    A slot is `block * block_size + offset`; a token's slot is the one its row's table says.
+    writes
+    the T new keys and values to `slots`. Those of `duplicate_tokens` are written a second time to
+    `duplicate_slots` (partial blocks shared within this very step). Only then the layer attends. A
+    slot
+    is `block * block_size + offset`; a token's slot follows from its row's table.
     """
 
     step: int
@@ -212,32 +232,39 @@ class StepPlan:
     row_start: np.ndarray  # [R+1] int32
     context_len: np.ndarray  # [R] int32, tokens with KV once the step is done
     # [R, W] int32, row r uses its first ceil(context_len/block_size). Plans of decode steps share
-    # it, and what lies behind changes while they are under way.
+    # the
+    # array, and later entries change while the steps are in flight.
     block_tables: np.ndarray
     copies: np.ndarray  # [C, 3] int32: source block, destination block, rows from 0
     duplicate_tokens: np.ndarray  # [D] int32, indices into the flat tokens
     duplicate_slots: np.ndarray  # [D] int64
     samples: list[SampleRow] = field(default_factory=list)
     wait_for_masks: Callable[[], None] | None = None
-    """Set where masks are being filled on another thread: returns when they are."""
+    """Waits until masks being filled on another thread are filled; None if none are."""
     prompt_scores: list[PromptScoreRow] = field(default_factory=list)
     pooled: list[PooledRow] = field(default_factory=list)
     feeds: np.ndarray = field(default_factory=lambda: np.empty((0, 2), np.int32))
-    """[F, 2] int32: flat token feeds[i, 0] is the result of sample feeds[i, 1] of the plan launched
-    before; `token_ids` has no meaning there."""
+    """[F, 2] int32: flat token feeds[i, 0] is the result of sample feeds[i, 1] of the plan before.
+
+    `token_ids` has no meaning at these tokens.
+    """
     adapters: np.ndarray = field(default_factory=lambda: np.empty(0, np.int32))
     """[R] int32: the number of each row's adapter, -1: none. Empty: no row has one."""
     common_blocks: np.ndarray | None = None
-    """[R-1] int32: how many leading blocks rows r and r + 1 have in common, counting whole blocks
-    before the new tokens of both. While it is the same object, rows and what they share are the
-    same. None: unknown."""
+    """[R-1] int32: shared leading blocks of rows r and r + 1, full blocks before both rows' new
+    tokens.
+
+    While the object stays the same, rows and shared blocks stay the same. None: unknown.
+    """
     rids: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
-    """[R] int64: whose rows these are; the same object while rows stay the same."""
+    """[R] int64: request ids of the rows; the same object while rows stay the same."""
 
     @property
     def late(self) -> bool:
-        """Whether rows are to be sampled only once the step before is committed: the executor then
-        waits for `Executor.sample`."""
+        """Whether rows are sampled only after the commit of the step before.
+
+        The executor then waits for `Executor.sample`.
+        """
         return any(sample.late for sample in self.samples)
 
     @property
@@ -258,13 +285,13 @@ class TokenScores:
     top_logprobs: np.ndarray  # [n, k] float32
 
     def first(self, count: int) -> TokenScores:
-        """Those of the first `count` tokens (all, if there are fewer)."""
+        """Scores of the first `count` tokens (all, if there are fewer)."""
         if count >= len(self.logprobs):
             return self
         return TokenScores(self.logprobs[:count], self.top_ids[:count], self.top_logprobs[:count])
 
     def behind(self, count: int) -> TokenScores:
-        """Those of the tokens behind the first `count`."""
+        """Scores of the tokens behind the first `count`."""
         if not count:
             return self
         return TokenScores(self.logprobs[count:], self.top_ids[count:], self.top_logprobs[count:])
@@ -272,16 +299,18 @@ class TokenScores:
 
 @dataclass(frozen=True)
 class StepResult:
-    """What the executor found: one token per `plan.samples`, scores where they were asked for.
+    """The executor's results: one token per `plan.samples`, and requested scores.
 
-    `scores[i]` belongs to `samples[i]` (None unless its params ask for logprobs; log-probabilities
-    are of the model's own distribution, log-softmax of the raw logits, before penalties,
-    temperature and masks, as OpenAI and sglang report them), `prompt_scores[j]` to
-    `plan.prompt_scores[j]`, and `pooled[k]`, float32 [tokens, hidden or labels], to
-    `plan.pooled[k]`.
+    `scores[i]` belongs to `samples[i]` (None unless its params ask for logprobs). Log-probabilities
+    are
+    of the model's own distribution: log-softmax of the raw logits, before penalties, temperature
+    and
+    masks, as OpenAI and sglang report. `prompt_scores[j]` belongs to `plan.prompt_scores[j]`.
+    `pooled[k]`, float32 [tokens, hidden or labels], belongs to `plan.pooled[k]`.
 
-    A token id of -1 says that the row has no distribution to sample from: nothing is allowed, or
-    the logits are not numbers. That request failed; the others of the step did not.
+    A token id of -1 means that the row has no distribution to sample from: nothing is allowed, or
+    the
+    logits are not numbers. Only that request failed.
     """
 
     token_ids: np.ndarray  # [S] int32
@@ -291,19 +320,24 @@ class StepResult:
 
 
 class ExecutorLost(Exception):
-    """The executor cannot run any further step in this process: some faults of a GPU end its
-    context, and the weights may turn out to be damaged. The process that drives it must end and be
-    started again."""
+    """Raised when the executor cannot run any further step in this process.
+
+    Some faults of a GPU end its context, and the weights may turn out to be damaged. The process
+    must
+    end and be started again.
+    """
 
 
 class Executor(Protocol):
-    """Runs plans, in the order they are launched. Implementations: the model runner, and the
-    simulated executor.
+    """Runs plans, in launch order. Implementations: the model runner, and the simulated executor.
 
     At most two plans are launched and not collected. A step's effects on the KV memory come after
-    those of every plan launched before it, whenever they are collected. A late plan is sampled
-    before the next one is launched. When a step fails, the one launched behind it is still sampled
-    and collected, and its result dropped.
+    those
+    of every plan launched before it, in whatever order the plans are collected. A late plan is
+    sampled
+    before the next launch. When a step fails, the step behind it is still sampled and collected,
+    and its
+    result dropped.
     """
 
     @property
@@ -316,7 +350,7 @@ class Executor(Protocol):
     def vocab_size(self) -> int: ...
 
     def run(self, plan: StepPlan) -> StepResult:
-        """A step from beginning to end. Raises ValueError for a late plan."""
+        """Run a whole step. Raises ValueError for a late plan."""
 
     @property
     def overlaps(self) -> bool:
@@ -326,21 +360,21 @@ class Executor(Protocol):
         """Begin a step. With `plan.late`, nothing is sampled before `sample` is called."""
 
     def sample(self, launched: Launched, samples: list[SampleRow]) -> None:
-        """Let a late plan's step end: its `samples`, none of them late any more."""
+        """Finish a late plan's step with `samples`, none of them late any more."""
 
     def collect(self, launched: Launched) -> StepResult:
-        """Wait for a step's result. Raises what running it raised, or `ExecutorLost`."""
+        """Wait for a step's result. Raises the step's exception, or `ExecutorLost`."""
 
 
 class Launched(Protocol):
-    """A step under way, as its executor knows it."""
+    """A step in flight, as its executor knows the step."""
 
     @property
     def plan(self) -> StepPlan: ...
 
 
 def run(executor: Executor, plan: StepPlan) -> StepResult:
-    """One step from beginning to end, with none under way."""
+    """Run a whole step, with none in flight."""
     if plan.late:
         raise ValueError("a late plan follows another")
     return executor.collect(executor.launch(plan))

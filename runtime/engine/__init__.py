@@ -1,5 +1,7 @@
-"""The engine process: the loop that receives, plans, runs, commits and sends.
+"""The engine process: a loop that receives, plans, runs, commits and sends.
 
-`loop` is the loop, `steps` runs a step alone or beside the next one, `client` is the gateway's end
-of the process, `compiling` holds requests whose constraint is not ready yet.
+ gateway: client/ --ZeroMQ--> core.EngineLoop -> Scheduler.plan -> Executor -> Scheduler.commit
+
+`core` is the loop, `process` compiles constraints and reports to the gateway, `offload` opens the
+offload levels, `client` is the gateway's end.
 """

@@ -46,8 +46,11 @@ log = logging.getLogger(__name__)
 
 HEARTBEAT_SECONDS = 1.0
 SWITCH_SECONDS = 0.0005
-"""How long a compiling thread keeps the interpreter once the loop wants it. The loop lets go of it
-many times a step; with Python's 5 ms, a step beside a compilation took several times as long."""
+"""Seconds a compiling thread keeps the interpreter once the loop wants it.
+
+The loop releases the interpreter many times a step. With Python's default of 5 ms, a step beside a
+compilation took several times as long.
+"""
 
 
 def main() -> int:
@@ -71,19 +74,19 @@ def main() -> int:
 
 
 def serve(config: EngineProcessConfig) -> None:
-    """Load the model, say `Ready`, run the loop; heartbeats go out from the beginning."""
+    """Load the model, send `Ready`, run the loop; heartbeats are sent from the beginning."""
     context = zmq.Context()
     loops: list[EngineLoop] = []
     try:
         with heartbeat(context, config.outbox, lambda: loops[0].turns if loops else 0):
             _serve(config, context, loops)
     finally:
-        # What was said last must still leave; the gateway may be reading it right now.
+        # The last messages must still leave; the gateway may be reading them right now.
         context.destroy(linger=1000)
 
 
 def _told_loading(config: EngineProcessConfig) -> Callable[[str, float], None]:
-    """A bar where a terminal is ours alone and has no log for machines."""
+    """A progress bar if the engine alone has a terminal and no machine-readable log."""
     alone = config.replicas == 1 and logs.format_in_force() == "text"
     return loading_bar(sys.stderr) if alone and sys.stderr.isatty() else loading_log()
 
@@ -91,7 +94,7 @@ def _told_loading(config: EngineProcessConfig) -> Callable[[str, float], None]:
 def _serve(
     config: EngineProcessConfig, context: zmq.Context[zmq.Socket[bytes]], loops: list[EngineLoop]
 ) -> None:
-    """`loops`: where the loop is put before it runs."""
+    """`loops`: receives the loop before it runs."""
     engine = config.engine
     check_config(model_source(engine.executor.model))
     read_adapters(engine.executor.adapters)
@@ -100,7 +103,7 @@ def _serve(
 
         executor = take_share(engine.executor, config.replica, config.replicas)
         engine = dataclasses.replace(engine, executor=executor)
-    # Only here: importing torch takes seconds, and a model that is refused should not wait for it.
+    # Late import: torch takes seconds, and a refused model should not wait for it.
     from rootlace.runtime.model.executor.runner import ModelRunner
 
     sys.setswitchinterval(SWITCH_SECONDS)
@@ -125,7 +128,7 @@ def _serve(
         runner.context_length,
         vocab_size=runner.vocab_size,
         masks=StepMasks(runner.vocab_size, filler),
-        # With or without overlap, a device steps them faster than the host could bring it masks.
+        # With or without overlap, a device advances automata faster than the host could send masks.
         automata=overlap or runner.overlaps,
         labels=runner.config.spec.labels,
         adapters=runner.adapters,
@@ -167,7 +170,7 @@ def _serve(
     )
     record = StepRecord(Path(config.record), engine.scheduler.max_running)
     send([ready])
-    # Only here: it is imported while the gateway opens its ports.
+    # Late import: runs while the gateway opens its ports.
     from rootlace.runtime.engine.process import compile_service
 
     service = compile_service(runner, engine.constraints)
@@ -207,7 +210,7 @@ def _serve(
 def heartbeat(
     context: zmq.Context[zmq.Socket[bytes]], address: str, turns: Callable[[], int]
 ) -> Iterator[None]:
-    """Heartbeats go to `address` from a thread of their own: a long step holds none of them up."""
+    """Send heartbeats to `address` from a separate thread: a long step delays none of them."""
     ended = threading.Event()
 
     def run() -> None:
@@ -234,7 +237,7 @@ def _connect(context: zmq.Context[zmq.Socket[bytes]], kind: int, address: str) -
 
 
 def _abandon(socket_folder: str) -> None:
-    """The gateway is gone: nobody is left to clean up or to answer to."""
+    """Clean up and exit after the gateway disappeared."""
     shutil.rmtree(socket_folder, ignore_errors=True)
     os._exit(0)
 

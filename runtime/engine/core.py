@@ -1,4 +1,11 @@
-"""The engine's loop: receive, plan, run, commit, send."""
+"""The engine's loop: receive, plan, run, commit, send.
+
+ without overlap   plan 1 | run 1 | commit 1 | plan 2 | run 2 | commit 2
+ with overlap      plan 1 | run 1 ........... | run 2 ........... | run 3
+                          | plan 2            | commit 1, plan 3  | commit 2
+
+Sections: steps, resuming, mask filler, loop.
+"""
 
 from __future__ import annotations
 
@@ -58,16 +65,16 @@ from rootlace.wire.errors import (
 )
 
 # Steps --------------------------------------------------------------------------------------------
-#
-# Steps on an executor: one after the other, or each planned while the one before it runs.
 
 
 class Steps:
     """Takes plans from the scheduler to the executor, and results back.
 
-    With `overlap`, a step is launched while the one before it runs, and only then is that one's
-    result waited for and committed: the executor never waits for the host, as long as planning
-    takes less than a step. What the one before finds is sent as soon as it is there.
+    With `overlap`, a step is launched while the step before it runs; then the result of the step
+    before
+    is waited for and committed. The executor never waits for the host as long as planning takes
+    less
+    than a step. Updates of a step are sent as soon as its result is there.
     """
 
     def __init__(
@@ -80,9 +87,12 @@ class Steps:
         note: Callable[[StepPlan, float], None] | None = None,
         move: Callable[[np.ndarray], None] | None = None,
     ) -> None:
-        """`send` is called with updates that should not wait until the step is over. `record` is
-        told which step is under way, `note` how many seconds each took. `move` moves blocks between
-        the pool and what is below it."""
+        """`send` receives updates that should not wait until the step is over.
+
+        `record` receives the step in flight, `note` the seconds of each step. `move` moves blocks
+        between the
+        pool and offload levels.
+        """
         self._scheduler = scheduler
         self._executor = executor
         self._overlap = overlap
@@ -90,9 +100,9 @@ class Steps:
         self._record = record
         self._note = note
         self._begun = [0.0, 0.0]
-        """When the steps under way began, by their numbers modulo 2."""
+        """Start times of the steps in flight, by step number modulo 2."""
         self._ended = 0.0
-        """When the last step did."""
+        """End time of the last step."""
         self._move = move
         self._running: Launched | None = None
         self.count = 0
@@ -100,14 +110,14 @@ class Steps:
         self.busy = 0.0
         """Seconds in `step`."""
         self.waited = 0.0
-        """Those of them spent in the executor: launching, or waiting for results."""
+        """Seconds of these spent in the executor: launching, or waiting for results."""
         self.planned = False
-        """Whether there was a step the last time."""
+        """Whether the last call had a step."""
 
     def step(self) -> list[EngineOutput]:
-        """Plan, run and commit what can be; returns the updates. Does nothing if there is no work.
+        """Plan, run and commit as far as possible; return the updates. Does nothing without work.
 
-        What a step raises ends its requests; only `ExecutorLost` is raised on.
+        An exception of a step ends the step's requests; only `ExecutorLost` is raised on.
         """
         started = time.perf_counter()
         count = self.count
@@ -117,7 +127,7 @@ class Steps:
         return updates
 
     def finish(self) -> list[EngineOutput]:
-        """Wait for the step under way, if there is one."""
+        """Wait for the step in flight, if any."""
         running, self._running = self._running, None
         return [] if running is None else self._land(running)[0]
 
@@ -146,7 +156,7 @@ class Steps:
         if running is not None:
             landed, healthy = self._land(running)
             updates += landed
-            if not healthy:  # the scheduler dropped what was planned behind
+            if not healthy:  # the scheduler dropped the step planned behind
                 if launched is not None:
                     self._discard(launched)
                 elif plan is not None:
@@ -166,19 +176,19 @@ class Steps:
     # ------------------------------------------------------------ parts of a step
 
     def _plan(self) -> StepPlan | None:
-        """The next step, once all is moved that is to be moved before it."""
+        """The next step, after all moves that precede it."""
         plan = self._scheduler.plan()
         self.planned = plan is not None
         moves = self._scheduler.kv.tiering.take_moves()
         if self._move is not None:
             try:
                 self._move(moves)
-            except Exception as error:  # nobody knows what the pool holds then
+            except Exception as error:  # the content of the pool is unknown now
                 raise ExecutorLost(f"blocks could not be moved: {error!r}") from error
         return plan
 
     def _before_waiting(self, plan: StepPlan) -> None:
-        """Send what is held back: a step that computes prompts may take long."""
+        """Send delayed updates: a step with prefill may take long."""
         if updates := self._scheduler.held_back(plan):
             self._send(updates)
 
@@ -189,7 +199,7 @@ class Steps:
             self._begun[plan.step % 2] = time.perf_counter()
 
     def _end(self, plan: StepPlan, failed: bool = False) -> None:
-        """A step was computed, or failed."""
+        """Record that a step was computed, or failed."""
         self.count += 1
         self._over(plan)
         if self._note is not None and not failed:
@@ -198,7 +208,7 @@ class Steps:
             self._ended = now
 
     def _over(self, plan: StepPlan) -> None:
-        """A step is not under way any more."""
+        """Record that a step is no longer in flight."""
         if self._record is not None:
             self._record.end(plan.step)
 
@@ -222,7 +232,7 @@ class Steps:
         return None
 
     def _land(self, running: Launched) -> tuple[list[EngineOutput], bool]:
-        """The result of a step; and whether it ran to its end."""
+        """The updates of a step, and whether it ran to its end."""
         self._before_waiting(running.plan)
         before = time.perf_counter()
         try:
@@ -235,7 +245,7 @@ class Steps:
         return self._scheduler.commit(running.plan, result), True
 
     def _discard(self, launched: Launched) -> None:
-        """Have the executor end a step that nobody wants the result of."""
+        """Have the executor end a step whose result is dropped."""
         if launched.plan.late:
             self._sample(launched)
         self._collect_and_drop(launched)
@@ -259,23 +269,21 @@ class Steps:
 
 
 # Resuming -----------------------------------------------------------------------------------------
-#
-# Constrained requests that another engine began.
 
 
 TOKENS_AT_ONCE = 1000
-"""What a turn of the loop takes in. A text that is checked as it comes takes 10 µs a token."""
+"""Tokens taken in per turn of the loop: a checked text takes 10 µs a token."""
 
 
 class Resuming:
-    """A request whose matcher takes in what was generated before."""
+    """A constrained request of another engine, whose matcher takes in the earlier output."""
 
     def __init__(
         self, request: EngineRequest, grammar: Callable[[], Grammar], waited: float
     ) -> None:
         self.request = request
         self.waited = waited
-        """Seconds for its constraint."""
+        """Seconds of waiting for the constraint."""
         self._grammar = grammar
         self._matcher: Matcher | None = None
         self._taken = 0
@@ -286,15 +294,15 @@ class Resuming:
         return self._error is not None or self._taken == len(self.request.output_ids)
 
     def matcher(self) -> Matcher:
-        """When it is ready. Raises what making it, or one of the tokens, led to."""
-        error, self._error = self._error, None  # its frames know this
+        """The matcher, when ready. Raises the exception of its construction or of a token."""
+        error, self._error = self._error, None  # the traceback's frames refer to this object
         if error is not None:
             raise error
         assert self._matcher is not None
         return self._matcher
 
     def advance(self, tokens: int) -> int:
-        """Take in so many tokens, or all that are left; how many these were."""
+        """Take in `tokens` tokens, or all that are left; return the count."""
         begun = self._taken
         try:
             if self._matcher is None:
@@ -309,8 +317,10 @@ class Resuming:
 
 
 class ResumingRequests:
-    """Keeps requests aside until their matchers have taken in what was generated before, some of it
-    in each turn of the loop, for others do not wait for all of it."""
+    """Requests whose matchers take in their earlier outputs, a part in each turn of the loop.
+
+    So other requests do not wait for the whole output.
+    """
 
     def __init__(self) -> None:
         self._by_rid: dict[int, Resuming] = {}
@@ -329,7 +339,7 @@ class ResumingRequests:
         return self._by_rid.pop(rid, None) is not None
 
     def take(self) -> Iterator[Resuming]:
-        """Those that get ready by the next `TOKENS_AT_ONCE` tokens, who came first being first."""
+        """Requests that become ready within the next `TOKENS_AT_ONCE` tokens, earliest first."""
         left = TOKENS_AT_ONCE
         for rid, one in list(self._by_rid.items()):
             if left <= 0:
@@ -341,15 +351,13 @@ class ResumingRequests:
 
 
 # Mask filler --------------------------------------------------------------------------------------
-#
-# Fills masks on threads of its own while the executor runs.
 
 
 class MaskFiller:
-    """See `scheduler.masks.MaskFiller`. Matchers drop the GIL where it takes long.
+    """A `scheduler.rows.MaskFiller` on threads; slow matchers release the GIL.
 
-    The thread that waits for masks fills some itself, so a worker that is not scheduled at once
-    delays nobody.
+    The thread that waits for masks fills some itself, so a worker that is scheduled late delays
+    nothing.
     """
 
     def __init__(self, threads: int) -> None:
@@ -371,7 +379,7 @@ class MaskFiller:
         return batch.wait
 
     def close(self) -> None:
-        """End the threads. What was started is finished first."""
+        """End the threads after all started jobs."""
         for _ in self._threads:
             self._work.put(None)
         for thread in self._threads:
@@ -391,7 +399,7 @@ class _Batch:
         self._done: SimpleQueue[Job] = SimpleQueue()
 
     def work(self) -> None:
-        """Run jobs until none is left that nobody has begun."""
+        """Run jobs until every job was begun."""
         while True:
             try:
                 job = self._todo.popleft()
@@ -401,7 +409,7 @@ class _Batch:
             self._done.put(job)
 
     def wait(self) -> None:
-        """Until all jobs are done."""
+        """Wait until all jobs are done."""
         self.work()
         while self._open:
             self._done.get()
@@ -414,22 +422,26 @@ class _Batch:
 log = logging.getLogger(__name__)
 
 IDLE_SECONDS = 1.0
-"""How long an idle loop sleeps before it takes its next turn."""
+"""Seconds an idle loop sleeps before its next turn."""
 COMPILING_SECONDS = 0.005
-"""How long a message may lie unread while the loop only waits for a compilation."""
+"""Seconds a message may lie unread while the loop waits for a compilation."""
 FETCHING_SECONDS = 0.001
-"""How long the loop sleeps where it only waits for blocks that are being read."""
+"""Seconds the loop sleeps while it waits for blocks being read."""
 
 
 class EngineLoop:
     """Owns the scheduler and the executor; single-threaded.
 
-    `receive(timeout_ms)` returns the messages that have come, waiting at most that long for a first
-    one; `send` sends messages. `compiler` compiles constraints on threads of its own; other
-    requests go on meanwhile. With `jump_forward`, forced tokens are appended without sampling,
-    where the constraint allows it, too. `overlap`, `record`, `move`: see `Steps`. While there is no
-    work, `prepare` is called until it returns False; each call should be short. `executor_stats`
-    adds to `stats`. `telling`: what is told where the engine is one of several.
+    `receive(timeout_ms)` returns messages that have come, waiting at most that long for the first;
+    `send` sends messages. `compiler` compiles constraints on its own threads while other requests
+    go
+    on. With `jump_forward`, forced tokens are appended without sampling, if the constraint allows
+    it.
+    `overlap`, `record`, `move`: see `Steps`. Without work, `prepare` is called until it returns
+    False;
+    each call should be short. `executor_stats` adds to `stats`. `telling` reports to a router of
+    several
+    engines.
     """
 
     def __init__(
@@ -464,17 +476,17 @@ class EngineLoop:
         self._stopping = False
         self._paused = False
         self.turns = 0
-        """How often the loop went round: it is hung, or in a long step, where this stands still."""
+        """Count of turns: a constant count means a hung loop, or a long step."""
 
     def run(self) -> None:
-        """Until a `Stop` comes."""
+        """Run until a `Stop` comes."""
         while self.turn():
             pass
 
     def turn(self) -> bool:
-        """Receive, plan, run, commit and send once; False if it was the last time."""
+        """Receive, plan, run, commit and send once; False after a `Stop`."""
         self.turns += 1
-        # With work to do, only look; without, sleep until something comes.
+        # With work to do, only look; without, sleep until a message comes.
         tiering = self._scheduler.kv.tiering
         idle = self._paused or not (self._scheduler.has_work or tiering.handing.busy)
         if idle and len(self._compiling):
@@ -489,11 +501,11 @@ class EngineLoop:
             self._begin(waiting.request, waiting.grammar.result, waiting.waited)
         for one in self._resuming.take():
             self._add(one.request, one.matcher, one.waited)
-        if tiering.handing.busy:  # another engine waits for it, and a step may take long
+        if tiering.handing.busy:  # another engine waits for the blocks, and a step may take long
             tiering.poll()
             self._outgoing += [HandedOver(*answer) for answer in tiering.handing.take_answers()]
             self._flush()
-        # Not in one statement: `_send_now` replaces the list while the step runs.
+        # Two statements: `_send_now` replaces the list while the step runs.
         updates = [] if self._paused else self._steps.step()
         self._outgoing += updates
         if lost := self._scheduler.kv.retention.pins.take_lost():
@@ -571,7 +583,7 @@ class EngineLoop:
             self._stopping = True
 
     def _hand(self, message: HandOver | Offered) -> None:
-        """Blocks go to another engine, or come from one."""
+        """Give blocks to another engine, or take offered ones."""
         handing = self._scheduler.kv.tiering.handing
         namespace, tokens = kv_namespace(message.namespace, message.adapter), message.token_ids
         if isinstance(message, HandOver):
@@ -589,7 +601,7 @@ class EngineLoop:
         if constraint is None and request.thoughts is None:
             self._add(request, None)
             return
-        # What watches thoughts knows the vocabulary, as what was compiled does.
+        # A watcher of thoughts needs the vocabulary, as a compiled constraint does.
         constraint = constraint or FIRST
         grammar = self._compiler.cached(constraint)
         if grammar is not None:
@@ -603,7 +615,7 @@ class EngineLoop:
     def _begin(
         self, request: EngineRequest, grammar: Callable[[], Grammar], waited: float = 0.0
     ) -> None:
-        """With its constraint, once its matcher has taken in what was generated before."""
+        """Schedule the request once its matcher has taken in the earlier output."""
         if request.thoughts is not None:
             grammar = partial(self._behind_thoughts, request, request.thoughts, grammar)
         if len(request.output_ids):
@@ -624,7 +636,7 @@ class EngineLoop:
     def _add(
         self, request: EngineRequest, make: Callable[[], Matcher] | None, waited: float = 0.0
     ) -> None:
-        """Give the request to the scheduler; what making its matcher raises ends it alone."""
+        """Give the request to the scheduler; an exception of `make` ends only this request."""
         constraint = request.constraint
         jumps = constraint is None or constraint.jump_forward != "off"
         try:
@@ -640,10 +652,10 @@ class EngineLoop:
 
     def _refuse(self, rid: int, error: RootlaceError) -> None:
         self._outgoing.append(EngineOutput(rid, finish="error", code=error.code, error=str(error)))
-        error.__traceback__ = None  # its frames know the future that knows it
+        error.__traceback__ = None  # its frames refer to the future that holds the error
 
     def stats(self) -> dict[str, int | float]:
-        """The scheduler's counters, where the loop's seconds went, and the executor's counters."""
+        """The scheduler's counters, the loop's seconds by kind, and the executor's counters."""
         counters = self._scheduler.stats()
         return {
             **counters,
@@ -658,12 +670,12 @@ class EngineLoop:
 
 
 def _matcher(make: Callable[[], Matcher], request: EngineRequest) -> Matcher | None:
-    """None where the request's constraint need not be enforced, and cannot."""
+    """The request's matcher; None if the constraint need not be enforced, and cannot."""
     try:
         return make()
     except Exception as error:
         if request.constraint is None or not request.constraint.optional:
             raise
         log.info("request %d goes on without a constraint: %s", request.rid, error)
-        error.__traceback__ = None  # its frames know the future that knows it
+        error.__traceback__ = None  # its frames refer to the future that holds the error
         return None

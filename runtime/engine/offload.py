@@ -1,4 +1,4 @@
-"""What is below an engine's KV pool: opened when it starts, filled when it ends."""
+"""The engine's offload levels: opened at its start, filled at its end."""
 
 from __future__ import annotations
 
@@ -31,21 +31,25 @@ from rootlace.wire.errors import InvalidRequest
 from rootlace.wire.protocol import SamplingParams
 
 FIRST_TOKENS, MORE_TOKENS = 16, 128
-"""Prompts that are computed to find out how long it takes; the longer one where the shorter one
-takes less than `QUICK_SECONDS`."""
+"""Lengths of prompts computed to measure prefill.
+
+The longer one is used if the shorter one takes less than `QUICK_SECONDS`.
+"""
 QUICK_SECONDS = 0.25
 TIMED_BLOCKS = 16
 GIGABYTE = 10**9
 DISK_BUFFER_BYTES = 256 << 20
-"""Memory for blocks on their way to the disk, and as much for those on their way back."""
+"""Bytes for blocks on their way to the disk, and as many for blocks on their way back."""
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class OpenTiers:
-    """What is below the pool. `disk`, `folder` and `transfer`: None where there is none.
-    `adapters`: digests of their contents, by name."""
+    """Open offload levels of an engine. `disk`, `folder` and `transfer`: None if absent.
+
+    `adapters`: digests of adapter contents, by name.
+    """
 
     tiers: Tiers
     mover: BlockMover
@@ -56,21 +60,20 @@ class OpenTiers:
 
     @property
     def handed_slots(self) -> int:
-        """For blocks that are given to other engines."""
+        """Count of slots for blocks given to other engines."""
         return 0 if self.tiers.handed is None else self.tiers.handed.tier.num_slots
 
     @property
     def handed_at(self) -> bytes:
-        """What engines have to know that take them."""
+        """The address that other engines need to take blocks."""
         return b"" if self.transfer is None else self.transfer.address
 
     def move(self, moves: np.ndarray) -> None:
-        """See `Steps`."""
+        """Make moves: see `Steps`."""
         self.mover.move(moves)
 
     def begin(self, scheduler: Scheduler, runner: ModelRunner, block_size: int) -> None:
-        """Measure what computing a prompt takes, which reading is compared with. The pool is
-        empty."""
+        """Measure prefill, which reads are compared with; the pool is empty."""
         tokens, seconds = prefill_seconds(runner, block_size)
         scheduler.view.pace.begin(tokens, seconds)
         for level in self.tiers.readable:
@@ -84,8 +87,10 @@ class OpenTiers:
             )
 
     def close(self, scheduler: Scheduler) -> None:
-        """Write what is cached and not on the disk yet, and then what the next start is to know.
-        What there is no time for is left out, and what has a time to live is forgotten."""
+        """Save cached blocks to disk, and then the order of eviction for the next start.
+
+        Blocks without time left are skipped, and blocks with a time to live are forgotten.
+        """
         if self.transfer is not None:
             self.transfer.close()
         if self.disk is None or self.folder is None:
@@ -100,7 +105,7 @@ class OpenTiers:
         scheduler.kv.tiering.poll()
         wanted, left = scheduler.kv.tiering.wanted_slots(), max(end - time.monotonic(), 1.0)
         if self.disk.close(wanted, left):
-            self.folder.close()  # else it is this process's until it ends
+            self.folder.close()  # the lock would last as long as the process
 
 
 def open_tiers(
@@ -109,10 +114,12 @@ def open_tiers(
     engines: int = 1,
     transfer: TransferConfig | None = None,
 ) -> OpenTiers | None:
-    """What the configuration asks for (`CacheConfig.tiered`), a part of it for each of so many
-    engines; None where the disk does not work, which is logged. `transfer`: how they hand blocks
-    over, if they do. Raises `InvalidRequest` for a folder that cannot be one, for adapters that
-    cannot be read, and for a transfer that cannot be."""
+    """Open the configured levels (`CacheConfig.tiered`), shared among `engines` engines.
+
+    Returns None if the disk fails, which is logged. `transfer`: block transfer between engines, if
+    any.
+    Raises `InvalidRequest` for an unusable folder, unreadable adapters, and an impossible transfer.
+    """
     cache = config.cache
     try:
         contents = adapter_contents(config.executor)
@@ -150,7 +157,7 @@ def open_tiers(
 def _open_handed(
     runner: ModelRunner, config: TransferConfig
 ) -> tuple[HandedLevel, HandedStore, Transfer]:
-    """Raises `InvalidRequest` where there is no room for a block, or no such way of transfer."""
+    """Raises `InvalidRequest` without room for a block, or for an unknown kind of transfer."""
     size = BlockMover(runner.kv_cache, ()).block_bytes
     slots = config.bytes // size
     if not slots:
@@ -175,7 +182,7 @@ def _open_transfer(config: TransferConfig, block_bytes: int, slots: int) -> Tran
 
 
 def _open_host(gigabytes: float, runner: ModelRunner) -> tuple[Level, HostStore]:
-    """Memory that the GPU copies from and to by itself. Raises `InvalidRequest`."""
+    """Open host memory that the GPU copies from and to by itself. Raises `InvalidRequest`."""
     if runner.device.type != "cuda":
         raise InvalidRequest("--cache-host-gb is for a GPU: here the KV pool is in main memory")
     mover = BlockMover(runner.kv_cache, (), runner.work)
@@ -199,12 +206,12 @@ def _open_host(gigabytes: float, runner: ModelRunner) -> tuple[Level, HostStore]
 def _open_disk(
     config: EngineConfig, cache: CacheConfig, runner: ModelRunner, engines: int
 ) -> tuple[Level, SlotStore, TierFolder]:
-    """Raises OSError, and `InvalidRequest` where there is no room for a block."""
+    """Open the disk level. Raises OSError, and `InvalidRequest` without room for a block."""
     identity = kv_identity(runner, config.executor, cache)
     most = int(cache.disk_gb * GIGABYTE / engines)
     try:
         root = Path(cache.disk).expanduser()
-    except RuntimeError as error:  # nobody of this name is known
+    except RuntimeError as error:  # the user id has no name
         raise InvalidRequest(f"--cache-disk {cache.disk}: {error}") from error
     folder = open_folder(root, identity, most, engines)
     try:
@@ -227,7 +234,7 @@ def _open_disk(
 
 
 def prefill_seconds(runner: ModelRunner, block_size: int) -> tuple[int, float]:
-    """Tokens of a made-up prompt, and how long they took. Writes to the pool's first blocks."""
+    """Measure prefill: prompt tokens, and seconds. Writes to the first blocks of the pool."""
     most = min(runner.num_blocks * block_size, runner.context_length)
     order = np.random.default_rng(0)
     params = SamplingParams(temperature=0.0, seed=0)

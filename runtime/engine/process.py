@@ -1,4 +1,7 @@
-"""Requests that wait for their constraint to be compiled."""
+"""Services of the engine process: constraints, garbage collection, loading progress, reports.
+
+Sections: compiling requests, constraints, garbage, loading, telling.
+"""
 
 from __future__ import annotations
 
@@ -33,14 +36,16 @@ from rootlace.runtime.structured.vocabulary.vocabulary import Vocabulary
 from rootlace.wire.protocol import Constraint
 
 FIRST = Constraint("choices", '["a"]')
-"""What is compiled before anybody asks: to read the vocabulary takes time."""
+"""The constraint compiled before any request, as reading the vocabulary takes time."""
 AT_ONCE = 16
-"""What a turn of the loop takes of those that are ready: beginning a constraint takes time."""
+"""Ready requests taken per turn of the loop: beginning a constraint takes time."""
 
 
 class Compiler(Protocol):
-    """What the loop asks of `constrained.service.CompileService`. `vocabulary`: once something is
-    compiled."""
+    """The loop's view of `structured.compiler.CompileService`.
+
+    `vocabulary` is available once a constraint is compiled.
+    """
 
     @property
     def vocabulary(self) -> Vocabulary: ...
@@ -63,7 +68,7 @@ class Waiting:
 
 
 class CompilingRequests:
-    """Keeps requests aside while others go on; `take` returns those whose grammar is ready."""
+    """Keeps requests until their grammars are ready; `take` returns ready ones."""
 
     def __init__(self, compiler: Compiler) -> None:
         self._compiler = compiler
@@ -71,7 +76,7 @@ class CompilingRequests:
         self._done: SimpleQueue[int] = SimpleQueue()
         self._ready: list[int] = []
         self.compiled = 0
-        """Requests that have waited for their constraint, and for how many seconds in all."""
+        """Count of requests that waited for their constraint, and total seconds waited."""
         self.seconds = 0.0
 
     def __len__(self) -> int:
@@ -81,20 +86,22 @@ class CompilingRequests:
         return rid in self._by_rid
 
     def add(self, request: EngineRequest, constraint: Constraint) -> None:
-        """Have the request's `constraint` compiled, unless that is under way already."""
+        """Compile the request's `constraint`, unless the compilation is under way already."""
         grammar = self._compiler.submit(constraint, request.client)
         rid = request.rid
         self._by_rid[rid] = Waiting(request, grammar, time.monotonic())
-        # Not what waits: it would be kept, with its grammar, until a full collection of garbage.
+        # Not the request: it would be kept, with its grammar, until a full garbage collection.
         grammar.add_done_callback(lambda _: self._done.put(rid))
 
     def remove(self, rid: int) -> bool:
-        """Forget an aborted request; False if it is not here. Compilation goes on, since others
-        may want the same constraint."""
+        """Forget an aborted request; False if it is not here.
+
+        The compilation goes on, since other requests may want the same constraint.
+        """
         return self._by_rid.pop(rid, None) is not None
 
     def wait(self, seconds: float) -> None:
-        """Until something is compiled, at most `seconds`."""
+        """Wait at most `seconds` until a constraint is compiled."""
         if self._ready:
             return
         try:
@@ -103,7 +110,7 @@ class CompilingRequests:
             return
 
     def take(self) -> Iterator[Waiting]:
-        """Requests whose compilation has ended, well or badly: the first `AT_ONCE` of them."""
+        """The first `AT_ONCE` requests whose compilation has ended, well or badly."""
         while not self._done.empty():
             self._ready.append(self._done.get())
         ready, self._ready = self._ready[:AT_ONCE], self._ready[AT_ONCE:]
@@ -117,52 +124,58 @@ class CompilingRequests:
 
 
 # Constraints --------------------------------------------------------------------------------------
-#
-# What compiles the engine's constraints.
 
 
 def prepare(compiler: GrammarCompiler) -> None:
-    """Have it learn all that it can before it is asked. That stays, so a full collection of garbage
-    need not look at it again: for each token of the vocabulary there are objects, and with 150,000
-    the loop stood still for 0.13 s each time."""
+    """Prepare all tables of the compiler, and exempt them from garbage collection.
+
+    Each token of the vocabulary has objects: with 150,000 tokens a full collection stopped the loop
+    for
+    0.13 s.
+    """
     compiler.prepare()
     gc.freeze()
 
 
 def compile_service(runner: ModelRunner, config: ConstraintConfig) -> CompileService:
-    """Compiles for the tokens of the runner's model."""
+    """A compile service for the tokens of the runner's model."""
 
     def compiler() -> GrammarCompiler:
         tokenizer = runner.config.source.tokenizer_json()
         vocabulary = Vocabulary(tokenizer, runner.vocab_size, list(runner.eos_token_ids))
         compiler = GrammarCompiler(vocabulary, config=config)
-        # Whoever comes first needs little of it, and learns that little faster than all.
+        # Early requests need few of the tables, and build these faster than all.
         threading.Thread(target=prepare, args=(compiler,), name="prepare", daemon=True).start()
         return compiler
 
     service = CompileService(compiler, config)
-    # The first compilation reads the whole vocabulary: that is done now, beside the first requests.
+    # The first compilation reads the whole vocabulary: started now, beside the first requests.
     service.submit(FIRST)
     return service
 
 
 # Garbage ------------------------------------------------------------------------------------------
-#
-# When the engine's process looks through all its memory for garbage.
 
 
 IDLE_AFTER = 10
-"""Collections of the second generation, of some 7,000 objects each, before all is looked through at
-an idle moment. It is Python's own number for any moment."""
+"""Collections of the second generation before a full collection at an idle moment.
+
+Each has some 7,000 objects. Python's own number for any moment.
+"""
 BUSY_AFTER = 300
-"""And where there has been no idle moment: it holds everybody, for some 0.3 µs an object. What has
-come since the last time are 2 million objects at most, and little of it is garbage: requests and
-constraints leave no circles (`tests/engine/test_garbage.py`)."""
+"""Collections before a full collection without an idle moment.
+
+A full collection stops the process for some 0.3 µs an object. At most 2 million objects came since
+the last one, few of them garbage: requests and constraints leave no cycles
+(`tests/engine/test_garbage.py`).
+"""
 
 
 def collect_when_idle() -> None:
-    """From now on; what is here stays, and is not looked at again (0.1 s with a large vocabulary).
-    `idle` is to be called where there is nothing else to do."""
+    """Collect garbage at idle moments from now on; call `idle` when there is nothing else to do.
+
+    Current objects stay and are not scanned again (0.1 s with a large vocabulary).
+    """
     gc.collect()
     gc.freeze()
     first, second, _ = gc.get_threshold()
@@ -170,7 +183,7 @@ def collect_when_idle() -> None:
 
 
 def idle() -> bool:
-    """Whether all was looked through, since it was time."""
+    """Run a full collection if due; return whether one ran."""
     if gc.get_count()[2] < IDLE_AFTER:
         return False
     gc.collect()
@@ -178,21 +191,19 @@ def idle() -> bool:
 
 
 # Loading ------------------------------------------------------------------------------------------
-#
-# How much of a model's weights is read, told while it starts.
 
 
 WIDTH = 30
 """Characters of a bar."""
 SECONDS = 2.0
-"""Between two lines of a log."""
+"""Seconds between two lines of a log."""
 
 log = logging.getLogger(__name__)
 
 
 def loading_bar(stream: TextIO) -> Callable[[str, float], None]:
-    """Writes a bar of what is being done and the share of the weights that is read, over and over
-    into one line of a terminal."""
+    """Report progress as a bar in one line of a terminal: the activity, and the share of weights
+    read."""
 
     def tell(what: str, fraction: float) -> None:
         done = round(WIDTH * fraction)
@@ -205,8 +216,7 @@ def loading_bar(stream: TextIO) -> Callable[[str, float], None]:
 
 
 def loading_log(clock: Callable[[], float] = time.monotonic) -> Callable[[str, float], None]:
-    """The same for what is no terminal: a line of the log now and then, of a model that is read at
-    once none."""
+    """Report progress as lines of a log, for what is no terminal; none for a model read at once."""
     told = clock()
 
     def tell(what: str, fraction: float) -> None:
@@ -219,17 +229,15 @@ def loading_log(clock: Callable[[], float] = time.monotonic) -> Callable[[str, f
 
 
 # Telling ------------------------------------------------------------------------------------------
-#
-# What an engine says of itself to who chooses among several.
 
 
 _NONE = np.empty(0, np.uint64)
 _STEPS = 256
-"""Costs are told after 2, 4, 8 and so on steps, and then after each so many more."""
+"""Steps between two reports of cost; the first reports come after 2, 4, 8, ... steps."""
 
 
 class Telling:
-    """What its cache holds, as it changes, and what its steps take."""
+    """Reports changes of the cache, and measured cost of steps, to the router."""
 
     def __init__(self, cache: CacheControl, max_step_tokens: int, digest_key: bytes = b"") -> None:
         cache.keep_journal(digest_key)
@@ -240,15 +248,15 @@ class Telling:
         self._all_of_it = False
 
     def tell_all(self) -> None:
-        """Say all that is held, next."""
+        """Report the whole content of the cache next."""
         self._all_of_it = True
 
     def note(self, plan: StepPlan, seconds: float) -> None:
-        """A step took so long."""
+        """Record the duration of a step."""
         self._cost.note(plan, seconds)
 
     def take(self) -> list[FromEngine]:
-        """What is to be told now; often nothing."""
+        """Reports to send now; often none."""
         said: list[FromEngine] = []
         change = self._cache.changes(self._all_of_it)
         below = self._cache.changes_below(change is not None and change.fresh)

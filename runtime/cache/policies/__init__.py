@@ -1,8 +1,8 @@
-"""Eviction policies, one module each, under the name that `CacheConfig.eviction` knows it by.
+"""Eviction policies, one module each, named as in `CacheConfig.eviction`.
 
-A module defines `Policy`, made with the tree's `Programs`; `cache.eviction.EvictionPolicy` says
-what it can be asked. To add one, write its module and add its name to `config.Eviction`: the tests
-of the tree and of the scheduler run with every name there.
+A module defines `Policy`, made with the tree's `Programs`, with the methods of
+`cache.eviction.EvictionPolicy`. To add a policy, write its module and add its name to
+`config.Eviction`: the tests of the tree and of the scheduler run with every name there.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from rootlace.runtime.cache.node import Programs
 
 
 def policy_named(name: str) -> Callable[[Programs], EvictionPolicy]:
-    """Raises ValueError if there is none of this name."""
+    """The policy of a name. Raises ValueError if unknown."""
     try:
         module = import_module(f"{__name__}.{name}")
     except ModuleNotFoundError as error:

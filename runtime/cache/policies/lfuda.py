@@ -6,13 +6,14 @@ from rootlace.runtime.cache.node import Node, Programs
 
 
 class Policy:
-    """LFU-DA (Arlitt, Cherkasova, Dilley, Friedrich, Jin: Evaluating Content Management Techniques
-    for Web Proxy Caches, ACM SIGMETRICS Performance Evaluation Review 27(4), 2000).
+    """LFU-DA: least frequently used with dynamic aging.
 
-    When a node is used, its worth becomes the number of its uses plus the cache's age, which is the
-    worth of what was evicted last. So a prefix that was popular once is overtaken in time by those
-    that are used now, and a burst of prompts that come once does not push out what comes often.
-    Equally worthy nodes go least recently used first.
+    Source: Arlitt, Cherkasova, Dilley, Friedrich, Jin: Evaluating Content Management Techniques for
+    Web Proxy Caches, ACM SIGMETRICS Performance Evaluation Review 27(4), 2000.
+
+    On use a node's worth becomes its use count plus the cache's age, the worth of the last evicted
+    node. So prefixes in use overtake a prefix that was popular once. And a burst of unique prompts
+    does not evict frequent prefixes. Ties go least recently used first.
     """
 
     def __init__(self, programs: Programs) -> None:
@@ -26,7 +27,7 @@ class Policy:
         return self._programs.tier(node), node.worth, node.last_use
 
     def evicted(self, node: Node) -> None:
-        # Tiers may have a worthier node go before others.
+        # Tiers may evict a worthier node before others.
         self._age = max(self._age, node.worth)
 
     def reset(self) -> None:

@@ -1,7 +1,9 @@
 """The gateway's end of the engine process; no torch.
 
-`engine_client` has it started, and started again, at its `place`; `child_engine` is such a process,
-`pipes` carries the messages; `in_flight` keeps what is under way, `questions` waits for answers.
+`engine_client` starts the engine, restarts it, sends requests and hands on updates. `child_engine`
+is
+such a process with its pipes. `restarts` keeps requests in flight and finds requests that kill
+engines. `cache_orders` repeats pins and forgets to the next engine. `siblings` describes a replica.
 """
 
 from rootlace.runtime.engine.client.child_engine import EngineProcessConfig

@@ -1,4 +1,7 @@
-"""The prompts that an engine has pinned, for the next one to pin them again."""
+"""Orders to the cache that outlive an engine: prefixes to forget, and prompts to pin again.
+
+Sections: forget file, forgets, pinned prompts.
+"""
 
 from __future__ import annotations
 
@@ -24,20 +27,21 @@ from rootlace.wire.protocol import SamplingParams
 from rootlace.wire.sampling import PIN_SECONDS, PRIORITIES, Cache, Handling
 
 # Forget file --------------------------------------------------------------------------------------
-#
-# What engines are to forget, on the disk beside what they are to forget it from.
 
 
 class ForgetFile:
-    """This process has it alone, and the next server of the same model finds what is in it: a line
-    of JSON each, the namespace, or null for a flush."""
+    """Forgets on disk, beside the blocks to forget; one JSON line each: the namespace, or null
+    (flush).
+
+    This process alone uses the file, and the next server of the same model reads it.
+    """
 
     def __init__(self, root: Path, model: str) -> None:
-        """In this folder, which is made if need be. Raises OSError."""
+        """Open the file in folder `root`, created if missing. Raises OSError."""
         root.mkdir(parents=True, exist_ok=True, mode=0o700)
         digest = hashlib.blake2b(model.encode(), digest_size=8).hexdigest()
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-        for number in itertools.count():  # other servers may have those before
+        for number in itertools.count():  # other servers may use the names before
             self._file = os.open(root / f"forget-{digest}-{number}", flags, 0o600)
             try:
                 with contextlib.suppress(PermissionError):  # where files cannot be locked
@@ -48,21 +52,22 @@ class ForgetFile:
         self.lines = 0
 
     def read(self) -> list[Flush | ForgetNamespace]:
-        """What the server before was not sure of; a line that cannot be read is a flush."""
+        """Forgets that the server before may not have completed; an unreadable line is a flush."""
         data = os.pread(self._file, os.fstat(self._file).st_size, 0).splitlines()
         self.lines = len(data)
         return [_message(line) for line in data]
 
     def add(self, message: Flush | ForgetNamespace) -> None:
-        """The death of this process does not lose it. Raises OSError."""
+        """Append a forget, which then survives the death of this process. Raises OSError."""
         self._write(_line(message), os.fstat(self._file).st_size)
         self.lines += 1
 
     def replace(self, messages: list[Flush | ForgetNamespace]) -> None:
-        """Raises OSError."""
+        """Replace the content. Raises OSError."""
         lines = b"".join(map(_line, messages))
-        # Over what is there: a full disk has room for that, and what comes behind it, with a line
-        # that is cut, stays until all of this is there.
+        # Written over the old content: a full disk has room for that. Later lines, one of them
+        # perhaps cut,
+        # stay until the write is complete.
         self._write(lines, 0)
         os.ftruncate(self._file, len(lines))
         self.lines = len(messages)
@@ -90,25 +95,30 @@ def _message(line: bytes) -> Flush | ForgetNamespace:
 
 
 # Forgets ------------------------------------------------------------------------------------------
-#
-# What engines were told to forget, for those that may not have heard of it, or not done it yet.
 
 
 SECONDS = 60.0
-"""So long after it was told, what is to be forgotten may still be on an engine's disk: it may be in
-a step, or hang, and erases behind what it writes."""
+"""Seconds after which every engine has completed a forget.
+
+Until then an engine may be in a step, or hang, and erases its disk only after its writes.
+"""
 MOST = 65536
-"""Of more than that, all is forgotten."""
+"""Forgets remembered at most; beyond that everything is forgotten."""
 SPARE_LINES = 64
-"""The file may have so many lines, and as many as it needs, that are of no use any more."""
+"""Useless lines in the file at most, beside an equal number of needed lines."""
 
 
 class Forgets:
-    """An engine that dies leaves its blocks on a disk, where it, or whichever of its siblings is
-    started again first, finds them. So each is told again as it starts what was to be forgotten
-    since an engine went down, and shortly before that; with a `file`, the engines of the next
-    server are, too. `keep`: all that was ever to be forgotten is told, to engines of machines that
-    were away for a while, with disks of their own."""
+    """Forgets to repeat to engines that start.
+
+    A dead engine leaves blocks on disk, for itself or for the sibling that starts first. So each
+    engine
+    is told at its start what was to be forgotten since shortly before an engine died. With a `file`
+    the
+    engines of the next server are told, too. `keep`: repeat all forgets ever, to engines of
+    machines
+    that were away for a while, with disks of their own.
+    """
 
     def __init__(
         self,
@@ -120,14 +130,15 @@ class Forgets:
         self._file = file
         self._keep = keep
         self._told: dict[Flush | ForgetNamespace, float] = {}
-        """When it was told, the oldest first."""
+        """Forget -> time when sent, the oldest first."""
         self._down = 0
         for message in [] if file is None else file.read():
             self._told[message] = clock()
 
     @classmethod
     def of(cls, config: EngineConfig) -> Forgets:
-        """In a file where the engines of this machine keep blocks on a disk."""
+        """Forgets for this configuration, in a file if the engines of this machine save blocks on
+        disk."""
         if not config.cache.disk:
             return cls()
         try:
@@ -138,30 +149,29 @@ class Forgets:
             return cls()
 
     def note(self, message: Flush | ForgetNamespace) -> None:
-        """All engines are told it now, those that are down in vain."""
+        """Note a forget that is being sent to all running engines."""
         whole = isinstance(message, Flush) or len(self._told) >= MOST
         if whole:
             self._told.clear()
-            message = Flush(0)  # nobody waits for the answer
+            message = Flush(0)  # no caller waits for the answer
         self._told.pop(message, None)
         self._told[message] = self._clock()
         self._write(None if whole else message)
         self.drop_old()
 
     def died(self) -> None:
-        """An engine is down."""
+        """Note that an engine died."""
         self.drop_old()
         self._down += 1
 
     def to_started(self, returned: bool) -> list[Flush | ForgetNamespace]:
-        """An engine is there, one of those that were down if it `returned`: what it is to be told
-        before anything else."""
+        """Forgets to send first to a started engine; `returned`: the engine was down before."""
         self._down -= returned
         self._told = dict.fromkeys(self._told, self._clock())
         return list(self._told)
 
     def drop_old(self) -> None:
-        """Let go of what all have done by now."""
+        """Drop forgets that all engines have completed by now."""
         if self._keep:
             return
         oldest, had = self._clock() - SECONDS, len(self._told)
@@ -171,13 +181,13 @@ class Forgets:
             self._write(None)
 
     def close(self) -> None:
-        """The next server finds the rest. Idempotent."""
+        """Leave the rest to the next server. Idempotent."""
         if self._file is not None:
             self._file.close()
             self._file = None
 
     def _write(self, message: Flush | ForgetNamespace | None) -> None:
-        """Keep this message, too, or, without one, only what is needed."""
+        """Append `message` to the file or, without a message, rewrite the needed lines."""
         if self._file is None:
             return
         try:
@@ -197,8 +207,10 @@ log = logging.getLogger(__name__)
 _COMPUTED = SamplingParams(max_tokens=0, temperature=0.0, seed=0)
 
 MOST_TOKENS = 16 * 2**20
-"""Of all prompts that are kept, four bytes each; beyond it, the oldest are not pinned again, but
-count as lost if their engine dies."""
+"""Tokens of remembered prompts, four bytes each.
+
+Beyond that the oldest prompts are not pinned again, but count as lost if their engine dies.
+"""
 
 
 @dataclass
@@ -207,29 +219,31 @@ class _Pinned:
     until: float
     tokens: int
     again: int | None = None
-    """The id of the request that pins it again."""
+    """The id of the request that pins the prompt again."""
 
     @property
     def kept(self) -> bool:
-        """Whether its tokens are still known."""
+        """Whether the tokens are still remembered."""
         return len(self.request.token_ids) == self.tokens
 
 
 class PinnedPrompts:
-    """Pins die with their engine, or with its KV where a step fails: they are computed again,
-    behind all other work, and each is pinned for the time that it had left."""
+    """Pins to restore after an engine died, or lost its KV in a failed step.
+
+    The prompts are computed again behind all other work, and pinned for the time left to each.
+    """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._pinned: dict[str, _Pinned] = {}
         self._tokens = 0
         self._let_go: set[int] = set()
-        """Requests that were to pin again what was let go, until their last update: they may have
-        done it before they could be aborted."""
+        """Requests for released pins, until their last update: such a request may pin before its
+        abort."""
         self.restored = self.lost = 0
 
     def note(self, pin: str, request: EngineRequest) -> None:
-        """The engine has pinned the request's prompt, or has renewed the pin."""
+        """Note that the engine has pinned the request's prompt, or renewed the pin."""
         until = self._clock() + (request.handling.cache.ttl or PIN_SECONDS)
         known = self._pinned.get(pin)
         if request.rid in self._let_go or (known is not None and known.again == request.rid):
@@ -252,9 +266,12 @@ class PinnedPrompts:
     def let_go(
         self, abort: Callable[[Iterable[int]], None], pin: str, namespace: str | None
     ) -> bool:
-        """Whether there was such a pin of this namespace (None: of any). It is not pinned again,
-        and a request that is to do that is aborted; an `Unpin` that the engine is sent after this
-        finds what the request has done before."""
+        """Whether a pin of this namespace (None: any) existed; the pin is not restored any more.
+
+        A request that would restore the pin is aborted. An `Unpin` sent to the engine afterwards
+        finds a pin
+        that the request made before.
+        """
         self._drop_old()
         known = self._pinned.get(pin)
         if known is None or namespace not in (None, known.request.namespace):
@@ -266,7 +283,7 @@ class PinnedPrompts:
         return True
 
     def pin_again(self, next_rid: Callable[[], int], submit: Callable[..., None]) -> None:
-        """Submit what pins again what an engine has lost; what cannot be submitted is lost."""
+        """Submit requests that restore lost pins; a pin whose request is refused is lost."""
         for pin, request in self.again(next_rid):
             try:
                 submit(request, partial(self.heard, pin), stays=True)
@@ -274,8 +291,10 @@ class PinnedPrompts:
                 self.lose(pin, str(error))
 
     def again(self, next_rid: Callable[[], int]) -> Iterator[tuple[str, EngineRequest]]:
-        """What the next engine, or the one that has lost all KV, is to be sent, each with its pin.
-        What had still to be pinned again waits for it anyway."""
+        """Requests that restore pins at the next engine, or after a loss of KV, each with its pin.
+
+        Requests that are already waiting to restore a pin are not repeated.
+        """
         self._drop_old()
         for pin, known in list(self._pinned.items()):
             if known.again is not None:
@@ -301,7 +320,7 @@ class PinnedPrompts:
             )
 
     def heard(self, pin: str, update: EngineOutput) -> None:
-        """What the engine tells of a request that pins again."""
+        """Take in an update of a request that restores a pin."""
         if update.finish is not None:
             self._let_go.discard(update.rid)
         known = self._pinned.get(pin)
@@ -314,7 +333,7 @@ class PinnedPrompts:
             self.lose(pin, update.error or "there is no room for it")
 
     def lose(self, pin: str, reason: str) -> None:
-        """It cannot be pinned again."""
+        """Give up a pin that cannot be restored."""
         tokens = self._drop(pin).tokens
         self.lost += 1
         log.warning("a pinned prompt of %d tokens is not pinned any more: %s", tokens, reason)

@@ -1,4 +1,4 @@
-"""An engine as a child process of this one, and the pipes to it."""
+"""An engine as a child process, and the pipes to it."""
 
 from __future__ import annotations
 
@@ -30,8 +30,6 @@ from rootlace.wire.errors import ServerUnavailable, from_code
 from rootlace.wire.sockets import MessageReader
 
 # Pipes --------------------------------------------------------------------------------------------
-#
-# One end of the two pipes between a gateway and an engine process.
 
 
 log = logging.getLogger(__name__)
@@ -40,10 +38,11 @@ RETRY_SECONDS = 0.001
 
 
 class Pipes:
-    """Sends messages and hears those that come, on the event loop that it was made on: the
-    gateway's end, of `ToEngine` and `FromEngine`, unless another `decode` is given.
+    """Sends and receives messages on the event loop on which it was made.
 
-    All messages of one turn of the event loop leave as one frame.
+    By default the gateway's end, of `ToEngine` and `FromEngine`; `decode` overrides. All messages
+    of one
+    turn of the event loop leave as one frame.
     """
 
     def __init__(
@@ -53,7 +52,7 @@ class Pipes:
         on_message: Callable[[Any], None],
         decode: Callable[[bytes], Iterable[Any]] = decode_from_engine,
     ) -> None:
-        """Of two sockets, which it closes. What `on_message` raises is logged."""
+        """Own and close two sockets; exceptions of `on_message` are logged."""
         self._push, self._pull = push, pull
         self._on_message = on_message
         self._decode = decode
@@ -70,26 +69,26 @@ class Pipes:
         from_engine: str,
         on_message: Callable[[Any], None],
     ) -> Self:
-        """At two addresses of this machine."""
+        """Bind two addresses of this machine."""
         push, pull = new_sockets(context)
         push.bind(to_engine)
         pull.bind(from_engine)
         return cls(push, pull, on_message)
 
     def send(self, message: Any) -> None:
-        """Queue a message. Does nothing once closed."""
+        """Queue a message; does nothing once closed."""
         self._outgoing.append(message)
         if not self._flush_scheduled and not self._closed:
             self._flush_scheduled = True
             asyncio.get_running_loop().call_soon(self._flush)
 
     def send_now(self, message: Any) -> None:
-        """Send a message ahead of those queued; it is lost if the engine's end is not there."""
+        """Send a message ahead of queued ones; lost if the engine's end is missing."""
         with contextlib.suppress(zmq.ZMQError):
             self._push.send(encode([message]), zmq.NOBLOCK)
 
     def close(self) -> None:
-        """Idempotent. What is queued is lost."""
+        """Close and drop queued messages. Idempotent."""
         if self._closed:
             return
         self._closed = True
@@ -121,10 +120,10 @@ class Pipes:
 def new_sockets(
     context: zmq.Context[zmq.Socket[bytes]],
 ) -> tuple[zmq.Socket[bytes], zmq.Socket[bytes]]:
-    """One to push with, and one to pull with."""
+    """A socket to push with, and one to pull with."""
     push, pull = context.socket(zmq.PUSH), context.socket(zmq.PULL)
     for socket in (push, pull):
-        # Nothing is dropped between the two: admission bounds what can be under way.
+        # Nothing is dropped between the two: admission bounds the messages in flight.
         socket.set_hwm(0)
         socket.linger = 0
     return push, pull
@@ -137,25 +136,25 @@ STOP_GRACE_SECONDS = 5.0
 
 
 class EngineProcessConfig(msgspec.Struct, frozen=True):
-    """What the engine process reads from its standard input."""
+    """The engine process's configuration, from its standard input."""
 
     engine: EngineConfig
     inbox: str
     outbox: str
     socket_folder: str
     record: str
-    """Where it writes which requests are in its steps (`StepRecord`)."""
+    """Path where the engine writes the requests of its steps (`StepRecord`)."""
     replica: int = 0
     replicas: int = 1
-    """Its number among the engines of this machine, and how many there are."""
+    """Index among the engines of this machine, and their count."""
     digest_key: str = ""
-    """Of the digests that it tells of its cache, hexadecimal; it tells nothing without."""
+    """Key of the digests that the engine reports of its cache, hexadecimal; empty: no reports."""
     transfer: TransferConfig | None = None
-    """How it hands blocks over, if it does: a file descriptor in it is inherited."""
+    """Configuration of block transfer, if any; a file descriptor in it is inherited."""
 
 
 class Children:
-    """Where a client's engines are child processes, one after another: a `Place`."""
+    """An `EngineLauncher` for child processes, one after another."""
 
     patient = False
 
@@ -166,7 +165,7 @@ class Children:
         digest_key: bytes = b"",
         transfer: TransferConfig | None = None,
     ) -> None:
-        """`digest_key` and `transfer`: of one without siblings here that has some elsewhere."""
+        """`digest_key` and `transfer`: for an engine whose siblings are on other machines."""
         self._folder = processes.SocketFolder()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._opened = 0
@@ -185,7 +184,7 @@ class Children:
             )
 
     def open(self, hear: Callable[[FromEngine], None]) -> ChildEngine:
-        """One that is to be started; `hear` gets what it says, but for `Ready`."""
+        """A new engine to start; `hear` receives its messages except `Ready`."""
         generation, self._opened = self._opened, self._opened + 1
         config = msgspec.structs.replace(
             self._config,
@@ -201,7 +200,7 @@ class Children:
 
 
 class ChildEngine:
-    """One process: a `PlacedEngine`. Belongs to the event loop that it was made on."""
+    """One engine process, an `EngineHandle`; belongs to the event loop on which it was made."""
 
     def __init__(
         self,
@@ -216,12 +215,14 @@ class ChildEngine:
         self._pipes = Pipes.bind(context, config.inbox, config.outbox, self._take)
 
     def send(self, message: ToEngine) -> None:
-        """Queue a message, also for one that is starting."""
+        """Queue a message, also for an engine that is starting."""
         self._pipes.send(message)
 
     async def ready(self) -> Ready:
-        """Start it and wait until its model is loaded. Raises the typed error that it gave, or
-        DiedAtStart where it gave none."""
+        """Start the process and wait until the model is loaded.
+
+        Raises the engine's typed error, or DiedAtStart without one.
+        """
         transfer = self._config.transfer
         # A session of its own: the terminal's Ctrl-C reaches the gateway, which stops the engine.
         process = self._process = await asyncio.create_subprocess_exec(
@@ -247,7 +248,7 @@ class ChildEngine:
                 ended.cancel()
 
     async def ended(self) -> int:
-        """Its exit status, once there is one."""
+        """The exit status, once the process has ended."""
         assert self._process is not None
         return await self._process.wait()
 
@@ -256,16 +257,16 @@ class ChildEngine:
             self._process.kill()
 
     def in_step(self) -> dict[int, int]:
-        """Who was in the steps in which it ended, and how long they were to become."""
+        """Requests in the steps in which the engine died -> planned context lengths."""
         return read_step_record(Path(self._config.record))
 
     async def end(self, patience: float = 0.0) -> None:
-        """Ask the process to end, give it `patience`, and kill one that does not."""
+        """Ask the process to end, and kill it after `patience` seconds."""
         process = self._process
         if process is None or process.returncode is not None:
             return
         self._pipes.send_now(Stop())
-        # It reads its standard input's end as its parent's, and ends at once.
+        # The process reads the end of its standard input as its parent's end, and ends at once.
         if patience:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(process.wait(), patience + STOP_GRACE_SECONDS)
@@ -274,12 +275,12 @@ class ChildEngine:
         try:
             await asyncio.wait_for(process.wait(), STOP_GRACE_SECONDS)
         except TimeoutError:
-            with contextlib.suppress(ProcessLookupError):  # it may end at this very moment
+            with contextlib.suppress(ProcessLookupError):  # the process may end at this very moment
                 process.kill()
             await process.wait()
 
     def close(self) -> None:
-        """Close the pipes to it."""
+        """Close the pipes."""
         self._pipes.close()
 
     def _take(self, message: FromEngine) -> None:
@@ -290,7 +291,7 @@ class ChildEngine:
 
 
 class DiedAtStart(ServerUnavailable):
-    """The engine's process ended without saying why, before it was ready."""
+    """Raised when the engine's process ended before `Ready`, without a reason."""
 
     def __init__(self, code: int | None) -> None:
         super().__init__(f"the engine ended with code {code} before it was ready")
@@ -306,7 +307,7 @@ async def _output_of(process: Process) -> bytes:
 
 
 def _reason(output: bytes, code: int | None) -> Exception:
-    """The typed error an engine that could not start printed as its last line."""
+    """The typed error that an engine printed as its last line before a failed start."""
     try:
         said = msgspec.json.decode(output.splitlines()[-1], type=dict[str, str])
         return from_code(said["error"], said["message"])

@@ -1,5 +1,11 @@
-"""The gateway's end of the engine: has it started, sends it requests, hands on its updates, and has
-the next one started if it dies."""
+"""The gateway's client of an engine: start, submit, update, restart.
+
+ submit --> InFlight --> engine --> EngineOutput --> on_update
+               |  engine dies: judge its requests, start the next engine, resume the rest
+               +--> a sibling, where there are replicas
+
+Sections: questions, pulse, launcher, engine client.
+"""
 
 from __future__ import annotations
 
@@ -44,32 +50,29 @@ from rootlace.runtime.engine.client.siblings import ReplicaContext
 from rootlace.wire.errors import RootlaceError, ServerUnavailable
 
 # Questions ----------------------------------------------------------------------------------------
-#
-# Questions to the engine that wait for an answer: flush, statistics.
 
 
 class EngineDied(ServerUnavailable):
-    """Who was asked died; the next one may answer."""
+    """Raised when the asked engine died; the next engine may answer."""
 
 
 class Questions:
-    """Tickets, and who waits for the answer that carries them."""
+    """Tickets of questions, and futures of their answers."""
 
     def __init__(self) -> None:
         self._open: dict[int, asyncio.Future[Any]] = {}
         self._last = 0
         self._settled = asyncio.Event()
-        """Whether there is an engine, or will not be one any more."""
+        """Set while an engine is up, or none will come any more."""
         self._gone: ServerUnavailable | None = None
 
     def resume(self) -> None:
-        """There is an engine."""
+        """Let questions be asked again after an engine has started."""
         self._gone = None
         self._settled.set()
 
     async def until_up(self, patience: float) -> None:
-        """Wait for the next engine, as requests do. Raises ServerUnavailable if there is none in
-        so many seconds."""
+        """Wait for the next engine. Raises ServerUnavailable after `patience` seconds."""
         try:
             await asyncio.wait_for(self._settled.wait(), patience)
         except TimeoutError:
@@ -84,8 +87,10 @@ class Questions:
         return self._last
 
     async def answer_to(self, ticket: int, patience: float | None) -> Any:
-        """Raises ServerUnavailable if there is none within `patience` seconds, or if nobody will
-        answer."""
+        """The answer to a ticket.
+
+        Raises ServerUnavailable after `patience` seconds, or if no answer can come.
+        """
         try:
             return await asyncio.wait_for(self._open[ticket], patience)
         except TimeoutError:
@@ -99,7 +104,7 @@ class Questions:
             future.set_result(value)
 
     def fail(self, error: ServerUnavailable, for_good: bool = False) -> None:
-        """Nobody will answer; `for_good`: nor will another engine."""
+        """Fail all open questions; `for_good`: no other engine will start."""
         self._settled.clear()
         if for_good:
             self._gone = error
@@ -110,24 +115,24 @@ class Questions:
 
 
 # Pulse --------------------------------------------------------------------------------------------
-#
-# Whether an engine process lives, works, or hangs: what its messages tell.
 
 
 STALL_SECONDS = 30.0
-"""A loop that stands still for this long is not healthy; a question to it fails."""
+"""Seconds without a turn of the loop after which the engine is unhealthy and questions fail."""
 SILENCE_SECONDS = 20.0
-"""A process that sends nothing for this long, not even a heartbeat, hangs."""
+"""Seconds without a message, even a heartbeat, after which the process hangs."""
 STUCK_SECONDS = 600.0
-"""A loop that stands still for this long hangs, too, though its process sends heartbeats: no step
-takes so long."""
+"""Seconds without a turn of the loop after which the engine hangs despite heartbeats.
+
+No step takes so long.
+"""
 LOADING_SECONDS = 100.0
-"""One that is silent for so long before it is ready hangs: it sends heartbeats while it loads."""
+"""Seconds of silence during loading after which the process hangs: loading sends heartbeats."""
 NAP_SECONDS = 1.0
 
 
 class Pulse:
-    """Of one engine process, from when it is ready."""
+    """Liveness of one engine process, from `Ready` on."""
 
     def __init__(self) -> None:
         self._moved = time.monotonic()
@@ -137,7 +142,7 @@ class Pulse:
 
     @property
     def steady(self) -> bool:
-        """Whether the loop was heard of lately."""
+        """Whether the loop turned lately."""
         return time.monotonic() - self._moved < STALL_SECONDS
 
     def hear(self, message: FromEngine) -> None:
@@ -145,13 +150,13 @@ class Pulse:
         self._heard = True
         if isinstance(message, Heartbeat):
             if message.turns == self._turns:
-                return  # the process lives, but its loop is where it was
+                return  # the process lives, but its loop has not moved
             self._turns = message.turns
         self._moving = True
         self._moved = time.monotonic()
 
     async def lost(self, loading: bool = False) -> str:
-        """Returns, with the reason, once the process hangs; one that loads turns no loop.
+        """Return the reason once the process hangs; a loading process turns no loop.
 
         Time is counted in naps: a pause of this process is not taken for one of the engine.
         """
@@ -168,48 +173,48 @@ class Pulse:
                 return f"its loop has stood at turn {self._turns} for {stuck:g} seconds"
 
 
-# Place --------------------------------------------------------------------------------------------
-#
-# Where a client's engines run, as far as the client knows.
+# Launcher -----------------------------------------------------------------------------------------
 
 
 class EngineHandle(Protocol):
-    """One engine, from before it is there until it has ended."""
+    """One engine, from before its start until its end."""
 
     def send(self, message: ToEngine) -> None: ...
 
     async def ready(self) -> Ready:
-        """Wait until it can be used."""
+        """Wait until the engine is usable."""
         ...
 
     async def ended(self) -> int | None:
-        """Its exit status, once it has ended; None where nobody knows it."""
+        """The exit status, once the engine has ended; None if unknown."""
         ...
 
     def kill(self) -> None: ...
 
     def in_step(self) -> Mapping[int, int] | None:
-        """Who was in the steps in which it ended, and how long they were to become; None where
-        nobody knows, or where it ended because it was to."""
+        """Requests in the steps in which the engine died -> planned context lengths.
+
+        None if unknown, or if the engine ended on request.
+        """
         ...
 
     async def end(self, patience: float = 0.0) -> None:
-        """Have it end, with `patience` seconds for what it writes."""
+        """End the engine, with `patience` seconds for its writes."""
         ...
 
     def close(self) -> None: ...
 
 
 class EngineLauncher(Protocol):
-    """Has one engine after another."""
+    """Starts one engine after another."""
 
     @property
     def patient(self) -> bool:
-        """Whether somebody else starts them, when there is one to start."""
+        """Whether engines are started elsewhere, at any time."""
         ...
 
     def open(self, hear: Callable[[FromEngine], None]) -> EngineHandle:
-        """The next one; `hear` gets what it says when it is ready, and before."""
+        """The next engine; `hear` receives its messages, before `Ready` too."""
         ...
 
     def close(self) -> None: ...
@@ -221,25 +226,28 @@ class EngineLauncher(Protocol):
 log = logging.getLogger(__name__)
 
 RETRY_SECONDS = (1.0, 4.0, 16.0, 64.0)
-"""After how long one that could not be started in place of another one is tried again."""
+"""Seconds before each retry of a failed restart."""
 RESTART_SECONDS = 8.0
-"""So long, questions wait for the next engine."""
+"""Seconds that questions wait for the next engine."""
 SPILL_SECONDS = 20.0
-"""How long an engine has, when it is to end, to write what it has cached to the disk."""
+"""Seconds that a stopping engine has for saving its cache to disk."""
 VACANT_SECONDS = 30.0
-"""So long, what belongs to a place waits for somebody else to start an engine there."""
+"""Seconds that requests wait for an engine started elsewhere."""
 
 
 class EngineClient:
-    """One engine process. All methods belong to the event loop that `start` ran on.
+    """One engine process. All methods belong to the event loop of `start`.
 
-    When the engine dies, it is started again and every request that was running is submitted again
-    with the tokens it had: its client notices a pause. What was pinned is pinned again. One that
-    hangs is killed, which is the same.
-    What was in the step that it computed is computed alone at first, so that a request that kills
-    engines is given up alone (`InFlight`), and a client that sends many of them is suspended
-    (`Culprits`); where too many deaths have no such reason (`Deaths`), the engine stays down and
-    `on_exit` is called with the reason. Where it has `siblings`, its requests go on there.
+    When the engine dies, a new one starts, and every unfinished request is submitted again with its
+    tokens: clients notice a pause. Pins are restored. A hanging engine is killed, with the same
+    result.
+
+    Requests in the dying step are first computed alone, so that a request that kills engines is
+    given up
+    alone (`InFlight`). A client that sends many such requests is suspended (`Culprits`). After too
+    many
+    deaths without such a reason (`Deaths`), the engine stays down and `on_exit` is called with the
+    reason. With `siblings`, requests continue there.
     """
 
     info: Ready
@@ -267,7 +275,7 @@ class EngineClient:
         self._pulse = Pulse()
         self._up = False
         self._in_step: Mapping[int, int] = {}
-        """Who was in the steps in which the last engine died."""
+        """Requests in the steps in which the last engine died."""
         self._stopping = False
         self._deaths = Deaths()
 
@@ -279,11 +287,13 @@ class EngineClient:
         siblings: ReplicaContext | None = None,
         place: EngineLauncher | None = None,
     ) -> EngineClient:
-        """Start the engine process and wait until its model is loaded; at a `place` where somebody
-        else starts it, do not wait for that.
+        """Start the engine process and wait until its model is loaded.
 
-        Raises the typed error the engine gave (a bad model folder, too little memory ...), or
-        ServerUnavailable if it ended without one.
+        At a `place` where engines are started elsewhere, return without waiting.
+
+        Raises the engine's typed error (a bad model folder, too little memory ...), or
+        ServerUnavailable if
+        the engine ended without one.
         """
         client = cls(config, on_exit, siblings, place)
         if client._place.patient:
@@ -299,36 +309,42 @@ class EngineClient:
 
     @property
     def healthy(self) -> bool:
-        """Whether the loop was heard of lately."""
+        """Whether the loop turned lately."""
         return self._up and self._pulse.steady
 
     def submit(
         self, request: EngineRequest, on_update: Callable[[EngineOutput], None], stays: bool = False
     ) -> None:
-        """Start a request; `on_update` hears of it until an update with `finish` set. One that
-        `stays` is of no use to a sibling. Raises ClientSuspended, or Overloaded where too many wait
-        for the next engine."""
+        """Start a request; `on_update` is called until an update with `finish` set.
+
+        A request that `stays` is useless to a sibling. Raises ClientSuspended, or Overloaded if too
+        many
+        requests wait for the next engine.
+        """
         if (refusal := self._culprits.refusal(request.client)) is not None:
             raise refusal
         sent = self._up and not self._in_flight.quarantined
         self._in_flight.add(request, on_update, sent, stays)
-        if sent:  # else the next engine is given it when it is ready
+        if sent:  # otherwise the next engine receives the request when ready
             self.send(request)
 
     def adopt(self, submitted: Submitted, in_step: Mapping[int, int]) -> None:
-        """Go on with a request of a sibling that died: see `Siblings.on_death`."""
+        """Continue a request of a sibling that died: see `ReplicaContext.on_death`."""
         request = self._in_flight.adopt(submitted, in_step, self._up)
         if request is not None:
             self.send(request)
 
     def leave(self) -> tuple[list[Submitted], Mapping[int, int]]:
-        """What only waits for somebody to start an engine here, and may go on elsewhere; who was in
-        the steps in which the last one died."""
+        """Take out requests that wait for an engine started elsewhere and may continue at a
+        sibling.
+
+        Also returns the requests in the steps in which the last engine died.
+        """
         free = [] if self._up or not self._place.patient else self._in_flight.leave_free()
         return free, self._in_step
 
     def abort(self, rids: Iterable[int]) -> None:
-        """End requests; those still running get a last update with `finish="abort"`."""
+        """End requests; unfinished ones get a last update with `finish="abort"`."""
         if running := self._in_flight.abort(rids, self._up):
             self.send(Abort(running))
 
@@ -342,12 +358,14 @@ class EngineClient:
         self.send(message)
 
     def pause(self, paused: bool) -> None:
-        """Have the engine compute nothing, or go on. One that is started again goes on."""
+        """Pause or resume computation; a restarted engine is not paused."""
         self.send(Pause(paused))
 
     async def flush(self) -> None:
-        """Forget what no running request uses. An engine that is down does so when it is back,
-        though ServerUnavailable is raised."""
+        """Forget every prefix that no running request uses.
+
+        An engine that is down flushes on its return, though ServerUnavailable is raised.
+        """
         if self._config.cache.disk:
             self._forgets.note(Flush(0))
         await self.ask(Flush)
@@ -362,9 +380,12 @@ class EngineClient:
         *fields: Any,
         patient: bool = False,
     ) -> Any:
-        """What answers `kind(ticket, *fields)`, one of `contracts.messages`, within
-        `STALL_SECONDS` or, if `patient`, as long as the engine lives. A pin that is known here is
-        let go without waiting for an engine, which may be down."""
+        """The answer to `kind(ticket, *fields)`, a message of `contracts.messages`.
+
+        Waits at most `STALL_SECONDS` or, if `patient`, as long as the engine lives. A known pin is
+        released
+        without waiting for an engine, which may be down.
+        """
         if kind is Unpin and self._pinned.let_go(self.abort, *fields):
             if self._up:
                 self.send(kind(0, *fields))
@@ -382,17 +403,17 @@ class EngineClient:
                 if again or patient or not alone:
                     raise
                 again = True
-        if kind is Unpin and answer:  # it was told of after the question
+        if kind is Unpin and answer:  # the pin was reported after the question
             self._pinned.let_go(self.abort, fields[0], None)
         return answer
 
     def send(self, message: ToEngine) -> None:
-        """Send what needs no answer."""
+        """Send a message without an answer."""
         if self._engine is not None:
             self._engine.send(message)
 
     async def stop(self) -> None:
-        """Stop the engine; whatever still runs gets `finish="abort"`."""
+        """Stop the engine; unfinished requests get `finish="abort"`."""
         self._stopping = True
         if self._watcher is not None:
             self._watcher.cancel()
@@ -441,7 +462,7 @@ class EngineClient:
         in_step = self._in_step = known or {}
         if known is None and siblings is not None:
             siblings.on_death(self._in_flight.leave_lost(), in_step)
-        else:  # who is found to have killed it explains it, and goes nowhere
+        else:  # a request found to have killed the engine stays, as the reason
             self._in_flight.judge(in_step)
             if siblings is not None:
                 siblings.on_death(self._in_flight.leave(in_step), in_step)
@@ -463,7 +484,7 @@ class EngineClient:
             if siblings is not None:
                 siblings.on_gone(str(error))
                 siblings.on_death(self._in_flight.leave_all(), in_step)
-            # Why may name what is of this machine: it is in the log.
+            # The reason may name details of this machine, so only the log has it.
             self._in_flight.fail(ServerUnavailable("the engine cannot be started again"))
             if self._on_exit is not None:
                 self._on_exit(str(error))
@@ -478,8 +499,10 @@ class EngineClient:
             siblings.on_return()
 
     async def _launch_again(self, code: int | None) -> None:
-        """Start an engine for the one that ended, if there was one; another one where it dies as
-        it starts, or after a while where it cannot be started."""
+        """Start an engine in place of one that ended.
+
+        Repeats if the engine dies at its start, or after a while if it cannot be started.
+        """
         tries = 0
         while True:
             if self._engine is not None:
@@ -495,7 +518,7 @@ class EngineClient:
             except (OSError, RootlaceError) as error:
                 if self._place.patient or tries == len(RETRY_SECONDS):
                     raise
-                # It may be for a moment only that there is no memory, descriptor or model.
+                # Memory, descriptors or the model may be missing for a moment only.
                 wait = RETRY_SECONDS[tries]
                 log.error("the engine cannot be started; tried again in %g s: %s", wait, error)
                 await asyncio.sleep(wait)
@@ -505,7 +528,7 @@ class EngineClient:
 
     def _handle(self, message: FromEngine) -> None:
         if isinstance(message, EngineOutput):
-            # There are thousands a second, and heartbeats tell the pulse as much.
+            # Updates come by the thousands a second, and heartbeats suffice for the pulse.
             if message.pin and (request := self._in_flight.request(message.rid)) is not None:
                 self._pinned.note(message.pin, request)
             for next_one in self._in_flight.hear(message):
@@ -538,7 +561,7 @@ class EngineClient:
 
 
 async def _ready_in_time(engine: EngineHandle, pulse: Pulse) -> Ready:
-    """Once it can be used; one that hangs while it loads is killed."""
+    """Wait for `Ready`; an engine that hangs while loading is killed."""
     ready = asyncio.ensure_future(engine.ready())
     lost = asyncio.ensure_future(pulse.lost(loading=True))
     try:

@@ -1,4 +1,4 @@
-"""What an engine's client knows of where it stands, where several engines serve one model."""
+"""The context of an engine's client among several engines of one model."""
 
 from __future__ import annotations
 
@@ -13,14 +13,17 @@ from rootlace.runtime.engine.client.restarts import Culprits, Submitted
 
 @dataclass(frozen=True)
 class ReplicaContext:
-    """It is number `replica` of `replicas`, which tell what they hold by digests of one key.
+    """The engine is number `replica` of `replicas`; all report their caches by digests of one key.
 
-    `on_told` hears what the engine says of its cache and its steps; `on_death` is given the
-    requests that others may go on with, and who was in the steps in which it died
-    (`InFlight.judge`); `on_return` is called when it is there again, and `on_gone`, with the
-    reason, before its last requests leave, when it will not be. `forgets` and `culprits` are those
-    of all of them; `next_rid` gives ids that no other request has. `transfer`: how they hand each
-    other blocks, if they do.
+    `on_told` receives the engine's reports on cache and steps. `on_death` receives requests that
+    siblings
+    may continue, and the requests of the dying steps (`InFlight.judge`). `on_return` is called when
+    the
+    engine is back. `on_gone` is called with the reason before the last requests leave, when it will
+    not
+    return. All engines share `forgets` and `culprits`; `next_rid` gives unused ids. `transfer`:
+    block
+    transfer between them, if any.
     """
 
     replica: int
