@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from rootlace.runtime.cache import Cause, Evicted, Node, RadixTree
 from rootlace.runtime.cache import miss_report as module
-from tests.cache.test_tree import Cache
+from tests.cache.test_radix_tree import Cache
 
 PROMPTS = st.lists(st.integers(0, 2), min_size=1, max_size=14)
 STEPS = st.lists(PROMPTS | st.integers(1, 6) | st.none(), min_size=1, max_size=25)

@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from rootlace.runtime.cache import BlockPool, Node, RadixTree, policy_named
 from rootlace.runtime.config import Eviction
-from tests.cache.test_tree import Cache
+from tests.cache.test_radix_tree import Cache
 
 BLOCKS = 24
 TOKENS = st.lists(st.integers(1, 2), min_size=1, max_size=14)

@@ -9,7 +9,7 @@ import pytest
 
 from rootlace.runtime.cache.journal import Change, Journal, PrefixDigests
 from rootlace.runtime.cache.miss_report import Evicted
-from tests.cache.test_tree import Cache
+from tests.cache.test_radix_tree import Cache
 
 
 def held(cache: Cache, known: list[list[int]], digests: PrefixDigests) -> set[int]:

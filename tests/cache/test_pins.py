@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from rootlace.runtime.cache import Expiry, Pins, retention
-from tests.cache.test_tree import Cache
+from tests.cache.test_radix_tree import Cache
 
 
 class Clock:

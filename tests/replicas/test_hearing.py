@@ -23,7 +23,7 @@ from rootlace.runtime.routing.index import PrefixIndex
 from rootlace.runtime.routing.router import BelowPools
 from rootlace.runtime.scheduler.inspection import CacheControl
 from rootlace.runtime.scheduler.offload.levels import Level
-from tests.cache.test_tree import Cache
+from tests.cache.test_radix_tree import Cache
 from tests.simulated_store import SimulatedStore
 
 

@@ -99,8 +99,8 @@ def test_a_fault_is_found_or_not(
 
 def test_the_nearest_tests_run_first_and_each_once(mutants: Any) -> None:
     named, around, others, rest = mutants.stages("runtime/cache/radix_tree.py", ROOT)
-    assert named == ["tests/cache/test_tree.py"]
-    assert around == ["tests/cache", "--ignore=tests/cache/test_tree.py"]
+    assert named == ["tests/cache/test_radix_tree.py"]
+    assert around == ["tests/cache", "--ignore=tests/cache/test_radix_tree.py"]
     assert others[0] == "tests/scheduler" and "--ignore=tests/cache" in others
     assert {f"--ignore={path}" for path in ("tests/cache", "tests/scheduler")} <= set(rest)
 
