@@ -1,6 +1,8 @@
-"""Where blocks are kept below the pool: files of slots on a disk, pinned main memory beside a GPU.
+"""Stores of blocks below the pool: files on disk, host memory beside a GPU, other engines.
 
-`folder` finds the folder for a model, `slot_file` is the form of its files, `slot_store` reads and
-writes them beside the loop by a `reader` and a `writer`, `host` is main memory, `handed` what other
-engines hand over. What is kept where is `cache.tier`'s business.
+`disk_store` finds a model's folder and holds its files. `slot_store` reads and writes slots on
+threads
+beside the loop. `host_store` is host memory, and the blocks that other engines transfer.
+`cache.tier`
+decides which blocks are saved.
 """

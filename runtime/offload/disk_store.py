@@ -1,9 +1,12 @@
-"""Blocks in the slots of a file, and an index of what they are, with checksums of both.
+"""Blocks in the slots of a file, and an index of their keys, with checksums of both.
 
-The index begins with a header that says what the blocks are of; then comes a record for each slot.
-A record is written after its block and erased before the next one, so what a process that was
-killed leaves is either whole or not in the index. After a loss of power a record may be there
-without its block: then the checksum of the block, which covers its key, is wrong.
+ blocks  | slot 0 | slot 1 | slot 2 | ...
+ index   | header | record 0 | record 1 | ...     record: key, owner, time, checksum
+
+The index header identifies model and layout; a record for each slot follows. A record is written
+after its block and erased before the next block. So after a kill a block is either complete or not
+indexed. After a power loss a record may lack its block: then the checksum of key and block is
+wrong.
 """
 
 from __future__ import annotations
@@ -24,21 +27,18 @@ from pathlib import Path
 import numpy as np
 
 # Folder -------------------------------------------------------------------------------------------
-#
-# Which folder a model's blocks are in, and how much of the disk they may take.
 
 
 PREFIX = "kv-"
 LOCK = "lock"
 _ENGINES = 4096
 _NAME = re.compile(re.escape(PREFIX) + "[0-9a-f]{32}-[0-9]+")
-"""Other folders may be anybody's."""
+"""Other folders may belong to other programs."""
 
 
 @dataclass(frozen=True)
 class TierFolder:
-    """A folder that is this process's alone while `lock` (a file descriptor) is open, and how many
-    bytes may be kept there."""
+    """A folder owned by this process while `lock` (a descriptor) is open, and its byte limit."""
 
     path: Path
     most_bytes: int
@@ -49,17 +49,20 @@ class TierFolder:
 
 
 def open_folder(root: Path, identity: bytes, most_bytes: int, engines: int = 1) -> TierFolder:
-    """The folder below `root` for blocks of this identity: one that an earlier process left, if
-    there is one that no process has now. So many `engines` of the identity are to have one each.
+    """The folder below `root` for blocks of this identity, preferably one of an earlier process.
 
-    Folders of others that no process has are deleted, those that were used longest ago first,
-    until they take half of `most_bytes`; what they take is not this one's. Raises OSError.
+    A folder in use by another process is skipped. `engines` engines of the identity get one each.
+
+    Unused folders of other identities are deleted, the least recently used first, until these take
+    half
+    of `most_bytes`; the rest of their bytes is unavailable. Raises OSError.
     """
     root.mkdir(parents=True, exist_ok=True, mode=0o700)
     turn = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         with suppress(OSError):  # where folders cannot be locked
-            # One process at a time: to see whether a folder is in use is to lock it for a moment.
+            # One process at a time: checking whether a folder is in use locks the folder for a
+            # moment.
             fcntl.flock(turn, fcntl.LOCK_EX)
         names = [f"{PREFIX}{identity.hex()[:32]}-{number}" for number in range(_ENGINES)]
         path, lock = _first_free(root, names)
@@ -74,7 +77,7 @@ def open_folder(root: Path, identity: bytes, most_bytes: int, engines: int = 1) 
 
 
 def _first_free(root: Path, names: list[str]) -> tuple[Path, int]:
-    """The first folder of these names that no other process has, and its lock."""
+    """The first of these folders that no other process uses, and its lock."""
     for name in names:
         path = root / name
         path.mkdir(exist_ok=True, mode=0o700)
@@ -89,11 +92,11 @@ def _first_free(root: Path, names: list[str]) -> tuple[Path, int]:
 
 
 def _tidy(root: Path, own: list[str], most_bytes: int) -> int:
-    """Delete folders that no process has, but none of these names. The bytes of those that stay."""
+    """Delete unused folders except `own`; return the bytes of the folders that stay."""
     found = []
     for path in root.glob(f"{PREFIX}*"):
         if path.name not in own and _NAME.fullmatch(path.name):
-            with suppress(OSError):  # somebody deletes it
+            with suppress(OSError):  # another process may delete the folder
                 about = path.lstat()
                 if stat.S_ISDIR(about.st_mode) and about.st_uid == os.getuid():
                     found.append((about.st_mtime, path))
@@ -116,7 +119,7 @@ def _tidy(root: Path, own: list[str], most_bytes: int) -> int:
 
 
 def _locked(path: Path) -> int | None:
-    """The lock of a folder; None if another process has it."""
+    """The lock of a folder; None if another process has the lock."""
     lock = os.open(path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -132,7 +135,7 @@ def _locked(path: Path) -> int | None:
 INDEX, BLOCKS = "index", "blocks"
 HEADER_BYTES = 64
 MOST_SLOTS = 1 << 19
-"""What is known of a block takes about 400 bytes of memory."""
+"""The index of a block takes about 400 bytes of memory."""
 MAGIC = b"rootlace blocks2"
 RECORD = np.dtype(
     [
@@ -152,7 +155,7 @@ log = logging.getLogger(__name__)
 
 
 class DamagedBlock(Exception):
-    """A slot does not hold what was written there."""
+    """Raised when a slot does not hold the block that was written."""
 
 
 @dataclass(frozen=True)
@@ -166,12 +169,16 @@ class Kept:
 
 
 class SlotFile:
-    """`num_slots` blocks of `block_bytes`. `read` and `write` may be called from different
-    threads, though not for the same slot at a time."""
+    """`num_slots` blocks of `block_bytes`.
+
+    `read` and `write` may be called from different threads, for different slots.
+    """
 
     def __init__(self, folder: Path, identity: bytes, block_bytes: int, num_slots: int) -> None:
-        """Open or make the files in `folder`, which is this process's alone. What is there of
-        another identity (32 bytes) or size is dropped. Raises OSError."""
+        """Open or make the files in `folder`, which this process owns.
+
+        Blocks of another identity (32 bytes) or size are dropped. Raises OSError.
+        """
         self.block_bytes = block_bytes
         self.num_slots = num_slots
         self.path = folder / BLOCKS
@@ -191,7 +198,7 @@ class SlotFile:
 
     @staticmethod
     def slots_in(most_bytes: int, block_bytes: int) -> int:
-        """How many slots both files may have together in so many bytes. At most `MOST_SLOTS`."""
+        """Slots whose two files fit in `most_bytes`, at most `MOST_SLOTS`."""
         return min(max(most_bytes - HEADER_BYTES, 0) // (block_bytes + RECORD.itemsize), MOST_SLOTS)
 
     def _read_index(self, folder: Path) -> None:
@@ -212,7 +219,7 @@ class SlotFile:
         os.ftruncate(self._blocks, min(size, self.num_slots * self.block_bytes))
 
     def kept(self) -> list[Kept]:
-        """What is there, that which was used longest ago first."""
+        """Blocks in the file, the least recently used first."""
         slots = np.flatnonzero(self._records["filled"])
         slots = slots[np.argsort(self._records["used"][slots], kind="stable")]
         return [
@@ -226,14 +233,13 @@ class SlotFile:
         ]
 
     def write(self, slot: int, block: np.ndarray) -> None:
-        """Write a block (uint8), which is in no index before `publish`. Raises OSError."""
+        """Write a block (uint8), which is not indexed before `publish`. Raises OSError."""
         if self._records["filled"][slot]:
             self.erase([slot])
         _write(self._blocks, block.data, slot * self.block_bytes)
 
     def publish(self, slot: int, crc: int, key: bytes, owner: bytes) -> None:
-        """Put a slot that was written into the index. `crc`: `checksum` of key and block. Raises
-        OSError."""
+        """Index a written slot; `crc` is the `checksum` of key and block. Raises OSError."""
         record = np.zeros(1, RECORD)
         record["key"], record["owner"] = np.void(key), np.void(owner)
         record["used"], record["filled"] = time.time(), 1
@@ -243,17 +249,19 @@ class SlotFile:
         self._put(slot)
 
     def erase(self, slots: Iterable[int]) -> None:
-        """Take slots out of the index. Raises OSError."""
+        """Remove slots from the index. Raises OSError."""
         for slot in slots:
             self._records[slot] = np.zeros(1, RECORD)[0]
             self._put(slot)
 
     def expect(self, slots: Sequence[int]) -> None:
-        """Nothing is read before it is asked for."""
+        """Do nothing: a disk reads no block ahead."""
 
     def read(self, slot: int, key: bytes, into: np.ndarray, crc: int | None = None) -> None:
-        """Read a block (uint8). `crc`: its `checksum`; None: the one in the index. Raises
-        `DamagedBlock`, or OSError."""
+        """Read a block (uint8); `crc` is its `checksum`, None: the indexed one.
+
+        Raises `DamagedBlock`, or OSError.
+        """
         view, at = into.data, slot * self.block_bytes
         done = 0
         while done < self.block_bytes:
@@ -267,18 +275,21 @@ class SlotFile:
             raise DamagedBlock(f"{self.path}: slot {slot} does not hold what was written")
 
     def holds(self, slot: int) -> bool:
-        """Whether the index has the slot."""
+        """Whether the slot is indexed."""
         return bool(self._records["filled"][slot])
 
     def forget_pages(self) -> None:
-        """Have the next reads come from the disk."""
+        """Drop the page cache, so that the next reads come from the disk."""
         os.fdatasync(self._blocks)
         os.posix_fadvise(self._blocks, 0, 0, os.POSIX_FADV_DONTNEED)
 
     def close(self, wanted: dict[int, bool] | None = None) -> None:
-        """Close the files. `wanted`: all slots that hold something, that which is to be dropped
-        next first, and whether it was wanted: so the next start goes on in this order. Raises
-        OSError where that cannot be written; they are closed then, too."""
+        """Close the files, after recording the order of eviction.
+
+        `wanted`: slots in use in order of eviction -> whether a request asked for the block. The
+        next start
+        goes on in this order. Raises OSError if writing fails, with the files closed.
+        """
         try:
             if wanted is not None:
                 self._reorder(wanted)
@@ -303,7 +314,7 @@ class SlotFile:
 
 
 def checksum(key: bytes, block: np.ndarray) -> int:
-    """CRC-32 of both."""
+    """CRC-32 of key and block."""
     return zlib.crc32(block.data, zlib.crc32(key))
 
 

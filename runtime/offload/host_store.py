@@ -1,4 +1,7 @@
-"""Blocks that engines hand each other, as a store below the pool."""
+"""Stores without a disk: host memory, and blocks that other engines transfer.
+
+Sections: host memory, read speed of a disk, transferred blocks.
+"""
 
 from __future__ import annotations
 
@@ -15,14 +18,14 @@ from rootlace.runtime.contracts.block_store import BlockLost, Done, Transfer
 from rootlace.runtime.offload.disk_store import DamagedBlock, Kept, SlotFile, checksum
 from rootlace.runtime.offload.slot_store import SlotStore
 
-# Host ---------------------------------------------------------------------------------------------
-#
-# A store in main memory, beside a GPU that has the pool in its own.
+# Host memory --------------------------------------------------------------------------------------
 
 
 class HostStore:
-    """See `StoreState` and `StoreMemory`. Slots are where the device copies from and to by itself;
-    nothing of it outlives the process."""
+    """A store in host memory, which the device copies from and to; gone with the process.
+
+    See `StoreState` and `StoreMemory`.
+    """
 
     working = True
 
@@ -33,7 +36,7 @@ class HostStore:
         block_seconds: float,
         new_memory: Callable[[int], np.ndarray] = lambda size: np.empty(size, np.uint8),
     ) -> None:
-        """`block_seconds`: what copying a block takes. `new_memory` makes a uint8 array."""
+        """`block_seconds`: time to copy a block. `new_memory` makes a uint8 array."""
         self.num_slots = num_slots
         self._slots = new_memory(num_slots * block_bytes).reshape(num_slots, block_bytes)
         self._block_seconds = block_seconds
@@ -92,8 +95,6 @@ class HostStore:
 
 
 # Read speed ---------------------------------------------------------------------------------------
-#
-# How long reading a block from a disk takes, measured.
 
 
 PROBE_BYTES = 32 << 20
@@ -102,9 +103,12 @@ PROBE = "probe"
 
 
 def block_seconds(file: SlotFile, folder: Path, kept: Sequence[Kept]) -> float:
-    """Seconds to read a block and its checksum, in no order: of those that are there or, where
-    those are few, of a file made for it. At most 32 blocks and 32 MiB, at least one block. Raises
-    OSError."""
+    """Measured seconds to read a block and its checksum in random order.
+
+    Reads existing blocks or, if few, a temporary file: at most 32 blocks and 32 MiB, at least one
+    block.
+    Raises OSError.
+    """
     size = file.block_bytes
     count = min(max(PROBE_BYTES // size, 1), _MOST)
     order = np.random.default_rng(0)
@@ -117,7 +121,7 @@ def block_seconds(file: SlotFile, folder: Path, kept: Sequence[Kept]) -> float:
             try:
                 file.read(one.slot, one.key, buffer)
             except DamagedBlock:
-                continue  # whoever wants it is told
+                continue  # the request that reads the block reports the damage
         return (time.perf_counter() - begun) / count
     path = folder / PROBE
     probe = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
@@ -137,21 +141,22 @@ def block_seconds(file: SlotFile, folder: Path, kept: Sequence[Kept]) -> float:
         path.unlink(missing_ok=True)
 
 
-# Handed -------------------------------------------------------------------------------------------
+# Transferred blocks -------------------------------------------------------------------------------
 
 
 BUFFER_BYTES = 32 << 20
-"""Memory for blocks on their way to where others find them, and as much for those that came from
-others: what moves between two turns of the loop."""
+"""Bytes for blocks to be transferred, and as many for received blocks, between turns of the loop.
+"""
 _TIMED = 8
 
 
 class HandedBlocks:
-    """What a `SlotStore` knows of its file, of a `transfer`.
+    """The file of a `SlotStore` of transferred blocks.
 
-    `write` is given slots that takers know, which the gateway has given this engine, and `read`
-    slots of this engine's own, each of which stands for one of a giver (`offer`). What somebody
-    else has written there meanwhile has another checksum.
+    `write` fills slots that the gateway has given this engine and takers know. `read` takes local
+    slots,
+    each of which stands for a giver's slot (`offer`). A slot overwritten meanwhile has another
+    checksum.
     """
 
     path = Path("blocks of other engines") / "slots"
@@ -160,28 +165,30 @@ class HandedBlocks:
         self.block_bytes = block_bytes
         self.num_slots = num_slots
         self.lost = 0
-        """Blocks that did not come."""
+        """Count of blocks that did not come."""
         self._transfer = transfer
         self._offered: dict[int, tuple[bytes, int, int]] = {}
 
     def offer(self, slot: int, source: bytes, place: int, crc: int) -> None:
-        """What this engine calls `slot` is the slot `place` of a giver, and has this checksum."""
+        """Let `slot` stand for slot `place` of the giver `source`, with the checksum `crc`."""
         self._offered[slot] = source, place, crc
 
     def write(self, slot: int, block: np.ndarray) -> None:
-        """Have a block (uint8) where takers find it. Raises OSError."""
+        """Make a block (uint8) available to takers. Raises OSError."""
         self._transfer.put(slot, block)
 
     def expect(self, slots: Sequence[int]) -> None:
-        """Have those that are read next, of one giver, come already."""
+        """Announce the next reads, of one giver, so that blocks may be sent ahead."""
         found = [self._offered[slot] for slot in slots]
         source = found[0][0]
         near = [place for _, place, _ in takewhile(lambda one: one[0] == source, found)]
         self._transfer.expect(source, near)
 
     def read(self, slot: int, key: bytes, into: np.ndarray, crc: int | None = None) -> None:
-        """Read a block (uint8), whose checksum is the one that was offered. Raises `DamagedBlock`,
-        `BlockLost`, or OSError."""
+        """Read a block (uint8) whose checksum must equal the offered one.
+
+        Raises `DamagedBlock`, `BlockLost`, or OSError.
+        """
         source, place, offered = self._offered[slot]
         try:
             self._transfer.take(source, place, into)
@@ -192,21 +199,23 @@ class HandedBlocks:
             raise DamagedBlock(f"slot {place} of another engine does not hold what was offered")
 
     def publish(self, slot: int, crc: int, key: bytes, owner: bytes) -> None:
-        """Nobody looks for what is not offered."""
+        """Do nothing: only offered blocks are found."""
 
     def erase(self, slots: Iterable[int]) -> None:
-        """The same."""
+        """Do nothing: only offered blocks are found."""
 
     def holds(self, slot: int) -> bool:
-        """Whether anything was offered as this slot."""
+        """Whether a block was offered as this slot."""
         return slot in self._offered
 
     def close(self, wanted: dict[int, bool] | None = None) -> None:
-        """Nothing of this is kept."""
+        """Do nothing: no block outlives the process."""
 
     def block_seconds(self) -> float:
-        """About what taking a block takes, with its checksum: measured by what goes from this
-        engine to itself. Raises `BlockLost`, or OSError."""
+        """Seconds to take a block with its checksum, measured on blocks from this engine to itself.
+
+        Raises `BlockLost`, or OSError.
+        """
         block, source = np.empty(self.block_bytes, np.uint8), self._transfer.address
         begun = 0.0
         for count in (1, _TIMED):  # the first is a warm-up

@@ -1,4 +1,9 @@
-"""A store of slots that are written and read beside the loop."""
+"""A store of slots that threads write and read beside the loop.
+
+ loop: reserve, buffer, filled --> Writer thread --> file --> Reader thread --> fetched, loaded
+
+Sections: block file, buffers, switch, reader, writer, slot store.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +22,6 @@ from rootlace.runtime.contracts.block_store import BlockLost, Done
 from rootlace.runtime.offload.disk_store import DamagedBlock, checksum
 
 # Block file ---------------------------------------------------------------------------------------
-#
-# What a `SlotStore` asks of that which holds its blocks.
 
 
 class BlockFile(Protocol):
@@ -35,7 +38,7 @@ class BlockFile(Protocol):
     def erase(self, slots: Iterable[int]) -> None: ...
 
     def expect(self, slots: Sequence[int]) -> None:
-        """These are read next, in this order."""
+        """Announce the next reads, in this order."""
 
     def read(self, slot: int, key: bytes, into: np.ndarray, crc: int | None = None) -> None: ...
 
@@ -45,13 +48,10 @@ class BlockFile(Protocol):
 
 
 # Buffers ------------------------------------------------------------------------------------------
-#
-# Memory for blocks on their way to or from a disk.
 
 
 class Buffers:
-    """So many arrays, made by `new` when they are first needed. Whoever calls has the lock of the
-    queue that they belong to."""
+    """A bounded pool of arrays, made by `new` on demand; the caller holds the queue's lock."""
 
     def __init__(self, count: int, new: Callable[[], np.ndarray]) -> None:
         self._unmade = count
@@ -59,7 +59,7 @@ class Buffers:
         self._spare: list[np.ndarray] = []
 
     def __len__(self) -> int:
-        """So many can be taken now."""
+        """Count of arrays that can be taken now."""
         return len(self._spare) + self._unmade
 
     def take(self) -> np.ndarray:
@@ -75,15 +75,13 @@ class Buffers:
 
 
 # Switch -------------------------------------------------------------------------------------------
-#
-# Whether a store is still used.
 
 
 log = logging.getLogger(__name__)
 
 
 class Switch:
-    """Of a store: on until something goes wrong with it. Nothing counts after `closed`."""
+    """On until the store fails; no failure counts after `closed`."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -91,28 +89,26 @@ class Switch:
         self.closed = False
 
     def off(self, error: OSError) -> None:
-        """Nothing is written or read any more."""
+        """Switch the store off: no more reads or writes."""
         if self.on and not self.closed:
             self.on = False
             log.warning("%s: no blocks are kept there any more: %s", self._path, error)
 
 
 # Reader -------------------------------------------------------------------------------------------
-#
-# A thread that reads slots of a file, beside the loop.
 
 
 STALL_SECONDS = 10.0
-"""A disk that takes longer to read a block hangs."""
+"""Seconds after which a read counts as hanging."""
 READ_LATENCY = 0.002
-"""Seconds until what was read is seen by the loop, beside those of reading."""
+"""Seconds from the end of a read until the loop sees the block."""
 AHEAD = 4
-"""So many blocks are on their way at a time, where something may be on its way."""
+"""Blocks announced ahead, where blocks can be sent ahead."""
 _KEPT = 0.95
 
 
 class Reader:
-    """Reads in the order in which it is asked to. See `StoreState` and `StoreMemory`."""
+    """Reads in the order of requests. See `StoreState` and `StoreMemory`."""
 
     def __init__(
         self,
@@ -123,8 +119,8 @@ class Reader:
         checksums: Mapping[int, int],
         clock: Callable[[], float],
     ) -> None:
-        """`checksums`: of blocks that are not in the index yet. `block_seconds`: what reading a
-        block takes, which is learnt."""
+        """`checksums`: of blocks not yet indexed. `block_seconds`: initial estimate of a read's
+        time."""
         self._file = file
         self._buffers = buffers
         self._switch = switch
@@ -135,7 +131,7 @@ class Reader:
         self._change = threading.Condition()
         self._asked: deque[tuple[int, bytes]] = deque()
         self._reading: tuple[int, float] | None = None
-        """The slot that is read now, and since when."""
+        """The slot being read, and the start time."""
         self._fetched: dict[int, np.ndarray] = {}
         self._done: list[Done] = []
         threading.Thread(target=self._run, name="tier-read", daemon=True).start()
@@ -154,7 +150,7 @@ class Reader:
             self._change.notify_all()
 
     def take_done(self) -> list[Done]:
-        """What was done since the last call; all that waits has failed where the disk hangs."""
+        """Reads finished since the last call; all waiting reads fail if the disk hangs."""
         reading = self._reading
         if reading is not None and self._clock() > reading[1] + STALL_SECONDS:
             self._give_up()
@@ -168,11 +164,11 @@ class Reader:
         return READ_LATENCY + blocks * self.block_seconds
 
     def refused(self) -> None:
-        """The estimate falls a little, so that what was once slow is tried again."""
+        """Lower the estimate a little, so that a store that was slow is tried again."""
         self.block_seconds *= _KEPT
 
     def wake(self) -> None:
-        """The store was closed: the thread ends when everything is done."""
+        """End the thread after all work, as the store was closed."""
         with self._change:
             self._change.notify_all()
 
@@ -192,7 +188,7 @@ class Reader:
 
     def _end(self, slot: int, buffer: np.ndarray, ok: bool) -> None:
         with self._change:
-            if self._reading is None:  # nobody waits for it any more
+            if self._reading is None:  # the read was given up meanwhile
                 self._buffers.give_back(buffer)
                 return
             self._reading = None
@@ -205,14 +201,14 @@ class Reader:
             self._change.notify_all()
 
     def _read(self, slot: int, key: bytes, buffer: np.ndarray, near: Sequence[int]) -> bool:
-        """`near`: this one and those behind it."""
+        """Read a slot; `near`: this slot and the next ones."""
         before = self._clock()
         try:
             self._file.expect(near)
             self._file.read(slot, key, buffer, self._checksums.get(slot))
         except DamagedBlock as error:
             if not self._file.holds(slot):
-                return False  # it was forgotten meanwhile
+                return False  # the block was forgotten meanwhile
             self.damaged_blocks += 1
             log.warning("a damaged block is ignored: %s", error)
             return False
@@ -238,12 +234,10 @@ class Reader:
 
 
 # Writer -------------------------------------------------------------------------------------------
-#
-# A thread that writes slots of a file and its index, beside the loop.
 
 
 class Writer:
-    """Does what it is asked to in that order. See `StoreState` and `StoreMemory`."""
+    """Writes in the order of requests. See `StoreState` and `StoreMemory`."""
 
     def __init__(self, file: BlockFile, buffers: Buffers, switch: Switch) -> None:
         self._file = file
@@ -251,10 +245,10 @@ class Writer:
         self._switch = switch
         self.room = len(buffers)
         self.checksums: dict[int, int] = {}
-        """Of blocks that were written and are not in the index yet."""
+        """Checksums of written blocks that are not indexed yet."""
         self.written_bytes = 0
         self._filling: dict[int, tuple[bytes, np.ndarray | None]] = {}
-        """Slots that moves are planned into: key and buffer, once there is one."""
+        """Slots of planned moves -> key, and buffer once there is one."""
         self._change = threading.Condition()
         self._tasks: deque[Callable[[], None]] = deque()
         self._busy = False
@@ -293,13 +287,13 @@ class Writer:
             self.ask(lambda: self._file.erase(slots))
 
     def ask(self, task: Callable[[], None]) -> None:
-        """Do this after all that was asked for before."""
+        """Queue a task behind all earlier ones."""
         with self._change:
             self._tasks.append(task)
             self._change.notify_all()
 
     def take_done(self) -> list[Done]:
-        """What was done since the last call."""
+        """Writes finished since the last call."""
         if not self._done:
             return []
         with self._change:
@@ -307,7 +301,7 @@ class Writer:
             return done
 
     def wait(self, seconds: float) -> bool:
-        """Wait until all that was asked for is done; False if that takes longer."""
+        """Wait until all queued tasks are done; False after `seconds`."""
         end = time.monotonic() + seconds
         with self._change:
             while self._tasks or self._busy:
@@ -317,7 +311,7 @@ class Writer:
         return True
 
     def wake(self) -> None:
-        """The store was closed: the thread ends when everything is done."""
+        """End the thread after all work, as the store was closed."""
         with self._change:
             self._change.notify_all()
 
@@ -365,9 +359,12 @@ LEAST_BUFFERS = 2
 
 
 class SlotStore:
-    """See `StoreState` and `StoreMemory`: a `writer` and a `reader` of one file, or of what stands
-    for one. What goes wrong with a write switches it off, with a warning: nothing is written or
-    read after that. So does a read that hangs."""
+    """A `Writer` and a `Reader` of one file: see `StoreState` and `StoreMemory`.
+
+    A failed write switches the store off, with a warning; so does a read that hangs. No read or
+    write
+    follows.
+    """
 
     def __init__(
         self,
@@ -376,8 +373,10 @@ class SlotStore:
         buffer_bytes: int,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """`block_seconds`: what reading a block takes. `buffer_bytes`: memory for blocks on their
-        way there, and as much for those on their way back."""
+        """`block_seconds`: time to read a block.
+
+        `buffer_bytes`: memory for blocks being written, and as much for blocks being read.
+        """
         self._file = file
         self._switch = Switch(file.path.parent)
         self.num_slots = file.num_slots
@@ -447,8 +446,11 @@ class SlotStore:
         self.reader.release(slot)
 
     def close(self, wanted: dict[int, bool] | None = None, seconds: float = 1.0) -> bool:
-        """Write what was asked for, in so much time, and close the files; False if that took
-        longer, then something may still be written. `wanted`: see `SlotFile.close`."""
+        """Finish queued writes within `seconds` and close the files.
+
+        Returns False if that took longer; then a write may still be running. `wanted`: see
+        `SlotFile.close`.
+        """
         finished = self.writer.wait(seconds)
         self._switch.closed = True
         self.writer.wake()
@@ -456,6 +458,6 @@ class SlotStore:
         if finished:
             try:
                 self._file.close(wanted if self.working else None)
-            except OSError as error:  # the records that are there go on as they are
+            except OSError as error:  # existing records keep their old order
                 log.warning("%s: the order of the blocks is not kept: %s", self._file.path, error)
         return finished

@@ -1,4 +1,4 @@
-"""Which replica a request goes to, where several engines serve one model. NumPy only.
+"""Choice of a replica for each request, where several engines serve one model. NumPy only.
 
-`index` knows what each replica's cache holds, `router` sends a request to where it costs least.
+`index` knows the prefixes in each replica's cache; `router` finds the replica of least cost.
 """

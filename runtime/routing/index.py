@@ -1,4 +1,8 @@
-"""What the caches of all replicas hold, as one table of digests of prefixes."""
+"""The prefixes in the caches of all replicas: digest -> set of replicas.
+
+digest of "You are a poet"  -> {0, 2}      a holder of a prefix holds all shorter prefixes
+digest of "You are a"       -> {0, 1, 2}
+"""
 
 from __future__ import annotations
 
@@ -9,23 +13,24 @@ import numpy as np
 
 from rootlace.runtime.cache.journal import Change
 
-# Holders ------------------------------------------------------------------------------------------
-#
-# Sets of replicas, each kept once and called by a number.
+# Sets of replicas ---------------------------------------------------------------------------------
 
 
 MOST_SETS = 1 << 18
-"""At 1,000 replicas they take 90 MB."""
+"""At 1,000 replicas these sets take 90 MB."""
 
 
 class HolderSets:
-    """Sets of replicas as bits of integers. Each has a number while something counts on it; the
-    empty one has 0 for ever. Blocks of one prompt are mostly held by the same replicas, so there
-    are far fewer sets than blocks."""
+    """Sets of replicas as bits of integers, each stored once under a number.
+
+    A number is valid while entries use it; the empty set is always 0. Blocks of one prompt mostly
+    have
+    the same holders, so there are far fewer sets than blocks.
+    """
 
     def __init__(self, most: int = MOST_SETS) -> None:
         self.bits = [0]
-        """By number."""
+        """Set by number."""
         self._most = most
         self._numbers = {0: 0}
         self._uses = [0]
@@ -35,8 +40,7 @@ class HolderSets:
         return len(self._numbers)
 
     def number_of(self, bits: int) -> int | None:
-        """The number of a set; None where there are too many sets already. A new one is to be
-        counted on at once."""
+        """The number of a set, to be counted at once; None if there are too many sets."""
         number = self._numbers.get(bits)
         if number is None:
             if self._free:
@@ -52,7 +56,7 @@ class HolderSets:
         return number
 
     def count(self, number: int, uses: int) -> None:
-        """So many more count on a set (or fewer, below 0); one that none does is forgotten."""
+        """Count `uses` more uses of a set (fewer below 0); an unused set is forgotten."""
         if not number:
             return
         self._uses[number] += uses
@@ -62,8 +66,10 @@ class HolderSets:
             self._free.append(number)
 
     def with_any(self, replicas: int) -> np.ndarray:
-        """bool by any number that there can be: whether its set has any of these replicas (bits).
-        No set that is made later has, unless one of that kind is asked for."""
+        """bool by every possible number: whether the set contains any of `replicas` (bits).
+
+        Later sets contain none, unless such a set is asked for.
+        """
         found = np.zeros(self._most, bool)
         found[: len(self.bits)] = [bool(bits & replicas) for bits in self.bits]
         return found
@@ -74,25 +80,28 @@ class HolderSets:
 
 MOST_ENTRIES = 10_000_000
 _WIDTH = 16
-"""Slots of a bucket; half of them are taken when the table is full, so hardly one overflows."""
+"""Slots of a bucket; a full table fills half of them, so hardly any bucket overflows."""
 _WORDS = _WIDTH + _WIDTH // 2
-"""Of 64 bits, in a bucket: its keys and, in 32 bits each, behind them its sets."""
+"""Words of 64 bits in a bucket: keys, then set numbers of 32 bits each."""
 _FEWEST = 1 << 10
-"""Buckets of a small table, in which none overflows."""
+"""Buckets of a small table, in which no bucket overflows."""
 _LOOKS = 64
-"""So many digests of a prompt are looked at, at most."""
+"""Digests of a prompt looked up at most."""
 _NONE = np.empty(0, np.uint64)
 _SWEPT = 1 << 12
-"""So many buckets are looked at in less than a millisecond."""
+"""Buckets swept in less than a millisecond."""
 
 
 class PrefixIndex:
-    """Replicas by the digest (uint64) of a prefix that they hold.
+    """Prefix digest (uint64) -> replicas that hold the prefix.
 
-    A replica that holds a prefix holds all shorter ones, too. At most `most` prefixes are known: of
-    what comes beyond, nothing is, until others go. The table is a bucket of slots for each few
-    digests, made once: 24 bytes for each of `most`, of which the system gives what is used, and
-    what `HolderSets` takes. So nothing ever stops to grow or to be put in order.
+    A replica that holds a prefix holds all shorter ones, too. At most `most` prefixes are known;
+    further
+    ones are ignored until others go. The table has a bucket of slots for each few digests,
+    allocated
+    once: 24 bytes for each of `most` (the system commits used pages only), plus `HolderSets`. So
+    the
+    index never pauses to grow or to rehash.
     """
 
     def __init__(self, most: int = MOST_ENTRIES) -> None:
@@ -100,51 +109,51 @@ class PrefixIndex:
         self._buckets = buckets
         self._words = np.zeros(buckets * _WORDS, np.uint64)
         self._halves = self._words.view(np.uint32)
-        # A look at one digest costs less in these.
+        # A single lookup costs less through a memoryview.
         self._raw = self._words.data.cast("B")
         self._numbers = self._halves.data
         self._rows = self._words.reshape(buckets, _WORDS)
         self._sets = self._halves.reshape(buckets, 2 * _WORDS)[:, 2 * _WIDTH :]
-        """Numbers of sets of replicas; 0 where a slot is free."""
+        """Set numbers; 0 where a slot is free."""
         self._holders = HolderSets()
         self._most = most
         self._known = 0
         self._heard = 0
-        """Replicas (bits) that may hold something."""
+        """Replicas (bits) that may hold a prefix."""
         self._dropped = 0
-        """Replicas (bits) whose entries do not count and are being taken out."""
+        """Replicas (bits) whose entries are void and being removed."""
         self._left: dict[int, int] = {}
-        """In how many buckets there may be some, by replica."""
+        """Replica -> buckets that may still have void entries."""
         self._next = 0
-        """The bucket that is looked at next for them; behind the last one comes the first."""
+        """The next bucket to sweep; the first follows the last."""
         self._gone = np.empty(0, bool)
-        """By number: the sets that had any of them."""
+        """By number: sets that had any of the void replicas."""
         self._waiting: dict[int, list[Change]] = {}
-        """What these told since."""
+        """Void replica -> changes reported since."""
         self._told = 0
-        """So many digests are in that."""
+        """Count of digests in these changes."""
 
     def __len__(self) -> int:
         return self._known
 
     def entries(self) -> dict[int, int]:
-        """All that is known: replicas (bits) by digest. O(size of the table)."""
+        """All entries: digest -> replicas (bits). O(size of the table)."""
         buckets, slots = self._sets.nonzero()
         sets = self._sets[buckets, slots].tolist()
         held = [self._holders.bits[number] & ~self._dropped for number in sets]
         return dict(zip(self._rows[buckets, slots].tolist(), held, strict=True))
 
     def apply(self, replica: int, change: Change) -> None:
-        """Take in what a replica says of its cache."""
+        """Take in a replica's report on its cache."""
         if change.fresh:
             self.drop(replica)
         if self._dropped >> replica & 1:
             self._waiting.setdefault(replica, []).append(change)
             self._told += len(change.added) + len(change.removed)
-            while self._told > self._most:  # that takes as much room as the table may
+            while self._told > self._most:  # the waiting digests take as much room as the table may
                 self.sweep()
             return
-        # All are looked for at once.
+        # One lookup for all digests.
         digests, gone = np.concatenate((change.removed, change.added)), len(change.removed)
         if not len(digests):
             return
@@ -168,12 +177,14 @@ class PrefixIndex:
         self._place(digests, buckets, rows, bit)
 
     def add(self, replica: int, digests: np.ndarray) -> None:
-        """The replica holds these, of which each is given once."""
+        """Add a replica to `digests`, each given once."""
         self.apply(replica, Change(digests, _NONE))
 
     def drop(self, replica: int) -> None:
-        """Forget all that a replica held: it does not count from now on. Where much is known, it
-        lies there until `sweep` was called often enough."""
+        """Void all entries of a replica, from now on.
+
+        In a large table the entries stay until `sweep` was called often enough.
+        """
         bit = 1 << replica
         for change in self._waiting.pop(replica, ()):
             self._told -= len(change.added) + len(change.removed)
@@ -187,7 +198,7 @@ class PrefixIndex:
             self.sweep()
 
     def sweep(self) -> bool:
-        """Take out some of what dropped replicas held; whether there is more to do."""
+        """Remove some void entries; return whether some are left."""
         if not self._dropped:
             return False
         others = ~self._dropped
@@ -207,21 +218,22 @@ class PrefixIndex:
         return bool(self._dropped)
 
     def match(self, digests: np.ndarray) -> list[tuple[int, int]]:
-        """How many of a prompt's `digests` (uint64, of its prefixes, the shortest first) replicas
-        hold: pairs of a count and the replicas (bits) with that many, the fewest first; replicas
-        with none are left out. Costs O(log) looks for each different count, of which there are few,
-        those of the longest prefixes first, and a bounded number in all: then some replicas are
-        said to hold less than they do.
+        """How many of a prompt's `digests` replicas hold: (count, replicas as bits), fewest first.
+
+        `digests` (uint64) are of the prompt's prefixes, the shortest first. Replicas with none are
+        left out.
+        Costs O(log) lookups for each different count, of which there are few, the longest prefixes
+        first.
+        The total is bounded: beyond it some replicas are reported with fewer.
         """
         return self.longest(digests.item, len(digests))
 
     def longest(
         self, digest: Callable[[int], int], end: int, first: int = 0, among: int = -1
     ) -> list[tuple[int, int]]:
-        """As `match`, where the prefix with block number `at` has the digest `digest(at)`: who of
-        `among` (bits) holds how many of those up to `end`, from number `first` on."""
+        """`match` among replicas `among` (bits), prefixes `first` to `end`, with `digest(at)`."""
         seen: dict[int, int] = {}
-        """Who holds what was looked at."""
+        """Block number -> holders looked up."""
         found: list[tuple[int, int]] = []
         left = among & ~self._dropped
 
@@ -232,7 +244,7 @@ class PrefixIndex:
             return holders if left == -1 else holders & left
 
         while end > first and len(seen) < _LOOKS and others(first):
-            # The longest prefix that is held by somebody of whom no longer one is known.
+            # The longest prefix held by a replica of which no longer one is known.
             low, high = first + 1, end
             while low < high:
                 middle = (low + high + 1) // 2
@@ -254,21 +266,21 @@ class PrefixIndex:
         row = self._raw[8 * first : 8 * (first + _WIDTH)].tobytes()
         key = digest.to_bytes(8, sys.byteorder)
         at = row.find(key)
-        while at > 0 and at % 8:  # the end of one and the beginning of the next
+        while at > 0 and at % 8:  # the end of one lookup, and the start of the next
             at = row.find(key, at + 1)
         if at < 0:
             return 0
         return self._holders.bits[self._numbers[2 * (first + _WIDTH) + at // 8]]
 
     def _find(self, digests: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """The bucket of each and what is in it; which of them are there, and in which slots."""
+        """The bucket of each digest and its content; the digests present, and their slots."""
         buckets = (digests % np.uint64(self._buckets)).view(np.int64)
         rows = self._rows.take(buckets, 0)
         found = (rows[:, :_WIDTH] == digests[:, None]).ravel().nonzero()[0]
         return buckets, rows, found >> 4, found & 15
 
     def _place(self, digests: np.ndarray, buckets: np.ndarray, rows: np.ndarray, bit: int) -> None:
-        """Put in what has no slot, for a replica alone. `rows`: what is in the buckets."""
+        """Insert digests without a slot, for a single replica; `rows`: contents of the buckets."""
         number = self._holders.number_of(bit)
         if number is None:
             return
@@ -284,7 +296,7 @@ class PrefixIndex:
                     break
             places = buckets * _WORDS + slots
             self._words[places] = digests
-            lost = self._words.take(places) != digests  # another one of its bucket was put there
+            lost = self._words.take(places) != digests  # another digest of the bucket took the slot
             again = int(np.count_nonzero(lost))
             self._sets[buckets, slots] = number
             self._holders.count(number, len(digests) - again)
@@ -296,13 +308,15 @@ class PrefixIndex:
         self._holders.count(number, 0)
 
     def _change(self, buckets: np.ndarray, slots: np.ndarray, to: Callable[[int], int]) -> None:
-        """Give slots other holders: those (bits) that `to` makes of theirs."""
+        """Replace the holders (bits) of slots by `to(holders)`."""
         before = self._sets[buckets, slots]
         distinct = set(before.tolist())
         for old in distinct:
             bits = self._holders.bits[old]
             number = self._holders.number_of(to(bits))
-            if number is None:  # too many sets: nobody is said to hold what it does not
+            if (
+                number is None
+            ):  # too many sets: no replica may be reported for a prefix that it lacks
                 number = old if to(bits) & bits == bits else 0
             if number == old:
                 continue

@@ -1,4 +1,10 @@
-"""Sends each request to the replica where it costs least."""
+"""Sends each request to the replica of least cost.
+
+ price(replica) = prompts before the request + its uncached tokens, slowed by decode rows
+                + delay of first tokens owed + wait for room in a full pool
+
+Sections: offload levels, requests in flight, router.
+"""
 
 from __future__ import annotations
 
@@ -15,15 +21,12 @@ from rootlace.runtime.contracts.messages import Below, kv_space
 from rootlace.runtime.contracts.plan import StepCost
 from rootlace.runtime.routing.index import MOST_ENTRIES, PrefixIndex
 
-# Below --------------------------------------------------------------------------------------------
-#
-# What lies below the pools of all replicas: on disks, or in main memory beside a GPU.
+# Offload levels -----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Read:
-    """These `replicas` (bits) have a prompt's blocks before number `end`, of which they would read
-    so many at each level: pairs of a level and a count."""
+    """Reads of a prompt's blocks before number `end` by `replicas` (bits): (level, count) pairs."""
 
     end: int
     replicas: int
@@ -31,21 +34,25 @@ class Read:
 
 
 class BelowPools:
-    """A table for each level, of as many blocks as `replicas` have there and at most `most`, by the
-    keys that engines tell (`Below`), and what reading takes."""
+    """Blocks in the offload levels of all replicas, and read times.
+
+    One table per level, by the keys that engines report (`Below`): as many blocks as `replicas`
+    have
+    there, at most `most`.
+    """
 
     def __init__(self, replicas: int, most: int) -> None:
         self._replicas = replicas
         self._most = most
         self._levels: dict[int, PrefixIndex] = {}
         self._seconds: dict[int, np.ndarray] = {}
-        """Of a block, by replica."""
+        """Seconds per block, by replica."""
 
     def __len__(self) -> int:
         return sum(map(len, self._levels.values()))
 
     def apply(self, replica: int, told: Sequence[Below], fresh: bool) -> None:
-        """Take in what a replica says. `fresh`: nothing that it said before counts."""
+        """Take in a replica's report; `fresh`: earlier reports are void."""
         if fresh:
             self.drop(replica)
         for one in told:
@@ -68,9 +75,13 @@ class BelowPools:
     def match(
         self, key: Callable[[int], int], blocks: int, held: Sequence[tuple[int, int]]
     ) -> list[Read]:
-        """Who would read what of a prompt of so many `blocks`, whose prefix with block number `at`
-        has this `key(at)`. `held`: what pools hold of it (`PrefixIndex.match`), behind which is
-        read, at each level what those above it lack."""
+        """Which replicas would read which blocks of a prompt.
+
+        The prompt has `blocks` blocks, and its prefix up to block `at` has the key `key(at)`.
+        `held`: blocks
+        in pools (`PrefixIndex.match`); reads begin behind these, at each level behind the levels
+        above.
+        """
         here = 0
         for _, replicas in held:
             here |= replicas
@@ -89,51 +100,53 @@ class BelowPools:
         return [way for way in ways if way.blocks]
 
     def seconds(self, read: Read, which: int | np.ndarray) -> float | np.ndarray:
-        """What reading takes, at one replica or at several."""
+        """Seconds to read, at one replica or at several."""
         times = [count * self._seconds[level][which] for level, count in read.blocks]
         found: float | np.ndarray = sum(times)
         return found
 
 
-# Coming -------------------------------------------------------------------------------------------
-#
-# Requests that were sent, and prompts that are on their way.
+# Requests in flight -------------------------------------------------------------------------------
 
 
 _LOOKS = 64
-"""So many prompts on their way are compared for each first block that they compute."""
+"""Prompts in flight compared for each first block computed."""
 
 
 @dataclass(slots=True, eq=False)
 class Sent:
-    """A request under way. `seconds`: of computing its prompt, until its first token is told."""
+    """A request in flight; `seconds`: prefill time until its first token is reported."""
 
     replica: int
     seconds: float
     tokens: int
     digests: np.ndarray
     known: int
-    """Of `digests`, how many others had computed, or were to compute."""
+    """Count of `digests` that other requests had computed, or were to compute."""
     at: float
     due: float
-    """When its first token should be there, whoever was preferred to it."""
+    """Time when the first token should be there, whatever requests overtake it."""
     begun: bool = False
 
 
 class Coming:
-    """Prompts that are not computed yet, by the first block that each computes: whoever shares more
-    of a prompt than its replica held shares that block. So a prompt costs what one block does."""
+    """Prompts not computed yet, by the first block that each computes.
+
+    A prompt that shares more than the replica's cached prefix shares that block. So a prompt costs
+    one
+    entry.
+    """
 
     def __init__(self) -> None:
         self._first: dict[int, dict[Hashable, Sent]] = {}
         self._places: Counter[int] = Counter()
-        """Where in prompts these blocks are, and how many of them."""
+        """Block number of these first blocks -> count."""
 
     def __len__(self) -> int:
         return len(self._first)
 
     def add(self, request: Hashable, sent: Sent) -> None:
-        """What the replica did not hold of it is computed there."""
+        """Add a sent request, whose uncached blocks its replica computes."""
         if sent.known < len(sent.digests):
             first = sent.digests.item(sent.known)
             if first not in self._first:
@@ -142,7 +155,7 @@ class Coming:
             self._first[first][request] = sent
 
     def remove(self, request: Hashable, sent: Sent) -> None:
-        """It is computed, or will not be."""
+        """Remove a request that was computed, or will not be."""
         if sent.known < len(sent.digests):
             first = sent.digests.item(sent.known)
             there = self._first[first]
@@ -154,14 +167,16 @@ class Coming:
                     del self._places[sent.known]
 
     def match(self, digests: np.ndarray) -> dict[int, int]:
-        """How many of a prompt's `digests` (uint64, the shortest prefix first) each replica will
-        have computed for others; replicas that compute none of it are left out."""
+        """Count of a prompt's `digests` (uint64, shortest first) that each replica is computing.
+
+        Replicas that compute none of the prompt are left out.
+        """
         found: dict[int, int] = {}
         places = [place for place in self._places if place < len(digests)]
         for first in filter(self._first.__contains__, digests[places].tolist()):
             for sent in islice(self._first[first].values(), _LOOKS):
                 shorter = min(len(digests), len(sent.digests))
-                # Prefixes: where two are equal, so are all before them.
+                # Digests are of prefixes: where two are equal, so are all before them.
                 count = int(np.count_nonzero(digests[:shorter] == sent.digests[:shorter]))
                 found[sent.replica] = max(count, found.get(sent.replica, 0))
         return found
@@ -171,17 +186,24 @@ class Coming:
 
 
 _PATIENCE, _LEEWAY = 4.0, 0.5
-"""So many times its price, and so many seconds, may pass until a first token is late: others
-overtake it where many wait."""
+"""Bound on a first token's delay: a multiple of its price, plus seconds.
+
+Later requests overtake it in long queues.
+"""
 
 
 @dataclass(frozen=True)
 class RouterConfig:
-    """`block_size`: at which bounds replicas tell what they hold. `capacity`: tokens of a replica's
-    KV pool, `cost` what its steps take. `spread`: how many times its computing a token counts that
-    another replica has, where a pool is full: what is held twice leaves less room for other
-    prefixes. `empty`: this part of `spread` counts where a pool is empty. `space_of`: what keys of
-    blocks below the pools begin with (`prefix_keys`)."""
+    """Configuration of a `Router`.
+
+    `block_size`: block of the reported prefixes. `capacity`: tokens of a replica's KV pool. `cost`:
+    cost
+    of its steps. `spread`: weight of recomputing a token that another replica has, with a full
+    pool: a
+    duplicate leaves less room for other prefixes. `empty`: part of `spread` that counts with an
+    empty
+    pool. `space_of`: prefix of the keys of offloaded blocks (`prefix_keys`).
+    """
 
     replicas: int
     block_size: int
@@ -195,15 +217,18 @@ class RouterConfig:
 
 
 class Router:
-    """Knows what replicas hold, and what was sent to them and is not done.
+    """Knows the replicas' caches, and the requests in flight.
 
-    A replica's price for a request is the time until its first token there: the prompts before it
-    and its own tokens that are not cached, both slowed by the rows that decode; by how much the
-    first token that it owes is late; and, where the pool is full, the time until enough of it is
-    free. Prompts on their way count as cached where they were sent: so requests that arrive
-    together and share a prefix stay together, a program's branches among them. A prefix that many
-    want makes its owner busy, until another one is cheaper, computes it and then holds it, too.
-    What lies below a pool counts as computed in the time that reading it takes, if that is less.
+    A replica's price for a request is the time until its first token there. The parts: the prompts
+    before the request and its uncached tokens, both slowed by decode rows; the delay of first
+    tokens
+    that the replica owes; and with a full pool the wait for room.
+
+    Prompts in flight count as cached where they were sent. So requests that arrive together with a
+    shared prefix stay together, a program's branches among them. A popular prefix makes its replica
+    busy, until another replica is cheaper, computes the prefix and then holds it, too. Offloaded
+    blocks
+    count as computed in the time of reading, if that is less.
     """
 
     def __init__(self, config: RouterConfig) -> None:
@@ -218,34 +243,33 @@ class Router:
         count = config.replicas
         self._dead: list[int] = []
         self._queued = [0.0] * count
-        """Seconds of prompts that are to be computed."""
+        """Seconds of queued prefill."""
         self._rows = [0] * count
         self._tokens = np.zeros(count)
-        """Of requests under way."""
+        """Tokens of requests in flight."""
         self._free = np.zeros(count)
-        """When what is queued should be computed."""
+        """Time when queued prefill should be done."""
         self._blocks = [0] * count
-        """That replicas said they hold."""
+        """Blocks that the replica reported."""
         self._slow = [1.0] * count
-        """So much longer than alone a prompt takes."""
+        """Slowdown of prefill by decode rows."""
         self._spread = np.full(count, config.spread * config.empty)
-        """By replica; what nobody holds yet is held once in any case."""
+        """Weight of duplicates, by replica; a new prefix is held once in any case."""
         self._each = 1 + self._spread
-        """The price of a second of computing what another one holds."""
+        """Price of a second of computing what another replica holds."""
         self._served = np.zeros(count, np.int64)
-        """Tokens sent in all: of two that are equally good, the one with less is taken."""
+        """Tokens sent in all, which break ties."""
         self._owed: list[dict[Hashable, Sent]] = [{} for _ in range(count)]
-        """Those without a first token, in the order in which they were sent."""
+        """Requests without a first token, in the order sent."""
         self._due = np.full(count, np.inf)
-        """When the first of these should have its first token."""
+        """Due time of the first of these requests."""
         self._all_due = np.inf
-        """No first token should be there before."""
+        """The earliest due time of all."""
         self._duration = 1.0
-        """Seconds from sending to the end, of late."""
+        """Recent seconds from sending to the end."""
 
     def heard(self, replica: int, change: Change, below: Sequence[Below] = ()) -> None:
-        """What a replica's cache holds has changed, or what lies below it. Of a lost one nothing
-        counts."""
+        """Take in a report on a replica's cache or offload levels; ignored for a lost replica."""
         if replica not in self._dead:
             self._held.apply(replica, change)
             before = 0 if change.fresh else self._blocks[replica]
@@ -256,21 +280,21 @@ class Router:
             self._below.apply(replica, below, change.fresh)
 
     def learn(self, cost: StepCost) -> None:
-        """What the steps of replicas were measured to take."""
+        """Take in measured costs of the replicas' steps."""
         self._cost = cost
 
     def sweep(self) -> bool:
-        """Take out some of what lost replicas held; to be called until it returns False."""
+        """Remove some entries of lost replicas; call until it returns False."""
         more = self._held.sweep()
         return self._below.sweep() or more
 
     def __len__(self) -> int:
-        """How many prefixes are known to be held."""
+        """Count of prefixes known to be cached."""
         return len(self._held)
 
     @property
     def known_below(self) -> int:
-        """How many blocks are known to lie below pools."""
+        """Count of blocks known in offload levels."""
         return len(self._below)
 
     def route(
@@ -283,10 +307,12 @@ class Router:
         prefer: int | None = None,
         avoid: Sequence[int] = (),
     ) -> int:
-        """The replica for a prompt (int32), of which about `output` tokens will be generated. Its
-        first token and its end must be told. Of several that are equally good, the one to `prefer`
-        is taken, and none of those to `avoid`, which are not all that are there. Raises ValueError
-        when all replicas are lost."""
+        """The replica for a prompt (int32), with about `output` tokens to generate.
+
+        The caller reports the first token and the end. Ties go to `prefer`. Replicas of `avoid`,
+        which are
+        not all replicas, are excluded. Raises ValueError when all replicas are lost.
+        """
         if len(self._dead) == self._config.replicas:
             raise ValueError("all replicas are lost")
         size, length = self._config.block_size, len(tokens)
@@ -337,12 +363,12 @@ class Router:
         return replica
 
     def held(self, namespace: Hashable, tokens: np.ndarray) -> list[tuple[int, int]]:
-        """How many whole blocks of `tokens` (int32) replicas hold: see `PrefixIndex.match`."""
+        """Count of full blocks of `tokens` (int32) that replicas hold: see `PrefixIndex.match`."""
         size = self._config.block_size
         return self._held.match(self._digests.at_bounds(namespace, tokens, size))
 
     def first_token(self, request: Hashable, now: float) -> None:
-        """The prompt is computed, and what is cached of it was told before."""
+        """Note that the prompt is computed; its cached prefixes were reported before."""
         sent = self._sent[request]
         self._rows[sent.replica] += 1
         self._renew(sent.replica)
@@ -360,8 +386,7 @@ class Router:
         self._duration += 0.05 * (now - sent.at - self._duration)
 
     def lost(self, replica: int) -> list[Hashable]:
-        """A replica is gone: nothing is sent there any more. Returns its requests, which can be
-        routed again."""
+        """Exclude a lost replica; return its requests, which can be routed again."""
         if replica in self._dead:
             return []
         self._dead.append(replica)
@@ -382,11 +407,11 @@ class Router:
         return gone
 
     def back(self, replica: int) -> None:
-        """A replica that was lost is there again, with an empty cache."""
+        """Include a returned replica, with an empty cache."""
         self._dead.remove(replica)
 
     def _leave_to_others(self, gone: Sent) -> None:
-        """It ended before it was computed: those behind it that share its prompt compute that."""
+        """Cancelled before prefill: charge its prefix to the next queued request that shares it."""
         if gone.known == len(gone.digests):
             return
         first = gone.digests.item(gone.known)
@@ -404,7 +429,7 @@ class Router:
         owed[request] = sent
 
     def _computed(self, request: Hashable, sent: Sent, now: float) -> None:
-        """Or never will be. The next prompt there begins now."""
+        """Note that a prompt was computed, or never will be; the next prefill starts now."""
         owed = self._owed[sent.replica]
         del owed[request]
         self._due[sent.replica] = next(iter(owed.values())).due if owed else np.inf
@@ -414,7 +439,7 @@ class Router:
         self._free[sent.replica] = now + queued * self._slow[sent.replica]
 
     def _prefill_seconds(self, length: int, cached: int) -> float:
-        """Of a prompt alone; its last token is computed in any case."""
+        """Seconds to prefill one prompt alone; its last token is computed in any case."""
         cost, rest = self._cost, max(length - cached, 1)
         each = cost.prefill + cost.step / cost.max_step_tokens
         return rest * (each + cost.pair * (length + cached) / 2)
@@ -429,12 +454,12 @@ class Router:
     def _reading_seconds(
         self, length: int, read: Read, which: int | np.ndarray
     ) -> float | np.ndarray:
-        """Of a prompt of which some is read first: by replica."""
+        """Seconds to prefill a prompt after the reads of `read`, by replica."""
         rest = self._prefill_seconds(length, read.end * self._config.block_size)
         return rest + self._below.seconds(read, which)
 
     def _cheapest(self, price: np.ndarray, prefer: int | None) -> int:
-        """Of those that are equally good, the one to `prefer`, or to which less was sent."""
+        """The replica of the lowest price; ties go to `prefer`, then to the fewest tokens sent."""
         first = int(price.argmin())
         most = price.item(first) * (1 + 1e-9)
         if prefer is not None and price[prefer] <= most:
@@ -443,8 +468,10 @@ class Router:
         return first if len(equal) == 1 else int(equal[self._served[equal].argmin()])
 
     def _renew(self, replica: int) -> None:
-        """Its rows or their tokens have changed. Every step of prompts has the rows, too: so much
-        longer than alone a prompt takes."""
+        """Update the slowdown of prefill after a change of decode rows or their tokens.
+
+        Every prefill step has the decode rows, too.
+        """
         slow, rows = 1.0, self._rows[replica]
         if rows:
             cost = self._cost
@@ -455,8 +482,10 @@ class Router:
             self._each[replica] = slow + self._spread.item(replica)
 
     def _price(self, replica: int) -> None:
-        """It holds more or less. What comes into an empty pool takes no room that other prefixes
-        have."""
+        """Update the price of duplicates after a change of the replica's blocks.
+
+        Blocks in an empty pool take no room from other prefixes.
+        """
         config = self._config
         full = min(self._blocks[replica] * config.block_size / config.capacity, 1.0)
         spread = config.spread * (config.empty + (1 - config.empty) * full)
@@ -464,21 +493,23 @@ class Router:
         self._each[replica] = self._slow[replica] + spread
 
     def _add_delays(self, price: np.ndarray, now: float) -> None:
-        """By how much the first tokens that replicas owe are late."""
+        """Add the delays of first tokens that replicas owe."""
         if now > self._all_due:
             self._all_due = float(np.minimum.reduce(self._due))
             if now > self._all_due:
                 price += np.maximum(now - self._due, 0.0)
 
     def _waiting(self, tokens: int) -> np.ndarray:
-        """Seconds until the pool has room for so many more tokens: as many are given back in the
-        time that a request takes as requests hold now."""
+        """Seconds until the pool has room for `tokens` more tokens.
+
+        Requests release, per request duration, as many tokens as they hold now.
+        """
         over = np.maximum(self._tokens + (tokens - self._config.capacity), 0)
         return self._duration * over / np.maximum(self._tokens, 1)
 
 
 def _members(replicas: int) -> int | np.ndarray:
-    """The numbers of the bits that are set, of which there is one at least."""
+    """The numbers of the set bits, of which there is at least one."""
     if not replicas & (replicas - 1):
         return replicas.bit_length() - 1
     if replicas.bit_count() > 8:

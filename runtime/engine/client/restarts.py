@@ -1,4 +1,10 @@
-"""The requests an engine has, kept so that the next engine can go on with them."""
+"""Requests in flight at an engine, and the search for requests that kill engines.
+
+ engine dies -> judge(in_step): end aborted and guilty requests
+             -> leave: siblings continue requests; resume: the next engine gets the rest
+
+Sections: culprits, deaths, in flight.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +26,6 @@ from rootlace.wire.errors import (
 )
 
 # Culprits -----------------------------------------------------------------------------------------
-#
-# Requests that were found to kill engines, by the client that sent them.
 
 
 MAX_CULPRITS = 3
@@ -29,22 +33,25 @@ WINDOW_SECONDS = 600.0
 
 
 class Culprits:
-    """Of all engines of a model. A client whose requests killed engines `MAX_CULPRITS` times within
-    `WINDOW_SECONDS` is suspended until the first time was so long ago: each costs all others two
-    restarts, and the next would only cost them more."""
+    """Clients whose requests killed engines of a model.
+
+    After `MAX_CULPRITS` such requests within `WINDOW_SECONDS` a client is suspended until the first
+    is
+    that old. Each such request costs all other requests two restarts.
+    """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._found: dict[str, list[float]] = {}
-        """When some of each client were found."""
+        """Client -> times of its guilty requests."""
 
     def note(self, client: str) -> None:
-        """A request of this client was found, or several at once."""
+        """Note one or more guilty requests of a client, found at once."""
         self._forget_old()
         self._found.setdefault(client, []).append(self._clock())
 
     def refusal(self, client: str) -> ClientSuspended | None:
-        """What its requests fail with, if it is suspended."""
+        """The error of a suspended client's requests; None if not suspended."""
         if client not in self._found:
             return None
         self._forget_old()
@@ -68,8 +75,6 @@ class Culprits:
 
 
 # Deaths -------------------------------------------------------------------------------------------
-#
-# How often an engine died, and which of its deaths have a reason.
 
 
 MAX_RESTARTS = 3
@@ -78,30 +83,34 @@ RESTART_WINDOW_SECONDS = 300.0
 
 @dataclass(eq=False)
 class Death:
-    """Of one engine, `at` this time. The requests that it had take it along, to whichever engine
-    goes on with them: if one of them is found to kill engines, it is `explained`."""
+    """Death of an engine at time `at`.
+
+    Requests of the engine keep a reference, whichever engine continues them. The death is
+    `explained`
+    once one of them is found to kill engines.
+    """
 
     at: float
     explained: bool = False
 
 
 class Deaths:
-    """Of the engines that one client started."""
+    """Deaths of the engines that one client started."""
 
     def __init__(self) -> None:
         self.count = 0
         self._open: list[Death] = []
-        """Those that nothing explains, as far as they are not long ago."""
+        """Recent deaths without an explanation."""
 
     def note(self) -> Death:
-        """An engine died."""
+        """Note the death of an engine."""
         death = Death(time.monotonic())
         self.count += 1
         self._open.append(death)
         return death
 
     def check(self, code: int | None) -> None:
-        """Raises ServerUnavailable, with the `code` of the last one, if too many have no reason."""
+        """Raise ServerUnavailable, with the last exit `code`, after too many unexplained deaths."""
         oldest = time.monotonic() - RESTART_WINDOW_SECONDS
         self._open = [one for one in self._open if not one.explained and one.at > oldest]
         if len(self._open) > MAX_RESTARTS:
@@ -112,30 +121,30 @@ class Deaths:
 
 
 MOST_LOST = 8
-"""With so many engines a request may go whose machines, or whole replicas, were lost or left."""
+"""Engines per request, at most, whose machines or replicas were lost or left."""
 
 
 @dataclass
 class Submitted:
-    """A request, and enough to start it again in another engine."""
+    """A request, and its state for a new start at another engine."""
 
     request: EngineRequest
     on_update: Callable[[EngineOutput], None]
     output_ids: list[int] = field(default_factory=list)
     engines: int = 0
-    """How many engines were given it."""
+    """Count of engines that received the request."""
     told: bool = False
-    """Whether the last of them told anything of it."""
+    """Whether the last of these sent an update of the request."""
     deaths: int = 0
-    """How many engines died in a step with it."""
+    """Count of engines that died in a step with the request."""
     lost: list[Death] = field(default_factory=list)
-    """Of the engines that had it."""
+    """Deaths of engines that had the request."""
     aborted: bool = False
     stays: bool = False
-    """Whether no other engine's client may go on with it."""
+    """Whether the request may not continue at another engine's client."""
 
     def resumed(self, suspected: int) -> EngineRequest:
-        """The request as the next engine is sent it."""
+        """The request as sent to the next engine."""
         request = self.request
         generated = np.array(self.output_ids, np.int32)
         output_ids = np.concatenate((request.output_ids, generated))
@@ -145,29 +154,31 @@ class Submitted:
 
 
 class InFlight:
-    """Requests that were submitted and have not finished, and who hears of them."""
+    """Submitted and unfinished requests, and the receivers of their updates."""
 
     def __init__(self, culprits: Culprits | None = None, most_waiting: int = 1 << 60) -> None:
-        """`culprits` is told of requests that kill engines, and whose requests end for that. Where
-        there are `most_waiting`, no other one waits for the next engine."""
+        """`culprits` records requests that kill engines.
+
+        With `most_waiting` requests waiting for the next engine, further requests are refused.
+        """
         self._culprits = Culprits() if culprits is None else culprits
         self._most_waiting = most_waiting
         self._submitted: dict[int, Submitted] = {}
         self._held: deque[int] = deque()
-        """In quarantine: those that the engine is given one by one."""
+        """Quarantined requests, which the engine gets one by one."""
         self._late: deque[int] = deque()
-        """Those that came since, who take turns with them."""
+        """Requests that came later and take turns with quarantined ones."""
         self._tried_late = False
         self._cleared: list[int] = []
-        """Those that go on when nobody is held any more."""
+        """Requests that continue when the quarantine is empty."""
         self._tried: int | None = None
-        """The one of them that it has, and has told nothing of."""
+        """The quarantined request that the engine has and has sent no update of."""
         self._bound: set[int] = set()
-        """Those that stayed here when the last engine died."""
+        """Requests that stayed here when the last engine died."""
 
     @property
     def quarantined(self) -> bool:
-        """Whether new requests have to take turns with those in quarantine: see `judge`."""
+        """Whether new requests take turns with quarantined ones: see `judge`."""
         return self._tried is not None or bool(self._held)
 
     def add(
@@ -177,8 +188,12 @@ class InFlight:
         sent: bool,
         stays: bool = False,
     ) -> None:
-        """Keep a request; one that is not `sent` yet waits for the next engine, or for those in
-        quarantine: raises Overloaded where too many do."""
+        """Keep a request.
+
+        A request that is not `sent` yet waits for the next engine, or for the quarantine. Raises
+        Overloaded
+        if too many requests wait.
+        """
         if not sent and len(self._submitted) >= self._most_waiting:
             raise Overloaded(f"{len(self._submitted)} requests wait for an engine already")
         self._submitted[request.rid] = Submitted(request, on_update, engines=int(sent), stays=stays)
@@ -186,15 +201,14 @@ class InFlight:
             self._late.append(request.rid)
 
     def died(self, death: Death) -> None:
-        """The engine died: before anything else is done about it."""
+        """Note the engine's death, before any other step."""
         waiting = {*self._held, *self._late, *self._cleared}
         for rid, submitted in self._submitted.items():
             if submitted.engines and rid not in waiting:
                 submitted.lost.append(death)
 
     def abort(self, rids: Iterable[int], up: bool) -> tuple[int, ...]:
-        """End these, and do not start them again. Returns those that the engine has, which is `up`,
-        and is to end."""
+        """End requests for good; return those that the engine, if `up`, must end."""
         mine = [rid for rid in rids if rid in self._submitted]
         waiting = {*self._held, *self._late, *self._cleared} if up else frozenset(mine)
         for rid in mine:
@@ -204,13 +218,12 @@ class InFlight:
         return tuple(rid for rid in mine if rid not in waiting)
 
     def request(self, rid: int) -> EngineRequest | None:
-        """One that has not finished."""
+        """An unfinished request."""
         submitted = self._submitted.get(rid)
         return None if submitted is None else submitted.request
 
     def hear(self, update: EngineOutput) -> Sequence[EngineRequest]:
-        """Hand an engine's update on. Returns what it is to be sent now, if somebody leaves the
-        quarantine by it."""
+        """Hand on an engine's update; return requests to send now, as one left the quarantine."""
         submitted = self._submitted.get(update.rid)
         if submitted is None:
             return ()
@@ -222,21 +235,25 @@ class InFlight:
         return self._next() if update.rid == self._tried else ()
 
     def judge(self, in_step: Mapping[int, int]) -> None:
-        """The engine died, and nothing has gone on yet, here or elsewhere: ends what is aborted,
-        what kills engines, and what is of a client that is suspended.
+        """End requests after the engine's death: aborted, guilty, or of a suspended client.
 
-        `in_step`: who was in the steps in which the engine died, and how long they were to become.
-        They are computed alone as far as is known here, and where a second engine dies with them,
-        as far as they were then: tokens that were not told yet have to be generated alone for that.
+        Called before any request continues, here or elsewhere. `in_step`: requests of the dying
+        steps ->
+        planned context lengths. These requests are computed alone up to their known tokens. If a
+        second
+        engine dies with them, they are computed alone up to the planned length.
 
-        What kills engines is what is alone in the step in which a second engine dies, or in the
-        steps of three. Where it was alone, it explains the deaths before.
+        A request is guilty if alone in the step in which a second engine dies, or in the steps of
+        three. If
+        it was alone, it explains the earlier deaths.
 
-        Where an engine died in no step (`in_step` is empty), somebody may have killed it, or the
-        request that it had just been given. If it had requests that another one died with, all are
-        put in quarantine: the next engine is given one of those of which it had told nothing, and
-        the next of these when it has told something of that one; the others when none is left. With
-        whom of these an engine dies in no step, that one kills engines.
+        Without `in_step` the cause may be a signal from outside, or a request just received. If
+        another
+        engine died with some of the requests, all of them are quarantined. The next engine then
+        gets one
+        request without updates at a time, the next one after an update, and the others at the end.
+        If an
+        engine dies in no step with one of these, that request is guilty.
         """
         tried, self._tried = self._tried, None
         waiting = {*self._held, *self._late, *self._cleared}
@@ -260,7 +277,7 @@ class InFlight:
             self._culprits.note(client)
         for rid in list(self._submitted):
             self._ends(rid)
-        if culprits and len(in_step) < 2:  # whoever was its company is none
+        if culprits and len(in_step) < 2:  # a request in the same step is not proven guilty
             for submitted in self._submitted.values():
                 submitted.deaths = 0
         if tried is not None and tried in self._submitted:
@@ -271,8 +288,10 @@ class InFlight:
                     (self._cleared if given[rid].told else self._held).append(rid)
 
     def resume(self, in_step: Mapping[int, int]) -> Iterator[EngineRequest]:
-        """What the next engine is to be sent, after `judge` of the same `in_step`, or where nobody
-        knows how the one before went."""
+        """Requests to send to the next engine, after `judge` of the same `in_step`.
+
+        Also used when the fate of the last engine is unknown.
+        """
         self._tried = None
         self._bound.clear()
         waiting = {*self._held, *self._late, *self._cleared}
@@ -282,10 +301,12 @@ class InFlight:
         yield from self._next()
 
     def leave(self, in_step: Mapping[int, int]) -> list[Submitted]:
-        """Take out what another engine may go on with now that this one has died, and that was
-        judged: all but what two engines died with, and, where there is a quarantine, what belongs
-        there. The others are for `resume`, which is given the same `in_step`, or for `leave_lost`
-        where no other engine comes."""
+        """Take out judged requests that another engine may continue after this one's death.
+
+        Excluded are requests with which two engines died, and quarantined ones. These are for
+        `resume` with
+        the same `in_step`, or for `leave_lost` if no other engine comes.
+        """
         stay = {*self._held, *self._late, *self._cleared}
         if not in_step and (
             self.quarantined or any(one.engines > 1 for one in self._submitted.values())
@@ -300,8 +321,7 @@ class InFlight:
         return left
 
     def leave_free(self) -> list[Submitted]:
-        """Take out what waits here for the next engine, and may as well go elsewhere: what came
-        since the last one died."""
+        """Take out requests that came since the last death and may continue elsewhere."""
         free = {
             rid: one
             for rid, one in self._submitted.items()
@@ -311,7 +331,7 @@ class InFlight:
         return [self._submitted.pop(rid) for rid in free]
 
     def leave_all(self) -> list[Submitted]:
-        """Take out what another engine may go on with where there will be no other one here."""
+        """Take out requests that another engine may continue, as no engine will follow here."""
         left = [one for one in self._submitted.values() if not one.aborted and not one.stays]
         for one in left:
             del self._submitted[one.request.rid]
@@ -321,8 +341,10 @@ class InFlight:
         return left
 
     def leave_lost(self) -> list[Submitted]:
-        """As `leave_all`, of an engine whose place may stay empty: nobody knows why it went, or no
-        other one came. Ends what `judge` would, and what many engines went with."""
+        """`leave_all` for an engine whose place may stay empty, after an unknown end.
+
+        Ends requests that `judge` would end, and requests that many engines were lost with.
+        """
         for rid, submitted in list(self._submitted.items()):
             if not self._ends(rid) and submitted.engines >= MOST_LOST:
                 error = f"{submitted.engines} engines were lost while running this request"
@@ -332,10 +354,13 @@ class InFlight:
     def adopt(
         self, submitted: Submitted, in_step: Mapping[int, int], sent: bool
     ) -> EngineRequest | None:
-        """Go on with what left another engine, which died in a step with `in_step`, or with what
-        left this one and found no other. Returns what the engine is to be sent, if it is there,
-        nobody has to wait for the quarantine, and the request does not end here, as that of a
-        suspended client does."""
+        """Continue a request of another engine that died in a step with `in_step`, or a returned
+        one.
+
+        Returns the request to send to the engine if it is up, unless the request is quarantined or
+        ends here,
+        as one of a suspended client does.
+        """
         rid = submitted.request.rid
         self._submitted[rid] = submitted
         if self._ends(rid):
@@ -346,8 +371,8 @@ class InFlight:
         return self._resumed(rid, in_step) if sent else None
 
     def _next(self) -> list[EngineRequest]:
-        """The next one of those in quarantine, or, in turns, of those that came since; all that
-        wait if nobody is left there."""
+        """The next quarantined or later request, in turns; all waiting requests after the
+        quarantine."""
         self._tried = None
         while self._held:
             late = bool(self._late) and not self._tried_late
@@ -361,13 +386,13 @@ class InFlight:
         return [one for rid in waiting if (one := self._leaves(rid)) is not None]
 
     def _leaves(self, rid: int) -> EngineRequest | None:
-        """What the engine is to be sent for one that waited, if anything."""
+        """The request to send to the engine for one that waited, if any."""
         if rid not in self._submitted or self._ends(rid):
             return None
         return self._resumed(rid, {})
 
     def _ends(self, rid: int) -> bool:
-        """End what is not to go on: what is aborted, and what is of a client that is suspended."""
+        """End a request that was aborted or belongs to a suspended client."""
         submitted = self._submitted[rid]
         if submitted.aborted:
             self._end(rid, None)
@@ -378,7 +403,7 @@ class InFlight:
         return error is not None
 
     def _blame(self, rid: int) -> None:
-        """It kills engines."""
+        """End a request that kills engines, and explain the deaths."""
         submitted = self._submitted[rid]
         for death in submitted.lost:
             death.explained = True
@@ -398,7 +423,7 @@ class InFlight:
             self._end(rid, error)
 
     def _end(self, rid: int, error: RootlaceError | None) -> None:
-        """With an error, or because it was aborted."""
+        """End a request with an error, or as aborted."""
         submitted = self._submitted.pop(rid)
         update = EngineOutput(rid, finish="abort")
         if error is not None:
