@@ -225,8 +225,8 @@ FAULTS = (
     Fault(
         "state: a stream begins anew",
         SESSION_LOG,
-        "GenerationLog(self, op, self._chunks.pop(op, {}))",
-        "GenerationLog(self, op, {})",
+        "GenerationLog(before, self._chunks.pop(op, {}),",
+        "GenerationLog(before, {},",
     ),
     Fault(
         "state: what the client lacks of an operation that ended is not sent",
@@ -237,8 +237,8 @@ FAULTS = (
     Fault(
         "state: a fork has what its parent gained later",
         KEPT,
-        "branch.ids = parent.ids[:]",
-        "branch.ids = parent.ids",
+        "branch.segments = above.segments[:]",
+        "branch.segments = above.segments",
     ),
     Fault(
         "state: text that is not tokenized yet is lost",

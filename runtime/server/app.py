@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from rootlace.runtime.server.core import Engine
     from rootlace.runtime.server.model_registry import ModelRegistry
     from rootlace.runtime.server.served_model import ServedModel
-    from rootlace.runtime.server.session_store import Journal
+    from rootlace.runtime.server.session_store import SessionStore
 
 log = logging.getLogger(__name__)
 
@@ -64,7 +64,7 @@ async def serve(
         from rootlace.runtime.server.model_texts import check_sampling
 
         check_sampling(config)
-    journal = _open_journal(config.state)
+    store = _open_store(config.state)
     stop, drain = stop or asyncio.Event(), drain or asyncio.Event()
     gone: list[str] = []
 
@@ -74,8 +74,8 @@ async def serve(
 
     several = len(models) > 1 or config.load == "on-demand" or config.idle_unload is not None
     async with AsyncExitStack() as stack:
-        if journal is not None:
-            stack.callback(journal.close)
+        if store is not None:
+            stack.callback(store.close)
         served: ServedModel | ModelRegistry
         if several:
             served = await stack.enter_async_context(_several(models))
@@ -83,7 +83,7 @@ async def serve(
             served = await stack.enter_async_context(_single(models[0], on_exit, engines))
         from rootlace.runtime.server.servers import Servers
 
-        servers = Servers(served, journal)
+        servers = Servers(served, store)
         try:
             program_address, http_address = await servers.start()
             if ready is not None:
@@ -97,13 +97,13 @@ async def serve(
         raise ServerUnavailable(gone[0])
 
 
-def _open_journal(folder: str) -> Journal | None:
-    """The journal in a folder; locked, before anything is started. Raises InvalidRequest."""
+def _open_store(folder: str) -> SessionStore | None:
+    """The store in a folder; locked, before anything is started. Raises InvalidRequest."""
     if not folder:
         return None
-    from rootlace.runtime.server.session_store import Journal
+    from rootlace.runtime.server.session_store import SessionStore
 
-    return Journal(Path(folder), asyncio.get_running_loop().call_later)
+    return SessionStore(Path(folder), asyncio.get_running_loop().call_later)
 
 
 @asynccontextmanager

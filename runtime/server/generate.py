@@ -434,7 +434,7 @@ class Generation:
     def _go_on(self, log: GenerationLog) -> bool:
         """Take what an earlier server was told, and send what the client does not have of it.
         False if that was nothing. Raises StateLost where the client has more."""
-        before = log.before()
+        before = log.before
         for index, update in before:
             self._feed(self._samples[index], update)
         for index, (characters, tokens) in log.progress.items():

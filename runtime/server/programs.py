@@ -23,7 +23,7 @@ from rootlace.runtime.server.program_peers import ProgramPeers
 from rootlace.runtime.server.served_model import ServedModel
 from rootlace.runtime.server.session import Session
 from rootlace.runtime.server.session_log import attach
-from rootlace.runtime.server.session_store import Journal
+from rootlace.runtime.server.session_store import SessionStore
 from rootlace.wire.errors import (
     InternalError,
     InvalidRequest,
@@ -204,11 +204,11 @@ class ProgramServer:
     """
 
     def __init__(
-        self, gateway: ServedModel | ModelRegistry, journal: Journal | None = None
+        self, gateway: ServedModel | ModelRegistry, store: SessionStore | None = None
     ) -> None:
-        """Of `Rooms`, programs choose one when they connect. What they do is kept in `journal`."""
+        """Of `Rooms`, programs choose one when they connect. What they do is kept in `store`."""
         self._gateway = gateway
-        self._journal = journal
+        self._store = store
         self._config = gateway.config
         self._greeting: dict[bytes, asyncio.Task[None]] = {}
         self._connections: dict[bytes, Connection] = {}
@@ -347,7 +347,7 @@ class ProgramServer:
                 self._drop(other, "its client came back")
         model = gateway.model_info
         served = f"{model.name} ({Path(model.path).name}, {model.vocab_size} tokens)"
-        log = attach(self._journal, hello, owner, served)
+        log = attach(self._store, hello, owner, served)
         connection = Connection(identity, time.monotonic())
         client = hello.client if account is None else f"{account.name}:{hello.client}"
         connection.session = gateway.open_session(
@@ -473,8 +473,8 @@ class ProgramServer:
         while True:
             await asyncio.sleep(PING_SECONDS)
             _attempt(partial(self._socket.look, PING_SECONDS))
-            if self._journal is not None:
-                _attempt(self._journal.forget_old)
+            if self._store is not None:
+                _attempt(self._store.forget_old)
             for connection in list(self._connections.values()):
                 _attempt(partial(ping, connection))
 

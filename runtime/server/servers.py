@@ -16,17 +16,19 @@ from rootlace.runtime.server.http.model_routes import make_rooms_runner
 from rootlace.runtime.server.model_registry import ModelRegistry
 from rootlace.runtime.server.programs import ProgramServer
 from rootlace.runtime.server.served_model import ServedModel
-from rootlace.runtime.server.session_store import Journal
+from rootlace.runtime.server.session_store import SessionStore
 from rootlace.wire.errors import InvalidRequest
 
 
 class Servers:
     """Both servers, in front of one model or of several."""
 
-    def __init__(self, served: ServedModel | ModelRegistry, journal: Journal | None = None) -> None:
-        """What programs do is kept in `journal`."""
+    def __init__(
+        self, served: ServedModel | ModelRegistry, store: SessionStore | None = None
+    ) -> None:
+        """What programs do is kept in `store`."""
         self._served = served
-        self._programs = ProgramServer(served, journal)
+        self._programs = ProgramServer(served, store)
         self._runner: web.AppRunner | None = None
 
     async def start(self) -> tuple[str, str | None]:

@@ -410,19 +410,18 @@ class Session:
     def _restore(self, log: SessionLog) -> None:
         """Open what the log has."""
         for kept, state in log.branches():
-            opened = kept.opened
             branch = Branch(
-                opened.branch,
-                f"{self._number}:{opened.program}" if opened.program else "",
-                opened.namespace,
+                kept.branch,
+                f"{self._number}:{kept.program}" if kept.program else "",
+                kept.namespace,
                 self._emit,
-                opened.adapter,
+                kept.adapter,
                 self._account,
                 self._source,
             )
-            branch.private, branch.paid, branch.state = opened.private, kept.paid, state
+            branch.private, branch.paid, branch.state = kept.private, kept.paid, state
             try:
-                self._core.check_adapter(opened.adapter)
+                self._core.check_adapter(kept.adapter)
             except InvalidRequest as error:  # the server was started without it
                 branch.error = error
             if kept.broken is not None:

@@ -1,25 +1,24 @@
-"""What the journal is told of one client's session, and what it knew of it before."""
+"""What the store is told of one client's session, and what it knew of that before."""
 
 from __future__ import annotations
 
 import logging
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import partial
 
 from rootlace.runtime.contracts.messages import EngineOutput, decode_from_engine
 from rootlace.runtime.contracts.messages import encode as encode_update
 from rootlace.runtime.server.branch import Branch, BranchState
-from rootlace.runtime.server.records import (
-    Emitted,
-    Finished,
-    Grown,
-    Heard,
-    Opened,
+from rootlace.runtime.server.session_store import (
+    KeptBranch,
+    KeptSession,
     Quoted,
-    Record,
+    Sent,
+    SessionStore,
     Told,
 )
-from rootlace.runtime.server.session_store import Journal, KeptBranch, KeptSession
 from rootlace.runtime.server.tokenizer import Piece
 from rootlace.wire.errors import RootlaceError, StateLost, from_code
 from rootlace.wire.protocol import (
@@ -43,46 +42,59 @@ Progress = dict[int, tuple[int, int]]
 """Of one generation's samples: characters and tokens of the chunks that the client has."""
 
 
+@dataclass(frozen=True)
+class GenerationLog:
+    """One `Generate`: what the engine told of its samples before, what the client has of that, and
+    what is to be called when the engine tells more of a sample."""
+
+    before: list[tuple[int, EngineOutput]]
+    progress: Progress
+    told: Callable[[int, EngineOutput], None]
+
+
 class SessionLog:
     """Made by `attach`. Whatever a client does, its log raises nothing."""
 
     def __init__(
-        self, journal: Journal, kept: KeptSession, chunks: Iterable[tuple[int, int, int, int]]
+        self, store: SessionStore, kept: KeptSession, chunks: Iterable[tuple[int, int, int, int]]
     ) -> None:
         self.kept = kept
-        self._journal = journal
-        self._number = kept.begun.session
+        self.flush = store.flush
+        """To be called before a client gets to know what happened."""
+        self._store = store
         self._active = True
         self._chunks: dict[int, Progress] = {}
         for op, index, characters, tokens in chunks:
             self._chunks.setdefault(op, {})[index] = characters, tokens
         self._grown: dict[Branch, tuple[int, int]] = {}
-        """Of how many ids and gained pieces of a branch the journal was told."""
+        """How many ids and gained pieces of a branch the store has."""
         self._opening: dict[Branch, Open] = {}
-        """Branches of which it was not told yet."""
+        """Branches that the store does not have yet."""
 
     # ------------------------------------------------------------ what was before
 
     def branches(self) -> Iterator[tuple[KeptBranch, BranchState]]:
-        """What there was, and what it held."""
+        """The branches that were open, and what each held."""
         for kept in self.kept.branches.values():
             ids, gained = array("i"), []
-            for segment in kept.ids:
-                ids.frombytes(segment)
-            for one in kept.gained:
-                gained.append(_ids(one) if isinstance(one, bytes) else one)
+            for segment in map(self.kept.segments.__getitem__, kept.segments):
+                ids.frombytes(segment.ids)
+                if segment.branch == kept.branch:  # a fork gained nothing of its parent's
+                    gained += [
+                        array("i", one) if isinstance(one, bytes) else one for one in segment.gained
+                    ]
             yield kept, BranchState(ids, kept.pending, kept.begin, gained)
 
     def restored(self, branch: Branch) -> None:
-        """The branch is as the journal knows it."""
+        """The branch is as the store has it."""
         self._grown[branch] = len(branch.state.ids), len(branch.state.gained)
 
     def answers(self, op: Op) -> list[Event]:
         """What the client does not have of an operation that ended; nothing, if it did not."""
-        frame = self.kept.answers.get(op.op)
-        if not frame:
+        answer = self.kept.answers.get(op.op)
+        if answer is None:
             return []
-        ended = decode_events(frame)
+        ended = decode_events(answer.event)
         if isinstance(op, Generate) and op.stream and isinstance(ended[0], Generated):
             has = self._chunks.pop(op.op, {})
             told = ended[0].usage.cached_tokens if op.tell_cached and not has else None
@@ -97,7 +109,13 @@ class SessionLog:
         return from_code(*quoted.error) if quoted.error is not None else quoted.pieces
 
     def generation(self, op: int) -> GenerationLog:
-        return GenerationLog(self, op, self._chunks.pop(op, {}))
+        """What is known of a generation that begins, or goes on."""
+        before: list[tuple[int, EngineOutput]] = []
+        for row in self.kept.told.get(op, ()):
+            (update,) = decode_from_engine(row.update)
+            assert isinstance(update, EngineOutput)
+            before.append((row.index, update))
+        return GenerationLog(before, self._chunks.pop(op, {}), partial(self._told, op))
 
     # ------------------------------------------------------------ what happens
 
@@ -113,19 +131,10 @@ class SessionLog:
         if parent is not None:
             self._grow(parent)
         program = branch.program.partition(":")[2]
-        above = None if parent is None else parent.id
-        self._add(
-            Opened(
-                self._number,
-                branch.id,
-                op.op,
-                program,
-                branch.namespace,
-                branch.adapter,
-                branch.private,
-                above,
-            )
+        kept = KeptBranch(
+            branch.id, op.op, program, branch.namespace, branch.adapter, branch.private
         )
+        self._keep(self.kept.open, kept, None if parent is None else parent.id)
         self._grown[branch] = (0 if parent is None else len(parent.state.ids)), 0
 
     def finished(self, branch: Branch, op: int, event: Event) -> None:
@@ -135,63 +144,51 @@ class SessionLog:
             self._grown.pop(branch, None)
         else:
             self._grow(branch)
-        broken = None if branch.error is None else (branch.error.code, str(branch.error))
-        ended = encode([event])
-        self._add(Finished(self._number, branch.id, op, ended, broken, branch.closed))
+        if not branch.closed:
+            self.broke(branch)
+        self._keep(self.kept.finish, branch.id, op, encode([event]), branch.closed)
 
     def broke(self, branch: Branch) -> None:
-        """A branch is broken, by what is no operation of its own."""
-        if branch.id in self.kept.branches and branch.error is not None:
-            broken = branch.error.code, str(branch.error)
-            self._add(Finished(self._number, branch.id, 0, b"", broken))
+        """Where a branch is broken, keep why."""
+        if branch.error is not None and branch.id in self.kept.branches:
+            why = branch.error.code, str(branch.error)
+            self._keep(self.kept.break_branch, branch.id, why)
 
     def quoted(self, op: int, at: int, found: tuple[Piece, ...] | RootlaceError) -> None:
         """The `at`th quote of an append was taken."""
         if isinstance(found, RootlaceError):
-            self._add(Quoted(self._number, op, at, error=(found.code, str(found))))
+            self._keep(self.kept.add, Quoted(op, at, error=(found.code, str(found))))
         else:
-            self._add(Quoted(self._number, op, at, found))
-
-    def told(self, op: int, index: int, update: EngineOutput) -> None:
-        """The engine told this of sample `index` of a generation."""
-        self._add(Told(self._number, op, index, encode_update([update])))
+            self._keep(self.kept.add, Quoted(op, at, found))
 
     def emitted(self, event: Event) -> None:
         """The client is sent an event."""
         if event.op > 0 and not isinstance(event, Chunk):
-            self._add(Emitted(self._number, event.op))
+            self._keep(self.kept.add, Sent(event.op))
             if self._active and len(self.kept.sent) > MAX_UNHEARD:
-                log.warning(
-                    "client %d is not kept: it says of no answer that it came", self._number
-                )
-                self.end()
+                self._give_up("says of no answer that it came")
 
     def heard(self, count: int) -> None:
         """The client has so many answers."""
-        count = min(count, self.kept.heard + len(self.kept.sent))
-        if count > self.kept.heard:
-            self._add(Heard(self._number, count))
+        count = min(count, self.kept.client.heard + len(self.kept.sent))
+        if count > self.kept.client.heard:
+            self._keep(self.kept.hear, count)
 
     def is_of(self, key: str, owner: str) -> bool:
         """Whether it is that of the client of this name."""
-        begun = self.kept.begun
-        return (begun.key, begun.owner) == (key, owner)
-
-    def flush(self) -> None:
-        """To be called before a client gets to know what happened."""
-        self._journal.flush()
+        return (self.kept.client.key, self.kept.client.owner) == (key, owner)
 
     def end(self) -> None:
         """The client does not come back."""
         if self._active:
             self._active = False
-            self._journal.end(self.kept)
+            self._store.end(self.kept)
 
     def detach(self) -> None:
         """The session is over; its client may come back."""
         if self._active:
             self._active = False
-            self._journal.detach(self.kept)
+            self._store.detach(self.kept)
 
     def _grow(self, branch: Branch) -> None:
         state, (ids, gained) = branch.state, self._grown[branch]
@@ -205,75 +202,61 @@ class SessionLog:
             return
         self._grown[branch] = len(state.ids), len(state.gained)
         pieces = tuple(one if isinstance(one, Piece) else one.tobytes() for one in new)
-        self._add(
-            Grown(self._number, branch.id, new_ids, state.pending, state.begin, pieces, branch.paid)
+        self._keep(
+            self.kept.grow, branch.id, new_ids, pieces, state.pending, state.begin, branch.paid
         )
 
-    def _add(self, record: Record) -> None:
-        if not self._active:
-            return
-        try:
-            self._journal.add(record)
-        except KeyError:
-            # Only who gives an id twice comes here.
-            log.warning("client %d is not kept: it uses an id twice", self._number)
-            self.end()
+    def _keep(self, change: Callable[..., None], *args: object) -> None:
+        if self._active:
+            try:
+                change(*args)
+            except KeyError:  # no other client comes here
+                self._give_up("uses an id twice")
+
+    def _told(self, op: int, index: int, update: EngineOutput) -> None:
+        self._keep(self.kept.add, Told(op, index, encode_update([update])))
+
+    def _give_up(self, why: str) -> None:
+        log.warning("client %d is not kept: it %s", self.kept.client.place, why)
+        self.end()
 
 
-class GenerationLog:
-    """One `Generate`: what the engine told of it `before`, and what the client has of that."""
-
-    def __init__(self, session: SessionLog, op: int, progress: Progress) -> None:
-        self._session = session
-        self._op = op
-        self.progress = progress
-
-    def before(self) -> list[tuple[int, EngineOutput]]:
-        found: list[tuple[int, EngineOutput]] = []
-        for told in self._session.kept.told.get(self._op, ()):
-            (update,) = decode_from_engine(told.update)
-            assert isinstance(update, EngineOutput)
-            found.append((told.index, update))
-        return found
-
-    def told(self, index: int, update: EngineOutput) -> None:
-        self._session.told(self._op, index, update)
-
-
-def attach(journal: Journal | None, hello: Hello, owner: str, model: str = "") -> SessionLog | None:
+def attach(
+    store: SessionStore | None, hello: Hello, owner: str, model: str = ""
+) -> SessionLog | None:
     """The log of a client of `model` that says hello; None where nothing is kept of it.
 
     Raises StateLost where it comes back, and what it had is not there.
     """
-    if journal is None or not hello.session:
+    if store is None or not hello.session:
         if hello.heard is not None:
             raise StateLost(
                 "the server was restarted and keeps no state: what ran on it is lost"
                 " (with --state DIR it would go on)"
             )
         return None
-    kept = journal.find(hello.session)
-    known = kept is not None and kept.begun.owner == owner
+    kept = store.find(hello.session)
+    known = kept is not None and kept.client.owner == owner
     if hello.heard is None:
         if kept is not None and not known:
             raise StateLost("another client has this session")
-        kept = journal.begin(hello.session, owner, model)
+        kept = store.begin(hello.session, owner, model)
     elif kept is None or not known:
         raise StateLost("the server has nothing of this program any more")
-    elif kept.begun.model != model:
+    elif kept.client.model != model:
         raise StateLost(
-            f"what ran is of the model {kept.begun.model!r}; the server has {model!r} now"
+            f"what ran is of the model {kept.client.model!r}; the server has {model!r} now"
         )
-    elif not kept.heard <= hello.heard <= kept.heard + len(kept.sent):
+    elif not kept.client.heard <= hello.heard <= kept.client.heard + len(kept.sent):
         raise StateLost(
-            f"the server knows of {kept.heard + len(kept.sent)} answers to this program, which has"
-            f" {hello.heard}: its last state was lost"
+            f"the server knows of {kept.client.heard + len(kept.sent)} answers to this program,"
+            f" which has {hello.heard}: its last state was lost"
         )
     else:
-        journal.add(Heard(kept.begun.session, hello.heard, resumed=True))
+        kept.hear(hello.heard, resumed=True)
     kept.detached = None
-    journal.flush()
-    return SessionLog(journal, kept, hello.chunks)
+    store.flush()
+    return SessionLog(store, kept, hello.chunks)
 
 
 def _rest(ended: Generated, has: Progress, cached: int | None) -> Iterator[Chunk]:
@@ -284,9 +267,3 @@ def _rest(ended: Generated, has: Progress, cached: int | None) -> Iterator[Chunk
         if text or ids:
             yield Chunk(ended.op, index, text, ids, output.logprobs[tokens:], cached)
             cached = None
-
-
-def _ids(segment: bytes) -> array[int]:
-    ids = array("i")
-    ids.frombytes(segment)
-    return ids

@@ -16,7 +16,7 @@ from typing import Any
 from unittest.mock import patch
 
 from rootlace.runtime.server import score, session_store
-from rootlace.runtime.server.session_store import LogFile
+from rootlace.runtime.server.session_store import SessionStore
 from tests.deterministic.state import Disk, DiskThread
 
 START = 1000.0
@@ -146,15 +146,15 @@ def virtual(loop: VirtualLoop, context: type, disk: Disk, seed: int) -> Iterator
         stack.enter_context(
             patch.object(session_store, "ThreadPoolExecutor", lambda *_, **__: writer())
         )
-        write = functools.partialmethod(_write, disk, LogFile._write)
-        stack.enter_context(patch.object(LogFile, "_write", write))
+        commit = functools.partialmethod(_commit, disk, SessionStore._commit)
+        stack.enter_context(patch.object(SessionStore, "_commit", commit))
         # Nobody is compiling on another thread: there is nothing to wait for.
         stack.enter_context(patch("rootlace.runtime.engine.core.COMPILING_SECONDS", 0))
         yield
 
 
-def _write(file: LogFile, disk: Disk, write: Callable[..., None], data: bytes) -> None:
-    disk.write(write, file, data)
+def _commit(store: SessionStore, disk: Disk, commit: Callable[[SessionStore], None]) -> None:
+    disk.commit(commit, store)
 
 
 SEED_OF_THE_GATEWAY = 123456789

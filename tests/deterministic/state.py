@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import errno
 import math
 import random
+import sqlite3
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
-from rootlace.runtime.server.session_store import Journal, LogFile
+from rootlace.runtime.server.session_store import SessionStore
 
 if TYPE_CHECKING:
     from tests.deterministic.clock import VirtualLoop
@@ -21,10 +21,10 @@ class Disk:
 
     full = False
 
-    def write(self, write: Callable[[LogFile, bytes], None], file: LogFile, data: bytes) -> None:
+    def commit(self, commit: Callable[[SessionStore], None], store: SessionStore) -> None:
         if self.full:
-            raise OSError(errno.ENOSPC, "No space left on device")
-        write(file, data)
+            raise sqlite3.OperationalError("database or disk is full")
+        commit(store)
 
 
 class DiskThread:
@@ -58,12 +58,10 @@ class DiskThread:
             future.set_exception(error)
 
 
-def kill(journal: Journal) -> None:
+def kill(store: SessionStore) -> None:
     """Its process is gone: what it has not written is lost, and it writes nothing any more."""
-    thread: Any = journal._thread
+    thread: Any = store._thread
     thread.die()
-    if journal._log is not None:
-        journal._log.close()
-        journal._log = None
-    journal._retry_at = math.inf
-    journal._lock.close()
+    store._retry_at = math.inf
+    store._file.close()
+    store._lock.close()

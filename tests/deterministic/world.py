@@ -24,7 +24,7 @@ from rootlace.runtime.replicas import Apart, Replicas
 from rootlace.runtime.server.chat_template import ChatTemplate
 from rootlace.runtime.server.programs import ProgramServer
 from rootlace.runtime.server.served_model import ServedModel
-from rootlace.runtime.server.session_store import Journal
+from rootlace.runtime.server.session_store import SessionStore
 from rootlace.wire import protocol
 from rootlace.wire.errors import ServerUnavailable
 from rootlace.wire.protocol import Chunk, Welcome
@@ -93,7 +93,7 @@ class World:
         """Of all frames that programs were sent."""
         self.folder = TemporaryDirectory(prefix="world-")
         self.disk = Disk()
-        self._journal: Journal | None = None
+        self._store: SessionStore | None = None
         self._server: ProgramServer | None = None
         self._starting: asyncio.Task[None] | None = None
         """The gateway that comes after one that ended, until it is there."""
@@ -153,12 +153,12 @@ class World:
         config = GatewayConfig(model="none", program_address=ADDRESS, cache_reports="all")
         if shape.state:
             folder = Path(self.folder.name)
-            self._journal = Journal(folder, self.loop.call_later, self.loop.time, 3000)
+            self._store = SessionStore(folder, self.loop.call_later, self.loop.time)
         client = await self._start_engine(engine)
         self.gateway = ServedModel(
             config, client, tokens.tokenizer(), ChatTemplate(None), (tokens.eos(),)
         )
-        self._server = ProgramServer(self.gateway, self._journal)
+        self._server = ProgramServer(self.gateway, self._store)
         self._server.start()
 
     async def _start_engine(self, config: EngineConfig) -> EngineClient | Replicas:
@@ -186,9 +186,9 @@ class World:
         if gateway is not None:
             gateway.close()
             await gateway.engine.stop()
-        if self._journal is not None:
-            self._journal.close()
-            self._journal = None
+        if self._store is not None:
+            self._store.close()
+            self._store = None
 
     def _gone(self, reason: str) -> None:
         """The engine is gone for good: the runtime ends, and its operator starts it again."""
@@ -211,9 +211,9 @@ class World:
             return
         for line in self.lines():
             line.cut()
-        if self._journal is not None:
-            kill(self._journal)
-            self._journal = None
+        if self._store is not None:
+            kill(self._store)
+            self._store = None
         if self._starting is not None:
             if not self._starting.cancelling():  # it is killed once
                 self._starting.cancel()

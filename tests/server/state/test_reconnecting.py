@@ -13,7 +13,7 @@ import pytest
 from rootlace.client.connection import Connection
 from rootlace.runtime.model.checkpoint.source import FolderSource
 from rootlace.runtime.server.programs import ProgramServer
-from rootlace.runtime.server.session_store import Journal
+from rootlace.runtime.server.session_store import SessionStore
 from rootlace.runtime.server.tokenizer import Tokenizer
 from rootlace.wire.protocol import (
     Append,
@@ -42,14 +42,14 @@ async def server(tokenizer: Tokenizer, folder: Path, state: bool) -> AsyncIterat
     """One whose engine waits to be stepped."""
     engine = FakeEngine(tokenizer.vocab_size, paused=True)
     gateway, _ = make_gateway(tokenizer, engine, program_address=f"ipc://{folder}/programs")
-    journal = Journal(folder / "state") if state else None
-    programs = ProgramServer(gateway, journal)
+    store = SessionStore(folder / "state") if state else None
+    programs = ProgramServer(gateway, store)
     programs.start()
     yield engine
     await programs.stop()
     gateway.close()
-    if journal is not None:
-        journal.close()
+    if store is not None:
+        store.close()
 
 
 class Client:

@@ -17,7 +17,7 @@ from rootlace.runtime.model.checkpoint.source import FolderSource
 from rootlace.runtime.server import session_log
 from rootlace.runtime.server.session import Session
 from rootlace.runtime.server.session_log import attach
-from rootlace.runtime.server.session_store import Journal
+from rootlace.runtime.server.session_store import SessionStore
 from rootlace.runtime.server.tokenizer import Tokenizer
 from rootlace.wire import protocol
 from rootlace.wire.errors import StateLost
@@ -65,7 +65,7 @@ class World:
 
     def _open(self) -> None:
         self.gateway, self.engine = make_gateway(self._tokenizer, eos=(2,))
-        self.journal = Journal(self._folder, min_log_bytes=2000)
+        self.store = SessionStore(self._folder)
         hello = HELLO
         if not self._first:
             unanswered = self._unanswered
@@ -73,7 +73,7 @@ class World:
                 HELLO, heard=unanswered.heard, chunks=unanswered.chunks()
             )
         self._first = False
-        log = attach(self.journal, hello, "")
+        log = attach(self.store, hello, "")
         self.session: Session = self.gateway.open_session(self._on_the_way.append, log=log)
 
     def send(self, *ops: Op) -> None:
@@ -94,8 +94,9 @@ class World:
         self._on_the_way = []
         self.session.close()  # of which nothing is written
         self.gateway.close()
-        self.journal._thread.shutdown()  # a killed process has no threads that go on
-        self.journal._lock.close()
+        self.store._thread.shutdown()  # a killed process has no threads that go on
+        self.store._file.close()
+        self.store._lock.close()
         self._open()
         again = [self._ops[number] for number, _ in self._unanswered.take()]
         self.send(*again)
@@ -115,7 +116,7 @@ class World:
     def close(self) -> None:
         self.session.close()
         self.gateway.close()
-        self.journal.close()
+        self.store.close()
 
 
 def program(rng: random.Random) -> list[Op]:
@@ -226,72 +227,72 @@ async def test_a_stream_of_which_the_client_has_more_is_lost_and_not_repeated(
     tokenizer = read_tokenizer(demo_model)
     engine = FakeEngine(tokenizer.vocab_size, paused=True)
     gateway, _ = make_gateway(tokenizer, engine)
-    journal = Journal(tmp_path)
-    session = gateway.open_session(lambda _: None, log=attach(journal, HELLO, ""))
+    store = SessionStore(tmp_path)
+    session = gateway.open_session(lambda _: None, log=attach(store, HELLO, ""))
     stream = Generate(3, 1, params=SamplingParams(max_tokens=20), stream=True)
     session.handle([Open(1, 1), Append(2, 1, (Text("Once"),)), stream])
     await until(lambda: bool(engine.running))
     for _ in range(kept_tokens):
         engine.step()
     session.close()
-    journal.close()
+    store.close()
 
-    journal = Journal(tmp_path)
+    store = SessionStore(tmp_path)
     hello = msgspec.structs.replace(HELLO, heard=2, chunks=((3, 0, 40, 12),))
     frames: list[list[Event]] = []
-    session = gateway.open_session(frames.append, log=attach(journal, hello, ""))
+    session = gateway.open_session(frames.append, log=attach(store, hello, ""))
     session.handle([stream])
     await until(lambda: bool(frames))
     ((failed,),) = frames
     assert isinstance(failed, Failed) and failed.code == "state_lost"
     session.close()
     gateway.close()
-    journal.close()
+    store.close()
 
 
 def test_what_is_of_another_model_is_lost(tmp_path: Path) -> None:
-    journal = Journal(tmp_path)
-    attach(journal, HELLO, "", "one")
-    journal.close()
-    journal = Journal(tmp_path)
+    store = SessionStore(tmp_path)
+    attach(store, HELLO, "", "one")
+    store.close()
+    store = SessionStore(tmp_path)
     again = msgspec.structs.replace(HELLO, heard=0)
     with pytest.raises(StateLost, match="'one'"):
-        attach(journal, again, "", "two")
-    assert attach(journal, again, "", "one") is not None
-    journal.close()
+        attach(store, again, "", "two")
+    assert attach(store, again, "", "one") is not None
+    store.close()
 
 
 def test_a_client_that_never_says_what_it_has_is_not_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(session_log, "MAX_UNHEARD", 10)
-    journal = Journal(tmp_path)
-    log = attach(journal, HELLO, "")
+    store = SessionStore(tmp_path)
+    log = attach(store, HELLO, "")
     assert log is not None
     for op in range(1, 10):
         log.emitted(Done(op))
     log.heard(5)
     for op in range(10, 16):
         log.emitted(Done(op))
-    assert journal.find("s") is not None
+    assert store.find("s") is not None
     log.emitted(Done(16))
-    assert journal.find("s") is None
-    journal.close()
+    assert store.find("s") is None
+    store.close()
 
 
 async def test_a_branch_that_a_refusal_broke_stays_broken(demo_model: Path, tmp_path: Path) -> None:
     gateway, _ = make_gateway(read_tokenizer(demo_model), max_message_bytes=4000)
-    journal = Journal(tmp_path)
+    store = SessionStore(tmp_path)
     frames: list[list[Event]] = []
-    session = gateway.open_session(frames.append, log=attach(journal, HELLO, ""))
+    session = gateway.open_session(frames.append, log=attach(store, HELLO, ""))
     session.handle([Open(1, 1), Append(2, 1, (Text("too much " * 2000),))])
     await until(lambda: bool(frames))
     session.close()
-    journal.close()
+    store.close()
 
-    journal = Journal(tmp_path)
+    store = SessionStore(tmp_path)
     hello = msgspec.structs.replace(HELLO, heard=2)
-    session = gateway.open_session(frames.append, log=attach(journal, hello, ""))
+    session = gateway.open_session(frames.append, log=attach(store, hello, ""))
     session.handle([Append(3, 1, (Text("Once"),))])
     await until(lambda: len(frames) == 2)
     refused, failed = (frame[-1] for frame in frames)
@@ -299,7 +300,7 @@ async def test_a_branch_that_a_refusal_broke_stays_broken(demo_model: Path, tmp_
     assert isinstance(failed, Failed) and failed.code == "cancelled"
     session.close()
     gateway.close()
-    journal.close()
+    store.close()
 
 
 async def test_a_branch_whose_adapter_is_not_there_any_more_is_broken(
@@ -309,9 +310,9 @@ async def test_a_branch_whose_adapter_is_not_there_any_more_is_broken(
     frames: list[list[Event]] = []
     for adapters, heard in ((("formal",), None), ((), 2)):
         gateway, _ = make_gateway(tokenizer, FakeEngine(tokenizer.vocab_size, adapters=adapters))
-        journal = Journal(tmp_path)
+        store = SessionStore(tmp_path)
         hello = msgspec.structs.replace(HELLO, heard=heard)
-        session = gateway.open_session(frames.append, log=attach(journal, hello, ""))
+        session = gateway.open_session(frames.append, log=attach(store, hello, ""))
         if heard is None:
             session.handle([Open(1, 1, adapter="formal"), Append(2, 1, (Text("Once"),))])
         else:
@@ -319,7 +320,7 @@ async def test_a_branch_whose_adapter_is_not_there_any_more_is_broken(
         await until(lambda heard=heard: sum(map(len, frames)) == 2 + 2 * bool(heard))
         session.close()
         gateway.close()
-        journal.close()
+        store.close()
     *_, generated, forked = (event for frame in frames for event in frame)
     for event in (generated, forked):
         assert isinstance(event, Failed) and "formal" in event.message, event
