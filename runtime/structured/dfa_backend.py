@@ -1,4 +1,8 @@
-"""One request's place in a grammar on an automaton, whichever kind of grammar it is."""
+"""One request's place in a grammar that runs on an automaton, and the masks that requests share.
+
+token 5 -> DfaMatcher (one request) --place--> DfaStates (all requests of a grammar)
+                                                 place -> mask row; place, token -> next place
+"""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """The normal form of a schema, taken before anything is weakened.
 
-Every schema becomes a union of cases without `not`, `if`, `oneOf` and the like (`conjunction`), a
-case a union of shapes of one type each (`shapes`), whose parts are conjunctions again: those become
-the definitions of the new schema, so recursion stays recursion. What is left are these keywords,
-which the writer of regular forms (`regular`) and the mask (`mask`) read:
+Every schema becomes a union of cases without `not`, `if`, `oneOf` and the like (`cases`). A case is
+a union of shapes of one type each (`type_shapes`). The parts of a shape are conjunctions again:
+these become definitions of the new schema, so recursion stays recursion. `to_regex` and
+`prepare.mask_of` read the keywords that are left:
 
     {"$ref": "#/$defs/s7"}, true, false                a part
     {"anyOf": [of the following, …]}                   a definition, or one of the following alone

@@ -1,10 +1,11 @@
-"""The deterministic byte automaton of a regex, made as far as it is visited.
+"""The deterministic byte automaton of a regex; a state is built when a text first reaches it.
+
+    pattern a|bc      start --a--> accepting
+                        |---b--> s1 --c--> accepting      (s1 exists once a text has begun with b)
 
 A state is a set of the items of `nfa` (subset construction: Rabin & Scott 1959; on demand as in
-Thompson's and RE2's matchers). Whole automata are not built first, as interegular does: a text
-visits few of the states that a pattern has, `(a|b)*a(a|b){20}` has a million of them, and
-minimising takes longer than everything else. What is lost is that equal states are not always one,
-which costs rows of masks, not exactness.
+Thompson's and RE2's matchers). `(a|b)*a(a|b){20}` has a million states, of which a text visits few.
+The automaton is not minimal: equal states cost rows of masks, not exactness.
 """
 
 from __future__ import annotations
