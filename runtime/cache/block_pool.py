@@ -20,10 +20,8 @@ class BlockPool:
      `refs > 0` and `pins == 0` is held by unlocked nodes alone: eviction can free the block.
 
     `evictable` counts such blocks, kept up to date by every operation. All operations take arrays
-    of
-    *distinct* block ids and cost O(len(array)) in NumPy. NumPy converts int32 indices at each use,
-    so
-    each operation converts its ids once.
+    of *distinct* block ids and cost O(len(array)) in NumPy. NumPy converts int32 indices at each
+    use, so each operation converts its ids once.
     """
 
     def __init__(self, num_blocks: int, block_size: int) -> None:

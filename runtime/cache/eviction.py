@@ -34,9 +34,8 @@ class EvictionQueue:
     """Unlocked leaves by rank: a heap with lazy deletion.
 
     Stale entries are skipped on pop, and removed when they outnumber valid entries. A leaf leaves
-    one
-    stale entry behind per use, and with enough memory nothing pops. A push or pop costs O(log n);
-    no operation scans the tree.
+    one stale entry behind per use, and with enough memory nothing pops. A push or pop costs O(log
+    n); no operation scans the tree.
     """
 
     def __init__(self, policy: EvictionPolicy) -> None:

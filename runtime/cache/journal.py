@@ -25,9 +25,8 @@ class PrefixDigests:
 
     A digest depends on the tokens alone, whatever the cuts into nodes. All instances of a `key` use
     the same factors, so two processes agree. Prefixes of equal digest count as the same prefix,
-    which
-    every use must tolerate. Knowledge of the key allows collisions on purpose, so the key is secret
-    where prompts come from strangers.
+    which every use must tolerate. Knowledge of the key allows collisions on purpose, so the key is
+    secret where prompts come from strangers.
     """
 
     def __init__(self, key: bytes = b"") -> None:
@@ -118,10 +117,8 @@ def prefix_keys(space: bytes, tokens: np.ndarray, block_size: int, first: int = 
     """The keys of the prefixes of `tokens` (int32) that end with block `first`, the next one, ...
 
     Only full blocks have keys. A key is the BLAKE2b hash of the space and of all tokens of the
-    prefix.
-    Unlike with sums (`PrefixDigests`), no prompt can be made with the key of another prompt or
-    space.
-    Costs O(tokens) in C, and about 1 us for each key.
+    prefix. Unlike with sums (`PrefixDigests`), no prompt can be made with the key of another prompt
+    or space. Costs O(tokens) in C, and about 1 us for each key.
     """
     data = tokens.astype("<i4", copy=False).data.cast("B")
     step = 4 * block_size

@@ -19,12 +19,10 @@ class Node:
      blocks  | start // block_size | ... | (end - 1) // block_size |     int32
 
     The edge covers positions `start` to `end` of every sequence through the node. `locks` counts
-    the
-    handles that end at this node or below it.
+    the handles that end at this node or below it.
 
     `programs`: the last few programs that used the node, most recent first. `shared`: further
-    programs
-    or other requests used the node, too.
+    programs or other requests used the node, too.
     """
 
     __slots__ = (

@@ -33,17 +33,13 @@ class RadixTree:
     """Cached prefixes, exact to the token. See "Tree and pool" in docs/cache.md.
 
     A *handle* is a lock that ends at a node and holds the node and all its ancestors. The owner of
-    a
-    handle keeps the `Node`, which stays valid, with the same `end`, whatever other operations do. A
-    split leaves the lower half the old node; a merge leaves the child. An edge grows in place only
-    for
-    the one handle that locks it.
+    a handle keeps the `Node`, which stays valid, with the same `end`, whatever other operations do.
+    A split leaves the lower half the old node; a merge leaves the child. An edge grows in place
+    only for the one handle that locks it.
 
     Edges are *maximal*. A node with exactly one child exists only if one of these holds: it is a
-    root;
-    a handle ends at it (then it has more locks than its child); its users differ from its child's.
-    The
-    last case lets eviction separate a program's private suffix from the shared prefix.
+    root; a handle ends at it (then it has more locks than its child); its users differ from its
+    child's. The last case lets eviction separate a program's private suffix from the shared prefix.
 
     Reading costs O(nodes on the path) Python steps and O(tokens) NumPy work.
     """
@@ -149,8 +145,8 @@ class RadixTree:
         """Put `tokens[node.end:end]`, whose KV is in `table`'s blocks, into the tree.
 
         Moves the handle from `node` to the end. Cached tokens keep their blocks, and the caller's
-        blocks
-        for these tokens stay outside. The handle's path (`Node.fill_table`) shows the valid blocks.
+        blocks for these tokens stay outside. The handle's path (`Node.fill_table`) shows the valid
+        blocks.
         """
         node = self.advance(node, tokens, end, program)
         position = node.end
@@ -208,10 +204,8 @@ class RadixTree:
         The count is higher where removing a leaf lets its neighbours merge.
 
         A leaf is trimmed from its end, only as far as needed. A leaf inside a block of a locked
-        ancestor
-        frees nothing and is removed all the same. Considering such a leaf again each time would
-        cost more
-        than its few tokens are worth.
+        ancestor frees nothing and is removed all the same. Considering such a leaf again each time
+        would cost more than its few tokens are worth.
         """
         # Counted by the pool: a merge after a removal may free a partial block as well.
         before = self.pool.free
@@ -398,8 +392,7 @@ def check_cache(tree: RadixTree, handles: list[Node], held: list[np.ndarray]) ->
     """Recompute every invariant of tree and pool; raise AssertionError at the first broken one.
 
     `handles`: every existing handle. `held`: the blocks that sequences hold by themselves, one
-    array
-    per sequence. O(nodes + tokens).
+    array per sequence. O(nodes + tokens).
     """
     pool = tree.pool
     refs = np.zeros(pool.num_blocks, np.int32)

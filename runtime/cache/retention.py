@@ -38,8 +38,7 @@ class Expiry:
     """Tokens that requests with a time to live added to the tree.
 
     The last use is checked each time the time is over, so tokens go between once and twice that
-    time
-    after their last use.
+    time after their last use.
     """
 
     def __init__(self, tree: RadixTree, clock: Callable[[], float]) -> None:

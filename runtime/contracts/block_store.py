@@ -18,8 +18,7 @@ class TransferConfig(msgspec.Struct, frozen=True):
     """How an engine transfers blocks to other engines.
 
     At most `bytes` of blocks wait for takers, in one `memory` (a file descriptor) of all engines or
-    of
-    each engine. `host`: the interface of this machine that the other engines reach.
+    of each engine. `host`: the interface of this machine that the other engines reach.
     """
 
     by: TransferKind
@@ -38,8 +37,7 @@ class Transfer(Protocol):
     The gateway assigns slots. A giver puts a block into a slot of its own and reports the slot's
     `address` and the checksum of key and content. The gateway tells the taker. The taker takes the
     blocks that its tree lacks one after the other and compares checksums. A giver waits for no
-    taker,
-    and a block that does not come is computed.
+    taker, and a block that does not come is computed.
 
     One thread calls `put`, another one `expect` and `take`. Both may wait, `take` for seconds.
     """
@@ -136,8 +134,7 @@ class HandedState(StoreState, Protocol):
     """A store shared with other engines (see `Transfer`).
 
     A SAVE goes to a slot that other engines know. A fetch reads a local slot that stands for a slot
-    of
-    a giver.
+    of a giver.
     """
 
     def checksum(self, slot: int) -> int:

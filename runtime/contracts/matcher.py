@@ -21,8 +21,7 @@ class Matcher(Protocol):
 
     Token ids are the model's. "The text" is the bytes of the tokens taken in so far, with special
     tokens, which have no bytes (only structural tags allow special tokens). By default a matcher
-    has
-    no shared masks and no automaton, and `advance` refuses no token that the mask allowed.
+    has no shared masks and no automaton, and `advance` refuses no token that the mask allowed.
     """
 
     ready: MaskRow | None = None
@@ -38,12 +37,10 @@ class Matcher(Protocol):
         """Write `allowed_mask` packed: contiguous int32 [ceil(vocab_size / 32)].
 
         Bit i of word w is token 32w + i; bits beyond the vocabulary are 0. May run on another
-        thread than
-        the other methods, but never beside one of them. All 0 after the end of the sequence, and
-        where the
-        mask exceeds the constraint's bounds (then `error` says so): nothing can follow. `out` may
-        be a
-        torch tensor on the CPU. Raises ValueError (TypeError) if `out` does not fit.
+        thread than the other methods, but never beside one of them. All 0 after the end of the
+        sequence, and where the mask exceeds the constraint's bounds (then `error` says so): nothing
+        can follow. `out` may be a torch tensor on the CPU. Raises ValueError (TypeError) if `out`
+        does not fit.
         """
 
     def mask_row(self) -> MaskRow | None:
@@ -65,10 +62,8 @@ class Matcher(Protocol):
         """The text's state in an automaton that a device can advance by itself.
 
         Masks and steps equal those of `fill_bitmask` and `advance`, except that the end of the
-        sequence
-        leads to a dead state. None without an automaton, or before it is built: the first call
-        starts the
-        build on another thread.
+        sequence leads to a dead state. None without an automaton, or before it is built: the first
+        call starts the build on another thread.
         """
         return None
 
@@ -76,17 +71,16 @@ class Matcher(Protocol):
         """Take a token in. False if the constraint forbids the token.
 
         After False nothing has changed, except that `error` gives the reason. An end-of-sequence
-        token is
-        taken where the text is complete; afterwards only `rollback` and `reset` are useful.
+        token is taken where the text is complete; afterwards only `rollback` and `reset` are
+        useful.
         """
 
     def try_advance_fast(self, token_id: int, jumps: bool) -> bool:
         """`advance` for the common case, as cheap as possible.
 
         Takes in an allowed token that plainly neither completes the text nor, with `jumps`, leads
-        to forced
-        tokens. Otherwise returns False, with nothing changed: call `advance` and the other methods.
-        `token_id` is in the vocabulary.
+        to forced tokens. Otherwise returns False, with nothing changed: call `advance` and the
+        other methods. `token_id` is in the vocabulary.
         """
         return False
 
@@ -114,8 +108,7 @@ class Matcher(Protocol):
         """The next tokens of the canonical tokenization of every complete text.
 
         Special tokens are included. The list ends where texts differ; see `canonical`. The tokens
-        are not
-        taken in.
+        are not taken in.
         """
 
     def rollback(self, count: int) -> None:
@@ -140,8 +133,7 @@ class Matcher(Protocol):
         alternative.
 
         Returns the count of undone tokens (0: only the refused token is sampled again). Returns
-        None if no
-        alternative is left or the tries are used up; then `error` says so.
+        None if no alternative is left or the tries are used up; then `error` says so.
         """
 
     def error(self) -> str:

@@ -87,14 +87,11 @@ class EngineRequest(msgspec.Struct, frozen=True, omit_defaults=True, eq=False, t
 
     `token_ids` is the prompt, `output_ids` the output of an earlier engine (both int32); the latter
     counts toward `max_tokens`. In `params`, `n` is 1, `seed` is set, and `max_tokens` is a number
-    (0:
-    only prefill). `stop_token_ids` holds every id that ends the request (EOS included unless
-    ignored).
-    The gateway checks stop strings.
+    (0: only prefill). `stop_token_ids` holds every id that ends the request (EOS included unless
+    ignored). The gateway checks stop strings.
 
     With `report`, the first update explains the length of the cached prefix, from the request's
-    `own`
-    namespace or from `all`.
+    `own` namespace or from `all`.
 
     The first token is emitted at once, later tokens in groups of `emit_every`, at most once in
     `emit_seconds`, and the rest at the end. So streams that need no single tokens save messages.
@@ -107,8 +104,7 @@ class EngineRequest(msgspec.Struct, frozen=True, omit_defaults=True, eq=False, t
 
     A `suspected` request was in a step in which an engine died. The request is computed alone until
     its known tokens, and its first `suspected` tokens, are computed. A `resumed` request was
-    admitted
-    by another engine, so a full queue does not refuse it.
+    admitted by another engine, so a full queue does not refuse it.
 
     `handling` is the client's, except for `cache.share`, which `namespace` expresses.
 
@@ -158,22 +154,17 @@ class EngineOutput(msgspec.Struct, omit_defaults=True, eq=False, tag="update"):
     """New tokens of a request, and at the end the reason of the end.
 
     `finish` is "stop", "length", "abort" or "error" (then `code` and `error` say more). On "stop"
-    by a
-    token, `token_ids` includes the token and `matched` names it. `forced`: ascending indices of
-    `token_ids` that the constraint forced. `cached_tokens`, `queued` (seconds from arrival to
+    by a token, `token_ids` includes the token and `matched` names it. `forced`: ascending indices
+    of `token_ids` that the constraint forced. `cached_tokens`, `queued` (seconds from arrival to
     admission) and a requested `report` come with the first update. `pin`, the id of a new pin,
-    comes
-    then or with `finish`.
+    comes then or with `finish`.
 
     `scores` has one row per token of `token_ids`. `prompt_targets` (int32) are the prompt's tokens
-    from
-    index `prompt_logprobs_from` on. `prompt_scores` has one row for each of these except the
-    prompt's
-    first token, which has no log-probability. Both come with the last prefill chunk.
+    from index `prompt_logprobs_from` on. `prompt_scores` has one row for each of these except the
+    prompt's first token, which has no log-probability. Both come with the last prefill chunk.
 
     `accepted`: ascending indices of `token_ids` that were drafted. `rejected`: drafted tokens since
-    the
-    last update that are not in the output.
+    the last update that are not in the output.
 
     `vector` (float32) is the result of a `pooling`; it comes with `finish`.
     """
@@ -230,14 +221,11 @@ class TreeNode(msgspec.Struct, frozen=True, omit_defaults=True):
     """An edge of the tree: the positions `start` to `end` of every sequence through it.
 
     `head` and `tail` are the first and last tokens (the tail only where the head is not all).
-    `parent`
-    is another node's id, 0 at a root. `children` counts all children, also those outside the page.
-    `from_disk`: count of blocks that were evicted and read back. `requests`: requests running
-    through
-    the node. `uses`: requests ever. `programs`: the last running programs. `pins`: pins that hold
-    the
-    node. `idle_seconds`: since its last use. The gateway adds the texts of head and tail, and the
-    `replica` where there are several.
+    `parent` is another node's id, 0 at a root. `children` counts all children, also those outside
+    the page. `from_disk`: count of blocks that were evicted and read back. `requests`: requests
+    running through the node. `uses`: requests ever. `programs`: the last running programs. `pins`:
+    pins that hold the node. `idle_seconds`: since its last use. The gateway adds the texts of head
+    and tail, and the `replica` where there are several.
     """
 
     id: int
@@ -300,8 +288,7 @@ class StepRecord:
     """A shared-memory file that says which requests the engine's steps in flight have.
 
     The file is read after the engine's death. Content: int64 [STEPS, 1 + 2 rows]: the row count of
-    each
-    step in flight, request ids, context lengths.
+    each step in flight, request ids, context lengths.
     """
 
     def __init__(self, path: Path, max_rows: int) -> None:
@@ -413,8 +400,7 @@ class GetTree(_Message, tag="tree"):
     """Ask for a page of the tree. Answered by `Tree`.
 
     The page has at most `limit` nodes of one namespace (None: all), from the roots or below the
-    node
-    `under`.
+    node `under`.
     """
 
     ticket: int
@@ -454,8 +440,7 @@ class Offered(_Message, tag="offered", eq=False):
     """Offer blocks for the request `rid`, which comes next.
 
     Blocks from number `first` on of `token_ids` (int32) lie in these slots, with these checksums,
-    at the
-    engine whose `Ready.handed_at` is `source`.
+    at the engine whose `Ready.handed_at` is `source`.
     """
 
     rid: int
@@ -498,8 +483,7 @@ class Ready(_Message, tag="ready"):
     `labels`: count of scores of a classifier's head; 0: no head; None: the model gives logits.
     `adapters`: names that requests may use. `adapter_contents`: their digests, if there are offload
     levels (`kv_space`). `handed_slots`: slots for blocks given to other engines, which need
-    `handed_at`
-    (`contracts.block_store`).
+    `handed_at` (`contracts.block_store`).
     """
 
     pid: int
@@ -566,8 +550,7 @@ class Heartbeat(_Message, tag="heartbeat"):
     """Sent about once a second, whatever the engine's loop is doing.
 
     `turns` counts the loop's turns, idle ones too: a constant count means a hung loop or a long
-    step. A
-    suspended process, or one whose interpreter is held, sends no heartbeat.
+    step. A suspended process, or one whose interpreter is held, sends no heartbeat.
     """
 
     turns: int
@@ -591,10 +574,8 @@ class CacheChanged(_Message, tag="changed", eq=False):
     """Changes of the cache since the last message: digests (uint64) of prefixes added and removed.
 
     `below`: the same for each changed offload level. `fresh`: all earlier messages are void, for
-    pool
-    and levels. `number`s are consecutive. Sent before the updates of the steps that changed the
-    cache,
-    by an engine that is one of several of a model.
+    pool and levels. `number`s are consecutive. Sent before the updates of the steps that changed
+    the cache, by an engine that is one of several of a model.
     """
 
     number: int

@@ -36,8 +36,7 @@ class StepCost:
     + pair * (pairs of a prompt token and a token it attends to)`.
 
     `max_step_tokens` is the budget of the described engine. `source`: origin of the figures, and
-    whether
-    measured.
+    whether measured.
     """
 
     step: float
@@ -82,8 +81,7 @@ class MaskTable(Protocol):
     """Packed masks that requests share, one row per state; a filled row never changes.
 
     Every row in a plan is filled. `rows` may be replaced by a larger array with the same leading
-    rows.
-    An executor may cache rows on its device, by `key` (unique in the process).
+    rows. An executor may cache rows on its device, by `key` (unique in the process).
     """
 
     @property
@@ -102,8 +100,7 @@ class MaskRow:
     """A row of a mask table.
 
     A known `address` means that the row is filled, and is the memory of its words (the
-    vocabulary's) as
-    long as the table exists.
+    vocabulary's) as long as the table exists.
     """
 
     table: MaskTable
@@ -116,8 +113,7 @@ class SteppedAutomaton:
     """A complete automaton over tokens, which a device advances by itself.
 
     `key` is unique in the process. Tokens of one class do the same to every state; -1 is forbidden.
-    The
-    end of the sequence is no step: after it the state is -1.
+    The end of the sequence is no step: after it the state is -1.
     """
 
     key: int
@@ -145,27 +141,20 @@ class SampleRow:
     Not frozen, as creation would be ten times slower, once per row and step.
 
     `token_ids` are all tokens of the sequence so far (int32, prompt then output); the output starts
-    at
-    `prompt_len`: penalties need both. The sampled token is number `len(token_ids)` of the sequence.
-    Sampling depends on (params.seed, that number) alone. `mask` is a packed bitmask over the
-    vocabulary
-    (int32 words, bit i of word w = token 32w+i allowed), a row of a mask table, or None where every
-    token is allowed. `mask` is readable only after `StepPlan.wait_for_masks`. `banned`: token ids
-    that
-    must not be sampled now (the stop tokens, before `min_tokens`).
+    at `prompt_len`: penalties need both. The sampled token is number `len(token_ids)` of the
+    sequence. Sampling depends on (params.seed, that number) alone. `mask` is a packed bitmask over
+    the vocabulary (int32 words, bit i of word w = token 32w+i allowed), a row of a mask table, or
+    None where every token is allowed. `mask` is readable only after `StepPlan.wait_for_masks`.
+    `banned`: token ids that must not be sampled now (the stop tokens, before `min_tokens`).
 
     With `source` >= 0 the row's last token is unknown: the result of sample number `source` of the
-    plan
-    launched before, and its place is behind `token_ids`. `automaton` is the constraint's state
-    before
-    the unknown token (before the sampled token, if all are known); the device advances the state. A
-    row
-    that needs the host for mask or penalties is `late`, and its fields are not final (see
-    `StepPlan.late`). `simple`: the best allowed token is taken.
+    plan launched before, and its place is behind `token_ids`. `automaton` is the constraint's state
+    before the unknown token (before the sampled token, if all are known); the device advances the
+    state. A row that needs the host for mask or penalties is `late`, and its fields are not final
+    (see `StepPlan.late`). `simple`: the best allowed token is taken.
 
     A sample follows the row's last token but `back`. So a row with drafted tokens has several
-    samples,
-    one behind each: `token_ids` then end with as much of the draft.
+    samples, one behind each: `token_ids` then end with as much of the draft.
     """
 
     row: int
@@ -218,11 +207,9 @@ class StepPlan:
     """One step. Shapes: T new tokens, R rows, C copies, D duplicates; all arrays are NumPy.
 
     Order of effects: first every copy (its rows were computed in earlier steps); then each layer
-    writes
-    the T new keys and values to `slots`. Those of `duplicate_tokens` are written a second time to
-    `duplicate_slots` (partial blocks shared within this very step). Only then the layer attends. A
-    slot
-    is `block * block_size + offset`; a token's slot follows from its row's table.
+    writes the T new keys and values to `slots`. Those of `duplicate_tokens` are written a second
+    time to `duplicate_slots` (partial blocks shared within this very step). Only then the layer
+    attends. A slot is `block * block_size + offset`; a token's slot follows from its row's table.
     """
 
     step: int
@@ -302,15 +289,13 @@ class StepResult:
     """The executor's results: one token per `plan.samples`, and requested scores.
 
     `scores[i]` belongs to `samples[i]` (None unless its params ask for logprobs). Log-probabilities
-    are
-    of the model's own distribution: log-softmax of the raw logits, before penalties, temperature
-    and
-    masks, as OpenAI and sglang report. `prompt_scores[j]` belongs to `plan.prompt_scores[j]`.
-    `pooled[k]`, float32 [tokens, hidden or labels], belongs to `plan.pooled[k]`.
+    are of the model's own distribution: log-softmax of the raw logits, before penalties,
+    temperature and masks, as OpenAI and sglang report. `prompt_scores[j]` belongs to
+    `plan.prompt_scores[j]`. `pooled[k]`, float32 [tokens, hidden or labels], belongs to
+    `plan.pooled[k]`.
 
     A token id of -1 means that the row has no distribution to sample from: nothing is allowed, or
-    the
-    logits are not numbers. Only that request failed.
+    the logits are not numbers. Only that request failed.
     """
 
     token_ids: np.ndarray  # [S] int32
@@ -323,8 +308,7 @@ class ExecutorLost(Exception):
     """Raised when the executor cannot run any further step in this process.
 
     Some faults of a GPU end its context, and the weights may turn out to be damaged. The process
-    must
-    end and be started again.
+    must end and be started again.
     """
 
 
@@ -332,12 +316,9 @@ class Executor(Protocol):
     """Runs plans, in launch order. Implementations: the model runner, and the simulated executor.
 
     At most two plans are launched and not collected. A step's effects on the KV memory come after
-    those
-    of every plan launched before it, in whatever order the plans are collected. A late plan is
-    sampled
-    before the next launch. When a step fails, the step behind it is still sampled and collected,
-    and its
-    result dropped.
+    those of every plan launched before it, in whatever order the plans are collected. A late plan
+    is sampled before the next launch. When a step fails, the step behind it is still sampled and
+    collected, and its result dropped.
     """
 
     @property

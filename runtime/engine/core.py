@@ -71,10 +71,8 @@ class Steps:
     """Takes plans from the scheduler to the executor, and results back.
 
     With `overlap`, a step is launched while the step before it runs; then the result of the step
-    before
-    is waited for and committed. The executor never waits for the host as long as planning takes
-    less
-    than a step. Updates of a step are sent as soon as its result is there.
+    before is waited for and committed. The executor never waits for the host as long as planning
+    takes less than a step. Updates of a step are sent as soon as its result is there.
     """
 
     def __init__(
@@ -90,8 +88,7 @@ class Steps:
         """`send` receives updates that should not wait until the step is over.
 
         `record` receives the step in flight, `note` the seconds of each step. `move` moves blocks
-        between the
-        pool and offload levels.
+        between the pool and offload levels.
         """
         self._scheduler = scheduler
         self._executor = executor
@@ -434,14 +431,10 @@ class EngineLoop:
 
     `receive(timeout_ms)` returns messages that have come, waiting at most that long for the first;
     `send` sends messages. `compiler` compiles constraints on its own threads while other requests
-    go
-    on. With `jump_forward`, forced tokens are appended without sampling, if the constraint allows
-    it.
-    `overlap`, `record`, `move`: see `Steps`. Without work, `prepare` is called until it returns
-    False;
-    each call should be short. `executor_stats` adds to `stats`. `telling` reports to a router of
-    several
-    engines.
+    go on. With `jump_forward`, forced tokens are appended without sampling, if the constraint
+    allows it. `overlap`, `record`, `move`: see `Steps`. Without work, `prepare` is called until it
+    returns False; each call should be short. `executor_stats` adds to `stats`. `telling` reports to
+    a router of several engines.
     """
 
     def __init__(

@@ -117,8 +117,8 @@ def open_tiers(
     """Open the configured levels (`CacheConfig.tiered`), shared among `engines` engines.
 
     Returns None if the disk fails, which is logged. `transfer`: block transfer between engines, if
-    any.
-    Raises `InvalidRequest` for an unusable folder, unreadable adapters, and an impossible transfer.
+    any. Raises `InvalidRequest` for an unusable folder, unreadable adapters, and an impossible
+    transfer.
     """
     cache = config.cache
     try:

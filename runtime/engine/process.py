@@ -130,8 +130,7 @@ def prepare(compiler: GrammarCompiler) -> None:
     """Prepare all tables of the compiler, and exempt them from garbage collection.
 
     Each token of the vocabulary has objects: with 150,000 tokens a full collection stopped the loop
-    for
-    0.13 s.
+    for 0.13 s.
     """
     compiler.prepare()
     gc.freeze()

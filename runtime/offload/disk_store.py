@@ -54,8 +54,7 @@ def open_folder(root: Path, identity: bytes, most_bytes: int, engines: int = 1) 
     A folder in use by another process is skipped. `engines` engines of the identity get one each.
 
     Unused folders of other identities are deleted, the least recently used first, until these take
-    half
-    of `most_bytes`; the rest of their bytes is unavailable. Raises OSError.
+    half of `most_bytes`; the rest of their bytes is unavailable. Raises OSError.
     """
     root.mkdir(parents=True, exist_ok=True, mode=0o700)
     turn = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -287,8 +286,7 @@ class SlotFile:
         """Close the files, after recording the order of eviction.
 
         `wanted`: slots in use in order of eviction -> whether a request asked for the block. The
-        next start
-        goes on in this order. Raises OSError if writing fails, with the files closed.
+        next start goes on in this order. Raises OSError if writing fails, with the files closed.
         """
         try:
             if wanted is not None:

@@ -106,8 +106,7 @@ def block_seconds(file: SlotFile, folder: Path, kept: Sequence[Kept]) -> float:
     """Measured seconds to read a block and its checksum in random order.
 
     Reads existing blocks or, if few, a temporary file: at most 32 blocks and 32 MiB, at least one
-    block.
-    Raises OSError.
+    block. Raises OSError.
     """
     size = file.block_bytes
     count = min(max(PROBE_BYTES // size, 1), _MOST)
@@ -154,9 +153,8 @@ class HandedBlocks:
     """The file of a `SlotStore` of transferred blocks.
 
     `write` fills slots that the gateway has given this engine and takers know. `read` takes local
-    slots,
-    each of which stands for a giver's slot (`offer`). A slot overwritten meanwhile has another
-    checksum.
+    slots, each of which stands for a giver's slot (`offer`). A slot overwritten meanwhile has
+    another checksum.
     """
 
     path = Path("blocks of other engines") / "slots"

@@ -362,8 +362,7 @@ class SlotStore:
     """A `Writer` and a `Reader` of one file: see `StoreState` and `StoreMemory`.
 
     A failed write switches the store off, with a warning; so does a read that hangs. No read or
-    write
-    follows.
+    write follows.
     """
 
     def __init__(

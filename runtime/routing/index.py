@@ -24,8 +24,7 @@ class HolderSets:
     """Sets of replicas as bits of integers, each stored once under a number.
 
     A number is valid while entries use it; the empty set is always 0. Blocks of one prompt mostly
-    have
-    the same holders, so there are far fewer sets than blocks.
+    have the same holders, so there are far fewer sets than blocks.
     """
 
     def __init__(self, most: int = MOST_SETS) -> None:
@@ -96,12 +95,9 @@ class PrefixIndex:
     """Prefix digest (uint64) -> replicas that hold the prefix.
 
     A replica that holds a prefix holds all shorter ones, too. At most `most` prefixes are known;
-    further
-    ones are ignored until others go. The table has a bucket of slots for each few digests,
-    allocated
-    once: 24 bytes for each of `most` (the system commits used pages only), plus `HolderSets`. So
-    the
-    index never pauses to grow or to rehash.
+    further ones are ignored until others go. The table has a bucket of slots for each few digests,
+    allocated once: 24 bytes for each of `most` (the system commits used pages only), plus
+    `HolderSets`. So the index never pauses to grow or to rehash.
     """
 
     def __init__(self, most: int = MOST_ENTRIES) -> None:
@@ -221,10 +217,8 @@ class PrefixIndex:
         """How many of a prompt's `digests` replicas hold: (count, replicas as bits), fewest first.
 
         `digests` (uint64) are of the prompt's prefixes, the shortest first. Replicas with none are
-        left out.
-        Costs O(log) lookups for each different count, of which there are few, the longest prefixes
-        first.
-        The total is bounded: beyond it some replicas are reported with fewer.
+        left out. Costs O(log) lookups for each different count, of which there are few, the longest
+        prefixes first. The total is bounded: beyond it some replicas are reported with fewer.
         """
         return self.longest(digests.item, len(digests))
 

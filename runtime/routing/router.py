@@ -37,8 +37,7 @@ class BelowPools:
     """Blocks in the offload levels of all replicas, and read times.
 
     One table per level, by the keys that engines report (`Below`): as many blocks as `replicas`
-    have
-    there, at most `most`.
+    have there, at most `most`.
     """
 
     def __init__(self, replicas: int, most: int) -> None:
@@ -78,9 +77,8 @@ class BelowPools:
         """Which replicas would read which blocks of a prompt.
 
         The prompt has `blocks` blocks, and its prefix up to block `at` has the key `key(at)`.
-        `held`: blocks
-        in pools (`PrefixIndex.match`); reads begin behind these, at each level behind the levels
-        above.
+        `held`: blocks in pools (`PrefixIndex.match`); reads begin behind these, at each level
+        behind the levels above.
         """
         here = 0
         for _, replicas in held:
@@ -133,8 +131,7 @@ class Coming:
     """Prompts not computed yet, by the first block that each computes.
 
     A prompt that shares more than the replica's cached prefix shares that block. So a prompt costs
-    one
-    entry.
+    one entry.
     """
 
     def __init__(self) -> None:
@@ -197,12 +194,9 @@ class RouterConfig:
     """Configuration of a `Router`.
 
     `block_size`: block of the reported prefixes. `capacity`: tokens of a replica's KV pool. `cost`:
-    cost
-    of its steps. `spread`: weight of recomputing a token that another replica has, with a full
-    pool: a
-    duplicate leaves less room for other prefixes. `empty`: part of `spread` that counts with an
-    empty
-    pool. `space_of`: prefix of the keys of offloaded blocks (`prefix_keys`).
+    cost of its steps. `spread`: weight of recomputing a token that another replica has, with a full
+    pool: a duplicate leaves less room for other prefixes. `empty`: part of `spread` that counts
+    with an empty pool. `space_of`: prefix of the keys of offloaded blocks (`prefix_keys`).
     """
 
     replicas: int
@@ -221,14 +215,12 @@ class Router:
 
     A replica's price for a request is the time until its first token there. The parts: the prompts
     before the request and its uncached tokens, both slowed by decode rows; the delay of first
-    tokens
-    that the replica owes; and with a full pool the wait for room.
+    tokens that the replica owes; and with a full pool the wait for room.
 
     Prompts in flight count as cached where they were sent. So requests that arrive together with a
     shared prefix stay together, a program's branches among them. A popular prefix makes its replica
     busy, until another replica is cheaper, computes the prefix and then holds it, too. Offloaded
-    blocks
-    count as computed in the time of reading, if that is less.
+    blocks count as computed in the time of reading, if that is less.
     """
 
     def __init__(self, config: RouterConfig) -> None:
@@ -310,8 +302,7 @@ class Router:
         """The replica for a prompt (int32), with about `output` tokens to generate.
 
         The caller reports the first token and the end. Ties go to `prefer`. Replicas of `avoid`,
-        which are
-        not all replicas, are excluded. Raises ValueError when all replicas are lost.
+        which are not all replicas, are excluded. Raises ValueError when all replicas are lost.
         """
         if len(self._dead) == self._config.replicas:
             raise ValueError("all replicas are lost")

@@ -52,12 +52,11 @@ class RunningSet:
     """Running and preempted requests, both in order of first admission.
 
     *Headroom.* Each running request is promised the blocks of its remaining prompt and next
-    outputs.
-    `reserve` limits these outputs, and so does the request's own maximum. Admission requires that
-    the available blocks cover all promises and the new request's. With nothing running, admission
-    always succeeds. `reserve` doubles with every preemption and shrinks by 0.2 % per step, between
-    8
-    and 4096 tokens (`Headroom`). So preemptions stay rare although output lengths are unknown.
+    outputs. `reserve` limits these outputs, and so does the request's own maximum. Admission
+    requires that the available blocks cover all promises and the new request's. With nothing
+    running, admission always succeeds. `reserve` doubles with every preemption and shrinks by 0.2 %
+    per step, between 8 and 4096 tokens (`Headroom`). So preemptions stay rare although output
+    lengths are unknown.
 
     *Preemption.* The victim has the lowest priority and the fewest tokens to compute again.
     Tokens that other running requests share do not count. Ties go to the youngest request. The
@@ -121,8 +120,7 @@ class RunningSet:
         """Compute appended tokens of a decoding sequence as a chunk.
 
         A few forced tokens stay out of the tree, as decoded tokens do. Sharing them with other
-        requests
-        costs more than computing them.
+        requests costs more than computing them.
         """
         sequence.decoding = False
         sequence.jumped = sequence.length - sequence.computed <= self._kv.block_size
@@ -171,10 +169,8 @@ class RunningSet:
         sequences.
 
         Preempt sequences where slots are missing; return None if `may_preempt` forbids that.
-        Excluded
-        are sequences whose pending token is the last, and sequences that wait for pending tokens.
-        If
-        the oldest sequence is still in prefill, one more block is left for it.
+        Excluded are sequences whose pending token is the last, and sequences that wait for pending
+        tokens. If the oldest sequence is still in prefill, one more block is left for it.
         """
         size = self._kv.block_size
         while True:
@@ -319,8 +315,7 @@ class Prefill:
         """Admit sequences until budget, rows or blocks run out.
 
         Sequences whose blocks are being read go to `aside`, with their room reserved; later
-        sequences
-        are admitted meanwhile.
+        sequences are admitted meanwhile.
         """
         running, preempted = self._running, self._running.preempted
         promises = running.promises()
@@ -464,8 +459,7 @@ class Limits:
         """Maximum length of a checked `request`.
 
         A pinned prompt that ends within a block needs room for a copy of that block: the pin holds
-        the
-        tree's block.
+        the tree's block.
         """
         prompt = len(request.token_ids)
         if not request.handling.cache.pin or not prompt % block_size:

@@ -108,8 +108,7 @@ class PlanBuilder:
         """Add `count` tokens from `sequence.computed` on, whose blocks are in the table.
 
         `complete`: the chunk ends before a sample, or before the sequence's end. Tokens scores[0]
-        up to
-        scores[1] get log-probabilities. Of tokens pooled[0] up to pooled[1] hidden states are
+        up to scores[1] get log-probabilities. Of tokens pooled[0] up to pooled[1] hidden states are
         returned.
         """
         start, size = sequence.computed, self._block_size

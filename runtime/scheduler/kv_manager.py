@@ -54,10 +54,8 @@ class Retention:
         """Raise PinRefused if a prompt cannot be pinned now; an optional pin is skipped then.
 
         `longest`: the maximum length of any other sequence. That length must fit beside all pins
-        (the
-        last token needs no KV). So must `sequence`, without the full blocks of its prompt, which
-        the
-        pin holds.
+        (the last token needs no KV). So must `sequence`, without the full blocks of its prompt,
+        which the pin holds.
         """
         if sequence.pinned:
             return
@@ -351,8 +349,8 @@ class KVStore:
         outside.
 
         For tokens that were in the tree already, the tree's blocks replace the sequence's own. With
-        a
-        `builder`, own blocks are freed when the plan is complete, because this step writes to them.
+        a `builder`, own blocks are freed when the plan is complete, because this step writes to
+        them.
         """
         node, size = sequence.node, self.block_size
         end = min(sequence.computed, sequence.length)
@@ -411,10 +409,8 @@ class KVStore:
         """Make everything but the sequence's own blocks evictable.
 
         Partial blocks of the path are unused but stay locked with the path. When the pool is too
-        small
-        for them, a decoding sequence detaches with its table, and a sequence in prefill restarts
-        from
-        zero. The sequence then gets as far as with an empty cache.
+        small for them, a decoding sequence detaches with its table, and a sequence in prefill
+        restarts from zero. The sequence then gets as far as with an empty cache.
         """
         node = sequence.node
         if node is None:

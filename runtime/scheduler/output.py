@@ -162,8 +162,7 @@ class Suspects:
     """Requests to compute alone until each is past the token where its step failed.
 
     A failing step of several requests does not name the cause. A step of one request does: a
-    request
-    that fails alone is the cause, and a request that passes the token is not.
+    request that fails alone is the cause, and a request that passes the token is not.
     """
 
     def __init__(self) -> None:
@@ -229,10 +228,9 @@ class TokenIntake:
     """Appends tokens to sequences and counts them.
 
     *Jumps.* Tokens forced by the matcher are appended at once. The next step computes all of them
-    in
-    one chunk and samples behind the last. A forced token counts, ends and stops like a sampled one.
-    A stop token that `min_tokens` bans is not forced: sampling then finds other tokens for the same
-    text, if there are any.
+    in one chunk and samples behind the last. A forced token counts, ends and stops like a sampled
+    one. A stop token that `min_tokens` bans is not forced: sampling then finds other tokens for the
+    same text, if there are any.
 
     *Rollbacks.* A checked constraint may refuse a token that its mask allowed. The constraint then
     names the count of tokens to drop. If `Matcher.can_rollback`, the tokens are any not yet
@@ -266,8 +264,7 @@ class TokenIntake:
         """`take` for the common case, called once per row and step.
 
         Only for a `plain` sequence. Returns False, with nothing done, if the token may end the
-        sequence
-        or the constraint needs a closer look: call `take` then.
+        sequence or the constraint needs a closer look: call `take` then.
         """
         if token < 0 or token in sequence.stops or sequence.length + 1 >= sequence.full:
             return False

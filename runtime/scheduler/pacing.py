@@ -223,8 +223,7 @@ class DraftPace:
         """Whether the next step should have no drafts, to measure its time.
 
         True once per request: a step with prefill measures nothing, and drafts must not wait for
-        the
-        end of a prefill.
+        the end of a prefill.
         """
         if self._drafted_steps < _DRAFTED_STEPS:
             return False

@@ -69,15 +69,13 @@ class Prediction:
     """Follows an output through a predicted text.
 
     `at`: the place of the token expected next; -1: unknown. An unexpected token is an edit. Then
-    the
-    longest suffix of the output (at least two tokens) found in the prediction gives the next place.
-    Places behind the last right place come first. Without such a suffix the single token gives the
-    place, near the last one. Otherwise the token is taken as a replacement of the expected token.
-    Where few tokens are right, the search pauses.
+    the longest suffix of the output (at least two tokens) found in the prediction gives the next
+    place. Places behind the last right place come first. Without such a suffix the single token
+    gives the place, near the last one. Otherwise the token is taken as a replacement of the
+    expected token. Where few tokens are right, the search pauses.
 
     Each token shows whether the expected one was right, drafted or not. Decaying rates follow:
-    right
-    behind a right token (`next_right`), and at a searched place (`found_right`).
+    right behind a right token (`next_right`), and at a searched place (`found_right`).
     """
 
     __slots__ = (
@@ -128,8 +126,7 @@ class Prediction:
         """The best draft length, and the tokens saved by the draft beyond its cost.
 
         `price`: the cost of a drafted token, as a part of what a right one saves. The draft ends
-        where
-        the last token's chance of being right falls below `price`.
+        where the last token's chance of being right falls below `price`.
         """
         if self.at < 0:
             return 0, 0.0

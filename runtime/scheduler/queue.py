@@ -36,15 +36,13 @@ class Patience:
     """Bounds how often the first waiting request may be overtaken.
 
     A request may be overtaken by `max_overtaken` later requests. More may overtake while their
-    total
-    work is less than `max_delay` times the work queued before the request on its arrival. So many
-    cheap requests with cached prefixes may overtake, and no request waits much longer than in order
-    of arrival.
+    total work is less than `max_delay` times the work queued before the request on its arrival. So
+    many cheap requests with cached prefixes may overtake, and no request waits much longer than in
+    order of arrival.
 
     A request that overtakes a waiting one overtakes all requests before that one. So only the first
     is watched. Any other request is bounded, up to one overtaker, by its own limits or by those of
-    a
-    request queued before it.
+    a request queued before it.
     """
 
     def __init__(self, max_overtaken: int, max_delay: float) -> None:
@@ -344,11 +342,10 @@ class FairQueue:
     """A `WaitingQueue` per client; its bounds hold among the requests of one client.
 
     Clients share by start-time fair queueing (Goyal, Vin and Cheng, 1996). A client's clock
-    advances
-    by the work of each admitted request, and at its end by the work of the output. The client with
-    the smallest clock comes next. An idle client earns no credit: its clock restarts at the last
-    admitted client's clock. Or it restarts at the mean share admitted since (as in WF2Q+). Without
-    the mean share, new clients would always start at the same place, before all others.
+    advances by the work of each admitted request, and at its end by the work of the output. The
+    client with the smallest clock comes next. An idle client earns no credit: its clock restarts at
+    the last admitted client's clock. Or it restarts at the mean share admitted since (as in WF2Q+).
+    Without the mean share, new clients would always start at the same place, before all others.
 
     So of two waiting clients, one exceeds the other by at most one request of each (and their
     outputs). A client with a single request waits for about one request of each other client,

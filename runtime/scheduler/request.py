@@ -80,8 +80,7 @@ class Draft:
     """Drafted tokens that a step in flight computes behind the first `right` of a sequence.
 
     `right` grows with sampled tokens that agree. `planned`: drafted tokens in the plan; the last
-    ones
-    are left out if their masks took too long. `cost`: in tokens, relative to a right token.
+    ones are left out if their masks took too long. `cost`: in tokens, relative to a right token.
     """
 
     tokens: list[int]
@@ -113,10 +112,9 @@ class RequestState:
 
     Steps in flight sample the `pending` tokens behind `length`. The last pending token is sample
     `sampled_at` of the step planned last. With one pending token a step may already compute the
-    next
-    one: then `computed` is beyond `length`. A sample counts if `epoch` has not changed since the
-    plan. With a `draft` all samples of the step are pending. The drafted tokens lie behind `length`
-    in `tokens` and are computed.
+    next one: then `computed` is beyond `length`. A sample counts if `epoch` has not changed since
+    the plan. With a `draft` all samples of the step are pending. The drafted tokens lie behind
+    `length` in `tokens` and are computed.
     """
 
     __slots__ = (
@@ -200,8 +198,7 @@ class RequestState:
         """`matcher` has taken in the request's `output_ids`.
 
         `jumps`: tokens forced by the matcher are appended without sampling. A sequence of
-        `max_length`
-        tokens ends.
+        `max_length` tokens ends.
         """
         params = request.params
         outputs = len(request.output_ids)

@@ -122,8 +122,7 @@ class DecodeRows:
 
     A decoding sequence gains a token per step, and at times a block at the end of its table. So
     while the same sequences decode, a step's arrays follow from the step before, in time
-    independent
-    of the context.
+    independent of the context.
     """
 
     def __init__(self, block_size: int) -> None:
@@ -290,8 +289,8 @@ class DraftJob:
     """The masks along a draft: behind its first `first` tokens, and behind each further one.
 
     The masks go to `outs` while the matcher takes the draft in; then the matcher rolls back.
-    Drafted
-    tokens without a mask by `deadline` (`time.perf_counter`), or without a successor, are removed.
+    Drafted tokens without a mask by `deadline` (`time.perf_counter`), or without a successor, are
+    removed.
     """
 
     matcher: Matcher
@@ -622,8 +621,7 @@ class SampleRows:
         """Constraints of the next token of `sequence` and of each token behind a drafted one.
 
         No token may be pending. Fewer constraints return where the matcher refuses a token or the
-        text
-        ends.
+        text ends.
 
         Slow masks are filled beside the step, and the draft is cut then (see `DraftJob`). Until the
         step's masks were waited for nothing may use the matcher.

@@ -56,14 +56,12 @@ class Scheduler:
     `commit` or `fail`.
 
     A step costs O(rows) Python work and memory copies for the block tables; nothing else in a
-    decode
-    step grows with the context.
+    decode step grows with the context.
 
     *Progress.* Sequences are numbered at first admission, and the running one with the lowest
-    number
-    is never preempted. That sequence gets its blocks first, in the end all blocks (`isolate`), and
-    gains a token in every step, so it ends. Preempted sequences return in order of their numbers,
-    before any new request, so each one is the lowest some day.
+    number is never preempted. That sequence gets its blocks first, in the end all blocks
+    (`isolate`), and gains a token in every step, so it ends. Preempted sequences return in order of
+    their numbers, before any new request, so each one is the lowest some day.
     """
 
     def __init__(
@@ -84,10 +82,9 @@ class Scheduler:
         """`vocab_size` bounds token ids (0: any) and is needed for constrained requests.
 
         `masks` makes constraint masks; by default the plan fills masks itself. With `automata` a
-        row
-        carries its automaton's state instead, if there is one. `headroom` is for callers that count
-        in
-        other units than tokens. `labels`, `adapters`: see `Ready`. `tiers`: the offload levels.
+        row carries its automaton's state instead, if there is one. `headroom` is for callers that
+        count in other units than tokens. `labels`, `adapters`: see `Ready`. `tiers`: the offload
+        levels.
         """
         for name in ("max_step_tokens", "max_running"):
             if getattr(config, name) < 1:
@@ -154,14 +151,11 @@ class Scheduler:
         """Queue a request.
 
         `matcher` is the constraint, which has taken in the request's `output_ids`. With
-        `jump_forward`,
-        forced tokens are appended without sampling. `waited`: seconds that the request waited
-        before,
-        which count as queued.
+        `jump_forward`, forced tokens are appended without sampling. `waited`: seconds that the
+        request waited before, which count as queued.
 
         Raises InvalidRequest; ContextLengthExceeded if not even one token fits; Overloaded if the
-        queue
-        is full; PinRefused and DeadlineImpossible if `EngineRequest.handling` cannot be met;
+        queue is full; PinRefused and DeadlineImpossible if `EngineRequest.handling` cannot be met;
         ConstraintNotMet if a forced text fails its check. After an error nothing has changed.
         """
         try:
@@ -376,11 +370,9 @@ class Scheduler:
         """Forget all KV after the executor raised; end the request that is the cause.
 
         The only request of the step is the cause. Of several, each is computed again alone until it
-        is
-        past the failing token (`Suspects`). A step planned behind is dropped and its requests
-        computed
-        again. Masks of an ended request may still be being filled; their matchers go with the
-        masks.
+        is past the failing token (`Suspects`). A step planned behind is dropped and its requests
+        computed again. Masks of an ended request may still be being filled; their matchers go with
+        the masks.
         """
         flight = self._land(plan)
         guilty = self._suspects.accuse(flight)

@@ -30,16 +30,13 @@ class Drafting:
     """Decides which rows of a step have a draft, and how long each draft is.
 
     A row with a draft of k tokens computes k + 1 and samples behind each. A sample counts as long
-    as
-    every token before it equals the draft, so drafts never change the output.
+    as every token before it equals the draft, so drafts never change the output.
 
     *Where drafts help.* The cost is measured (`DraftPace`): a fixed part per step with drafts, and
-    a
-    part per token. A right token saves its row's share of a step: less with more rows. So with many
-    rows drafts are short, then absent. Drafts are absent, too, where all rows together would save
-    less than the fixed part. Following predictions costs time as well: where drafts are possible
-    but
-    not worth their cost, following pauses for ever more steps.
+    a part per token. A right token saves its row's share of a step: less with more rows. So with
+    many rows drafts are short, then absent. Drafts are absent, too, where all rows together would
+    save less than the fixed part. Following predictions costs time as well: where drafts are
+    possible but not worth their cost, following pauses for ever more steps.
 
     *Overlap.* A sequence whose next token is planned ahead has no draft, as its last token is
     unknown. A row with a draft is in no step planned meanwhile. A sequence with a right prediction

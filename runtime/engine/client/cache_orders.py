@@ -112,12 +112,9 @@ class Forgets:
     """Forgets to repeat to engines that start.
 
     A dead engine leaves blocks on disk, for itself or for the sibling that starts first. So each
-    engine
-    is told at its start what was to be forgotten since shortly before an engine died. With a `file`
-    the
-    engines of the next server are told, too. `keep`: repeat all forgets ever, to engines of
-    machines
-    that were away for a while, with disks of their own.
+    engine is told at its start what was to be forgotten since shortly before an engine died. With a
+    `file` the engines of the next server are told, too. `keep`: repeat all forgets ever, to engines
+    of machines that were away for a while, with disks of their own.
     """
 
     def __init__(
@@ -269,8 +266,7 @@ class PinnedPrompts:
         """Whether a pin of this namespace (None: any) existed; the pin is not restored any more.
 
         A request that would restore the pin is aborted. An `Unpin` sent to the engine afterwards
-        finds a pin
-        that the request made before.
+        finds a pin that the request made before.
         """
         self._drop_old()
         known = self._pinned.get(pin)

@@ -41,8 +41,7 @@ class Pipes:
     """Sends and receives messages on the event loop on which it was made.
 
     By default the gateway's end, of `ToEngine` and `FromEngine`; `decode` overrides. All messages
-    of one
-    turn of the event loop leave as one frame.
+    of one turn of the event loop leave as one frame.
     """
 
     def __init__(

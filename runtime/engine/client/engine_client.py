@@ -243,11 +243,9 @@ class EngineClient:
     result.
 
     Requests in the dying step are first computed alone, so that a request that kills engines is
-    given up
-    alone (`InFlight`). A client that sends many such requests is suspended (`Culprits`). After too
-    many
-    deaths without such a reason (`Deaths`), the engine stays down and `on_exit` is called with the
-    reason. With `siblings`, requests continue there.
+    given up alone (`InFlight`). A client that sends many such requests is suspended (`Culprits`).
+    After too many deaths without such a reason (`Deaths`), the engine stays down and `on_exit` is
+    called with the reason. With `siblings`, requests continue there.
     """
 
     info: Ready
@@ -292,8 +290,7 @@ class EngineClient:
         At a `place` where engines are started elsewhere, return without waiting.
 
         Raises the engine's typed error (a bad model folder, too little memory ...), or
-        ServerUnavailable if
-        the engine ended without one.
+        ServerUnavailable if the engine ended without one.
         """
         client = cls(config, on_exit, siblings, place)
         if client._place.patient:
@@ -318,8 +315,7 @@ class EngineClient:
         """Start a request; `on_update` is called until an update with `finish` set.
 
         A request that `stays` is useless to a sibling. Raises ClientSuspended, or Overloaded if too
-        many
-        requests wait for the next engine.
+        many requests wait for the next engine.
         """
         if (refusal := self._culprits.refusal(request.client)) is not None:
             raise refusal
@@ -383,8 +379,7 @@ class EngineClient:
         """The answer to `kind(ticket, *fields)`, a message of `contracts.messages`.
 
         Waits at most `STALL_SECONDS` or, if `patient`, as long as the engine lives. A known pin is
-        released
-        without waiting for an engine, which may be down.
+        released without waiting for an engine, which may be down.
         """
         if kind is Unpin and self._pinned.let_go(self.abort, *fields):
             if self._up:

@@ -36,8 +36,7 @@ class Culprits:
     """Clients whose requests killed engines of a model.
 
     After `MAX_CULPRITS` such requests within `WINDOW_SECONDS` a client is suspended until the first
-    is
-    that old. Each such request costs all other requests two restarts.
+    is that old. Each such request costs all other requests two restarts.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -86,8 +85,7 @@ class Death:
     """Death of an engine at time `at`.
 
     Requests of the engine keep a reference, whichever engine continues them. The death is
-    `explained`
-    once one of them is found to kill engines.
+    `explained` once one of them is found to kill engines.
     """
 
     at: float
@@ -191,8 +189,7 @@ class InFlight:
         """Keep a request.
 
         A request that is not `sent` yet waits for the next engine, or for the quarantine. Raises
-        Overloaded
-        if too many requests wait.
+        Overloaded if too many requests wait.
         """
         if not sent and len(self._submitted) >= self._most_waiting:
             raise Overloaded(f"{len(self._submitted)} requests wait for an engine already")
@@ -238,22 +235,16 @@ class InFlight:
         """End requests after the engine's death: aborted, guilty, or of a suspended client.
 
         Called before any request continues, here or elsewhere. `in_step`: requests of the dying
-        steps ->
-        planned context lengths. These requests are computed alone up to their known tokens. If a
-        second
-        engine dies with them, they are computed alone up to the planned length.
+        steps -> planned context lengths. These requests are computed alone up to their known
+        tokens. If a second engine dies with them, they are computed alone up to the planned length.
 
         A request is guilty if alone in the step in which a second engine dies, or in the steps of
-        three. If
-        it was alone, it explains the earlier deaths.
+        three. If it was alone, it explains the earlier deaths.
 
         Without `in_step` the cause may be a signal from outside, or a request just received. If
-        another
-        engine died with some of the requests, all of them are quarantined. The next engine then
-        gets one
-        request without updates at a time, the next one after an update, and the others at the end.
-        If an
-        engine dies in no step with one of these, that request is guilty.
+        another engine died with some of the requests, all of them are quarantined. The next engine
+        then gets one request without updates at a time, the next one after an update, and the
+        others at the end. If an engine dies in no step with one of these, that request is guilty.
         """
         tried, self._tried = self._tried, None
         waiting = {*self._held, *self._late, *self._cleared}
@@ -304,8 +295,7 @@ class InFlight:
         """Take out judged requests that another engine may continue after this one's death.
 
         Excluded are requests with which two engines died, and quarantined ones. These are for
-        `resume` with
-        the same `in_step`, or for `leave_lost` if no other engine comes.
+        `resume` with the same `in_step`, or for `leave_lost` if no other engine comes.
         """
         stay = {*self._held, *self._late, *self._cleared}
         if not in_step and (
@@ -358,8 +348,7 @@ class InFlight:
         one.
 
         Returns the request to send to the engine if it is up, unless the request is quarantined or
-        ends here,
-        as one of a suspended client does.
+        ends here, as one of a suspended client does.
         """
         rid = submitted.request.rid
         self._submitted[rid] = submitted

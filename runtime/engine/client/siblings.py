@@ -16,14 +16,10 @@ class ReplicaContext:
     """The engine is number `replica` of `replicas`; all report their caches by digests of one key.
 
     `on_told` receives the engine's reports on cache and steps. `on_death` receives requests that
-    siblings
-    may continue, and the requests of the dying steps (`InFlight.judge`). `on_return` is called when
-    the
-    engine is back. `on_gone` is called with the reason before the last requests leave, when it will
-    not
-    return. All engines share `forgets` and `culprits`; `next_rid` gives unused ids. `transfer`:
-    block
-    transfer between them, if any.
+    siblings may continue, and the requests of the dying steps (`InFlight.judge`). `on_return` is
+    called when the engine is back. `on_gone` is called with the reason before the last requests
+    leave, when it will not return. All engines share `forgets` and `culprits`; `next_rid` gives
+    unused ids. `transfer`: block transfer between them, if any.
     """
 
     replica: int

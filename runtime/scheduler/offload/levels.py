@@ -271,8 +271,7 @@ class Saving:
         last.
 
         No step may be in flight. Yields where room runs out: the caller makes the moves and waits
-        for
-        the writes before the generator continues.
+        for the writes before the generator continues.
         """
         last = len(self._levels) - 1
         if last < 0:
