@@ -94,8 +94,8 @@ def parsed_schema(source: str) -> dict[str, Any] | bool:
 # - a pattern or grammar in it, with its counts written out (`(a{1,9}){1,9}` is 81), has more than
 #   4,096 items, or nests more than 32 deep, or holds a look-around around more than 64 items;
 # - a schema nests more than 32 deep, has more than 64 `$ref`, a `multipleOf` beyond 1,000 (as a
-#   ratio to its own precision), or combines (`allOf`, or `$ref` or `properties` beside `anyOf`/`oneOf`)
-#   alternatives in more than 4,096 ways.
+#   ratio to its own precision), or combines (`allOf`, or `$ref` or `properties` beside
+#   `anyOf`/`oneOf`) alternatives in more than 4,096 ways.
 #
 # Each schema of a structural tag is judged by itself: many tools that are ordinary are ordinary.
 # The scan is linear in the source and stops at the bounds. Ordinary constraints are far below them.
