@@ -2,97 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
-import dataclasses
 import hashlib
-import logging
 import secrets
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import msgspec
-import ray
 from msgspec import Meta
-from ray import serve
-from ray.exceptions import RayError
-from ray.serve.exceptions import RayServeException
 
 from rootlace.client.runtime import runtime_config
-from rootlace.runtime.config import EngineConfig, RuntimeConfig
-from rootlace.runtime.contracts.block_store import TransferConfig
-from rootlace.runtime.model.hub.local import local_model
+from rootlace.runtime.config import RuntimeConfig
 from rootlace.runtime.options import settings
-from rootlace.runtime.replicas.remote import Host, LineAddress
-from rootlace.wire.errors import InvalidRequest, ServerUnavailable
+from rootlace.wire.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from ray.serve import Application
-
-
-# Engine replica -----------------------------------------------------------------------------------
-#
-# One engine, as a replica of a Serve deployment.
-
-
-log = logging.getLogger(__name__)
-
-
-class EngineReplica:
-    """Serve counts it as running once its model is loaded. Requests do not come by Serve: the host
-    of the engine looks for the application's gateway, which then speaks with it directly."""
-
-    async def __init__(  # type: ignore[misc]
-        self,
-        config: bytes,
-        version: str,
-        digest_key: str,
-        drain_seconds: float,
-        transfer: bytes,
-        prefill: bool = False,
-    ) -> None:
-        """`prefill`: it computes prompts for others. `transfer`: None or a `TransferConfig`, as
-        JSON."""
-        engine = msgspec.json.decode(config, type=EngineConfig)
-        self._version, self._prefill = version, prefill
-        self._drain_seconds = drain_seconds
-        self._gateway = serve.get_deployment_handle("gateway")
-        model = await asyncio.to_thread(
-            local_model, engine.executor.model, allow_pickle=engine.executor.allow_pickle
-        )
-        executor = dataclasses.replace(engine.executor, model=str(model))
-        engine = dataclasses.replace(engine, executor=executor)
-        way = msgspec.json.decode(transfer, type=TransferConfig | None)
-        if way is not None:
-            way = msgspec.structs.replace(way, host=ray.util.get_node_ip_address())
-        self._host = Host(engine, bytes.fromhex(digest_key), self._attach, way)
-        await self._host.start()
-
-    async def record_autoscaling_stats(self) -> dict[str, float]:
-        """What `autoscaling` looks at: requests that wait, and the part of the KV pool in use."""
-        found = await self._host.stats()
-        used = found["blocks_used"] / max(found["blocks_total"], 1)
-        return {"waiting": float(found["waiting"]), "kv": float(used)}
-
-    async def check_health(self) -> None:
-        """Serve replaces a replica for which this raises."""
-        self._host.check()
-
-    async def __del__(self) -> None:
-        """Serve has sent it away, and waits for this as long as for the end of what runs."""
-        await self._host.leave(self._drain_seconds)
-
-    async def _attach(self) -> LineAddress | None:
-        try:
-            asked = self._gateway.attach.remote(self._version, self._prefill)
-            address: LineAddress | None = await asked
-        except (RayError, RayServeException, ServerUnavailable) as error:
-            log.warning("the gateway is not there: %s", type(error).__name__)
-            return None
-        return address
-
-
-# Application --------------------------------------------------------------------------------------
-
 
 T = TypeVar("T")
 
@@ -188,6 +112,7 @@ def app(
     from ray import serve
     from ray.serve.config import AutoscalingConfig, AutoscalingPolicy
 
+    from rootlace.deploy.engine_replica import EngineReplica
     from rootlace.deploy.front import Front
 
     scaled: dict[str, Any] = {"num_replicas": least}

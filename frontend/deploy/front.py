@@ -14,41 +14,14 @@ import ray
 from starlette.requests import Request
 from starlette.responses import StreamingResponse
 
+from rootlace.deploy.passing import passed_to
 from rootlace.runtime.config import RuntimeConfig
 from rootlace.runtime.model.hub.local import known_name, local_model
 from rootlace.runtime.replicas import Replicas, apart_of
 from rootlace.runtime.replicas.remote import LineAddress, Meeting
 from rootlace.runtime.server.app import Listening, serve
-from rootlace.runtime.server.http.body import from_source, passed_on
+from rootlace.runtime.server.http.body import passed_on
 from rootlace.wire.errors import ServerUnavailable
-
-# Passing ------------------------------------------------------------------------------------------
-#
-# Requests that Serve's HTTP passes to the gateway's own.
-
-
-async def passed_to(
-    client: aiohttp.ClientSession, address: str, request: Any, front_secret: str
-) -> aiohttp.ClientResponse:
-    """The gateway's answer to a request (Starlette's), whose body goes there as it comes: its size,
-    and how much of all bodies there may be, are bounded there. The gateway is told whose address
-    the request is from, as Serve's proxy says."""
-    query = f"?{request.url.query}" if request.url.query else ""
-    headers = request.headers
-    body: AsyncIterator[bytes] | None = None
-    if headers.get("content-length", "0") != "0" or "transfer-encoding" in headers:
-        body = request.stream()
-    source = "" if request.client is None else request.client.host
-    return await client.request(
-        request.method,
-        f"{address}{request.url.path}{query}",
-        headers=from_source(headers.items(), source, front_secret),
-        data=body,
-        allow_redirects=False,
-    )
-
-
-# Front --------------------------------------------------------------------------------------------
 
 
 class Front:

@@ -360,11 +360,22 @@ def _build_automaton(compiler: GrammarCompiler, form: Form) -> Grammar:
         kept: Regex | str = pattern_of(regex, MAX_KEPT_PATTERN)
     except InvalidConstraint:
         kept = regex
-    return AutomatonGrammar(
+    vocabulary, canonicalizer, config = (
         compiler.vocabulary,
-        dfa,
         compiler.canonicalizer(),
-        lambda: _pattern_grammar(compiler, kept),
+        compiler.config,
+    )
+
+    def beside() -> Grammar:
+        """Build the grammar of llguidance. The compiler is not held: its cache holds the result."""
+        lark = _lark_of(kept)
+        return LLGuidanceGrammar(vocabulary, lark, canonicalizer, config, frozenset())
+
+    return AutomatonGrammar(
+        vocabulary,
+        dfa,
+        canonicalizer,
+        beside,
         compiler.config.max_table_bytes,
         compiler.builds,
     )
@@ -375,8 +386,11 @@ def _build_pattern(compiler: GrammarCompiler, form: Form) -> Grammar:
 
 
 def _pattern_grammar(compiler: GrammarCompiler, regex: Regex | str) -> Grammar:
-    pattern = regex if isinstance(regex, str) else pattern_of(regex)
-    return _llguidance(compiler, f"start: /{pattern}/")
+    return _llguidance(compiler, _lark_of(regex))
+
+
+def _lark_of(regex: Regex | str) -> str:
+    return f"start: /{regex if isinstance(regex, str) else pattern_of(regex)}/"
 
 
 def _build_lark(compiler: GrammarCompiler, form: Form) -> Grammar:

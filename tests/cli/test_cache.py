@@ -6,9 +6,11 @@ import json
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -156,8 +158,11 @@ def test_what_cannot_be_asked(server: HTTPServer, tmp_path: Path) -> None:
 
 def test_top_shows_rates(server: HTTPServer, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter([10.0, 12.0])
-    monkeypatch.setattr("rootlace.cli.top.time.monotonic", lambda: next(clock))
-    monkeypatch.setattr("rootlace.cli.top.time.sleep", lambda seconds: None)
+    # Of this module alone: threads of other tests look at the clock, too.
+    fake = SimpleNamespace(
+        monotonic=lambda: next(clock), sleep=lambda seconds: None, strftime=time.strftime
+    )
+    monkeypatch.setattr("rootlace.cli.top.time", fake)
     url = f"http://127.0.0.1:{server.server_port}"
     arguments = ["top", "--once", "--url", url, "--api-key", "key"]
     result = CliRunner().invoke(app, arguments)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from rootlace.deploy.front import passed_to
+from rootlace.deploy.passing import passed_to
 from rootlace.runtime.server.http import body as receiving
 from tests.server.http.conftest import Serve, serve
 from tests.server.http.fake_gateway import FakeGateway

@@ -73,6 +73,7 @@ EPS["opt"] = "init_std"  # it has no such key
 LEARNED_POSITIONS = ("gpt2", "opt")
 
 SHARED = {
+    "config_reader",
     *("__init__", "deepseek", "given", "positions", "reading"),
     *("spec", "support", "table", "tasks", "text_part"),
 }
