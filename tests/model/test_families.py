@@ -72,11 +72,7 @@ EPS |= dict.fromkeys(("falcon", "falcon-grouped"), "layer_norm_epsilon")
 EPS["opt"] = "init_std"  # it has no such key
 LEARNED_POSITIONS = ("gpt2", "opt")
 
-SHARED = {
-    "config_reader",
-    *("__init__", "deepseek", "given", "positions", "reading"),
-    *("spec", "support", "table", "tasks", "text_part"),
-}
+SHARED = {"__init__", "config_reader", "deepseek", "reading", "spec", "table"}
 ABSENT = object()
 
 # Where transformers fails: it divides for every family but Ministral, wants 1.0 and not 1, and its
