@@ -29,7 +29,7 @@ from rootlace.runtime.config import ConstraintConfig
 from rootlace.runtime.contracts.matcher import Grammar
 from rootlace.runtime.engine import process
 from rootlace.runtime.engine.__main__ import SWITCH_SECONDS
-from rootlace.runtime.engine.process import prepare
+from rootlace.runtime.engine.constraints import prepare
 from rootlace.runtime.structured import GrammarCompiler
 from rootlace.runtime.structured.sandbox import CompileService
 from rootlace.wire.errors import RootlaceError

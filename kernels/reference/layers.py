@@ -11,7 +11,7 @@ import functools
 import torch
 
 from rootlace.kernels.interface import KVCodes, KVScaling
-from rootlace.kernels.reference.kv_cache import quantise as kv_cache_quantise
+from rootlace.kernels.reference.kv_cache import quantise as quantise_kv
 from rootlace.kernels.reference.kv_cache import write_kv
 from rootlace.kernels.weights import (
     CODES,
@@ -186,7 +186,7 @@ def rope_and_write(
     q, k, v = qkv.split((qkv.shape[1] - 2 * kv_heads, kv_heads, kv_heads), dim=1)
     q, k = rope(q, k, cos, sin, q_norm, k_norm, eps)
     if isinstance(scales, KVCodes):
-        k, v = (kv_cache_quantise(part, scales.bits).unsqueeze(1) for part in (k, v))
+        k, v = (quantise_kv(part, scales.bits).unsqueeze(1) for part in (k, v))
     elif scales is not None:
         k, v = _stored(k, scales.k, k_cache.dtype), _stored(v, scales.v, v_cache.dtype)
     write_kv(k_cache, v_cache, k, v, slots, tokens)

@@ -34,8 +34,8 @@ from rootlace.runtime.engine.core import EngineLoop, MaskFiller
 from rootlace.runtime.engine.process import Telling, loading_bar, loading_log
 from rootlace.runtime.model.checkpoint.config import check_config
 from rootlace.runtime.model.checkpoint.source import model_source
-from rootlace.runtime.model.lora import read_adapters
-from rootlace.runtime.scheduler.rows import StepMasks
+from rootlace.runtime.model.lora_config import read_adapters
+from rootlace.runtime.scheduler.masks import StepMasks
 from rootlace.runtime.scheduler.scheduler import Scheduler
 from rootlace.wire.errors import InternalError, RootlaceError
 
@@ -171,7 +171,7 @@ def _serve(
     record = StepRecord(Path(config.record), engine.scheduler.max_running)
     send([ready])
     # Late import: runs while the gateway opens its ports.
-    from rootlace.runtime.engine.process import compile_service
+    from rootlace.runtime.engine.constraints import compile_service
 
     service = compile_service(runner, engine.constraints)
     process.collect_when_idle()

@@ -53,7 +53,7 @@ from rootlace.runtime.contracts.messages import (
 )
 from rootlace.runtime.contracts.plan import Executor, ExecutorLost, Launched, StepPlan
 from rootlace.runtime.engine.process import FIRST, Compiler, CompilingRequests, Telling
-from rootlace.runtime.scheduler.rows import Job
+from rootlace.runtime.scheduler.masks import Job
 from rootlace.runtime.scheduler.scheduler import Scheduler
 from rootlace.runtime.structured.thoughts import ThoughtGrammar
 from rootlace.wire.errors import (

@@ -1,24 +1,23 @@
-"""Services of the engine process: constraints, garbage collection, loading progress, reports.
+"""Services of the engine process: compiling requests, garbage collection, loading progress,
+reports.
 
-Sections: compiling requests, constraints, garbage, loading, telling.
+Sections: compiling requests, garbage, loading, telling.
 """
 
 from __future__ import annotations
 
 import gc
 import logging
-import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
-from typing import Protocol, TextIO
+from typing import TYPE_CHECKING, Protocol, TextIO
 
 import numpy as np
 
 from rootlace.runtime.cache.journal import Change
-from rootlace.runtime.config import ConstraintConfig
 from rootlace.runtime.contracts.matcher import Grammar
 from rootlace.runtime.contracts.messages import (
     CacheChanged,
@@ -27,13 +26,12 @@ from rootlace.runtime.contracts.messages import (
     FromEngine,
 )
 from rootlace.runtime.contracts.plan import StepPlan
-from rootlace.runtime.model.executor.runner import ModelRunner
 from rootlace.runtime.scheduler.inspection import CacheControl
 from rootlace.runtime.scheduler.pacing import MeasuredCost
-from rootlace.runtime.structured import GrammarCompiler
-from rootlace.runtime.structured.sandbox import CompileService
-from rootlace.runtime.structured.vocabulary.vocabulary import Vocabulary
 from rootlace.wire.protocol import Constraint
+
+if TYPE_CHECKING:
+    from rootlace.runtime.structured.vocabulary.vocabulary import Vocabulary
 
 FIRST = Constraint("choices", '["a"]')
 """The constraint compiled before any request, as reading the vocabulary takes time."""
@@ -121,36 +119,6 @@ class CompilingRequests:
                 self.compiled += 1
                 self.seconds += waiting.waited
                 yield waiting
-
-
-# Constraints --------------------------------------------------------------------------------------
-
-
-def prepare(compiler: GrammarCompiler) -> None:
-    """Prepare all tables of the compiler, and exempt them from garbage collection.
-
-    Each token of the vocabulary has objects: with 150,000 tokens a full collection stopped the loop
-    for 0.13 s.
-    """
-    compiler.prepare()
-    gc.freeze()
-
-
-def compile_service(runner: ModelRunner, config: ConstraintConfig) -> CompileService:
-    """A compile service for the tokens of the runner's model."""
-
-    def compiler() -> GrammarCompiler:
-        tokenizer = runner.config.source.tokenizer_json()
-        vocabulary = Vocabulary(tokenizer, runner.vocab_size, list(runner.eos_token_ids))
-        compiler = GrammarCompiler(vocabulary, config=config)
-        # Early requests need few of the tables, and build these faster than all.
-        threading.Thread(target=prepare, args=(compiler,), name="prepare", daemon=True).start()
-        return compiler
-
-    service = CompileService(compiler, config)
-    # The first compilation reads the whole vocabulary: started now, beside the first requests.
-    service.submit(FIRST)
-    return service
 
 
 # Garbage ------------------------------------------------------------------------------------------

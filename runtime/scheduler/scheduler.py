@@ -28,12 +28,13 @@ from rootlace.runtime.scheduler.admission import (
 from rootlace.runtime.scheduler.batch import PlanBuilder
 from rootlace.runtime.scheduler.inspection import CacheControl, CacheView
 from rootlace.runtime.scheduler.kv_manager import KVStore
+from rootlace.runtime.scheduler.masks import StepMasks
 from rootlace.runtime.scheduler.offload.levels import Tiers, as_measured
 from rootlace.runtime.scheduler.output import Rollback, Suspects, TokenIntake
 from rootlace.runtime.scheduler.pacing import PromptPace
 from rootlace.runtime.scheduler.queue import FairQueue, PriorityQueues, WaitingQueue
 from rootlace.runtime.scheduler.request import Counters, Ending, InFlightStep, RequestState
-from rootlace.runtime.scheduler.rows import DecodeRows, SampleRows, StepMasks, dead_row
+from rootlace.runtime.scheduler.rows import DecodeRows, SampleRows, dead_row
 from rootlace.runtime.scheduler.speculation import Drafting
 from rootlace.wire.errors import (
     DeadlineImpossible,

@@ -16,8 +16,8 @@ import msgspec
 from rootlace.runtime import logs, processes
 from rootlace.runtime.config import OWN_CONFIGS, RuntimeConfig
 from rootlace.runtime.server.auth import read_keys, read_program_key
-from rootlace.runtime.server.metrics import exporter_class
-from rootlace.runtime.server.model_registry import close_room, open_room
+from rootlace.runtime.server.open_model import close_room, open_room
+from rootlace.runtime.server.spans import exporter_class
 from rootlace.wire.errors import ServerUnavailable
 
 if TYPE_CHECKING:

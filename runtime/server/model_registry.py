@@ -7,118 +7,25 @@ import contextlib
 import logging
 import math
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Awaitable, Sequence
 from contextlib import asynccontextmanager
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import msgspec
-
-from rootlace.runtime.config import EngineConfig, GatewayConfig, RuntimeConfig
-from rootlace.runtime.engine.client import EngineClient
+from rootlace.runtime.config import RuntimeConfig
 from rootlace.runtime.server.model_texts import name_of, not_found
+from rootlace.runtime.server.open_model import close_room, open_room
 from rootlace.runtime.server.served_model import ServedModel
 from rootlace.runtime.server.server_state import ServerState
 from rootlace.wire.errors import (
     DeadlineExceeded,
     InternalError,
-    InvalidRequest,
     RootlaceError,
     ServerUnavailable,
     UnsupportedModel,
 )
 
 if TYPE_CHECKING:
-    from rootlace.runtime.server.core import Engine
-    from rootlace.runtime.server.model_texts import ModelTexts
-
-
-# Room ---------------------------------------------------------------------------------------------
-#
-# A model's room: its engine, tokenizer, templates and sessions, opened from its configuration.
-
-
-async def open_room(
-    config: GatewayConfig,
-    engine_config: EngineConfig,
-    on_exit: Callable[[str], None],
-    house: ServerState | None = None,
-    meanwhile: Callable[[], object] = lambda: None,
-    start: Callable[[], Coroutine[Any, Any, Engine]] | None = None,
-) -> ServedModel:
-    """Start the engine and read what the gateway needs of the model. `on_exit`: of `EngineClient`.
-
-    `meanwhile` is called in another thread while the engine starts, which takes longer. Nothing is
-    left behind where it raises, or is cancelled. Close the room with `close_room`. `start` gives
-    engines that are somewhere else.
-    """
-    # The model's texts, and what reads them, while the engine loads its weights.
-    begin = start or partial(_start, engine_config, config, on_exit)
-    starting: asyncio.Task[Engine] = asyncio.create_task(begin())
-    try:
-        await asyncio.to_thread(meanwhile)
-        texts = await asyncio.to_thread(_read_texts, config)
-        engine = await asyncio.shield(starting)
-    except BaseException:
-        await _abandon(starting)
-        raise
-    from rootlace.runtime.server.served_model import ServedModel
-
-    gateway = ServedModel(config, engine, texts.tokenizer, texts.chat, texts.eos_ids, house)
-    gateway.own_pooling = texts.source.pooling()
-    values, origins = texts.sampling
-    gateway.model_info = msgspec.structs.replace(
-        gateway.model_info,
-        caching=engine_config.cache.enabled,
-        sampling=values,
-        sampling_from=origins,
-    )
-    if gateway.model_info.labels is None:
-        texts.log_sampling(gateway.model_info.name)
-    if config.warm_up:
-        from rootlace.runtime.server.http.one_shot import warm_up
-
-        try:
-            await warm_up(gateway, config.replicas)
-        except BaseException:
-            await close_room(gateway)
-            raise
-    return gateway
-
-
-async def _start(
-    config: EngineConfig, gateway: GatewayConfig, on_exit: Callable[[str], None]
-) -> Engine:
-    if gateway.disaggregate >= gateway.replicas:
-        raise InvalidRequest(f"disaggregate {gateway.disaggregate}: there must be more replicas")
-    if gateway.replicas == 1:
-        return await EngineClient.start(config, on_exit)
-    from rootlace.runtime.replicas import Replicas, apart_of
-
-    apart = apart_of(gateway, gateway.disaggregate)
-    return await Replicas.start(config, gateway.replicas, on_exit, apart)
-
-
-async def close_room(gateway: ServedModel) -> None:
-    """End all sessions and the engine."""
-    gateway.close()
-    await gateway.engine.stop()
-
-
-def _read_texts(config: GatewayConfig) -> ModelTexts:
-    # Only here: the engine should not wait for what reads them to be imported.
-    from rootlace.runtime.server.model_texts import ModelTexts
-
-    return ModelTexts.read(config)
-
-
-async def _abandon(starting: asyncio.Task[Engine]) -> None:
-    starting.cancel()
-    try:
-        engine = await starting
-    except (asyncio.CancelledError, Exception):
-        return
-    await engine.stop()
+    pass
 
 
 # Rooms --------------------------------------------------------------------------------------------

@@ -11,7 +11,8 @@ from typing import ParamSpec, TypeVar
 
 from rootlace.runtime.config import GatewayConfig
 from rootlace.runtime.server.auth import Keys
-from rootlace.runtime.server.metrics import Metrics, Spans
+from rootlace.runtime.server.metrics import Metrics
+from rootlace.runtime.server.spans import Spans
 from rootlace.wire.errors import ServerUnavailable
 
 # Drain --------------------------------------------------------------------------------------------

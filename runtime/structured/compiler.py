@@ -360,11 +360,8 @@ def _build_automaton(compiler: GrammarCompiler, form: Form) -> Grammar:
         kept: Regex | str = pattern_of(regex, MAX_KEPT_PATTERN)
     except InvalidConstraint:
         kept = regex
-    vocabulary, canonicalizer, config = (
-        compiler.vocabulary,
-        compiler.canonicalizer(),
-        compiler.config,
-    )
+    vocabulary, config = compiler.vocabulary, compiler.config
+    canonicalizer = compiler.canonicalizer()
 
     def beside() -> Grammar:
         """Build the grammar of llguidance. The compiler is not held: its cache holds the result."""
@@ -376,7 +373,7 @@ def _build_automaton(compiler: GrammarCompiler, form: Form) -> Grammar:
         dfa,
         canonicalizer,
         beside,
-        compiler.config.max_table_bytes,
+        config.max_table_bytes,
         compiler.builds,
     )
 

@@ -30,8 +30,8 @@ from rootlace.runtime.contracts.plan import SampleRow, StepPlan, StepResult
 from rootlace.runtime.engine.client import EngineProcessConfig
 from rootlace.runtime.engine.core import EngineLoop
 from rootlace.runtime.engine.process import Telling
+from rootlace.runtime.scheduler.masks import StepMasks
 from rootlace.runtime.scheduler.offload.levels import HandedLevel, Level, Tiers
-from rootlace.runtime.scheduler.rows import StepMasks
 from rootlace.runtime.scheduler.scheduler import Scheduler
 from rootlace.runtime.structured import GrammarCompiler
 from rootlace.wire.errors import InvalidConstraint

@@ -12,7 +12,7 @@ from rootlace.runtime.contracts.matcher import Matcher
 from rootlace.runtime.contracts.messages import EngineOutput, EngineRequest, Pooling, TokenScore
 from rootlace.runtime.contracts.plan import Executor
 from rootlace.runtime.engine.core import Steps
-from rootlace.runtime.scheduler.rows import SPOT_SECONDS, MaskFiller, StepMasks
+from rootlace.runtime.scheduler.masks import SPOT_SECONDS, MaskFiller, StepMasks
 from rootlace.runtime.scheduler.scheduler import Scheduler
 from rootlace.wire.protocol import SamplingParams
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 from typing import Any
 
-from rootlace.runtime.engine.process import prepare
+from rootlace.runtime.engine.constraints import prepare
 
 
 class Learns:

@@ -11,9 +11,9 @@ import pytest
 
 from rootlace.runtime.contracts.plan import MaskRow
 from rootlace.runtime.engine.core import MaskFiller
-from rootlace.runtime.scheduler import rows as masks_module
-from rootlace.runtime.scheduler.rows import InlineFiller, MaskJob, StepMasks
-from rootlace.runtime.scheduler.rows import Job as MaskingJob
+from rootlace.runtime.scheduler import masks as masks_module
+from rootlace.runtime.scheduler.masks import InlineFiller, MaskJob, StepMasks
+from rootlace.runtime.scheduler.masks import Job as MaskingJob
 from rootlace.wire.errors import InternalError
 from tests.scheduler.matchers import Plain
 from tests.scheduler.world import Job, World

@@ -17,7 +17,8 @@ from rootlace.runtime.model.executor.device_steps import DeviceSteps
 from rootlace.runtime.model.executor.graphs import Graphs
 from rootlace.runtime.model.executor.runner import ModelRunner
 from rootlace.runtime.model.kv.pool import allocate
-from rootlace.runtime.model.lora import load_adapter, read_adapters
+from rootlace.runtime.model.lora import load_adapter
+from rootlace.runtime.model.lora_config import read_adapters
 from rootlace.runtime.model.sampling.automaton_table import arena_for
 from rootlace.runtime.model.sampling.sampler import Sampler
 from tests.model.fake_device import FakeDevice

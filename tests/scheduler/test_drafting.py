@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rootlace.runtime.contracts.plan import MAX_DRAFTED
-from rootlace.runtime.scheduler import rows as masks_module
+from rootlace.runtime.scheduler import masks as masks_module
+from rootlace.runtime.scheduler.masks import Job as Masking
+from rootlace.runtime.scheduler.masks import StepMasks
 from rootlace.runtime.scheduler.prediction import PredictedText, Prediction
-from rootlace.runtime.scheduler.rows import Job as Masking
-from rootlace.runtime.scheduler.rows import StepMasks
 from tests.scheduler.matchers import Script, Stepped
 from tests.scheduler.world import Job, World
 

@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 
 from rootlace.runtime.contracts.messages import EngineRequest
 from rootlace.runtime.contracts.plan import MaskRow, SampleRow, TokenScores
+from rootlace.runtime.scheduler.masks import StepMasks
 from rootlace.runtime.scheduler.output import TokenIntake
 from rootlace.runtime.scheduler.request import RequestState
-from rootlace.runtime.scheduler.rows import DecodeRows, DepthFirst, SampleRows, StepMasks
+from rootlace.runtime.scheduler.rows import DecodeRows, DepthFirst, SampleRows
 from rootlace.wire.protocol import SamplingParams
 from tests.scheduler.matchers import Digits, Script
 

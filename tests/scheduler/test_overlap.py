@@ -10,7 +10,7 @@ from functools import partial
 import numpy as np
 import pytest
 
-from rootlace.runtime.scheduler.rows import Job as MaskingJob
+from rootlace.runtime.scheduler.masks import Job as MaskingJob
 from rootlace.wire.errors import ConstraintNotMet, InternalError
 from tests.scheduler.matchers import Digits, Plain, Script, Stepped
 from tests.scheduler.planned_ahead import ahead, ids, launched

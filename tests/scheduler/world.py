@@ -16,9 +16,9 @@ from rootlace.runtime.contracts.matcher import Matcher
 from rootlace.runtime.contracts.messages import EngineOutput, EngineRequest, Pooling
 from rootlace.runtime.contracts.plan import SampleRow, StepPlan
 from rootlace.runtime.scheduler.admission import Headroom
+from rootlace.runtime.scheduler.masks import MaskFiller, StepMasks
 from rootlace.runtime.scheduler.offload.levels import Level, Tiers
 from rootlace.runtime.scheduler.request import RequestState
-from rootlace.runtime.scheduler.rows import MaskFiller, StepMasks
 from rootlace.runtime.scheduler.scheduler import Scheduler
 from rootlace.wire.errors import RootlaceError
 from rootlace.wire.protocol import SamplingParams

@@ -1,9 +1,11 @@
-"""What the gateway may not import."""
+"""What the gateway may not import, and what processes import only beside something longer."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
+
+import pytest
 
 CODE = """
 import sys
@@ -15,4 +17,19 @@ print([name for name in ("torch", "transformers") if name in sys.modules])
 
 def test_no_torch_in_the_gateway() -> None:
     ran = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, check=True)
+    assert ran.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    ("module", "heavy"),
+    [
+        # An engine is started first: what reads texts and answers is imported meanwhile.
+        ("rootlace.runtime.server.app", "tokenizers llguidance aiohttp jinja2 prometheus_client"),
+        # Options and a model's configuration are checked first.
+        ("rootlace.runtime.engine.__main__", "torch transformers"),
+    ],
+)
+def test_what_is_heavy_is_imported_while_something_else_is_done(module: str, heavy: str) -> None:
+    code = f"import sys, {module}; print([n for n in {heavy.split()} if n in sys.modules])"
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert ran.stdout.strip() == "[]"

@@ -12,7 +12,7 @@ from aiohttp.test_utils import TestClient, TestServer
 from rootlace.runtime.config import EngineConfig, GatewayConfig
 from rootlace.runtime.contracts.messages import EngineRequest
 from rootlace.runtime.server.http.app import make_runner
-from rootlace.runtime.server.model_registry import close_room, open_room
+from rootlace.runtime.server.open_model import close_room, open_room
 from rootlace.runtime.server.served_model import ServedModel
 from rootlace.wire.errors import InvalidConstraint, Overloaded
 from tests.server.conftest import folder_of, load

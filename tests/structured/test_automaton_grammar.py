@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rootlace.runtime.contracts.matcher import Grammar, Matcher
-from rootlace.runtime.scheduler.rows import StepMasks
+from rootlace.runtime.scheduler.masks import StepMasks
 from rootlace.runtime.structured.dfa_backend import AutomatonGrammar, DfaMatcher
 from rootlace.runtime.structured.regex.lazy_dfa import LazyDfa
 from rootlace.runtime.structured.regex.parse import parse

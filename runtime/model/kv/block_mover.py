@@ -17,7 +17,7 @@ from rootlace.runtime.config import CacheConfig, ExecutorConfig
 from rootlace.runtime.contracts.block_store import LOAD, SAVE, StoreMemory
 from rootlace.runtime.model.checkpoint.files import Checkpoint
 from rootlace.runtime.model.executor.runner import ModelRunner
-from rootlace.runtime.model.lora import read_adapters
+from rootlace.runtime.model.lora_config import read_adapters
 from rootlace.runtime.model.weight_cache import cache_key
 
 # Identity -----------------------------------------------------------------------------------------

@@ -17,7 +17,8 @@ from rootlace.runtime.model.decoder.interface import MeetingRanks
 from rootlace.runtime.model.decoder.rope import RotaryEmbedding
 from rootlace.runtime.model.executor.cpu_setup import on_cpu
 from rootlace.runtime.model.kv import pool as kv_pool
-from rootlace.runtime.model.lora import load_adapter, read_adapters, share_of
+from rootlace.runtime.model.lora import load_adapter, share_of
+from rootlace.runtime.model.lora_config import read_adapters
 from rootlace.runtime.model.parallel.shard import Shard
 
 

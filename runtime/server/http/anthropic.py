@@ -25,9 +25,9 @@ from rootlace.runtime.server.http.chat_request import (
     budget_of,
     thinking_arguments,
 )
-from rootlace.runtime.server.http.chat_request import Block as chat_request_Block
-from rootlace.runtime.server.http.chat_request import Tool as chat_request_Tool
-from rootlace.runtime.server.http.chat_request import ToolChoice as chat_request_ToolChoice
+from rootlace.runtime.server.http.chat_request import Block as ChatBlock
+from rootlace.runtime.server.http.chat_request import Tool as ChatTool
+from rootlace.runtime.server.http.chat_request import ToolChoice as ChatToolChoice
 from rootlace.runtime.server.http.constraints import Asked, json_source
 from rootlace.runtime.server.http.errors import InvalidParameter
 from rootlace.runtime.server.http.one_shot import MAX_PINS
@@ -197,7 +197,7 @@ def chat_request(body: CountBody) -> ChatRequest:
         fields=_fields(body) if isinstance(body, MessagesBody) else {},
         names=_NAMES,
         tools=tuple(
-            chat_request_Tool(tool.name, tool.description, tool.input_schema, tool.strict)
+            ChatTool(tool.name, tool.description, tool.input_schema, tool.strict)
             for tool in body.tools or ()
         ),
         choice=_choice(body),
@@ -287,14 +287,14 @@ def _fields(body: MessagesBody) -> dict[str, Any]:
     return {name: value for name, value in given.items() if value is not None}
 
 
-def _choice(body: CountBody) -> chat_request_ToolChoice:
+def _choice(body: CountBody) -> ChatToolChoice:
     given = body.tool_choice
     if given is None:
-        return chat_request_ToolChoice()
+        return ChatToolChoice()
     if given.type == "tool" and given.name is None:
         raise InvalidParameter("tool_choice.name", "tool_choice.name is missing")
     parallel = False if given.disable_parallel_tool_use else None
-    return chat_request_ToolChoice(_CHOICES[given.type], given.name, parallel)  # type: ignore[arg-type]
+    return ChatToolChoice(_CHOICES[given.type], given.name, parallel)  # type: ignore[arg-type]
 
 
 def _messages(message: Message, param: str) -> list[dict[str, Any]]:
@@ -502,7 +502,7 @@ def _start(asked: _Request, found: Usage) -> dict[str, Any]:
 def _event(change: BlockEvent) -> dict[str, Any]:
     index = change.block.index
     if isinstance(change, Begin):
-        empty = chat_request_Block(index, change.block.kind, change.block.name)
+        empty = ChatBlock(index, change.block.kind, change.block.name)
         return {"type": "content_block_start", "index": index, "content_block": _block(empty)}
     if isinstance(change, More):
         kind, field = _DELTAS[change.block.kind]
@@ -519,7 +519,7 @@ def _end(generated: Generated, called: bool, prepared: Prepared) -> dict[str, An
     }
 
 
-def _block(block: chat_request_Block) -> TextBlock | ThinkingBlock | ToolUse:
+def _block(block: ChatBlock) -> TextBlock | ThinkingBlock | ToolUse:
     if block.kind == "text":
         return TextBlock(block.text)
     if block.kind == "thoughts":

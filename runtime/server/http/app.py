@@ -107,10 +107,10 @@ from rootlace.runtime.server.http.scoring import (
 )
 from rootlace.runtime.server.http.sglang_generate import GENERATE_BODY, Generate, GenerateReply
 from rootlace.runtime.server.http.sglang_sessions import CloseSessionBody, OpenSessionBody, Sessions
-from rootlace.runtime.server.metrics import note_request
 from rootlace.runtime.server.model_registry import ModelRegistry
 from rootlace.runtime.server.served_model import ServedModel
 from rootlace.runtime.server.served_model import ServedModel as Gateway
+from rootlace.runtime.server.spans import note_request
 
 # Endpoints ----------------------------------------------------------------------------------------
 #

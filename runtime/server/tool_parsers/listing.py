@@ -51,21 +51,7 @@ _PROBE = re.compile(
 _THINK = (("<think>", "</think>"), ("[THINK]", "[/THINK]"))
 
 
-class TemplateShape(Protocol):
-    """What is asked of a chat template. `source` is None where the model has none."""
-
-    source: str | None
-
-    def render(
-        self,
-        messages: Sequence[dict[str, Any]],
-        /,
-        tools: None = None,
-        add_generation_prompt: bool = True,
-    ) -> tuple[Part, ...]: ...
-
-
-def format_of(template: TemplateShape) -> Format:
+def format_of(template: Template) -> Format:
     """The format that the template writes earlier answers in; Hermes's if it shows none."""
     source = template.source or ""
     if "<|channel|>" in source and "<|message|>" in source:
@@ -74,7 +60,7 @@ def format_of(template: TemplateShape) -> Format:
     return Tagged(_calls(template, source), think)
 
 
-def _calls(template: TemplateShape, source: str) -> Calls:
+def _calls(template: Template, source: str) -> Calls:
     if "<｜tool▁call▁begin｜>" in source:
         return DEEPSEEK if "```json" in source else DEEPSEEK_31
     if "[TOOL_CALLS]" in source:
@@ -86,7 +72,7 @@ def _calls(template: TemplateShape, source: str) -> Calls:
     return _as_written(template)
 
 
-def _as_written(template: TemplateShape) -> Calls:
+def _as_written(template: Template) -> Calls:
     """Hermes's calls, with the white space that the template has around a call's name."""
     function = {"name": _PROBE_NAME, "arguments": {_PROBE_KEY: 1}}
     call = {"id": "call_0", "type": "function", "function": function}

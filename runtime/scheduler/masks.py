@@ -1,0 +1,317 @@
+"""Masks of a step: filled at once, or beside the step by a filler."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+from weakref import WeakSet
+
+import numpy as np
+
+from rootlace.runtime.contracts.matcher import Matcher
+from rootlace.runtime.contracts.plan import MaskRow
+
+log = logging.getLogger(__name__)
+
+QUICK_SECONDS = 50e-6
+"""Seconds up to which a mask is filled on the spot.
+
+Handing a mask to another thread costs about as much, as both share the interpreter. Most masks
+take a tenth of this.
+"""
+SPOT_SECONDS = 200e-6
+"""Seconds per step for masks filled on the spot; further masks are filled beside the step."""
+DRAFT_SECONDS = 10e-3
+"""Seconds per step for draft masks filled beside the step; drafted tokens without a mask are
+dropped.
+
+The mask that a row needs without a draft is filled however long that takes.
+"""
+
+
+@dataclass(slots=True)
+class MaskJob:
+    """One mask to write to `out`; `shared` is the table row that gets the mask too, if any.
+
+    `others`: further matchers of the step at that row, and the targets of their masks.
+    """
+
+    matcher: Matcher
+    out: np.ndarray
+    shared: MaskRow | None = None
+    others: list[tuple[Matcher, np.ndarray]] = field(default_factory=list)
+    seconds: float = 0.0
+    """CPU seconds of the matcher's mask, without waiting for the interpreter."""
+
+    def run(self) -> None:
+        """Fill the masks; never raises."""
+        started = time.thread_time()
+        made = _fill(self.matcher, self.out, self.shared)
+        for matcher, out in self.others:
+            if made:
+                out[:] = self.out
+            else:  # the failure concerns the first matcher's request alone
+                _fill(matcher, out, self.shared)
+        if self.shared is None:
+            self.seconds = time.thread_time() - started
+
+
+def _fill(matcher: Matcher, out: np.ndarray, shared: MaskRow | None = None) -> bool:
+    """Fill a mask; return whether the matcher could.
+
+    Never raises: a failed mask allows nothing, and the request ends alone.
+    """
+    try:
+        if shared is not None:
+            matcher.prepare_mask()
+            if shared.table.filled(shared.row):
+                out[:] = shared.table.rows[shared.row]
+                return True
+            if matcher.error():  # a second call might lose the reason of the failure
+                out[:] = 0
+                return False
+        matcher.fill_bitmask(out)
+        return not matcher.error()
+    except BaseException:  # a panic in a compiled library is no Exception
+        log.exception("a mask could not be filled")
+        out[:] = 0
+        return False
+
+
+@dataclass(slots=True)
+class DraftJob:
+    """The masks along a draft: behind its first `first` tokens, and behind each further one.
+
+    The masks go to `outs` while the matcher takes the draft in; then the matcher rolls back.
+    Drafted tokens without a mask by `deadline` (`time.perf_counter`), or without a successor, are
+    removed.
+    """
+
+    matcher: Matcher
+    draft: list[int]
+    first: int
+    outs: np.ndarray
+    failed: Callable[[BaseException], None]
+    """Receives the exception of the matcher's rollback."""
+    deadline: float = 0.0
+    seconds: float = 0.0
+    """Seconds of the slowest mask, as for `MaskJob`."""
+
+    def run(self) -> None:
+        """Fill the masks; never raises."""
+        accepted = walk(self.matcher, self.draft, self._fill, self.failed)
+        del self.draft[max(accepted, 0) :]
+
+    def _fill(self, place: int) -> bool:
+        if place and time.perf_counter() >= self.deadline:
+            return False
+        if place < self.first:
+            return True
+        row, started = self.matcher.mask_row(), time.thread_time()
+        made = _fill(self.matcher, self.outs[place - self.first], row)
+        if row is None:
+            self.seconds = max(self.seconds, time.thread_time() - started)
+        return made
+
+
+def walk(
+    matcher: Matcher,
+    draft: list[int],
+    visit: Callable[[int], bool],
+    failed: Callable[[BaseException], None],
+) -> int:
+    """Advance the matcher along `draft`, calling `visit` behind each token count, then roll back.
+
+    Stops where the matcher refuses or `visit` returns False. Returns the last accepted count; -1:
+    none. Never raises: `failed` receives the exception of the rollback.
+    """
+    accepted, taken = -1, 0
+    try:
+        for place, token in enumerate([*draft, None]):
+            if not visit(place):
+                break
+            accepted = place
+            if token is None or not matcher.advance(token):
+                break
+            taken += 1
+            if matcher.is_finished():
+                break
+    except BaseException:  # a panic in a compiled library is no Exception
+        log.exception("a constraint failed on a draft")
+    try:
+        matcher.rollback(taken)
+    except BaseException as error:
+        failed(error)
+    return accepted
+
+
+class Job(Protocol):
+    """Work done beside a step."""
+
+    def run(self) -> None:
+        """Do the work; never raises."""
+
+
+class MaskFiller(Protocol):
+    """Runs jobs; the jobs of one step are independent of each other."""
+
+    def start(self, jobs: Sequence[Job]) -> Callable[[], None] | None:
+        """Start the jobs; return a function that waits for all of them, or None if done already."""
+
+
+class InlineFiller:
+    """Fills masks at once, on the calling thread."""
+
+    def start(self, jobs: Sequence[Job]) -> Callable[[], None] | None:
+        for job in jobs:
+            job.run()
+        return None
+
+
+class StepMasks:
+    """Makes the masks of each step.
+
+    Requests whose matchers share a mask table name a filled row of the table. The other masks are
+    rows of one array per step.
+
+    The filler gets possibly slow masks: table rows, and masks of matchers whose last mask was slow.
+    If a mask made on the spot is slow for once, the executor starts that much later.
+    """
+
+    def __init__(
+        self,
+        vocab_size: int,
+        filler: MaskFiller | None = None,
+        spot_seconds: float = SPOT_SECONDS,
+        draft_seconds: float = DRAFT_SECONDS,
+    ) -> None:
+        """`spot_seconds`: limit per step for masks made on the spot (0: none is).
+
+        `draft_seconds`: extra waiting time of a step for the masks of its drafts.
+        """
+        self._words = -(-vocab_size // 32)
+        self._spot_seconds = spot_seconds
+        self._draft_seconds = draft_seconds
+        self._filler = filler or InlineFiller()
+        self._slow: WeakSet[Matcher] = WeakSet()
+        self._handed: list[MaskJob] = []
+        self._drafts: list[DraftJob] = []
+        self._drafts_handed: list[DraftJob] = []
+        self._spent = 0.0
+        """Seconds spent on the spot in the step being planned."""
+
+    def start(
+        self, matchers: Sequence[Matcher]
+    ) -> tuple[list[np.ndarray | MaskRow], Callable[[], None] | None]:
+        """A mask per matcher, and a function to call before reading the masks (None: no wait).
+
+        No matcher may be used before the masks were waited for.
+        """
+        rows = [matcher.mask_row() for matcher in matchers]
+        filled = [
+            row is not None and (row.address != 0 or row.table.filled(row.row)) for row in rows
+        ]
+        if False not in filled:
+            return rows, None  # type: ignore[return-value]
+        buffers = iter(np.empty((filled.count(False), self._words), np.int32))
+        self._learn(self._handed)
+        masks: list[np.ndarray | MaskRow] = []
+        jobs: list[MaskJob] = []
+        preparing: dict[tuple[int, int], MaskJob] = {}
+        for matcher, row, there in zip(matchers, rows, filled, strict=True):
+            if row is not None and there:
+                masks.append(row)
+                continue
+            key = None if row is None else (row.table.key, row.row)
+            mask = next(buffers)
+            masks.append(mask)
+            if key is not None and key in preparing:
+                preparing[key].others.append((matcher, mask))
+            elif key is None and self._spent < self._spot_seconds and matcher not in self._slow:
+                self._spent += self._fill(matcher, mask)[1]
+            else:
+                jobs.append(MaskJob(matcher, mask, row))
+                if key is not None:
+                    preparing[key] = jobs[-1]
+        self._handed, self._spent = jobs, 0.0
+        return masks, self._filler.start(jobs) if jobs else None
+
+    # ------------------------------------------------------------ drafts
+
+    def begin_drafts(self) -> None:
+        """Start a step's plan: draft masks on the spot count before those of `start`."""
+        self._spent = 0.0
+
+    def at_hand(self, matcher: Matcher, begun: float) -> np.ndarray | MaskRow | None:
+        """A mask that exists or is made on the spot; None where it may be slow.
+
+        None, too, once the step has spent its time, with the time since `begun`
+        (`time.perf_counter`).
+        """
+        if self._spent + time.perf_counter() - begun >= self._spot_seconds:
+            return None
+        row = matcher.mask_row()
+        if row is not None:
+            return row if row.address != 0 or row.table.filled(row.row) else None
+        out = np.empty(self._words, np.int32)
+        quick = matcher not in self._slow
+        return out if quick and self._fill(matcher, out)[0] else None
+
+    def spend(self, begun: float) -> None:
+        """Count the time since `begun` as spent on the step's plan."""
+        self._spent += time.perf_counter() - begun
+
+    def along(
+        self,
+        matcher: Matcher,
+        draft: list[int],
+        first: int,
+        failed: Callable[[BaseException], None],
+    ) -> list[np.ndarray]:
+        """The masks of a `DraftJob`, readable when the step's masks are."""
+        outs = np.zeros((len(draft) + 1 - first, self._words), np.int32)
+        self._drafts.append(DraftJob(matcher, draft, first, outs, failed))
+        return list(outs)
+
+    def start_drafts(self, wait: Callable[[], None] | None) -> Callable[[], None] | None:
+        """Start the jobs of `along`; return a function that waits for them and for `wait`.
+
+        No matcher of a job may be used before the wait.
+        """
+        drafts, self._drafts = self._drafts, []
+        self._learn(self._drafts_handed)
+        self._drafts_handed = drafts
+        if not drafts:
+            return wait
+        deadline = time.perf_counter() + self._draft_seconds
+        for job in drafts:
+            job.deadline = deadline
+        more = self._filler.start(drafts)
+        if wait is None or more is None:
+            return wait or more
+
+        def both() -> None:
+            wait()
+            more()
+
+        return both
+
+    def _fill(self, matcher: Matcher, out: np.ndarray) -> tuple[bool, float]:
+        """Fill a mask now; return success and seconds."""
+        started = time.perf_counter()
+        made = _fill(matcher, out)
+        seconds = time.perf_counter() - started
+        if seconds > QUICK_SECONDS:
+            self._slow.add(matcher)
+        return made, seconds
+
+    def _learn(self, jobs: Sequence[MaskJob | DraftJob]) -> None:
+        """Note which matchers are slow, from the last jobs; jobs not run yet are skipped."""
+        for job in jobs:
+            if job.seconds > QUICK_SECONDS:
+                self._slow.add(job.matcher)
+            elif job.seconds:
+                self._slow.discard(job.matcher)
