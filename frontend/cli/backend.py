@@ -8,7 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
-from rootlace.cli.common import check_runtime, fail, served_model
+from rootlace.cli.common import check_runtime, fail
+from rootlace.cli.model import served_model
 from rootlace.wire.errors import RootlaceError
 
 ModelOption = Annotated[

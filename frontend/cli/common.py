@@ -1,4 +1,4 @@
-"""How a command asks a running server."""
+"""What commands have in common: how they fail, and how they ask a running server."""
 
 from __future__ import annotations
 
@@ -6,17 +6,11 @@ import importlib.util
 import json
 import urllib.error
 import urllib.request
-from collections.abc import Callable
-from functools import partial
-from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
 
-from rootlace.runtime.model.checkpoint.config import check_config
-from rootlace.runtime.model.checkpoint.source import ModelSource, model_source, servable_source
-from rootlace.runtime.model.hub.local import local_model
-from rootlace.wire.errors import RootlaceError, ServerUnavailable
+from rootlace.wire.errors import ServerUnavailable
 
 # Failure ------------------------------------------------------------------------------------------
 #
@@ -61,41 +55,6 @@ def _is_there(name: str) -> bool:
         return importlib.util.find_spec(name) is not None
     except (ImportError, ValueError):
         return False
-
-
-# Model --------------------------------------------------------------------------------------------
-#
-# Which model a command means.
-
-
-def described_model(given: str) -> str:
-    """The model `given`, a folder or a GGUF file; ends the command if it is none."""
-    return _checked(given, model_source, partial(local_model, weights=False))
-
-
-def served_model(given: str | None, allow_pickle: bool = False) -> str:
-    """As `described_model`, None: the embedded demo model; ends the command too if it cannot be
-    served."""
-    if given is not None:
-        source_of = partial(servable_source, allow_pickle=allow_pickle)
-        return _checked(given, source_of, partial(local_model, allow_pickle=allow_pickle))
-    from rootlace.runtime.assets import demo_model
-
-    try:
-        return str(demo_model())
-    except FileNotFoundError as error:
-        fail(str(error))
-
-
-def _checked(
-    given: str, source_of: Callable[[str | Path], ModelSource], local: Callable[[str], str]
-) -> str:
-    try:
-        source = source_of(local(given))
-        check_config(source)
-        return str(source.path.absolute())
-    except RootlaceError as error:
-        fail(str(error))
 
 
 # Server -------------------------------------------------------------------------------------------

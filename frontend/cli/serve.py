@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 import typer
 
-from rootlace.cli.common import check_runtime, fail, served_model
+from rootlace.cli.common import check_runtime, fail
+from rootlace.cli.model import served_model
 from rootlace.cli.options import MODELS, chosen, read_options, with_options
 from rootlace.runtime.config import RuntimeConfig
 from rootlace.runtime.model.hub.local import known_name
