@@ -48,7 +48,7 @@ class Outcome:
     said: str
 
 
-IN_FLIGHT = "runtime/engine/client/restarts.py"
+RESTARTS = "runtime/engine/client/restarts.py"
 ENGINE_CLIENT = "runtime/engine/client/engine_client.py"
 PULSE = "runtime/engine/client/engine_client.py"
 SESSION = "runtime/server/session.py"
@@ -62,22 +62,22 @@ SCHEDULER = "runtime/scheduler/scheduler.py"
 FAULTS = (
     Fault(
         "replay begins anew, and its tokens are told twice",
-        IN_FLIGHT,
-        "request, output_ids=output_ids, suspected",
-        "request, suspected",
+        RESTARTS,
+        "            output_ids=output_ids,\n",
+        "",
     ),
     Fault(
         "replay leaves out the last token",
-        IN_FLIGHT,
+        RESTARTS,
         "np.array(self.output_ids, np.int32)",
         "np.array(self.output_ids[:-1], np.int32)",
     ),
     Fault(
         "replay has another seed",
-        IN_FLIGHT,
-        "resumed=self.engines > 0\n        )",
+        RESTARTS,
+        "resumed=self.engines > 0,\n",
         "resumed=self.engines > 0,\n            params=msgspec.structs.replace("
-        "request.params, seed=(request.params.seed or 0) + 1),\n        )",
+        "request.params, seed=(request.params.seed or 0) + 1),\n",
     ),
     Fault(
         "a constraint misses the last token before the replay",
@@ -88,14 +88,15 @@ FAULTS = (
     Fault(
         "the next engine is sent nothing",
         ENGINE_CLIENT,
-        "for request in self._in_flight.resume(in_step):\n            self.send(request)",
-        "for _ in self._in_flight.resume(in_step):\n            pass",
+        "for request in self._restarts.resume():\n            self.send(request)",
+        "for _ in self._restarts.resume():\n            pass",
     ),
     Fault(
         "what comes while no engine is there is forgotten",
         ENGINE_CLIENT,
-        "        self._in_flight.add(request, on_update, sent, stays)\n",
-        "        if self._up:\n            self._in_flight.add(request, on_update, sent, stays)\n",
+        "        self._restarts.add(request, on_update, self._up, stays)\n",
+        "        if self._up:\n"
+        "            self._restarts.add(request, on_update, self._up, stays)\n",
     ),
     Fault(
         "a silent engine is never given up",
@@ -111,9 +112,9 @@ FAULTS = (
     ),
     Fault(
         "a request that kills engines is tried for ever",
-        IN_FLIGHT,
-        "most = 1 if in_step.keys() == {rid} else 2",
-        "most = 99",
+        RESTARTS,
+        "(1 if len(in_step or ()) == 1 else 2)",
+        "99",
     ),
     Fault(
         "who was in a failing step is not computed alone",

@@ -454,6 +454,7 @@ class EngineLoop:
         move: Callable[[np.ndarray], None] | None = None,
     ) -> None:
         self._scheduler = scheduler
+        self._record = record
         self._telling = telling
         note = None if telling is None else telling.note
         self._steps = Steps(scheduler, executor, overlap, self._send_now, record, note, move)
@@ -533,7 +534,12 @@ class EngineLoop:
 
     def _handle(self, message: ToEngine) -> None:
         if isinstance(message, EngineRequest):
-            self._submit(message)
+            if self._record is None:
+                self._submit(message)
+            else:
+                self._record.receive(message.rid, len(message.token_ids) + len(message.output_ids))
+                self._submit(message)
+                self._record.received()
         elif isinstance(message, Abort):
             for rid in message.rids:
                 if self._compiling.remove(rid) or self._resuming.remove(rid):

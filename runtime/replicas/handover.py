@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ from rootlace.runtime.contracts.messages import (
     Ready,
 )
 from rootlace.runtime.engine.client import EngineClient
-from rootlace.runtime.engine.client.restarts import Submitted
+from rootlace.runtime.engine.client.restarts import PendingRequest
 from rootlace.runtime.replicas.dispatch import Dispatch
 from rootlace.wire.errors import InternalError, InvalidRequest, RootlaceError, ServerUnavailable
 from rootlace.wire.protocol import SamplingParams
@@ -204,19 +205,14 @@ class Handover:
         if (handed := self._under_way.get(rid)) is not None:
             handed.aborted = True
 
-    def instead(self, submitted: Submitted) -> Submitted:
+    def instead(self, pending: PendingRequest) -> PendingRequest:
         """What another engine is to go on with when one dies that had this: not with a prompt
         alone, but with its request."""
-        handed = self._under_way.pop(submitted.request.rid, None)
+        handed = self._under_way.pop(pending.request.rid, None)
         if handed is None:
-            return submitted
-        return Submitted(
-            handed.request,
-            self._listener(handed),
-            engines=submitted.engines,
-            deaths=submitted.deaths,
-            lost=submitted.lost,
-            aborted=submitted.aborted,
+            return pending
+        return dataclasses.replace(
+            pending, request=handed.request, on_update=self._listener(handed), output_ids=[]
         )
 
     def close(self) -> None:

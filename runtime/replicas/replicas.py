@@ -31,8 +31,8 @@ from rootlace.runtime.contracts.messages import (
 )
 from rootlace.runtime.engine.client import EngineClient
 from rootlace.runtime.engine.client.cache_orders import Forgets
-from rootlace.runtime.engine.client.restarts import Culprits, Submitted
-from rootlace.runtime.engine.client.siblings import ReplicaContext
+from rootlace.runtime.engine.client.engine_client import ReplicaContext
+from rootlace.runtime.engine.client.restarts import PendingRequest, Suspensions
 from rootlace.runtime.replicas.dispatch import Dispatch
 from rootlace.runtime.replicas.handover import Apart, Handover, transfer_of
 from rootlace.runtime.replicas.remote import Meeting
@@ -247,8 +247,7 @@ class Replicas:
     """Engine processes of one model: what `EngineClient` is, of several.
 
     A request goes where it costs least by the router. When an engine dies, what it ran goes on at
-    another one at once, from the tokens that it had; what two engines died with waits for its own
-    to be started again, so that no request ends more than two (`InFlight`). An engine that is gone
+    another one at once, from the tokens that it had (`RestartPolicy`). An engine that is gone
     for good is missed by nobody while there is another one; with the last one, `on_exit` is called.
     """
 
@@ -286,7 +285,7 @@ class Replicas:
         )
         self._asking = Asking(count)
         self._forgets = Forgets(keep=True)
-        self._culprits = Culprits()
+        self._suspensions = Suspensions()
         self.next_rid = itertools.count(1).__next__
 
     @classmethod
@@ -347,7 +346,7 @@ class Replicas:
             partial(self._returned, at),
             partial(self._gone_for_good, at),
             self._forgets,
-            self._culprits,
+            self._suspensions,
             self.next_rid,
             self._transfer,
         )
@@ -368,8 +367,6 @@ class Replicas:
     def submit(self, request: EngineRequest, on_update: Callable[[EngineOutput], None]) -> None:
         """As `EngineClient.submit`, at the engine where it costs least."""
         assert self._dispatch is not None
-        if (refusal := self._culprits.refusal(request.client)) is not None:
-            raise refusal
         if self._handover is not None and self._handover.takes(request):
             self._handover.submit(request, on_update)
             return
@@ -450,24 +447,24 @@ class Replicas:
 
     # ------------------------------------------------------------ engines that come and go
 
-    def _died(self, at: int, left: list[Submitted], in_step: Mapping[int, int]) -> None:
-        """An engine is down: what `left` it goes on at others."""
+    def _died(self, at: int, left: list[PendingRequest]) -> None:
+        """An engine is down: other replicas continue what it `left`."""
         self._departures.gone(at)
         self._tell(partial(Dispatch.down, at=at))
-        self._move(at, left, in_step)
+        self._move(at, left)
 
-    def _move(self, at: int, left: list[Submitted], in_step: Mapping[int, int]) -> None:
-        """`in_step`: who was in the steps in which the engine at this place died."""
+    def _move(self, at: int, left: list[PendingRequest]) -> None:
+        """Continue requests of a replica that is down at others."""
         if left:
             log.warning("replica %d is down: %d requests go on elsewhere", at, len(left))
-        for submitted in left:
+        for pending in left:
             assert self._dispatch is not None
             if self._handover is not None:
-                submitted = self._handover.instead(submitted)
-            target = self._dispatch.place(submitted.resumed(0))
-            if len(self._gone) == self._count:  # they end with the last of all
+                pending = self._handover.instead(pending)
+            target = self._dispatch.place(pending.resumed())
+            if len(self._gone) == self._count:  # the requests end with the last replica
                 target = at
-            self._clients[target].adopt(submitted, in_step)
+            self._clients[target].adopt(pending)
 
     def _returned(self, at: int) -> None:
         self._there.set()
@@ -475,7 +472,7 @@ class Replicas:
         # What it said of its cache before that, nobody heard.
         self._tell(lambda _: self._clients[at].send(TellCache()))
         for other, client in enumerate(self._clients):  # nobody may ever come there
-            self._move(other, *client.leave())
+            self._move(other, client.leave())
 
     def _holds(self, at: int) -> bool:
         return self._dispatch is not None and self._dispatch.holds(at)

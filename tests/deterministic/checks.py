@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rootlace.runtime.engine.client.restarts import MAX_CULPRITS
+from rootlace.runtime.engine.client.restarts import MAX_GUILTY
 from rootlace.runtime.server.tokenizer import Piece
 from rootlace.wire import protocol
 from rootlace.wire.protocol import Chunk, Failed, Generated, SamplingParams
@@ -361,7 +361,7 @@ class Ledger:
                 alone = isinstance(sent.op, protocol.Prefill) or (
                     isinstance(sent.op, protocol.Generate) and sent.op.params.n == 1
                 )
-                count += 1 if alone else MAX_CULPRITS  # it is several requests
+                count += 1 if alone else MAX_GUILTY  # it is several requests
         return count
 
     def _excuse(self, sent: Sent, branch: Branch, length: int) -> None:
@@ -371,7 +371,7 @@ class Ledger:
         code, timeout = failure.code, op.handling.timeout
         if code == "deadline_impossible" and timeout is not None:
             return
-        if code == "client_suspended" and self._killed() >= MAX_CULPRITS:
+        if code == "client_suspended" and self._killed() >= MAX_GUILTY:
             return
         if code == "deadline_exceeded" and timeout is not None:
             if sent.ended - sent.at < timeout - EARLY:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rootlace.runtime.engine.client.restarts import MAX_CULPRITS
+from rootlace.runtime.engine.client.restarts import MAX_GUILTY
 from rootlace.runtime.server.branch import Branch, Deadline
 from tests.deterministic.cli import short
 from tests.deterministic.run import run
@@ -83,7 +83,7 @@ def test_a_client_that_goes_on_killing_engines_is_stopped(replicas: int) -> None
     stories = [Program(0, 5.0 * at, STORY.actions) for at in range(24)]
     result = run(Scenario(0, Shape(clients=2, replicas=replicas), (*killers, *stories)))
     assert not result.failure, short(result.failure)
-    assert result.deaths <= 2 * MAX_CULPRITS + replicas
+    assert result.deaths <= 2 * MAX_GUILTY + replicas
 
 
 def test_shrinking_leaves_what_is_needed() -> None:

@@ -323,7 +323,7 @@ class World:
 
     def _in_flight(self) -> list[int]:
         """The requests that the gateway believes engines have."""
-        return [rid for client in self._clients() for rid in client._in_flight._submitted]
+        return [rid for client in self._clients() for rid in client._restarts.requests]
 
     def _clients(self) -> list[EngineClient]:
         if self.gateway is None:

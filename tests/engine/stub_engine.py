@@ -2,9 +2,9 @@
 
 Its start takes as long as the file `hold` in the folder given as the first argument exists. The
 token `DEADLY` kills it when it is submitted or sampled, in one step with all that is running unless
-the request is suspected; `SUDDEN` kills it outside of any step; `ENDLESS` requests are never
-finished. What is to be pinned is, unless there is a file `full`; requests for no token wait as long
-as there is one named `busy`.
+the request is suspected; `SUDDEN` kills it as it is taken in, outside of any step; `ENDLESS`
+requests are never finished. What is to be pinned is, unless there is a file `full`; requests for no
+token wait as long as there is one named `busy`.
 """
 
 from __future__ import annotations
@@ -75,6 +75,7 @@ def main(folder: Path) -> None:
                     raise SystemExit(f"request id {message.rid} is in use")
                 last = [*message.token_ids.tolist(), *message.output_ids.tolist()][-1]
                 if last == SUDDEN:
+                    record.receive(message.rid, 1)
                     os._exit(9)
                 if last == DEADLY:
                     company = () if message.suspected else running

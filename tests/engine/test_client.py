@@ -34,7 +34,6 @@ from rootlace.runtime.engine.client.cache_orders import (
     ForgetFile,
     Forgets,
 )
-from rootlace.runtime.engine.client.restarts import InFlight
 from rootlace.wire.errors import ServerUnavailable
 from rootlace.wire.protocol import SamplingParams
 from tests.engine.stub_engine import DEADLY, ENDLESS, SUDDEN
@@ -73,12 +72,6 @@ async def client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterat
     client = await EngineClient.start(EngineConfig())
     yield client
     await client.stop()
-
-
-def after(in_flight: InFlight, in_step: dict[int, int]) -> list[EngineRequest]:
-    """What the next engine is sent when one died in such a step."""
-    in_flight.judge(in_step)
-    return list(in_flight.resume(in_step))
 
 
 async def kill(client: EngineClient) -> None:
@@ -341,54 +334,6 @@ async def test_whoever_is_there_when_engines_die_between_steps_goes_on(
     assert (await Heard(client, 1).end()).token_ids == (2,)
 
 
-def test_who_is_aborted_or_comes_during_a_quarantine_has_his_turn() -> None:
-    in_flight, heard = InFlight(), list[EngineOutput]()
-
-    def add(rid: int, sent: bool) -> None:
-        request = EngineRequest(rid, np.array([1], np.int32), SamplingParams(max_tokens=1))
-        in_flight.add(request, heard.append, sent)
-
-    def tell(rid: int, finish: str | None = None) -> list[int]:
-        return [request.rid for request in in_flight.hear(EngineOutput(rid, (7,), finish=finish))]
-
-    for rid in range(5):
-        add(rid, sent=True)
-    assert [request.rid for request in after(in_flight, {})] == [0, 1, 2, 3, 4]
-    assert not in_flight.quarantined
-    assert tell(4) == []  # so the next death is not its fault
-    assert [request.rid for request in after(in_flight, {})] == [0]
-    assert in_flight.quarantined
-    for rid in (5, 6, 7):
-        add(rid, sent=False)
-    assert in_flight.abort([1, 9], up=True) == (), "the engine does not have it"
-    assert (heard[-1].rid, heard[-1].finish) == (1, "abort")
-    assert tell(0) == [5]
-    assert tell(0) == []
-    assert tell(5) == [2]
-    assert tell(2, finish="length") == [6]
-    assert tell(6) == [3]
-    # The engine dies with 3, of which it has told nothing, and with others, of which it has.
-    assert [request.rid for request in after(in_flight, {})] == [0, 5, 6, 4, 7]
-    assert [(u.rid, u.finish) for u in heard if u.finish] == [
-        (1, "abort"), (2, "length"), (3, "error"),
-    ]  # fmt: skip
-    assert not in_flight.quarantined
-
-
-def test_what_is_in_the_steps_of_three_dead_engines_is_given_up() -> None:
-    in_flight, heard = InFlight(), list[EngineOutput]()
-    for rid in range(3):
-        request = EngineRequest(rid, np.array([1], np.int32), SamplingParams(max_tokens=1))
-        in_flight.add(request, heard.append, sent=True)
-    died = {0: 7, 1: 9}
-    for suspected in ([1, 1, 0], [7, 9, 0]):  # what was not told is only known from the record
-        resumed = after(in_flight, died)
-        assert [request.suspected for request in resumed] == suspected
-        assert all(request.resumed for request in resumed)
-    assert [request.rid for request in after(in_flight, died)] == [2]
-    assert [(update.rid, update.finish) for update in heard] == [(0, "error"), (1, "error")]
-
-
 def test_a_record_of_steps(tmp_path: Path) -> None:
     path = tmp_path / "steps"
     assert read_step_record(path) == {}
@@ -403,6 +348,10 @@ def test_a_record_of_steps(tmp_path: Path) -> None:
     assert read_step_record(path) == {7: 30, 9: 40}
     record.end(4)
     record.begin(6, rows, np.array([31, 41]))
+    assert read_step_record(path) == {7: 31, 9: 41}
+    record.receive(8, 50)
+    assert read_step_record(path) == {7: 31, 9: 41, 8: 50}
+    record.received()
     assert read_step_record(path) == {7: 31, 9: 41}
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -18,18 +18,18 @@ from rootlace.runtime.contracts.messages import (
 )
 from rootlace.runtime.engine.client import EngineClient
 from rootlace.runtime.engine.client.cache_orders import Forgets
+from rootlace.runtime.engine.client.engine_client import ReplicaContext
 from rootlace.runtime.engine.client.restarts import (
-    MAX_CULPRITS,
+    GUILTY_SECONDS,
+    MAX_GUILTY,
+    MAX_LOST,
     MAX_RESTARTS,
     RESTART_WINDOW_SECONDS,
-    WINDOW_SECONDS,
-    Culprits,
-    Deaths,
-    InFlight,
-    Submitted,
+    PendingRequest,
+    RestartPolicy,
+    Suspensions,
 )
-from rootlace.runtime.engine.client.siblings import ReplicaContext
-from rootlace.wire.errors import InvalidRequest, ServerUnavailable
+from rootlace.wire.errors import ClientSuspended, InvalidRequest, ServerUnavailable
 from rootlace.wire.protocol import SamplingParams
 from tests.waiting import until
 
@@ -38,84 +38,157 @@ def request(rid: int, client: str) -> EngineRequest:
     return EngineRequest(rid, np.array([1], np.int32), SamplingParams(max_tokens=1), client=client)
 
 
-def test_who_is_found_explains_the_deaths_of_all_engines_that_had_it() -> None:
+def sent(policy: RestartPolicy) -> list[tuple[int, int]]:
+    """Ids of what the next engine gets, and until which length each is computed alone."""
+    return [(one.rid, one.suspected) for one in policy.resume()]
+
+
+def test_a_guilty_request_explains_the_deaths_of_both_replicas() -> None:
     """Each of these is found at the second engine; it was the first one's death, too."""
-    heard, culprits = list[EngineOutput](), Culprits()
-    (first, second), (one, two) = (InFlight(culprits), InFlight(culprits)), (Deaths(), Deaths())
+    heard, suspensions = list[EngineOutput](), Suspensions()
+    first, second = RestartPolicy(suspensions), RestartPolicy(suspensions)
     for rid in range(MAX_RESTARTS + 2):
-        in_step = {rid: 1}
         first.add(request(rid, str(rid)), heard.append, sent=True)
-        first.died(one.note())
-        first.judge(in_step)
-        (left,) = first.leave(in_step)
-        assert second.adopt(left, in_step, sent=True) is not None
-        second.died(two.note())
-        second.judge(in_step)
-        assert second.leave(in_step) == list(second.resume(in_step)) == []
+        first.died({rid: 1})
+        (left,) = first.leave()
+        assert second.adopt(left, up=True) is not None
+        second.died({rid: 1})
+        assert second.leave() == second.resume() == []
         assert (heard[-1].rid, heard[-1].finish) == (rid, "error")
-        one.check(1)
-        two.check(1)
-    assert one.count == MAX_RESTARTS + 2
+        first.check_restart(1)
+        second.check_restart(1)
+    assert first.deaths == MAX_RESTARTS + 2
+
+
+def test_requests_of_the_dying_step_are_computed_alone_as_far_as_it_went() -> None:
+    """So the second death has one request in its step, and the others have a clean slate."""
+    heard, policy = list[EngineOutput](), RestartPolicy()
+    for rid in range(3):
+        policy.add(request(rid, "a"), heard.append, sent=True)
+    for _ in range(2):  # the second time, 0 and 2 come with another request that is guilty
+        policy.died({0: 7, 1: 9})
+        assert sent(policy) == [(0, 7), (1, 9), (2, 0)]
+        policy.died({1: 9})
+        assert [(update.rid, update.finish) for update in heard] == [(1, "error")]
+        assert "died twice" in heard.pop().error
+        assert sent(policy) == [(0, 0), (2, 0)]
+        policy.add(request(1, "b"), heard.append, sent=True)
+        policy.requests[2] = policy.requests.pop(2)
+
+
+def test_a_failure_of_several_requests_together_ends_with_the_third_death() -> None:
+    heard, policy = list[EngineOutput](), RestartPolicy()
+    for rid in range(3):
+        policy.add(request(rid, "a"), heard.append, sent=True)
+    for _ in range(2):
+        policy.died({0: 7, 1: 9})
+        assert sent(policy) == [(0, 7), (1, 9), (2, 0)]
+    policy.died({0: 7, 1: 9})
+    assert [(update.rid, update.finish) for update in heard] == [(0, "error"), (1, "error")]
+    assert sent(policy) == [(2, 0)]
+    policy.check_restart(1)
+
+
+def test_an_engine_that_dies_in_no_step_died_of_a_request_not_heard_of() -> None:
+    """A constraint that is compiled, for example. Tokens go on behind those that were heard."""
+    heard, policy = list[EngineOutput](), RestartPolicy()
+    for rid in range(2):
+        policy.add(request(rid, "a"), heard.append, sent=True)
+    policy.handle(EngineOutput(0, (5, 6)))
+    policy.died({})
+    policy.add(request(2, "a"), heard.append, sent=False)
+    resumed = policy.resume()
+    assert [(one.rid, one.suspected, one.resumed) for one in resumed] == [
+        (0, 0, True), (1, 1, True), (2, 0, False),
+    ]  # fmt: skip
+    assert resumed[0].output_ids.tolist() == [5, 6]
+    policy.handle(EngineOutput(2, (5,)))
+    policy.died({})
+    assert [(one.rid, one.code) for one in heard if one.finish] == [(1, "internal")]
+    assert [one.rid for one in policy.resume()] == [0, 2]
+
+
+def test_lost_machines_accuse_nobody_but_are_counted() -> None:
+    heard, policy = list[EngineOutput](), RestartPolicy()
+    policy.add(request(0, "a"), heard.append, sent=True)
+    for _ in range(MAX_LOST - 1):
+        policy.died(None)
+        assert sent(policy) == [(0, 0)]
+    policy.died(None)
+    assert [update.code for update in heard] == ["internal"]
+
+
+def test_an_aborted_request_ends_with_its_engine() -> None:
+    heard, policy = list[EngineOutput](), RestartPolicy()
+    for rid in range(2):
+        policy.add(request(rid, "a"), heard.append, sent=True)
+    assert policy.abort([1, 9], up=True) == (1,), "the engine is to end it"
+    assert not heard
+    policy.died({0: 3})
+    assert [(update.rid, update.finish) for update in heard] == [(1, "abort")]
+    assert policy.abort([0], up=False) == ()
+    assert [update.finish for update in heard] == ["abort", "abort"] and not policy.resume()
 
 
 def test_deaths_without_a_reason_are_counted_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [1000.0]
     monkeypatch.setattr("time.monotonic", lambda: now[0])
-    deaths = Deaths()
-    for _ in range(MAX_RESTARTS):
-        deaths.note()
-        deaths.check(1)
-    now[0] += RESTART_WINDOW_SECONDS + 1
-    for _ in range(MAX_RESTARTS):
-        deaths.note()
-        deaths.check(1)
-    deaths.note().explained = True
-    deaths.check(1)
-    deaths.note()
+    policy = RestartPolicy()
+    for _ in range(2):
+        for _ in range(MAX_RESTARTS):
+            policy.note_death().at = now[0]
+            policy.check_restart(1)
+        now[0] += RESTART_WINDOW_SECONDS + 1
+    now[0] -= RESTART_WINDOW_SECONDS + 1
+    policy.note_death().explained = True
+    policy.check_restart(1)
+    policy.note_death().at = now[0]
     with pytest.raises(ServerUnavailable, match="died 4 times, last code 7"):
-        deaths.check(7)
+        policy.check_restart(7)
 
 
 def test_a_client_is_suspended_for_as_long_as_its_requests_killed_too_many_engines() -> None:
     now = [0.0]
-    culprits = Culprits(lambda: now[0])
-    for number in range(MAX_CULPRITS):
-        assert culprits.refusal("one") is None
+    suspensions = Suspensions(lambda: now[0])
+    for number in range(MAX_GUILTY):
+        assert suspensions.refusal("one") is None
         now[0] = 100.0 * number
-        culprits.note("one")
-        culprits.note(f"other {number}")
-    refusal = culprits.refusal("one")
+        suspensions.note("one")
+        suspensions.note(f"other {number}")
+    refusal = suspensions.refusal("one")
     assert refusal is not None and refusal.code == "client_suspended"
-    assert f"suspended for {WINDOW_SECONDS - now[0]:.0f} s" in str(refusal)
-    assert culprits.refusal("other 1") is None
-    now[0] = WINDOW_SECONDS
-    assert culprits.refusal("one") is None  # the first of them is forgotten
-    culprits.note("one")
-    assert culprits.refusal("one") is not None
+    assert f"suspended for {GUILTY_SECONDS - now[0]:.0f} s" in str(refusal)
+    assert suspensions.refusal("other 1") is None
+    now[0] = GUILTY_SECONDS
+    assert suspensions.refusal("one") is None  # the first of them is forgotten
+    suspensions.note("one")
+    assert suspensions.refusal("one") is not None
 
 
 def test_what_a_suspended_client_has_waiting_ends_and_nothing_of_others_does() -> None:
-    heard, culprits = list[EngineOutput](), Culprits()
-    in_flight, elsewhere = InFlight(culprits), InFlight(culprits)
+    heard, suspensions = list[EngineOutput](), Suspensions()
+    policy, elsewhere = RestartPolicy(suspensions), RestartPolicy(suspensions)
     for rid in range(10):
-        in_flight.add(request(rid, "other" if rid % 5 == 4 else "killer"), heard.append, sent=True)
-        elsewhere.add(request(10 + rid, "killer"), heard.append, sent=True)
-    for rid in range(MAX_CULPRITS):
-        alone = {rid: 1}
+        policy.add(request(rid, "other" if rid % 5 == 4 else "killer"), heard.append, sent=True)
+    for rid in (10, 11):
+        elsewhere.add(request(rid, "killer"), heard.append, sent=True)
+    for rid in range(MAX_GUILTY):
         for _ in range(2):
-            in_flight.judge(alone)
-            resumed = [one.rid for one in in_flight.resume(alone)]
+            policy.died({rid: 1})
+            resumed = [one.rid for one in policy.resume()]
     assert resumed == [4, 9]
     codes = {update.rid: update.code for update in heard}
     assert sorted(codes) == [0, 1, 2, 3, 5, 6, 7, 8]
     assert [codes[rid] for rid in range(4)] == ["internal"] * 3 + ["client_suspended"]
-    left = elsewhere.leave_all()[0]
-    assert in_flight.adopt(left, {}, sent=True) is None  # nobody takes it over
-    elsewhere.add(request(30, "killer"), heard.append, sent=True)
-    elsewhere.judge({})
-    assert elsewhere.leave({}) == list(elsewhere.resume({})) == []
+    with pytest.raises(ClientSuspended):
+        policy.add(request(12, "killer"), heard.append, sent=True)
+    left = elsewhere.leave()[0]
+    assert policy.adopt(left, up=True) is None  # nobody takes it over
+    elsewhere.requests[11] = PendingRequest(request(11, "killer"), heard.append, engines=1)
+    elsewhere.died({})
+    assert elsewhere.leave() == elsewhere.resume() == []
     assert [(update.rid, update.code) for update in heard[-2:]] == [
-        (10, "client_suspended"), (30, "client_suspended"),
+        (10, "client_suspended"), (11, "client_suspended"),
     ]  # fmt: skip
 
 
@@ -213,19 +286,19 @@ async def test_an_engine_that_cannot_be_started_for_a_moment_is_tried_again(
 
 async def test_who_is_suspended_for_a_death_leaves_for_no_other_engine_after_it() -> None:
     place, heard, left = Graves(), list[EngineOutput](), list[list[int]]()
-    culprits = Culprits()
-    for _ in range(MAX_CULPRITS - 1):
-        culprits.note("bad")
+    suspensions = Suspensions()
+    for _ in range(MAX_GUILTY - 1):
+        suspensions.note("bad")
 
-    def on_death(those: list[Submitted], in_step: Mapping[int, int]) -> None:
+    def on_death(those: list[PendingRequest]) -> None:
         left.append([one.request.rid for one in those])
         for one in those:  # there is no other
-            client.adopt(one, {})
+            client.adopt(one)
 
     def ignore(*_: object) -> None: ...
 
     siblings = ReplicaContext(
-        0, 2, b"key", ignore, on_death, lambda: None, ignore, Forgets(), culprits, int
+        0, 2, b"key", ignore, on_death, lambda: None, ignore, Forgets(), suspensions, int
     )
     client = await EngineClient.start(EngineConfig(), siblings=siblings, place=place)
     for rid, name in enumerate(("bad", "bad", "good")):
@@ -241,13 +314,13 @@ async def test_who_is_suspended_for_a_death_leaves_for_no_other_engine_after_it(
 async def test_what_stays_waits_for_the_next_engine_of_its_place() -> None:
     place, left = Graves(), list[list[int]]()
 
-    def on_death(those: list[Submitted], in_step: Mapping[int, int]) -> None:
+    def on_death(those: list[PendingRequest]) -> None:
         left.append([one.request.rid for one in those])
 
     def ignore(*_: object) -> None: ...
 
     siblings = ReplicaContext(
-        0, 2, b"key", ignore, on_death, lambda: None, ignore, Forgets(), Culprits(), int
+        0, 2, b"key", ignore, on_death, lambda: None, ignore, Forgets(), Suspensions(), int
     )
     client = await EngineClient.start(EngineConfig(), siblings=siblings, place=place)
     heard = list[EngineOutput]()

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections import deque
+from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
+import pytest
 from tokenizers import Tokenizer, decoders, models
 
 from rootlace.runtime.config import CacheConfig, ConstraintConfig, SchedulerConfig
@@ -20,8 +23,10 @@ from rootlace.runtime.contracts.messages import (
     Pause,
     PinsLost,
     Stats,
+    StepRecord,
     Stop,
     ToEngine,
+    read_step_record,
 )
 from rootlace.runtime.contracts.plan import StepPlan, StepResult
 from rootlace.runtime.engine.core import EngineLoop
@@ -57,7 +62,11 @@ class Conversation:
     """Scripts what the gateway says before each step, and keeps what the engine says."""
 
     def __init__(
-        self, *turns: list[ToEngine], tokenizer: str | None = None, preparations: int = 0
+        self,
+        *turns: list[ToEngine],
+        tokenizer: str | None = None,
+        preparations: int = 0,
+        record: StepRecord | None = None,
     ) -> None:
         self.turns = deque(turns)
         self.preparations = preparations
@@ -75,6 +84,7 @@ class Conversation:
             service := CompileService(self.compiler, ConstraintConfig()),
             self.receive,
             self.said.extend,
+            record=record,
             prepare=self.prepare,
             executor_stats=lambda: {"prepared": len(self.busy_while_prepared)},
         )
@@ -125,6 +135,23 @@ def test_requests_run_to_their_ends() -> None:
     assert talk.end(2).finish == "stop"
     assert talk.end(2).matched == 12
     assert talk.loop.turns > 0
+
+
+def test_a_request_is_on_record_while_it_is_taken_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that an engine which dies there names it; later the record has the steps alone."""
+    path, on_record = tmp_path / "steps", list[dict[int, int]]()
+    add = Scheduler.add
+
+    def spy(self: Scheduler, request: EngineRequest, *args: Any, **kwargs: Any) -> None:
+        on_record.append(read_step_record(path))
+        add(self, request, *args, **kwargs)
+
+    monkeypatch.setattr(Scheduler, "add", spy)
+    talk = Conversation([submit(1, 5, 6)], [submit(2, 9, max_tokens=1)], record=StepRecord(path, 8))
+    assert on_record == [{1: 2}, {2: 1}] and read_step_record(path) == {}
+    assert talk.tokens(1) == [7, 8, 9, 10] and talk.tokens(2) == [10]
 
 
 def test_a_pause_lets_requests_stand_still() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -11,7 +10,7 @@ import pytest
 from rootlace.runtime.config import EngineConfig
 from rootlace.runtime.contracts.messages import EngineOutput, EngineRequest, Ready, Unpin
 from rootlace.runtime.engine.client import EngineClient
-from rootlace.runtime.engine.client.restarts import InFlight, Submitted
+from rootlace.runtime.engine.client.restarts import PendingRequest, RestartPolicy
 from rootlace.runtime.replicas import Replicas
 from rootlace.runtime.replicas.dispatch import Dispatch
 from rootlace.wire.protocol import SamplingParams
@@ -21,10 +20,10 @@ class _Down:
     """An engine's client while there is no engine."""
 
     def __init__(self) -> None:
-        self.in_flight = InFlight()
+        self.restarts = RestartPolicy()
 
-    def adopt(self, submitted: Submitted, in_step: Mapping[int, int]) -> None:
-        assert self.in_flight.adopt(submitted, in_step, sent=False) is None
+    def adopt(self, pending: PendingRequest) -> None:
+        assert self.restarts.adopt(pending, up=False) is None
 
 
 def test_who_finds_no_other_engine_has_died_once() -> None:
@@ -36,14 +35,12 @@ def test_who_finds_no_other_engine_has_died_once() -> None:
     whole._clients, whole._dispatch = clients, dispatch
     dispatch.down(1)
     request = EngineRequest(1, np.array([5, 6], np.int32), SamplingParams(max_tokens=9))
-    own = clients[dispatch.place(request)].in_flight
+    own = clients[dispatch.place(request)].restarts
     own.add(request, heard.append, sent=True)
-    in_step = {1: 3}
-    for suspected in (1, None):  # with the second death it is given up
-        own.judge(in_step)
-        whole._died(0, own.leave(in_step), in_step)
-        resumed = list(own.resume(in_step))
-        assert [one.suspected for one in resumed] == ([] if suspected is None else [suspected])
+    for suspected in ([3], []):  # with the second death it is given up
+        own.died({1: 3})
+        whole._died(0, own.leave())
+        assert [one.suspected for one in own.resume()] == suspected
     assert [update.finish for update in heard] == ["error"]
 
 

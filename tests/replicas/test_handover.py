@@ -19,7 +19,7 @@ from rootlace.runtime.contracts.messages import (
     Offered,
     Ready,
 )
-from rootlace.runtime.engine.client.restarts import Submitted
+from rootlace.runtime.engine.client.restarts import Death, PendingRequest
 from rootlace.runtime.replicas import handover
 from rootlace.runtime.replicas.dispatch import Dispatch
 from rootlace.runtime.replicas.handover import Apart, Handover, Slots
@@ -237,9 +237,11 @@ def test_when_the_first_engine_dies_the_others_get_the_request_as_it_came() -> N
         pair.begin()
         prompt, on_update = pair.prefiller.running.pop(1)
         pair.dispatch.down(1)
-        found = pair.handover.instead(Submitted(prompt, on_update, engines=1, deaths=1))
-        assert found.request is pair.request and (found.engines, found.deaths) == (1, 1)
-        assert pair.dispatch.place(found.resumed(0)) == 0
+        deaths = [Death()]
+        died = PendingRequest(prompt, on_update, engines=1, deaths=deaths)
+        found = pair.handover.instead(died)
+        assert found.request is pair.request and (found.engines, found.deaths) == (1, deaths)
+        assert pair.dispatch.place(found.resumed()) == 0
         pair.decoder.submit(found.request, found.on_update)
         pair.decoded()
         assert not pair.handover.takes(pair.request), "nobody is left to compute prompts"

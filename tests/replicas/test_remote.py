@@ -22,7 +22,6 @@ import zmq
 from rootlace.runtime import curve, processes
 from rootlace.runtime.config import CacheConfig, EngineConfig, SchedulerConfig
 from rootlace.runtime.contracts.messages import EngineOutput, EngineRequest
-from rootlace.runtime.engine.client import engine_client
 from rootlace.runtime.replicas import Replicas
 from rootlace.runtime.replicas.remote import Host, Line, LineAddress, Meeting
 from rootlace.wire.errors import Overloaded, ServerUnavailable
@@ -260,9 +259,8 @@ async def test_while_all_are_away_few_wait_and_who_goes_is_gone(cluster: Cluster
 
 
 async def test_a_request_does_not_wait_for_a_place_that_stays_empty(
-    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cluster: Cluster, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(engine_client, "VACANT_SECONDS", 0.05)
     running = [cluster.run(ENDLESS) for _ in range(2)]
     await until(lambda: all(one.tokens for one in running))
     (tmp_path / "hold").touch()  # no engine starts

@@ -25,7 +25,6 @@ from rootlace.runtime.contracts.messages import (
     encode,
     read_step_record,
 )
-from rootlace.runtime.engine.client.siblings import ReplicaContext
 from rootlace.wire.errors import ServerUnavailable, from_code
 from rootlace.wire.sockets import MessageReader
 
@@ -160,27 +159,19 @@ class Children:
     def __init__(
         self,
         config: EngineConfig,
-        siblings: ReplicaContext | None = None,
+        replica: int = 0,
+        replicas: int = 1,
         digest_key: bytes = b"",
         transfer: TransferConfig | None = None,
     ) -> None:
-        """`digest_key` and `transfer`: for an engine whose siblings are on other machines."""
+        """See `EngineProcessConfig`."""
         self._folder = processes.SocketFolder()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._opened = 0
         self._config = EngineProcessConfig(
             *(config, "", "", str(self._folder.path), ""),
-            digest_key=digest_key.hex(),
-            transfer=transfer,
+            *(replica, replicas, digest_key.hex(), transfer),
         )
-        if siblings is not None:
-            self._config = msgspec.structs.replace(
-                self._config,
-                replica=siblings.replica,
-                replicas=siblings.replicas,
-                digest_key=siblings.digest_key.hex(),
-                transfer=siblings.transfer,
-            )
 
     def open(self, hear: Callable[[FromEngine], None]) -> ChildEngine:
         """A new engine to start; `hear` receives its messages except `Ready`."""

@@ -1,8 +1,8 @@
 """The gateway's client of an engine: start, submit, update, restart.
 
- submit --> InFlight --> engine --> EngineOutput --> on_update
-               |  engine dies: judge its requests, start the next engine, resume the rest
-               +--> a sibling, where there are replicas
+ submit --> RestartPolicy --> engine --> EngineOutput --> on_update
+               |  engine dies: start the next engine, resume the requests that it did not kill
+               +--> another replica, where there is one
 
 Sections: questions, pulse, launcher, engine client.
 """
@@ -13,11 +13,12 @@ import asyncio
 import itertools
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping
-from functools import partial
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from rootlace.runtime.config import EngineConfig
+from rootlace.runtime.contracts.block_store import TransferConfig
 from rootlace.runtime.contracts.messages import (
     Abort,
     CacheChanged,
@@ -45,8 +46,7 @@ from rootlace.runtime.contracts.messages import (
 )
 from rootlace.runtime.engine.client.cache_orders import Forgets, PinnedPrompts
 from rootlace.runtime.engine.client.child_engine import Children, DiedAtStart
-from rootlace.runtime.engine.client.restarts import Culprits, Deaths, InFlight, Submitted
-from rootlace.runtime.engine.client.siblings import ReplicaContext
+from rootlace.runtime.engine.client.restarts import PendingRequest, RestartPolicy, Suspensions
 from rootlace.wire.errors import RootlaceError, ServerUnavailable
 
 # Questions ----------------------------------------------------------------------------------------
@@ -220,6 +220,30 @@ class EngineLauncher(Protocol):
     def close(self) -> None: ...
 
 
+@dataclass(frozen=True)
+class ReplicaContext:
+    """The engine is number `replica` of `replicas`; all report their caches by digests of one key.
+
+    `on_told` receives the engine's reports on cache and steps. `on_death` receives requests that
+    other replicas may continue. `on_return` is called when the engine is back. `on_gone` is called
+    with the reason before the last requests leave, when it will not return. All replicas share
+    `forgets` and `suspensions`; `next_rid` gives unused ids. `transfer`: block transfer between
+    them, if any.
+    """
+
+    replica: int
+    replicas: int
+    digest_key: bytes
+    on_told: Callable[[CacheChanged | CostMeasured], None]
+    on_death: Callable[[list[PendingRequest]], None]
+    on_return: Callable[[], None]
+    on_gone: Callable[[str], None]
+    forgets: Forgets
+    suspensions: Suspensions
+    next_rid: Callable[[], int]
+    transfer: TransferConfig | None = None
+
+
 # Engine client ------------------------------------------------------------------------------------
 
 
@@ -231,8 +255,15 @@ RESTART_SECONDS = 8.0
 """Seconds that questions wait for the next engine."""
 SPILL_SECONDS = 20.0
 """Seconds that a stopping engine has for saving its cache to disk."""
-VACANT_SECONDS = 30.0
-"""Seconds that requests wait for an engine started elsewhere."""
+ANSWERS: dict[type[FromEngine], str] = {
+    Stats: "values",
+    Explained: "report",
+    Tree: "page",
+    Pinned: "pins",
+    Unpinned: "found",
+    HandedOver: "checksums",
+}
+"""The field of a message that answers a question."""
 
 
 class EngineClient:
@@ -240,12 +271,9 @@ class EngineClient:
 
     When the engine dies, a new one starts, and every unfinished request is submitted again with its
     tokens: clients notice a pause. Pins are restored. A hanging engine is killed, with the same
-    result.
-
-    Requests in the dying step are first computed alone, so that a request that kills engines is
-    given up alone (`InFlight`). A client that sends many such requests is suspended (`Culprits`).
-    After too many deaths without such a reason (`Deaths`), the engine stays down and `on_exit` is
-    called with the reason. With `siblings`, requests continue there.
+    result. `RestartPolicy` decides which requests end instead. After too many unexplained deaths
+    the engine stays down and `on_exit` is called with the reason. With `siblings`, requests
+    continue at other replicas.
     """
 
     info: Ready
@@ -260,22 +288,28 @@ class EngineClient:
         self._config = config
         self._on_exit = on_exit
         self._siblings = siblings
-        self._place: EngineLauncher = place or Children(config, siblings)
+        if siblings is None:
+            self._place: EngineLauncher = place or Children(config)
+            suspensions, self._forgets = Suspensions(), Forgets.of(config)
+            self.next_rid = itertools.count(1).__next__
+        else:
+            self._place = place or Children(
+                config,
+                siblings.replica,
+                siblings.replicas,
+                siblings.digest_key,
+                siblings.transfer,
+            )
+            suspensions, self._forgets = siblings.suspensions, siblings.forgets
+            self.next_rid = siblings.next_rid
+        self._restarts = RestartPolicy(suspensions, config.scheduler.max_waiting)
         self._engine: EngineHandle | None = None
         self._watcher: asyncio.Task[None] | None = None
-        self._culprits = Culprits() if siblings is None else siblings.culprits
-        self._in_flight = InFlight(self._culprits, config.scheduler.max_waiting)
         self._questions = Questions()
         self._pinned = PinnedPrompts()
-        self._forgets = Forgets.of(config) if siblings is None else siblings.forgets
-        own = itertools.count(1).__next__
-        self.next_rid = own if siblings is None else siblings.next_rid
         self._pulse = Pulse()
         self._up = False
-        self._in_step: Mapping[int, int] = {}
-        """Requests in the steps in which the last engine died."""
         self._stopping = False
-        self._deaths = Deaths()
 
     @classmethod
     async def start(
@@ -294,8 +328,7 @@ class EngineClient:
         """
         client = cls(config, on_exit, siblings, place)
         if client._place.patient:
-            start = partial(client._launch_again, None)
-            client._watcher = asyncio.create_task(client._come_back(start))
+            client._watcher = asyncio.create_task(client._come_back(None))
             return client
         try:
             await client._launch()
@@ -314,34 +347,25 @@ class EngineClient:
     ) -> None:
         """Start a request; `on_update` is called until an update with `finish` set.
 
-        A request that `stays` is useless to a sibling. Raises ClientSuspended, or Overloaded if too
-        many requests wait for the next engine.
+        A request that `stays` is useless to another replica. Raises ClientSuspended, or Overloaded
+        if too many requests wait for the next engine.
         """
-        if (refusal := self._culprits.refusal(request.client)) is not None:
-            raise refusal
-        sent = self._up and not self._in_flight.quarantined
-        self._in_flight.add(request, on_update, sent, stays)
-        if sent:  # otherwise the next engine receives the request when ready
+        self._restarts.add(request, on_update, self._up, stays)
+        if self._up:  # otherwise the next engine receives the request when ready
             self.send(request)
 
-    def adopt(self, submitted: Submitted, in_step: Mapping[int, int]) -> None:
-        """Continue a request of a sibling that died: see `ReplicaContext.on_death`."""
-        request = self._in_flight.adopt(submitted, in_step, self._up)
-        if request is not None:
+    def adopt(self, pending: PendingRequest) -> None:
+        """Continue a request of a replica that died: see `ReplicaContext.on_death`."""
+        if (request := self._restarts.adopt(pending, self._up)) is not None:
             self.send(request)
 
-    def leave(self) -> tuple[list[Submitted], Mapping[int, int]]:
-        """Take out requests that wait for an engine started elsewhere and may continue at a
-        sibling.
-
-        Also returns the requests in the steps in which the last engine died.
-        """
-        free = [] if self._up or not self._place.patient else self._in_flight.leave_free()
-        return free, self._in_step
+    def leave(self) -> list[PendingRequest]:
+        """Take out requests that wait for an engine and may continue at another replica."""
+        return [] if self._up else self._restarts.leave()
 
     def abort(self, rids: Iterable[int]) -> None:
         """End requests; unfinished ones get a last update with `finish="abort"`."""
-        if running := self._in_flight.abort(rids, self._up):
+        if running := self._restarts.abort(rids, self._up):
             self.send(Abort(running))
 
     def release_program(self, program: str, wanted: bool = False) -> None:
@@ -420,7 +444,7 @@ class EngineClient:
             self._forgets.close()
         error = ServerUnavailable("the runtime is stopping")
         self._questions.fail(error, for_good=True)
-        self._in_flight.fail(error)
+        self._restarts.fail(error)
 
     # ------------------------------------------------------------ one engine after another
 
@@ -429,7 +453,7 @@ class EngineClient:
         pulse = self._pulse = Pulse()
         self.info = await (engine.ready() if self._place.patient else _ready_in_time(engine, pulse))
         self._pulse = Pulse()
-        for message in self._forgets.to_started(returned=self._deaths.count > 0):
+        for message in self._forgets.to_started(returned=self._restarts.deaths > 0):
             self.send(message)
         self._up = True
         self._questions.resume()
@@ -449,45 +473,31 @@ class EngineClient:
         if self._stopping:
             return
         self._up = False
-        self._in_flight.died(self._deaths.note())
         self._forgets.died()
         log.error("the engine process ended with code %s", code)
         self._questions.fail(EngineDied("the engine restarted"))
-        known, siblings = engine.in_step(), self._siblings
-        in_step = self._in_step = known or {}
-        if known is None and siblings is not None:
-            siblings.on_death(self._in_flight.leave_lost(), in_step)
-        else:  # a request found to have killed the engine stays, as the reason
-            self._in_flight.judge(in_step)
-            if siblings is not None:
-                siblings.on_death(self._in_flight.leave(in_step), in_step)
-        await self._come_back(partial(self._launch_again, code))
+        # Requests that killed the engine end here, and other replicas never see them.
+        self._restarts.died(engine.in_step())
+        if self._siblings is not None:
+            self._siblings.on_death(self._restarts.leave())
+        await self._come_back(code)
 
-    async def _come_back(self, launch: Callable[[], Awaitable[None]]) -> None:
-        siblings, in_step = self._siblings, self._in_step
-        vacant = None
-        if siblings is not None and self._place.patient:
-            vacant = asyncio.get_running_loop().call_later(
-                VACANT_SECONDS,
-                lambda: siblings.on_death(self._in_flight.leave_lost(), in_step),
-            )
+    async def _come_back(self, code: int | None) -> None:
+        siblings = self._siblings
         try:
-            await launch()
+            await self._launch_again(code)
         except Exception as error:
             log.error("the engine cannot be started again: %s", error)
             self._questions.fail(ServerUnavailable("the engine is not running"), for_good=True)
             if siblings is not None:
                 siblings.on_gone(str(error))
-                siblings.on_death(self._in_flight.leave_all(), in_step)
+                siblings.on_death(self._restarts.leave())
             # The reason may name details of this machine, so only the log has it.
-            self._in_flight.fail(ServerUnavailable("the engine cannot be started again"))
+            self._restarts.fail(ServerUnavailable("the engine cannot be started again"))
             if self._on_exit is not None:
                 self._on_exit(str(error))
             return
-        finally:
-            if vacant is not None:
-                vacant.cancel()
-        for request in self._in_flight.resume(in_step):
+        for request in self._restarts.resume():
             self.send(request)
         self._pinned.pin_again(self.next_rid, self.submit)
         if siblings is not None:
@@ -503,12 +513,12 @@ class EngineClient:
             if self._engine is not None:
                 self._engine.close()
             if not self._place.patient:
-                self._deaths.check(code)
+                self._restarts.check_restart(code)
             try:
                 return await self._launch()
             except DiedAtStart as error:
                 log.error("%s", error)
-                self._deaths.note()
+                self._restarts.note_death()
                 code = error.code_of_process
             except (OSError, RootlaceError) as error:
                 if self._place.patient or tries == len(RETRY_SECONDS):
@@ -524,29 +534,17 @@ class EngineClient:
     def _handle(self, message: FromEngine) -> None:
         if isinstance(message, EngineOutput):
             # Updates come by the thousands a second, and heartbeats suffice for the pulse.
-            if message.pin and (request := self._in_flight.request(message.rid)) is not None:
-                self._pinned.note(message.pin, request)
-            for next_one in self._in_flight.hear(message):
-                self.send(next_one)
+            if message.pin and (pending := self._restarts.requests.get(message.rid)) is not None:
+                self._pinned.note(message.pin, pending.request)
+            self._restarts.handle(message)
             return
         self._pulse.hear(message)
-        if isinstance(message, Stats):
-            self._questions.answer(message.ticket, message.values)
-        elif isinstance(message, Explained):
-            self._questions.answer(message.ticket, message.report)
-        elif isinstance(message, Tree):
-            self._questions.answer(message.ticket, message.page)
-        elif isinstance(message, Pinned):
-            self._questions.answer(message.ticket, message.pins)
-        elif isinstance(message, Unpinned):
-            self._questions.answer(message.ticket, message.found)
+        if isinstance(message, Stats | Explained | Tree | Pinned | Unpinned | HandedOver | Flushed):
+            field = ANSWERS.get(type(message))
+            self._questions.answer(message.ticket, field and getattr(message, field))
         elif isinstance(message, PinsLost):
             log.warning("the engine has lost %d pins: they are set again", message.count)
             self._pinned.pin_again(self.next_rid, self.submit)
-        elif isinstance(message, HandedOver):
-            self._questions.answer(message.ticket, message.checksums)
-        elif isinstance(message, Flushed):
-            self._questions.answer(message.ticket, None)
         elif isinstance(message, CacheChanged | CostMeasured):
             if self._siblings is not None:
                 self._siblings.on_told(message)
