@@ -143,52 +143,52 @@ def _read(name: str, folder: Path) -> AdapterConfig:
     check_fetched([folder / WEIGHTS])
     # What has no value asks for nothing.
     raw = {key: value for key, value in raw.items() if value is not None}
-    given = ConfigReader(file, raw)
-    given.pass_over(*(key for key, value in raw.items() if value in (False, {}, [], "")))
-    given("peft_type", Kind("LORA", lambda value: value == "LORA"))
-    given("bias", Kind("none (biases are not changed)", lambda value: value == "none"), "none")
-    start = given("init_lora_weights", START, True)
+    config = ConfigReader(file, raw)
+    config.pass_over(*(key for key, value in raw.items() if value in (False, {}, [], "")))
+    config.get("peft_type", Kind("LORA", lambda value: value == "LORA"))
+    config.get("bias", Kind("none (biases are not changed)", lambda value: value == "none"), "none")
+    start = config.get("init_lora_weights", START, True)
     if start not in PLAIN_STARTS:
-        given.refuse(
+        config.refuse(
             "init_lora_weights",
             "training changed the model's own weights; convert the adapter to plain LoRA",
         )
-    layers = given("layers_to_transform", LAYERS, None)
-    parameters = given("target_parameters", TEXTS, ())
-    config = AdapterConfig(
+    layers = config.get("layers_to_transform", LAYERS, None)
+    parameters = config.get("target_parameters", TEXTS, ())
+    adapter = AdapterConfig(
         name=name,
         file=file,
-        rank=given.size("r", 8),
-        alpha=given.number("lora_alpha", 8),
-        rank_stabilised=given.flag("use_rslora", False),
-        ranks=given("rank_pattern", RANKS, {}),
-        alphas=given("alpha_pattern", SCALES, {}),
-        chosen=_lowered(given("target_modules", NAMES, *[()] * bool(parameters))),
+        rank=config.size("r", 8),
+        alpha=config.number("lora_alpha", 8),
+        rank_stabilised=config.flag("use_rslora", False),
+        ranks=config.get("rank_pattern", RANKS, {}),
+        alphas=config.get("alpha_pattern", SCALES, {}),
+        chosen=_lowered(config.get("target_modules", NAMES, *[()] * bool(parameters))),
         parameters=parameters,
-        excluded=given("exclude_modules", NAMES, ()),
+        excluded=config.get("exclude_modules", NAMES, ()),
         layers=[layers] if isinstance(layers, int) else layers or None,
-        layer_patterns=_listed(given("layers_pattern", NAMES, None)),
-        version=tuple(map(int, re.findall(r"\d+", given("peft_version", TEXT, ""))[:3])),
+        layer_patterns=_listed(config.get("layers_pattern", NAMES, None)),
+        version=tuple(map(int, re.findall(r"\d+", config.get("peft_version", TEXT, ""))[:3])),
     )
-    given.finish(IGNORED)
-    _check_patterns(config, given)
-    return config
+    config.finish(IGNORED)
+    _check_patterns(adapter, config)
+    return adapter
 
 
-def _check_patterns(config: AdapterConfig, given: ConfigReader) -> None:
+def _check_patterns(adapter: AdapterConfig, config: ConfigReader) -> None:
     patterns: dict[str, Sequence[str]] = {
-        "target_modules": _listed(config.chosen if isinstance(config.chosen, str) else None),
-        "exclude_modules": _listed(config.excluded if isinstance(config.excluded, str) else None),
-        "layers_pattern": config.layer_patterns,
-        "rank_pattern": tuple(config.ranks),
-        "alpha_pattern": tuple(config.alphas),
+        "target_modules": _listed(adapter.chosen if isinstance(adapter.chosen, str) else None),
+        "exclude_modules": _listed(adapter.excluded if isinstance(adapter.excluded, str) else None),
+        "layers_pattern": adapter.layer_patterns,
+        "rank_pattern": tuple(adapter.ranks),
+        "alpha_pattern": tuple(adapter.alphas),
     }
     for key, texts in patterns.items():
         for text in texts:
             try:
                 re.compile(text)
             except re.error as error:
-                given.refuse(key, f"{text!r} is not a pattern: {error}")
+                config.refuse(key, f"{text!r} is not a pattern: {error}")
 
 
 def _lowered(chosen: Any) -> Any:

@@ -10,7 +10,8 @@ import pytest
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedConfig
 
 from rootlace.runtime.model.checkpoint.config import ModelConfig
-from rootlace.runtime.model.families.config_reader import IGNORED, OF_KIND
+from rootlace.runtime.model.families.config_reader import IGNORED
+from rootlace.runtime.model.families.reading import OF_KIND
 from rootlace.wire.errors import UnsupportedModel
 from tests.model.checkpoints import configs
 from tests.model.test_families import ABSENT, LAYERS, NAMES

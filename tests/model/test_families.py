@@ -72,7 +72,7 @@ EPS |= dict.fromkeys(("falcon", "falcon-grouped"), "layer_norm_epsilon")
 EPS["opt"] = "init_std"  # it has no such key
 LEARNED_POSITIONS = ("gpt2", "opt")
 
-SHARED = {"__init__", "config_reader", "deepseek", "reading", "spec", "table"}
+SHARED = {"__init__", "config_reader", "reading", "spec", "table"}
 ABSENT = object()
 
 # Where transformers fails: it divides for every family but Ministral, wants 1.0 and not 1, and its

@@ -17,7 +17,7 @@ from rootlace.runtime.config import CacheConfig, ExecutorConfig
 from rootlace.runtime.model.checkpoint.config import ModelConfig
 from rootlace.runtime.model.decoder.rope import RotaryEmbedding, frequencies, query_factors
 from rootlace.runtime.model.executor.runner import ModelRunner
-from rootlace.runtime.model.families.config_reader import NEEDED
+from rootlace.runtime.model.families.reading import NEEDED
 from rootlace.wire.errors import InvalidRequest, UnsupportedModel
 from rootlace.wire.protocol import SamplingParams
 from tests.model.checkpoints import configs, reference, reference_logprobs, save

@@ -137,19 +137,19 @@ class ModelConfig:
         architecture, family = _family(file, raw)
         if family is None:
             return _foreign(source, architecture, raw)
-        given = ConfigReader(file, raw)
-        quantisation = source.quantisation(given)
-        spec = with_head(family.read(given), architecture, given)
+        config = ConfigReader(file, raw)
+        quantisation = source.quantisation(config)
+        spec = with_head(family.read(config), architecture, config)
         if text is not None:
             spec = replace(spec, names=inside(spec.names))
-        given.finish()
+        config.finish()
         return cls(
             source=source,
             spec=source.adapted(spec),
-            checkpoint_dtype=given("dtype", DTYPE.or_none(), None)
-            or given("torch_dtype", DTYPE.or_none(), None),
-            bos_token_id=given("bos_token_id", TOKEN.or_none(), family.bos_token_id),
-            eos_token_ids=_eos(source, given, family),
+            checkpoint_dtype=config.get("dtype", DTYPE.or_none(), None)
+            or config.get("torch_dtype", DTYPE.or_none(), None),
+            bos_token_id=config.get("bos_token_id", TOKEN.or_none(), family.bos_token_id),
+            eos_token_ids=_eos(source, config, family),
             quantisation=quantisation,
             published=spec,
         )
@@ -180,7 +180,7 @@ def _foreign(source: ModelSource, architecture: str, raw: dict[str, Any]) -> Mod
     from rootlace.runtime.model.transformers_backend.config import read_model
 
     found = read_model(source.path, architecture)
-    eos = ConfigReader(source.config_file, {"": source.eos_token_id()})("", TOKENS.or_none())
+    eos = ConfigReader(source.config_file, {"": source.eos_token_id()}).get("", TOKENS.or_none())
     return ModelConfig(
         source=source,
         spec=found.spec,
@@ -200,7 +200,7 @@ DTYPE = Kind(
 def _family(file: Path, raw: dict[str, Any]) -> tuple[str, Family | None]:
     """The first architecture that is known, and its family; None where transformers may run it."""
     known = families()
-    names = ConfigReader(file, raw)("architectures", TEXTS.or_none(), None) or []
+    names = ConfigReader(file, raw).get("architectures", TEXTS.or_none(), None) or []
     for name in names:
         family = known_by(name, known)
         if family is None:
@@ -214,11 +214,11 @@ def _family(file: Path, raw: dict[str, Any]) -> tuple[str, Family | None]:
     return find_architecture(file, raw, sorted(known)), None
 
 
-def _eos(source: ModelSource, given: ConfigReader, family: Family) -> tuple[int, ...]:
+def _eos(source: ModelSource, config: ConfigReader, family: Family) -> tuple[int, ...]:
     """Ids that end a text."""
-    own = given("eos_token_id", TOKENS.or_none(), family.eos_token_id)
+    own = config.get("eos_token_id", TOKENS.or_none(), family.eos_token_id)
     found = ConfigReader(source.config_file, {"eos_token_id": source.eos_token_id()})
-    eos = found("eos_token_id", TOKENS.or_none())
+    eos = found.get("eos_token_id", TOKENS.or_none())
     return _ids((family.eos_token_id if own is None else own) if eos is None else eos)
 
 

@@ -76,8 +76,8 @@ class ModelSource(Protocol):
         """How the model is to be sampled: where that stands, and what stands there by the names of
         `generation_config.json`, empty where there is nothing."""
 
-    def quantisation(self, given: ConfigReader) -> Quantisation | None:
-        """How weights are stored, `given` being `config`; None: as they are."""
+    def quantisation(self, config: ConfigReader) -> Quantisation | None:
+        """How weights are stored, as `config` says; None: as they are."""
 
     def adapted(self, spec: ModelSpec) -> ModelSpec:
         """What a family has read from `config`, as the weights are stored here."""
@@ -114,8 +114,8 @@ class FolderSource:
     def eos_token_id(self) -> Any:
         """`generation_config.json` decides where it says anything."""
         for file in (self.path / GENERATION_CONFIG, self.config_file):
-            given = ConfigReader(file, _read_json(file) if file.is_file() else {})
-            found = given("eos_token_id", TOKENS.or_none(), None)
+            config = ConfigReader(file, _read_json(file) if file.is_file() else {})
+            found = config.get("eos_token_id", TOKENS.or_none(), None)
             if found is not None:
                 return found
         return None
@@ -124,8 +124,8 @@ class FolderSource:
         file = self.path / GENERATION_CONFIG
         return file.name, _read_json(file) if file.is_file() else {}
 
-    def quantisation(self, given: ConfigReader) -> Quantisation | None:
-        return read_quantisation(given)
+    def quantisation(self, config: ConfigReader) -> Quantisation | None:
+        return read_quantisation(config)
 
     def adapted(self, spec: ModelSpec) -> ModelSpec:
         return spec

@@ -1,7 +1,7 @@
 """The model families: what each of them computes, stated once.
 
 `spec` is the vocabulary: a `ModelSpec` says everything about a decoder that decides its numbers.
-Each family has one file, found by being here (`table`), which reads a spec from the family's
-`config.json` with the help of `reading`. Loader and decoders read the spec and nothing else; a
-decoder says which values of it it can compute (`support`) and refuses all others by name.
+A family is a function from the keys of `config.json` to a spec, in the file of its kin, and found
+by being there (`table`); `reading` has what families share. Loader and decoders read the spec and
+nothing else; a decoder lists the values that it can compute and refuses all others by name.
 """

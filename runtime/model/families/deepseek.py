@@ -1,4 +1,4 @@
-"""What DeepSeek-V2 and V3 have in common: latent attention, experts behind a few dense layers."""
+"""DeepSeek-V2 and V3: latent attention, experts behind a few dense layers."""
 
 from __future__ import annotations
 
@@ -6,15 +6,20 @@ import math
 from dataclasses import replace
 from typing import Any
 
-from rootlace.runtime.model.families import llama
 from rootlace.runtime.model.families.config_reader import (
     COUNT,
     REQUIRED,
     SIZE,
+    TEXT,
     ConfigReader,
+)
+from rootlace.runtime.model.families.reading import (
+    LLAMA,
+    decoder,
+    family,
+    read_experts,
     read_rope,
 )
-from rootlace.runtime.model.families.reading import decoder, gated_mlp, read_experts
 from rootlace.runtime.model.families.spec import (
     Attention,
     Experts,
@@ -26,7 +31,7 @@ from rootlace.runtime.model.families.spec import (
 
 NORM_EPS = 1e-6
 """Of the norms of latents, whatever that of the others is."""
-NAMES = llama.NAMES.with_parts(
+NAMES = LLAMA.with_parts(
     qkv=("self_attn.q_a_proj", "self_attn.kv_a_proj_with_mqa"),
     q_norm="self_attn.q_a_layernorm",
     q_up="self_attn.q_b_proj",
@@ -41,45 +46,45 @@ NAMES = llama.NAMES.with_parts(
 )
 
 
-def read_decoder(
-    given: ConfigReader, *, neighbours: bool, experts: Experts, further_layers: int = 0
+def _decoder(
+    config: ConfigReader, *, neighbours: bool, experts: Experts, further_layers: int = 0
 ) -> ModelSpec:
     """A model with these experts; `neighbours`: how numbers are paired to be rotated."""
-    rotated = given.size("qk_rope_head_dim", 64)
+    rotated = config.size("qk_rope_head_dim", 64)
     if rotated % 2:
-        given.refuse("qk_rope_head_dim", f"{rotated} numbers are not pairs")
-    rope = replace(read_rope(given), rotated=rotated, neighbours=neighbours)
-    attention = _read_attention(given, rotated, rope)
+        config.refuse("qk_rope_head_dim", f"{rotated} numbers are not pairs")
+    rope = replace(read_rope(config), rotated=rotated, neighbours=neighbours)
+    attention = _attention(config, rotated, rope)
     names = replace(_names(attention), further_layers=further_layers)
-    return decoder(given, names, attention, gated_mlp(given), rope=rope, experts=experts)
+    return decoder(config, attention, names, rope=rope, experts=experts)
 
 
-def read_mixture(given: ConfigReader, *, first_dense: int, shared: int, **features: Any) -> Experts:
+def _mixture(config: ConfigReader, *, first_dense: int, shared: int, **features: Any) -> Experts:
     """`first_dense` and `shared` are how many layers have no experts, and how many experts all
     tokens have, in a file without the keys; `features` are fields of `Experts`."""
-    first = given("first_k_dense_replace", COUNT, first_dense)
-    given.only("moe_layer_freq", 1)
-    given.pass_over("ep_size", "seq_aux", "aux_loss_alpha")
-    size = given.size("moe_intermediate_size", 1407)
+    first = config.get("first_k_dense_replace", COUNT, first_dense)
+    config.only("moe_layer_freq", 1)
+    config.pass_over("ep_size", "seq_aux", "aux_loss_alpha")
+    size = config.size("moe_intermediate_size", 1407)
     return read_experts(
-        given,
+        config,
         size_key="moe_intermediate_size",
-        layers=tuple(range(min(first, given.layers()), given.layers())),
-        shared_size=size * given.size("n_shared_experts", shared),
+        layers=tuple(range(min(first, config.layers()), config.layers())),
+        shared_size=size * config.size("n_shared_experts", shared),
         **features,
     )
 
 
-def read_groups(
-    given: ConfigReader, experts: Experts, groups: Any = REQUIRED, counted: Any = REQUIRED
+def _in_groups(
+    config: ConfigReader, experts: Experts, groups: Any = REQUIRED, counted: Any = REQUIRED
 ) -> Experts:
     """`experts` in groups, as many as `n_group` says, of which `topk_group` count; `groups` and
     `counted` are those of a file without the keys."""
-    groups, counted = given.size("n_group", groups), given.size("topk_group", counted)
+    groups, counted = config.size("n_group", groups), config.size("topk_group", counted)
     if experts.count % groups or experts.best_of_group > experts.count // groups:
-        given.refuse("n_group", f"n_routed_experts ({experts.count}) are not as many groups")
+        config.refuse("n_group", f"n_routed_experts ({experts.count}) are not as many groups")
     if counted > groups or experts.chosen > counted * experts.count // groups:
-        given.refuse(
+        config.refuse(
             "topk_group",
             f"of n_group ({groups}) groups of {experts.count // groups} experts it must leave "
             f"num_experts_per_tok ({experts.chosen})",
@@ -87,30 +92,30 @@ def read_groups(
     return replace(experts, groups=groups, chosen_groups=counted)
 
 
-def _read_attention(given: ConfigReader, rotated: int, rope: Rope) -> Attention:
-    heads = given.size("num_attention_heads")
-    given.only("num_key_value_heads", heads)
+def _attention(config: ConfigReader, rotated: int, rope: Rope) -> Attention:
+    heads = config.size("num_attention_heads")
+    config.only("num_key_value_heads", heads)
     latent = Latent(
-        rank=given.size("kv_lora_rank", 512),
-        plain=given.size("qk_nope_head_dim", 128),
-        values=given.size("v_head_dim", 128),
-        query_rank=given("q_lora_rank", SIZE.or_none(), 1536),
+        rank=config.size("kv_lora_rank", 512),
+        plain=config.size("qk_nope_head_dim", 128),
+        values=config.size("v_head_dim", 128),
+        query_rank=config.get("q_lora_rank", SIZE.or_none(), 1536),
         eps=NORM_EPS,
     )
     if latent.rank % 2:
-        given.refuse("kv_lora_rank", "an odd number is not supported")
-    if given.size("head_dim", rotated) != rotated:
-        given.refuse("head_dim", f"qk_rope_head_dim is {rotated}")
-    given.pass_over("qk_head_dim")  # it follows from the others
-    biased = given.flag("attention_bias", False)
+        config.refuse("kv_lora_rank", "an odd number is not supported")
+    if config.size("head_dim", rotated) != rotated:
+        config.refuse("head_dim", f"qk_rope_head_dim is {rotated}")
+    config.pass_over("qk_head_dim")  # it follows from the others
+    biased = config.flag("attention_bias", False)
     if biased and not latent.query_rank:
-        given.refuse("attention_bias", "it is not supported without q_lora_rank")
+        config.refuse("attention_bias", "it is not supported without q_lora_rank")
     return Attention(
         num_heads=heads,
         num_kv_heads=1,
         head_dim=latent.rank + rotated,
         scale=(latent.plain + rotated) ** -0.5 * _growth(rope) ** 2,
-        windows=(None,) * given.layers(),
+        windows=(None,) * config.layers(),
         qkv_bias=biased,
         output_bias=biased,
         latent=latent,
@@ -129,3 +134,51 @@ def _names(attention: Attention) -> WeightNames:
     if attention.latent is not None and attention.latent.query_rank:
         return NAMES
     return NAMES.with_parts(qkv=("self_attn.q_proj", "self_attn.kv_a_proj_with_mqa"))
+
+
+METHODS = ("greedy", "group_limited_greedy")
+
+
+@family("DeepseekV2ForCausalLM", "deepseek_v2", bos=1, eos=2)
+def deepseek_v2(config: ConfigReader) -> ModelSpec:
+    """DeepSeek-V2 and V2-Lite: shares are a softmax, a group counts by its best expert."""
+    method = config.get("topk_method", TEXT, "greedy")
+    if method not in METHODS:
+        config.refuse("topk_method", f"only {' and '.join(METHODS)} are supported")
+    config.only("scoring_func", "softmax")
+    config.only("norm_topk_prob", False)
+    factor = config.number("routed_scaling_factor", 1.0)
+    experts = _mixture(config, first_dense=0, shared=2, count=64, chosen=6, factor=factor)
+    if method == "greedy":
+        config.pass_over("n_group", "topk_group")
+    else:
+        experts = _in_groups(config, experts)
+    return _decoder(config, neighbours=True, experts=experts)
+
+
+@family("DeepseekV3ForCausalLM", "deepseek_v3", bos=0, eos=1)
+def deepseek_v3(config: ConfigReader) -> ModelSpec:
+    """DeepSeek-V3 and R1: shares are sigmoids, to which a correction is added in the choice alone,
+    and a group counts by its two best experts."""
+    config.only("topk_method", "noaux_tc")
+    config.only("scoring_func", "sigmoid")
+    experts = _mixture(
+        config,
+        first_dense=3,
+        shared=1,
+        count=256,
+        chosen=8,
+        scores="sigmoid",
+        normalised=config.flag("norm_topk_prob", True),
+        factor=config.number("routed_scaling_factor", 2.5),
+        best_of_group=2,
+        correction=True,
+    )
+    experts = _in_groups(config, experts, 8, 4)
+    keys = [key for key in ("num_nextn_predict_layers", "num_mtp_layers") if key in config]
+    return _decoder(
+        config,
+        neighbours=config.flag("rope_interleave", True),
+        experts=experts,
+        further_layers=max((config.get(key, COUNT) for key in keys), default=1),
+    )

@@ -1,40 +1,316 @@
-"""Llama 2, 3 and their like."""
+"""Llama and dense families that differ from Llama in a few attributes."""
 
-from rootlace.runtime.model.families.config_reader import ConfigReader
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from rootlace.runtime.model.families.config_reader import (
+    COUNT,
+    NUMBER,
+    POSITIVE,
+    SIZE,
+    TABLE,
+    TEXT,
+    TEXTS,
+    ConfigReader,
+    Kind,
+)
 from rootlace.runtime.model.families.reading import (
-    Family,
+    LLAMA,
+    ORIGINAL,
+    QK_NORMS,
+    WINDOW,
     biases,
+    chosen_window,
     decoder,
+    divided_heads,
+    family,
     gated_mlp,
     grouped_attention,
+    layer_norm,
+    plain_mlp,
+    read_context,
+    read_rope,
+    read_two_ropes,
+    same_windows,
+    windows_by_layer,
 )
-from rootlace.runtime.model.families.spec import ModelSpec, WeightNames
+from rootlace.runtime.model.families.spec import ModelSpec, Rope
 
-NAMES = WeightNames(
-    embedding="model.embed_tokens",
-    layer="model.layers.{}.",
-    parts={
-        "input_norm": ("input_layernorm",),
-        "qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
-        "output": ("self_attn.o_proj",),
-        "post_norm": ("post_attention_layernorm",),
-        "gate_up": ("mlp.gate_proj", "mlp.up_proj"),
-        "down": ("mlp.down_proj",),
-    },
-    final_norm="model.norm",
-    head="lm_head",
+
+@family("LlamaForCausalLM", "llama", bos=1, eos=2)
+def llama(config: ConfigReader) -> ModelSpec:
+    """Llama 2, 3 and their like."""
+    mlp = gated_mlp(config, bias=config.flag("mlp_bias", False))
+    return decoder(config, grouped_attention(config, **biases(config)), mlp=mlp)
+
+
+@family("GraniteForCausalLM", "granite", bos=1, eos=2)
+def granite(config: ConfigReader) -> ModelSpec:
+    """Granite 3 (dense): Llama with multipliers for embedding, scores, branches and logits."""
+    scale = config.number("attention_multiplier", 1.0)
+    return decoder(
+        config,
+        grouped_attention(config, scale=scale, **biases(config)),
+        mlp=gated_mlp(config, bias=config.flag("mlp_bias", False)),
+        embedding_multiplier=config.number("embedding_multiplier", 1.0),
+        residual_multiplier=config.number("residual_multiplier", 1.0),
+        logit_multiplier=1.0 / config.get("logits_scaling", POSITIVE, 1.0),
+    )
+
+
+# SmolLM3 ------------------------------------------------------------------------------------------
+
+
+_FLAGS = Kind("a list of 0 and 1", lambda v: type(v) is list and all(one in (0, 1) for one in v))
+
+
+@family("SmolLM3ForCausalLM", "smollm3", bos=128000, eos=128001)
+def smollm3(config: ConfigReader) -> ModelSpec:
+    """SmolLM3: Llama with layers, mostly every fourth, that know nothing of positions."""
+    count = config.layers()
+    interval = config.get("no_rope_layer_interval", SIZE, 4)
+    rotates = config.get("no_rope_layers", _FLAGS.or_none(), None)
+    if rotates is None:
+        rotates = [(index + 1) % interval != 0 for index in range(count)]
+    if len(rotates) < count:
+        config.refuse("no_rope_layers", f"there are {count} layers")
+    config.get("max_window_layers", COUNT, 0)  # files have it, and nobody reads it
+    windows = windows_by_layer(config, chosen_window(config, None), lambda at: not rotates[at])
+    unrotated = tuple(index for index in range(count) if not rotates[index])
+    return decoder(
+        config,
+        grouped_attention(config, windows, kv_heads=4, **biases(config)),
+        mlp=gated_mlp(config, bias=config.flag("mlp_bias", False)),
+        rope=replace(read_rope(config, 2e6), unrotated_layers=unrotated),
+        tied=True,
+    )
+
+
+# Mistral ------------------------------------------------------------------------------------------
+
+
+# transformers reads a Mistral configuration that has `layer_types` as Ministral's.
+@family("MistralForCausalLM MinistralForCausalLM", "mistral ministral", bos=1, eos=2)
+def mistral(config: ConfigReader) -> ModelSpec:
+    """Mistral: Llama with sliding windows, of all layers or, in Ministral's form, of some."""
+    windows = windows_by_layer(config, config.get("sliding_window", SIZE.or_none(), WINDOW))
+    return decoder(config, grouped_attention(config, windows, kv_heads=8))
+
+
+BETA = "llama_4_scaling_beta"
+_MINISTRAL_KEYS = {BETA: NUMBER, "max_position_embeddings": SIZE}
+_MINISTRAL_REMARKS = ("type", "max_position_embeddings")
+"""Keys that repeat others."""
+_MINISTRAL_YARN: dict[str, Any] = {
+    "rope_type": "yarn",
+    "rope_theta": 1e6,
+    "factor": 16.0,
+    ORIGINAL: 16384,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+    BETA: 0.1,
+}
+"""The rotation of a file that does not say."""
+
+
+@family("Ministral3ForCausalLM", "ministral3", bos=1, eos=2)
+def ministral3(config: ConfigReader) -> ModelSpec:
+    """Ministral 3: Mistral with YaRN, whose queries grow with the position.
+
+    A query is multiplied by 1 + beta * ln(1 + floor(position / original)), which is 1 within the
+    length before YaRN.
+    """
+    attention = grouped_attention(config, same_windows(config), kv_heads=8, head_dim=128)
+    rope = _ministral_rope(config)
+    context = read_context(config, rope)
+    if rope.parameters[BETA]:
+        attention = replace(attention, growth=(rope.parameters[BETA], rope.parameters[ORIGINAL]))
+    return decoder(config, attention, rope=rope, context=context, eps=1e-5)
+
+
+def _ministral_rope(config: ConfigReader) -> Rope:
+    stated = config.get("rope_parameters", TABLE.or_none(), None) is not None
+    scaled = bool(config.get("rope_scaling", TABLE.or_none(), None))
+    if not stated and not scaled:
+        config = config.renamed({"rope_parameters": "default_rope"}, default_rope=_MINISTRAL_YARN)
+    rope = read_rope(config, own=_MINISTRAL_KEYS)
+    for needed in (BETA, ORIGINAL):
+        if needed not in rope.parameters:
+            config.refuse("rope_scaling" if scaled else "rope_parameters", f"{needed} is missing")
+    told = {key: value for key, value in rope.parameters.items() if key not in _MINISTRAL_REMARKS}
+    return replace(rope, parameters={**told, "rope_type": rope.kind})
+
+
+# Qwen ---------------------------------------------------------------------------------------------
+
+
+def _upper_windows(config: ConfigReader) -> tuple[int | None, ...]:
+    """Windows of the layers from `max_window_layers` on."""
+    first = config.get("max_window_layers", COUNT, 28)
+    return windows_by_layer(config, chosen_window(config, WINDOW), lambda index: index >= first)
+
+
+@family("Qwen2ForCausalLM", "qwen2")
+def qwen2(config: ConfigReader) -> ModelSpec:
+    """Qwen2 and Qwen2.5: Llama with biased queries, keys and values, and windows of some layers."""
+    config.only("attention_bias", True)
+    return decoder(
+        config, grouped_attention(config, _upper_windows(config), kv_heads=32, qkv_bias=True)
+    )
+
+
+@family("Qwen3ForCausalLM", "qwen3")
+def qwen3(config: ConfigReader) -> ModelSpec:
+    """Qwen3 (dense): queries and keys are normed per head; windows as Qwen2's."""
+    sizes = {"kv_heads": 32, "head_dim": 128}
+    attention = grouped_attention(
+        config, _upper_windows(config), **sizes, **biases(config), head_norm=True
+    )
+    return decoder(config, attention, LLAMA.with_parts(**QK_NORMS))
+
+
+# Parts of heads rotated, other norms --------------------------------------------------------------
+
+
+PHI_ROPES = {"default": "default", "longrope": "longrope", "su": "longrope", "yarn": "longrope"}
+"""Rope types by the names in files: `su` is longrope's first name, `yarn` was never YaRN's."""
+
+
+@family("Phi3ForCausalLM", "phi3", bos=1, eos=32000)
+def phi3(config: ConfigReader) -> ModelSpec:
+    """Phi-3, Phi-3.5 and Phi-4: Llama with fused projections, of whose heads a part may be
+    rotated."""
+    names = LLAMA.with_parts(qkv="self_attn.qkv_proj", gate_up="mlp.gate_up_proj")
+    attention = grouped_attention(config, same_windows(config))
+    rope = read_rope(config, original=4096, head_dim=attention.head_dim, kinds=PHI_ROPES)
+    return decoder(config, attention, names, rope=rope, eps=1e-5)
+
+
+@family("GlmForCausalLM Glm4ForCausalLM", "glm glm4", eos=(151329, 151336, 151338))
+def glm4(config: ConfigReader) -> ModelSpec:
+    """GLM-4, of 2024 and of 2025: half of each head is rotated, neighbours with each other. The
+    later one has norms around attention and MLP."""
+    names = LLAMA.with_parts(
+        gate_up="mlp.gate_up_proj",
+        attention_out_norm="post_self_attn_layernorm",
+        mlp_out_norm="post_mlp_layernorm",
+    )
+    biased = config.flag("attention_bias", True)
+    attention = grouped_attention(config, kv_heads=2, head_dim=128, qkv_bias=biased)
+    rope = read_rope(config, head_dim=attention.head_dim, partial=0.5)
+    return decoder(
+        config,
+        attention,
+        names,
+        rope=replace(rope, neighbours=True),
+        placement="around" if config.get("model_type", TEXT) == "glm4" else "before",
+        eps=1.5625e-7,
+    )
+
+
+@family("StableLmForCausalLM", "stablelm", bos=0, eos=0)
+def stablelm(config: ConfigReader) -> ModelSpec:
+    """StableLM: Llama with LayerNorm, of whose heads a part is rotated. Attention and MLP may be
+    side by side behind one norm."""
+    names = LLAMA.with_parts(
+        q_norm="self_attn.q_layernorm.norms.{}", k_norm="self_attn.k_layernorm.norms.{}"
+    )
+    divided_heads(config)
+    attention = grouped_attention(
+        config,
+        kv_heads=32,
+        qkv_bias=config.flag("use_qkv_bias", False),
+        own_norms=config.flag("qk_layernorm", False),
+    )
+    parallel = config.flag("use_parallel_residual", False)
+    return decoder(
+        config,
+        attention,
+        names,
+        rope=read_rope(config, head_dim=attention.head_dim, partial=0.25),
+        norm=layer_norm(config, placement="once" if parallel else "before"),
+        parallel=parallel,
+    )
+
+
+@family("Starcoder2ForCausalLM", "starcoder2", bos=50256, eos=50256)
+def starcoder2(config: ConfigReader) -> ModelSpec:
+    """StarCoder2: LayerNorm, an MLP without a gate, biases everywhere, and a window in all
+    layers."""
+    biased = config.flag("use_bias", True)
+    attention = grouped_attention(
+        config, same_windows(config), kv_heads=2, qkv_bias=biased, output_bias=biased
+    )
+    config.only("mlp_type", "default")
+    config.only("norm_type", "layer_norm")
+    norm = layer_norm(config, "norm_epsilon")
+    # Further keys of the 15B model's file, as of the model that it grew out of. Nobody reads them.
+    config.only("layer_norm_epsilon", norm.eps)
+    config.only("scale_attn_weights", True)
+    if "hidden_act" in config:
+        config.pass_over("activation_function")
+    config.pass_over("attention_softmax_in_fp32", "scale_attention_softmax_in_fp32")
+    names = LLAMA.with_parts(gate_up="mlp.c_fc", down="mlp.c_proj")
+    mlp = plain_mlp(config, biased, default="gelu_pytorch_tanh")
+    return decoder(config, attention, names, mlp, norm=norm, tied=True)
+
+
+# Norms behind attention and MLP -------------------------------------------------------------------
+
+
+_NORMS_BEHIND = LLAMA.with_parts(
+    **QK_NORMS,
+    attention_out_norm="post_attention_layernorm",
+    mlp_out_norm="post_feedforward_layernorm",
 )
 
 
-def _read(given: ConfigReader) -> ModelSpec:
-    attention = grouped_attention(given, **biases(given))
-    return decoder(given, NAMES, attention, gated_mlp(given, bias=given.flag("mlp_bias", False)))
+@family("Olmo2ForCausalLM", "olmo2", eos=50279)
+def olmo2(config: ConfigReader) -> ModelSpec:
+    """OLMo 2: norms behind attention and MLP, and of all queries and all keys of a token."""
+    attention = grouped_attention(config, **biases(config), joint_norm=True)
+    return decoder(config, attention, _NORMS_BEHIND, placement="after", eps=1e-5)
 
 
-FAMILY = Family(
-    architectures=("LlamaForCausalLM",),
-    model_types=("llama",),
-    read=_read,
-    bos_token_id=1,
-    eos_token_id=2,
-)
+OLMO_THETA = 500000.0
+
+
+@family("Olmo3ForCausalLM", "olmo3", eos=50279)
+def olmo3(config: ConfigReader) -> ModelSpec:
+    """OLMo 3: OLMo 2 with windows in three of four layers, which have a rotation of their own."""
+    # Of another one it would be unclear whether it is that of the layers with windows, too.
+    config.only("rope_theta", OLMO_THETA)
+    windows = windows_by_layer(
+        config, config.get("sliding_window", SIZE, WINDOW), lambda index: (index + 1) % 4 != 0
+    )
+    attention = grouped_attention(config, windows, **biases(config), joint_norm=True)
+    rope = read_two_ropes(config, OLMO_THETA, OLMO_THETA)
+    return decoder(config, attention, _NORMS_BEHIND, rope=rope, placement="after", eps=1e-5)
+
+
+_PATTERN = Kind("an integer or a text", lambda value: COUNT.fits(value) or TEXT.fits(value))
+
+
+@family("Exaone4ForCausalLM", "exaone4", bos=0, eos=2)
+def exaone4(config: ConfigReader) -> ModelSpec:
+    """EXAONE 4: normed heads, and norms behind attention and MLP. Where some layers have windows,
+    the others know nothing of positions."""
+    window = config.get("sliding_window", SIZE.or_none(), WINDOW)
+    pattern = config.get("sliding_window_pattern", _PATTERN.or_none(), 4)
+    if config.get("layer_types", TEXTS.or_none(), None) is None:
+        # Files without windows, and those whose pattern is a text, say which layers have which.
+        if window is None:
+            config.refuse("sliding_window", "layer_types is missing")
+        if not SIZE.fits(pattern):
+            config.refuse("sliding_window_pattern", "it is not a positive integer")
+    windows = windows_by_layer(config, window, lambda index: (index + 1) % pattern != 0)
+    attention = grouped_attention(config, windows, kv_heads=32, head_norm=True)
+    rope = read_rope(config)
+    if window is not None:
+        unrotated = tuple(i for i, one in enumerate(windows) if one is None)
+        rope = replace(rope, unrotated_layers=unrotated)
+    return decoder(config, attention, _NORMS_BEHIND, rope=rope, placement="after", eps=1e-5)

@@ -1,22 +1,24 @@
-"""From a `config.json` to a spec: what the families' files have in common."""
+"""From a `config.json` to a spec: what families have in common."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from rootlace.runtime.model.families.config_reader import (
     COUNT,
-    COUNTS,
+    FLAG,
     NOT_NEGATIVE,
+    NUMBER,
+    POSITIVE,
     SIZE,
+    TABLE,
     TEXT,
     TEXTS,
     ConfigReader,
-    check_factors,
-    read_context,
-    read_rope,
+    Kind,
 )
 from rootlace.runtime.model.families.spec import (
     Activation,
@@ -53,11 +55,12 @@ COUNT_KEYS = ("num_experts", "num_local_experts", "n_routed_experts")
 """What files call the number of experts."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Family:
-    """What a family's file defines, as `FAMILY`. `model_types`: the names that transformers has for
-    configurations of these `architectures`; the tokens are those that begin and end a text where
-    the folder does not say."""
+    """Models that one function reads.
+
+    `model_types`: transformers' names for configurations of these `architectures`. The tokens begin
+    and end a text where the folder does not say."""
 
     architectures: tuple[str, ...]
     model_types: tuple[str, ...]
@@ -66,11 +69,40 @@ class Family:
     eos_token_id: int | tuple[int, ...] | None = None
 
 
+def family(
+    architectures: str,
+    model_types: str,
+    bos: int | None = None,
+    eos: int | tuple[int, ...] | None = None,
+) -> Callable[[Callable[[ConfigReader], ModelSpec]], Family]:
+    """Make a `Family` of the function below; several names are separated by spaces."""
+    names = tuple(architectures.split()), tuple(model_types.split())
+    return lambda read: Family(*names, read, bos, eos)
+
+
+LLAMA = WeightNames(
+    embedding="model.embed_tokens",
+    layer="model.layers.{}.",
+    parts={
+        "input_norm": ("input_layernorm",),
+        "qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+        "output": ("self_attn.o_proj",),
+        "post_norm": ("post_attention_layernorm",),
+        "gate_up": ("mlp.gate_proj", "mlp.up_proj"),
+        "down": ("mlp.down_proj",),
+    },
+    final_norm="model.norm",
+    head="lm_head",
+)
+"""The names of Llama's weights, which most families have."""
+QK_NORMS = {"q_norm": "self_attn.q_norm", "k_norm": "self_attn.k_norm"}
+
+
 def decoder(
-    given: ConfigReader,
-    names: WeightNames,
+    config: ConfigReader,
     attention: Attention,
-    mlp: GatedMlp | PlainMlp,
+    names: WeightNames = LLAMA,
+    mlp: GatedMlp | PlainMlp | None = None,
     *,
     rope: Rope | None = None,
     context: int | None = None,
@@ -81,31 +113,31 @@ def decoder(
     tied: bool = False,
     **features: Any,
 ) -> ModelSpec:
-    """A decoder with RMSNorm (see `Norm`), unless another `norm` is given. `eps` and `tied` are
-    those of a file without the keys; `rope` and `context` None: as `read_rope` and `read_context`
-    find them; `features` are fields of `ModelSpec`."""
-    rope = rope or read_rope(given)
-    check_factors(given, rope, attention.head_dim)
+    """A decoder with RMSNorm (see `Norm`) unless `norm` is given, and with `gated_mlp` unless `mlp`
+    is. `eps` and `tied` are those of a file without the keys; `rope` and `context` None: as
+    `read_rope` and `read_context` find them; `features` are fields of `ModelSpec`."""
+    rope = rope or read_rope(config)
+    check_factors(config, rope, attention.head_dim)
     if norm is None:
-        eps = float(given("rms_norm_eps", NOT_NEGATIVE, eps))
+        eps = float(config.get("rms_norm_eps", NOT_NEGATIVE, eps))
         norm = Norm(eps, placement=placement, offset=norm_offset)
     return ModelSpec(
-        vocab_size=given.size("vocab_size"),
-        hidden_size=given.size("hidden_size"),
-        num_layers=given.layers(),
-        max_context=context or read_context(given, rope),
+        vocab_size=config.size("vocab_size"),
+        hidden_size=config.size("hidden_size"),
+        num_layers=config.layers(),
+        max_context=context or read_context(config, rope),
         norm=norm,
         attention=attention,
-        mlp=mlp,
+        mlp=mlp or gated_mlp(config),
         rope=rope,
         names=names,
-        tied_embeddings=given.flag("tie_word_embeddings", tied),
+        tied_embeddings=config.flag("tie_word_embeddings", tied),
         **features,
     )
 
 
 def grouped_attention(
-    given: ConfigReader,
+    config: ConfigReader,
     windows: tuple[int | None, ...] | None = None,
     *,
     kv_heads: int | None = None,
@@ -115,67 +147,68 @@ def grouped_attention(
     """`windows` None: full attention in all layers. `kv_heads` and `head_dim` are those of a file
     without the keys; None: as many as heads, hidden_size / heads. `features` are fields of
     `Attention`."""
-    heads = given.size("num_attention_heads")
-    kv_heads = given("num_key_value_heads", SIZE.or_none(), kv_heads) or heads
-    head_dim = given("head_dim", SIZE.or_none(), head_dim) or given.size("hidden_size") // heads
+    heads = config.size("num_attention_heads")
+    kv_heads = config.get("num_key_value_heads", SIZE.or_none(), kv_heads) or heads
+    head_dim = config.get("head_dim", SIZE.or_none(), head_dim)
+    head_dim = head_dim or config.size("hidden_size") // heads
     if heads % kv_heads:
-        given.refuse(
+        config.refuse(
             "num_key_value_heads", f"num_attention_heads ({heads}) is not a multiple of it"
         )
     if head_dim % 2 or head_dim == 0:
-        key = "head_dim" if "head_dim" in given else "hidden_size"
-        given.refuse(key, f"a head of {head_dim} numbers is not supported")
+        key = "head_dim" if "head_dim" in config else "hidden_size"
+        config.refuse(key, f"a head of {head_dim} numbers is not supported")
     return Attention(
         **{
             "num_heads": heads,
             "num_kv_heads": kv_heads,
             "head_dim": head_dim,
             "scale": head_dim**-0.5,
-            "windows": windows or windows_by_layer(given, None),
+            "windows": windows or windows_by_layer(config, None),
         }
         | features
     )
 
 
-def multi_head_attention(given: ConfigReader, **features: Any) -> Attention:
+def multi_head_attention(config: ConfigReader, **features: Any) -> Attention:
     """As `grouped_attention`, of a family with as many heads of keys as of queries."""
-    divided_heads(given)
-    given.only("num_key_value_heads", given.size("num_attention_heads"))
-    return grouped_attention(given, **features)
+    divided_heads(config)
+    config.only("num_key_value_heads", config.size("num_attention_heads"))
+    return grouped_attention(config, **features)
 
 
-def divided_heads(given: ConfigReader) -> None:
+def divided_heads(config: ConfigReader) -> None:
     """Refuse heads that do not have hidden_size / heads numbers each."""
-    heads, hidden = given.size("num_attention_heads"), given.size("hidden_size")
+    heads, hidden = config.size("num_attention_heads"), config.size("hidden_size")
     if hidden % heads:
-        name = given.name("hidden_size")
-        given.refuse("num_attention_heads", f"{name} ({hidden}) is not a multiple of it")
-    given.only("head_dim", hidden // heads)
+        name = config.name("hidden_size")
+        config.refuse("num_attention_heads", f"{name} ({hidden}) is not a multiple of it")
+    config.only("head_dim", hidden // heads)
 
 
-def no_rope(given: ConfigReader) -> Rope:
+def no_rope(config: ConfigReader) -> Rope:
     """That of a family without rotation."""
-    return Rope("default", {"rope_theta": 1e4}, unrotated_layers=tuple(range(given.layers())))
+    return Rope("default", {"rope_theta": 1e4}, unrotated_layers=tuple(range(config.layers())))
 
 
-def biases(given: ConfigReader) -> dict[str, Any]:
+def biases(config: ConfigReader) -> dict[str, Any]:
     """Fields of `Attention`: `attention_bias` is that of all its projections."""
-    biased = given.flag("attention_bias", False)
+    biased = config.flag("attention_bias", False)
     return {"qkv_bias": biased, "output_bias": biased}
 
 
 def gated_mlp(
-    given: ConfigReader, bias: bool = False, key: str = "hidden_act", default: str = "silu"
+    config: ConfigReader, bias: bool = False, key: str = "hidden_act", default: str = "silu"
 ) -> GatedMlp:
     """An MLP whose activation is what `key` says, `default` where it is not there."""
-    activation = ACTIVATIONS.get(given(key, TEXT, default))
+    activation = ACTIVATIONS.get(config.get(key, TEXT, default))
     if activation is None:
-        given.refuse(key, f"only {', '.join(ACTIVATIONS)} are supported")
-    return GatedMlp(given.size("intermediate_size"), activation, bias)
+        config.refuse(key, f"only {', '.join(ACTIVATIONS)} are supported")
+    return GatedMlp(config.size("intermediate_size"), activation, bias)
 
 
 def read_experts(
-    given: ConfigReader,
+    config: ConfigReader,
     *,
     count: int,
     chosen: int,
@@ -185,77 +218,330 @@ def read_experts(
 ) -> Experts:
     """A mixture of experts in these `layers`, None: in all. `count` and `chosen` are those of a
     file without the keys; `features` are fields of `Experts`."""
-    keys = [key for key in COUNT_KEYS if key in given]
-    found = given.size(keys[0], count) if keys else count
+    keys = [key for key in COUNT_KEYS if key in config]
+    found = config.size(keys[0], count) if keys else count
     for key in keys[1:]:
-        if given.size(key) != found:
-            given.refuse(key, f"{keys[0]} is {found}")
-    chosen = given.size("num_experts_per_tok", chosen)
+        if config.size(key) != found:
+            config.refuse(key, f"{keys[0]} is {found}")
+    chosen = config.size("num_experts_per_tok", chosen)
     if chosen > found:
-        given.refuse("num_experts_per_tok", f"there are {found} experts")
-    layers = tuple(range(given.layers())) if layers is None else layers
-    return Experts(layers, found, chosen, given.size(size_key), **features)
-
-
-def sparse_layers(given: ConfigReader) -> tuple[int, ...]:
-    """Every so many layers have experts, but those that the file names."""
-    step = given.size("decoder_sparse_step", 1)
-    dense = given("mlp_only_layers", COUNTS.or_none(), None) or []
-    return tuple(i for i in range(given.layers()) if (i + 1) % step == 0 and i not in dense)
+        config.refuse("num_experts_per_tok", f"there are {found} experts")
+    layers = tuple(range(config.layers())) if layers is None else layers
+    return Experts(layers, found, chosen, config.size(size_key), **features)
 
 
 def plain_mlp(
-    given: ConfigReader,
+    config: ConfigReader,
     bias: bool,
     key: str = "hidden_act",
     default: str = "gelu",
     inner_size: int | None = None,
 ) -> PlainMlp:
     """An MLP without a gate; `inner_size` None: what `intermediate_size` says."""
-    activation = PLAIN_ACTIVATIONS.get(given(key, TEXT, default))
+    activation = PLAIN_ACTIVATIONS.get(config.get(key, TEXT, default))
     if activation is None:
-        given.refuse(key, f"only {', '.join(PLAIN_ACTIVATIONS)} are supported")
-    return PlainMlp(inner_size or given.size("intermediate_size"), activation, bias)
+        config.refuse(key, f"only {', '.join(PLAIN_ACTIVATIONS)} are supported")
+    return PlainMlp(inner_size or config.size("intermediate_size"), activation, bias)
 
 
 def layer_norm(
-    given: ConfigReader,
+    config: ConfigReader,
     key: str = "layer_norm_eps",
     *,
     bias: bool = True,
     placement: Placement = "before",
 ) -> Norm:
     """LayerNorm, whose `eps` is what `key` says."""
-    eps = float(given(key, NOT_NEGATIVE, 1e-5))
+    eps = float(config.get(key, NOT_NEGATIVE, 1e-5))
     return Norm(eps, kind="layer", placement=placement, bias=bias)
 
 
+def same_windows(config: ConfigReader) -> tuple[int | None, ...]:
+    """`sliding_window` in all layers."""
+    return (config.get("sliding_window", SIZE.or_none(), None),) * config.layers()
+
+
 def windows_by_layer(
-    given: ConfigReader, window: int | None, slides: Callable[[int], bool] = lambda index: True
+    config: ConfigReader, window: int | None, slides: Callable[[int], bool] = lambda index: True
 ) -> tuple[int | None, ...]:
     """The windows that `layer_types` gives, where `window` is that of the layers which have one.
     Without `layer_types`, these are the layers whose index `slides`."""
-    count = given.layers()
-    kinds = given("layer_types", TEXTS.or_none(), None)
+    count = config.layers()
+    kinds = config.get("layer_types", TEXTS.or_none(), None)
     if kinds is None:
         return tuple(window if slides(index) else None for index in range(count))
     if len(kinds) != count:
-        given.refuse("layer_types", f"there are {count} layers")
+        config.refuse("layer_types", f"there are {count} layers")
     for kind in kinds:
         if kind != "full_attention" and (kind != "sliding_attention" or window is None):
-            given.refuse("layer_types", f"{kind!r} with a window of {window} is not supported")
+            config.refuse("layer_types", f"{kind!r} with a window of {window} is not supported")
     return tuple(window if kind == "sliding_attention" else None for kind in kinds)
 
 
-def upper_windows(given: ConfigReader) -> tuple[int | None, ...]:
-    """As `windows_by_layer`, of the layers from `max_window_layers` on."""
-    first = given("max_window_layers", COUNT, 28)
-    return windows_by_layer(given, chosen_window(given, WINDOW), lambda index: index >= first)
-
-
-def chosen_window(given: ConfigReader, default: int | None) -> int | None:
+def chosen_window(config: ConfigReader, default: int | None) -> int | None:
     """`sliding_window`, `default` where it is not there; None unless `use_sliding_window`. Where
     nothing uses it, transformers writes 0 into some files."""
-    used = given.flag("use_sliding_window", False)
-    window: int | None = given("sliding_window", (SIZE if used else COUNT).or_none(), default)
+    used = config.flag("use_sliding_window", False)
+    window: int | None = config.get("sliding_window", (SIZE if used else COUNT).or_none(), default)
     return window if used else None
+
+
+# Positions ----------------------------------------------------------------------------------------
+#
+# How a file says that positions rotate queries and keys, and how many positions there are. Old
+# checkpoints have `rope_theta` and `rope_scaling`, new ones have all of it in `rope_parameters`; a
+# value that stands in two places counts as in transformers.
+
+_FACTORS = Kind(
+    "a list of positive numbers", lambda v: type(v) is list and all(map(POSITIVE.fits, v))
+)
+_TRUE_OR_FALSE = FLAG.or_none()
+ORIGINAL = "original_max_position_embeddings"
+PARTIAL = "partial_rotary_factor"
+
+COMMON: dict[str, Kind] = {
+    "rope_type": TEXT,
+    "type": TEXT,
+    "rope_theta": POSITIVE,
+    PARTIAL: NUMBER.or_none(),
+}
+"""The keys of `rope_parameters` of every rope type."""
+
+OF_KIND: dict[str, dict[str, Kind]] = {
+    "default": {},
+    "linear": {"factor": POSITIVE},
+    "dynamic": {"factor": POSITIVE},
+    "yarn": {
+        "factor": POSITIVE,
+        ORIGINAL: SIZE.or_none(),
+        "attention_factor": NUMBER.or_none(),
+        "beta_fast": NOT_NEGATIVE.or_none(),
+        "beta_slow": NOT_NEGATIVE.or_none(),
+        "mscale": NOT_NEGATIVE.or_none(),
+        "mscale_all_dim": NOT_NEGATIVE.or_none(),
+        "truncate": _TRUE_OR_FALSE,
+        "finetuned": _TRUE_OR_FALSE,  # a remark: how the checkpoint was made
+    },
+    "longrope": {
+        "short_factor": _FACTORS,
+        "long_factor": _FACTORS,
+        ORIGINAL: SIZE.or_none(),
+        "factor": POSITIVE.or_none(),
+        "attention_factor": NUMBER.or_none(),
+    },
+    "llama3": {
+        "factor": POSITIVE,
+        "low_freq_factor": POSITIVE,
+        "high_freq_factor": POSITIVE,
+        ORIGINAL: SIZE.or_none(),
+    },
+}
+"""The supported rope types, each with the keys that it has beside those."""
+
+NEEDED: dict[str, tuple[str, ...]] = {
+    "default": (),
+    "linear": ("factor",),
+    "dynamic": ("factor",),
+    "yarn": ("factor",),
+    "longrope": ("short_factor", "long_factor"),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
+}
+"""The parameters that each of them cannot do without."""
+KINDS = {kind: kind for kind in NEEDED}
+NONE: Mapping[str, Kind] = {}
+
+
+def read_rope(
+    config: ConfigReader,
+    theta: float = 10000.0,
+    *,
+    original: int | None = None,
+    head_dim: int | None = None,
+    partial: float | None = None,
+    kinds: Mapping[str, str] = KINDS,
+    theta_key: str = "rope_theta",
+    partial_key: str = PARTIAL,
+    own: Mapping[str, Kind] = NONE,
+) -> Rope:
+    """How a family rotates.
+
+    `theta`, `original` (the context before it was extended) and `partial` (the share of a head that
+    is rotated) are those of a file that has none. `head_dim` is given where the family can rotate a
+    part of a head. `kinds` are the rope types that it has, by what it calls them. Outside of
+    `rope_parameters`, theta and share are called `theta_key` and `partial_key`; inside, there may
+    be keys of its `own`.
+    """
+    where, parameters = "rope_parameters", config.get("rope_parameters", TABLE.or_none(), None)
+    if scaling := config.get("rope_scaling", TABLE.or_none(), None):
+        where, parameters = "rope_scaling", scaling
+    parameters = dict(parameters or {})
+    _set_theta(config, theta_key, parameters, theta)
+    partial = config.get(partial_key, NUMBER.or_none(), partial)
+    key = where if PARTIAL in parameters else partial_key
+    if partial is not None:
+        parameters.setdefault(PARTIAL, partial)
+    original = config.get(ORIGINAL, SIZE.or_none(), original)
+    kind = _kind(config, where, parameters, kinds, original, own)
+    if ORIGINAL in OF_KIND[kind] and original is None and ORIGINAL in config:
+        config.refuse(ORIGINAL, f"rope_type {kind!r} needs it")
+    return Rope(kind, parameters, _rotated(config, key, parameters, head_dim))
+
+
+def read_two_ropes(
+    config: ConfigReader, theta: float, local_theta: float, local_key: str = "rope_theta"
+) -> Rope:
+    """How a family rotates whose layers with windows never were extended to longer contexts:
+    `rope_parameters` has an object for each type of layer, an older `rope_scaling` is that of the
+    layers without windows. `theta` and `local_theta` are those of a file without `rope_theta` and
+    `local_key`."""
+    nested = config.get("rope_parameters", TABLE.or_none(), None) or {}
+    if not nested.keys() <= {"full_attention", "sliding_attention"}:
+        config.refuse("rope_parameters", "only full_attention and sliding_attention are known")
+    for name, part in nested.items():
+        if not TABLE.or_none().fits(part):
+            config.refuse("rope_parameters", f"{name} is not {TABLE.words}")
+    scaling = config.get("rope_scaling", TABLE.or_none(), None) or {}
+    if "type" in scaling and "rope_type" not in scaling:
+        config.refuse(
+            "rope_scaling",
+            "transformers ignores a `type` here; write `rope_type` for what is meant, or remove "
+            "rope_scaling for transformers' numbers",
+        )
+    full = dict(nested.get("full_attention") or {}) | scaling
+    local = dict(nested.get("sliding_attention") or {})
+    _set_theta(config, "rope_theta", full, theta)
+    _set_theta(config, local_key, local, local_theta)
+    kind = _kind(config, "rope_scaling" if scaling else "rope_parameters", full, KINDS, None)
+    if _kind(config, "rope_parameters", local, KINDS, None) != "default":
+        config.refuse("rope_parameters", "only the default rope_type is supported with windows")
+    for part in (full, local):
+        if part.get(PARTIAL) not in (1.0, None) or not part.get("truncate", True):
+            config.refuse("rope_parameters", "partial_rotary_factor and truncate are not supported")
+    return Rope(kind, full, local_theta=local["rope_theta"])
+
+
+def check_factors(config: ConfigReader, rope: Rope, head_dim: int) -> None:
+    """Refuse `longrope` whose factors are not one for each pair of a head."""
+    pairs = (rope.rotated or head_dim) // 2
+    for key in ("short_factor", "long_factor") if rope.kind == "longrope" else ():
+        if len(rope.parameters[key]) != pairs:
+            old = config.get("rope_scaling", TABLE.or_none(), None)
+            config.refuse(
+                "rope_scaling" if old else "rope_parameters",
+                f"{key} has {len(rope.parameters[key])} numbers, and {pairs} pairs of a head are "
+                f"rotated (head_dim or hidden_size, {PARTIAL})",
+            )
+
+
+def read_context(config: ConfigReader, rope: Rope) -> int:
+    """How many positions the model was made for.
+
+    `max_position_embeddings` of a checkpoint that is to be extended by interpolation is mostly the
+    length before that: those who add YaRN to a `config.json` (as model cards of Qwen tell them to)
+    add `rope_scaling` alone, and of `linear` transformers' documentation says not to change it. So
+    the length that scaling gives counts, unless the file names a longer one. With `llama3` and
+    `longrope` it is the length that was reached, and `dynamic` leaves it as it is: its angles
+    depend on the length of the text beyond it, which cached keys cannot follow.
+    """
+    stated = config.size("max_position_embeddings")
+    if rope.kind == "linear":
+        return max(stated, int(rope.parameters["factor"] * stated))
+    if rope.kind == "yarn":
+        original = rope.parameters["original_max_position_embeddings"]
+        return max(stated, int(rope.parameters["factor"] * original))
+    return stated
+
+
+def _kind(
+    config: ConfigReader,
+    where: str,
+    parameters: dict[str, Any],
+    kinds: Mapping[str, str],
+    original: int | None,
+    own: Mapping[str, Kind] = NONE,
+) -> str:
+    """The rope type, of one of `kinds`, after a check that its parameters are known and complete;
+    those that follow from others are added. `original`: what the file says outside of them; `own`:
+    keys of the family's own."""
+    name, kind = _named_kind(config, where, parameters, kinds)
+    for needed in NEEDED[kind]:
+        if parameters.get(needed) is None:
+            config.refuse(where, f"rope_type {name!r} needs {needed}")
+    _check(config, where, parameters, name, COMMON | OF_KIND[kind] | dict(own))
+    context = config.size("max_position_embeddings")
+    if ORIGINAL in OF_KIND[kind]:
+        # Outside of `rope_parameters` it counts for more.
+        parameters[ORIGINAL] = original or parameters.get(ORIGINAL) or context
+    if kind == "longrope":
+        if parameters[ORIGINAL] == 1:
+            config.refuse(where, f"{ORIGINAL} is 1")
+        if parameters.get("factor") is None:
+            parameters["factor"] = context / parameters[ORIGINAL]
+    if kind == "yarn" and parameters["rope_theta"] == 1:
+        config.refuse(where, f"rope_type {name!r} cannot have a rope_theta of 1")
+    return kind
+
+
+def _named_kind(
+    config: ConfigReader, where: str, parameters: dict[str, Any], kinds: Mapping[str, str]
+) -> tuple[str, str]:
+    """What the file calls the rope type, and which it is. `type` is the older key."""
+    names = [parameters[key] for key in ("rope_type", "type") if key in parameters] or ["default"]
+    for name in names:
+        if not TEXT.fits(name):
+            config.refuse(where, f"rope_type is not {TEXT.words}")
+        if name not in kinds:
+            config.refuse(where, f"rope_type {name!r} is not supported ({', '.join(kinds)})")
+    if len({kinds[name] for name in names}) > 1:
+        config.refuse(where, "rope_type and type contradict each other")
+    return names[0], kinds[names[0]]
+
+
+def _set_theta(config: ConfigReader, key: str, parameters: dict[str, Any], default: float) -> None:
+    """Add `rope_theta`, unless it is there: then `key` of the file does not count, nor its null."""
+    theta = config.get(key, POSITIVE.or_none() if "rope_theta" in parameters else POSITIVE, default)
+    parameters.setdefault("rope_theta", theta)
+
+
+def _rotated(
+    config: ConfigReader, key: str, parameters: dict[str, Any], head_dim: int | None
+) -> int | None:
+    """How many numbers of a head are rotated; None: all."""
+    share = parameters.get(PARTIAL)
+    if share in (1.0, None):
+        return None
+    rotated = int((head_dim or 0) * share)
+    if not rotated > 0 or rotated % 2 or rotated > (head_dim or 0):
+        config.refuse(key, f"a partial_rotary_factor of {share} is not supported")
+    return None if rotated == head_dim else rotated
+
+
+def _check(
+    config: ConfigReader,
+    where: str,
+    parameters: dict[str, Any],
+    name: str,
+    known: Mapping[str, Kind],
+) -> None:
+    """Refuse what a rotation of this name, whose `known` keys these are, does not use, unless it
+    has no value."""
+    if "beta_fast" in known and parameters.get("attn_factor") is not None:
+        config.refuse(where, _of_attn_factor(parameters))
+    for key, value in sorted(parameters.items()):
+        if key in known and not known[key].fits(value):
+            config.refuse(where, f"{key} is not {known[key].words}")
+        if key not in known and value is not None:
+            config.refuse(where, f"{key} is not known with rope_type {name!r}")
+
+
+def _of_attn_factor(parameters: dict[str, Any]) -> str:
+    """What to write for a key that other programs multiply YaRN's own factor by."""
+    share: Any = parameters["attn_factor"]
+    factor: Any = parameters.get("factor")
+    meant = ""
+    if POSITIVE.fits(share) and POSITIVE.fits(factor):
+        meant = f" ({share * (0.1 * math.log(max(factor, 1.0)) + 1.0):.4g})"
+    return (
+        "transformers ignores attn_factor; write attention_factor, which is attn_factor times "
+        f"0.1 ln(factor) + 1{meant}, for what is meant, or remove it for transformers' numbers"
+    )

@@ -1,4 +1,4 @@
-"""Which family a checkpoint is of. Every file beside this one that defines `FAMILY` is in it."""
+"""Which family a checkpoint is of: every `Family` that a file beside this one defines."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def known_by(architecture: str, known: Mapping[str, Family]) -> Family | None:
     return None
 
 
-def with_head(spec: ModelSpec, architecture: str, given: ConfigReader) -> ModelSpec:
+def with_head(spec: ModelSpec, architecture: str, config: ConfigReader) -> ModelSpec:
     """What a family reads of a model that generates text, with the head of this architecture.
 
     The names of a model saved without its head, which lack the first part, are among the `others`:
@@ -59,7 +59,7 @@ def with_head(spec: ModelSpec, architecture: str, given: ConfigReader) -> ModelS
     if found is not None:
         names = replace(names, others=(*names.others, found))
     if architecture.endswith(CLASSIFIER):
-        labels = given("num_labels", SIZE.or_none(), None) or _named_labels(given)
+        labels = config.get("num_labels", SIZE.or_none(), None) or _named_labels(config)
         return _without_logits(spec, replace(names, head=SCORES), labels)
     if architecture.endswith(BASE) and not architecture.endswith(TEXT_ENDINGS):
         return _without_logits(spec, names, 0)
@@ -78,8 +78,8 @@ def _without_logits(spec: ModelSpec, names: WeightNames, labels: int) -> ModelSp
     )
 
 
-def _named_labels(given: ConfigReader) -> int:
-    return len(given("id2label", TABLE.or_none(), None) or ()) or LABELS
+def _named_labels(config: ConfigReader) -> int:
+    return len(config.get("id2label", TABLE.or_none(), None) or ()) or LABELS
 
 
 def _bare(names: WeightNames) -> WeightNames | None:
@@ -206,17 +206,17 @@ STARTS = (
 def text_part(file: Path, raw: Mapping[str, Any]) -> dict[str, Any] | None:
     """The `config.json` of the text model in a model that sees; None: it is no such model. Raises
     `UnsupportedModel` for a text model of no known family, and for keys that nobody knows."""
-    given = ConfigReader(file, raw)
-    architectures = given("architectures", TEXTS.or_none(), None) or []
+    config = ConfigReader(file, raw)
+    architectures = config.get("architectures", TEXTS.or_none(), None) or []
     name = next((one for one in architectures if one in WHOLES), None)
     if name is None:
         return None
     apart = "text_config" in raw
-    text = dict(given("text_config", TABLE)) if apart else dict(raw)
+    text = dict(config.get("text_config", TABLE)) if apart else dict(raw)
     if apart:
         # Some files say what texts have once more for the whole.
         again = {key for key, value in text.items() if value is None or raw.get(key) == value}
-        given.finish(IGNORED | OF_ALL | OF_IMAGES | again)
+        config.finish(IGNORED | OF_ALL | OF_IMAGES | again)
     kind = str(text.get("model_type"))
     if kind not in WHOLES[name]:
         raise UnsupportedModel(
@@ -268,7 +268,7 @@ def families() -> dict[str, Family]:
     package = __name__.rpartition(".")[0]
     found: dict[str, Family] = {}
     for file in pkgutil.iter_modules([str(Path(__file__).parent)]):
-        family = getattr(importlib.import_module(f"{package}.{file.name}"), "FAMILY", None)
-        if family is not None:
-            found |= dict.fromkeys(family.architectures, family)
+        for one in vars(importlib.import_module(f"{package}.{file.name}")).values():
+            if isinstance(one, Family):
+                found |= dict.fromkeys(one.architectures, one)
     return found

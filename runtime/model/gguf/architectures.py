@@ -12,17 +12,18 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
-from rootlace.runtime.model.families import falcon, gpt2, ministral3
 from rootlace.runtime.model.families.config_reader import (
     COUNT,
     FLAG,
     NUMBER,
-    ORIGINAL,
     REQUIRED,
     SIZE,
     ConfigReader,
     Kind,
 )
+from rootlace.runtime.model.families.gpt import FALCON_KEYS, GPT2_KEYS
+from rootlace.runtime.model.families.llama import BETA
+from rootlace.runtime.model.families.reading import ORIGINAL
 from rootlace.runtime.model.gguf.file import GgufFile
 
 # Metadata -----------------------------------------------------------------------------------------
@@ -60,13 +61,13 @@ class Metadata:
             for key, value in file.metadata.items()
             if key.startswith(self._prefix)
         }
-        self._given = ConfigReader(file.path, values)
+        self._reader = ConfigReader(file.path, values)
         self._asked: set[str] = set()
 
-    def __call__(self, key: str, kind: Kind, default: Any = REQUIRED) -> Any:
-        """As of `Given`."""
+    def get(self, key: str, kind: Kind, default: Any = REQUIRED) -> Any:
+        """As `ConfigReader.get`."""
         self._asked.add(key)
-        return self._given(self._prefix + key, kind, default)
+        return self._reader.get(self._prefix + key, kind, default)
 
     def size(self, key: str, default: Any = REQUIRED) -> int:
         """A positive integer. A list with one number for each layer counts as that number, if it is
@@ -75,20 +76,20 @@ class Metadata:
             "a positive integer, the same for all layers",
             lambda v: SIZE.fits(v) or (type(v) is list and len(set(v)) == 1 and SIZE.fits(v[0])),
         )
-        found = self(key, same, default)
+        found = self.get(key, same, default)
         return found[0] if isinstance(found, list) else found
 
     def number(self, key: str, default: Any = REQUIRED) -> Any:
         """A number, as whoever wrote it will have written it: files have it rounded to float32."""
-        return as_written(self(key, NUMBER, default))
+        return as_written(self.get(key, NUMBER, default))
 
     def only(self, key: str, value: object) -> None:
         """Refuse any other value of the key."""
         self._asked.add(key)
-        self._given.only(self._prefix + key, value)
+        self._reader.only(self._prefix + key, value)
 
     def refuse(self, key: str, why: str) -> NoReturn:
-        self._given.refuse(self._prefix + key, why)
+        self._reader.refuse(self._prefix + key, why)
 
     def has_tensor(self, name: str) -> bool:
         return name in self._file.tensors
@@ -105,10 +106,10 @@ class Metadata:
     def finish(self) -> None:
         """Refuse the keys that nobody has read."""
         for key in REMARKS:
-            self(key, Kind("anything", lambda value: True), None)
+            self.get(key, Kind("anything", lambda value: True), None)
         for key in ONLY.keys() - self._asked:
             self.only(key, ONLY[key])
-        self._given.finish()
+        self._reader.finish()
 
 
 def as_written(value: Any) -> Any:
@@ -166,8 +167,8 @@ def _biases(metadata: Metadata, keys: Keys) -> None:
 def _llama(metadata: Metadata, keys: Keys) -> None:
     """Mistral's first models are files of `llama`, too: with a window where it is stated; and
     Mixtral, with experts."""
-    window = metadata("attention.sliding_window", COUNT, 0)
-    if metadata("expert_count", COUNT, 0):
+    window = metadata.get("attention.sliding_window", COUNT, 0)
+    if metadata.get("expert_count", COUNT, 0):
         keys |= {"architectures": ["MixtralForCausalLM"], "model_type": "mixtral"}
         keys["sliding_window"] = window or None
         _experts(metadata, keys, "num_local_experts")
@@ -194,7 +195,7 @@ def _mistral3(metadata: Metadata, keys: Keys) -> None:
     scaling = keys.get("rope_scaling", {})
     metadata.only("attention.temperature_length", scaling.get(ORIGINAL))
     metadata.only("rope.scaling.yarn_log_multiplier", 1.0)
-    keys["rope_scaling"] = scaling | {"mscale": 1.0, "mscale_all_dim": 1.0, ministral3.BETA: beta}
+    keys["rope_scaling"] = scaling | {"mscale": 1.0, "mscale_all_dim": 1.0, BETA: beta}
 
 
 def _qwen3(metadata: Metadata, keys: Keys) -> None:
@@ -241,7 +242,7 @@ def _gpt_oss(metadata: Metadata, keys: Keys) -> None:
 
 
 def _gemma2(metadata: Metadata, keys: Keys) -> None:
-    keys["sliding_window"] = metadata("attention.sliding_window", COUNT, 4096)
+    keys["sliding_window"] = metadata.get("attention.sliding_window", COUNT, 4096)
     metadata.only("attention.sliding_window_pattern", 2)
     metadata.only("rope.freq_base_swa", keys["rope_theta"])
     caps = {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0}
@@ -250,7 +251,7 @@ def _gemma2(metadata: Metadata, keys: Keys) -> None:
 
 
 def _gemma3(metadata: Metadata, keys: Keys) -> None:
-    window = metadata("attention.sliding_window", COUNT, 0)
+    window = metadata.get("attention.sliding_window", COUNT, 0)
     _set_layer_types(metadata, keys, window, 6)
     if window:
         keys["sliding_window"] = window
@@ -268,7 +269,7 @@ def _gemma_scale(metadata: Metadata, keys: Keys, layers: int) -> None:
 
 
 def _phi3(metadata: Metadata, keys: Keys) -> None:
-    keys["sliding_window"] = metadata("attention.sliding_window", COUNT, 0) or None
+    keys["sliding_window"] = metadata.get("attention.sliding_window", COUNT, 0) or None
     original = keys.get("rope_scaling", {}).get("original_max_position_embeddings")
     if original:
         # The family has a default, which counts for more than what is stated among parameters.
@@ -277,7 +278,7 @@ def _phi3(metadata: Metadata, keys: Keys) -> None:
 
 def _olmo2(metadata: Metadata, keys: Keys) -> None:
     keys["attention_bias"] = _biased(metadata)
-    window = metadata("attention.sliding_window", COUNT, 0)
+    window = metadata.get("attention.sliding_window", COUNT, 0)
     if not window:
         return
     keys |= {"architectures": ["Olmo3ForCausalLM"], "model_type": "olmo3"}
@@ -289,7 +290,7 @@ def _olmo2(metadata: Metadata, keys: Keys) -> None:
 def _set_layer_types(metadata: Metadata, keys: Keys, window: int, period: int) -> None:
     """Which layers have windows: all but the last of each `period`, or those that a list names."""
     count = keys["num_hidden_layers"]
-    found = metadata("attention.sliding_window_pattern", _PATTERN, period)
+    found = metadata.get("attention.sliding_window_pattern", _PATTERN, period)
     if isinstance(found, int):
         found = [(index + 1) % found != 0 for index in range(count)]
     if len(found) != count:
@@ -315,7 +316,7 @@ def _glm4(metadata: Metadata, keys: Keys) -> None:
 
 def _deepseek2(metadata: Metadata, keys: Keys) -> None:
     """DeepSeek-V2, or V3 where experts are chosen with corrections."""
-    first = metadata("leading_dense_block_count", COUNT, 0)
+    first = metadata.get("leading_dense_block_count", COUNT, 0)
     corrected = metadata.has_tensor(f"blk.{first}.exp_probs_b.bias")
     if corrected:
         keys |= {"architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3"}
@@ -330,7 +331,7 @@ def _deepseek2(metadata: Metadata, keys: Keys) -> None:
         "first_k_dense_replace": first,
         "moe_intermediate_size": metadata.size("expert_feed_forward_length"),
         "n_shared_experts": metadata.size("expert_shared_count"),
-        "norm_topk_prob": metadata("expert_weights_norm", FLAG, False),
+        "norm_topk_prob": metadata.get("expert_weights_norm", FLAG, False),
         "routed_scaling_factor": metadata.number("expert_weights_scale", 1.0),
         "n_group": groups,
         "topk_group": metadata.size("expert_group_used_count", 1),
@@ -355,7 +356,7 @@ def _set_latent_sizes(metadata: Metadata, keys: Keys) -> None:
     keys |= {
         "num_key_value_heads": keys["num_attention_heads"],
         "kv_lora_rank": rank,
-        "q_lora_rank": metadata("attention.q_lora_rank", SIZE, None),
+        "q_lora_rank": metadata.get("attention.q_lora_rank", SIZE, None),
         "qk_nope_head_dim": key - rotated,
         "qk_rope_head_dim": rotated,
         "v_head_dim": value,
@@ -374,7 +375,7 @@ def _cohere2(metadata: Metadata, keys: Keys) -> None:
 
 
 def _exaone4(metadata: Metadata, keys: Keys) -> None:
-    window = metadata("attention.sliding_window", COUNT, 0)
+    window = metadata.get("attention.sliding_window", COUNT, 0)
     keys["sliding_window"] = window or None
     _set_layer_types(metadata, keys, window, 4)
 
@@ -396,12 +397,12 @@ def _gpt2(metadata: Metadata, keys: Keys) -> None:
 
 
 def _gpt_neox(metadata: Metadata, keys: Keys) -> None:
-    keys["use_parallel_residual"] = metadata("use_parallel_residual", FLAG, True)
+    keys["use_parallel_residual"] = metadata.get("use_parallel_residual", FLAG, True)
     keys.setdefault("partial_rotary_factor", 1.0)
 
 
 def _stablelm(metadata: Metadata, keys: Keys) -> None:
-    keys["use_parallel_residual"] = metadata("use_parallel_residual", FLAG, True)
+    keys["use_parallel_residual"] = metadata.get("use_parallel_residual", FLAG, True)
     keys["use_qkv_bias"] = _biased(metadata)
     keys["qk_layernorm"] = metadata.has_tensor("blk.0.attn_q_norm.weight")
     keys.setdefault("partial_rotary_factor", 1.0)
@@ -430,7 +431,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         "falcon",
         layer_norm_key="layer_norm_epsilon",
         read=_falcon,
-        keys=falcon.KEYS,
+        keys=FALCON_KEYS,
     ),
     "gemma2": Architecture("Gemma2ForCausalLM", "gemma2", shifted_norms=True, read=_gemma2),
     "gemma3": Architecture("Gemma3ForCausalLM", "gemma3_text", shifted_norms=True, read=_gemma3),
@@ -446,7 +447,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         "gpt2",
         layer_norm_key="layer_norm_epsilon",
         read=_gpt2,
-        keys=gpt2.KEYS,
+        keys=GPT2_KEYS,
     ),
     "gptneox": Architecture(
         "GPTNeoXForCausalLM",

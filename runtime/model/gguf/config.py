@@ -112,7 +112,7 @@ def read_config(file: GgufFile) -> dict[str, Any]:
         "tie_word_embeddings": f"{HEAD}.weight" not in file.tensors,
         "rope_theta": metadata.number("rope.freq_base", 10000.0),
     }
-    rotated = metadata("rope.dimension_count", SIZE, head_dim)
+    rotated = metadata.get("rope.dimension_count", SIZE, head_dim)
     if rotated != head_dim:
         # A little more: a product with head_dim must not be less than `rotated`.
         keys["partial_rotary_factor"] = math.nextafter(rotated / head_dim, 1.0)
@@ -189,11 +189,11 @@ def _rope_scaling(metadata: Metadata, context: int) -> dict[str, Any] | None:
     factors, long, short = map(metadata.floats, (_FREQUENCIES, _LONG, _SHORT))
     # Files of Phi-3 were written without a type at first.
     default = "linear" if long is None and short is None else "longrope"
-    kind = metadata("rope.scaling.type", TEXT, default)
+    kind = metadata.get("rope.scaling.type", TEXT, default)
     # The old name of the factor.
     factor = metadata.number("rope.scale_linear", 0.0)
     factor = metadata.number("rope.scaling.factor", factor)
-    original = metadata("rope.scaling.original_context_length", COUNT, 0) or None
+    original = metadata.get("rope.scaling.original_context_length", COUNT, 0) or None
     if kind == "longrope":
         if long is None or short is None or factors is not None:
             metadata.refuse("rope.scaling.type", f"it takes {_LONG} and {_SHORT}, and no other")
@@ -228,12 +228,12 @@ def _yarn(metadata: Metadata, factor: float, original: int | None) -> dict[str, 
     metadata.only("rope.scaling.yarn_ext_factor", 1.0)
     # llama.cpp's converter writes what a config.json states, and llama.cpp computes this instead.
     grown = 0.1 * math.log(factor) + 1.0 if factor > 1 else 1.0
-    stated = metadata("rope.scaling.yarn_attn_factor", NUMBER, grown)
+    stated = metadata.get("rope.scaling.yarn_attn_factor", NUMBER, grown)
     if not math.isclose(stated, grown, rel_tol=1e-6):
         metadata.refuse("rope.scaling.yarn_attn_factor", f"only {grown:.8g} is supported")
     found = {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": original}
     betas = {"beta_fast": "rope.scaling.yarn_beta_fast", "beta_slow": "rope.scaling.yarn_beta_slow"}
-    return found | {name: metadata(key, NOT_NEGATIVE, None) for name, key in betas.items()}
+    return found | {name: metadata.get(key, NOT_NEGATIVE, None) for name, key in betas.items()}
 
 
 # Source -------------------------------------------------------------------------------------------
@@ -298,7 +298,7 @@ class GgufSource:
         }
         return self.path.name, {names.get(key, key): value for key, value in found.items()}
 
-    def quantisation(self, given: ConfigReader) -> Quantisation | None:
+    def quantisation(self, config: ConfigReader) -> Quantisation | None:
         return quantisation_of(self.file)
 
     def adapted(self, spec: ModelSpec) -> ModelSpec:

@@ -14,18 +14,18 @@ GEMM = ("gemm", "exllama")
 """Versions of the same files."""
 
 
-def read(given: ConfigReader) -> Quantisation:
+def read(config: ConfigReader) -> Quantisation:
     """Which modules are quantised, the file says."""
     for key in ("version", "format"):
-        if str(given(key, TEXT, "gemm")).lower() not in GEMM:
-            given.refuse(key, "only the version gemm of AWQ is read")
-    given.only("bits", 4)
-    given.only("w_bit", 4)
-    given.only("zero_point", True)
-    group = read_group(given, "q_group_size" if "q_group_size" in given else "group_size", 128)
-    read_modules(given, "modules_to_not_convert")
+        if str(config.get(key, TEXT, "gemm")).lower() not in GEMM:
+            config.refuse(key, "only the version gemm of AWQ is read")
+    config.only("bits", 4)
+    config.only("w_bit", 4)
+    config.only("zero_point", True)
+    group = read_group(config, "q_group_size" if "q_group_size" in config else "group_size", 128)
+    read_modules(config, "modules_to_not_convert")
     # How AutoAWQ is to run the model, and what transformers copies from GPTQ's configuration.
-    given.pass_over("backend", "do_fuse", "fuse_max_seq_len", "modules_to_fuse", *GPTQ_REMARKS)
-    given.pass_over("desc_act", "sym", "lm_head")
-    given("exllama_config", TABLE.or_none(), None)
+    config.pass_over("backend", "do_fuse", "fuse_max_seq_len", "modules_to_fuse", *GPTQ_REMARKS)
+    config.pass_over("desc_act", "sym", "lm_head")
+    config.get("exllama_config", TABLE.or_none(), None)
     return Quantisation("AWQ", (Rule(ALL, (Awq(group),)),))

@@ -43,23 +43,23 @@ CLASSES = ("Linear", "LinearBase")
 """What targets call the classes of all modules that are multiplied by."""
 
 
-def read(given: ConfigReader) -> Quantisation | None:
+def read(config: ConfigReader) -> Quantisation | None:
     """None where the KV cache alone is to be quantised: its scales are found by their names."""
-    _read_remarks(given)
-    _read_sparsity(given)
-    cache = given("kv_cache_scheme", TABLE.or_none(), None)
-    form = given("format", TEXT.or_none(), None)
-    if not given("config_groups", TABLE.or_none(), None):
+    _read_remarks(config)
+    _read_sparsity(config)
+    cache = config.get("kv_cache_scheme", TABLE.or_none(), None)
+    form = config.get("format", TEXT.or_none(), None)
+    if not config.get("config_groups", TABLE.or_none(), None):
         if not cache:
-            given.refuse("config_groups", "it says nothing of weights")
-        given("ignore", TEXTS.or_none(), None)
+            config.refuse("config_groups", "it says nothing of weights")
+        config.get("ignore", TEXTS.or_none(), None)
         return None
-    groups = given.table("config_groups")
+    groups = config.table("config_groups")
     rules: dict[str, Layout] = {}
     remarks: dict[str, None] = {}
     for name in groups:
         group = groups.table(name)
-        targets = group("targets", TEXTS)
+        targets = group.get("targets", TEXTS)
         layout = _layout(group, form)
         if layout is not None and "Embedding" in targets:
             group.refuse("targets", "a quantised embedding is not supported")
@@ -67,66 +67,66 @@ def read(given: ConfigReader) -> Quantisation | None:
         group.finish(frozenset())
         if layout is not None:
             rules |= dict.fromkeys(targets, layout)
-    ignored = given("ignore", TEXTS.or_none(), None) or []
+    ignored = config.get("ignore", TEXTS.or_none(), None) or []
     return Quantisation(
         "compressed-tensors",
-        (*_ignored(given, ignored), *_rules(given, rules)),
+        (*_ignored(config, ignored), *_rules(config, rules)),
         tuple(remarks),
     )
 
 
-def _ignored(given: ConfigReader, names: list[str]) -> Iterator[Rule]:
+def _ignored(config: ConfigReader, names: list[str]) -> Iterator[Rule]:
     for name in names:
-        yield Rule(_pattern(given, "ignore", name))
+        yield Rule(_pattern(config, "ignore", name))
 
 
-def _rules(given: ConfigReader, targets: dict[str, Layout]) -> Iterator[Rule]:
+def _rules(config: ConfigReader, targets: dict[str, Layout]) -> Iterator[Rule]:
     """A name goes before patterns, and these before classes."""
     for name in sorted(
         targets.keys() - {*CLASSES}, key=lambda name: (name.startswith("re:"), name)
     ):
-        yield Rule(_pattern(given, "config_groups", name), (targets[name],))
+        yield Rule(_pattern(config, "config_groups", name), (targets[name],))
     for name in CLASSES:
         if name in targets:
             yield Rule(ALL, (targets[name],))
 
 
-def _pattern(given: ConfigReader, key: str, name: str) -> re.Pattern[str]:
+def _pattern(config: ConfigReader, key: str, name: str) -> re.Pattern[str]:
     if name in CLASSES:
         return ALL
     if name.startswith("re:"):
-        return read_pattern(given, key, name.removeprefix("re:"))
+        return read_pattern(config, key, name.removeprefix("re:"))
     return re.compile(re.escape(name) + r"\Z")
 
 
-def _read_remarks(given: ConfigReader) -> None:
+def _read_remarks(config: ConfigReader) -> None:
     """What says nothing about how weights are stored."""
-    given.pass_over("version", "quantization_status", "global_compression_ratio", "run_compressed")
+    config.pass_over("version", "quantization_status", "global_compression_ratio", "run_compressed")
 
 
-def _read_sparsity(given: ConfigReader) -> None:
+def _read_sparsity(config: ConfigReader) -> None:
     """Refuse weights of which some are left out, and such as are rotated where they are used."""
-    if given("sparsity_config", TABLE.or_none(), None):
-        sparsity = given.table("sparsity_config")
-        if sparsity("format", TEXT, "dense") != "dense":
+    if config.get("sparsity_config", TABLE.or_none(), None):
+        sparsity = config.table("sparsity_config")
+        if sparsity.get("format", TEXT, "dense") != "dense":
             sparsity.refuse("format", "sparse weights cannot be read")
-    if given("transform_config", TABLE.or_none(), None):
-        transforms = given.table("transform_config")
-        if transforms("config_groups", TABLE.or_none(), None):
+    if config.get("transform_config", TABLE.or_none(), None):
+        transforms = config.table("transform_config")
+        if transforms.get("config_groups", TABLE.or_none(), None):
             transforms.refuse("config_groups", "rotated weights are not supported")
-    if given("moe_sparsity_config", TABLE.or_none(), None):
-        given.refuse("moe_sparsity_config", "it is not supported")
+    if config.get("moe_sparsity_config", TABLE.or_none(), None):
+        config.refuse("moe_sparsity_config", "it is not supported")
 
 
 def _layout(group: ConfigReader, form: str | None) -> Layout | None:
     """How the weights of a group are stored; None: as they are."""
-    form = group("format", TEXT.or_none(), None) or form
-    if not group("weights", TABLE.or_none(), None):
+    form = group.get("format", TEXT.or_none(), None) or form
+    if not group.get("weights", TABLE.or_none(), None):
         return None
     weights = group.table("weights")
-    bits, kind = weights.size("num_bits"), weights("type", TEXT, "int")
+    bits, kind = weights.size("num_bits"), weights.get("type", TEXT, "int")
     symmetric = weights.flag("symmetric", True)
-    weights("actorder", ORDER.or_none(), None)  # the file says it itself
+    weights.get("actorder", ORDER.or_none(), None)  # the file says it itself
     weights.only("dynamic", False)
     weights.pass_over("observer", "observer_kwargs", "scale_dtype", "zp_dtype")
     block = _block(weights)
@@ -159,10 +159,10 @@ def _layout_of(
 
 def _block(weights: ConfigReader) -> Block:
     """The weights that share a scale."""
-    size = weights("group_size", GROUP.or_none(), None)
+    size = weights.get("group_size", GROUP.or_none(), None)
     inferred = {None: "tensor", -1: "channel"}.get(size, "group")
-    strategy = weights("strategy", TEXT.or_none(), None) or inferred
-    structure = weights("block_structure", STRUCTURE.or_none(), None)
+    strategy = weights.get("strategy", TEXT.or_none(), None) or inferred
+    structure = weights.get("block_structure", STRUCTURE.or_none(), None)
     if isinstance(structure, str):
         structure = [int(size) for size in structure.split("x")]
     known = {"tensor": Block(), "channel": Block(rows=1)}
@@ -178,8 +178,8 @@ def _block(weights: ConfigReader) -> Block:
 def _activations(group: ConfigReader) -> Iterator[str]:
     """Remarks about activations, which are not quantised whatever the group says."""
     for key in ("input_activations", "output_activations"):
-        if not group(key, TABLE.or_none(), None):
+        if not group.get(key, TABLE.or_none(), None):
             continue
         found = group.table(key)
-        bits, kind = found("num_bits", NUMBER, 8), found("type", TEXT, "int")
+        bits, kind = found.get("num_bits", NUMBER, 8), found.get("type", TEXT, "int")
         yield activations_remark(f"{kind}{bits}")

@@ -54,17 +54,17 @@ MLX = "quantization"
 """Where MLX says it."""
 
 
-def read_quantisation(given: ConfigReader) -> Quantisation | None:
+def read_quantisation(config: ConfigReader) -> Quantisation | None:
     """How the modules of the checkpoint with this `config.json` are stored; None: as they are.
 
     Raises `UnsupportedModel`, naming the method or the key, for what is not read.
     """
-    if given(MLX, TABLE.or_none(), None):
-        given.refuse(MLX, f"weights of MLX cannot be read, {INSTEAD}")
-    if not given(KEY, TABLE.or_none(), None):
+    if config.get(MLX, TABLE.or_none(), None):
+        config.refuse(MLX, f"weights of MLX cannot be read, {INSTEAD}")
+    if not config.get(KEY, TABLE.or_none(), None):
         return None
-    settings = given.table(KEY)
-    method = settings("quant_method", TEXT, "") or _unnamed(settings)
+    settings = config.table(KEY)
+    method = settings.get("quant_method", TEXT, "") or _unnamed(settings)
     if method not in METHODS:
         what = f"weights of {OTHERS[method]}" if method in OTHERS else "weights of this method"
         settings.refuse("quant_method", f"{what} cannot be read, {INSTEAD}")
@@ -76,6 +76,6 @@ def read_quantisation(given: ConfigReader) -> Quantisation | None:
 def _unnamed(settings: ConfigReader) -> NoReturn:
     """Refuse a configuration that does not name its method."""
     for key in ("load_in_4bit", "load_in_8bit"):
-        if settings(key, FLAG, False):
+        if settings.get(key, FLAG, False):
             settings.refuse(key, f"weights of bitsandbytes cannot be read, {INSTEAD}")
     settings.refuse("quant_method", f"it does not say by which method, {INSTEAD}")

@@ -7,8 +7,8 @@ from rootlace.runtime.model.checkpoint.quantised.settings import read_modules
 from rootlace.runtime.model.families.config_reader import FLAG, ConfigReader
 
 
-def read(given: ConfigReader) -> Quantisation:
+def read(config: ConfigReader) -> Quantisation:
     """Which modules are quantised, the file says."""
-    read_modules(given, "modules_to_not_convert")
-    given("dequantize", FLAG, False)
+    read_modules(config, "modules_to_not_convert")
+    config.get("dequantize", FLAG, False)
     return Quantisation("MXFP4", (Rule(ALL, (Blocks(),)),))

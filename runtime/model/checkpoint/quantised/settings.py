@@ -174,31 +174,31 @@ GPTQ_REMARKS = (
 )
 
 
-def read_group(given: ConfigReader, key: str, default: int) -> int | None:
+def read_group(config: ConfigReader, key: str, default: int) -> int | None:
     """How many inputs share a scale; None: all of them, which files call -1."""
-    group: int = given(key, GROUP, default)
+    group: int = config.get(key, GROUP, default)
     return None if group == -1 else group
 
 
-def read_modules(given: ConfigReader, key: str) -> bool:
+def read_modules(config: ConfigReader, key: str) -> bool:
     """Whether modules are listed. Which ones are stored quantised, the file says better."""
-    return bool(given(key, MODULES.or_none(), None))
+    return bool(config.get(key, MODULES.or_none(), None))
 
 
-def read_pair(given: ConfigReader, key: str) -> tuple[int, int] | None:
+def read_pair(config: ConfigReader, key: str) -> tuple[int, int] | None:
     """The sizes of a block."""
-    found = given(key, PAIR.or_none(), None)
+    found = config.get(key, PAIR.or_none(), None)
     return None if found is None else (found[0], found[1])
 
 
-def read_pattern(given: ConfigReader, key: str, pattern: str) -> re.Pattern[str]:
+def read_pattern(config: ConfigReader, key: str, pattern: str) -> re.Pattern[str]:
     """A pattern of module names, which `key` has."""
     try:
         return compiled(pattern)
     except TooManyWays as error:
-        given.refuse(key, f"{shown(pattern)} might take too long to match: {error}")
+        config.refuse(key, f"{shown(pattern)} might take too long to match: {error}")
     except (re.error, RecursionError, OverflowError) as error:
-        given.refuse(key, f"{shown(pattern)} is not a regular expression: {error}")
+        config.refuse(key, f"{shown(pattern)} is not a regular expression: {error}")
 
 
 def activations_remark(kind: str) -> str:
