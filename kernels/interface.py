@@ -7,7 +7,8 @@ formula) and the CPU path; an accelerated set replaces functions one by one
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -233,10 +234,10 @@ class PlainActivation(Protocol):
 class LogitEdits:
     """What is done to logits [R, V] before sampling, in this order:
 
-    bias, bans, mask, repetition penalty, frequency and presence penalty (formulas:
-    `reference/sampling.py`). Lists are in compressed rows: row r owns the entries
-    `start[r] : start[r + 1]`, sorted by token (all in 0..V-1), no token twice. None: nothing of
-    that kind.
+    bias, bans, mask, penalties (formulas: `reference/sampling.py`). Lists are in compressed rows:
+    row r owns the entries `start[r] : start[r + 1]`, sorted by token (all in 0..V-1), no token
+    twice. None: nothing of that kind. `penalties` maps the name of each sampling parameter that
+    depends on the tokens before to its values; with `seen_*`, all are given.
     """
 
     bias_start: torch.Tensor | None = None  # [R+1] int32
@@ -247,9 +248,7 @@ class LogitEdits:
     seen_start: torch.Tensor | None = None  # [R+1] int32
     seen_token: torch.Tensor | None = None  # [P] int32, tokens of the prompt or the output
     seen_count: torch.Tensor | None = None  # [P] int32, how often in the output
-    repetition_penalty: torch.Tensor | None = None  # [R] float32; with seen_*, all three are given
-    frequency_penalty: torch.Tensor | None = None  # [R] float64
-    presence_penalty: torch.Tensor | None = None  # [R] float64
+    penalties: Mapping[str, torch.Tensor] = field(default_factory=dict)  # [R] float64 each
 
 
 class EditLogits(Protocol):
@@ -259,19 +258,20 @@ class EditLogits(Protocol):
 
 
 Choice = Literal["greedy", "random", "cut"]
-"""What the rows of a step sample with at most: all are greedy; none has top-k, top-p or min-p;
-anything. It selects launches, never results."""
+"""What the rows of a step sample with at most: all are greedy; none has a cut; anything. It
+selects launches, never results."""
 
 
 @dataclass(frozen=True)
 class PickRows:
-    """What each of R rows is sampled with. Neutral: temperature 0 (greedy), top_k V or more, top_p
-    1, min_p 0."""
+    """What each of R rows is sampled with.
 
-    temperature: torch.Tensor  # [R] float64
-    top_k: torch.Tensor  # [R] int32, at least 1
-    top_p: torch.Tensor  # [R] float64
-    min_p: torch.Tensor  # [R] float64
+    `params` maps the name of each sampling parameter that acts on logits, whatever the tokens
+    before are, to its values: `temperature` (0: greedy) and the cuts. Numbers of tokens are at
+    least 1; V or more is neutral.
+    """
+
+    params: Mapping[str, torch.Tensor]  # [R] each: float64, or int32 for a number of tokens
     seed: torch.Tensor  # [R] int64
     position: torch.Tensor  # [R] int64, not negative
     mask_table: torch.Tensor | None = None  # [N, W] int32
@@ -282,7 +282,7 @@ class PickTokens(Protocol):
     """One token per row of logits float32 or bfloat16 [R, V] -> int32 [R], -1: no distribution.
 
     `reference/sampling.py` says which: what the mask forbids is -inf; at temperature 0 the
-    largest logit, else a draw from what top-k, top-p and min-p leave, decided by (seed, position).
+    largest logit, else a draw from what the cuts leave, decided by (seed, position).
     `out` int32 [R]: where the tokens are written, and what is returned.
     """
 

@@ -1,4 +1,7 @@
-"""Writes docs/api.md: every endpoint's fields, by the types that decode its bodies.
+"""Writes docs/api.md and the table of sampling parameters in docs/language.md.
+
+The first has every endpoint's fields, by the types that decode its bodies; the second follows the
+descriptions of `rootlace.wire.sampling`.
 
 python scripts/api_reference.py
 """
@@ -12,8 +15,11 @@ from typing import cast
 from rootlace.runtime.server.http.app import endpoints
 from rootlace.runtime.server.http.openapi import Field, fields, shown_path
 from rootlace.runtime.server.served_model import ServedModel
+from rootlace.wire.sampling import PARAMETERS, Parameter
 
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "api.md"
+DOCS = Path(__file__).resolve().parents[1] / "docs"
+PAGE, LANGUAGE = DOCS / "api.md", DOCS / "language.md"
+BEGIN, END = "<!-- sampling parameters -->\n\n", "\n\n<!-- end of sampling parameters -->"
 
 INTRODUCTION = """# The HTTP interface, field by field
 
@@ -54,5 +60,34 @@ def _row(field: Field) -> str:
     return f"| `{field.path}` | {field.type} | {about} |"
 
 
+def language_page() -> str:
+    """The whole of docs/language.md, its table of sampling parameters as these are described."""
+    before, _, rest = LANGUAGE.read_text("utf-8").partition(BEGIN)
+    _, _, after = rest.partition(END)
+    table = [
+        "| parameter | default | values | |\n|---|---|---|---|",
+        *map(_parameter, PARAMETERS.values()),
+    ]
+    return "".join([before, BEGIN, "\n".join(table), END, after])
+
+
+def _parameter(about: Parameter) -> str:
+    names = ", ".join(f"`{name}`" for name in (about.name, *about.aliases))
+    empty = about.default in (None, (), {})
+    default = "" if empty else f"`{about.default}`"
+    return f"| {names} | {default} | {_values(about)} | {about.help} |"
+
+
+def _values(about: Parameter) -> str:
+    if about.range is None or (about.range.high or 0) >= 1e6:
+        return ""
+    low, high, is_open, off = about.range
+    text = f"from {low}" if high is None else f"{low} to {high}"
+    return (
+        text.replace("from", "above") if is_open else text + (f", {off}" if off is not None else "")
+    )
+
+
 if __name__ == "__main__":
     PAGE.write_text(page(), "utf-8")
+    LANGUAGE.write_text(language_page(), "utf-8")

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import ast
-import dataclasses
 import inspect
 import math
 import pydoc
 import re
 from functools import cache
 from pathlib import Path
-from typing import Any, get_origin, get_type_hints
+from typing import Any, get_args, get_origin, get_type_hints
 from unittest.mock import create_autospec
 
 import msgspec
 import numpy as np
 import pytest
+import torch
 
 import rootlace as rl
-from rootlace.kernels.interface import LogitEdits
+from rootlace.kernels.native.sampling import declared_columns
 from rootlace.language import sampling
 from rootlace.language.expressions import gen
 from rootlace.runtime.contracts.messages import EngineRequest
@@ -36,8 +36,10 @@ from rootlace.wire.sampling import (
     SamplingParams,
     with_defaults,
 )
+from tests.native import native_library
 
 ROOT = Path(__file__).resolve().parents[1]
+PRODUCT = ("frontend", "runtime", "kernels")
 
 
 def example(parameter: Parameter) -> Any:
@@ -104,7 +106,7 @@ class _Body(msgspec.Struct, forbid_unknown_fields=True):
 
 
 @each
-@pytest.mark.parametrize("api", ["openai", "generate"])
+@pytest.mark.parametrize("api", get_args(Api))
 def test_bodies_have_its_fields(parameter: Parameter, api: Api) -> None:
     kind = with_sampling(_Body, api)
     for name in parameter.fields(api):
@@ -112,7 +114,7 @@ def test_bodies_have_its_fields(parameter: Parameter, api: Api) -> None:
         body = msgspec.json.decode(msgspec.json.encode(given), type=kind)
         assert sampling_fields(body, api) == {parameter.name: example(parameter)}
         assert sampling_fields(msgspec.convert({name: None}, kind), api) == {}
-    if parameter.single is not None:
+    if parameter.single is not None and parameter.fields(api):
         body = msgspec.convert({parameter.fields(api)[0]: "alone"}, kind)
         assert sampling_fields(body, api) == {parameter.name: ("alone",)}
 
@@ -194,10 +196,10 @@ def test_help_lists_the_keywords(function: Any) -> None:
 
 # ---------------------------------------------------------------- where a parameter has to be known
 
-# What a new parameter that acts on logits is added to, beside its description and its test. (The
-# sampler's arrays follow from the description and from the fields that kernels are given.)
+# What a new parameter that acts on logits is added to, beside its test. (All interfaces, the
+# sampler's arrays and what kernels are given follow from the description.)
 PLACES = {
-    "what kernels are given": ("kernels/interface.py",),
+    "the description": ("frontend/wire/sampling.py",),
     "the specification": ("kernels/reference/*.py",),
     "the Triton kernel": ("kernels/triton/*.py",),
     "the native kernel": ("kernels/native/**/*.*",),
@@ -220,36 +222,41 @@ def words_of(path: Path) -> frozenset[str]:
     return frozenset(name for name in found if isinstance(name, str) and name.isidentifier())
 
 
-def spellings(name: str) -> re.Pattern[str]:
-    """How a kernel may call it: `frequency`, `frequency_penalty`, `frequency_ptr`."""
-    stem = name.removesuffix("_penalty").removeprefix("logit_")
-    return re.compile(rf"(?:.*_)?{stem}(?:_.*)?")
-
-
 def missing_places(name: str) -> list[str]:
     found = []
     for place, patterns in (PLACES | TESTS).items():
-        if place == "the native kernel" and name in EDITS:
-            continue  # a CPU's logits are changed by the reference
         files = [path for pattern in patterns for path in ROOT.glob(pattern) if path.is_file()]
         paths = [path for path in files if path.suffix != ".pyc"]
         words = {word for path in paths for word in words_of(path)}
-        if not any(map(spellings(name).fullmatch, words)):
+        if name not in words:
             found.append(f"{name} is missing in {place} ({', '.join(patterns)})")
     return found
 
 
-EDITS = {field.name for field in dataclasses.fields(LogitEdits)} | {"logit_bias"}
-
-
 @each
-def test_every_kernel_knows_what_acts_on_logits(parameter: Parameter) -> None:
-    if parameter.acts == "logits":
+def test_every_kernel_knows_the_numbers_that_act_on_logits(parameter: Parameter) -> None:
+    if parameter.tuned:
         missing = missing_places(parameter.name)
         assert not missing, "\n".join(missing)
-        if parameter.name != "logit_bias":
-            assert parameter in (*sampler.DRAWS, *sampler.PENALTIES)
-            assert parameter.history == (parameter in sampler.PENALTIES)
+        assert parameter in (sampler.PENALTIES if parameter.history else sampler.DRAWS)
+
+
+@pytest.mark.parametrize(("name", "most"), [("repetition_penalty", 4), ("min_p", 5)])
+def test_a_parameter_is_named_in_few_files(name: str, most: int) -> None:
+    """All files of the product that a new penalty, or a new cut, has to be written into."""
+    patterns = (f"{folder}/**/*.{kind}" for folder in PRODUCT for kind in ("py", "cpp", "h"))
+    paths = [path for pattern in patterns for path in ROOT.glob(pattern)]
+    found = [str(path.relative_to(ROOT)) for path in paths if name in words_of(path)]
+    assert len(found) <= most, found
+
+
+def test_native_kernels_read_the_parameters_that_are_described() -> None:
+    library = native_library()
+    read = declared_columns(library.rl_penalties()), declared_columns(library.rl_pick_params())
+    described = (sampler.PENALTIES, sampler.DRAWS)
+    for columns, parameters in zip(read, described, strict=True):
+        types = {p.name: torch.float64 if p.type is float else torch.int32 for p in parameters}
+        assert columns == types
 
 
 def test_what_is_missing_is_told() -> None:

@@ -136,29 +136,39 @@ def _row_cases(sizes: Sizes, device: torch.device) -> Iterator[Case]:
         seen_start=torch.arange(rows + 1, device=device, dtype=torch.int32) * 32,
         seen_token=torch.cat(seen).to(torch.int32),
         seen_count=torch.ones(rows * 32, device=device, dtype=torch.int32),
-        repetition_penalty=per_row(1.1, torch.float32),
-        frequency_penalty=per_row(0.1),
-        presence_penalty=per_row(0.1),
+        penalties={
+            "repetition_penalty": per_row(1.1),
+            "frequency_penalty": per_row(0.1),
+            "presence_penalty": per_row(0.1),
+        },
     )
     moved = raw.nbytes + logits.nbytes
     yield Case("edit_logits, mask and penalties", size, moved, lambda k: k.edit_logits(raw, edits))
     neutral = PickRows(
-        temperature=per_row(1.0),
-        top_k=per_row(vocab, torch.int32),
-        top_p=per_row(1.0),
-        min_p=per_row(0.0),
+        params={
+            "temperature": per_row(1.0),
+            "top_k": per_row(vocab, torch.int32),
+            "top_p": per_row(1.0),
+            "min_p": per_row(0.0),
+        },
         seed=torch.arange(rows, device=device),
         position=torch.arange(rows, device=device),
     )
     changes: dict[str, tuple[Choice, dict[str, Any]]] = {
-        "greedy": ("greedy", {"temperature": per_row(0.0)}),
+        "greedy": ("greedy", {"params": {**neutral.params, "temperature": per_row(0.0)}}),
         "temperature 1": ("random", {}),
         "temperature 1, mask": ("random", masked),
         "top-k 50, top-p 0.9": (
             "cut",
-            {"top_k": per_row(50, torch.int32), "top_p": per_row(0.9)},
+            {
+                "params": {
+                    **neutral.params,
+                    "top_k": per_row(50, torch.int32),
+                    "top_p": per_row(0.9),
+                }
+            },
         ),
-        "top-p 0.9": ("cut", {"top_p": per_row(0.9)}),
+        "top-p 0.9": ("cut", {"params": {**neutral.params, "top_p": per_row(0.9)}}),
     }
     for name, (choice, change) in changes.items():
         pick = dataclasses.replace(neutral, **change)

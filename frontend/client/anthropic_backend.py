@@ -18,15 +18,10 @@ from rootlace.client.service_backend import (
     options_of,
 )
 from rootlace.wire import protocol
+from rootlace.wire.sampling import names_in
 
 _VERSION = "2023-06-01"
 _MOST = 4096  # `max_tokens` must be said there
-_OPTIONS = {
-    "temperature": "temperature",
-    "top_p": "top_p",
-    "top_k": "top_k",
-    "stop": "stop_sequences",
-}
 
 
 class AnthropicBackend(ServiceBackend):
@@ -64,7 +59,7 @@ class AnthropicBackend(ServiceBackend):
 class _Anthropic:
     """The service."""
 
-    abilities = Abilities(_OPTIONS, continues=True, samples=False)
+    abilities = Abilities(names_in("anthropic"), continues=True, samples=False)
 
     def __init__(self, http: HttpService, model: str) -> None:
         self._http = http

@@ -19,12 +19,7 @@ from rootlace.client.service_backend import (
 )
 from rootlace.wire import protocol
 from rootlace.wire.errors import ServerUnavailable
-from rootlace.wire.sampling import PARAMETERS
-
-# Servers of open models take more than OpenAI's own; it refuses itself what it does not know.
-_OPTIONS = {
-    name: about.fields("openai")[0] for name, about in PARAMETERS.items() if about.fields("openai")
-}
+from rootlace.wire.sampling import names_in
 
 
 class OpenAIBackend(ServiceBackend):
@@ -77,7 +72,8 @@ class _OpenAI:
 
     def __init__(self, http: HttpService, model: str, continues: bool) -> None:
         self.abilities = Abilities(
-            _OPTIONS,
+            # Servers of open models take more than OpenAI's own, which refuses the rest itself.
+            names_in("openai"),
             completions=True,
             continues=continues,
             advice="this server cannot go on with one; if it can, say so: "

@@ -135,7 +135,7 @@ def options_of(params: protocol.SamplingParams, abilities: Abilities) -> dict[st
         if value == about.default and not {name} & abilities.options.keys() & {*params.given}:
             continue
         if name not in abilities.options:
-            if name == "top_k" and value <= 0:  # off, as where there is none
+            if about.type is int and about.tuned and value <= 0:  # off, as where there is none
                 continue
             raise InvalidRequest(f"{name} cannot be asked for here")
         options[abilities.options[name]] = list(value) if isinstance(value, tuple) else value

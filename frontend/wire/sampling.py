@@ -3,7 +3,8 @@
 A field's name, type and default are the parameter's; its `Parameter` says the rest: where it acts,
 which values are sensible, and what else it is called. Everything that knows sampling parameters
 reads it here: the keywords of `gen` and `run` (`rootlace.language.sampling`), the fields of HTTP
-bodies (`server/http/request_fields.py`) and the sampler's arrays (`runtime/model/sampling`).
+bodies (`server/http/request_fields.py`), the sampler's arrays (`runtime/model/sampling`) and, by
+name, the arguments of kernels (`kernels/interface.py`).
 """
 
 from __future__ import annotations
@@ -68,8 +69,9 @@ Acts = Literal["request", "text", "logits", "scores"]
 """What a parameter changes: how far a request goes, the text made of its tokens, the distribution
 they are drawn from, or the log-probabilities that are reported."""
 
-Api = Literal["openai", "generate"]
-"""Bodies of OpenAI's endpoints; `sampling_params` of sglang's `/generate`."""
+Api = Literal["openai", "generate", "ollama", "anthropic"]
+"""Bodies of OpenAI's endpoints; `sampling_params` of sglang's `/generate`; `options` of Ollama's
+endpoints; bodies of Anthropic's."""
 
 
 class Range(NamedTuple):
@@ -114,22 +116,26 @@ class BadParameter(ValueError):
 
 
 class Parameter(msgspec.Struct, frozen=True, kw_only=True):
-    """The description of one sampling parameter.
+    """The description of one sampling parameter; `help` is what the documentation says of it.
 
     `range` holds for the number, or for each value of a mapping. `aliases` are other names that
-    programs may use. `openai` and `generate` are its names in the bodies of these APIs: none where
-    an endpoint reads the parameter in a form of its own, its own name by default. `gguf`: the name
+    programs may use. `openai`, `generate`, `ollama` and `anthropic` are its names in the bodies of
+    these APIs: none where an endpoint reads the parameter in a form of its own, or not at all. By
+    default it has its own name there, with Ollama only if it is `tuned`. `gguf`: the name
     behind `general.sampling.` in GGUF files, where it is another one. `single`: the
     type of one item, where programs and bodies may give one instead of a list. `history`: what it
     does to logits depends on all tokens before.
     """
 
+    help: str
     acts: Acts
     history: bool = False
     range: Range | None = None
     aliases: tuple[str, ...] = ()
     openai: tuple[str, ...] | None = None
     generate: tuple[str, ...] | None = None
+    ollama: tuple[str, ...] | None = None
+    anthropic: tuple[str, ...] = ()
     gguf: str = ""
     single: type | None = None
 
@@ -140,8 +146,10 @@ class Parameter(msgspec.Struct, frozen=True, kw_only=True):
 
     def fields(self, api: Api) -> tuple[str, ...]:
         """What bodies of `api` call it, the name that wins first."""
-        names = self.openai if api == "openai" else self.generate
-        return (self.name,) if names is None else names
+        names: tuple[str, ...] | None = getattr(self, api)
+        if names is not None:
+            return names
+        return (self.name,) if api != "ollama" or self.tuned else ()
 
     @property
     def tuned(self) -> bool:
@@ -182,62 +190,149 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unk
     max_tokens: Annotated[
         int | None,
         Parameter(
+            help="how many tokens at most; None: as many as fit",
             acts="request",
             range=Range(0, _INT31),
             aliases=("max_new_tokens",),
             openai=(),
             generate=(),
+            ollama=("num_predict",),
         ),
     ] = 128
     min_tokens: Annotated[
         int,
         Parameter(
+            help="how many tokens at least",
             acts="request",
             range=Range(0, _INT31),
             aliases=("min_new_tokens",),
             generate=("min_new_tokens",),
         ),
     ] = 0
-    n: Annotated[int, Parameter(acts="request", range=Range(1, 128))] = 1
-    temperature: Annotated[float, Parameter(acts="logits", range=Range(0.0, 1e6), gguf="temp")] = (
-        1.0
-    )
-    top_p: Annotated[float, Parameter(acts="logits", range=Range(0.0, 1.0))] = 1.0
-    top_k: Annotated[int, Parameter(acts="logits", range=Range(0, off=-1))] = -1
-    min_p: Annotated[float, Parameter(acts="logits", range=Range(0.0, 1.0))] = 0.0
+    n: Annotated[
+        int,
+        Parameter(
+            help="so many samples: the variable is a list, and the program goes on from the first",
+            acts="request",
+            range=Range(1, 128),
+        ),
+    ] = 1
+    temperature: Annotated[
+        float,
+        Parameter(
+            help="how much chance there is; 0 takes the likeliest token",
+            acts="logits",
+            range=Range(0.0, 1e6),
+            anthropic=("temperature",),
+            gguf="temp",
+        ),
+    ] = 1.0
+    top_p: Annotated[
+        float,
+        Parameter(
+            help="keeps the likeliest tokens whose probabilities reach this sum; 0 is greedy",
+            acts="logits",
+            range=Range(0.0, 1.0),
+            anthropic=("top_p",),
+        ),
+    ] = 1.0
+    top_k: Annotated[
+        int,
+        Parameter(
+            help="keeps so many of the likeliest tokens; off at 0 and -1",
+            acts="logits",
+            range=Range(0, off=-1),
+            anthropic=("top_k",),
+        ),
+    ] = -1
+    min_p: Annotated[
+        float,
+        Parameter(
+            help="keeps tokens that are at least so likely, compared with the likeliest",
+            acts="logits",
+            range=Range(0.0, 1.0),
+        ),
+    ] = 0.0
     frequency_penalty: Annotated[
-        float, Parameter(acts="logits", history=True, range=Range(-2.0, 2.0))
+        float,
+        Parameter(
+            help="against tokens of the output, once for each time",
+            acts="logits",
+            history=True,
+            range=Range(-2.0, 2.0),
+        ),
     ] = 0.0
     presence_penalty: Annotated[
-        float, Parameter(acts="logits", history=True, range=Range(-2.0, 2.0))
+        float,
+        Parameter(
+            help="against tokens of the output, however often",
+            acts="logits",
+            history=True,
+            range=Range(-2.0, 2.0),
+        ),
     ] = 0.0
     # Beyond these a logit could leave the range of float32.
     repetition_penalty: Annotated[
         float,
-        Parameter(acts="logits", history=True, range=Range(0.01, 100.0), gguf="penalty_repeat"),
+        Parameter(
+            help="divides the logits of tokens of prompt and output; above 1 against them",
+            acts="logits",
+            history=True,
+            range=Range(0.01, 100.0),
+            ollama=("repeat_penalty",),
+            gguf="penalty_repeat",
+        ),
     ] = 1.0
-    stop: Annotated[tuple[str, ...], Parameter(acts="text", single=str)] = ()
-    stop_regex: Annotated[tuple[str, ...], Parameter(acts="text", single=str)] = ()
-    stop_token_ids: Annotated[tuple[int, ...], Parameter(acts="request")] = ()
+    stop: Annotated[
+        tuple[str, ...],
+        Parameter(
+            help="texts that end it; they are not part of the text",
+            acts="text",
+            single=str,
+            ollama=("stop",),
+            anthropic=("stop_sequences",),
+        ),
+    ] = ()
+    stop_regex: Annotated[
+        tuple[str, ...], Parameter(help="patterns that end it, likewise", acts="text", single=str)
+    ] = ()
+    stop_token_ids: Annotated[
+        tuple[int, ...], Parameter(help="tokens that end it, likewise", acts="request")
+    ] = ()
     seed: Annotated[
         int | None,
         Parameter(
+            help="the same seed at the same place draws the same token",
             acts="request",
             range=Range(-_INT63 - 1, _INT63),
             aliases=("sampling_seed",),
             generate=("sampling_seed", "seed"),
+            ollama=("seed",),
         ),
     ] = None
-    ignore_eos: Annotated[bool, Parameter(acts="request")] = False
-    logit_bias: Annotated[dict[int, float], Parameter(acts="logits", range=Range(-1e4, 1e4))] = (
-        msgspec.field(default_factory=dict)
-    )
+    ignore_eos: Annotated[
+        bool, Parameter(help="goes on behind the model's end of text", acts="request")
+    ] = False
+    logit_bias: Annotated[
+        dict[int, float],
+        Parameter(
+            help="{token id: what is added to its logit}", acts="logits", range=Range(-1e4, 1e4)
+        ),
+    ] = msgspec.field(default_factory=dict)
     logprobs: Annotated[
-        bool, Parameter(acts="scores", aliases=("return_logprob",), openai=(), generate=())
+        bool,
+        Parameter(
+            help="log-probabilities of the tokens, in `get_meta_info`",
+            acts="scores",
+            aliases=("return_logprob",),
+            openai=(),
+            generate=(),
+        ),
     ] = False
     top_logprobs: Annotated[
         int,
         Parameter(
+            help="and of so many alternatives",
             acts="scores",
             range=Range(0, 128),
             aliases=("top_logprobs_num",),
@@ -248,6 +343,7 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unk
     prompt_logprobs_from: Annotated[
         int | None,
         Parameter(
+            help="and of the prompt's tokens from this index on",
             acts="scores",
             range=Range(0),
             aliases=("logprob_start_len",),
@@ -255,9 +351,16 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unk
             generate=(),
         ),
     ] = None
-    skip_special_tokens: Annotated[bool, Parameter(acts="text")] = True
+    skip_special_tokens: Annotated[
+        bool, Parameter(help="False: special tokens are part of the text", acts="text")
+    ] = True
     no_stop_trim: Annotated[
-        bool, Parameter(acts="text", openai=("no_stop_trim", "include_stop_str_in_output"))
+        bool,
+        Parameter(
+            help="True: what ended the text is part of it",
+            acts="text",
+            openai=("no_stop_trim", "include_stop_str_in_output"),
+        ),
     ] = False
     given: tuple[str, ...] = ()
 
@@ -327,6 +430,13 @@ def _described(params: type[SamplingParams]) -> dict[str, Parameter]:
 
 PARAMETERS = _described(SamplingParams)
 """The description of each sampling parameter, by name."""
+
+
+def names_in(api: Api) -> dict[str, str]:
+    """What bodies of `api` call the parameters that they have, by our names."""
+    fields = {name: about.fields(api) for name, about in PARAMETERS.items()}
+    return {name: names[0] for name, names in fields.items() if names}
+
 
 TUNED = tuple(name for name, about in PARAMETERS.items() if about.tuned)
 """The parameters that models and servers have defaults for."""

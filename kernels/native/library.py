@@ -257,32 +257,13 @@ class Edits(ctypes.Structure):
         ("seen_start", c_void_p),
         ("seen_token", c_void_p),
         ("seen_count", c_void_p),
-        ("repetition_penalty", c_void_p),
-        ("frequency_penalty", c_void_p),
-        ("presence_penalty", c_void_p),
-    ]
-
-
-class Column(ctypes.Structure):
-    _fields_ = [("first", c_void_p), ("apart", c_int64)]
-
-
-class Picks(ctypes.Structure):
-    _fields_ = [
-        ("temperature", Column),
-        ("top_p", Column),
-        ("min_p", Column),
-        ("seed", Column),
-        ("position", Column),
-        ("top_k", Column),
-        ("mask_table", c_void_p),
-        ("mask_row", Column),
+        ("penalties", c_void_p),
     ]
 
 
 STRUCTURES = (
     *(Scheme, Source, Linear, Norm, Expert, Layer, Mixture, Latent, LowRank, Model),
-    *(Rows, Step, Edits, Picks),
+    *(Rows, Step, Edits),
 )
 
 
@@ -307,6 +288,8 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "rl_workspace_free": (None, [c_void_p]),
     "rl_forward": (Status, [c_void_p, c_void_p, c_void_p, c_void_p]),
     "rl_logits": (Status, [c_void_p, c_void_p, c_void_p, c_int32, c_void_p, c_void_p, c_void_p]),
+    "rl_penalties": (c_char_p, []),
+    "rl_pick_params": (c_char_p, []),
     "rl_pick": (Status, [c_void_p, c_void_p, c_int32, c_int32, c_void_p, c_void_p]),
     "rl_scores": (
         Status,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from array import array
+from collections.abc import Mapping
 from dataclasses import replace
 
 import torch
@@ -12,18 +13,43 @@ from rootlace.kernels.interface import Choice, KernelSet, LogitEdits, PickRows, 
 from rootlace.kernels.native.library import Edits, Team
 from rootlace.kernels.reference import REFERENCE
 
+# Columns ------------------------------------------------------------------------------------------
+#
+# Numbers per row that C++ takes by name (`src/columns.h`): the sources list them, in order.
+
+
+_TYPES = {"double": torch.float64, "int32_t": torch.int32}
+
+
+def declared_columns(text: bytes) -> dict[str, torch.dtype]:
+    """The columns that `rl_penalties` or `rl_pick_params` lists, in order."""
+    pairs = (one.split() for one in text.decode().split(",") if one)
+    return {name: _TYPES[kind] for kind, name in pairs}
+
+
+def _columns(
+    declared: Mapping[str, torch.dtype], values: Mapping[str, torch.Tensor], count: int
+) -> tuple[list[int], list[torch.Tensor]]:
+    """(`RlColumn` of each declared column, one behind the other; the tensors that these point to).
+
+    Raises ValueError where names or lengths are not those that C++ reads.
+    """
+    if values.keys() != declared.keys():
+        raise ValueError(f"given are {sorted(values)}, the kernel reads {sorted(declared)}")
+    kept = [values[name].to(dtype) for name, dtype in declared.items()]
+    return [number for each in kept for number in _column(each, count)], kept
+
+
+def _column(values: torch.Tensor, count: int) -> tuple[int, int]:
+    """`RlColumn` of api.h."""
+    if values.shape != (count,):
+        raise ValueError(f"a column of {list(values.shape)} for {count} rows")
+    return values.data_ptr(), values.stride(0) * values.element_size()
+
+
 # Edit logits --------------------------------------------------------------------------------------
 #
 # Logits edited in C++: `reference/sampling.py`, by all threads.
-
-
-_FLOATS = {
-    "bias": torch.float32,
-    "repetition_penalty": torch.float32,
-    "frequency_penalty": torch.float64,
-    "presence_penalty": torch.float64,
-}
-"""All others are int32."""
 
 
 class NativeEditLogits:
@@ -32,16 +58,22 @@ class NativeEditLogits:
     def __init__(self, library: ctypes.CDLL, team: Team) -> None:
         self._library = library
         self._team = team
+        self._penalties = declared_columns(library.rl_penalties())
 
     def __call__(self, logits: torch.Tensor, edits: LogitEdits) -> torch.Tensor:
         logits = logits.to(torch.float32).contiguous()
         _check(edits, len(logits))
         given = Edits()
         kept = []
+        if edits.seen_start is not None:
+            penalties, values = _columns(self._penalties, edits.penalties, len(logits))
+            kept += values
+            numbers = array("q", penalties)
+            given.penalties = numbers.buffer_info()[0]
         for name, values in vars(edits).items():
-            if values is None:
+            if name == "penalties" or values is None:
                 continue
-            kept.append(values.to(_FLOATS.get(name, torch.int32)).contiguous())
+            kept.append(values.to(torch.float32 if name == "bias" else torch.int32).contiguous())
             setattr(given, name, kept[-1].data_ptr())
             if name == "mask_table":
                 given.mask_words = values.shape[1]
@@ -74,12 +106,9 @@ def _check(edits: LogitEdits, rows: int) -> None:
             raise ValueError(f"{start}: must be {rows + 1} ascending numbers")
         if any(_length(edits, name) < int(bounds[-1]) for name in names):
             raise ValueError(f"{names}: fewer entries than {start} says")
-    each = ["mask_row"] if edits.mask_row is not None else []
-    if edits.seen_start is not None:
-        each += ["repetition_penalty", "frequency_penalty", "presence_penalty"]
-    if any(_length(edits, name) != rows for name in each):
-        raise ValueError(f"{each}: not one for each of {rows} rows")
     if edits.mask_row is not None:
+        if len(edits.mask_row) != rows:
+            raise ValueError(f"mask_row: not one for each of {rows} rows")
         check_mask_rows(edits.mask_row, _length(edits, "mask_table"))
 
 
@@ -127,17 +156,6 @@ class NativeScoreTokens:
 # Pick tokens --------------------------------------------------------------------------------------
 
 
-_COLUMNS = (
-    ("temperature", torch.float64),
-    ("top_p", torch.float64),
-    ("min_p", torch.float64),
-    ("seed", torch.int64),
-    ("position", torch.int64),
-    ("top_k", torch.int32),
-)
-"""The first fields of `RlPicks` of api.h."""
-
-
 def native_kernels(library: ctypes.CDLL, team: Team) -> KernelSet:
     """The reference's kernels, with logits edited and tokens picked and scored in C++. (The native
     decoder itself is no set of operations: it computes a step in one call.)"""
@@ -156,6 +174,7 @@ class NativePickTokens:
     def __init__(self, library: ctypes.CDLL, team: Team) -> None:
         self._library = library
         self._team = team
+        self._params = declared_columns(library.rl_pick_params())
 
     def __call__(
         self,
@@ -168,9 +187,9 @@ class NativePickTokens:
         count, vocab = logits.shape
         if out is not None and out.shape != (count,):
             raise ValueError(f"room for {list(out.shape)} tokens, {count} rows")
-        columns = ((getattr(rows, name), dtype) for name, dtype in _COLUMNS)
-        kept = [one if one.dtype is dtype else one.to(dtype) for one, dtype in columns]
-        numbers = array("q", [number for values in kept for number in _column(values, count)])
+        params, _kept = _columns(self._params, rows.params, count)
+        seed, position = rows.seed.to(torch.int64), rows.position.to(torch.int64)
+        numbers = array("q", (*_column(seed, count), *_column(position, count)))
         if rows.mask_row is None:
             numbers.extend((0, 0, 0))
         else:
@@ -178,6 +197,7 @@ class NativePickTokens:
             table, row = _whole(rows.mask_table, vocab), rows.mask_row.to(torch.int32)
             numbers.extend((table.data_ptr(), *_column(row, count)))
             check_mask_rows(row, len(table))
+        numbers.extend(params)
         tokens = out
         if tokens is None or tokens.dtype != torch.int32 or not tokens.is_contiguous():
             tokens = torch.empty(count, dtype=torch.int32)
@@ -190,13 +210,6 @@ class NativePickTokens:
             tokens.data_ptr(),
         )
         return tokens if out is None or out is tokens else out.copy_(tokens)
-
-
-def _column(values: torch.Tensor, count: int) -> tuple[int, int]:
-    """`RlColumn` of api.h."""
-    if values.shape != (count,):
-        raise ValueError(f"a column of {list(values.shape)} for {count} rows")
-    return values.data_ptr(), values.stride(0) * values.element_size()
 
 
 def _whole(table: torch.Tensor, vocab: int) -> torch.Tensor:

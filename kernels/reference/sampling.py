@@ -215,12 +215,11 @@ def edit_logits(logits: torch.Tensor, edits: LogitEdits) -> torch.Tensor:
         apply_masks(x, edits.mask_table, edits.mask_row)
     if edits.seen_start is not None:
         assert edits.seen_token is not None and edits.seen_count is not None
-        assert edits.repetition_penalty is not None
-        assert edits.frequency_penalty is not None and edits.presence_penalty is not None
         owner, index = _places(edits.seen_start, edits.seen_token, x.shape[1])
-        old, by = flat[index], edits.repetition_penalty[owner]
+        given = {name: values[owner] for name, values in edits.penalties.items()}
+        old, by = flat[index], given["repetition_penalty"].float()
         old = torch.where(old > 0, old / by, old * by)
-        amount = edits.frequency_penalty[owner] * edits.seen_count + edits.presence_penalty[owner]
+        amount = given["frequency_penalty"] * edits.seen_count + given["presence_penalty"]
         amount = torch.where(edits.seen_count > 0, amount, 0.0)
         flat[index] = old - amount.float()
     return x
@@ -346,7 +345,7 @@ def _picked(
     best, token = x.max(dim=1)  # NaN is larger than everything, the first of equals counts
     if u is not None:
         drawn = _drawn(x, best, rows, choice, u)
-        token = torch.where(rows.temperature > 0, drawn, token)
+        token = torch.where(rows.params["temperature"] > 0, drawn, token)
     return torch.where(best.isfinite(), token, NO_TOKEN)
 
 
@@ -355,7 +354,7 @@ def _picked_on_host(logits: torch.Tensor, rows: PickRows, choice: Choice) -> tor
     best token is allowed."""
     if choice == "greedy":
         return _best_on_host(logits.float(), rows)
-    drawn = rows.temperature > 0
+    drawn = rows.params["temperature"] > 0
     u = uniforms_on_host(rows.seed, rows.position)
     if bool(drawn.all()):
         return _picked(logits, rows, choice, u)
@@ -387,10 +386,7 @@ def _part(rows: PickRows, chosen: torch.Tensor) -> PickRows:
     """Those of the rows that are `chosen`."""
     return replace(
         rows,
-        temperature=rows.temperature[chosen],
-        top_k=rows.top_k[chosen],
-        top_p=rows.top_p[chosen],
-        min_p=rows.min_p[chosen],
+        params={name: values[chosen] for name, values in rows.params.items()},
         seed=rows.seed[chosen],
         position=rows.position[chosen],
         mask_row=None if rows.mask_row is None else rows.mask_row[chosen],
@@ -401,7 +397,8 @@ def _drawn(
     x: torch.Tensor, best: torch.Tensor, rows: PickRows, choice: Choice, u: torch.Tensor
 ) -> torch.Tensor:
     # Where nothing is drawn any temperature will do.
-    temperature = torch.where(rows.temperature > 0, rows.temperature, 1.0).unsqueeze(1)
+    temperature = rows.params["temperature"]
+    temperature = torch.where(temperature > 0, temperature, 1.0).unsqueeze(1)
     # In place: fresh memory of this size costs a CPU more than the arithmetic.
     weights = x.double().sub_(best.unsqueeze(1)).div_(temperature).exp_()
     if choice == "cut":
@@ -417,8 +414,8 @@ def _drawn(
 def _kept(x: torch.Tensor, weights: torch.Tensor, rows: PickRows) -> torch.Tensor:
     """bool [R, V]: what top-k, top-p and min-p leave."""
     vocab = x.shape[1]
-    above = weights >= rows.min_p.unsqueeze(1)
-    top_k, top_p = rows.top_k.clamp(max=vocab), rows.top_p
+    above = weights >= rows.params["min_p"].unsqueeze(1)
+    top_k, top_p = rows.params["top_k"].clamp(max=vocab), rows.params["top_p"]
     if x.device.type != "cpu":
         return above & _in_prefix(x, weights, top_k, top_p, vocab)[0]
     pending = ((top_k < vocab) | (top_p < 1.0)).nonzero().squeeze(1)

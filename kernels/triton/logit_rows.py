@@ -117,10 +117,3 @@ def row_mass(best_ptr, mass_ptr, row, tiles, largest, inverse, TILES: tl.constex
     mass = tl.load(mass_ptr + row * tiles + tile, mask=there, other=0.0)
     share = tl.exp((tops.to(tl.float64) - largest.to(tl.float64)) * inverse)
     return tl.where(tops > float("-inf"), mass * share, 0.0)
-
-
-@triton.jit
-def kept_weights(x, ids, largest, inverse, cut, min_p):
-    """float64: the weights of those tokens that are kept, 0 for the others."""
-    weights = tl.exp((x.to(tl.float64) - largest.to(tl.float64)) * inverse)
-    return tl.where((rank_of(x, ids) >= cut) & (weights >= min_p), weights, 0.0)

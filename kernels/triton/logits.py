@@ -86,7 +86,7 @@ def edit_logits_kernel(
         stop = _first_from(seen_token_ptr, start, stop, end, ENTRIES)
         if start < stop:
             tl.debug_barrier()
-            factor = tl.load(repetition_ptr + row)
+            factor = tl.load(repetition_ptr + row).to(tl.float32)
             frequency, presence = tl.load(frequency_ptr + row), tl.load(presence_ptr + row)
             for first in range(start, stop, ENTRIES):
                 there = first + entry < stop
@@ -120,9 +120,9 @@ def edit_logits(logits: torch.Tensor, edits: LogitEdits) -> torch.Tensor:
         _or(edits.seen_start, out),
         _or(edits.seen_token, out),
         _or(edits.seen_count, out),
-        _or(edits.repetition_penalty, out),
-        _or(edits.frequency_penalty, out),
-        _or(edits.presence_penalty, out),
+        edits.penalties.get("repetition_penalty", out),
+        edits.penalties.get("frequency_penalty", out),
+        edits.penalties.get("presence_penalty", out),
         out,
         vocab,
         logits.stride(0),
@@ -146,8 +146,8 @@ def _or(tensor: torch.Tensor | None, other: torch.Tensor) -> torch.Tensor:
 def variants(arch: int) -> list[Variant]:
     launch = settings("edit_logits", arch)
     types = {
-        **dict.fromkeys(("bias_ptr", "repetition_ptr", "out_ptr"), "*fp32"),
-        **dict.fromkeys(("frequency_ptr", "presence_ptr"), "*fp64"),
+        **dict.fromkeys(("bias_ptr", "out_ptr"), "*fp32"),
+        **dict.fromkeys(("repetition_ptr", "frequency_ptr", "presence_ptr"), "*fp64"),
         **dict.fromkeys(("vocab", "stride", "words"), "i32"),
         **dict.fromkeys(("MASKED", "BIASED", "PENALISED", "BLOCK", "ENTRIES"), "constexpr"),
     }

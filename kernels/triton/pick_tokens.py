@@ -35,7 +35,6 @@ from rootlace.kernels.triton.logit_rows import (
     MAX_VOCAB,
     cut_parameters,
     inverse_of,
-    kept_weights,
     key_value,
     largest_of,
     load_logits,
@@ -46,7 +45,7 @@ from rootlace.kernels.triton.logit_rows import (
     uniform,
 )
 from rootlace.kernels.triton.numerics import TYPE_NAMES, architecture, padded
-from rootlace.kernels.triton.row_cuts import row_cut_kernel, tile_kept_kernel
+from rootlace.kernels.triton.row_cuts import kept_weights, row_cut_kernel, tile_kept_kernel
 from rootlace.kernels.triton.tuning import settings
 from rootlace.kernels.triton.variants import Variant
 
@@ -198,8 +197,9 @@ def pick_tokens(
     tiles = triton.cdiv(vocab, size.tile)
     masked = rows.mask_row is not None
     # A tensor that a launch does not read may be any.
-    table = rows.mask_table if masked else rows.top_k
-    mask_row = rows.mask_row if masked else rows.top_k
+    params = rows.params
+    table = rows.mask_table if masked else params["top_k"]
+    mask_row = rows.mask_row if masked else params["top_k"]
     assert table is not None and mask_row is not None
     words = table.shape[1] if masked else 0
     draw, cut = choice != "greedy", choice == "cut"
@@ -217,7 +217,7 @@ def pick_tokens(
     grid = {"TILE": size.tile, "TILES": padded(tiles)}
     tile_stats_kernel[every](
         *source,
-        rows.temperature,
+        params["temperature"],
         best,
         least,
         mass,
@@ -229,8 +229,8 @@ def pick_tokens(
         **options,
     )
     bounds, kept = best, mass
+    asked = tuple(params[name] for name in ("temperature", "top_k", "top_p"))
     if cut:
-        asked = (rows.temperature, rows.top_k, rows.top_p)
         reached = scratch(torch.int64, 2, count, tiles, LEVELS.value)
         total = count * tiles * LEVELS.value
         found = (best, least, mass, reached)
@@ -279,7 +279,7 @@ def pick_tokens(
         tile_kept_kernel[every](
             *source,
             *asked,
-            rows.min_p,
+            params["min_p"],
             best,
             bounds,
             kept,
@@ -290,10 +290,8 @@ def pick_tokens(
         )
     row_pick_kernel[(count,)](
         *source,
-        rows.temperature,
-        rows.top_k,
-        rows.top_p,
-        rows.min_p,
+        *asked,
+        params["min_p"],
         rows.seed,
         rows.position,
         best,

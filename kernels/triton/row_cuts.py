@@ -17,7 +17,6 @@ from rootlace.kernels.triton.logit_rows import (
     EVERYTHING,
     cut_parameters,
     inverse_of,
-    kept_weights,
     largest_of,
     load_logits,
     rank_of,
@@ -256,6 +255,13 @@ def row_cut_kernel(
                     ROOM,
                 )
     tl.store(cut_ptr + row, cut)
+
+
+@triton.jit
+def kept_weights(x, ids, largest, inverse, cut, min_p):
+    """float64: the weights of those tokens that are kept, 0 for the others."""
+    weights = tl.exp((x.to(tl.float64) - largest.to(tl.float64)) * inverse)
+    return tl.where((rank_of(x, ids) >= cut) & (weights >= min_p), weights, 0.0)
 
 
 @triton.jit

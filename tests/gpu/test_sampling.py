@@ -15,7 +15,7 @@ import torch
 from rootlace.kernels import KernelSet
 from rootlace.kernels.interface import AutomatonTables, Choice, LogitEdits, PickRows
 from rootlace.kernels.reference import REFERENCE
-from tests.kernels.cases import poisoned_memory
+from tests.kernels.cases import poisoned_memory, with_tensors
 
 BF16 = torch.bfloat16
 CPU = torch.device("cpu")
@@ -30,10 +30,7 @@ def vocab(request: pytest.FixtureRequest, real: bool) -> int:
 
 def moved(value: Any, device: torch.device) -> Any:
     """A dataclass of tensors on another device."""
-    tensors = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
-    return type(value)(
-        **{n: t.to(device) if isinstance(t, torch.Tensor) else t for n, t in tensors.items()}
-    )
+    return with_tensors(value, lambda tensor: tensor.to(device))
 
 
 def logits_of(rows: int, vocab: int, dtype: torch.dtype, seed: int = 0) -> torch.Tensor:
@@ -81,9 +78,11 @@ def edits_of(vocab: int, rows: int, masked: bool, listed: bool) -> LogitEdits:
         seen_start=seen_start,
         seen_token=torch.from_numpy(seen_token),
         seen_count=torch.from_numpy(random.integers(0, 5, len(seen_token)).astype(np.int32)),
-        repetition_penalty=torch.from_numpy(random.uniform(0.5, 2, rows).astype(np.float32)),
-        frequency_penalty=torch.from_numpy(random.uniform(-1, 1, rows)),
-        presence_penalty=torch.from_numpy(random.uniform(-1, 1, rows)),
+        penalties={
+            "repetition_penalty": torch.from_numpy(random.uniform(0.5, 2, rows)),
+            "frequency_penalty": torch.from_numpy(random.uniform(-1, 1, rows)),
+            "presence_penalty": torch.from_numpy(random.uniform(-1, 1, rows)),
+        },
     )
 
 
@@ -124,10 +123,12 @@ def rows_of(vocab: int, choice: Choice, masked: bool) -> PickRows:
         row = generator.integers(-1, 8, count).astype(np.int32)
         masks = {"mask_table": masks_of(vocab, 1), "mask_row": torch.from_numpy(row)}
     return PickRows(
-        temperature=torch.tensor(columns[0], dtype=torch.float64),
-        top_k=torch.tensor(columns[1], dtype=torch.int32),
-        top_p=torch.tensor(columns[2], dtype=torch.float64),
-        min_p=torch.tensor(columns[3], dtype=torch.float64),
+        params={
+            "temperature": torch.tensor(columns[0], dtype=torch.float64),
+            "top_k": torch.tensor(columns[1], dtype=torch.int32),
+            "top_p": torch.tensor(columns[2], dtype=torch.float64),
+            "min_p": torch.tensor(columns[3], dtype=torch.float64),
+        },
         seed=torch.from_numpy(generator.integers(-(2**63), 2**63 - 1, count)),
         position=torch.arange(count) * 37,
         **masks,
@@ -159,12 +160,10 @@ def test_pick_tokens(
     assert torch.equal(given.cpu().nan_to_num(), logits.nan_to_num())
     # Alone, and into a given place.
     for row in (0, 4 % len(expected), len(expected) - 1):
-        alone = PickRows(
-            **{
-                name: t if t is None or name == "mask_table" else t[row : row + 1]
-                for name, t in vars(there).items()
-            }
+        alone = with_tensors(
+            dataclasses.replace(there, mask_table=None), lambda t, at=row: t[at : at + 1]
         )
+        alone = dataclasses.replace(alone, mask_table=there.mask_table)
         out = torch.full((1,), 77, dtype=torch.int32, device=device)
         kernels.pick_tokens(given[row : row + 1], alone, choice, out)
         assert out.item() == expected[row]
@@ -175,7 +174,7 @@ def test_equal_logits_rank_by_id(kernels: KernelSet, device: torch.device, vocab
     logits = logits_of(12, vocab, torch.float32).mul(2).round().div(2)
     for choice in ("greedy", "cut"):
         rows = moved(rows_of(vocab, choice, False), CPU)
-        rows = PickRows(**{n: t if t is None else t[:12] for n, t in vars(rows).items()})
+        rows = with_tensors(rows, lambda t: t[:12])
         values = logits[: len(rows.seed)]
         found = kernels.pick_tokens(values.to(device), moved(rows, device), choice)
         assert found.tolist() == REFERENCE.pick_tokens(values, rows, choice).tolist()

@@ -6,9 +6,10 @@ The same cases are run on small shapes by Triton's interpreter and on real ones 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -229,3 +230,14 @@ def relative_error(found: torch.Tensor, exact: torch.Tensor) -> float:
     if not bool(wide.isfinite().all()):
         return float("inf")
     return float((wide - exact).norm() / exact.norm().clamp_min(1e-30))
+
+
+def with_tensors(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """The dataclass `value` with every tensor changed, those in mappings too."""
+
+    def changed(part: Any) -> Any:
+        if isinstance(part, dict):
+            return {name: changed(each) for name, each in part.items()}
+        return change(part) if isinstance(part, torch.Tensor) else part
+
+    return replace(value, **{name: changed(part) for name, part in vars(value).items()})

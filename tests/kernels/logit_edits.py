@@ -53,10 +53,10 @@ def edits_of(count: int, vocab: int, kinds: str, seed: int = 0) -> LogitEdits:
             seen_start=start,
             seen_token=token,
             seen_count=torch.from_numpy(counts),
-            repetition_penalty=torch.from_numpy(
-                random.choice([1.0, 1.3, 0.6], count).astype(np.float32)
-            ),
-            frequency_penalty=torch.from_numpy(random.choice([0.0, 0.7, -1.1], count)),
-            presence_penalty=torch.from_numpy(random.choice([0.0, 0.4], count)),
+            penalties={
+                "repetition_penalty": torch.from_numpy(random.choice([1.0, 1.3, 0.6], count)),
+                "frequency_penalty": torch.from_numpy(random.choice([0.0, 0.7, -1.1], count)),
+                "presence_penalty": torch.from_numpy(random.choice([0.0, 0.4], count)),
+            },
         )
     return edits

@@ -201,10 +201,12 @@ def test_short_cuts_on_the_host_pick_the_same_tokens(choice: Choice, seed: int) 
     logits[1] = -np.inf
     hot = (np.arange(count) % 3 == 0) & (choice != "greedy")
     rows = PickRows(
-        temperature=torch.from_numpy(np.where(hot, 0.8, 0.0)),
-        top_k=torch.from_numpy(random.choice([3, vocab], count).astype(np.int32)),
-        top_p=torch.from_numpy(random.choice([0.5, 1.0], count)),
-        min_p=torch.zeros(count, dtype=torch.float64),
+        params={
+            "temperature": torch.from_numpy(np.where(hot, 0.8, 0.0)),
+            "top_k": torch.from_numpy(random.choice([3, vocab], count).astype(np.int32)),
+            "top_p": torch.from_numpy(random.choice([0.5, 1.0], count)),
+            "min_p": torch.zeros(count, dtype=torch.float64),
+        },
         seed=torch.arange(count),
         position=torch.arange(count) * 3,
         mask_table=torch.from_numpy(bits.view(np.int32)[:, : 4 + seed % 2]),

@@ -68,9 +68,11 @@ def uniform(row: SampleRow) -> float:
 def edited(logits: torch.Tensor, rows: list[SampleRow]) -> torch.Tensor:
     """The logits after everything that the rows ask for, mask and bans among it."""
     plan = Sampler(VOCAB, KERNELS, HostMasks(VOCAB)).plan(rows, len(rows))
-    names = {field.name for field in dataclasses.fields(LogitEdits)} & plan.arrays.keys()
-    edits = {name: torch.from_numpy(plan.arrays[name]) for name in names}
-    return KERNELS.edit_logits(logits, LogitEdits(**edits))
+    arrays = {name: torch.from_numpy(array) for name, array in plan.arrays.items()}
+    names = {field.name for field in dataclasses.fields(LogitEdits)} & arrays.keys()
+    penalties = {name: array for name, array in arrays.items() if name.endswith("_penalty")}
+    edits = {name: arrays[name] for name in names}
+    return KERNELS.edit_logits(logits, LogitEdits(penalties=penalties, **edits))
 
 
 # ---------------------------------------------------------------- the reference

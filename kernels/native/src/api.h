@@ -219,6 +219,12 @@ RL_API int32_t rl_forward(void* team, RlWorkspace* workspace, const RlModel* mod
 RL_API int32_t rl_logits(void* team, const RlModel* model, const void* hidden, int32_t rows,
                          const int64_t* masks, float* logits, int32_t* tokens);
 
+// A number per row, `apart` bytes from one to the next.
+struct RlColumn {
+  const void* first;
+  int64_t apart;
+};
+
 // `LogitEdits` of kernels/interface.py, whose arrays have those names; null: nothing of that kind.
 struct RlEdits {
   const int32_t *bias_start, *bias_token;
@@ -227,28 +233,26 @@ struct RlEdits {
   int64_t mask_words;  // of a row of the table
   const int32_t* mask_row;
   const int32_t *seen_start, *seen_token, *seen_count;
-  const float* repetition_penalty;
-  const double *frequency_penalty, *presence_penalty;
+  const RlColumn* penalties;  // those of `rl_penalties`
 };
+
+// The penalties that `rl_edit` reads, in order: "double repetition_penalty,double ..."
+RL_API const char* rl_penalties();
 
 // logits[rows, vocab] with the edits -> out[rows, vocab].
 RL_API int32_t rl_edit(void* team, const float* logits, int32_t rows, int32_t vocab,
                        const RlEdits* edits, float* out);
 
-// A number per row, `apart` bytes from one to the next.
-struct RlColumn {
-  const void* first;
-  int64_t apart;
-};
-
 // `PickRows` of kernels/interface.py.
 struct RlPicks {
-  RlColumn temperature, top_p, min_p;  // double
-  RlColumn seed, position;             // int64_t
-  RlColumn top_k;                      // int32_t
-  const int32_t* mask_table;           // rows of ceil(vocab / 32) words
-  RlColumn mask_row;                   // int32_t, -1: everything is allowed; null: in all rows
+  RlColumn seed, position;    // int64_t
+  const int32_t* mask_table;  // rows of ceil(vocab / 32) words
+  RlColumn mask_row;          // int32_t, -1: everything is allowed; null: in all rows
+  RlColumn params[];          // those of `rl_pick_params`
 };
+
+// The parameters that `rl_pick` reads, in order: "double temperature,double ..."
+RL_API const char* rl_pick_params();
 
 // One token of each of `rows` rows of `vocab`; -1 where there is no distribution.
 RL_API int32_t rl_pick(void* team, const float* logits, int32_t rows, int32_t vocab,
@@ -269,7 +273,7 @@ RL_API int32_t rl_prepare();
 RL_API const char* rl_instructions();
 
 // The sizes of RlScheme, RlSource, RlLinear, RlNorm, RlExpert, RlLayer, RlMixture, RlLatent, RlLowRank,
-// RlModel, RlRows, RlStep, RlEdits, RlPicks: what a mirror of them is checked against.
+// RlModel, RlRows, RlStep, RlEdits: what a mirror of them is checked against.
 RL_API void rl_sizes(int64_t* sizes);
 
 // Threads for all functions that take a team; see team.h.

@@ -10,6 +10,7 @@
 #include <cstring>
 
 #include "api.h"
+#include "columns.h"
 #include "division.h"
 #include "elementwise.h"
 #include "guard.h"
@@ -17,6 +18,12 @@
 #include "pick.h"
 #include "team.h"
 #include "vec.h"
+
+#define PARAMS(EACH)        \
+  EACH(double, temperature) \
+  EACH(double, top_p)       \
+  EACH(double, min_p)       \
+  EACH(int32_t, top_k)
 
 namespace rootlace {
 namespace {
@@ -71,20 +78,15 @@ inline double sum(Wide v) {
   return total;
 }
 
-// How a row is sampled.
-struct Draw {
-  double temperature, top_p, min_p;
-  int64_t seed, position;
-  int64_t mask;  // where it lies, 0: none
-  int32_t top_k;
+struct Params {
+  PARAMS(RL_FIELD)
 };
 
-template <class T>
-T number(const RlColumn& column, int row) {
-  T found;
-  std::memcpy(&found, static_cast<const char*>(column.first) + row * column.apart, sizeof found);
-  return found;
-}
+// How a row is sampled.
+struct Draw : Params {
+  int64_t seed, position;
+  int64_t mask;  // where it lies, 0: none
+};
 
 Draw draw_of(const RlPicks& picks, int row, int vocab) {
   int64_t mask = 0;
@@ -92,10 +94,11 @@ Draw draw_of(const RlPicks& picks, int row, int vocab) {
     int64_t at = number<int32_t>(picks.mask_row, row), words = ceil_div(vocab, MASK_WORD);
     if (at >= 0) mask = reinterpret_cast<intptr_t>(picks.mask_table + at * words);
   }
-  return {number<double>(picks.temperature, row), number<double>(picks.top_p, row),
-          number<double>(picks.min_p, row),       number<int64_t>(picks.seed, row),
-          number<int64_t>(picks.position, row),   mask,
-          std::max(number<int32_t>(picks.top_k, row), 1)};
+  const RlColumn* columns = picks.params;
+  Draw draw{{PARAMS(RL_NUMBER)}, number<int64_t>(picks.seed, row),
+            number<int64_t>(picks.position, row), mask};
+  draw.top_k = std::max(draw.top_k, 1);
+  return draw;
 }
 
 struct Token {
@@ -356,6 +359,8 @@ class Row {
 
 }  // namespace
 }  // namespace rootlace
+
+extern "C" const char* rl_pick_params() { return PARAMS(RL_NAME); }
 
 extern "C" int32_t rl_pick(void* team, const float* logits, int32_t rows, int32_t vocab,
                            const RlPicks* picks, int32_t* tokens) {

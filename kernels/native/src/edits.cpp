@@ -3,12 +3,22 @@
 #include <cstring>
 
 #include "api.h"
+#include "columns.h"
 #include "guard.h"
 #include "mask.h"
 #include "team.h"
 
+#define PENALTIES(EACH)            \
+  EACH(double, repetition_penalty) \
+  EACH(double, frequency_penalty)  \
+  EACH(double, presence_penalty)
+
 namespace rootlace {
 namespace {
+
+struct Penalties {
+  PENALTIES(RL_FIELD)
+};
 
 void mask(const int32_t* words, int64_t count, int vocab, float* x) {
   for (int start = 0; start < vocab; start += MASK_WORD) {
@@ -35,21 +45,24 @@ void edit(const RlEdits& edits, int row, int vocab, float* x) {
   if (edits.mask_row && edits.mask_row[row] >= 0)
     mask(edits.mask_table + edits.mask_row[row] * edits.mask_words, edits.mask_words, vocab, x);
   if (!edits.seen_start) return;
-  float repetition = edits.repetition_penalty[row];
-  double frequency = edits.frequency_penalty[row], presence = edits.presence_penalty[row];
+  const RlColumn* columns = edits.penalties;
+  const Penalties by{PENALTIES(RL_NUMBER)};
+  float repetition = static_cast<float>(by.repetition_penalty);
   for (int i = edits.seen_start[row]; i < edits.seen_start[row + 1]; i++) {
     if (!is_token(edits.seen_token[i], vocab)) continue;
     float& logit = x[edits.seen_token[i]];
     logit = logit > 0 ? logit / repetition : logit * repetition;
     int count = edits.seen_count[i];
     if (count <= 0) continue;
-    volatile double product = frequency * count;  // rounded by itself, as the rule has it
-    logit -= static_cast<float>(product + presence);
+    volatile double product = by.frequency_penalty * count;  // rounded alone, as the rule has it
+    logit -= static_cast<float>(product + by.presence_penalty);
   }
 }
 
 }  // namespace
 }  // namespace rootlace
+
+extern "C" const char* rl_penalties() { return PENALTIES(RL_NAME); }
 
 extern "C" int32_t rl_edit(void* team, const float* logits, int32_t rows, int32_t vocab,
                            const RlEdits* edits, float* out) {

@@ -547,7 +547,7 @@ void rl_sizes(int64_t* sizes) {
                          sizeof(RlNorm),   sizeof(RlExpert), sizeof(RlLayer),
                          sizeof(RlMixture), sizeof(RlLatent), sizeof(RlLowRank),
                          sizeof(RlModel),  sizeof(RlRows),   sizeof(RlStep),
-                         sizeof(RlEdits),  sizeof(RlPicks)};
+                         sizeof(RlEdits)};
   for (int64_t size : all) *sizes++ = size;
 }
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from rootlace.wire.errors import UnsupportedModel
+from rootlace.wire.sampling import TUNED
 
 
 def names(text: str) -> frozenset[str]:
@@ -44,7 +45,7 @@ IGNORED = names(
     # Where a folder comes from, and remarks of tools.
     "_name_or_path name_or_path _commit_hash transformers_version auto_map "
     "is_llama_config transformers.js_config unsloth_fixed unsloth_version "
-    # How to sample: old checkpoints say it here.
+    # How to sample: old checkpoints say it here, and `TUNED` below.
     "assistant_confidence_threshold assistant_early_exit assistant_ensemble_weight "
     "assistant_lookbehind bad_words_ids begin_suppress_tokens cache_config cache_implementation "
     "compile_config constraints continuous_batching_config decoder_start_token_id disable_compile "
@@ -52,13 +53,13 @@ IGNORED = names(
     "encoder_repetition_penalty epsilon_cutoff eta_cutoff exponential_decay_length_penalty "
     "force_words_ids forced_bos_token_id forced_eos_token_id guidance_scale is_assistant "
     "length_penalty low_memory max_cache_len max_length max_matching_ngram_size max_new_tokens "
-    "max_time min_length min_new_tokens min_p no_repeat_ngram_size num_assistant_tokens "
+    "max_time min_length min_new_tokens no_repeat_ngram_size num_assistant_tokens "
     "num_assistant_tokens_schedule num_beam_groups num_beams num_return_sequences output_logits "
     "output_scores penalty_alpha prefill_chunk_size prompt_lookup_num_tokens "
-    "remove_invalid_values renormalize_logits repetition_penalty return_dict_in_generate "
-    "sequence_bias speculation_type stop_strings suppress_tokens target_lookbehind temperature "
-    "token_healing top_h top_k top_p typical_p use_mtp watermarking_config _from_model_config"
-)
+    "remove_invalid_values renormalize_logits return_dict_in_generate "
+    "sequence_bias speculation_type stop_strings suppress_tokens target_lookbehind "
+    "token_healing top_h typical_p use_mtp watermarking_config _from_model_config"
+).union(TUNED)
 """Keys that say nothing about what a decoder computes."""
 
 ONLY: dict[str, Any] = {

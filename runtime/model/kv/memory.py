@@ -115,7 +115,7 @@ def trial_steps(
     for a single one, and for each way to sample. The last two are what a first request begins with.
     """
     rng = np.random.default_rng(0)
-    cut = SamplingParams(temperature=1.0, top_k=vocab_size // 2, top_p=0.9, min_p=1e-6, seed=0)
+    cut = SamplingParams(temperature=1.0, top_k=vocab_size // 2, top_p=0.9, seed=0)
     rows = min(max_rows, max_tokens)
     prompts = _cut(max_tokens, context_length)
     first = min(19, max_tokens, context_length)

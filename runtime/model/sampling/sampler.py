@@ -11,7 +11,7 @@ the host, `sample` does both at once.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -28,7 +28,7 @@ from rootlace.kernels.interface import (
 )
 from rootlace.runtime.contracts.plan import PromptScoreRow, SampleRow, TokenScores
 from rootlace.runtime.model.sampling.seen_tokens import SeenTokens
-from rootlace.wire.sampling import PARAMETERS, Parameter, SamplingParams
+from rootlace.wire.sampling import PARAMETERS, TUNED, Parameter, SamplingParams
 
 # Edit lists ---------------------------------------------------------------------------------------
 #
@@ -90,8 +90,8 @@ def _joined(entries: list[Entries], count: int) -> tuple[np.ndarray, np.ndarray,
 # What rows ask for, as arrays: how their tokens are drawn, and what changes their logits first.
 #
 # The arrays are those of `PickRows` and `LogitEdits`, for every set of kernels alike. A sampling
-# parameter that acts on logits (`rootlace.wire.sampling` describes it) and has a field of its name
-# there becomes an array by itself. Masks are apart (`sampler.Constraints`): where they lie depends
+# parameter that acts on logits by a number (`rootlace.wire.sampling` describes each) becomes an
+# array of its name. Masks are apart (`sampler.Constraints`): where they lie depends
 # on what the kernels read.
 
 
@@ -101,23 +101,14 @@ LISTED = BIASED | PENALISED
 MAX_REQUESTS = 4096
 
 
-def _given_to(kernel_arguments: type) -> tuple[Parameter, ...]:
-    """The parameters that act on logits by a number per row."""
-    known = {field.name for field in fields(kernel_arguments)}
-    return tuple(p for p in PARAMETERS.values() if p.acts == "logits" and p.name in known)
-
-
-DRAWS, PENALTIES = _given_to(PickRows), _given_to(LogitEdits)
+_TUNED = [PARAMETERS[name] for name in TUNED]
+DRAWS = tuple(p for p in _TUNED if not p.history)
+PENALTIES = tuple(p for p in _TUNED if p.history)
 """Neutral at their defaults, but for the temperature, which is neutral (greedy) at 0."""
 
-# Float32 logits are divided by it.
-_TYPES = {"repetition_penalty": np.float32}
 _RECORD = np.dtype(
     [
-        *(
-            (p.name, _TYPES.get(p.name, np.float64 if p.type is float else np.int32))
-            for p in (*DRAWS, *PENALTIES)
-        ),
+        *((p.name, np.float64 if p.type is float else np.int32) for p in (*DRAWS, *PENALTIES)),
         ("seed", np.int64),
         ("flags", np.int32),
     ],
@@ -285,8 +276,7 @@ def _part(
 # Sampler ------------------------------------------------------------------------------------------
 
 
-_EDITS = tuple(field.name for field in fields(LogitEdits) if not field.name.startswith("mask"))
-_PICK = tuple(field.name for field in fields(PickRows) if not field.name.startswith("mask"))
+_LISTS = ("bias_start", "bias_token", "bias", "seen_start", "seen_token", "seen_count")
 
 
 class Constraints(Protocol):
@@ -392,12 +382,13 @@ class Sampler:
         table, rows = self._masks(plan, arrays, tokens)
         edited = logits
         if plan.lists:
-            lists = {name: arrays[name] for name in _EDITS if name in arrays}
-            edits = LogitEdits(mask_table=table, mask_row=rows, **lists)
+            lists = {name: arrays[name] for name in _LISTS if name in arrays}
+            penalties = {p.name: arrays[p.name] for p in PENALTIES if p.name in arrays}
+            edits = LogitEdits(mask_table=table, mask_row=rows, penalties=penalties, **lists)
             edited = self._kernels.edit_logits(logits, edits)
             table = rows = None
-        drawn = {name: arrays[name] for name in _PICK}
-        picked = PickRows(mask_table=table, mask_row=rows, **drawn)
+        params = {p.name: arrays[p.name] for p in DRAWS}
+        picked = PickRows(params, arrays["seed"], arrays["position"], table, rows)
         self._kernels.pick_tokens(edited, picked, plan.choice, tokens[:count])
         if plan.logprobs and logprobs is not None:
             self._kernels.token_logprobs(logits, tokens[:count], logprobs[:count])

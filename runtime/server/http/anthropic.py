@@ -40,10 +40,15 @@ from rootlace.runtime.server.http.replies import (
     report_of,
     stream_events,
 )
-from rootlace.runtime.server.http.request_fields import HandlingBody, handling_of
+from rootlace.runtime.server.http.request_fields import (
+    HandlingBody,
+    handling_of,
+    sampling_fields,
+    with_sampling,
+)
 from rootlace.runtime.server.served_model import ServedModel
 from rootlace.wire.protocol import Constraint, Generated, Output, Usage
-from rootlace.wire.sampling import PIN_SECONDS, Cache
+from rootlace.wire.sampling import PIN_SECONDS, Cache, names_in
 
 # Body ---------------------------------------------------------------------------------------------
 #
@@ -151,15 +156,11 @@ class CountBody(HandlingBody, kw_only=True):
 
 
 class MessagesBody(CountBody, kw_only=True):
-    """`POST /v1/messages`. `cache_salt`, `return_cache_report`, `priority`, `timeout`
-    and `cache` are ours."""
+    """`POST /v1/messages`, but for what `with_sampling` adds. `cache_salt`, `return_cache_report`,
+    `priority`, `timeout` and `cache` are ours."""
 
     max_tokens: int
-    stop_sequences: list[str] | None = None
     stream: bool | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
     cache_salt: str | None = None
     return_cache_report: bool | None = None
     metadata: Annotated[Any, _ACCOUNT] = None
@@ -169,13 +170,15 @@ class MessagesBody(CountBody, kw_only=True):
     inference_geo: Annotated[str | None, _ACCOUNT] = None
 
 
+MESSAGES_BODY = with_sampling(MessagesBody, "anthropic")
+
+
 # Conversation -------------------------------------------------------------------------------------
 #
 # From Anthropic's messages to a `ChatRequest`.
 
 
-# What this interface calls the parameters.
-_NAMES = {"stop": "stop_sequences"}
+_NAMES = names_in("anthropic")
 _SECONDS = {"5m": 300.0, "1h": 3600.0}
 # Text that nobody writes: of the private use area.
 _UNLIKE = "\ue0f0"
@@ -194,7 +197,11 @@ def chat_request(body: CountBody) -> ChatRequest:
         constraint = Asked(Constraint("json_schema", source), "output_config.format.schema")
     return ChatRequest(
         messages=messages,
-        fields=_fields(body) if isinstance(body, MessagesBody) else {},
+        fields=(
+            {"max_tokens": body.max_tokens, **sampling_fields(body, "anthropic")}
+            if isinstance(body, MessagesBody)
+            else {}
+        ),
         names=_NAMES,
         tools=tuple(
             ChatTool(tool.name, tool.description, tool.input_schema, tool.strict)
@@ -274,17 +281,6 @@ def _differently(messages: list[dict[str, Any]], inside: bool = False) -> list[d
 
 def _system(content: str | list[InputTextBlock] | None) -> list[dict[str, Any]]:
     return [{"role": "system", "content": _text(content)}] if content else []
-
-
-def _fields(body: MessagesBody) -> dict[str, Any]:
-    given = {
-        "max_tokens": body.max_tokens,
-        "temperature": body.temperature,
-        "top_p": body.top_p,
-        "top_k": body.top_k,
-        "stop": tuple(body.stop_sequences) if body.stop_sequences else None,
-    }
-    return {name: value for name, value in given.items() if value is not None}
 
 
 def _choice(body: CountBody) -> ChatToolChoice:
@@ -444,7 +440,7 @@ class Messages:
         return json_response(TokenCount(len(ids)))
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
-        body = await read_body(request, MessagesBody)
+        body = await read_body(request, MESSAGES_BODY)
         model = check_model(self._gateway, body.model)
         wanted = replace(chat_request(body), adapter=adapter_of(self._gateway, model))
         asked = _Request(model, await self._chats.prepare(wanted))

@@ -35,10 +35,10 @@ from rootlace.runtime.server.http.admin import (
     Version,
 )
 from rootlace.runtime.server.http.anthropic import (
+    MESSAGES_BODY,
     CountBody,
     MessageReply,
     Messages,
-    MessagesBody,
     TokenCount,
 )
 from rootlace.runtime.server.http.batch_runner import Answerer, Answering
@@ -218,7 +218,7 @@ def endpoints(gateway: Gateway, shared: Shared | None = None) -> list[Endpoint]:
             "/v1/messages",
             messages.handle,
             "Anthropic's messages",
-            MessagesBody,
+            MESSAGES_BODY,
             reply=MessageReply,
         ),
         Endpoint(

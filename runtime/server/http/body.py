@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 import msgspec
 import numpy as np
@@ -30,6 +30,7 @@ from rootlace.runtime.server.http.connections import owner_of
 from rootlace.runtime.server.http.errors import Handler, InvalidParameter
 from rootlace.runtime.server.server_state import RareLog, kept_for_others
 from rootlace.wire.errors import DeadlineExceeded, InvalidRequest, Overloaded
+from rootlace.wire.sampling import PARAMETERS, Api
 
 # Fields -------------------------------------------------------------------------------------------
 #
@@ -135,11 +136,20 @@ def _shown(value: Any) -> str:
 # What a misspelt field or path may have meant.
 
 
+def _other_names() -> dict[str, tuple[str, ...]]:
+    """What other interfaces call a sampling parameter, by each of its names."""
+    found: dict[str, tuple[str, ...]] = {}
+    for about in PARAMETERS.values():
+        known = {name for api in get_args(Api) for name in about.fields(api)}
+        found |= {name: (*sorted(known - {name}),) for name in known if len(known) > 1}
+    return found
+
+
 _LENGTHS = ("max_tokens", "max_output_tokens", "max_new_tokens", "num_predict")
 _FORMATS = ("response_format", "text.format", "output_config.format", "format", "json_schema")
 # Names of other interfaces, which need not look like ours; the first that is there is meant. None:
 # what looks like it means something else.
-_SYNONYMS = {
+_SYNONYMS = _other_names() | {
     "add_special_tokens": (),
     "allowed_token_ids": (),
     "cache_control": ("cache",),
@@ -159,7 +169,6 @@ _SYNONYMS = {
     "options": ("sampling_params",),
     "output_format": _FORMATS,
     "prompt": ("messages", "text", "input"),
-    "repetition_penalty": ("repeat_penalty",),
     "request_id": ("rid",),
     "response_format": _FORMATS,
     "rid": ("request_id",),

@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from functools import lru_cache
 from importlib import metadata
 from pathlib import Path
-from typing import Annotated, Any, Literal, NotRequired, TypedDict
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NotRequired, TypedDict
 
 import msgspec
 from aiohttp import web
@@ -58,12 +58,14 @@ from rootlace.runtime.server.http.request_fields import (
     Prompt,
     handling_of,
     handling_without_pin,
+    sampling_fields,
+    with_sampling,
 )
 from rootlace.runtime.server.score import find_vectors
 from rootlace.runtime.server.served_model import ServedModel
 from rootlace.wire.errors import RootlaceError
 from rootlace.wire.protocol import Constraint, Generated, Usage
-from rootlace.wire.sampling import PARAMETERS
+from rootlace.wire.sampling import names_in
 
 # Body ---------------------------------------------------------------------------------------------
 #
@@ -75,26 +77,14 @@ _STAYS = ignored("the model stays loaded")
 _ONLY_TEXT = refused("only text is served")
 _LOGPROBS = refused("use /v1/chat/completions")
 
-# Ollama's names of the parameters that it calls otherwise, by ours.
-NAMES = {"max_tokens": "num_predict", "repetition_penalty": "repeat_penalty"}
+NAMES = names_in("ollama")
 DEFAULTS = {"temperature": 0.8, "top_k": 40, "top_p": 0.9}
 """Ollama's own (`DefaultOptions` of its api/types.go), as far as they are not ours as well; but for
 `repeat_penalty` 1.1, which is about the last 64 tokens there: of all tokens it would be another."""
 
 
-class Options(Body):
-    """How to sample; see `DEFAULTS` for what is not given."""
-
-    num_predict: int | None = None
-    temperature: float | None = None
-    top_k: int | None = None
-    top_p: float | None = None
-    min_p: float | None = None
-    seed: int | None = None
-    stop: str | list[str] | None = None
-    repeat_penalty: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
+class OptionsBody(Body):
+    """How to sample, but for what `with_sampling` adds; see `DEFAULTS` for what is not given."""
 
     num_ctx: Annotated[int | None, _SERVER] = None
     num_batch: Annotated[int | None, _SERVER] = None
@@ -117,6 +107,12 @@ class Options(Body):
     mirostat: Annotated[int | None, refused("use top_p or min_p", 0)] = None
     tfs_z: Annotated[float | None, refused("use top_p or min_p", 1.0)] = None
     typical_p: Annotated[float | None, refused("use top_p or min_p", 1.0)] = None
+
+
+if TYPE_CHECKING:
+    Options = OptionsBody
+else:
+    Options = with_sampling(OptionsBody, "ollama")
 
 
 class Function(Body):
@@ -211,14 +207,7 @@ class EmbedBody(HandlingBody, kw_only=True):
 
 def fields_of(options: Options | None) -> dict[str, Any]:
     """The options by the names of `SamplingParams`."""
-    named: dict[str, Any] = {}
-    for ours in PARAMETERS:
-        value = getattr(options, NAMES.get(ours, ours), None)
-        if value is not None:
-            named[ours] = value
-    if "stop" in named:
-        stop = named["stop"]
-        named["stop"] = (stop,) if isinstance(stop, str) else tuple(stop)
+    named = {} if options is None else sampling_fields(options, "ollama")
     # What is below 0 is to llama.cpp: greedy, off, no limit, and a seed that is drawn.
     below = {"temperature": 0.0, "top_k": 0, "max_tokens": None}
     named |= {name: value for name, value in below.items() if named.get(name, 0) < 0}

@@ -22,10 +22,12 @@ def greedy_tokens(
     table = np.stack([none if mask is None else mask[: len(none)] for mask in masks])
     zeros, ones = torch.zeros(count), torch.ones(count)
     rows = PickRows(
-        temperature=zeros,
-        top_k=ones,
-        top_p=ones,
-        min_p=zeros,
+        params={
+            "temperature": zeros,
+            "top_k": ones,
+            "top_p": ones,
+            "min_p": zeros,
+        },
         seed=zeros,
         position=zeros,
         mask_table=torch.from_numpy(table),

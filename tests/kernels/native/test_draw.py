@@ -3,7 +3,6 @@ loops over tokens), with large vocabularies, hard cuts and masks."""
 
 from __future__ import annotations
 
-import ctypes
 import dataclasses
 
 import numpy as np
@@ -12,8 +11,6 @@ import torch
 
 from rootlace.kernels import KernelSet
 from rootlace.kernels.interface import PickRows
-from rootlace.kernels.native.library import Picks
-from rootlace.kernels.native.sampling import _COLUMNS
 from rootlace.kernels.reference import REFERENCE
 from rootlace.runtime.contracts.plan import SampleRow
 from rootlace.runtime.model.sampling.automaton_table import HostMasks
@@ -135,10 +132,12 @@ def pick_rows(count: int, top_k: int = 1000, masks: tuple[int, ...] | None = Non
         return torch.full((count,), value, dtype=dtype)
 
     return PickRows(
-        temperature=all_of(1.0, torch.float64),
-        top_k=all_of(top_k, torch.int32),
-        top_p=all_of(1.0, torch.float64),
-        min_p=all_of(0.0, torch.float64),
+        params={
+            "temperature": all_of(1.0, torch.float64),
+            "top_k": all_of(top_k, torch.int32),
+            "top_p": all_of(1.0, torch.float64),
+            "min_p": all_of(0.0, torch.float64),
+        },
         seed=all_of(3, torch.int64),
         position=all_of(5, torch.int64),
         mask_table=None if masks is None else torch.full((2, 4), -1, dtype=torch.int32),
@@ -152,11 +151,13 @@ def test_no_token_at_all_is_one(native: KernelSet) -> None:
     assert found.tolist() == logits.argmax(1).tolist()
 
 
-def test_columns_are_in_the_order_of_the_structure() -> None:
-    """It is written as an array of numbers: two for a column, one for the table."""
-    names = [name for name, *_ in Picks._fields_]
-    assert names == [*(name for name, _ in _COLUMNS), "mask_table", "mask_row"]
-    assert ctypes.sizeof(Picks) == 8 * (2 * len(_COLUMNS) + 3)
+def test_other_parameters_than_the_kernel_reads_are_refused(native: KernelSet) -> None:
+    rows = pick_rows(4)
+    for params in ({**rows.params, "another": rows.params["top_p"]}, {}):
+        with pytest.raises(ValueError, match="the kernel reads"):
+            native.pick_tokens(
+                normal(4, 100, 1.0, seed=2), dataclasses.replace(rows, params=params), "cut"
+            )
 
 
 def test_lengths_that_do_not_fit(native: KernelSet) -> None:

@@ -3,6 +3,8 @@ compares both with their formulas)."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -48,9 +50,11 @@ def test_tokens_that_there_are_not_are_skipped(native: NativeEditLogits) -> None
         seen_start=ints(0, 3),
         seen_token=ints(2, 2**30, -5),
         seen_count=ints(0, 0, 0),
-        repetition_penalty=torch.tensor([2.0]),
-        frequency_penalty=torch.zeros(1, dtype=torch.float64),
-        presence_penalty=torch.zeros(1, dtype=torch.float64),
+        penalties={
+            "repetition_penalty": torch.tensor([2.0], dtype=torch.float64),
+            "frequency_penalty": torch.zeros(1, dtype=torch.float64),
+            "presence_penalty": torch.zeros(1, dtype=torch.float64),
+        },
     )
     expected = torch.ones(1, 40)
     expected[0, 7], expected[0, 2] = 3.0, 0.5
@@ -73,3 +77,10 @@ def test_tokens_that_there_are_not_are_skipped(native: NativeEditLogits) -> None
 def test_lengths_that_do_not_fit(native: NativeEditLogits, edits: LogitEdits) -> None:
     with pytest.raises(ValueError):
         native(torch.zeros(2, 40), edits)
+
+
+def test_other_penalties_than_the_kernel_reads_are_refused(native: NativeEditLogits) -> None:
+    edits = edits_of(2, 40, "p")
+    for penalties in ({**edits.penalties, "echo_penalty": torch.zeros(2)}, {}):
+        with pytest.raises(ValueError, match="the kernel reads"):
+            native(torch.zeros(2, 40), replace(edits, penalties=penalties))

@@ -191,6 +191,10 @@ def test_layers(launches: list[Launched], name: str, lengths: tuple[int, ...]) -
     assert attention <= {launch.kernel.fn.__name__ for launch in launches}
 
 
+def params_of(real: torch.Tensor, numbers: torch.Tensor) -> dict[str, torch.Tensor]:
+    return {"temperature": real, "top_k": numbers, "top_p": real, "min_p": real}
+
+
 @pytest.mark.parametrize("choice", ["greedy", "random", "cut"])
 @pytest.mark.parametrize("masked", [False, True])
 def test_sampling(launches: list[Launched], choice: Choice, masked: bool) -> None:
@@ -201,7 +205,7 @@ def test_sampling(launches: list[Launched], choice: Choice, masked: bool) -> Non
     tables = AutomatonTables(
         numbers, numbers, numbers, numbers, tensor(3, VOCAB, dtype=torch.int32), table
     )
-    asked = PickRows(real, numbers, real, real, large, large)
+    asked = PickRows(params_of(real, numbers), large, large)
     if masked:
         _, mask_row = TRITON.step_automata(numbers, numbers, numbers, numbers, tables)
         asked = replace(asked, mask_table=table, mask_row=mask_row)
@@ -226,10 +230,12 @@ def test_sampling_with_lists(launches: list[Launched], masked: bool) -> None:
         seen_start=start,
         seen_token=numbers,
         seen_count=numbers,
-        repetition_penalty=single,
-        frequency_penalty=real,
-        presence_penalty=real,
+        penalties={
+            "repetition_penalty": real,
+            "frequency_penalty": real,
+            "presence_penalty": real,
+        },
     )
     edited = TRITON.edit_logits(tensor(rows, VOCAB), edits)
-    TRITON.pick_tokens(edited, PickRows(real, numbers, real, real, large, large), "cut")
+    TRITON.pick_tokens(edited, PickRows(params_of(real, numbers), large, large), "cut")
     check(launches)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import math
-from dataclasses import fields, replace
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,6 +14,7 @@ from rootlace.kernels.interface import LogitEdits
 from rootlace.kernels.reference.sampling import edit_logits as reference
 from rootlace.kernels.triton.logits import edit_logits
 from rootlace.kernels.triton.tuning import Launch
+from tests.kernels.cases import with_tensors
 from tests.kernels.logit_edits import edits_of
 
 module = importlib.import_module("rootlace.kernels.triton.logits")
@@ -41,18 +42,16 @@ def plain(logits: torch.Tensor, edits: LogitEdits) -> list[list[float]]:
         if edits.seen_start is not None:
             for i in range(int(edits.seen_start[row]), int(edits.seen_start[row + 1])):
                 token, count = int(edits.seen_token[i]), int(edits.seen_count[i])
-                r = float(edits.repetition_penalty[row])
+                given = {name: float(values[row]) for name, values in edits.penalties.items()}
+                r = given["repetition_penalty"]
                 x[token] = x[token] / r if x[token] > 0 else x[token] * r
                 if count:
-                    x[token] -= float(edits.frequency_penalty[row]) * count + float(
-                        edits.presence_penalty[row]
-                    )
+                    x[token] -= given["frequency_penalty"] * count + given["presence_penalty"]
     return found
 
 
 def edited(logits: torch.Tensor, edits: LogitEdits) -> torch.Tensor:
-    values = {field.name: getattr(edits, field.name) for field in fields(edits)}
-    there = LogitEdits(**{n: None if v is None else v.to(DEVICE) for n, v in values.items()})
+    there = with_tensors(edits, lambda tensor: tensor.to(DEVICE))
     moved = logits.to(DEVICE)
     kept = moved.clone()
     found = edit_logits(moved, there)

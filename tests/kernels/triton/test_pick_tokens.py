@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import itertools
 import math
-from dataclasses import fields, replace
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -15,6 +15,7 @@ from rootlace.kernels.interface import Choice, PickRows
 from rootlace.kernels.reference.sampling import pick_tokens as reference
 from rootlace.kernels.reference.sampling import uniforms
 from rootlace.kernels.triton.pick_tokens import Sizes, pick_tokens
+from tests.kernels.cases import with_tensors
 
 module = importlib.import_module("rootlace.kernels.triton.pick_tokens")
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -37,19 +38,20 @@ def rows_of(params: list[tuple[float, int, float, float]], seed: int = 0) -> Pic
     random = np.random.default_rng(seed)
     count = len(params)
     return PickRows(
-        temperature=torch.tensor(temperature, dtype=torch.float64),
-        top_k=torch.tensor(top_k, dtype=torch.int32),
-        top_p=torch.tensor(top_p, dtype=torch.float64),
-        min_p=torch.tensor(min_p, dtype=torch.float64),
+        params={
+            "temperature": torch.tensor(temperature, dtype=torch.float64),
+            "top_k": torch.tensor(top_k, dtype=torch.int32),
+            "top_p": torch.tensor(top_p, dtype=torch.float64),
+            "min_p": torch.tensor(min_p, dtype=torch.float64),
+        },
         seed=torch.from_numpy(random.integers(-(2**63), 2**63 - 1, count)),
         position=torch.from_numpy(random.integers(0, 2**20, count)),
     )
 
 
 def part(rows: PickRows, index: list[int]) -> PickRows:
-    names = [field.name for field in fields(rows) if field.name != "mask_table"]
-    values = {name: getattr(rows, name) for name in names}
-    return replace(rows, **{name: v[index] for name, v in values.items() if v is not None})
+    there = with_tensors(replace(rows, mask_table=None), lambda tensor: tensor[index])
+    return replace(there, mask_table=rows.mask_table)
 
 
 def masked(rows: PickRows, table: torch.Tensor, mask_row: list[int]) -> PickRows:
@@ -58,8 +60,7 @@ def masked(rows: PickRows, table: torch.Tensor, mask_row: list[int]) -> PickRows
 
 def picked(logits: torch.Tensor, rows: PickRows, choice: Choice) -> list[int]:
     """By the kernels; what is given to them stays as it is."""
-    values = {field.name: getattr(rows, field.name) for field in fields(rows)}
-    there = replace(rows, **{n: v.to(DEVICE) for n, v in values.items() if v is not None})
+    there = with_tensors(rows, lambda tensor: tensor.to(DEVICE))
     moved = logits.to(DEVICE)
     kept = moved.clone()
     out = torch.full((len(logits) + 1,), 77, dtype=torch.int32, device=DEVICE)
@@ -112,12 +113,8 @@ def check(logits: torch.Tensor, rows: PickRows, choice: Choice = "cut") -> list[
                 values[row, ~(there & ((word >> (ids % 32)) & 1).bool())] = -math.inf
     us = uniforms(rows.seed, rows.position).tolist()
     for row, token in enumerate(tokens):
-        params = [
-            float(rows.temperature[row]),
-            int(rows.top_k[row]),
-            float(rows.top_p[row]),
-            float(rows.min_p[row]),
-        ]
+        names = ("temperature", "top_k", "top_p", "min_p")
+        params = [rows.params[name][row].item() for name in names]
         allowed = plain(values[row].tolist(), *params, us[row])  # type: ignore[arg-type]
         assert token in allowed, (row, params, token, allowed)
     assert tokens == reference(logits, rows, choice).tolist()

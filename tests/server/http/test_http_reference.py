@@ -226,3 +226,5 @@ async def _operations(served: Served) -> list[str]:
 def test_the_documentation_is_what_the_types_say() -> None:
     if api_reference.PAGE.read_text("utf-8") != api_reference.page():
         pytest.fail("docs/api.md is old: python scripts/api_reference.py writes it")
+    if api_reference.LANGUAGE.read_text("utf-8") != api_reference.language_page():
+        pytest.fail("docs/language.md is old: python scripts/api_reference.py writes its table")
