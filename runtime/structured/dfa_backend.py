@@ -11,14 +11,12 @@ import logging
 import threading
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 
 from rootlace.runtime.config import ConstraintConfig
 from rootlace.runtime.contracts.matcher import ForcedTokenizer, Grammar, Matcher
 from rootlace.runtime.contracts.plan import AutomatonState, MaskRow, SteppedAutomaton
-from rootlace.runtime.lane import Lane
 from rootlace.runtime.structured.regex.lazy_dfa import DEAD, LazyDfa
 from rootlace.runtime.structured.regex.syntax import TooLarge
 from rootlace.runtime.structured.vocabulary import vocabulary
@@ -504,14 +502,8 @@ def _masks(
     return masks, mask_of.reshape(-1).astype(np.int32)
 
 
-@dataclass(eq=False)
-class _Build:
-    make: Callable[[], None]
-    started: float | None = None
-
-
 class SteppedBuilds:
-    """One daemon thread that makes stepped automata, in the order in which they are asked for."""
+    """Makes stepped automata within bounds on daemon threads, one at a time."""
 
     def __init__(
         self,
@@ -519,7 +511,7 @@ class SteppedBuilds:
         max_bytes: int = ConstraintConfig.max_device_bytes,
     ) -> None:
         self._bounds = (max_states, max_bytes)
-        self._lane: Lane[_Build] = Lane("stepped automata", 1, lambda build: build.make())
+        self._one_at_a_time = threading.Lock()
 
     def submit(
         self,
@@ -528,17 +520,18 @@ class SteppedBuilds:
         dfa: LazyDfa,
         done: Callable[[SteppedAutomaton | None], None],
     ) -> None:
-        """`done` is called on the thread with what `stepped_automaton` makes within the bounds."""
+        """Call `done`, on a thread, with what `stepped_automaton` makes."""
 
         def make() -> None:
             try:
-                made = stepped_automaton(trie, eos_token_ids, dfa, *self._bounds)
+                with self._one_at_a_time:
+                    made = stepped_automaton(trie, eos_token_ids, dfa, *self._bounds)
             except Exception:
                 log.exception("an automaton was not made for the device; the host goes on masking")
             else:
                 done(made)
 
-        self._lane.put(_Build(make))
+        threading.Thread(target=make, name="stepped automaton", daemon=True).start()
 
 
 # Automaton ----------------------------------------------------------------------------------------

@@ -1,4 +1,15 @@
-"""Compilation beside the engine's loop, bounded in time and memory."""
+"""Compilation beside the engine's loop, bounded in time and memory.
+
+    submit -> ordinary lane: threads of this process compile what looks cheap
+                 |  costly: see `is_suspicious`
+                 v
+              quick lane: a trial in the child, for `QUICK_SECONDS` --out of time--> long lane
+                 |  the trial succeeds                                                  |
+                 v                                                                      v
+              compile here, settle the future                                     trial, compile
+
+Sections: sandbox, lanes, service.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +20,13 @@ import signal
 import subprocess
 import threading
 import time
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
+from multiprocessing.reduction import send_handle
 from typing import Any, NamedTuple
 
 import msgspec
@@ -22,9 +34,8 @@ import msgspec
 from rootlace.runtime import processes
 from rootlace.runtime.config import ConstraintConfig
 from rootlace.runtime.contracts.matcher import Grammar
-from rootlace.runtime.lane import Lane
 from rootlace.runtime.structured.compiler import KINDS, GrammarCompiler, as_compiled, check_size
-from rootlace.runtime.structured.sandbox_child import Setup, Trial, Verdict, make_first_mask
+from rootlace.runtime.structured.sandbox_child import Setup, Trial, Verdict, compiled
 from rootlace.runtime.structured.structural_tag import is_lenient, weakest
 from rootlace.runtime.structured.vocabulary.vocabulary import Vocabulary
 from rootlace.wire.errors import InternalError, InvalidConstraint, RootlaceError, ServerUnavailable
@@ -36,12 +47,17 @@ def is_suspicious(constraint: Constraint) -> bool:
     return KINDS[constraint.kind].is_suspicious(constraint.source)
 
 
-# Trial process ------------------------------------------------------------------------------------
-#
-# The parent's end of `trial`: one child process, killed and replaced when a trial exceeds it.
+# Sandbox ------------------------------------------------------------------------------------------
 
 
 START_SECONDS = 120.0
+
+
+class OutOfTime(ServerUnavailable):
+    """Raised when compiling takes longer than it may; a later try may succeed."""
+
+    def __init__(self, constraint: Constraint) -> None:
+        super().__init__(f"{constraint.kind}: compilation took too long, try again")
 
 
 class _Child(NamedTuple):
@@ -49,15 +65,19 @@ class _Child(NamedTuple):
     pipe: Connection[Any, Any]
 
 
-class TrialProcess:
-    """Compiles in a child that is started at the first trial. `run` is for one thread only."""
+class Sandbox:
+    """One child process that compiles constraints in forks (`sandbox_child`). Thread-safe.
 
-    def __init__(self, setup: Callable[[], Setup], config: ConstraintConfig) -> None:
+    The child starts at the first trial. A child that does not answer is killed and replaced.
+    """
+
+    def __init__(self, setup: Callable[[], Setup]) -> None:
         self._setup = setup
-        self._config = config
         self._child: _Child | None = None
         self._ended = False
+        self._sending = threading.Lock()
         self._lock = threading.Lock()
+        """Guards `_child` and `_ended`; never held for long."""
 
     @property
     def pid(self) -> int | None:
@@ -66,19 +86,23 @@ class TrialProcess:
         return None if child is None or self._ended else child.process.pid
 
     def run(self, constraint: Constraint, seconds: float) -> None:
-        """Raises InvalidConstraint with the reason, or the bound, if it does not compile, and
-        OutOfTime where that takes more than `seconds` of a processor."""
-        child = self._child if self._child is not None else self._start()
-        try:
-            # The child answers long before that, unless somebody has suspended it.
-            verdict = _ask(child, Trial(constraint, seconds), 10 + 10 * seconds)
-        except (EOFError, OSError):
-            self._kill()
-            raise OutOfTime(constraint) from None
-        if verdict.exceeded == "time":
+        """Try to compile. Raises InvalidConstraint with the reason, or with the bound of memory.
+
+        Raises OutOfTime if that takes more than `seconds` of a processor.
+        """
+        with contextlib.ExitStack() as pipe:
+            with self._sending:
+                child = self._child if self._child is not None else self._start()
+                ours, theirs = Pipe(duplex=False)
+                pipe.callback(ours.close)
+                with theirs, self._killing(child, OutOfTime(constraint)):
+                    child.pipe.send_bytes(msgspec.msgpack.encode(Trial(constraint, seconds)))
+                    send_handle(child.pipe, theirs.fileno(), child.process.pid)
+            with self._killing(child, OutOfTime(constraint)):
+                # The child answers long before that, unless somebody has suspended it.
+                verdict = _receive(ours, 10 + 10 * seconds)
+        if verdict.out_of_time:
             raise OutOfTime(constraint)
-        if verdict.exceeded == "memory":
-            raise too_much_memory(constraint, self._config)
         if verdict.error:
             raise InvalidConstraint(verdict.error)
 
@@ -89,21 +113,13 @@ class TrialProcess:
             if self._child is not None:
                 _end(self._child.process)
 
-    def _kill(self) -> None:
-        """The next trial starts another child."""
-        with self._lock:
-            child, self._child = self._child, None
-        assert child is not None
-        _end(child.process)
-        child.pipe.close()
-
     def _start(self) -> _Child:
         setup = self._setup()
         ours, theirs = Pipe()
         with self._lock, theirs, contextlib.ExitStack() as unless_started:
             unless_started.callback(ours.close)
             if self._ended:
-                raise ServerUnavailable("the runtime is stopping")
+                raise ServerUnavailable(STOPPING)
             command = processes.child_command("rootlace.runtime.structured.sandbox_child")
             # What a library may print goes to standard error.
             process = subprocess.Popen(
@@ -111,27 +127,23 @@ class TrialProcess:
             )
             child = self._child = _Child(process, ours)
             unless_started.pop_all()
-        try:
-            _ask(child, setup, START_SECONDS)
-        except (EOFError, OSError) as error:  # TimeoutError is an OSError
-            self._kill()
-            raise InternalError(
-                f"the process that tries constraints did not start: {error!r}"
-            ) from None
+        with self._killing(child, InternalError("the sandbox of constraints did not start")):
+            ours.send_bytes(msgspec.msgpack.encode(setup))
+            _receive(ours, START_SECONDS)
         return child
 
-
-class OutOfTime(ServerUnavailable):
-    """Compiling took longer than it may. That is no fault of the constraint's, and not remembered
-    as one."""
-
-    def __init__(self, constraint: Constraint) -> None:
-        super().__init__(f"{constraint.kind}: compilation took too long, try again")
-
-
-def too_much_memory(constraint: Constraint, config: ConstraintConfig) -> InvalidConstraint:
-    memory = f"{config.compile_memory_bytes >> 20} MiB of memory (compile_memory_bytes)"
-    return InvalidConstraint(f"{constraint.kind}: compiling it takes more than {memory}")
+    @contextlib.contextmanager
+    def _killing(self, child: _Child, error: RootlaceError) -> Any:
+        """Kill a child that hangs or has ended, so that the next trial starts another."""
+        try:
+            yield
+        except (EOFError, OSError):  # TimeoutError is an OSError
+            with self._lock:
+                if self._child is child:
+                    self._child = None
+                    _end(child.process)
+                    child.pipe.close()
+            raise error from None
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
@@ -141,16 +153,149 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
-def _ask(child: _Child, message: Setup | Trial, seconds: float) -> Verdict:
-    """The child's answer. Raises TimeoutError if there is none for `seconds`, and EOFError or
-    OSError if the child has ended."""
-    child.pipe.send_bytes(msgspec.msgpack.encode(message))
-    if not child.pipe.poll(seconds):
+def _receive(pipe: Connection[Any, Any], seconds: float) -> Verdict:
+    """Raises TimeoutError after `seconds`, and EOFError or OSError if the other end is closed."""
+    if not pipe.poll(seconds):
         raise TimeoutError
-    return msgspec.msgpack.decode(child.pipe.recv_bytes(), type=Verdict)
+    return msgspec.msgpack.decode(pipe.recv_bytes(), type=Verdict)
 
 
-# Compilation --------------------------------------------------------------------------------------
+# Lanes --------------------------------------------------------------------------------------------
+
+
+TICK_SECONDS = 0.5
+
+
+@dataclass(eq=False)
+class _Job:
+    constraint: Constraint
+    clients: list[str]
+    """Clients that asked for the constraint, at least one."""
+    future: Future[Grammar] = field(default_factory=Future)
+    lane: _Lane | None = None
+    """Where the job waits or runs; None before its first lane."""
+    started: float | None = None
+    """Processor time of the worker's thread when the bounded part of the job began."""
+
+
+class _Lane:
+    """`threads` daemon threads that call `work(job)`; started at the first job.
+
+    The jobs of one client run in order; clients take turns, job by job. A job that several clients
+    want runs when it is the turn of the first of them. A job that computes for more than `seconds`
+    after its start is handed to `overdue`, on another thread. A new thread takes the place of the
+    one that runs such a job. Neither function may raise.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        work: Callable[[_Job], None],
+        threads: int = 1,
+        overdue: Callable[[_Job], None] | None = None,
+        seconds: float = 0.0,
+    ) -> None:
+        self._name = name
+        self._threads = threads
+        self._work = work
+        self._overdue = overdue
+        self._seconds = seconds
+        self._queues: OrderedDict[str, deque[_Job]] = OrderedDict()
+        """Clients' waiting jobs; the client whose turn it is comes first."""
+        self._running: dict[threading.Thread, _Job] = {}
+        self._changed = threading.Condition()
+        self._started = False
+        self._closed = False
+
+    def put(self, job: _Job) -> bool:
+        """Run the job when it is the turn of one of its clients. False if the lane is closed."""
+        with self._changed:
+            if self._closed:
+                return False
+            for client in job.clients:
+                self._queues.setdefault(client, deque()).append(job)
+            if not self._started:
+                self._started = True
+                for _ in range(self._threads):
+                    self._spawn(self._loop)
+                if self._overdue is not None:
+                    self._spawn(self._watch)
+            self._changed.notify_all()
+            return True
+
+    def join(self, job: _Job, client: str) -> None:
+        """Let another client, new to `job.clients`, want the job if it still waits."""
+        with self._changed:
+            if any(job in queue for queue in self._queues.values()):
+                self._queues.setdefault(client, deque()).append(job)
+
+    def close(self) -> set[_Job]:
+        """Take no more jobs. Return the jobs that waited, and those that run on regardless."""
+        with self._changed:
+            self._closed = True
+            left = {job for queue in self._queues.values() for job in queue}
+            self._queues.clear()
+            self._changed.notify_all()
+            return left | set(self._running.values())
+
+    def _spawn(self, target: Callable[[], None]) -> None:
+        threading.Thread(target=target, name=self._name, daemon=True).start()
+
+    def _loop(self) -> None:
+        me = threading.current_thread()
+        while True:
+            with self._changed:
+                while not self._queues and not self._closed:
+                    self._changed.wait()
+                if self._closed:
+                    return
+                job = self._running[me] = self._take()
+                self._changed.notify_all()
+            self._work(job)
+            with self._changed:
+                if self._running.pop(me, None) is None:
+                    return  # another thread has taken the place of this one
+
+    def _take(self) -> _Job:
+        first = next(iter(self._queues))
+        job = self._queues[first][0]
+        self._queues.move_to_end(first)
+        for client, queue in list(self._queues.items()):
+            if job in queue:
+                queue.remove(job)
+                if not queue:
+                    del self._queues[client]
+        return job
+
+    def _watch(self) -> None:
+        assert self._overdue is not None
+        while True:
+            with self._changed:
+                if self._closed:
+                    return
+                self._changed.wait(TICK_SECONDS if self._running else None)
+                late = {
+                    thread: job
+                    for thread, job in self._running.items()
+                    if job.started is not None
+                    and _thread_time(thread) - job.started > self._seconds
+                }
+                for thread in late:
+                    del self._running[thread]
+                    self._spawn(self._loop)
+            for job in late.values():
+                self._overdue(job)
+
+
+def _thread_time(thread: threading.Thread) -> float:
+    """What `time.thread_time` says in a thread that is running."""
+    assert thread.ident is not None
+    if not hasattr(time, "pthread_getcpuclockid"):
+        return 0.0  # such a system does not say: nothing is ever overdue
+    return time.clock_gettime(time.pthread_getcpuclockid(thread.ident))
+
+
+# Service ------------------------------------------------------------------------------------------
 
 
 MAX_REMEMBERED_FAILURES = 256
@@ -159,29 +304,15 @@ QUICK_SECONDS = 0.25
 STOPPING = "the runtime is stopping"
 
 
-@dataclass(eq=False)
-class _Compilation:
-    constraint: Constraint
-    clients: list[str]
-    """Who asked for it, at least one."""
-    lane: Lane[_Compilation] | None = None
-    """Where it waits, or did."""
-    future: Future[Grammar] = field(default_factory=Future)
-    started: float | None = None
-    takes_long: bool = False
-    """Whether a quick trial was not enough."""
-
-
 class CompileService:
     """Compiles constraints for the engine. Thread-safe.
 
-    Ordinary constraints are compiled by `config.compile_threads` threads. Suspicious ones (see
-    `suspicion`) are tried in a child process first, where time and memory end with the process:
-    neither the engine nor an ordinary constraint waits. One that is not done after `QUICK_SECONDS`
-    is tried anew behind others of its kind, in another child, so no quick one waits for it.
-    Should an ordinary one turn out to be slow after all, it fails at the same bound, and another
-    thread takes the place of the one that is stuck with it. Time is that of the processor, however
-    busy the machine is. Failures are remembered, unless time ran out.
+    Ordinary constraints are compiled by `config.compile_threads` threads. Costly-looking ones are
+    tried in the sandbox first, where time and memory end with a process: neither the engine nor an
+    ordinary constraint waits. A trial that is not done after `QUICK_SECONDS` is repeated behind
+    others of its kind, so no quick trial waits for it. An ordinary constraint that turns out to be
+    slow fails at the same bound, and another thread takes the place of the stuck one. Time is that
+    of the processor, however busy the machine is. Failures are remembered, unless time ran out.
     """
 
     def __init__(self, compiler: Callable[[], GrammarCompiler], config: ConstraintConfig) -> None:
@@ -192,27 +323,26 @@ class CompileService:
         self._make = compiler
         self._making = threading.Lock()
         self._lock = threading.Lock()
-        self._pending: dict[Constraint, _Compilation] = {}
+        self._pending: dict[Constraint, _Job] = {}
         self._failed: OrderedDict[bytes, str] = OrderedDict()
-        self._trial, self._long_trial = (TrialProcess(self._setup, config) for _ in range(2))
-        self._ordinary: Lane[_Compilation] = Lane(
-            "compile",
-            max(config.compile_threads, 1),
-            self._compile,
-            self._give_up,
-            config.compile_seconds,
+        """Digest of a constraint, whose source may be long -> why it does not compile."""
+        self._sandbox = Sandbox(self._setup)
+        self._ordinary = _Lane(
+            *("compile", self._run, max(config.compile_threads, 1)),
+            overdue=lambda job: self._fail(job, OutOfTime(job.constraint)),
+            seconds=config.compile_seconds,
         )
-        self._suspicious: Lane[_Compilation] = Lane("compile-suspicious", 1, self._try)
-        self._long: Lane[_Compilation] = Lane("compile-long", 1, self._try)
+        self._quick = _Lane("compile-quick", self._run)
+        self._long = _Lane("compile-long", self._run)
 
     @property
-    def trial_pid(self) -> int | None:
-        """The child process in which suspicious constraints are tried, if there is one now."""
-        return self._trial.pid
+    def sandbox_pid(self) -> int | None:
+        """The child process in which costly constraints are tried, if there is one now."""
+        return self._sandbox.pid
 
     @property
     def vocabulary(self) -> Vocabulary:
-        """That which constraints are compiled for, once one was."""
+        """The vocabulary of all constraints; there is one once a constraint was compiled."""
         assert self._compiler is not None
         return self._compiler.vocabulary
 
@@ -221,32 +351,40 @@ class CompileService:
         return self._compiler.cached(constraint) if self._compiler is not None else None
 
     def submit(self, constraint: Constraint, client: str = "") -> Future[Grammar]:
-        """The grammar, soon; clients take turns, and those who ask for the same share one future,
-        for which nobody waits longer than if the others had not asked.
+        """The grammar, soon.
 
-        It fails with InvalidConstraint where the constraint cannot be enforced or is beyond its
-        bounds, and cannot be cancelled. Its callbacks are called by a worker's thread.
+        Clients take turns. Clients that ask for the same constraint share one future, and none
+        waits longer than alone. The future fails with InvalidConstraint where the constraint cannot
+        be enforced or is beyond its bounds, and cannot be cancelled. A worker's thread calls the
+        callbacks of the future.
         """
-        job = _Compilation(as_compiled(constraint), [client])
-        job.future.set_running_or_notify_cancel()
+        constraint = as_compiled(constraint)
         with self._lock:
-            pending = self._pending.get(job.constraint)
-            if pending is not None:
-                if client not in pending.clients:
-                    pending.clients.append(client)
-                    if pending.lane is not None:
-                        pending.lane.want(pending, client)
-                return pending.future
-            self._pending[job.constraint] = job
-        known = self._known(job.constraint)
-        if known is not None and not is_lenient(job.constraint):
+            job = self._pending.get(constraint)
+            if job is not None:
+                if client not in job.clients:
+                    job.clients.append(client)
+                    if job.lane is not None:
+                        job.lane.join(job, client)
+                return job.future
+            job = self._pending[constraint] = _Job(constraint, [client])
+            job.future.set_running_or_notify_cancel()
+        known = self._known(constraint)
+        if known is not None and not is_lenient(constraint):
             self._settle(job, known)
         else:
             self._put(self._ordinary, job)
         return job.future
 
+    def close(self) -> None:
+        """End the child process; what is not compiled yet fails with ServerUnavailable."""
+        for lane in (self._ordinary, self._quick, self._long):
+            for job in lane.close():
+                self._settle(job, ServerUnavailable(STOPPING))
+        self._sandbox.close()
+
     def _known(self, constraint: Constraint) -> InvalidConstraint | None:
-        """What is wrong with it, if that is known already."""
+        """Why the constraint does not compile, if that is known already."""
         try:
             check_size(constraint, self._config)
         except InvalidConstraint as error:
@@ -255,92 +393,62 @@ class CompileService:
             known = self._failed.get(_digest(constraint)) if self._failed else None
         return None if known is None else InvalidConstraint(known)
 
-    def close(self) -> None:
-        """End the child process; what is not compiled yet fails with ServerUnavailable."""
-        for lane in (self._ordinary, self._suspicious, self._long):
-            for job in lane.close():
-                self._settle(job, ServerUnavailable(STOPPING))
-        self._trial.close()
-        self._long_trial.close()
+    def _put(self, lane: _Lane, job: _Job) -> None:
+        with self._lock:  # a client that joins between two lanes is not missed
+            job.lane = lane
+            taken = lane.put(job)
+        if not taken:
+            self._settle(job, ServerUnavailable(STOPPING))
 
     # ------------------------------------------------------------ in the workers
 
-    def _compile(self, job: _Compilation) -> None:
+    def _run(self, job: _Job) -> None:
+        """Do what the job's lane is for, and settle the job or put it into the next lane."""
         try:
             compiler = self._made()
         except Exception as error:
             self._settle(job, error)
             return
-        known = self._known(job.constraint)
-        if known is not None:
-            self._fail(job, known)
-            return
-        job.started = time.thread_time()
-        # outlines-core builds all of its index at once, and does not let go of the interpreter.
-        if self._config.backend == "outlines_core" or is_suspicious(job.constraint):
-            self._put(self._suspicious, job)
-        else:
-            self._finish(job, compiler)
-
-    def _put(self, lane: Lane[_Compilation], job: _Compilation) -> None:
-        with self._lock:  # between two lanes nobody may miss it
-            job.lane = lane
-            taken = lane.put(job, job.clients)
-        if not taken:
-            self._settle(job, ServerUnavailable(STOPPING))
-
-    def _try(self, job: _Compilation) -> None:
-        self._finish(job, self._made(), self._long_trial if job.takes_long else self._trial)
-
-    def _finish(
-        self, job: _Compilation, compiler: GrammarCompiler, trial: TrialProcess | None = None
-    ) -> None:
-        """Compile, in a `trial` first if there is one, and settle the job."""
-        seconds = self._config.compile_seconds
+        constraint, config = job.constraint, self._config
         try:
-            if trial is not None:
-                quick = min(QUICK_SECONDS, seconds)
-                trial.run(job.constraint, seconds if job.takes_long else quick)
-            grammar = compiler.compile(job.constraint)
-            make_first_mask(grammar, job.constraint)  # otherwise a step would wait
-            self._settle(job, grammar)
-        except InvalidConstraint as error:
-            self._refuse(job, error)
-        except RecursionError:
-            self._refuse(job, InvalidConstraint(f"{job.constraint.kind}: nested too deeply"))
-        except MemoryError:
-            self._refuse(job, too_much_memory(job.constraint, self._config))
-        except OutOfTime as error:
-            if job.takes_long:
-                self._fail(job, error)
+            if job.lane is self._ordinary:
+                if (known := self._known(constraint)) is not None:
+                    raise known
+                job.started = time.thread_time()
+                # outlines-core builds all of its index at once, and holds the interpreter.
+                if config.backend == "outlines_core" or is_suspicious(constraint):
+                    self._put(self._quick, job)
+                    return
             else:
-                job.takes_long = True
+                seconds = config.compile_seconds
+                quick = job.lane is self._quick
+                self._sandbox.run(constraint, min(QUICK_SECONDS, seconds) if quick else seconds)
+            self._settle(job, compiled(compiler.compile, constraint, config))
+        except OutOfTime as error:
+            if job.lane is self._quick:
                 self._put(self._long, job)
+            else:
+                self._fail(job, error)
+        except InvalidConstraint as error:
+            self._remember(job, error)
+            self._fail(job, error)
         except Exception as error:
             self._settle(job, error)
 
-    def _give_up(self, job: _Compilation) -> None:
-        self._fail(job, OutOfTime(job.constraint))
-
-    def _refuse(self, job: _Compilation, error: InvalidConstraint) -> None:
-        self._remember(job, error)
-        self._fail(job, error)
-
-    def _remember(self, job: _Compilation, error: InvalidConstraint) -> None:
+    def _remember(self, job: _Job, error: Exception) -> None:
         with self._lock:
             self._failed[_digest(job.constraint)] = str(error)
             if len(self._failed) > MAX_REMEMBERED_FAILURES:
                 self._failed.popitem(last=False)
 
-    def _fail(self, job: _Compilation, error: Exception) -> None:
-        """`job` ends with the error or, where all that could not be compiled of it is lenient, with
-        what is left without that."""
+    def _fail(self, job: _Job, error: Exception) -> None:
+        """End the job with the error or, where a lenient part is at fault, without that part."""
         weaker = weakest(job.constraint)
         if weaker is None:
             self._settle(job, error)
             return
         if isinstance(error, OutOfTime):  # once is enough
-            self._remember(job, InvalidConstraint(str(error)))
+            self._remember(job, error)
 
         def settle(left: Future[Grammar]) -> None:
             error = left.exception()
@@ -348,15 +456,13 @@ class CompileService:
 
         self.submit(weaker, job.clients[0]).add_done_callback(settle)
 
-    def _settle(self, job: _Compilation, result: Grammar | Exception) -> None:
+    def _settle(self, job: _Job, result: Grammar | Exception) -> None:
         with self._lock:
             if self._pending.get(job.constraint) is not job:
-                return  # it was given up, or the service is closed
+                return  # the job was given up, or the service is closed
             del self._pending[job.constraint]
         if isinstance(result, Exception):
-            if isinstance(
-                result, RootlaceError
-            ):  # what goes wrong otherwise is told with its place
+            if isinstance(result, RootlaceError):  # other errors are told with their place
                 # Its frames know the job, and so the future: it would refer to itself.
                 result.__traceback__ = result.__context__ = None
             job.future.set_exception(result)
@@ -382,5 +488,4 @@ class CompileService:
 
 
 def _digest(constraint: Constraint) -> bytes:
-    """Stands for a constraint that failed: its source may be long."""
     return hashlib.sha256(msgspec.msgpack.encode(constraint)).digest()

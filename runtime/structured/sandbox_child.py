@@ -1,26 +1,27 @@
-"""The child process in which suspicious constraints are compiled first; `trial_process` starts it.
+"""The child process in which costly constraints are compiled first; `sandbox.Sandbox` starts it.
 
-It gets the vocabulary once, then constraints one at a time, and says of each whether it compiles.
-Each is compiled in a fork of its own, whose address space and time are bounded by the operating
-system, which ends it beyond. Time that it waits for a processor does not count: how long a
-constraint takes must not depend on what else the machine does. But an alarm ends it some time after
-the bound, whatever it waits for.
+    parent --Setup, then Trial and a pipe--> child --fork--> keeper --fork--> worker
+                      pipe <------------------- Verdict of the worker, or of the keeper
 
-Its standard input is one end of a `multiprocessing.Pipe`: messages in MessagePack go both ways.
-When it ends, the parent has, and the child exits with its fork.
+The child reads the vocabulary once. Each worker compiles one constraint, and the operating system
+ends a worker beyond its address space or time. Time that a worker waits for a processor does not
+count: the bound must not depend on what else the machine does. But an alarm ends the worker some
+time after the bound. Then the worker's keeper gives the verdict.
+
+Standard input is one end of a `multiprocessing.Pipe`, with messages in MessagePack. When the input
+ends, the parent has ended, and the child ends with all that it forked.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-import queue
 import resource
 import signal
-import sys
-import threading
+from collections.abc import Callable
 from multiprocessing.connection import Connection
-from typing import Any, Literal
+from multiprocessing.reduction import recv_handle
+from typing import Any
 
 import msgspec
 import psutil
@@ -35,7 +36,7 @@ from rootlace.wire.protocol import Constraint
 WARM_UP = (Constraint("regex", "a"), Constraint("ebnf", 'root ::= "a" root "b" | "c"'))
 
 OUT_OF_TIME = (signal.SIGPROF, signal.SIGALRM)
-"""The signals that end a fork when it has computed, or waited, for too long."""
+"""The signals that end a worker after too much computing, or too much waiting."""
 
 
 class Setup(msgspec.Struct, frozen=True):
@@ -49,103 +50,104 @@ class Setup(msgspec.Struct, frozen=True):
 
 
 class Trial(msgspec.Struct, frozen=True):
-    """Any later message to the child."""
+    """Any later message to the child; a pipe for the verdict follows."""
 
     constraint: Constraint
     seconds: float
 
 
 class Verdict(msgspec.Struct, frozen=True):
-    """The child's answer: `error` is why the constraint does not compile, empty if it does."""
+    """The answer: `error` is why the constraint does not compile, empty if it does."""
 
     error: str = ""
-    exceeded: Literal["", "time", "memory"] = ""
+    out_of_time: bool = False
 
 
-# ---------------------------------------------------------------- the child
+def compiled(
+    compile: Callable[[Constraint], Grammar], constraint: Constraint, config: ConstraintConfig
+) -> Grammar:
+    """The grammar, with its first mask: that may take longer than all before.
+
+    Raises InvalidConstraint.
+    """
+    try:
+        grammar = compile(constraint)
+        matcher = grammar.matcher()
+        matcher.allowed_mask()
+    except RecursionError:
+        raise InvalidConstraint(f"{constraint.kind}: nested too deeply") from None
+    except MemoryError:
+        raise too_much_memory(constraint, config) from None
+    if error := matcher.error():
+        raise InvalidConstraint(f"{constraint.kind}: {error}")
+    return grammar
 
 
-def main() -> int:
-    """Exit status 0 when the input ends."""
+def too_much_memory(constraint: Constraint, config: ConstraintConfig) -> InvalidConstraint:
+    memory = f"{config.compile_memory_bytes >> 20} MiB of memory (compile_memory_bytes)"
+    return InvalidConstraint(f"{constraint.kind}: compiling it takes more than {memory}")
+
+
+def main() -> None:
+    """Serve until the input ends, or a message does not fit into memory."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # keepers leave no status behind
     for number in OUT_OF_TIME:
         signal.signal(number, signal.SIG_DFL)  # ends the process, whatever it is doing
     signal.pthread_sigmask(signal.SIG_UNBLOCK, OUT_OF_TIME)  # the parent may have blocked them
     parent: Connection[Any, Any] = Connection(0)
-    messages: queue.SimpleQueue[bytes] = queue.SimpleQueue()
-    forks: list[int] = []
-    threading.Thread(target=_read_all, args=(parent, messages, forks), daemon=True).start()
-    setup = msgspec.msgpack.decode(messages.get(), type=Setup)
+    setup = msgspec.msgpack.decode(parent.recv_bytes(), type=Setup)
     compiler = GrammarCompiler(
         Vocabulary(setup.tokenizer_json, setup.size, setup.eos_token_ids),
         config=setup.config,
         documents=setup.documents,
     )
     for constraint in WARM_UP:  # what is built once is built now
-        attempt(compiler, constraint)
+        _attempt(compiler, constraint)
     os.nice(5)  # the engine's steps go first
     parent.send_bytes(msgspec.msgpack.encode(Verdict()))
-    while True:
-        trial = msgspec.msgpack.decode(messages.get(), type=Trial)
-        fork = os.fork()
-        if not fork:
-            _limit_memory(setup.config.compile_memory_bytes)
-            _set_alarms(trial.seconds, 8 * trial.seconds + 1)
-            verdict = attempt(compiler, trial.constraint)
-            _set_alarms(0, 0)
-            parent.send_bytes(msgspec.msgpack.encode(verdict))
-            os._exit(0)
-        forks.append(fork)
-        _, status = os.waitpid(forks[0], 0)
-        forks.clear()
-        if status:  # beyond its memory, it may also end where nothing could catch that
-            late = os.WIFSIGNALED(status) and os.WTERMSIG(status) in OUT_OF_TIME
-            verdict = Verdict(exceeded="time" if late else "memory")
-            parent.send_bytes(msgspec.msgpack.encode(verdict))
+    try:
+        while True:
+            trial = msgspec.msgpack.decode(parent.recv_bytes(), type=Trial)
+            answer: Connection[Any, Any] = Connection(recv_handle(parent))
+            if not os.fork():
+                parent.close()
+                _keep(compiler, trial, answer)
+            answer.close()
+    finally:
+        os.killpg(0, signal.SIGKILL)  # the group that the parent made for the child
+
+
+def _keep(compiler: GrammarCompiler, trial: Trial, answer: Connection[Any, Any]) -> None:
+    """Try a constraint in a worker, and answer for a worker that was ended. Never returns."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    worker = os.fork()
+    if not worker:
+        _limit_memory(compiler.config.compile_memory_bytes)
+        _set_alarms(trial.seconds, 8 * trial.seconds + 1)
+        verdict = _attempt(compiler, trial.constraint)
+        _set_alarms(0, 0)
+        answer.send_bytes(msgspec.msgpack.encode(verdict))
+        os._exit(0)
+    _, status = os.waitpid(worker, 0)
+    if status:  # beyond its memory, a worker may also end where nothing could catch that
+        late = os.WIFSIGNALED(status) and os.WTERMSIG(status) in OUT_OF_TIME
+        error = str(too_much_memory(trial.constraint, compiler.config))
+        answer.send_bytes(msgspec.msgpack.encode(Verdict("" if late else error, late)))
+    os._exit(0)
+
+
+def _attempt(compiler: GrammarCompiler, constraint: Constraint) -> Verdict:
+    try:
+        compiled(compiler.build, constraint, compiler.config)
+    except RootlaceError as error:
+        return Verdict(str(error))
+    return Verdict()
 
 
 def _set_alarms(computing: float, in_all: float) -> None:
     signal.setitimer(signal.ITIMER_PROF, computing)
     signal.setitimer(signal.ITIMER_REAL, in_all)
-
-
-def attempt(compiler: GrammarCompiler, constraint: Constraint) -> Verdict:
-    """Compile it and compute its first mask; the result is not kept."""
-    try:
-        make_first_mask(compiler.build(constraint), constraint)
-    except MemoryError:
-        return Verdict(exceeded="memory")
-    except RootlaceError as error:
-        return Verdict(error=str(error))
-    except RecursionError:
-        return Verdict(error=f"{constraint.kind}: nested too deeply")
-    return Verdict()
-
-
-def make_first_mask(grammar: Grammar, constraint: Constraint) -> None:
-    """Compute it: that may take longer than all before. Raises InvalidConstraint if it fails."""
-    matcher = grammar.matcher()
-    matcher.allowed_mask()
-    if error := matcher.error():
-        raise InvalidConstraint(f"{constraint.kind}: {error}")
-
-
-def _read_all(
-    parent: Connection[Any, Any], messages: queue.SimpleQueue[bytes], forks: list[int]
-) -> None:
-    """Ends the process, and `forks`, with the parent, and also where a message does not fit into
-    memory: nobody would read the next one."""
-    status = 1
-    try:
-        while True:
-            messages.put(parent.recv_bytes())
-    except (EOFError, OSError):
-        status = 0
-    finally:
-        for fork in forks:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(fork, signal.SIGKILL)
-        os._exit(status)
 
 
 def _limit_memory(extra: int) -> None:
@@ -157,4 +159,4 @@ def _limit_memory(extra: int) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -22,7 +22,7 @@ from rootlace.runtime.server.programs import _decode, _split
 from rootlace.runtime.structured import GrammarCompiler
 from rootlace.runtime.structured.compiler import check_size
 from rootlace.runtime.structured.sandbox import is_suspicious
-from rootlace.runtime.structured.sandbox_child import make_first_mask
+from rootlace.runtime.structured.sandbox_child import compiled
 from rootlace.wire import protocol
 from rootlace.wire.errors import RootlaceError
 from rootlace.wire.protocol import Constraint
@@ -52,10 +52,7 @@ def read_constraint(kind: str, data: bytes) -> None:
     check_size(constraint, LIMITS)
     if is_suspicious(constraint):
         return
-    try:
-        make_first_mask(_compiler().build(constraint), constraint)
-    except RecursionError:
-        return  # the service makes an error of it
+    compiled(_compiler().build, constraint, LIMITS)
 
 
 def read_gguf(data: bytes) -> None:

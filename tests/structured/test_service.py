@@ -145,7 +145,7 @@ def slow(self, constraint):
     if "xxx" in constraint.source: import os; os.abort()
     return build(self, constraint)
 compiler.GrammarCompiler.build = slow
-sys.exit(trial.main())
+trial.main()
 """
     monkeypatch.setattr(
         "rootlace.runtime.processes.child_command",
@@ -162,7 +162,7 @@ def long(letter: str) -> Constraint:
 def test_time_and_memory_end_with_the_child(service: CompileService, hanging: None) -> None:
     first_error = service.submit(long("z"))  # sleeps
     service.submit(long("a")).result(timeout=60)
-    child = service.trial_pid
+    child = service.sandbox_pid
     for future in (first_error, service.submit(long("w"))):
         error = future.exception(timeout=60)
         assert isinstance(error, ServerUnavailable), error
@@ -171,52 +171,54 @@ def test_time_and_memory_end_with_the_child(service: CompileService, hanging: No
     assert "256 MiB of memory (compile_memory_bytes)" in failure(service.submit(long("x")))
     assert service.submit(long("b")).result(timeout=60).matcher().forced_text()
     # The child was not lost with any of them.
-    assert service.trial_pid == child
+    assert service.sandbox_pid == child
 
 
-class ScriptedTrial:
-    """Runs out of time over a `z`, once `release` is set."""
+class ScriptedSandbox:
+    """Runs out of time over a `z`, once the trials of that length are released."""
 
-    def __init__(self) -> None:
-        self.release = threading.Event()
-        self.tried: list[float] = []
-        self.sources: list[str] = []
+    def __init__(self, *released: str) -> None:
+        self.quick, self.long = threading.Event(), threading.Event()
+        self.tried: list[tuple[str, float]] = []
+        for name in released:
+            getattr(self, name).set()
 
     def run(self, constraint: Constraint, seconds: float) -> None:
-        self.tried.append(seconds)
-        self.sources.append(constraint.source)
+        self.tried.append((constraint.source, seconds))
         if "z" in constraint.source:
-            self.release.wait(100)
+            (self.quick if seconds == QUICK_SECONDS else self.long).wait(100)
             raise sandbox.OutOfTime(constraint)
+
+    def tries(self, seconds: float) -> list[str]:
+        return [source for source, given in self.tried if given == seconds]
 
     def close(self) -> None: ...
 
 
+def scripted(*released: str) -> tuple[CompileService, ScriptedSandbox]:
+    service, child = CompileService(make_compiler, PATIENT), ScriptedSandbox(*released)
+    service._sandbox = child  # type: ignore[assignment]
+    return service, child
+
+
 def test_a_quick_constraint_waits_for_no_long_one_and_time_is_no_fault_to_remember() -> None:
-    service = CompileService(make_compiler, PATIENT)
-    quick, patient = ScriptedTrial(), ScriptedTrial()
-    service._trial, service._long_trial = quick, patient  # type: ignore[assignment]
-    quick.release.set()
+    service, child = scripted("quick")
     hanging = service.submit(long("z"))
     assert service.submit(long("a")).result(timeout=60).matcher().forced_text()
     assert not hanging.done()
-    patient.release.set()
+    child.long.set()
     first = hanging.exception(timeout=60)
     for error in (first, service.submit(long("z")).exception(timeout=60)):
         assert isinstance(error, ServerUnavailable) and error.http_status == 503
         assert str(error) == "regex: compilation took too long, try again"
-    assert quick.tried == [QUICK_SECONDS] * 3 and patient.tried == [100.0] * 2
+    assert len(child.tries(QUICK_SECONDS)) == 3 and len(child.tries(100.0)) == 2
     service.close()
 
 
 @pytest.mark.parametrize("strict", [None, True])
 def test_a_lenient_tag_that_takes_too_long_is_served_without_its_schemas(strict: Any) -> None:
     """Once, and then at once."""
-    service = CompileService(make_compiler, PATIENT)
-    quick, patient = ScriptedTrial(), ScriptedTrial()
-    service._trial, service._long_trial = quick, patient  # type: ignore[assignment]
-    quick.release.set()
-    patient.release.set()
+    service, child = scripted("quick", "long")
     values = {"type": "object", "properties": {"z": {"enum": ["a" * 20_000]}}, "required": ["z"]}
     calls = [("<f>", arguments(values, strict)), ("<g>", arguments({}, strict))]
     tag = Constraint("structural_tag", json.dumps(among_text(calls, "<", "</f>")))
@@ -229,33 +231,47 @@ def test_a_lenient_tag_that_takes_too_long_is_served_without_its_schemas(strict:
         byte_tokens = make_compiler().vocabulary.byte_tokens
         assert all(matcher.advance(byte_tokens[byte]) for byte in b"<f>{}</f> so <")
         assert not matcher.advance(byte_tokens[ord("h")])
-    assert patient.tried == [100.0] * (2 if strict else 1)
+    assert len(child.tries(100.0)) == (2 if strict else 1)
     service.close()
 
 
 def test_one_client_with_many_suspicious_constraints_does_not_delay_another() -> None:
-    service = CompileService(make_compiler, PATIENT)
-    quick, patient = ScriptedTrial(), ScriptedTrial()
-    service._trial, service._long_trial = quick, patient  # type: ignore[assignment]
+    service, child = scripted()
     greedy = [service.submit(long("z" * count), "greedy") for count in range(1, 9)]
-    eventually(lambda: quick.sources == [long("z").source])
+    eventually(lambda: child.tried == [(long("z").source, QUICK_SECONDS)])
     polite = service.submit(long("a"), "polite")
     shared = service.submit(long("z" * 8), "third")  # which waited behind all of the first's
     assert shared is greedy[-1]
-    eventually(lambda: {"greedy", "polite", "third"} == service._suspicious._queues.keys())
-    quick.release.set()
+    eventually(lambda: {"greedy", "polite", "third"} == service._quick._queues.keys())
+    child.quick.set()
     assert polite.result(timeout=60).matcher().forced_text()
-    eventually(lambda: len(quick.sources) == 9)
-    assert {long("a").source, long("z" * 8).source} < set(quick.sources[:5])
+    eventually(lambda: len(child.tries(QUICK_SECONDS)) == 9)
+    assert {long("a").source, long("z" * 8).source} < set(child.tries(QUICK_SECONDS)[:5])
     assert not any(one.done() for one in greedy)
-    patient.release.set()
+    child.long.set()
     service.close()
+
+
+@pytest.mark.slow
+def test_trials_run_beside_each_other_in_the_one_child(
+    service: CompileService, hanging: None
+) -> None:
+    """A quick one is done while a long one computes, and the child outlives both."""
+    service.submit(long("a")).result(timeout=60)
+    pid = service.sandbox_pid
+    assert pid is not None
+    busy = service.submit(long("w"))
+    eventually(lambda: len(psutil.Process(pid).children(recursive=True)) == 2)
+    service.submit(long("b")).result(timeout=60)
+    assert isinstance(busy.exception(timeout=60), ServerUnavailable)
+    assert service.sandbox_pid == pid
+    eventually(lambda: not psutil.Process(pid).children())
 
 
 def test_nothing_is_left_behind(hanging: None) -> None:
     service = CompileService(make_compiler, CONFIG)
     service.submit(long("a")).result(timeout=60)
-    pid = service.trial_pid
+    pid = service.sandbox_pid
     assert pid is not None
     waiting = service.submit(long("z"))
     service.close()
@@ -263,25 +279,32 @@ def test_nothing_is_left_behind(hanging: None) -> None:
         waiting.result(timeout=60)
     with pytest.raises(ServerUnavailable):
         service.submit(Constraint("regex", "later")).result(timeout=60)
-    assert service.trial_pid is None
+    assert service.sandbox_pid is None
     assert not psutil.pid_exists(pid)
 
 
-def test_the_child_ends_with_its_input(service: CompileService) -> None:
-    """As it does when the parent is killed: the pipe is closed for it."""
+def test_the_child_ends_with_its_input(hanging: None) -> None:
+    """As it does when the parent is killed: the pipe is closed for it. All forks end, too."""
+    service = CompileService(make_compiler, PATIENT)
     service.submit(long("a")).result(timeout=60)
-    pid = service.trial_pid
+    pid = service.sandbox_pid
     assert pid is not None
     child = psutil.Process(pid)
-    assert service._trial._child is not None
-    service._trial._child.pipe.close()
-    assert child.wait(timeout=100) == 0
+    busy = service.submit(long("w"))
+    (job,) = service._pending.values()
+    eventually(lambda: job.lane is service._long and len(child.children(recursive=True)) == 2)
+    forks = child.children(recursive=True)
+    assert service._sandbox._child is not None
+    service._sandbox._child.pipe.close()
+    _, alive = psutil.wait_procs([child, *forks], timeout=100)
+    assert not alive
+    assert isinstance(busy.exception(timeout=60), ServerUnavailable)
 
 
 @pytest.mark.slow
 def test_a_child_that_is_gone_is_replaced(service: CompileService) -> None:
     service.submit(long("a")).result(timeout=60)
-    pid = service.trial_pid
+    pid = service.sandbox_pid
     assert pid is not None
     os.kill(pid, signal.SIGKILL)
     with contextlib.suppress(InvalidConstraint):  # the one that found it gone
@@ -461,7 +484,7 @@ def test_a_child_that_could_not_be_started_leaves_nothing_open(
         raise OSError("no more processes")
 
     setup: Any = lambda: None  # noqa: E731
-    trial = sandbox.TrialProcess(setup, ConstraintConfig())
+    trial = sandbox.Sandbox(setup)
     monkeypatch.setattr(sandbox.subprocess, "Popen", refuse)
     before = psutil.Process().num_fds()
     with pytest.raises(OSError, match="no more processes") as caught:
@@ -475,12 +498,20 @@ def test_a_child_that_could_not_be_started_leaves_nothing_open(
 
 def test_the_child_ends_when_a_message_does_not_fit() -> None:
     """Otherwise its parent would wait for an answer, and it would not see its parent's end."""
-    script = (
-        "import time\n"
-        "from types import SimpleNamespace\n"
-        "from rootlace.runtime.structured import sandbox_child as trial\n"
-        "def recv_bytes(): raise MemoryError\n"
-        "trial._read_all(SimpleNamespace(recv_bytes=recv_bytes), None, [])\n"
-    )
-    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, check=False)
-    assert (ended.returncode, ended.stderr) == (1, b"")
+    script = """
+import msgspec
+from rootlace.runtime.structured import sandbox_child as trial
+setup = trial.Setup(trial.ConstraintConfig(), 1, [0], "", {})
+class Parent:
+    messages = [msgspec.msgpack.encode(setup)]
+    def recv_bytes(self):
+        if not self.messages: raise MemoryError
+        return self.messages.pop()
+    def send_bytes(self, data): ...
+trial.Connection = lambda _: Parent()
+trial.GrammarCompiler = trial.Vocabulary = lambda *_, **__: None
+trial.WARM_UP = ()
+trial.main()
+"""
+    ended = subprocess.run([sys.executable, "-c", script], check=False, start_new_session=True)
+    assert ended.returncode == -signal.SIGKILL
