@@ -53,7 +53,7 @@ from triton.compiler import ASTSource
 from triton.runtime.jit import MockTensor
 
 import rootlace.kernels.triton as kernels
-from rootlace.kernels.triton.variants import Variant
+from rootlace.kernels.triton.launching import Variant
 
 SHARED_MEMORY = {
     80: 163 << 10,

@@ -68,7 +68,6 @@ MAY_IMPORT: dict[str, set[str]] = {
         "rootlace.runtime.model.checkpoint.config",
         "rootlace.runtime.model.checkpoint.source",
         "rootlace.runtime.model.hub.local",
-        "rootlace.runtime.model.hub.packaged",
         "rootlace.runtime.simulation",
         "rootlace.runtime.contracts.plan",
     },
@@ -209,11 +208,10 @@ MAY_IMPORT: dict[str, set[str]] = {
         "rootlace.wire",
         "rootlace.runtime.model.checkpoint.config",
         "rootlace.runtime.model.checkpoint.source",
-        "rootlace.runtime.model.checkpoint.folder",
         # Where the user's files are kept.
         "rootlace.kernels.native.build",
     },
-    "rootlace.runtime.model.checkpoint.quantised.layouts": set(),
+    "rootlace.runtime.model.checkpoint.quantised.layouts": {"rootlace.wire"},
     "rootlace.runtime.model.checkpoint.quantised": {
         "rootlace.wire",
         "rootlace.runtime.model.families",
@@ -227,13 +225,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "rootlace.runtime.model.checkpoint.source": {
         "rootlace.wire",
         "rootlace.runtime.model.families",
-        "rootlace.runtime.model.checkpoint.folder",
         "rootlace.runtime.model.checkpoint.quantised",
         "rootlace.runtime.model.gguf",
-    },
-    "rootlace.runtime.model.checkpoint.folder": {
-        "rootlace.wire",
-        "rootlace.runtime.model.gguf.file",
     },
     "rootlace.runtime.model.gguf": {
         "rootlace.wire",
@@ -286,7 +279,6 @@ MUST_NOT_IMPORT: dict[str, set[str]] = {
     "rootlace.runtime.model.checkpoint.config": HEAVY | SERVING | {"numpy"},
     "rootlace.runtime.model.checkpoint.source": HEAVY | SERVING | {"numpy"},
     "rootlace.runtime.model.hub": HEAVY | SERVING | {"numpy"},
-    "rootlace.runtime.model.checkpoint.folder": HEAVY | SERVING | {"numpy"},
     "rootlace.runtime.model.checkpoint.quantised.layouts": HEAVY | SERVING | {"numpy"},
     "rootlace.runtime.model.checkpoint.quantised": HEAVY | SERVING | {"numpy"},
     "rootlace.runtime.model.checkpoint.quantised.reading": {"aiohttp", "transformers", "zmq"},

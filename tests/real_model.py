@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from rootlace.runtime.model.hub.packaged import PackagedFile, packaged_model
+from rootlace.runtime.model.hub.local import PackagedFile, packaged_model
 
 
 def _find() -> Path | None:

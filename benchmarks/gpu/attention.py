@@ -138,7 +138,7 @@ def per_row_plan(kernels: KernelSet, paged: Paged) -> Any:
         with patch("rootlace.kernels.reference.attention.MIN_SAVED", NEVER):
             return bound_plan(kernels, paged.batch)
     from rootlace.kernels.triton.attention import AttentionRules, plan_attention
-    from rootlace.kernels.triton.shared_nodes import SharingRule
+    from rootlace.kernels.triton.attention_plan import SharingRule
 
     batch = paged.batch
     rules = AttentionRules(sharing=SharingRule(node_bytes=NEVER))

@@ -1,4 +1,4 @@
-"""Launch settings by measurement: writes this architecture's table (`kernels/triton/tuning.py`).
+"""Launch settings by measurement: writes this architecture's table (`kernels/triton/launching.py`).
 
 Each entry of the table is exercised by a load that it is looked up for. One number at a time is
 doubled or halved (stages: one more or less) for as long as that helps: a few dozen launches are
@@ -31,7 +31,7 @@ from benchmarks.gpu.paged import HeadShape, attend, make_paged
 from benchmarks.gpu.setting import Setting, describe, has_faulted
 from benchmarks.gpu.timing import Call, time_one
 from rootlace.kernels import KernelSet
-from rootlace.kernels.triton import tuning
+from rootlace.kernels.triton import launching
 
 Entry = dict[str, Any]
 Table = dict[str, list[Entry]]
@@ -108,7 +108,7 @@ def search(
 def entry_of(table: Table, case: TuneCase) -> Entry:
     """The entry that is looked up for the case."""
     for entry in table[case.kernel]:
-        if all(tuning._holds(case.key, name, wanted) for name, wanted in entry["when"].items()):
+        if all(launching._holds(case.key, name, wanted) for name, wanted in entry["when"].items()):
             return entry
     raise KeyError(f"no entry of {case.kernel} for {case.key}")
 
@@ -133,20 +133,20 @@ def neighbours(entry: Entry) -> list[Entry]:
 def trial_tables(arch: int) -> Iterator[Load]:
     """What gives a case's call under a table. Kernels read their tables from a temporary folder
     meanwhile, anew for every candidate."""
-    committed = tuning.TABLES
+    committed = launching.TABLES
     with tempfile.TemporaryDirectory() as name:
-        tuning.TABLES = Path(shutil.copytree(committed, Path(name) / "tables"))
+        launching.TABLES = Path(shutil.copytree(committed, Path(name) / "tables"))
 
         def load(table: Table, case: TuneCase, kernels: KernelSet) -> Call:
-            write_table(tuning.TABLES / f"sm_{arch}.json", None, table)
-            tuning.forget()
+            write_table(launching.TABLES / f"sm_{arch}.json", None, table)
+            launching.forget()
             return case.make(kernels)
 
         try:
             yield load
         finally:
-            tuning.TABLES = committed
-            tuning.forget()
+            launching.TABLES = committed
+            launching.forget()
 
 
 def _kept(result: object) -> list[torch.Tensor]:
@@ -269,8 +269,8 @@ def tune(
     """Search for every case and write the table to `path` after each."""
     table: Table = {}
     # An architecture's table may leave a kernel out: the default has them all.
-    for name in (tuning.DEFAULT, f"sm_{arch}"):
-        if (existing := tuning.TABLES / f"{name}.json").exists():
+    for name in (launching.DEFAULT, f"sm_{arch}"):
+        if (existing := launching.TABLES / f"{name}.json").exists():
             table |= json.loads(existing.read_text())["kernels"]
     with trial_tables(arch) as load:
         for case in found:
@@ -302,7 +302,7 @@ def main(device: torch.device, smoke: bool, names: Sequence[str], budget: float)
 
     with tempfile.TemporaryDirectory() as folder, torch.no_grad():
         arch = architecture(device)
-        path = (Path(folder) if smoke else tuning.TABLES) / f"sm_{arch}.json"
+        path = (Path(folder) if smoke else launching.TABLES) / f"sm_{arch}.json"
         most = 1 if smoke else math.inf
         for number, tuned in enumerate(tune(TRITON, arch, found, time, path, measured, most), 1):
             print(tuned, flush=True)

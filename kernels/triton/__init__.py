@@ -1,4 +1,4 @@
-"""Triton kernels: one operation per file, each tested against its reference.
+"""Triton kernels, each tested against its reference.
 
 Importing this imports triton; `kernels.dispatch` does so on a GPU only.
 """
@@ -8,13 +8,10 @@ from dataclasses import replace
 from rootlace.kernels.reference import REFERENCE
 from rootlace.kernels.triton.attention import paged_attention, plan_attention
 from rootlace.kernels.triton.automaton import step_automata
-from rootlace.kernels.triton.copy_slots import copy_slots
-from rootlace.kernels.triton.embedding import embedding
-from rootlace.kernels.triton.feed_tokens import feed_tokens
-from rootlace.kernels.triton.gated import gelu_mul, silu_mul
 from rootlace.kernels.triton.logits import edit_logits
 from rootlace.kernels.triton.logprobs import token_logprobs
 from rootlace.kernels.triton.pick_tokens import pick_tokens
+from rootlace.kernels.triton.pointwise import copy_slots, embedding, feed_tokens, gelu_mul, silu_mul
 from rootlace.kernels.triton.quantised_linear import linear
 from rootlace.kernels.triton.rms_norm import add_rms_norm, rms_norm
 from rootlace.kernels.triton.rope_and_write import rope_and_write

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from rootlace.kernels.interface import AutomatonTables
-from rootlace.kernels.triton.variants import Variant
+from rootlace.kernels.triton.launching import Variant
 
 ROWS = 128
 

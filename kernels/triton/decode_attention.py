@@ -21,10 +21,14 @@ from rootlace.kernels.triton.attention_plan import FIELDS
 from rootlace.kernels.triton.kv_storage import (
     Stored,
     bits_of,
+    blocks_of,
+    first_tile,
     load_heads,
     scale_arguments,
+    slots_of,
     stored_signature,
 )
+from rootlace.kernels.triton.launching import Variant, settings
 from rootlace.kernels.triton.numerics import (
     TYPE_NAMES,
     as_bits,
@@ -34,9 +38,6 @@ from rootlace.kernels.triton.numerics import (
     padded,
     tanh,
 )
-from rootlace.kernels.triton.paging import blocks_of, first_tile, slots_of
-from rootlace.kernels.triton.tuning import settings
-from rootlace.kernels.triton.variants import Variant
 
 LOG2_E = 1.4426950408889634
 LN_2 = tl.constexpr(0.6931471805599453)

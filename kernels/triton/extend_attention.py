@@ -29,21 +29,22 @@ import triton
 import triton.language as tl
 
 from rootlace.kernels.interface import KVCodes, KVScales, KVScaling
-from rootlace.kernels.triton.extend_plan import (
+from rootlace.kernels.triton.attention_plan import (
     FIELDS,
     MERGE_FIELDS,
     ExtendPlan,
     TileShape,
     tile_shapes,
 )
-from rootlace.kernels.triton.kv_codes import load_codes
 from rootlace.kernels.triton.kv_storage import (
     Stored,
     bits_of,
     check_cache,
+    load_codes,
     scale_arguments,
     stored_signature,
 )
+from rootlace.kernels.triton.launching import Variant
 from rootlace.kernels.triton.numerics import (
     TYPE_NAMES,
     architecture,
@@ -54,7 +55,6 @@ from rootlace.kernels.triton.numerics import (
     padded,
     tanh,
 )
-from rootlace.kernels.triton.variants import Variant
 
 LOG2_E = 1.4426950408889634
 LN_2 = tl.constexpr(0.6931471805599453)

@@ -13,10 +13,9 @@ import triton
 import triton.language as tl
 
 from rootlace.kernels.interface import LogitEdits
+from rootlace.kernels.triton.launching import Variant, settings
 from rootlace.kernels.triton.logit_rows import load_logits
 from rootlace.kernels.triton.numerics import TYPE_NAMES, architecture
-from rootlace.kernels.triton.tuning import settings
-from rootlace.kernels.triton.variants import Variant
 
 
 @triton.jit

@@ -10,9 +10,8 @@ import torch
 import triton
 import triton.language as tl
 
+from rootlace.kernels.triton.launching import Variant, settings
 from rootlace.kernels.triton.numerics import TYPE_NAMES, architecture, padded
-from rootlace.kernels.triton.tuning import settings
-from rootlace.kernels.triton.variants import Variant
 
 
 @triton.jit

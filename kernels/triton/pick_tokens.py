@@ -30,6 +30,7 @@ from rootlace.kernels.triton.cut_ladders import (
     tile_candidates_kernel,
     tile_levels_kernel,
 )
+from rootlace.kernels.triton.launching import Variant, settings
 from rootlace.kernels.triton.logit_rows import (
     EVERYTHING,
     MAX_VOCAB,
@@ -46,8 +47,6 @@ from rootlace.kernels.triton.logit_rows import (
 )
 from rootlace.kernels.triton.numerics import TYPE_NAMES, architecture, padded
 from rootlace.kernels.triton.row_cuts import kept_weights, row_cut_kernel, tile_kept_kernel
-from rootlace.kernels.triton.tuning import settings
-from rootlace.kernels.triton.variants import Variant
 
 PART = 2048
 """Tokens of a tile that are looked at together where registers are short."""

@@ -17,6 +17,7 @@ import triton.language as tl
 
 from rootlace.kernels.reference.layers import linear as dense_products
 from rootlace.kernels.reference.layers import table_of
+from rootlace.kernels.triton.launching import Launch, Variant, settings
 from rootlace.kernels.triton.numerics import (
     TYPE_NAMES,
     architecture,
@@ -26,8 +27,6 @@ from rootlace.kernels.triton.numerics import (
     padded,
     round_to,
 )
-from rootlace.kernels.triton.tuning import Launch, settings
-from rootlace.kernels.triton.variants import Variant
 from rootlace.kernels.weights import CODES, Codes, Quantised, Weight, parts_of
 
 MOST_ROWS = 64

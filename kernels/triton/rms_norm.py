@@ -13,9 +13,8 @@ import torch
 import triton
 import triton.language as tl
 
+from rootlace.kernels.triton.launching import Launch, Variant, settings
 from rootlace.kernels.triton.numerics import TYPE_NAMES, architecture, padded, round_to
-from rootlace.kernels.triton.tuning import Launch, settings
-from rootlace.kernels.triton.variants import Variant
 
 WIDEST = 32768
 """Columns that a program can hold in registers."""

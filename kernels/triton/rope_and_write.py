@@ -19,8 +19,8 @@ import triton
 import triton.language as tl
 
 from rootlace.kernels.interface import KVCodes, KVScaling
-from rootlace.kernels.triton.kv_codes import store_codes
-from rootlace.kernels.triton.kv_storage import bits_of, check_cache, scale_arguments
+from rootlace.kernels.triton.kv_storage import bits_of, check_cache, scale_arguments, store_codes
+from rootlace.kernels.triton.launching import Launch, Variant, settings
 from rootlace.kernels.triton.numerics import (
     TYPE_NAMES,
     architecture,
@@ -29,8 +29,6 @@ from rootlace.kernels.triton.numerics import (
     round_to,
     to_e4m3,
 )
-from rootlace.kernels.triton.tuning import Launch, settings
-from rootlace.kernels.triton.variants import Variant
 
 
 @triton.jit

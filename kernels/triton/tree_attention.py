@@ -24,10 +24,14 @@ from rootlace.kernels.triton.decode_attention import decode_key, score_factors, 
 from rootlace.kernels.triton.kv_storage import (
     Stored,
     bits_of,
+    blocks_of,
+    first_tile,
     load_heads,
     scale_arguments,
+    slots_of,
     stored_signature,
 )
+from rootlace.kernels.triton.launching import Launch, Variant, settings
 from rootlace.kernels.triton.numerics import (
     TYPE_NAMES,
     as_bits,
@@ -37,9 +41,6 @@ from rootlace.kernels.triton.numerics import (
     padded,
     tanh,
 )
-from rootlace.kernels.triton.paging import blocks_of, first_tile, slots_of
-from rootlace.kernels.triton.tuning import Launch, settings
-from rootlace.kernels.triton.variants import Variant
 
 ITEM = tl.constexpr(FIELDS)
 STARTS = tl.constexpr(HEADER)

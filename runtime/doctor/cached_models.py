@@ -13,9 +13,8 @@ from rootlace.runtime.model.checkpoint.sizes import weight_bytes
 from rootlace.runtime.model.executor.cpu_setup import why_not_native
 from rootlace.runtime.model.executor.runner import chosen_dtype
 from rootlace.runtime.model.hub.download import snapshots
-from rootlace.runtime.model.hub.packaged import PackagedFile, packaged_models
-from rootlace.runtime.model.kv.memory import main_memory
-from rootlace.runtime.model.kv.pool import block_bytes
+from rootlace.runtime.model.hub.local import PackagedFile, packaged_models
+from rootlace.runtime.model.kv.pool import block_bytes, main_memory
 from rootlace.runtime.model.weight_cache import DamagedEntry, Entry, WeightCache
 from rootlace.wire.errors import UnsupportedModel
 

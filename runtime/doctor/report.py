@@ -49,7 +49,7 @@ from rootlace.runtime.model.executor.refusals import (
 from rootlace.runtime.model.executor.runner import chosen_device, chosen_dtype
 from rootlace.runtime.model.families.spec import ModelSpec
 from rootlace.runtime.model.kv import pool as kv_pool
-from rootlace.runtime.model.kv.memory import free_memory, kv_bytes
+from rootlace.runtime.model.kv.pool import free_memory, kv_bytes
 from rootlace.wire.errors import InvalidRequest, UnsupportedModel
 
 # Attempts -----------------------------------------------------------------------------------------

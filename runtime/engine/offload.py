@@ -18,7 +18,7 @@ from rootlace.runtime.contracts.messages import kv_space
 from rootlace.runtime.engine.client.engine_client import SPILL_SECONDS
 from rootlace.runtime.model.executor.runner import ModelRunner
 from rootlace.runtime.model.kv.block_mover import BlockMover, adapter_contents, kv_identity
-from rootlace.runtime.model.kv.memory import made_up_plan
+from rootlace.runtime.model.kv.pool import made_up_plan
 from rootlace.runtime.offload.disk_store import SlotFile, TierFolder, open_folder
 from rootlace.runtime.offload.host_store import HandedBlocks, HandedStore, HostStore, block_seconds
 from rootlace.runtime.offload.slot_store import SlotStore

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rootlace.runtime.model.checkpoint.folder import check_fetched
+from rootlace.runtime.model.checkpoint.source import check_fetched
 from rootlace.runtime.model.families.config_reader import (
     COUNT,
     FLAG,

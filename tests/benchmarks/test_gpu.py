@@ -26,7 +26,7 @@ from benchmarks.random_weights import named_weights
 from benchmarks.step_plans import decode_plans
 from rootlace.kernels import KernelSet, Quantised
 from rootlace.kernels.reference.kv_cache import slot_bytes
-from rootlace.kernels.triton import TRITON, tuning
+from rootlace.kernels.triton import TRITON, launching
 from rootlace.runtime.model.checkpoint.loader import rounded as load_rounded
 from tests.interpreter import replace_once_a_kernel
 
@@ -373,11 +373,11 @@ def test_tuning_finds_what_is_fast_and_right(
     other = {"when": {}, "blocks": {"B": 99}, "num_warps": 8, "num_stages": 1}
     committed = {"measured": None, "kernels": {"made_up": [first, other], "rest": [other]}}
     (folder / "default.json").write_text(json.dumps(committed))
-    monkeypatch.setattr(tuning, "TABLES", folder)
-    tuning.forget()
+    monkeypatch.setattr(launching, "TABLES", folder)
+    launching.forget()
 
     def make(kernels: KernelSet) -> Any:
-        launch = tuning.settings("made_up", 90, width=8)
+        launch = launching.settings("made_up", 90, width=8)
         size, warps = launch.blocks["B"], launch.num_warps
         if size == 128:
             raise RuntimeError("out of resources")
@@ -400,20 +400,20 @@ def test_tuning_finds_what_is_fast_and_right(
     assert (tuned.before, tuned.after) == (62e6, 14e6)
     assert any("out of resources" in text for text in tuned.refused)
     assert any("another result" in text for text in tuned.refused)
-    tuning.forget()
-    assert tuning.settings("made_up", 90, width=8).blocks["B"] == 64
-    assert tuning.settings("made_up", 80, width=8).blocks["B"] == 16
-    tuning.forget()
+    launching.forget()
+    assert launching.settings("made_up", 90, width=8).blocks["B"] == 64
+    assert launching.settings("made_up", 80, width=8).blocks["B"] == 16
+    launching.forget()
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="interprets kernels")
 def test_every_kernel_with_settings_can_be_tuned(capsys: pytest.CaptureFixture[str]) -> None:
     """Interpreted, with one other entry each; the committed tables stay."""
     replace_once_a_kernel()
-    before = {path: path.read_bytes() for path in tuning.TABLES.glob("*.json")}
+    before = {path: path.read_bytes() for path in launching.TABLES.glob("*.json")}
     assert gpu.main(["--tune", "--smoke", "--device", "cpu"]) == 0
     done = {line.split()[0] for line in capsys.readouterr().out.splitlines()}
-    table = json.loads((tuning.TABLES / "default.json").read_text())["kernels"]
+    table = json.loads((launching.TABLES / "default.json").read_text())["kernels"]
     assert done == set(table)
-    assert before == {path: path.read_bytes() for path in tuning.TABLES.glob("*.json")}
+    assert before == {path: path.read_bytes() for path in launching.TABLES.glob("*.json")}
     assert gpu.main(["--tune", "no_such_kernel", "--smoke", "--device", "cpu"]) == 2

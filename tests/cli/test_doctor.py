@@ -13,7 +13,7 @@ from rootlace.cli.app import app
 from rootlace.kernels.native.build import NativeUnavailable
 from rootlace.runtime.doctor import ceilings, report
 from rootlace.runtime.doctor import report as kernel_choice
-from rootlace.runtime.model.hub.packaged import PackagedFile
+from rootlace.runtime.model.hub.local import PackagedFile
 
 
 def make_quick(monkeypatch: pytest.MonkeyPatch) -> None:

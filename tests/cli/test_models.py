@@ -20,7 +20,7 @@ from rootlace.runtime.model.checkpoint.config import ModelConfig
 from rootlace.runtime.model.decoder.native_weights import PackedWeights
 from rootlace.runtime.model.executor.refusals import check_memory
 from rootlace.runtime.model.executor.runner import chosen_dtype
-from rootlace.runtime.model.kv.memory import MainMemory
+from rootlace.runtime.model.kv.pool import MainMemory
 from rootlace.runtime.model.weight_cache import WeightCache
 from rootlace.wire.errors import InvalidRequest
 from tests.hub_stand_in import Hub, serve_hub

@@ -13,8 +13,8 @@ from rootlace.runtime.model.checkpoint.loader import load_weights
 from rootlace.runtime.model.decoder.rope import RotaryEmbedding
 from rootlace.runtime.model.decoder.step_input import StepInputBuilder
 from rootlace.runtime.model.decoder.torch_decoder import Decoder
+from rootlace.runtime.model.executor.cuda import Graphs
 from rootlace.runtime.model.executor.device_steps import DeviceSteps
-from rootlace.runtime.model.executor.graphs import Graphs
 from rootlace.runtime.model.executor.runner import ModelRunner
 from rootlace.runtime.model.kv.pool import allocate
 from rootlace.runtime.model.lora import load_adapter

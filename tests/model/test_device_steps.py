@@ -15,8 +15,8 @@ import torch
 
 from rootlace.runtime.config import CacheConfig, ExecutorConfig
 from rootlace.runtime.contracts.plan import AutomatonState, ExecutorLost, StepPlan, StepResult
+from rootlace.runtime.model.executor.cuda import USES_BEFORE_CAPTURE
 from rootlace.runtime.model.executor.device_steps import DeviceSteps, GraphKey
-from rootlace.runtime.model.executor.graphs import USES_BEFORE_CAPTURE
 from rootlace.runtime.model.executor.runner import ModelRunner
 from rootlace.wire.protocol import SamplingParams
 from tests.model.chains import first_plan, next_plan, run_ahead, run_plain, with_automata
@@ -391,7 +391,7 @@ def test_a_device_that_is_lost_ends_its_executor(llama: Path, where: str) -> Non
     if where == "collect":
         device.lost = True
         assert launched.fetched is not None
-        launched.fetched.wait = fault  # type: ignore[method-assign]
+        launched.fetched = fault
     with pytest.raises(ExecutorLost, match="illegal memory access"):
         if where == "prepare":
             it.steps.prepare()

@@ -10,8 +10,7 @@ import pytest
 from huggingface_hub import constants
 
 import rootlace as rl
-from rootlace.runtime.model.checkpoint.folder import model_folder, servable_folder
-from rootlace.runtime.model.checkpoint.source import servable_source
+from rootlace.runtime.model.checkpoint.source import model_folder, servable_folder, servable_source
 from rootlace.wire.errors import ServerUnavailable, UnsupportedModel
 
 

@@ -20,9 +20,9 @@ from rootlace.runtime.model.checkpoint.loader import load_weights
 from rootlace.runtime.model.decoder.rope import RotaryEmbedding
 from rootlace.runtime.model.decoder.step_input import StepInputBuilder
 from rootlace.runtime.model.decoder.torch_decoder import Decoder
-from rootlace.runtime.model.executor import device as cuda_layer
+from rootlace.runtime.model.executor import cuda as cuda_layer
 from rootlace.runtime.model.executor import gpu_setup
-from rootlace.runtime.model.executor.device import CudaDevice
+from rootlace.runtime.model.executor.cuda import CudaDevice
 from rootlace.runtime.model.executor.device_steps import DeviceSteps
 from rootlace.runtime.model.executor.gpu_setup import LoadedModel, StepLimits, on_gpu
 from rootlace.runtime.model.executor.runner import ModelRunner

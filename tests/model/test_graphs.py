@@ -6,14 +6,13 @@ from collections.abc import Callable
 
 import pytest
 
-from rootlace.runtime.model.executor.graphs import (
+from rootlace.runtime.model.executor.cuda import (
     CAPTURE_SHARE,
     MOST_FAILURES,
     USES_BEFORE_CAPTURE,
     Graphs,
-    bucket_of,
-    decode_buckets,
 )
+from rootlace.runtime.model.executor.staging import bucket_of, decode_buckets
 from tests.model.fake_device import FakeDevice
 
 

@@ -15,9 +15,8 @@ from huggingface_hub import constants, file_download
 from rootlace.runtime.model.checkpoint.config import ModelConfig
 from rootlace.runtime.model.hub import download
 from rootlace.runtime.model.hub.download import listing_file, snapshots
-from rootlace.runtime.model.hub.files import gguf_files
+from rootlace.runtime.model.hub.files import HubName, gguf_files
 from rootlace.runtime.model.hub.local import local_model
-from rootlace.runtime.model.hub.name import HubName
 from rootlace.wire.errors import RootlaceError, ServerUnavailable, UnsupportedModel
 from tests.hub_stand_in import Hub, serve_hub
 from tests.tiny_model import make_tiny_model

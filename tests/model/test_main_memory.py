@@ -12,7 +12,7 @@ import torch
 from rootlace.runtime.config import CacheConfig
 from rootlace.runtime.model.checkpoint.config import ModelConfig
 from rootlace.runtime.model.kv import pool
-from rootlace.runtime.model.kv.memory import MainMemory, main_memory
+from rootlace.runtime.model.kv.pool import MainMemory, main_memory
 from tests.tiny_model import make_tiny_model
 
 MIB = 1 << 20

@@ -21,13 +21,15 @@ import msgspec
 import pytest
 
 from rootlace.runtime.model.checkpoint.source import model_source
-from rootlace.runtime.model.hub import local, packaged
-from rootlace.runtime.model.hub.local import known_name, local_model
-from rootlace.runtime.model.hub.packaged import (
+from rootlace.runtime.model.hub import local
+from rootlace.runtime.model.hub import local as packaged
+from rootlace.runtime.model.hub.local import (
     OWN,
     PackagedFile,
     PackagedModel,
     Part,
+    known_name,
+    local_model,
     packaged_model,
     packaged_models,
 )

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 from rootlace.runtime.config import CacheConfig, ExecutorConfig
-from rootlace.runtime.model.checkpoint.folder import PICKLED, servable_folder
+from rootlace.runtime.model.checkpoint.source import PICKLED, servable_folder
 from rootlace.runtime.model.executor.runner import ModelRunner
 from rootlace.wire.errors import UnsupportedModel
 from tests.model.checkpoints import configs, save

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rootlace.runtime.model.checkpoint.folder import read_pooling
+from rootlace.runtime.model.checkpoint.source import read_pooling
 from rootlace.wire.errors import UnsupportedModel
 
 KINDS = "sentence_transformers.models."

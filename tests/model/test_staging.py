@@ -6,9 +6,13 @@ import numpy as np
 import pytest
 import torch
 
-from rootlace.runtime.model.executor.device import FIRST_BYTES, Results
-from rootlace.runtime.model.executor.device import ROTATION as RESULTS
-from rootlace.runtime.model.executor.staging import ALIGNMENT, ROTATION, HostBuffers, StagingLayout
+from rootlace.runtime.model.executor.staging import (
+    ALIGNMENT,
+    ROTATION,
+    HostBuffers,
+    Results,
+    StagingLayout,
+)
 from tests.model.fake_device import FakeDevice
 
 
@@ -79,14 +83,14 @@ def test_results_are_read_after_later_ones_were_fetched() -> None:
     results = Results(device)
     rng = np.random.default_rng(0)
     given, fetched = [], []
-    for size in (5, FIRST_BYTES, 3, 2):
+    for size in (5, (1 << 16), 3, 2):
         tokens = torch.from_numpy(rng.integers(0, 99, size).astype(np.int32))
         scores = torch.from_numpy(rng.random((2, 3)).astype(np.float32))
         given.append((tokens.numpy().copy(), scores.numpy().copy()))
         fetched.append(results.fetch([tokens, scores]))
         tokens.zero_(), scores.zero_()  # the device goes on
-    assert len(given) == RESULTS
-    found = [one.wait() for one in fetched]
+    assert len(given) == Results.ROTATION
+    found = [wait() for wait in fetched]
     results.fetch([torch.zeros(9, dtype=torch.int32)])
     for arrays, expected in zip(found, given, strict=True):
         for array, value in zip(arrays, expected, strict=True):

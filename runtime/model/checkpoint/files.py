@@ -14,8 +14,8 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError, safe_open
 
-from rootlace.runtime.model.checkpoint.folder import INDEX, PICKLED, SINGLE, index_files, stored_in
 from rootlace.runtime.model.checkpoint.quantised.layouts import FLOATS, Expected, Shape
+from rootlace.runtime.model.checkpoint.source import INDEX, PICKLED, SINGLE, index_files, stored_in
 from rootlace.runtime.model.gguf.file import GgufFile
 from rootlace.wire.errors import UnsupportedModel
 

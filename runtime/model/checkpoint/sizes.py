@@ -9,7 +9,6 @@ from typing import Literal
 import torch
 
 from rootlace.runtime.model.checkpoint.config import ModelConfig
-from rootlace.runtime.model.checkpoint.folder import has_weights
 from rootlace.runtime.model.checkpoint.loader import OpenedCheckpoint, open_checkpoint
 from rootlace.runtime.model.checkpoint.quantised.layouts import (
     COLUMN_GROUPS,
@@ -17,6 +16,7 @@ from rootlace.runtime.model.checkpoint.quantised.layouts import (
     Expected,
     Quantisation,
 )
+from rootlace.runtime.model.checkpoint.source import has_weights
 from rootlace.runtime.model.checkpoint.weights import DENSE, EXACT, Part, layer_parts
 from rootlace.runtime.model.families.spec import ModelSpec
 

@@ -8,22 +8,13 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
+from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
-from rootlace.runtime.model.checkpoint.folder import (
-    INDEX,
-    TOKENIZERS,
-    check_fetched,
-    gguf_file,
-    index_files,
-    model_folder,
-    read_pooling,
-    servable_folder,
-    stored_in,
-)
 from rootlace.runtime.model.checkpoint.quantised.layouts import Quantisation
 from rootlace.runtime.model.checkpoint.quantised.methods import read_quantisation
 from rootlace.runtime.model.families.config_reader import TOKENS, ConfigReader
@@ -31,9 +22,243 @@ from rootlace.runtime.model.families.spec import ModelSpec
 from rootlace.runtime.model.gguf import tokenizer
 from rootlace.runtime.model.gguf.config import About as About
 from rootlace.runtime.model.gguf.config import GgufSource
+from rootlace.runtime.model.gguf.file import MAGIC
 from rootlace.runtime.model.gguf.sentencepiece import read_sentencepiece, sentencepiece_json
 from rootlace.runtime.model.gguf.tokenizer import Vocabulary
 from rootlace.wire.errors import InvalidRequest, UnsupportedModel
+
+# Pooling ------------------------------------------------------------------------------------------
+#
+# Which vector of a text a folder's model was trained for, as sentence-transformers writes it.
+#
+# Imports no torch: the gateway reads it.
+
+
+POOLING_FILES = MODULES, POOLING = "modules.json", "1_Pooling/config.json"
+KNOWN = {"lasttoken": "last", "mean_tokens": "mean", "mean": "mean"}
+PLAIN = ("Transformer", "Pooling", "Normalize")
+"""The modules whose work is done here."""
+
+
+def read_pooling(folder: Path) -> str:
+    """ "last" (also where the folder does not say) or "mean", or what is not supported, by name.
+    Raises `UnsupportedModel` for files that cannot be read."""
+    kinds = {
+        str(module.get("type")).rpartition(".")[2]
+        for module in _read(folder / MODULES, [])
+        if isinstance(module, dict)
+    }
+    if kinds - {*PLAIN}:
+        return " and ".join(sorted(kinds - {*PLAIN}))
+    given = _read(folder / POOLING, {})
+    if not isinstance(given, dict):
+        return "last"
+    prefix = "pooling_mode_"
+    asked = [key for key, value in given.items() if value is True]
+    modes = [key.removeprefix(prefix) for key in asked if key.startswith(prefix)]
+    named = given.get("pooling_mode")
+    modes = modes or ([named] if isinstance(named, str) else [])
+    return " and ".join(KNOWN.get(mode, mode) for mode in modes) or "last"
+
+
+def _read(file: Path, default: Any) -> Any:
+    try:
+        return json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return default
+    except (OSError, ValueError, RecursionError) as error:
+        raise UnsupportedModel(f"{file}: {error}") from error
+
+
+# Folder -------------------------------------------------------------------------------------------
+
+
+SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+"""The weights of a folder: one file, or what says which of several each tensor is in."""
+PICKLED = ("pytorch_model.bin", "pytorch_model.bin.index.json")
+"""The same in files of torch, which are read only where that is asked for."""
+INDEXES = (INDEX, PICKLED[1])
+TOKENIZERS = ("tokenizer.json", "tokenizer.model")
+"""The tokenizer of a folder: the first of these that is there."""
+
+_POINTER = b"version https://git-lfs.github.com/spec/"
+
+_RESAVE = (
+    "python -c \"from transformers import {cls}; {cls}.from_pretrained('{source}')"
+    ".save_pretrained('{target}')\""
+)
+
+
+def gguf_file(given: str | Path) -> Path | None:
+    """The GGUF file that `given` names; None where it names something else, which `model_folder`
+    knows more about."""
+    try:
+        path = Path(given).expanduser()
+        if not path.is_file():
+            return None
+        if path.suffix.lower() == ".gguf":
+            return path
+        with path.open("rb") as opened:  # without a name of its own, as in some tools' caches
+            return path if opened.read(len(MAGIC)) == MAGIC else None
+    except (OSError, RuntimeError, ValueError):
+        return None
+
+
+def model_folder(given: str | Path) -> Path:
+    """The folder that `given` names, which holds a model's `config.json`.
+
+    Raises `UnsupportedModel`, saying what is there instead and what to do about it.
+    """
+    try:
+        return _model_folder(given, Path(given).expanduser())
+    except (OSError, RuntimeError, ValueError) as error:  # a user, name or right that is not there
+        why = getattr(error, "strerror", None) or error
+        raise _refusal(given, f"it cannot be looked up: {why}") from error
+
+
+def _model_folder(given: str | Path, folder: Path) -> Path:
+    if not folder.is_dir():
+        raise _not_a_folder(given, folder)
+    if (folder / "adapter_config.json").is_file() and not has_weights(folder):
+        base = _base_of_adapter(folder)
+        raise _refusal(
+            given,
+            f"a LoRA adapter (adapter_config.json), not a model; merge it into its base model "
+            f"({base}) with merge_and_unload() of peft, and name the folder of the result",
+        )
+    if (folder / "config.json").is_file():
+        return folder
+    if any(folder.glob("*.gguf")):
+        raise _refusal(given, f"it has no config.json; {_name_one(folder)}")
+    snapshots = sorted(path.parent for path in folder.glob("snapshots/*/config.json"))
+    if snapshots:
+        raise _refusal(
+            given, f"a folder of the Hugging Face cache; the model in it is {snapshots[-1]}"
+        )
+    raise _refusal(given, "it has no config.json, so it is not a model folder")
+
+
+def servable_folder(given: str | Path, allow_pickle: bool = False) -> Path:
+    """As `model_folder`, of a model that has weights and a tokenizer in files that are read."""
+    folder = model_folder(given)
+    stored = stored_in(folder, allow_pickle)
+    if stored is None:
+        raise _no_weights(given, folder)
+    parts = index_files(folder / stored) if stored in INDEXES else ()
+    for name in parts:
+        if not (folder / name).exists():
+            raise UnsupportedModel(f"{folder / name}: the file is missing")
+    check_fetched(folder / name for name in (stored, *parts, *TOKENIZERS))
+    if not any((folder / name).is_file() for name in TOKENIZERS):
+        resave = _RESAVE.format(cls="AutoTokenizer", source=folder, target=folder)
+        raise _refusal(
+            given,
+            f"it has neither {' nor '.join(TOKENIZERS)}; others are converted with: {resave}",
+        )
+    return folder
+
+
+def check_fetched(files: Iterable[Path]) -> None:
+    """Raises `UnsupportedModel` for what git leaves in the place of a large file until that is
+    fetched. Files that cannot be opened are left to whoever reads them."""
+    for file in files:
+        with suppress(OSError), file.open("rb") as opened:
+            if opened.read(len(_POINTER)) == _POINTER:
+                raise UnsupportedModel(
+                    f"{file}: a pointer of Git LFS, not the file; fetch it with: git lfs pull"
+                )
+
+
+def has_weights(folder: Path, allow_pickle: bool = False) -> bool:
+    """Whether there are weights in files that are read: a GGUF file always has some."""
+    return folder.is_file() or stored_in(folder, allow_pickle) is not None
+
+
+def stored_in(folder: Path, allow_pickle: bool) -> str | None:
+    """The file of the weights, or the index of several; None where none is read."""
+    names = weight_names(allow_pickle)
+    return next((name for name in names if (folder / name).is_file()), None)
+
+
+def weight_names(allow_pickle: bool) -> tuple[str, ...]:
+    """What is read as weights, or as their index: the first of these that is there."""
+    return (SINGLE, INDEX, *(PICKLED if allow_pickle else ()))
+
+
+def index_files(index: Path) -> list[str]:
+    """The files that an index of weights names. Raises `UnsupportedModel`."""
+    try:
+        names = json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise UnsupportedModel(f"{index}: not a weight index: {error!r}") from error
+    for name in names:
+        # The index is data: it may not lead out of the folder.
+        if not isinstance(name, str) or Path(name).name != name:
+            raise UnsupportedModel(f"{index}: weight_map: bad file name {name!r}")
+    return sorted(set(names))
+
+
+def _not_a_folder(given: str | Path, path: Path) -> UnsupportedModel:
+    if path.suffix.lower() == ".gguf":
+        return _refusal(given, "there is no such file")
+    if path.is_file():
+        return _refusal(given, f"a file; name the folder it is in, {path.parent}")
+    if str(given).count("/") == 1 and not path.is_absolute() and path.parent.is_dir():
+        return _refusal(
+            given,
+            "there is no such folder; it is not looked up on the Hugging Face hub because there "
+            f"is a folder {path.parent} here",
+        )
+    return _refusal(
+        given,
+        "there is no such folder (a model of the Hugging Face hub is named as in Qwen/Qwen3-0.6B; "
+        "`rootlace models` lists those that a short name is enough for)",
+    )
+
+
+def _no_weights(given: str | Path, folder: Path) -> UnsupportedModel:
+    pickled = sorted({*folder.glob("pytorch_model*.bin"), *folder.glob("*.pth")})
+    if pickled:
+        target = f"{folder.resolve().name}-safetensors"
+        model = _RESAVE.format(cls="AutoModelForCausalLM", source=folder, target=target)
+        allowed = "--allow-pickle (allow_pickle=True) reads the tensors, and runs no code. "
+        return _refusal(
+            given,
+            f"its weights are in {pickled[0].name}: such files can run code when they are read, "
+            f"so only safetensors are. {allowed if stored_in(folder, True) else ''}Convert them "
+            f"with: {model} && cp -n {folder}/*token* {target}/",
+        )
+    if any(folder.glob("*.gguf")):
+        return _refusal(given, f"it has no safetensors files; {_name_one(folder)}")
+    others = sorted(path.name for path in folder.glob("*.safetensors"))
+    there = f" ({_some(others)}: other names are not read)" if others else ""
+    return _refusal(given, f"it has no weights: neither {SINGLE} nor {INDEX} is there{there}")
+
+
+def _name_one(folder: Path) -> str:
+    """What to do with a folder that has GGUF files."""
+    found = sorted(path.name for path in folder.glob("*.gguf"))
+    return f"name one of its GGUF files: {_some(found)}"
+
+
+def _some(names: list[str]) -> str:
+    return f"{', '.join(names[:5])}{' ...' if names[5:] else ''}"
+
+
+def _base_of_adapter(folder: Path) -> str:
+    try:
+        found = json.loads((folder / "adapter_config.json").read_text("utf-8"))
+        return str(found["base_model_name_or_path"])
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return "adapter_config.json names it"
+
+
+def _refusal(given: str | Path, why: str) -> UnsupportedModel:
+    return UnsupportedModel(f"{given}: {why}")
+
+
+# Source -------------------------------------------------------------------------------------------
+
 
 TEMPLATES = "additional_chat_templates"
 """Where a folder has templates with names."""

@@ -11,8 +11,15 @@ import torch
 
 from rootlace.kernels import Dense, Quantised, Weight
 from rootlace.kernels.native import library as native
-from rootlace.kernels.native.codes import parts_packed, why_not
-from rootlace.kernels.native.linear import DTYPES, Epilogue, Packed, Packer, ProductPath
+from rootlace.kernels.native.linear import (
+    DTYPES,
+    Epilogue,
+    Packed,
+    Packer,
+    ProductPath,
+    parts_packed,
+    why_not,
+)
 from rootlace.kernels.reference.layers import dense
 from rootlace.kernels.weights import CODES, parts_of
 from rootlace.runtime.model.checkpoint.weights import PRODUCTS, LayerWeights, ModelWeights

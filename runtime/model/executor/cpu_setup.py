@@ -15,9 +15,8 @@ from rootlace.kernels.native import library as native
 from rootlace.kernels.native.attention import MAX_DIM, attending_kernels
 from rootlace.kernels.native.build import NativeUnavailable
 from rootlace.kernels.native.library import Team
-from rootlace.kernels.native.linear import Packer
+from rootlace.kernels.native.linear import MeasuredPaths, Packer
 from rootlace.kernels.native.machine import usable_cores
-from rootlace.kernels.native.measured_paths import MeasuredPaths
 from rootlace.kernels.native.sampling import native_kernels
 from rootlace.kernels.reference import REFERENCE
 from rootlace.runtime.config import CacheConfig, ExecutorConfig
@@ -39,7 +38,7 @@ from rootlace.runtime.model.decoder.step_input import StepInputBuilder
 from rootlace.runtime.model.executor.refusals import check_without_native
 from rootlace.runtime.model.executor.steps import load_decoder
 from rootlace.runtime.model.kv import pool as kv_pool
-from rootlace.runtime.model.kv.memory import main_memory
+from rootlace.runtime.model.kv.pool import main_memory
 from rootlace.runtime.model.lora import Adapter
 from rootlace.runtime.model.weight_cache import WeightCache, cache_key
 from rootlace.wire.errors import InvalidRequest

@@ -33,11 +33,15 @@ from rootlace.runtime.contracts.plan import (
 )
 from rootlace.runtime.model.decoder.interface import StepDecoder
 from rootlace.runtime.model.decoder.step_input import StepInputBuilder
-from rootlace.runtime.model.executor.decode_staging import DecodeStaging, StagedDecode
-from rootlace.runtime.model.executor.device import Device, Fetched, Results
-from rootlace.runtime.model.executor.graphs import Graphs
+from rootlace.runtime.model.executor.cuda import CudaDevice, Graphs
 from rootlace.runtime.model.executor.plain_steps import split_pooled
-from rootlace.runtime.model.executor.staging import HostBuffers, MixedStaging
+from rootlace.runtime.model.executor.staging import (
+    DecodeStaging,
+    HostBuffers,
+    MixedStaging,
+    Results,
+    StagedDecode,
+)
 from rootlace.runtime.model.sampling.sampler import (
     Sampler,
     SamplingPlan,
@@ -77,7 +81,7 @@ class DeviceStep:
     pooled: list[torch.Tensor] = field(default_factory=list)
     targets: torch.Tensor | None = None
     samples: Sequence[SampleRow] = ()
-    fetched: Fetched | None = None
+    fetched: Callable[[], list[np.ndarray]] | None = None
     parts: list[str] = field(default_factory=list)
     """What each of the fetched tensors is."""
     error: Exception | None = None
@@ -90,7 +94,7 @@ class DeviceSteps:
 
     def __init__(
         self,
-        device: Device,
+        device: CudaDevice,
         decoder: StepDecoder,
         kernels: KernelSet,
         inputs: StepInputBuilder,
@@ -171,7 +175,7 @@ class DeviceSteps:
                 raise step.error
             if step.fetched is None:
                 raise RuntimeError("a late plan is to be sampled before its result is collected")
-            found = dict(zip(step.parts, step.fetched.wait(), strict=True))
+            found = dict(zip(step.parts, step.fetched(), strict=True))
         except Exception as error:
             step.error = error
             _raise_if_lost(self._device, error)
@@ -415,7 +419,7 @@ def _prefixed(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     return {_PREFIX + name: array for name, array in arrays.items()}
 
 
-def _raise_if_lost(device: Device, error: Exception) -> None:
+def _raise_if_lost(device: CudaDevice, error: Exception) -> None:
     """Faults of a kernel come to light at any later call, and end the device's context."""
     if not device.works():
         raise ExecutorLost(f"{device.device} is lost: {error!r}") from error

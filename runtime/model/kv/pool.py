@@ -3,18 +3,198 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
 
+import numpy as np
+import psutil
 import torch
 
 from rootlace.kernels.interface import KVCodes
-from rootlace.kernels.native.machine import mapped
+from rootlace.kernels.native.machine import control_groups, mapped, read_text
 from rootlace.kernels.reference.kv_cache import slot_bytes
 from rootlace.runtime.config import CacheConfig, KVDtype
+from rootlace.runtime.contracts.plan import PromptScoreRow, SampleRow, StepPlan
 from rootlace.runtime.model.checkpoint.config import ModelConfig
 from rootlace.runtime.model.families.spec import Attention
-from rootlace.runtime.model.kv.memory import main_memory
 from rootlace.wire.errors import UnsupportedModel
+from rootlace.wire.protocol import SamplingParams
+
+# Main memory --------------------------------------------------------------------------------------
+#
+# How much main memory this process may take: what the machine has, or its control groups grant.
+
+
+ROOT = Path(os.sep)
+
+
+@dataclass(frozen=True)
+class MainMemory:
+    """Bytes."""
+
+    total: int
+    available: int
+
+
+def main_memory(root: Path = ROOT) -> MainMemory:
+    """The machine's memory or, where less is granted, that of the tightest control group around
+    this process (read below `root`): whoever takes more is killed."""
+    machine = psutil.virtual_memory()
+    found = [MainMemory(machine.total, machine.available), *_granted(root)]
+    return MainMemory(min(one.total for one in found), min(one.available for one in found))
+
+
+def _granted(root: Path) -> Iterator[MainMemory]:
+    for version, group in control_groups(root, "memory"):
+        names = ("memory.max", "memory.current", "inactive_file")
+        if version == 1:
+            names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+        limit, used = (read_text(group / name) for name in names[:2])
+        if limit.isdigit() and used.isdigit():  # a group without a limit says "max"
+            # Files that were read and are not in use count as used, but make room when needed.
+            reclaimable = _statistic(group, names[2])
+            free = int(limit) - max(int(used) - reclaimable, 0)
+            yield MainMemory(int(limit), max(free, 0))
+
+
+def _statistic(group: Path, name: str) -> int:
+    for line in read_text(group / "memory.stat").splitlines():
+        key, _, value = line.partition(" ")
+        if key == name and value.isdigit():
+            return int(value)
+    return 0
+
+
+# Device memory ------------------------------------------------------------------------------------
+
+
+GRAPH_BYTES = 8 << 20
+"""Memory of one captured graph besides what all of them share: its nodes and their arguments."""
+SPARE_SHARE = 0.02
+"""Share of the device's memory that stays free: the allocator rounds up and splits, libraries load
+things late, and other programs start."""
+
+_RANDOM = SamplingParams(temperature=1.0, seed=0)
+_GREEDY = SamplingParams(temperature=0.0, seed=0, logprobs=True)
+
+
+def kv_bytes(free: int, total: int, step_bytes: int, graphs: int) -> int:
+    """Bytes for the KV cache on a device with `free` of `total` bytes left, where a step takes up
+    to `step_bytes` and `graphs` graphs may be captured. Graphs share memory among themselves, but
+    not with steps that are launched kernel by kernel; a decode step needs a quarter of the largest
+    step's memory at most."""
+    reserve = graphs * GRAPH_BYTES + (step_bytes // 4 if graphs else 0)
+    return int(free - step_bytes - reserve - SPARE_SHARE * total)
+
+
+def measured(run: Callable[[], None], device: torch.device) -> int:
+    """Bytes of GPU memory that the allocator reserves for `run`, at its peak."""
+    torch.cuda.synchronize(device)
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_reserved(device)
+    run()
+    torch.cuda.synchronize(device)
+    return torch.cuda.max_memory_reserved(device) - before
+
+
+def free_memory(device: torch.device) -> tuple[int, int]:
+    """(free, total) bytes of the device, nothing kept for later allocations."""
+    torch.cuda.synchronize(device)
+    torch.cuda.empty_cache()
+    return torch.cuda.mem_get_info(device)
+
+
+def trial_steps(
+    vocab_size: int, max_tokens: int, max_rows: int, context_length: int, block_size: int
+) -> tuple[list[StepPlan], int]:
+    """Steps of made-up tokens, and how many blocks they name.
+
+    Together they need the most of everything: prompts of as many tokens as fit, one of them scored,
+    and as many rows as may run, each with a token to be sampled in the most expensive way. The
+    others need less, but kernels are compiled separately for few rows (whose tiles are smaller),
+    for a single one, and for each way to sample. The last two are what a first request begins with.
+    """
+    rng = np.random.default_rng(0)
+    cut = SamplingParams(temperature=1.0, top_k=vocab_size // 2, top_p=0.9, seed=0)
+    rows = min(max_rows, max_tokens)
+    prompts = _cut(max_tokens, context_length)
+    first = min(19, max_tokens, context_length)
+    plans = [
+        made_up_plan(rng, vocab_size, prompts[:max_rows], block_size, cut, scored=True),
+        made_up_plan(rng, vocab_size, _spread(max_tokens, rows, context_length), block_size, cut),
+        made_up_plan(rng, vocab_size, [1] * rows, block_size, cut),
+        *(
+            made_up_plan(rng, vocab_size, [1] * few, block_size, _RANDOM)
+            for few in _powers_below(rows)
+        ),
+        made_up_plan(rng, vocab_size, [first], block_size, _RANDOM),
+        made_up_plan(rng, vocab_size, [1], block_size, _GREEDY),
+    ]
+    return plans, max(int(plan.block_tables.max()) + 1 for plan in plans)
+
+
+def _powers_below(count: int) -> list[int]:
+    """2, 4, 8, ..."""
+    return [1 << power for power in range(1, (count - 1).bit_length())]
+
+
+def _cut(tokens: int, length: int) -> list[int]:
+    whole, rest = divmod(tokens, length)
+    return [length] * whole + ([rest] if rest else [])
+
+
+def _spread(tokens: int, rows: int, length: int) -> list[int]:
+    """About as many tokens for each of the rows."""
+    each, more = divmod(tokens, rows)
+    return [min(each + (row < more), length) for row in range(rows)]
+
+
+def made_up_plan(
+    rng: np.random.Generator,
+    vocab_size: int,
+    lengths: list[int],
+    block_size: int,
+    params: SamplingParams,
+    scored: bool = False,
+) -> StepPlan:
+    """Rows of so many new tokens each, with nothing before them."""
+    counts = np.array(lengths, np.int32)
+    starts = np.concatenate(([0], np.cumsum(counts, dtype=np.int32))).astype(np.int32)
+    widths = -(-counts // block_size)
+    tables = np.zeros((len(counts), int(widths.max())), np.int32)
+    first = np.cumsum(widths) - widths
+    for row, width in enumerate(widths.tolist()):
+        tables[row, :width] = first[row] + np.arange(width)
+    token_ids = rng.integers(0, vocab_size, int(starts[-1]), np.int32)
+    owner = np.repeat(np.arange(len(counts)), counts)
+    positions = np.arange(len(token_ids)) - starts[owner]
+    slots = tables[owner, positions // block_size].astype(np.int64) * block_size
+    samples = [
+        SampleRow(row, params, token_ids[starts[row] : starts[row + 1]], lengths[row])
+        for row in range(len(counts))
+    ]
+    scores = [PromptScoreRow(0, 0, token_ids[: lengths[0]], 1)] if scored else []
+    return StepPlan(
+        step=0,
+        token_ids=token_ids,
+        positions=positions.astype(np.int32),
+        slots=slots + positions % block_size,
+        row_start=starts,
+        context_len=counts,
+        block_tables=tables,
+        copies=np.empty((0, 3), np.int32),
+        duplicate_tokens=np.empty(0, np.int32),
+        duplicate_slots=np.empty(0, np.int64),
+        samples=samples,
+        prompt_scores=scores,
+    )
+
+
+# Pool ---------------------------------------------------------------------------------------------
+
 
 GIB = 1 << 30
 CPU_SHARE = 0.25

@@ -29,9 +29,9 @@ from rootlace.runtime.model.parallel.leader import (
     RUN,
     Said,
     WorkerConfig,
+    load_rank,
     share_of_logits,
 )
-from rootlace.runtime.model.parallel.rank_model import load_rank
 from rootlace.runtime.model.parallel.shard import Shard
 from rootlace.wire.errors import InternalError, RootlaceError
 

@@ -1,7 +1,7 @@
 """Models of other families, run by transformers' own modules with our cache and attention.
 
-`installed` finds out, without importing transformers, whether there are such modules. `recording`
-runs a model without weights to see what its layers ask of `attention`, and `reading` makes a spec
-of that. `loading` gets the weights, `decoder` computes steps and `head` logits; `agreement`
-finds out before the first request whether steps of ours compute what transformers does.
+`checkpoint.config` finds out, without importing transformers, whether there are such modules.
+`config` runs a model without weights to see what its layers ask of attention, and makes a spec of
+that. `loading` gets the weights, computes steps, and checks before the first request that these
+steps compute what transformers does.
 """

@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from rootlace.kernels import Dense, Quantised, Scheme, Weight
-from rootlace.kernels.native.codes import prepared
-from rootlace.kernels.native.linear import Epilogue, PackedLinear, Products
+from rootlace.kernels.native.linear import Epilogue, PackedLinear, Products, prepared
 from rootlace.kernels.reference.layers import dequantise
 from rootlace.kernels.weights import Stacked, parts_of, stacked, tensors
 from tests.kernels.native.test_linear import Machine, multiplied, poisoned, random

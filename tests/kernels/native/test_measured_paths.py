@@ -12,10 +12,15 @@ from typing import Any, cast
 import pytest
 import torch
 
-from rootlace.kernels.native import measured_paths
+from rootlace.kernels.native import linear
 from rootlace.kernels.native.library import Team
-from rootlace.kernels.native.linear import ProductPath
-from rootlace.kernels.native.measured_paths import CONFIRMED, LEAST_NUMBERS, ROWS, MeasuredPaths
+from rootlace.kernels.native.linear import (
+    CONFIRMED,
+    LEAST_NUMBERS,
+    ROWS,
+    MeasuredPaths,
+    ProductPath,
+)
 from tests.native import TWIN, library_for
 
 BEST, VECTORS = ProductPath
@@ -81,7 +86,7 @@ def test_another_library_or_processor_has_choices_of_its_own(
 ) -> None:
     assert Start(tmp_path, FASTER).choose(*SHAPE) == VECTORS
     assert Start(tmp_path, SLOWER, code="another").choose(*SHAPE) == BEST
-    monkeypatch.setattr(measured_paths, "kind_of_processor", lambda: "another")
+    monkeypatch.setattr(linear, "kind_of_processor", lambda: "another")
     assert Start(tmp_path, SLOWER).choose(*SHAPE) == BEST
 
 
@@ -114,9 +119,9 @@ def test_what_has_one_path_and_what_is_small_is_not_measured(tmp_path: Path) -> 
 
 def test_a_measurement_has_a_ratio_for_each_number_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     library = library_for(TWIN)  # two paths on any processor
-    monkeypatch.setattr(measured_paths, "MOST_NUMBERS", 2048)
+    monkeypatch.setattr(linear, "MOST_NUMBERS", 2048)
     team = Team(library, 2)
-    measure = measured_paths._Measurement(library, team, torch.bfloat16)
+    measure = linear._Measurement(library, team, torch.bfloat16)
     for outputs, gated in ((7, False), (100, True)):
         ratios = list(measure(outputs, 64, gated))
         assert len(ratios) == len(ROWS) and min(ratios) > 0

@@ -14,6 +14,7 @@ from rootlace.kernels.triton.attention_plan import (
     FIELDS,
     HEADER,
     DecodePlan,
+    SharingRule,
     SplitRule,
     items_at,
     max_numbers,
@@ -21,7 +22,6 @@ from rootlace.kernels.triton.attention_plan import (
     split_lengths,
     split_rule,
 )
-from rootlace.kernels.triton.shared_nodes import SharingRule
 
 EAGER = SharingRule(node_bytes=0, step_bytes=0, least_segment=16, programs=16, unit=8)
 """Shares whatever saves a position."""

@@ -10,8 +10,7 @@ import torch
 
 from rootlace.kernels.triton import TRITON
 from rootlace.kernels.triton.attention import AttentionRules, paged_attention, plan_attention
-from rootlace.kernels.triton.attention_plan import SplitRule
-from rootlace.kernels.triton.shared_nodes import SharingRule
+from rootlace.kernels.triton.attention_plan import SharingRule, SplitRule
 from tests.kernels.cases import (
     FP8,
     AttentionCase,

@@ -8,14 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from rootlace.kernels.triton import extend_plan
+from rootlace.kernels.triton import attention_plan
+from rootlace.kernels.triton.attention_plan import ExtendPlan, TileShape, plan_extend, tile_shapes
 from rootlace.kernels.triton.extend_attention import extend_attention
-from rootlace.kernels.triton.extend_plan import (
-    ExtendPlan,
-    TileShape,
-    plan_extend,
-    tile_shapes,
-)
 from tests.kernels.cases import (
     FP8,
     AttentionCase,
@@ -110,8 +105,8 @@ def test_scale_and_soft_cap(soft_cap: float) -> None:
 )
 def test_contexts_in_parts(monkeypatch: pytest.MonkeyPatch, window: int | None, fp8: bool) -> None:
     """Rows with few programs: their contexts are cut and merged."""
-    monkeypatch.setattr(extend_plan, "SPLIT", 32)
-    monkeypatch.setattr(extend_plan, "MIN_PROGRAMS", 8)
+    monkeypatch.setattr(attention_plan, "SPLIT", 32)
+    monkeypatch.setattr(attention_plan, "MIN_PROGRAMS", 8)
     rows = ((2, 100), (6, 33), (9, 40), (7, 7), (70, 90), (17, 120))
     case = AttentionCase(rows, window=window, kv_dtype=FP8 if fp8 else None)
     tensors = make_attention(case, CPU)
@@ -148,7 +143,7 @@ def test_no_rows_write_nothing() -> None:
 def test_a_row_alone_is_the_row_in_a_batch(
     monkeypatch: pytest.MonkeyPatch, window: int | None
 ) -> None:
-    monkeypatch.setattr(extend_plan, "SPLIT", 32)
+    monkeypatch.setattr(attention_plan, "SPLIT", 32)
     tensors = make_attention(AttentionCase(MIXED, window=window, dtype=torch.bfloat16), CPU)
     together, sums = attend(tensors)
     for row in range(len(MIXED)):
@@ -223,4 +218,4 @@ def test_tiles_of_the_gpus_divide_the_split() -> None:
                 for group in (1, 3, 8, 32):
                     for shape in tile_shapes(arch, dim, group, dtype):
                         assert shape.tokens(group) >= 1
-                        assert extend_plan.SPLIT % shape.block_n == 0
+                        assert attention_plan.SPLIT % shape.block_n == 0

@@ -31,8 +31,8 @@ from rootlace.kernels.interface import (
 from rootlace.kernels.reference.kv_cache import slot_bytes
 from rootlace.kernels.triton import TRITON
 from rootlace.kernels.triton.kv_storage import Stored
+from rootlace.kernels.triton.launching import Variant
 from rootlace.kernels.triton.numerics import TYPE_NAMES
-from rootlace.kernels.triton.variants import Variant
 
 ARCH = 90
 META = torch.device("meta")

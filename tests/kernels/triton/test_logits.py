@@ -12,8 +12,8 @@ import torch
 
 from rootlace.kernels.interface import LogitEdits
 from rootlace.kernels.reference.sampling import edit_logits as reference
+from rootlace.kernels.triton.launching import Launch
 from rootlace.kernels.triton.logits import edit_logits
-from rootlace.kernels.triton.tuning import Launch
 from tests.kernels.cases import with_tensors
 from tests.kernels.logit_edits import edits_of
 

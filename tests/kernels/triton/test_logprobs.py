@@ -7,8 +7,8 @@ import importlib
 import pytest
 import torch
 
+from rootlace.kernels.triton.launching import Launch
 from rootlace.kernels.triton.logprobs import token_logprobs
-from rootlace.kernels.triton.tuning import Launch
 
 module = importlib.import_module("rootlace.kernels.triton.logprobs")
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")

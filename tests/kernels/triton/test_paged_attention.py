@@ -9,10 +9,9 @@ import torch
 
 from rootlace.kernels import KernelSet
 from rootlace.kernels.reference import REFERENCE
-from rootlace.kernels.triton import TRITON, attention, extend_plan
+from rootlace.kernels.triton import TRITON, attention, attention_plan
 from rootlace.kernels.triton.attention import AttentionRules
-from rootlace.kernels.triton.attention_plan import SplitRule
-from rootlace.kernels.triton.shared_nodes import SharingRule
+from rootlace.kernels.triton.attention_plan import SharingRule, SplitRule
 from tests.kernels.cases import (
     FP8,
     INTEGERS,
@@ -74,7 +73,7 @@ def run(kernels: KernelSet, tensors: AttentionTensors) -> tuple[torch.Tensor, to
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 @pytest.mark.parametrize("seed", range(16))
 def test_random_steps(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
-    monkeypatch.setattr(extend_plan, "SPLIT", 64)
+    monkeypatch.setattr(attention_plan, "SPLIT", 64)
     # AttentionRules() is what plans are made by where nobody says otherwise.
     monkeypatch.setattr(attention, "AttentionRules", lambda: RULES)
     tensors = make_attention(random_case(seed), CPU, seed)
@@ -90,7 +89,7 @@ def test_integers_are_read_as_what_they_stand_for(
     monkeypatch: pytest.MonkeyPatch, kv_dtype: torch.dtype
 ) -> None:
     """To the bit: own parts and shared nodes of decode rows, rows with several new tokens."""
-    monkeypatch.setattr(extend_plan, "SPLIT", 64)
+    monkeypatch.setattr(attention_plan, "SPLIT", 64)
     monkeypatch.setattr(attention, "AttentionRules", lambda: RULES)
     rows = ((1, 70), (1, 90), (1, 51), (7, 100), (40, 45))
     for dtype, head_dim, window in ((torch.bfloat16, 24, None), (torch.float32, 32, 30)):

@@ -8,19 +8,19 @@ from pathlib import Path
 
 import pytest
 
-from rootlace.kernels.triton import tuning
-from rootlace.kernels.triton.tuning import Launch, settings
+from rootlace.kernels.triton import launching
+from rootlace.kernels.triton.launching import Launch, settings
 
-TABLES = sorted(tuning.TABLES.glob("*.json"))
+TABLES = sorted(launching.TABLES.glob("*.json"))
 
 
 @pytest.fixture
 def tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """An empty folder in place of the committed tables; nothing remembered of either."""
-    monkeypatch.setattr(tuning, "TABLES", tmp_path)
-    tuning.forget()
+    monkeypatch.setattr(launching, "TABLES", tmp_path)
+    launching.forget()
     yield tmp_path
-    tuning.forget()
+    launching.forget()
 
 
 def entry(when: dict[str, object], size: int) -> dict[str, object]:
@@ -70,7 +70,7 @@ def test_a_launch_cannot_be_changed() -> None:
 @pytest.mark.parametrize("path", TABLES, ids=lambda path: path.stem)
 def test_committed_tables_are_whole(path: Path) -> None:
     table = json.loads(path.read_text())
-    default = json.loads((tuning.TABLES / "default.json").read_text())["kernels"]
+    default = json.loads((launching.TABLES / "default.json").read_text())["kernels"]
     assert table.keys() == {"measured", "kernels"}
     assert table["kernels"].keys() == default.keys()
     for kernel, entries in table["kernels"].items():

@@ -14,11 +14,10 @@ from transformers import LlamaConfig, PreTrainedConfig, Qwen3Config
 
 from rootlace.kernels.triton import TRITON
 from rootlace.kernels.triton.attention import AttentionRules, plan_attention
-from rootlace.kernels.triton.attention_plan import SplitRule
-from rootlace.kernels.triton.shared_nodes import SharingRule
+from rootlace.kernels.triton.attention_plan import SharingRule, SplitRule
 from rootlace.runtime.config import CacheConfig, ExecutorConfig
 from rootlace.runtime.contracts.plan import AutomatonState, SteppedAutomaton, StepResult
-from rootlace.runtime.model.executor.graphs import USES_BEFORE_CAPTURE
+from rootlace.runtime.model.executor.cuda import USES_BEFORE_CAPTURE
 from rootlace.runtime.model.executor.runner import ModelRunner
 from rootlace.wire.protocol import SamplingParams
 from tests.model.chains import first_plan, next_plan, run_ahead, take_behind, with_automata

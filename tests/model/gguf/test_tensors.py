@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from rootlace.kernels.native.codes import prepared
+from rootlace.kernels.native.linear import prepared
 from rootlace.kernels.reference.layers import dequantise
 from rootlace.kernels.weights import Quantised, tensors
 from rootlace.runtime.model.checkpoint.quantised.layouts import FLOATS

@@ -2,25 +2,535 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import NoReturn
+import math
+import re
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from re import _parser  # type: ignore[attr-defined]
+from typing import Any, NoReturn
 
-from rootlace.runtime.model.checkpoint.quantised import (
-    awq,
-    compressed_tensors,
-    fp8,
-    gptq,
-    mxfp4,
+from rootlace.runtime.model.checkpoint.quantised.layouts import (
+    ALL,
+    Awq,
+    Block,
+    Blocks,
+    Floats4,
+    Gptq,
+    Layout,
+    Numbers,
+    PackedInts,
+    Quantisation,
+    Rule,
 )
-from rootlace.runtime.model.checkpoint.quantised.layouts import Quantisation
-from rootlace.runtime.model.families.config_reader import FLAG, TABLE, TEXT, ConfigReader
+from rootlace.runtime.model.families.config_reader import (
+    FLAG,
+    NUMBER,
+    SIZE,
+    TABLE,
+    TEXT,
+    TEXTS,
+    ConfigReader,
+    Kind,
+)
+
+# Patterns -----------------------------------------------------------------------------------------
+#
+# Patterns of module names, of which a configuration may have only such as match in little time.
+#
+# A regular expression may try more ways to match a name than anybody waits for: ways multiply where
+# a repetition stands in another, and where alternatives that are repeated match the same text.
+
+
+LONGEST = 1000
+"""Characters of a pattern."""
+SHOWN = 60
+"""Characters of a pattern that a message has."""
+MOST = 5_000_000
+"""Ways to match a name."""
+NAME = 64
+"""No module's name is longer."""
+DIGITS = 4
+"""Nor are numbers in it."""
+FEW = 8
+"""A choice may be repeated so many times."""
+
+
+class TooManyWays(ValueError):
+    """A pattern that might take too long."""
+
+
+@dataclass(frozen=True)
+class Ways:
+    """A bound of how often a pattern may be tried at one place: `choices` are independent ones, and
+    `repetitions` those that may end at any character of a name."""
+
+    choices: int = 1
+    repetitions: int = 0
+
+    def total(self) -> int:
+        return self.choices * math.comb(NAME + self.repetitions, self.repetitions)
+
+
+def compiled(pattern: str) -> re.Pattern[str]:
+    """The pattern, if it matches module names in little time. Raises `TooManyWays` or
+    `re.error`, saying why not."""
+    if len(pattern) > LONGEST:
+        raise TooManyWays(f"it has more than {LONGEST} characters")
+    if _sequence(_parser.parse(pattern)).total() > MOST:
+        raise TooManyWays("it has too many repetitions or alternatives")
+    return re.compile(pattern)
+
+
+def shown(pattern: str) -> str:
+    """The pattern, cut where it is long."""
+    return repr(pattern if len(pattern) <= SHOWN else pattern[:SHOWN] + "...")
+
+
+def _sequence(items: Iterable[tuple[Any, Any]]) -> Ways:
+    choices, repetitions = 1, 0
+    for operation, argument in items:
+        found = _item(str(operation), argument)
+        choices, repetitions = choices * found.choices, repetitions + found.repetitions
+        if choices > MOST:
+            raise TooManyWays("it has too many alternatives")
+    return Ways(choices, repetitions)
+
+
+def _either(branches: Iterable[Any]) -> Ways:
+    found = [_sequence(branch) for branch in branches if branch is not None]
+    return Ways(sum(one.choices for one in found), max(one.repetitions for one in found))
+
+
+def _item(operation: str, argument: Any) -> Ways:
+    match operation:
+        case "LITERAL" | "NOT_LITERAL" | "ANY" | "IN" | "AT" | "GROUPREF" | "FAILURE":
+            return Ways()
+        case "SUBPATTERN":
+            return _sequence(argument[3])
+        case "ASSERT" | "ASSERT_NOT":
+            return _sequence(argument[1])
+        case "ATOMIC_GROUP":
+            return _sequence(argument)
+        case "BRANCH":
+            return _either(argument[1])
+        case "GROUPREF_EXISTS":
+            return _either(argument[1:])
+        case "MAX_REPEAT" | "MIN_REPEAT" | "POSSESSIVE_REPEAT":
+            return _repeated(*argument)
+    raise TooManyWays(f"{operation} is not known")
+
+
+def _repeated(least: int, most: int, body: Any) -> Ways:
+    ways = _sequence(body)
+    if most <= 1:
+        return Ways(ways.choices + (most - least), ways.repetitions)
+    if body.getwidth()[0] == 0:
+        raise TooManyWays("what is repeated in it may be nothing")
+    if ways.repetitions:
+        raise TooManyWays("it has a repetition in a repetition")
+    if ways.choices > 1:
+        if most > FEW:
+            raise TooManyWays("it has a choice in a repetition")
+        return Ways((ways.choices + 1) ** most)
+    if least == most:
+        return Ways()
+    if _is_digit(body):
+        return Ways(1 + min(most - least, DIGITS))
+    return Ways(1 + most - least) if most - least < FEW else Ways(1, 1)
+
+
+def _is_digit(body: Any) -> bool:
+    """Whether it matches one digit and nothing else."""
+    if len(body) != 1 or str(body[0][0]) != "IN":
+        return False
+    ranges = [(str(operation), argument) for operation, argument in body[0][1]]
+    return all(
+        (operation == "CATEGORY" and str(argument) == "CATEGORY_DIGIT")
+        or (operation == "RANGE" and chr(argument[0]).isdigit() and chr(argument[1]).isdigit())
+        or (operation == "LITERAL" and chr(argument).isdigit())
+        for operation, argument in ranges
+    )
+
+
+# Settings -----------------------------------------------------------------------------------------
+
+
+GROUP = Kind("a positive integer or -1", lambda value: value == -1 or SIZE.fits(value))
+PAIR = Kind(
+    "two positive integers",
+    lambda value: type(value) is list and len(value) == 2 and all(map(SIZE.fits, value)),
+)
+MODULES = Kind(
+    "a list of modules",
+    lambda value: TEXTS.fits(value) or (type(value) is list and all(map(TEXTS.fits, value))),
+)
+
+GPTQ_REMARKS = (
+    # How the weights were found.
+    "damp_percent",
+    "damp_auto_increment",
+    "mse",
+    "dataset",
+    "tokenizer",
+    "batch_size",
+    "model_seqlen",
+    "block_name_to_quantize",
+    "module_name_preceding_first_block",
+    "cache_block_outputs",
+    "true_sequential",
+    "act_group_aware",
+    "meta",
+    "model_name_or_path",
+    "model_file_base_name",
+    "pad_token_id",
+    "hyb_act",
+    "offload_to_disk",
+    "offload_to_disk_path",
+    # How other programs are to run the model.
+    "backend",
+    "use_exllama",
+    "disable_exllama",
+    "exllama_config",
+    "use_cuda_fp16",
+    "max_input_length",
+)
+
+
+def read_group(config: ConfigReader, key: str, default: int) -> int | None:
+    """How many inputs share a scale; None: all of them, which files call -1."""
+    group: int = config.get(key, GROUP, default)
+    return None if group == -1 else group
+
+
+def read_modules(config: ConfigReader, key: str) -> bool:
+    """Whether modules are listed. Which ones are stored quantised, the file says better."""
+    return bool(config.get(key, MODULES.or_none(), None))
+
+
+def read_pair(config: ConfigReader, key: str) -> tuple[int, int] | None:
+    """The sizes of a block."""
+    found = config.get(key, PAIR.or_none(), None)
+    return None if found is None else (found[0], found[1])
+
+
+def read_pattern(config: ConfigReader, key: str, pattern: str) -> re.Pattern[str]:
+    """A pattern of module names, which `key` has."""
+    try:
+        return compiled(pattern)
+    except TooManyWays as error:
+        config.refuse(key, f"{shown(pattern)} might take too long to match: {error}")
+    except (re.error, RecursionError, OverflowError) as error:
+        config.refuse(key, f"{shown(pattern)} is not a regular expression: {error}")
+
+
+def activations_remark(kind: str) -> str:
+    """For checkpoints whose activations were to be quantised, too."""
+    return (
+        f"activations are not rounded to {kind}, for which the weights were made: they keep the "
+        "precision that they are computed in"
+    )
+
+
+# Gptq ---------------------------------------------------------------------------------------------
+#
+# GPTQ, as AutoGPTQ and GPTQModel write it.
+
+
+BITS = Kind("4 or 8", lambda bits: type(bits) is int and bits in (4, 8))
+
+
+def read_gptq(config: ConfigReader) -> Quantisation:
+    """Which modules are quantised, the file says, and in which order their columns are."""
+    minus_one = _stored_minus_one(config)
+    bits = config.get("bits", BITS)
+    group = read_group(config, "group_size", 128)
+    rules = _dynamic(config, bits, group, minus_one)
+    config.only("method", "gptq")
+    config.only("pack_dtype", "int32")
+    config.only("is_marlin_format", False)
+    config.only("use_marlin", False)
+    config.flag("sym", True)
+    for key in ("desc_act", "static_groups", "true_sequential", "lm_head", "act_group_aware"):
+        config.get(key, FLAG.or_none(), None)
+    for key in ("modules_to_not_convert", "modules_in_block_to_quantize"):
+        read_modules(config, key)
+    config.pass_over(*GPTQ_REMARKS)
+    return Quantisation("GPTQ", (*rules, Rule(ALL, (Gptq(bits, group, minus_one),))))
+
+
+def _stored_minus_one(config: ConfigReader) -> bool:
+    """Whether zero points are stored less one, as in the first version of the format."""
+    found = "gptq"
+    for key in ("format", "checkpoint_format"):
+        found = config.get(key, TEXT.or_none(), None) or found
+        if found.lower() not in ("gptq", "gptq_v2"):
+            config.refuse(key, "only gptq and gptq_v2 are read")
+    return found.lower() == "gptq"
+
+
+def _dynamic(config: ConfigReader, bits: Any, group: int | None, minus_one: bool) -> list[Rule]:
+    """What is said of modules apart: by a pattern of their names, after "-:" those that are not
+    quantised."""
+    found: list[Rule] = []
+    if not config.get("dynamic", TABLE.or_none(), None):
+        return found
+    modules = config.table("dynamic")
+    for name in modules:
+        pattern = read_pattern(modules, name, re.sub(r"^[+-]:", "", name))
+        own = modules.table(name)
+        if name.startswith("-:"):
+            found.append(Rule(pattern))
+            continue
+        layout = Gptq(
+            own.get("bits", BITS, bits), read_group(own, "group_size", group or -1), minus_one
+        )
+        for key in ("sym", "desc_act"):
+            own.get(key, FLAG.or_none(), None)
+        own.pass_over(*GPTQ_REMARKS)
+        own.finish(frozenset())
+        found.append(Rule(pattern, (layout,)))
+    return found
+
+
+# Awq ----------------------------------------------------------------------------------------------
+#
+# AWQ, as AutoAWQ writes it.
+
+
+GEMM = ("gemm", "exllama")
+"""Versions of the same files."""
+
+
+def read_awq(config: ConfigReader) -> Quantisation:
+    """Which modules are quantised, the file says."""
+    for key in ("version", "format"):
+        if str(config.get(key, TEXT, "gemm")).lower() not in GEMM:
+            config.refuse(key, "only the version gemm of AWQ is read")
+    config.only("bits", 4)
+    config.only("w_bit", 4)
+    config.only("zero_point", True)
+    group = read_group(config, "q_group_size" if "q_group_size" in config else "group_size", 128)
+    read_modules(config, "modules_to_not_convert")
+    # How AutoAWQ is to run the model, and what transformers copies from GPTQ's configuration.
+    config.pass_over("backend", "do_fuse", "fuse_max_seq_len", "modules_to_fuse", *GPTQ_REMARKS)
+    config.pass_over("desc_act", "sym", "lm_head")
+    config.get("exllama_config", TABLE.or_none(), None)
+    return Quantisation("AWQ", (Rule(ALL, (Awq(group),)),))
+
+
+# Fp8 ----------------------------------------------------------------------------------------------
+#
+# Weights in floats of eight bits, as transformers, DeepSeek, Qwen and AutoFP8 write them.
+
+
+CACHE = Kind("a text or an object", lambda value: TEXT.fits(value) or TABLE.fits(value))
+
+
+def read_fp8(config: ConfigReader) -> Quantisation:
+    """Which modules are quantised, the file says. `weight_scale_inv` is what numbers are multiplied
+    by, as `weight_scale` is."""
+    size = read_pair(config, "weight_block_size")
+    block = None if size is None else Block(*size)
+    config.only("fmt", "e4m3")
+    scheme = str(config.get("activation_scheme", TEXT, "dynamic"))
+    if scheme not in ("dynamic", "static"):
+        config.refuse("activation_scheme", "only dynamic and static are known")
+    if config.get("scale_fmt", TEXT.or_none(), None) not in (None, "float", "ue8m0"):
+        config.refuse("scale_fmt", "only float and ue8m0 are known")
+    for key in ("modules_to_not_convert", "ignored_layers"):
+        read_modules(config, key)
+    if read_modules(config, "modules_to_convert"):
+        config.refuse("modules_to_convert", "an embedding in eight bits is not supported")
+    # The cache's scales are found by their names.
+    config.get("kv_cache_scheme", CACHE.or_none(), None)
+    read_modules(config, "kv_cache_quant_targets")
+    config.get("dequantize", FLAG, False)
+    scales = (".weight_scale_inv", ".weight_scale")
+    layouts = tuple(Numbers("fp8_e4m3", block, scale) for scale in scales)
+    return Quantisation("fp8", (Rule(ALL, layouts),), (activations_remark("fp8"),))
+
+
+# Mxfp4 --------------------------------------------------------------------------------------------
+#
+# MXFP4, as gpt-oss has it.
+
+
+def read_mxfp4(config: ConfigReader) -> Quantisation:
+    """Which modules are quantised, the file says."""
+    read_modules(config, "modules_to_not_convert")
+    config.get("dequantize", FLAG, False)
+    return Quantisation("MXFP4", (Rule(ALL, (Blocks(),)),))
+
+
+# Compressed tensors -------------------------------------------------------------------------------
+#
+# compressed-tensors: what llm-compressor writes.
+
+
+NUMBERS = ("int-quantized", "float-quantized", "naive-quantized", "mxfp8-quantized")
+"""Formats of a matrix of numbers and its scales."""
+FLOATS4 = (Floats4("mxfp4"), Floats4("nvfp4"))
+
+ORDER = Kind("a text or false", lambda value: TEXT.fits(value) or value is False)
+SIZES = re.compile(r"[1-9]\d{0,8}x[1-9]\d{0,8}")
+STRUCTURE = Kind(
+    "two sizes", lambda found: PAIR.fits(found) or bool(TEXT.fits(found) and SIZES.fullmatch(found))
+)
+CLASSES = ("Linear", "LinearBase")
+"""What targets call the classes of all modules that are multiplied by."""
+
+
+def read_compressed_tensors(config: ConfigReader) -> Quantisation | None:
+    """None where the KV cache alone is to be quantised: its scales are found by their names."""
+    _read_remarks(config)
+    _read_sparsity(config)
+    cache = config.get("kv_cache_scheme", TABLE.or_none(), None)
+    form = config.get("format", TEXT.or_none(), None)
+    if not config.get("config_groups", TABLE.or_none(), None):
+        if not cache:
+            config.refuse("config_groups", "it says nothing of weights")
+        config.get("ignore", TEXTS.or_none(), None)
+        return None
+    groups = config.table("config_groups")
+    rules: dict[str, Layout] = {}
+    remarks: dict[str, None] = {}
+    for name in groups:
+        group = groups.table(name)
+        targets = group.get("targets", TEXTS)
+        layout = _layout(group, form)
+        if layout is not None and "Embedding" in targets:
+            group.refuse("targets", "a quantised embedding is not supported")
+        remarks |= dict.fromkeys(_activations(group))
+        group.finish(frozenset())
+        if layout is not None:
+            rules |= dict.fromkeys(targets, layout)
+    ignored = config.get("ignore", TEXTS.or_none(), None) or []
+    return Quantisation(
+        "compressed-tensors",
+        (*_ignored(config, ignored), *_rules(config, rules)),
+        tuple(remarks),
+    )
+
+
+def _ignored(config: ConfigReader, names: list[str]) -> Iterator[Rule]:
+    for name in names:
+        yield Rule(_pattern(config, "ignore", name))
+
+
+def _rules(config: ConfigReader, targets: dict[str, Layout]) -> Iterator[Rule]:
+    """A name goes before patterns, and these before classes."""
+    for name in sorted(
+        targets.keys() - {*CLASSES}, key=lambda name: (name.startswith("re:"), name)
+    ):
+        yield Rule(_pattern(config, "config_groups", name), (targets[name],))
+    for name in CLASSES:
+        if name in targets:
+            yield Rule(ALL, (targets[name],))
+
+
+def _pattern(config: ConfigReader, key: str, name: str) -> re.Pattern[str]:
+    if name in CLASSES:
+        return ALL
+    if name.startswith("re:"):
+        return read_pattern(config, key, name.removeprefix("re:"))
+    return re.compile(re.escape(name) + r"\Z")
+
+
+def _read_remarks(config: ConfigReader) -> None:
+    """What says nothing about how weights are stored."""
+    config.pass_over("version", "quantization_status", "global_compression_ratio", "run_compressed")
+
+
+def _read_sparsity(config: ConfigReader) -> None:
+    """Refuse weights of which some are left out, and such as are rotated where they are used."""
+    if config.get("sparsity_config", TABLE.or_none(), None):
+        sparsity = config.table("sparsity_config")
+        if sparsity.get("format", TEXT, "dense") != "dense":
+            sparsity.refuse("format", "sparse weights cannot be read")
+    if config.get("transform_config", TABLE.or_none(), None):
+        transforms = config.table("transform_config")
+        if transforms.get("config_groups", TABLE.or_none(), None):
+            transforms.refuse("config_groups", "rotated weights are not supported")
+    if config.get("moe_sparsity_config", TABLE.or_none(), None):
+        config.refuse("moe_sparsity_config", "it is not supported")
+
+
+def _layout(group: ConfigReader, form: str | None) -> Layout | None:
+    """How the weights of a group are stored; None: as they are."""
+    form = group.get("format", TEXT.or_none(), None) or form
+    if not group.get("weights", TABLE.or_none(), None):
+        return None
+    weights = group.table("weights")
+    bits, kind = weights.size("num_bits"), weights.get("type", TEXT, "int")
+    symmetric = weights.flag("symmetric", True)
+    weights.get("actorder", ORDER.or_none(), None)  # the file says it itself
+    weights.only("dynamic", False)
+    weights.pass_over("observer", "observer_kwargs", "scale_dtype", "zp_dtype")
+    block = _block(weights)
+    weights.finish(frozenset())
+    found = _layout_of(form, bits, kind, symmetric, block)
+    if found is None:
+        group.refuse(
+            "weights",
+            f"weights of {bits} bits and type {kind} in the format {form} cannot be read",
+        )
+    return found
+
+
+def _layout_of(
+    form: str | None, bits: int, kind: str, symmetric: bool, block: Block
+) -> Layout | None:
+    """What a format makes of such weights; None: it is not read."""
+    if form == "pack-quantized" and kind == "int" and bits in (4, 8):
+        return PackedInts(4 if bits == 4 else 8, block, symmetric)
+    if form in NUMBERS and bits == 8 and kind == "int":
+        return Numbers("int8", block, symmetric=symmetric)
+    if form in NUMBERS and bits == 8 and kind == "float" and symmetric:
+        return Numbers("fp8_e4m3", block)
+    for floats in FLOATS4:
+        stated = (floats.form + "-pack-quantized", 4, "float", True, Block(1, floats.group))
+        if (form, bits, kind, symmetric, block) == stated:
+            return floats
+    return None
+
+
+def _block(weights: ConfigReader) -> Block:
+    """The weights that share a scale."""
+    size = weights.get("group_size", GROUP.or_none(), None)
+    inferred = {None: "tensor", -1: "channel"}.get(size, "group")
+    strategy = weights.get("strategy", TEXT.or_none(), None) or inferred
+    structure = weights.get("block_structure", STRUCTURE.or_none(), None)
+    if isinstance(structure, str):
+        structure = [int(size) for size in structure.split("x")]
+    known = {"tensor": Block(), "channel": Block(rows=1)}
+    if inferred == "group":
+        known |= dict.fromkeys(("group", "tensor_group"), Block(1, size))
+    if structure is not None:
+        known["block"] = Block(*structure)
+    if strategy not in known:
+        weights.refuse("strategy", f"it is not supported with group_size {size}")
+    return known[strategy]
+
+
+def _activations(group: ConfigReader) -> Iterator[str]:
+    """Remarks about activations, which are not quantised whatever the group says."""
+    for key in ("input_activations", "output_activations"):
+        if not group.get(key, TABLE.or_none(), None):
+            continue
+        found = group.table(key)
+        bits, kind = found.get("num_bits", NUMBER, 8), found.get("type", TEXT, "int")
+        yield activations_remark(f"{kind}{bits}")
+
+
+# Methods ------------------------------------------------------------------------------------------
+
 
 METHODS: dict[str, Callable[[ConfigReader], Quantisation | None]] = {
-    "awq": awq.read,
-    "compressed-tensors": compressed_tensors.read,
-    "fp8": fp8.read,
-    "gptq": gptq.read,
-    "mxfp4": mxfp4.read,
+    "awq": read_awq,
+    "compressed-tensors": read_compressed_tensors,
+    "fp8": read_fp8,
+    "gptq": read_gptq,
+    "mxfp4": read_mxfp4,
 }
 
 INSTEAD = (

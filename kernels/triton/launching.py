@@ -30,10 +30,39 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
+
+# Variants -----------------------------------------------------------------------------------------
+#
+# What is compiled ahead of time to see that it compiles: kernels as they are really launched.
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One specialisation of a kernel, as `triton.compile` wants it.
+
+    `signature` names every parameter of the kernel in order with its type ("*bf16", "i32", "fp32",
+    "constexpr"); `constants` gives the compile-time ones; `divisible` names pointers and integers
+    that are multiples of 16. `fp_fusion`: products and sums may be one operation, rounded once.
+    `matrix_units`: its PTX must use them.
+    """
+
+    name: str
+    kernel: Any
+    signature: dict[str, str]
+    constants: dict[str, Any] = field(default_factory=dict)
+    divisible: tuple[str, ...] = ()
+    num_warps: int = 4
+    num_stages: int = 3
+    fp_fusion: bool = True
+    matrix_units: bool = False
+
+
+# Tuning -------------------------------------------------------------------------------------------
+
 
 TABLES = Path(__file__).parent / "tuned"
 DEFAULT = "default"

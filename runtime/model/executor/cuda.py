@@ -1,4 +1,4 @@
-"""Captured graphs: which there are, when they are captured, and their replay.
+"""CUDA: its stream, events and pinned memory, and captured graphs.
 
 Launching the few hundred kernels of a decode step one by one takes the host longer than the device
 needs to run them; a graph is one launch. Capturing one takes as long as several steps, so a server
@@ -8,14 +8,91 @@ it is captured after it was needed a few times, or while the server is idle.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
-from bisect import bisect_left
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Hashable, Iterable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
-from rootlace.runtime.model.executor.device import Device
+import torch
+
+# Device -------------------------------------------------------------------------------------------
+#
+# The few things of CUDA that are not operations on tensors: its stream, events, pinned memory and
+# graphs. The rest of the executor does not know which device it runs on, and is tested without a
+# GPU.
+
+
+class CudaDevice:
+    """One stream for everything, so that copies and kernels run in the order they are given."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._stream = torch.cuda.Stream(device)
+        # Graphs run one after the other, so all may use the same memory between their nodes.
+        self._pool = torch.cuda.graph_pool_handle()
+        self._failed: list[torch.cuda.CUDAGraph] = []
+
+    def work(self) -> AbstractContextManager[object]:
+        """Within it operations are given to the steps' own stream."""
+        return torch.cuda.stream(self._stream)
+
+    def host_buffer(self, nbytes: int) -> torch.Tensor:
+        """uint8 [nbytes] of main memory that the device reads and writes by itself."""
+        return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
+
+    def event(self) -> torch.cuda.Event:
+        return torch.cuda.Event()
+
+    def capture(self, work: Callable[[], None]) -> Callable[[], None]:
+        """Record the operations that `work` gives to the device, without running them.
+
+        The returned function runs them again, on whatever their tensors hold then. Raises
+        RuntimeError (of torch) if `work` does what cannot be captured.
+
+        Not by `torch.cuda.graph`, which empties the allocator's caches first: the next steps would
+        pay for it. "thread_local": other threads may use the device meanwhile.
+        """
+        graph = torch.cuda.CUDAGraph()
+        with self.work():
+            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+            try:
+                work()
+                graph.capture_end()
+            except BaseException:
+                self._abandon(graph)
+                raise
+        return graph.replay
+
+    def works(self) -> bool:
+        """Whether the device still runs anything; some faults end it for the whole process. Waits
+        for what it was given."""
+        try:
+            self._stream.synchronize()
+        except RuntimeError:
+            return False
+        return True
+
+    def _abandon(self, graph: torch.cuda.CUDAGraph) -> None:
+        """End a capture that failed: stream and allocator must leave the capturing state.
+
+        Where the capture was invalidated, `capture_end` raises before it tells the allocator, which
+        then refuses every later capture into the pool; and a pool whose only graph failed is dead
+        to torch. So later graphs get another pool. The graph is kept, as the allocator may refer to
+        it.
+        """
+        with contextlib.suppress(RuntimeError):  # the reason is the error under way
+            graph.capture_end()
+        with contextlib.suppress(RuntimeError, AttributeError):  # it knows already, as a rule
+            torch._C._cuda_endAllocateToPool(self.device.index, self._pool)
+        self._failed.append(graph)
+        self._pool = torch.cuda.graph_pool_handle()
+
+
+# Graphs -------------------------------------------------------------------------------------------
+
 
 log = logging.getLogger(__name__)
 
@@ -26,20 +103,6 @@ CAPTURE_SHARE = 0.2
 """Share of a busy server's time that capturing may take."""
 MOST_FAILURES = 3
 """Stop capturing after so many failures: each may leak memory."""
-FINE_BUCKETS = 256
-"""Up to this size buckets are 8 rows apart, beyond it 32: padding costs little, graphs memory."""
-
-
-def decode_buckets(max_rows: int) -> list[int]:
-    """Numbers of rows that there are graphs for: 1, 2, 4, 8, 16, 24, …, `max_rows`."""
-    sizes = {1, 2, 4, *range(8, FINE_BUCKETS + 1, 8), *range(FINE_BUCKETS, max_rows, 32), max_rows}
-    return sorted(size for size in sizes if size <= max_rows)
-
-
-def bucket_of(count: int, buckets: list[int]) -> int | None:
-    """The smallest bucket that holds `count` rows; None: none does."""
-    index = bisect_left(buckets, count)
-    return buckets[index] if index < len(buckets) else None
 
 
 @dataclass
@@ -63,7 +126,7 @@ class Graphs:
 
     def __init__(
         self,
-        device: Device,
+        device: CudaDevice,
         enabled: bool,
         most: int,
         clock: Callable[[], float] = time.perf_counter,
