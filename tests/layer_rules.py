@@ -8,7 +8,7 @@ SERVING = {"aiohttp", "tokenizers", "jinja2"}
 # Module prefix -> the prefixes of our own modules it may import (itself always).
 MAY_IMPORT: dict[str, set[str]] = {
     "rootlace.wire": set(),
-    "rootlace.types": {"rootlace.wire.errors"},
+    "rootlace.types": {"rootlace.wire.errors", "rootlace.wire.protocol"},
     # What a run did and when, and the page that draws it: data that every layer above may make.
     "rootlace.timeline": set(),
     "rootlace.language": {"rootlace.wire", "rootlace.types", "rootlace.timeline"},

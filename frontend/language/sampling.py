@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import json
 from collections.abc import Callable, Iterable, Mapping
 from difflib import get_close_matches
 from typing import (
@@ -26,6 +25,7 @@ import msgspec
 
 from rootlace import types
 from rootlace.language.failures import warn
+from rootlace.types.constraint_kinds import KINDS, KindKeywords
 from rootlace.types.schema_keywords import remarks
 from rootlace.wire.errors import InvalidConstraint, InvalidRequest
 from rootlace.wire.protocol import CONSTRAINT_OPTIONS, PLAIN_TOOLS, Constraint, ToolFormat
@@ -111,7 +111,7 @@ def with_keywords(options: Iterable[inspect.Parameter]) -> Callable[[F], F]:
 PARAMS = PARAMETERS.keys()
 # One of these says what the text must be; `CONSTRAINT_OPTIONS` say how that is enforced, and have
 # nothing to do without one.
-SOURCES = ("dtype", "type", "regex", "json_schema", "ebnf", "choices", "structural_tag", "tools")
+SOURCES = ("dtype", "type", *KINDS, "tools")
 ALIASES = {alias: name for name, about in PARAMETERS.items() for alias in about.aliases}
 # Accepted because sglang's programs pass them; here they describe what happens anyway (log-
 # probabilities always carry their text) or have no meaning for fast tokenizers.
@@ -252,7 +252,7 @@ class Offered(Protocol):
         """The structural tag of text with calls; None: any text."""
 
 
-class GenKeywords(SamplingKeywords, HandlingKeywords, total=False):
+class GenKeywords(SamplingKeywords, HandlingKeywords, KindKeywords, total=False):
     """The keyword-only options of `gen`, for type checkers and for its signature."""
 
     return_text_in_logprobs: bool | None
@@ -261,10 +261,6 @@ class GenKeywords(SamplingKeywords, HandlingKeywords, total=False):
     timeout: float | None
     dtype: Any
     type: Any
-    regex: str | None
-    json_schema: str | bool | Mapping[str, Any] | Any
-    ebnf: str | None
-    structural_tag: str | Mapping[str, Any] | None
     tools: Offered | None
     tool_choice: str | None
     whitespace: Literal["compact", "flexible"] | None
@@ -357,9 +353,9 @@ def constraint(options: Mapping[str, Any], form: ToolFormat = PLAIN_TOOLS) -> Co
     return _built(name, value, *enforced)
 
 
-def _built(name: str, value: Any, *enforced: Any) -> Constraint:
+def _built(name: Any, value: Any, *enforced: Any) -> Constraint:
     """`enforced` are the values of `CONSTRAINT_OPTIONS`, None where one is not given."""
-    kind, source = _READERS[name](value)
+    kind, source = _READERS[name](value) if name in _READERS else (name, KINDS[name].write(value))
     named = zip(CONSTRAINT_OPTIONS, enforced, strict=True)
     given = {name: value for name, value in named if value is not None}
     return Constraint(kind, source, **_constraint_options(given))  # type: ignore[arg-type]
@@ -406,76 +402,4 @@ def _of_type(kind: Any) -> Source:
     return "json_schema", types.schema_text(kind)
 
 
-def _of_schema(schema: Any) -> Source:
-    return "json_schema", _json(schema, "json_schema")
-
-
-def _of_regex(pattern: Any) -> Source:
-    return "regex", _text(pattern, "regex")
-
-
-def _of_ebnf(grammar: Any) -> Source:
-    return "ebnf", _text(grammar, "ebnf")
-
-
-def _of_choices(choices: Any) -> Source:
-    if isinstance(choices, str) or not isinstance(choices, Iterable):
-        raise InvalidConstraint("choices must be a list of strings")
-    texts = list(choices)
-    if not texts:
-        raise InvalidConstraint("choices must not be empty")
-    for index, choice in enumerate(texts):
-        _text(choice, f"choices[{index}]")
-    return "choices", json.dumps(texts, ensure_ascii=False)
-
-
-def _of_structural_tag(tag: Any) -> Source:
-    """Free text with islands; a structure's `schema` may be a Python type."""
-    if isinstance(tag, Mapping) and isinstance(tag.get("structures"), (list, tuple)):
-        tag = {**tag, "structures": [_structure(given) for given in tag["structures"]]}
-    elif not isinstance(tag, (str, Mapping)):
-        raise InvalidConstraint(
-            "structural_tag must be a dictionary with 'structures' and 'triggers' (or that as JSON "
-            f"text), not {type(tag).__name__}"
-        )
-    return "structural_tag", _json(tag, "structural_tag")
-
-
-def _structure(given: Any) -> Any:
-    if not isinstance(given, Mapping) or "schema" not in given:
-        return given
-    schema = given["schema"]
-    if isinstance(schema, (Mapping, bool)):
-        return given
-    return {**given, "schema": types.schema_of(schema)}
-
-
-_READERS: dict[str, Callable[[Any], Source]] = {
-    "dtype": _of_dtype,
-    "type": _of_type,
-    "regex": _of_regex,
-    "json_schema": _of_schema,
-    "ebnf": _of_ebnf,
-    "choices": _of_choices,
-    "structural_tag": _of_structural_tag,
-}
-
-
-def _text(value: Any, name: str) -> str:
-    if not isinstance(value, str):
-        raise InvalidConstraint(f"{name} must be a string, not {type(value).__name__}")
-    return value
-
-
-def _json(value: Any, name: str) -> str:
-    """`value` as JSON text; a string has to be that already."""
-    try:
-        if isinstance(value, str):
-            try:
-                msgspec.json.decode(value, type=msgspec.Raw)  # looked through, not built
-            except ValueError:
-                json.loads(value)  # says where it is wrong, and takes lone surrogates
-            return value
-        return json.dumps(value, ensure_ascii=False)
-    except (TypeError, ValueError, RecursionError) as error:
-        raise InvalidConstraint(f"{name} is not JSON: {error}") from None
+_READERS: dict[str, Callable[[Any], Source]] = {"dtype": _of_dtype, "type": _of_type}

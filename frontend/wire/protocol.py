@@ -213,6 +213,10 @@ class _Wire(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fiel
     """Base of everything on the wire: immutable, defaults left out, unknown fields refused."""
 
 
+ConstraintKind = Literal["regex", "json_schema", "choices", "ebnf", "structural_tag"]
+"""`rootlace.types.constraint_kinds` describes each."""
+
+
 class Constraint(_Wire):
     """What the generated text must look like.
 
@@ -227,7 +231,7 @@ class Constraint(_Wire):
     the text is free.
     """
 
-    kind: Literal["regex", "json_schema", "choices", "ebnf", "structural_tag"]
+    kind: ConstraintKind
     source: str
     whitespace: Literal["compact", "flexible"] = "flexible"
     strict: bool = False

@@ -2,20 +2,20 @@
 
     constraint -> KINDS[kind].read -> Form -> the first of KINDS[kind].backends that can run it
 
-Sections: the cache; the compiler; the backends; the kinds. To add a kind, write its functions and a
-line of `KINDS`; the type of `Constraint.kind` and the argument of `compile` name the kind, too.
-"auto" prefers the automaton: regular languages run on it, everything else on llguidance.
+Sections: the cache; the compiler; the backends; the kinds. To add a kind, see
+`rootlace.types.constraint_kinds`. "auto" prefers the automaton: regular languages run on it,
+everything else on llguidance.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Unpack
 
 import msgspec
 
@@ -42,23 +42,21 @@ from rootlace.runtime.structured.regex.parse import parse
 from rootlace.runtime.structured.regex.syntax import Either, Literal, Regex, TooLarge
 from rootlace.runtime.structured.source import (
     MAX_SOURCE,
-    as_text,
-    choices_text,
     parsed_choices,
     parsed_schema,
     pattern_is_suspicious,
     schema_is_suspicious,
-    schema_text,
 )
 from rootlace.runtime.structured.structural_tag import (
     lark_of_structural_tag,
     least_of,
     tag_is_suspicious,
-    tag_text,
     weakest,
 )
 from rootlace.runtime.structured.vocabulary.forced_tokens import Canonicalizer
 from rootlace.runtime.structured.vocabulary.vocabulary import Vocabulary
+from rootlace.types import constraint_kinds
+from rootlace.types.constraint_kinds import ConstraintKeywords
 from rootlace.wire.errors import InvalidConstraint
 from rootlace.wire.protocol import Constraint
 
@@ -170,34 +168,26 @@ class GrammarCompiler:
         self,
         constraint: Constraint | None = None,
         *,
-        json_schema: Any = None,
-        regex: str | None = None,
-        ebnf: str | None = None,
-        choices: Iterable[str] | None = None,
-        structural_tag: dict[str, Any] | str | None = None,
         whitespace: str = "flexible",
         strict: bool = False,
+        **sources: Unpack[ConstraintKeywords],
     ) -> Grammar:
-        """The grammar of a `Constraint`, or of exactly one of the named sources.
+        """The grammar of a `Constraint`, or of exactly one of the `sources`.
 
         `json_schema` is a schema (dict, bool or JSON text) or a Python type. Raises
         InvalidConstraint with the reason (for a schema: the place in it) if it cannot hold.
         """
-        sources = {
-            "json_schema": json_schema,
-            "regex": regex,
-            "ebnf": ebnf,
-            "choices": choices,
-            "structural_tag": structural_tag,
-        }
+        given = {name: value for name, value in sources.items() if value is not None}
+        if unknown := given.keys() - KINDS:
+            raise TypeError(f"compile() got an unexpected keyword argument {min(unknown)!r}")
         if constraint is None:
-            constraint = _constraint_of(sources, whitespace, strict)
+            constraint = _constraint_of(given, whitespace, strict)
         elif not isinstance(constraint, Constraint):
             raise TypeError(
-                f"a Constraint, or one of {', '.join(sources)} by its name, "
+                f"a Constraint, or one of {', '.join(KINDS)} by its name, "
                 f"not {type(constraint).__name__}"
             )
-        elif any(source is not None for source in sources.values()):
+        elif given:
             raise TypeError("either a Constraint or one of the named sources")
         key = as_compiled(constraint)
         return self._cache.get_or_build(key, lambda: self.build(key))
@@ -243,23 +233,16 @@ class GrammarCompiler:
             return self._canonicalizer
 
 
-def _constraint_of(sources: Mapping[str, Any], whitespace: str, strict: bool) -> Constraint:
-    """The constraint of the one source that is not None. Raises InvalidConstraint."""
-    given = [kind for kind, value in sources.items() if value is not None]
+def _constraint_of(given: Mapping[str, Any], whitespace: str, strict: bool) -> Constraint:
+    """The constraint of the one source that is given. Raises InvalidConstraint."""
     if len(given) != 1:
         found = ", ".join(given) or "none"
-        raise InvalidConstraint(
-            f"a constraint has exactly one of {', '.join(sources)}, not {found}"
-        )
+        raise InvalidConstraint(f"a constraint has exactly one of {', '.join(KINDS)}, not {found}")
     if whitespace not in ("compact", "flexible"):
         raise InvalidConstraint(f'whitespace: must be "compact" or "flexible", not {whitespace!r}')
-    (kind,) = given
-    return Constraint(
-        kind,  # type: ignore[arg-type]
-        KINDS[kind].write(kind, sources[kind]),
-        whitespace=whitespace,  # type: ignore[arg-type]
-        strict=bool(strict),
-    )
+    ((kind, value),) = given.items()
+    source = constraint_kinds.KINDS[kind].write(value)  # type: ignore[index]
+    return Constraint(kind, source, whitespace, bool(strict))  # type: ignore[arg-type]
 
 
 def as_compiled(constraint: Constraint) -> Constraint:
@@ -557,8 +540,6 @@ def _with_whitespace(schema: dict[str, Any], whitespace: str) -> dict[str, Any]:
 class Kind(NamedTuple):
     """A kind of constraint."""
 
-    write: Callable[[str, Any], str]
-    """The source of a Python value, given the kind's name. Raises InvalidConstraint."""
     is_suspicious: Callable[[str], bool]
     """Whether compiling a source may take long or much memory."""
     read: Callable[[GrammarCompiler, Constraint], Form]
@@ -606,9 +587,9 @@ _SCHEMA = Backend(_no_llguidance, _build_schema)
 _TAG = Backend(_no_tag, _build_tag)
 
 KINDS: dict[str, Kind] = {
-    "regex": Kind(as_text, pattern_is_suspicious, _read_regex, _REGULAR),
-    "choices": Kind(choices_text, lambda source: len(source) > MAX_SOURCE, _read_choices, _REGULAR),
-    "ebnf": Kind(as_text, pattern_is_suspicious, _read_ebnf, (*_REGULAR, _LARK)),
-    "json_schema": Kind(schema_text, schema_is_suspicious, _read_schema, (*_REGULAR, _SCHEMA)),
-    "structural_tag": Kind(tag_text, tag_is_suspicious, _read_tag, (_TAG,)),
+    "regex": Kind(pattern_is_suspicious, _read_regex, _REGULAR),
+    "choices": Kind(lambda source: len(source) > MAX_SOURCE, _read_choices, _REGULAR),
+    "ebnf": Kind(pattern_is_suspicious, _read_ebnf, (*_REGULAR, _LARK)),
+    "json_schema": Kind(schema_is_suspicious, _read_schema, (*_REGULAR, _SCHEMA)),
+    "structural_tag": Kind(tag_is_suspicious, _read_tag, (_TAG,)),
 }

@@ -1,4 +1,4 @@
-"""Sources of constraints. Sections: Python value to text and back; which sources are suspicious."""
+"""Sources of constraints. Sections: values of sources; which sources are suspicious."""
 
 from __future__ import annotations
 
@@ -10,37 +10,6 @@ from typing import Any
 from rootlace.wire.errors import InvalidConstraint
 
 MAX_CHOICES = 65536
-
-
-def as_text(kind: str, value: Any) -> str:
-    """`value` if it is a string. Raises InvalidConstraint."""
-    if not isinstance(value, str):
-        raise InvalidConstraint(f"{kind}: must be text, not {type(value).__name__}")
-    return value
-
-
-def choices_text(kind: str, value: Any) -> str:
-    """JSON text of strings. Raises InvalidConstraint."""
-    return value if isinstance(value, str) else dumped(kind, list(value))
-
-
-def schema_text(kind: str, value: Any) -> str:
-    """JSON text of a schema (dict, bool or JSON text) or of a Python type's schema."""
-    if isinstance(value, str):
-        return value
-    if not isinstance(value, dict | bool):
-        # Imported here: this module loads pydantic, which most schemas do not need.
-        from rootlace.types.values import schema_of
-
-        value = schema_of(value)
-    return dumped(kind, value)
-
-
-def dumped(kind: str, value: Any) -> str:
-    try:
-        return json.dumps(value, ensure_ascii=False, allow_nan=False)
-    except (TypeError, ValueError, RecursionError) as error:
-        raise InvalidConstraint(f"{kind}: cannot be written as JSON: {error}") from None
 
 
 def parsed(kind: str, source: str) -> Any:

@@ -14,8 +14,6 @@ from rootlace.runtime.structured.regex.syntax import TooLarge
 from rootlace.runtime.structured.source import (
     MAX_DEPTH,
     MAX_SOURCE,
-    as_text,
-    dumped,
     is_text,
     parsed,
     value_is_suspicious,
@@ -291,11 +289,6 @@ def _weakened(value: Any) -> Any:
 MAX_TAG = 16 * MAX_SOURCE
 _SCHEMAS = ("json_schema", "schema")
 """The keys of a structural tag whose values are schemas."""
-
-
-def tag_text(kind: str, value: Any) -> str:
-    """JSON text of a tag (dict or JSON text). Raises InvalidConstraint."""
-    return dumped(kind, value) if isinstance(value, dict) else as_text(kind, value)
 
 
 def tag_is_suspicious(source: str) -> bool:

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
+import msgspec
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
+from rootlace.language import sampling
+from rootlace.language.sampling import SOURCES
 from rootlace.runtime.config import ConstraintConfig
+from rootlace.runtime.server.http.constraints import ConstraintBody, sglang_constraint
 from rootlace.runtime.structured import GrammarCompiler
 from rootlace.runtime.structured.compiler import KINDS
 from rootlace.runtime.structured.dfa_backend import AutomatonGrammar
 from rootlace.runtime.structured.llguidance_backend import LLGuidanceGrammar
 from rootlace.runtime.structured.outlines_backend import OutlinesGrammar
+from rootlace.types import constraint_kinds
 from rootlace.wire.errors import InvalidConstraint
 from rootlace.wire.protocol import Constraint
 
@@ -38,8 +45,43 @@ def compiler(backend: str) -> GrammarCompiler:
     return GrammarCompiler(tokenizer, eos_token_ids=[0], config=ConstraintConfig(**config))
 
 
-def test_the_table_has_the_kinds_of_the_protocol() -> None:
-    assert set(get_args(get_type_hints(Constraint)["kind"])) == KINDS.keys() == OF_EACH.keys()
+def test_all_tables_have_the_kinds_of_the_protocol() -> None:
+    """The keywords of `gen`, the fields over HTTP and the documentation follow from them."""
+    kinds = set(get_args(get_type_hints(Constraint)["kind"]))
+    assert kinds == KINDS.keys() == constraint_kinds.KINDS.keys() == OF_EACH.keys()
+    assert kinds == get_type_hints(constraint_kinds.ConstraintKeywords).keys()
+    assert kinds < set(SOURCES) and kinds < {*ConstraintBody.__struct_fields__}
+    page = (Path(__file__).parents[2] / "docs" / "constraints.md").read_text()
+    assert not [kind for kind in kinds if f"| `{kind}=` |" not in page]
+
+
+def test_few_files_know_a_kind() -> None:
+    """What a new kind is added to. (Tool calls are made of structural tags, and say so.)"""
+    of_ours = {"structural_tag.py", "tool_calls.py", "chat_request.py", "chat_pipeline.py"}
+    root = Path(__file__).parents[2]
+    files = [*(root / "frontend").rglob("*.py"), *(root / "runtime").rglob("*.py")]
+    naming = [path for path in files if '"structural_tag"' in path.read_text()]
+    assert {path.name for path in naming} - of_ours == {
+        "protocol.py", "constraint_kinds.py", "compiler.py",
+        "constraints.py",  # vLLM's and OpenAI's own fields
+        "sampling.py",  # what `tools=` becomes
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", OF_EACH)
+def test_a_value_is_written_as_its_source_wherever_it_is_given(kind: str) -> None:
+    value = OF_EACH[kind]
+    written = constraint_kinds.KINDS[kind].write(value)  # type: ignore[index]
+    asked = sampling.resolve({}, sampling.normalise({kind: value}, "gen()")).constraint
+    assert asked == Constraint(kind, written)  # type: ignore[arg-type]
+    body = msgspec.convert({kind: value}, ConstraintBody)
+    posted = sglang_constraint(body, "sampling_params")
+    assert posted is not None and posted.param == f"sampling_params.{kind}"
+    assert posted.constraint.kind == kind
+    if isinstance(value, str):
+        assert posted.constraint.source == written
+    else:
+        assert json.loads(posted.constraint.source) == json.loads(written)
 
 
 @pytest.mark.parametrize(

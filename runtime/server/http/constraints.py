@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import msgspec
 
@@ -18,29 +18,32 @@ from rootlace.runtime.server.http.reply_headers import note_warning
 from rootlace.runtime.structured.gbnf import schemas_of_grammar
 from rootlace.runtime.structured.json_schema.json_text import WHITESPACES
 from rootlace.runtime.structured.json_schema.pattern import syntax_error
+from rootlace.types.constraint_kinds import KINDS
 from rootlace.types.schema_keywords import Remark, patterns, remarks
-from rootlace.wire.protocol import CONSTRAINT_OPTIONS, Constraint
+from rootlace.wire.protocol import CONSTRAINT_OPTIONS, Constraint, ConstraintKind
 
 MAX_WHITESPACE_PATTERN = 256
 MAX_PATTERNS = 256
 """Patterns of a tool's schema that are read before the engine does: each takes some 50 us."""
 
-Kind = Literal["regex", "json_schema", "choices", "ebnf", "structural_tag"]
 Source = str | bool | dict[str, Any] | list[str]
 
+if TYPE_CHECKING:
+    _KindFields = Body
+else:
+    _KindFields = msgspec.defstruct(
+        "_KindFields",
+        [(name, kind.field | None, None) for name, kind in KINDS.items()],
+        bases=(Body,),
+    )
 
-class ConstraintBody(Body):
+
+class ConstraintBody(_KindFields):
     """One constraint (sglang's names, and `choices`), and how it is enforced.
 
     `whitespace`, `strict` and `jump_forward` are those of `protocol.Constraint`; they hold for a
     constraint in any spelling, and do nothing without one.
     """
-
-    regex: str | None = None
-    json_schema: dict[str, Any] | str | bool | None = None
-    ebnf: str | None = None
-    choices: list[str] | None = None
-    structural_tag: dict[str, Any] | str | None = None
 
     whitespace: Literal["compact", "flexible"] | None = None
     strict: bool | None = None
@@ -222,7 +225,7 @@ def openai_constraint(body: OpenAIConstraintBody) -> Asked | None:
     Raises InvalidParameter if there are several, or for an option that cannot be kept.
     """
     outputs = body.structured_outputs or StructuredOutputs()
-    found: dict[str, tuple[Kind, Source | None]] = {
+    found: dict[str, tuple[ConstraintKind, Source | None]] = {
         "response_format": _response_format(body.response_format),
         "guided_regex": ("regex", body.guided_regex),
         "guided_json": ("json_schema", body.guided_json),
@@ -280,18 +283,12 @@ def json_source(value: Source) -> str:
     return value if isinstance(value, str) else msgspec.json.encode(value).decode()
 
 
-def _sglang(body: ConstraintBody) -> dict[str, tuple[Kind, Source | None]]:
-    return {
-        "regex": ("regex", body.regex),
-        "json_schema": ("json_schema", body.json_schema),
-        "ebnf": ("ebnf", body.ebnf),
-        "choices": ("choices", body.choices),
-        "structural_tag": ("structural_tag", body.structural_tag),
-    }
+def _sglang(body: ConstraintBody) -> dict[str, tuple[ConstraintKind, Source | None]]:
+    return {name: (name, getattr(body, name)) for name in KINDS}
 
 
 def _only_one(
-    found: Mapping[str, tuple[Kind, Source | None]],
+    found: Mapping[str, tuple[ConstraintKind, Source | None]],
     options: Mapping[str, Any],
     strict: bool = False,
 ) -> Asked | None:
@@ -306,14 +303,14 @@ def _only_one(
 
 
 def _given(
-    found: Mapping[str, tuple[Kind, Source | None]],
-) -> Iterator[tuple[str, Kind, Source]]:
+    found: Mapping[str, tuple[ConstraintKind, Source | None]],
+) -> Iterator[tuple[str, ConstraintKind, Source]]:
     for name, (kind, source) in found.items():
         if source is not None:
             yield name, kind, source
 
 
-def _response_format(given: ResponseFormat | None) -> tuple[Kind, Source | None]:
+def _response_format(given: ResponseFormat | None) -> tuple[ConstraintKind, Source | None]:
     if given is None or given.type == "text":
         return "json_schema", None
     if given.type == "json_object":
