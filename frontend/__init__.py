@@ -17,71 +17,77 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from rootlace.language.async_state import AsyncProgramState
-from rootlace.language.control import beam, best_of, majority
-from rootlace.language.expressions import (
-    ChoicesMethod,
-    assistant,
-    assistant_begin,
-    assistant_end,
-    gen,
-    gen_int,
-    gen_string,
-    greedy_token_selection,
-    ids,
-    image,
-    select,
-    system,
-    system_begin,
-    system_end,
-    token_length_normalized,
-    tool,
-    tool_begin,
-    tool_end,
-    unconditional_likelihood_normalized,
-    user,
-    user_begin,
-    user_end,
-)
-from rootlace.language.failures import ProgramError
-from rootlace.language.state import ProgramState, State
-from rootlace.language.tools import Tool, Tools, tools
-from rootlace.program.function import Function, function
-from rootlace.wire.errors import RootlaceError
-from rootlace.wire.sampling import Cache
-
 if TYPE_CHECKING:
-    from rootlace.client.anthropic_backend import AnthropicBackend
-    from rootlace.client.default import flush_cache, get_server_info, set_default_backend
-    from rootlace.client.endpoint import RuntimeEndpoint
-    from rootlace.client.litellm_backend import LiteLLMBackend
-    from rootlace.client.openai_backend import OpenAIBackend
+    from rootlace.client.endpoint import (
+        RuntimeEndpoint,
+        flush_cache,
+        get_server_info,
+        set_default_backend,
+    )
     from rootlace.client.runtime import Runtime
-    from rootlace.language.fork import Forks
-    from rootlace.language.mcp_tools import mcp_tools
+    from rootlace.client.services import AnthropicBackend, LiteLLMBackend, OpenAIBackend
+    from rootlace.language.control import beam, best_of, majority
+    from rootlace.language.expressions import (
+        ChoicesMethod,
+        assistant,
+        assistant_begin,
+        assistant_end,
+        gen,
+        gen_int,
+        gen_string,
+        greedy_token_selection,
+        ids,
+        image,
+        select,
+        system,
+        system_begin,
+        system_end,
+        token_length_normalized,
+        tool,
+        tool_begin,
+        tool_end,
+        unconditional_likelihood_normalized,
+        user,
+        user_begin,
+        user_end,
+    )
+    from rootlace.language.failures import ProgramError
+    from rootlace.language.state import AsyncProgramState, Forks, ProgramState, State
+    from rootlace.language.tools import Tool, Tools, mcp_tools, tools
     from rootlace.program.batch import Checkpoint
     from rootlace.program.engine import Engine
-    from rootlace.timeline.spans import Timeline
-    from rootlace.trace.tracer import Trace
+    from rootlace.program.function import Function, function
+    from rootlace.timeline import Timeline
+    from rootlace.trace import Trace
+    from rootlace.wire.errors import RootlaceError
+    from rootlace.wire.sampling import Cache
 
     __version__: str
 
-_LAZY = {
-    "AnthropicBackend": "rootlace.client.anthropic_backend",
-    "LiteLLMBackend": "rootlace.client.litellm_backend",
-    "Checkpoint": "rootlace.program.batch",
-    "Engine": "rootlace.program.engine",
-    "OpenAIBackend": "rootlace.client.openai_backend",
-    "Forks": "rootlace.language.fork",
-    "Runtime": "rootlace.client.runtime",
-    "RuntimeEndpoint": "rootlace.client.endpoint",
-    "Timeline": "rootlace.timeline.spans",
-    "Trace": "rootlace.trace.tracer",
-    "flush_cache": "rootlace.client.default",
-    "mcp_tools": "rootlace.language.mcp_tools",
-    "get_server_info": "rootlace.client.default",
-    "set_default_backend": "rootlace.client.default",
+# Public names, by the module that has them: it is imported at their first use.
+_NAMES = {
+    "client.endpoint": "RuntimeEndpoint flush_cache get_server_info set_default_backend",
+    "client.runtime": "Runtime",
+    "client.services": "AnthropicBackend LiteLLMBackend OpenAIBackend",
+    "language.control": "beam best_of majority",
+    "language.expressions": (
+        "ChoicesMethod assistant assistant_begin assistant_end gen gen_int gen_string "
+        "greedy_token_selection ids image select system system_begin system_end "
+        "token_length_normalized tool tool_begin tool_end unconditional_likelihood_normalized "
+        "user user_begin user_end"
+    ),
+    "language.failures": "ProgramError",
+    "language.state": "AsyncProgramState Forks ProgramState State",
+    "language.tools": "Tool Tools mcp_tools tools",
+    "program.batch": "Checkpoint",
+    "program.engine": "Engine",
+    "program.function": "Function function",
+    "timeline": "Timeline",
+    "trace": "Trace",
+    "wire.errors": "RootlaceError",
+    "wire.sampling": "Cache",
 }
+_MODULE_OF = {name: module for module, names in _NAMES.items() for name in names.split()}
 
 __all__ = [
     "AnthropicBackend",
@@ -147,9 +153,10 @@ def __getattr__(name: str) -> Any:
 
     if name == "testing":
         return import_module("rootlace.testing")
-    if name in _LAZY:
-        return getattr(import_module(_LAZY[name]), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found = globals()[name] = getattr(import_module(f"rootlace.{_MODULE_OF[name]}"), name)
+    return found
 
 
 def __dir__() -> list[str]:

@@ -71,7 +71,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "rootlace.runtime.simulation",
         "rootlace.runtime.contracts.plan",
     },
-    "rootlace.cli.bench.load": {"rootlace.cli.bench"},
+    "rootlace.cli.bench_load": {"rootlace.cli.bench"},
     # Serve applications: the gateway and the engines of a Ray cluster.
     "rootlace.deploy": {
         "rootlace.client.runtime",
@@ -250,7 +250,7 @@ MUST_NOT_IMPORT: dict[str, set[str]] = {
     "rootlace": HEAVY | SERVING | {"numpy", "zmq"},
     "rootlace.cli": HEAVY | SERVING | {"numpy"},
     # Imported when that command runs, which needs the runtime's packages.
-    "rootlace.cli.bench.load": HEAVY | {"numpy"},
+    "rootlace.cli.bench_load": HEAVY | {"numpy"},
     "rootlace.deploy": HEAVY | {"numpy", "zmq"},
     "rootlace.runtime": HEAVY | SERVING | {"numpy"},
     "rootlace.runtime.config": HEAVY | SERVING | {"numpy"},

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rootlace.cli.backend import KeyOption, ModelOption, UrlOption, connected
-from rootlace.cli.common import fail
+from rootlace.cli.common import KeyOption, ModelOption, UrlOption, connected, fail
 from rootlace.wire.errors import RootlaceError
 
 if TYPE_CHECKING:
@@ -66,7 +65,7 @@ class Conversation:
     def __init__(
         self, backend: Any, system: str, temperature: float | None, max_tokens: int
     ) -> None:
-        from rootlace.client.default import endpoint_of
+        from rootlace.client.endpoint import endpoint_of
         from rootlace.program.run import ProgramRun
 
         self.turns: list[Turn] = []

@@ -1,4 +1,4 @@
-"""What commands have in common: how they fail, and how they ask a running server."""
+"""What commands have in common: how they fail, which model they mean, and which server they ask."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ import importlib.util
 import json
 import urllib.error
 import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Annotated, Any, NoReturn
 
 import typer
 
-from rootlace.wire.errors import ServerUnavailable
+from rootlace.wire.errors import RootlaceError, ServerUnavailable
 
 # Failure ------------------------------------------------------------------------------------------
 #
@@ -100,3 +102,83 @@ def _message(answer: bytes) -> str:
         return str(json.loads(answer)["error"]["message"])
     except (ValueError, KeyError, TypeError):
         return ""
+
+
+# Model --------------------------------------------------------------------------------------------
+
+
+def described_model(given: str) -> str:
+    """The model `given`, a folder or a GGUF file; ends the command if it is none."""
+    from rootlace.runtime.model.checkpoint.config import check_config
+    from rootlace.runtime.model.checkpoint.source import model_source
+    from rootlace.runtime.model.hub.local import local_model
+
+    try:
+        source = model_source(local_model(given, weights=False))
+        check_config(source)
+    except RootlaceError as error:
+        fail(str(error))
+    return str(source.path.absolute())
+
+
+def served_model(given: str | None, allow_pickle: bool = False) -> str:
+    """As `described_model`, None: the embedded demo model; ends the command too if it cannot be
+    served."""
+    from rootlace.runtime.assets import demo_model
+    from rootlace.runtime.model.checkpoint.config import check_config
+    from rootlace.runtime.model.checkpoint.source import servable_source
+    from rootlace.runtime.model.hub.local import local_model
+
+    try:
+        if given is None:
+            return str(demo_model())
+        source = servable_source(local_model(given, allow_pickle=allow_pickle), allow_pickle)
+        check_config(source)
+    except (RootlaceError, FileNotFoundError) as error:
+        fail(str(error))
+    return str(source.path.absolute())
+
+
+# Backend ------------------------------------------------------------------------------------------
+
+
+ModelOption = Annotated[
+    str | None,
+    typer.Option(help="Model folder to start a runtime with.", show_default="demo model"),
+]
+UrlOption = Annotated[
+    str | None, typer.Option(help="Use a running server: http://, tcp:// or ipc://.")
+]
+KeyOption = Annotated[str, typer.Option(help="The running server's key.")]
+
+
+@contextmanager
+def connected(model: str | None, url: str | None, api_key: str) -> Iterator[Any]:
+    """The backend at `url`, or a runtime started with `model` (default: the demo model).
+
+    It is closed at the end of the block. Ends the command where there is none.
+    """
+    import rootlace as rl
+
+    if model is not None and url is not None:
+        fail("give --model or --url, not both")
+    if url is not None:
+        try:
+            backend: Any = rl.RuntimeEndpoint(url, api_key=api_key or None)
+        except RootlaceError as error:
+            fail(str(error))
+        try:
+            yield backend
+        finally:
+            backend.close()
+        return
+    folder = served_model(model)
+    check_runtime()
+    try:
+        runtime: Any = rl.Runtime(model_path=folder)
+    except RootlaceError as error:
+        fail(str(error))
+    try:
+        yield runtime
+    finally:
+        runtime.shutdown()

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 import typer
 
-from rootlace.cli.common import check_runtime, fail
-from rootlace.cli.model import described_model
+from rootlace.cli.common import check_runtime, described_model, fail
 from rootlace.cli.options import chosen, with_options
 from rootlace.runtime.config import ExecutorConfig
 from rootlace.wire.errors import RootlaceError

@@ -12,13 +12,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rootlace.cli.backend import KeyOption, ModelOption, UrlOption, connected
-from rootlace.cli.common import INTERRUPTED, fail
+from rootlace.cli.common import INTERRUPTED, KeyOption, ModelOption, UrlOption, connected, fail
 from rootlace.wire.errors import RootlaceError
 
 if TYPE_CHECKING:
-    from rootlace.evaluation.record import Record
-    from rootlace.evaluation.results import Results
+    from rootlace.evaluation.results import Record, Results
     from rootlace.evaluation.run import Told
     from rootlace.evaluation.task import Task
 
@@ -123,7 +121,7 @@ def _shown(folder: Path) -> tuple[Path, Results]:
 def _run(
     task: Task, backend: Any, judge: Any, output: Path, concurrency: int | None
 ) -> tuple[Path, Results]:
-    from rootlace.client.default import endpoint_of
+    from rootlace.client.endpoint import endpoint_of
     from rootlace.evaluation.run import evaluate as run_task
 
     model = re.sub(r"[^\w.-]+", "-", endpoint_of(backend).get_model_name())

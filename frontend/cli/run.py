@@ -11,13 +11,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rootlace.cli.backend import KeyOption, ModelOption, UrlOption, connected
-from rootlace.cli.common import INTERRUPTED, fail
+from rootlace.cli.common import INTERRUPTED, KeyOption, ModelOption, UrlOption, connected, fail
 
 if TYPE_CHECKING:
     from rootlace.language.state import ProgramState
     from rootlace.program.function import Function
-    from rootlace.timeline.spans import Timeline
+    from rootlace.timeline import Timeline
 
 
 def run(

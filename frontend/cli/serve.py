@@ -15,11 +15,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 import typer
 
-from rootlace.cli.common import check_runtime, fail
-from rootlace.cli.model import served_model
+from rootlace.cli.common import check_runtime, fail, served_model
 from rootlace.cli.options import MODELS, chosen, read_options, with_options
 from rootlace.runtime.config import RuntimeConfig
-from rootlace.runtime.model.hub.local import known_name
 from rootlace.wire.errors import RootlaceError
 
 if TYPE_CHECKING:
@@ -67,6 +65,7 @@ def serve(
     takes no new work and lets what is running end; a second one stops it at once.
     """
     from rootlace.client.runtime import runtime_config
+    from rootlace.runtime.model.hub.local import known_name
 
     source = context.get_parameter_source("model_option")
     if model and source is not None and source.name == "COMMANDLINE":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import secrets
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
@@ -17,6 +18,49 @@ from rootlace.wire.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from ray.serve import Application
+
+
+# Autoscaling --------------------------------------------------------------------------------------
+
+
+SHRINK = 0.5
+"""Below this part of both bounds there are too many engines."""
+
+
+class ByQueueAndKV:
+    """An autoscaling policy of Ray Serve, which applies the bounds and delays of its
+    `AutoscalingConfig` to what this says."""
+
+    def __init__(self, waiting: float, kv: float) -> None:
+        """How many requests may wait at an engine, and which part of its pool may be in use, on
+        average."""
+        self._waiting = waiting
+        self._kv = kv
+
+    def __call__(self, context: Any) -> tuple[int, dict[str, Any]]:
+        found = context.aggregated_metrics or {}
+        current = max(context.target_num_replicas, 1)
+        return self.wanted(current, found.get("waiting", {}), found.get("kv", {})), {}
+
+    def wanted(self, current: int, waiting: Mapping[Any, float], kv: Mapping[Any, float]) -> int:
+        """Of `current` engines each says how many requests wait there and which part of its pool is
+        in use. As many as bring the means down to the bounds, at most twice as many; one fewer when
+        both are well below the bounds, and would be below without it, too."""
+        if not waiting or not kv:
+            return current
+        load = max(
+            sum(waiting.values()) / len(waiting) / self._waiting,
+            sum(kv.values()) / len(kv) / self._kv,
+        )
+        if load > 1:
+            return math.ceil(current * min(load, 2.0))
+        if load < SHRINK and load * current < current - 1:
+            return current - 1
+        return current
+
+
+# Application --------------------------------------------------------------------------------------
+
 
 T = TypeVar("T")
 
@@ -112,13 +156,12 @@ def app(
     from ray import serve
     from ray.serve.config import AutoscalingConfig, AutoscalingPolicy
 
-    from rootlace.deploy.engine_replica import EngineReplica
-    from rootlace.deploy.front import Front
+    from rootlace.deploy.deployments import EngineReplica, Front
 
     scaled: dict[str, Any] = {"num_replicas": least}
     if least < most:
         policy = AutoscalingPolicy(
-            policy_function="rootlace.deploy.autoscaling:ByQueueAndKV",
+            policy_function="rootlace.deploy.application:ByQueueAndKV",
             policy_kwargs={"waiting": waiting, "kv": kv},
         )
         if unknown := sorted(given.autoscaling.keys() - AutoscalingConfig.model_fields.keys()):

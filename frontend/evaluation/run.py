@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from rootlace.client.default import endpoint_of
+from rootlace.client.endpoint import endpoint_of
 from rootlace.evaluation.questions import (
     Question,
     by_extract,
@@ -21,8 +21,7 @@ from rootlace.evaluation.questions import (
     plain,
     read_questions,
 )
-from rootlace.evaluation.record import Record
-from rootlace.evaluation.results import ABOUT, ROWS, Results
+from rootlace.evaluation.results import ABOUT, ROWS, Record, Results
 from rootlace.evaluation.task import Judge, Task, fill
 from rootlace.language.control import majority
 from rootlace.language.expressions import assistant, gen, select, user

@@ -12,10 +12,9 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from rootlace.language.async_state import AsyncProgramState
 from rootlace.language.expressions import Appendable, Chain, Expression, Gen, items
 from rootlace.language.failures import ProgramError
-from rootlace.language.state import State
+from rootlace.language.state import AsyncProgramState, State
 from rootlace.language.variables import Awaited, Pending
 from rootlace.wire.errors import InvalidRequest
 

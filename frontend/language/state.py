@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Protocol, Self, overload
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NoReturn, Protocol, Self, overload
 
-from rootlace.language import tool_calls
 from rootlace.language.expressions import (
     Appendable,
     Expression,
@@ -19,13 +18,120 @@ from rootlace.language.expressions import (
     user,
 )
 from rootlace.language.failures import ProgramError
-from rootlace.language.fork import Forks
-from rootlace.language.saved import Saved, SavedBranch, read_json
-from rootlace.language.tool_calls import Offer, ToolCall
-from rootlace.language.variables import Gathered, Pending, Readable, UnknownVariable, check_awaited
-from rootlace.timeline.spans import Timeline
+from rootlace.language.tools import Offer, ToolCall, run_call, run_call_async
+from rootlace.language.transcript import Saved, SavedBranch, read_json
+from rootlace.language.variables import (
+    Awaited,
+    Gathered,
+    Pending,
+    Readable,
+    UnknownVariable,
+    check_awaited,
+)
+from rootlace.timeline import Timeline
 from rootlace.types.partial_json import Beginning
 from rootlace.wire.errors import InvalidRequest
+
+# Forks --------------------------------------------------------------------------------------------
+
+
+# sglang spells the last one `concate_and_append`.
+_JOIN_MODES = ("gather_variable", "concate_and_append", "concatenate_and_append")
+
+
+class Forks(Sequence[Any]):
+    """What `s.fork(n)` gives: n states, which grow one by one or all at once.
+
+    `forks[i]` is a state and `forks["x"]` the list of all their `x`; `forks += ...` appends an
+    expression to all, the i-th of a list to the i-th, or `f(i)` of a function. As a context manager
+    it joins at the end of the block.
+    """
+
+    def __init__(self, source: Any, size: int, adapter: str | None = None) -> None:
+        if size < 1:
+            raise InvalidRequest(f"fork() needs a size of at least 1, not {size}")
+        self._states = [type(source)(branch) for branch in source.branch.fork(size, adapter)]
+        self._source = source
+        self._joined = False
+
+    # ------------------------------------------------------------ a sequence of states
+
+    def __len__(self) -> int:
+        return len(self._states)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._states)
+
+    def __getitem__(self, key: Any) -> Any:
+        """A state (int), some of them (slice), or every state's value of a variable (str).
+
+        In an `async def` program, the values of a variable are awaited.
+        """
+        if isinstance(key, str):
+            return self.get_var(key)
+        return self._states[key]
+
+    def __setitem__(self, index: int, state: Any) -> None:
+        # `forks[i] += x` ends with this assignment.
+        if self._states[index] is not state:
+            raise TypeError("a fork's states cannot be replaced")
+
+    def get_var(self, name: str) -> Any:
+        found = [state.branch.reader.find(name) for state in self._states]
+        return self._source._read_all(found, self)
+
+    def __iadd__(self, other: Appendable | Sequence[Appendable] | Callable[[int], Any]) -> Self:
+        if isinstance(other, (str, Expression)):
+            for state in self._states:
+                state.append(other)
+        elif callable(other):
+            for index, state in enumerate(self._states):
+                state.append(other(index))
+        elif isinstance(other, (list, tuple)):
+            if len(other) != len(self._states):
+                raise InvalidRequest(
+                    f"{len(self._states)} forks cannot take a list of {len(other)} expressions"
+                )
+            for state, expression in zip(self._states, other, strict=True):
+                state.append(expression)
+        else:
+            raise TypeError(
+                "forks take an expression, a list of them or a function of the index, "
+                f"not {type(other).__name__}"
+            )
+        return self
+
+    # ------------------------------------------------------------ the end
+
+    def join(self, mode: str = "gather_variable") -> None:
+        """End the forks and bring back their results. Nothing is waited for.
+
+        `"gather_variable"`: every variable new in the forks becomes a list in the source state, in
+        the order of the forks. `"concate_and_append"`: the texts the forks have gained are appended
+        to the source, one after the other, by the server itself.
+        """
+        if self._joined:
+            raise InvalidRequest("these forks were joined before")
+        if mode not in _JOIN_MODES:
+            raise InvalidRequest(
+                f"join mode must be 'gather_variable' or 'concate_and_append', not {mode!r}"
+            )
+        self._source.branch.join([state.branch for state in self._states], mode)
+        self._joined = True
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        if error[0] is None and not self._joined:
+            self.join()
+
+    def __repr__(self) -> str:
+        return f"Forks({len(self._states)})"
+
+
+# State --------------------------------------------------------------------------------------------
+
 
 # Interpreter --------------------------------------------------------------------------------------
 #
@@ -197,7 +303,7 @@ class Attempt:
         return kind is not None and issubclass(kind, self._on) and not self._last
 
 
-def offer_of(branch: Branch) -> tool_calls.Offer:
+def offer_of(branch: Branch) -> Offer:
     """What the model may have called. Raises InvalidRequest where nothing is new."""
     offer = branch.take_offer()
     if offer is None:
@@ -431,7 +537,7 @@ class ProgramState(State):
         self.branch.reader.wait_for(offer.said.requires())
         done = []
         for call in offer.calls():
-            done.append(tool_calls.run(call, offer.tools, timeout))
+            done.append(run_call(call, offer.tools, timeout))
             self.branch.called(done[-1])
             self.append(tool(done[-1].result))
         return done
@@ -512,3 +618,112 @@ def restored(saved: Saved) -> ProgramState:
     state = ProgramState(SavedBranch(saved))
     state.ret_value = saved.value
     return state
+
+
+# Asynchronous state -------------------------------------------------------------------------------
+
+
+class AsyncProgramState(State):
+    """The state of an `async def` program: reading is awaited (`await s["x"]`).
+
+    Its methods do what those of `ProgramState` do. What they give raises a ProgramError where it is
+    used without `await`.
+    """
+
+    def __getitem__(self, name: str) -> Awaited:
+        return Awaited(f"s[{name!r}]", self._value, name)
+
+    def get_var(self, name: str) -> Awaited:
+        return Awaited(f"s.get_var({name!r})", self._value, name)
+
+    def get(self, name: str, default: Any = None) -> Awaited:
+        async def value() -> Any:
+            try:
+                return await self._value(name)
+            except UnknownVariable:
+                return default
+
+        return Awaited(f"s.get({name!r})", value)
+
+    def keys(self) -> Awaited:
+        async def names() -> list[str]:
+            await self.sync()
+            return list(self.branch.variables)
+
+        return Awaited("s.keys()", names)
+
+    def __iter__(self) -> NoReturn:
+        # Without it, Python would ask for s[0], s[1] and so on without end.
+        raise TypeError("in an `async def` program, `await s.keys()` has the variables' names")
+
+    async def _value(self, name: str) -> Any:
+        return (await self._read(name)).get()
+
+    async def _read(self, name: str) -> Readable:
+        reader = self.branch.reader
+        variable = reader.find(name)
+        await reader.wait_for_async(variable.requires())
+        return variable
+
+    def _read_all(self, variables: Sequence[Readable], holder: object) -> Awaited:
+        # `holder` keeps the forks alive while they are awaited: dropped ones are cancelled.
+        async def values(holder: object) -> list[Any]:
+            gathered = Gathered(variables)
+            await self.branch.reader.wait_for_async(gathered.requires())
+            return gathered.get()
+
+        return Awaited("forks[name]", values, holder)
+
+    def get_meta_info(self, name: str) -> Awaited:
+        async def meta() -> Any:
+            return (await self._read(name)).meta()
+
+        return Awaited(f"s.get_meta_info({name!r})", meta)
+
+    def text(self, name: str | None = None) -> Awaited:
+        async def text() -> Any:
+            if name is not None:
+                return (await self._read(name)).written()
+            await self.sync()
+            return self.branch.reader.text()
+
+        return Awaited(f"s.text({'' if name is None else repr(name)})", text)
+
+    def messages(self) -> Awaited:
+        async def messages() -> list[dict[str, str]]:
+            await self.sync()
+            return self.branch.reader.messages()
+
+        return Awaited("s.messages()", messages)
+
+    def call_tools(self, timeout: float | None = None) -> Awaited:
+        """The calls of one turn run side by side, ordinary functions in threads."""
+
+        async def call() -> list[ToolCall]:
+            import asyncio
+
+            offer = offer_of(self.branch)
+            await self.branch.reader.wait_for_async(offer.said.requires())
+
+            async def run(asked: ToolCall) -> ToolCall:
+                done = await run_call_async(asked, offer.tools, timeout)
+                self.branch.called(done)
+                return done
+
+            done = await asyncio.gather(*map(run, offer.calls()))
+            for each in done:
+                self.append(tool(each.result))
+            return done
+
+        return Awaited("s.call_tools()", call)
+
+    async def sync(self) -> None:
+        reader = self.branch.reader
+        await reader.wait_for_async(reader.pending())
+
+    def error(self) -> Awaited:
+        async def error() -> BaseException | None:
+            await self.sync()
+            return self.branch.reader.error()
+
+        return Awaited("s.error()", error)

@@ -13,8 +13,7 @@ from rootlace.language import sampling
 from rootlace.language.expressions import Appendable, Gen, TokenIds
 from rootlace.language.failures import call_site
 from rootlace.language.sampling import with_keywords
-from rootlace.program.branch import Branch
-from rootlace.program.cursor import VariableCursor, follow, follow_async
+from rootlace.program.branch import Branch, VariableCursor, follow, follow_async
 from rootlace.program.operations import Generation
 from rootlace.program.run import ProgramRun
 from rootlace.wire.errors import InvalidRequest

@@ -6,9 +6,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, overload
 
 from rootlace.language import sampling
-from rootlace.language.async_state import AsyncProgramState
 from rootlace.language.definition import Body, Definition
-from rootlace.language.state import ProgramState, State
+from rootlace.language.state import AsyncProgramState, ProgramState, State
 from rootlace.language.variables import Awaited
 from rootlace.wire.errors import InvalidRequest
 
@@ -17,7 +16,7 @@ if TYPE_CHECKING:
 
     from rootlace.program.batch import Checkpoint
     from rootlace.program.run import ProgramRun
-    from rootlace.trace.tracer import Trace
+    from rootlace.trace import Trace
 
 
 class Function(Definition):
@@ -53,14 +52,14 @@ class Function(Definition):
         `stream` and the batches too, where each run has its own): how many tokens the run may
         generate, those of lost forks included; a generation that goes beyond fails.
         """
-        from rootlace.program import execution
+        from rootlace.program import batch
 
         run, body = self._start(args, kwargs, backend, stream)
         if stream:
-            return execution.run_in_thread(run, body, self.name, self.is_async)
+            return batch.run_in_thread(run, body, self.name, self.is_async)
         if self.is_async:
-            return execution.complete_in_own_loop(run, body, self.name)
-        return execution.complete(run, body)
+            return batch.complete_in_own_loop(run, body, self.name)
+        return batch.complete(run, body)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """On the state of another program, run this one there; otherwise `run` it (inside a trace,
@@ -73,7 +72,7 @@ class Function(Definition):
         """
         if args and isinstance(args[0], State):
             return self._run_on(args[0], args[1:], kwargs)
-        from rootlace.trace.tracer import tracing
+        from rootlace.trace import tracing
 
         outer = tracing()
         if outer is not None:
@@ -82,11 +81,11 @@ class Function(Definition):
 
     def stream(self, *args: Any, backend: Any = None, **kwargs: Any) -> Iterator[str]:
         """Run the program and yield its text as it comes. Closing the iterator cancels it."""
-        from rootlace.program import execution
+        from rootlace.program import batch
 
         run, body = self._start(args, kwargs, backend, stream=True)
-        state = execution.run_in_thread(run, body, self.name, self.is_async)
-        return execution.text_of(run, state)
+        state = batch.run_in_thread(run, body, self.name, self.is_async)
+        return batch.text_of(run, state)
 
     async def run_async(
         self, *args: Any, stream: bool = False, backend: Any = None, **kwargs: Any
@@ -98,12 +97,12 @@ class Function(Definition):
         """
         if not self.is_async:
             raise TypeError(f"{self.name} is not an `async def` program; use run() or run_batch()")
-        from rootlace.program import execution
+        from rootlace.program import batch
 
         run, body = self._start(args, kwargs, backend, stream)
         if stream:
-            return execution.run_in_task(run, body)
-        return await execution.complete_async(run, body)
+            return batch.run_in_task(run, body)
+        return await batch.complete_async(run, body)
 
     def run_batch(
         self,
@@ -162,7 +161,7 @@ class Function(Definition):
 
     def trace(self, *args: Any, backend: Any = None, **kwargs: Any) -> Trace:
         """The program as a graph, without running it. Missing arguments stay symbolic."""
-        from rootlace.trace.tracer import trace
+        from rootlace.trace import trace
 
         _, rest = self.take("adapter", kwargs)
         values, _ = self.split(rest)
@@ -204,7 +203,7 @@ class Function(Definition):
         self, args: Sequence[Any], kwargs: Mapping[str, Any], backend: Any, stream: bool
     ) -> tuple[ProgramRun, Body]:
         """A run of the program, and what is to be run in it."""
-        from rootlace.client.default import endpoint_of
+        from rootlace.client.endpoint import endpoint_of
         from rootlace.program.run import ProgramRun
 
         adapter, kwargs = self.take("adapter", kwargs)

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from rootlace.language.failures import Site
-from rootlace.language.tool_calls import ToolCall
+from rootlace.language.tools import ToolCall
 from rootlace.program.operations import Generation, Selection
-from rootlace.timeline.spans import Lane, Span, Stretch, Timeline
+from rootlace.timeline import Lane, Span, Stretch, Timeline
 from rootlace.wire import protocol
 from rootlace.wire.errors import Cancelled
 

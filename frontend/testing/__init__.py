@@ -9,7 +9,7 @@
 
 `Scripted` is a backend that says what it is told to say; `Recorded` one that says what a real one
 said when the cassette was recorded. `plugin` has both as fixtures for pytest, which finds them
-where the package is installed. `replies` makes events of texts.
+where the package is installed.
 """
 
 from __future__ import annotations
@@ -17,18 +17,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rootlace.testing.recorded import Recorded
-    from rootlace.testing.scripted import Call, Scripted
+    from rootlace.testing.backends import Call, Recorded, Scripted
 
 # pytest imports the plugin in every run, also where no program is tested.
-_LAZY = {"Call": "scripted", "Recorded": "recorded", "Scripted": "scripted"}
-
 __all__ = ["Call", "Recorded", "Scripted"]
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _LAZY:
+    if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from importlib import import_module
+    from rootlace.testing import backends
 
-    return getattr(import_module(f"{__name__}.{_LAZY[name]}"), name)
+    return getattr(backends, name)

@@ -50,7 +50,7 @@ def cassette(request: pytest.FixtureRequest, _default_backend: Callable[[Any], N
 
 @pytest.fixture
 def _default_backend() -> Iterator[Callable[[Any], None]]:
-    from rootlace.client.default import set_default_backend
+    from rootlace.client.endpoint import set_default_backend
 
     yield set_default_backend
     set_default_backend(None)

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypedDict
 
 import msgspec
 
-from rootlace.types.values import schema_of, schema_text
+from rootlace.types import schema_of, schema_text
 from rootlace.wire.errors import InvalidConstraint
 from rootlace.wire.protocol import ConstraintKind
 

@@ -15,9 +15,9 @@ import pytest
 from aiohttp import web
 from typer.testing import CliRunner, Result
 
+from rootlace.cli import bench_load as loads
 from rootlace.cli.app import app
-from rootlace.cli.bench import load as loads
-from rootlace.cli.bench.load import Figures, Spread, Timed
+from rootlace.cli.bench_load import Figures, Spread, Timed
 from rootlace.runtime.server.http.app import make_runner
 from rootlace.wire.protocol import Append, Generate, Text
 from tests.server.http.fake_gateway import FakeGateway

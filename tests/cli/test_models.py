@@ -13,7 +13,7 @@ from huggingface_hub import constants
 from typer.testing import CliRunner
 
 from rootlace.cli.app import app
-from rootlace.cli.model import described_model, served_model
+from rootlace.cli.common import described_model, served_model
 from rootlace.runtime.config import CacheConfig, ExecutorConfig
 from rootlace.runtime.doctor import cached_models
 from rootlace.runtime.model.checkpoint.config import ModelConfig

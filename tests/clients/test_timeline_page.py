@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import rootlace as rl
-from rootlace.timeline.spans import Lane, Span, Stretch
+from rootlace.timeline import Lane, Span, Stretch
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from rootlace.deploy import application, build
-from rootlace.deploy.autoscaling import ByQueueAndKV
+from rootlace.deploy.application import ByQueueAndKV
 from rootlace.wire.errors import InvalidRequest
 
 

@@ -18,9 +18,8 @@ from rootlace.evaluation.questions import (
     extracted,
     sign_test,
 )
-from rootlace.evaluation.record import Record
 from rootlace.evaluation.report import compare, page
-from rootlace.evaluation.results import Results, read_results
+from rootlace.evaluation.results import Record, Results, read_results
 from rootlace.evaluation.run import evaluate
 from rootlace.evaluation.task import Extract, Task, read_task
 from rootlace.testing import Scripted

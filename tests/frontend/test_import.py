@@ -34,6 +34,12 @@ def test_writing_a_program_brings_nothing_heavy_either() -> None:
     assert not HEAVY & modules_after(program)
 
 
+def test_help_imports_no_model_and_no_program() -> None:
+    loaded = modules_after("from rootlace.cli import app")
+    unused = ("language", "program", "client", "runtime.model", "runtime.server", "evaluation")
+    assert not [name for name in loaded if name.startswith(tuple(f"rootlace.{n}" for n in unused))]
+
+
 def test_a_connection_needs_no_part_of_the_runtime() -> None:
     loaded = modules_after("import rootlace as rl\nrl.RuntimeEndpoint")
     assert not [name for name in loaded if name.startswith("rootlace.runtime")]

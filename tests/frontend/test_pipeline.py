@@ -9,7 +9,7 @@ import threading
 import msgspec
 
 import rootlace as rl
-from rootlace.client.outbox import Outbox, Packed
+from rootlace.client.connection import Outbox, Packed
 from rootlace.wire import protocol
 from tests.frontend.fake_gateway import FakeGateway
 from tests.waiting import eventually

@@ -14,7 +14,7 @@ import pytest
 import rootlace as rl
 from rootlace.client.machine import Ask, BranchText
 from rootlace.testing import Scripted
-from rootlace.timeline.spans import Span
+from rootlace.timeline import Span
 from rootlace.wire import protocol
 from rootlace.wire.errors import InvalidRequest
 from tests.frontend.fake_gateway import FakeGateway

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import rootlace as rl
-from rootlace.trace.tracer import constant_prefix
+from rootlace.trace import constant_prefix
 from rootlace.wire.protocol import Text
 from tests.frontend.fake_gateway import CHAT
 

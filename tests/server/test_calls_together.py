@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from rootlace.language.tool_calls import ToolCall, find_calls
-from rootlace.language.tools import tools
+from rootlace.language.tools import ToolCall, find_calls, tools
 from rootlace.runtime.server.http.chat_request import (
     Tool,
     ToolChoice,

@@ -17,7 +17,6 @@ from html import escape
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
-from rootlace.language.async_state import AsyncProgramState
 from rootlace.language.definition import Definition
 from rootlace.language.expressions import (
     Appendable,
@@ -31,7 +30,7 @@ from rootlace.language.expressions import (
     items,
 )
 from rootlace.language.failures import Site, call_site
-from rootlace.language.state import ProgramState, State
+from rootlace.language.state import AsyncProgramState, ProgramState, State
 from rootlace.language.tools import Tools
 from rootlace.language.variables import Constant, Pending, Readable, refuses_use
 from rootlace.wire import chat_format, protocol
@@ -100,7 +99,7 @@ class Trace:
 
     def to_html(self) -> str:
         """One page that needs nothing else: branches side by side, from top to bottom."""
-        from rootlace.timeline.page import graph_page
+        from rootlace.timeline import graph_page
 
         rest = f"<p>The rest is unknown: {escape(self.stopped)}</p>" if self.stopped else ""
         return graph_page(

@@ -19,7 +19,7 @@ import typer
 from rootlace.cli.common import check_runtime, fail
 
 if TYPE_CHECKING:
-    from rootlace.cli.bench.load import Figures, Server
+    from rootlace.cli.bench_load import Figures, Server
 
 
 class LoadName(StrEnum):
@@ -67,10 +67,10 @@ def bench(
 ) -> None:
     """Put load on a running server: first token, time between tokens, throughput, hit rate."""
     check_runtime()
-    from rootlace.cli.bench import load as figures
-    from rootlace.cli.bench import load as loads
-    from rootlace.cli.bench import load as sending
-    from rootlace.cli.bench import page
+    from rootlace.cli import bench_load as figures
+    from rootlace.cli import bench_load as loads
+    from rootlace.cli import bench_load as page
+    from rootlace.cli import bench_load as sending
 
     server = sending.Server(url.rstrip("/"), api_key, model)
     try:
@@ -115,7 +115,7 @@ def bench(
 def _sent(server: Server, asks: list, concurrency: int) -> list:  # type: ignore[type-arg]
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn
 
-    from rootlace.cli.bench.load import send_all
+    from rootlace.cli.bench_load import send_all
 
     columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, transient=True) as progress:

@@ -1,0 +1,358 @@
+"""Programs on other services: OpenAI's interface, Anthropic's, and what LiteLLM reaches."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from rootlace.client.service_backend import (
+    Abilities,
+    ChatRequest,
+    HttpService,
+    Message,
+    Reply,
+    Sample,
+    ServiceBackend,
+    Tell,
+    encoded,
+    openai_messages,
+    options_of,
+    response_format,
+)
+from rootlace.wire import protocol
+from rootlace.wire.errors import (
+    DeadlineExceeded,
+    InvalidRequest,
+    Overloaded,
+    RootlaceError,
+    ServerUnavailable,
+    Unauthorized,
+)
+from rootlace.wire.sampling import names_in
+
+# OpenAI -------------------------------------------------------------------------------------------
+
+
+class OpenAIBackend(ServiceBackend):
+    """Runs programs on a server with OpenAI's interface: `OpenAIBackend(url, "name")`, where `url`
+    ends with `/v1`. Without a model's name, it is the first that the server lists.
+
+    Messages go to `/chat/completions`, and text without any to `/completions`. What cannot be asked
+    for there fails at its line, with the reason: `select`, `regex` and grammars, token ids, tools,
+    adapters, and what `cache` may say (a pin that is only to be tried is left out); so does a `gen`
+    behind other text in an assistant's message, unless the server goes on with a message that has
+    begun (`continues=True`: vLLM's and Rootlace's `continue_final_message`). `json_schema` and
+    `type=` are asked for in a chat, as `response_format`; `emulate=["select", "regex"]` has the
+    model asked in words (`ServiceBackend`). Nothing is known of the cache beyond what the server
+    says. At most `concurrency` requests run at a time, each for `timeout` seconds at most; one that
+    is cancelled runs to its end there.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        model: str | None = None,
+        api_key: str | None = None,
+        *,
+        continues: bool = False,
+        emulate: Collection[str] = (),
+        concurrency: int = 64,
+        timeout: float = 600.0,
+    ) -> None:
+        http = HttpService(url, {"Authorization": f"Bearer {api_key}"} if api_key else {})
+        name = model or _first_model(http, timeout)
+        super().__init__(
+            _OpenAI(http, name, continues),
+            http.url,
+            name,
+            emulate=emulate,
+            concurrency=concurrency,
+            timeout=timeout,
+        )
+
+
+def _first_model(http: HttpService, timeout: float) -> str:
+    listed = http.get("/models", timeout).get("data") or []
+    if not listed:
+        raise ServerUnavailable(f"{http.url} serves no model")
+    return str(listed[0]["id"])
+
+
+class _OpenAI:
+    """The service."""
+
+    def __init__(self, http: HttpService, model: str, continues: bool) -> None:
+        self.abilities = Abilities(
+            # Servers of open models take more than OpenAI's own, which refuses the rest itself.
+            names_in("openai"),
+            completions=True,
+            continues=continues,
+            advice="this server cannot go on with one; if it can, say so: "
+            "OpenAIBackend(continues=True)",
+        )
+        self._http = http
+        self._model = model
+
+    def generate(self, request: ChatRequest, tell: Tell) -> Reply:
+        body = {"model": self._model, **openai_body(request, self.abilities)}
+        path = "/completions"
+        if request.messages:
+            path, body["messages"] = "/chat/completions", openai_messages(request.messages)
+            if request.begun:
+                body |= {"continue_final_message": True, "add_generation_prompt": False}
+        else:
+            body["prompt"] = request.prompt
+        reply = Reply([Sample() for _ in range(request.params.n)])
+        self._http.post(path, body, request.timeout, lambda said: take_openai(said, reply, tell))
+        return reply
+
+
+def openai_body(request: ChatRequest, abilities: Abilities) -> dict[str, Any]:
+    """What OpenAI's interface is asked, but for the model and the prompt or messages."""
+    body: dict[str, Any] = {**options_of(request.params, abilities), "stream": request.stream}
+    if request.params.n > 1:
+        body["n"] = request.params.n
+    if request.params.max_tokens is not None:
+        body["max_tokens"] = request.params.max_tokens
+    if request.stream:
+        body["stream_options"] = {"include_usage": True}
+    if request.schema is not None:
+        body["response_format"] = response_format(request.schema)
+    return body
+
+
+def take_openai(event: Mapping[str, Any], reply: Reply, tell: Tell) -> None:
+    """Add what a reply of OpenAI's form, or an event of its stream, says."""
+    usage = event.get("usage")
+    if usage:
+        details = usage.get("prompt_tokens_details") or {}
+        reply.usage = protocol.Usage(
+            prompt_tokens=usage.get("prompt_tokens") or 0,
+            cached_tokens=details.get("cached_tokens") or 0,
+            completion_tokens=usage.get("completion_tokens") or 0,
+        )
+    for choice in event.get("choices", ()):
+        sample = reply.samples[choice.get("index", 0)]
+        message = choice.get("delta") or choice.get("message") or choice
+        text = str(message.get("content") or message.get("text") or "")
+        sample.text += text
+        # The connection of a stream that was cut off ends like that of a whole one.
+        sample.came |= "message" in choice or bool(choice.get("finish_reason"))
+        if choice.get("finish_reason"):
+            sample.finish = "length" if choice["finish_reason"] == "length" else "stop"
+        tell(choice.get("index", 0), text)
+
+
+# Anthropic ----------------------------------------------------------------------------------------
+
+
+_VERSION = "2023-06-01"
+_MOST = 4096  # `max_tokens` must be said there
+
+
+class AnthropicBackend(ServiceBackend):
+    """Runs programs by Anthropic's interface: `AnthropicBackend("name", api_key=...)`; `url` is
+    that of another server which speaks it.
+
+    All text stands in messages. `json_schema` and `type=` are asked for as `output_config`, and a
+    `gen` with `n` is asked `n` times, one after the other. A `gen` behind other text in an
+    assistant's message goes on with that message, which newer models of Anthropic's refuse. What
+    cannot be asked for fails at its line, with the reason: what `OpenAIBackend` says, and of the
+    sampling options all but `max_tokens`, `temperature`, `top_p`, `top_k` and `stop`.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        api_key: str | None = None,
+        *,
+        url: str = "https://api.anthropic.com",
+        emulate: Collection[str] = (),
+        concurrency: int = 16,
+        timeout: float = 600.0,
+    ) -> None:
+        http = HttpService(url, {"x-api-key": api_key or "", "anthropic-version": _VERSION})
+        super().__init__(
+            _Anthropic(http, model),
+            http.url,
+            model,
+            emulate=emulate,
+            concurrency=concurrency,
+            timeout=timeout,
+        )
+
+
+class _Anthropic:
+    """The service."""
+
+    abilities = Abilities(names_in("anthropic"), continues=True, samples=False)
+
+    def __init__(self, http: HttpService, model: str) -> None:
+        self._http = http
+        self._model = model
+
+    def generate(self, request: ChatRequest, tell: Tell) -> Reply:
+        told = [each for each in request.messages if each.role != "system"]
+        system = "\n\n".join(each.text for each in request.messages if each.role == "system")
+        options = options_of(request.params, self.abilities)
+        if options.get("top_k", 1) <= 0:
+            del options["top_k"]  # only what is not said is off there
+        body: dict[str, Any] = {
+            "model": self._model,
+            "max_tokens": request.params.max_tokens or _MOST,
+            "messages": [{"role": each.role, "content": _blocks(each)} for each in told],
+            **options,
+            "stream": request.stream,
+        }
+        if system:
+            body["system"] = system
+        if request.schema is not None:
+            body["output_config"] = {"format": {"type": "json_schema", "schema": request.schema}}
+        reply = Reply([Sample()])
+        http, path = self._http, "/v1/messages"
+        http.post(path, body, request.timeout, lambda said: _take(said, reply, tell))
+        return reply
+
+
+def _blocks(message: Message) -> str | list[dict[str, Any]]:
+    if all(isinstance(piece, str) for piece in message.content):
+        return message.text
+    return [
+        {"type": "text", "text": piece}
+        if isinstance(piece, str)
+        else {"type": "image", "source": _source(piece)}
+        for piece in message.content
+    ]
+
+
+def _source(image: protocol.Image) -> dict[str, str]:
+    if image.url:
+        return {"type": "url", "url": image.url}
+    return {"type": "base64", "media_type": image.media_type, "data": encoded(image)}
+
+
+def _take(event: Mapping[str, Any], reply: Reply, tell: Tell) -> None:
+    """Add what a message, or an event of its stream, says."""
+    kind = event["type"]
+    (sample,) = reply.samples
+    told = event["message"] if kind == "message_start" else event
+    if kind in ("message", "message_start", "message_delta"):
+        reply.usage = _usage(told.get("usage") or {}, reply.usage)
+    texts: list[str] = []
+    if kind == "message":
+        texts = [block["text"] for block in event["content"] if block["type"] == "text"]
+    elif kind == "content_block_delta" and event["delta"]["type"] == "text_delta":
+        texts = [event["delta"]["text"]]
+    for text in texts:
+        sample.text += text
+        tell(0, text)
+    reason = (event.get("delta") or event).get("stop_reason")
+    if reason:
+        sample.came = True
+        sample.finish = "length" if reason == "max_tokens" else "stop"
+
+
+def _usage(told: Mapping[str, Any], before: protocol.Usage) -> protocol.Usage:
+    """Later events repeat some of the counts. What was cached is not counted as input there."""
+    cached = told.get("cache_read_input_tokens")
+    if told.get("input_tokens") is None:
+        prompt, cached = before.prompt_tokens, before.cached_tokens
+    else:
+        cached = cached or 0
+        written = told.get("cache_creation_input_tokens") or 0
+        prompt = told["input_tokens"] + cached + written
+    return protocol.Usage(
+        prompt_tokens=prompt,
+        cached_tokens=cached,
+        completion_tokens=told.get("output_tokens") or before.completion_tokens,
+    )
+
+
+# LiteLLM ------------------------------------------------------------------------------------------
+
+
+_OPTIONS = {
+    name: name
+    for name in (
+        "temperature", "top_p", "stop", "seed", "frequency_penalty", "presence_penalty",
+        "logit_bias",
+    )
+}  # fmt: skip
+# Its exceptions by their names; the first that fits. Importing it takes seconds.
+_ERRORS: tuple[tuple[str, type[RootlaceError]], ...] = (
+    ("Timeout", DeadlineExceeded),
+    ("AuthenticationError", Unauthorized),
+    ("PermissionDeniedError", Unauthorized),
+    ("RateLimitError", Overloaded),
+    ("BadRequestError", InvalidRequest),
+    ("NotFoundError", InvalidRequest),
+    ("UnprocessableEntityError", InvalidRequest),
+)
+
+
+class LiteLLMBackend(ServiceBackend):
+    """Runs programs by `litellm.completion` (`pip install rootlace[litellm]`):
+    `LiteLLMBackend("gemini/name")`. `options` are passed on with each request (`api_base`,
+    `api_key`, ...).
+
+    All text stands in messages. `json_schema` and `type=` are asked for as `response_format`. What
+    cannot be asked for fails at its line, with the reason: what `OpenAIBackend` says, a `gen`
+    behind other text in an assistant's message, and sampling options that OpenAI's own interface
+    does not have.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        *,
+        emulate: Collection[str] = (),
+        concurrency: int = 16,
+        timeout: float = 600.0,
+        **options: Any,
+    ) -> None:
+        super().__init__(
+            _LiteLLM(model, options),
+            "litellm",
+            model,
+            emulate=emulate,
+            concurrency=concurrency,
+            timeout=timeout,
+        )
+
+
+class _LiteLLM:
+    """The service."""
+
+    abilities = Abilities(_OPTIONS, advice="LiteLLM has no way to go on with one")
+
+    def __init__(self, model: str, options: dict[str, Any]) -> None:
+        try:
+            import litellm
+        except ImportError:
+            raise InvalidRequest(
+                "LiteLLMBackend needs the package litellm: pip install rootlace[litellm]"
+            ) from None
+        self._complete = litellm.completion
+        self._given = {"model": model, **options}
+
+    def generate(self, request: ChatRequest, tell: Tell) -> Reply:
+        asked = {
+            **self._given,
+            **openai_body(request, self.abilities),
+            "messages": openai_messages(request.messages),
+            "timeout": request.timeout,
+        }
+        reply = Reply([Sample() for _ in range(request.params.n)])
+        try:
+            said = self._complete(**asked)
+            for event in said if request.stream else (said,):
+                take_openai(event.model_dump(), reply, tell)
+        except Exception as error:
+            raise _typed(error) from error
+        return reply
+
+
+def _typed(error: Exception) -> RootlaceError:
+    names = {kind.__name__ for kind in type(error).__mro__}
+    kind = next((kind for name, kind in _ERRORS if name in names), ServerUnavailable)
+    return kind(f"litellm: {type(error).__name__}: {error}")
