@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import math
 from collections import Counter
@@ -30,7 +31,13 @@ from rootlace.runtime.server.model_texts import name_of
 from rootlace.runtime.server.server_state import ServerState, Turn, kept_for_others
 from rootlace.runtime.server.tokenizer import Tokenizer
 from rootlace.runtime.server.tool_parsers.listing import chat_format
-from rootlace.wire.errors import Cancelled, InvalidRequest, Overloaded, from_code
+from rootlace.wire.errors import (
+    Cancelled,
+    InvalidRequest,
+    Overloaded,
+    RootlaceError,
+    from_code,
+)
 from rootlace.wire.protocol import CacheReport, ModelInfo, Scope
 
 # Deliveries ---------------------------------------------------------------------------------------
@@ -108,11 +115,17 @@ class Engine(Protocol):
     async def stop(self) -> None: ...
 
 
+class Owner(Protocol):
+    """A program or an HTTP request; `end` is told why the model goes."""
+
+    end: Callable[[RootlaceError], None]
+
+
 class Core:
     """Engine, tokenizer and chat template of one model, its limits, and counters.
 
-    `eos_ids` end a generation unless it ignores them. `session_count`, `branch_count` and
-    `branches_of` are kept by the sessions.
+    `eos_ids` end a generation unless it ignores them. `owners`, `branch_count` and `branches_of`
+    are kept by `OpenSequences`.
     """
 
     def __init__(
@@ -154,7 +167,10 @@ class Core:
         self.own_pooling = "last"
         """What vector of a text the model was trained for, as `ModelSource` says it."""
         self.deliveries = Deliveries()
-        self.session_count = 0
+        self.numbers = itertools.count(1)
+        """Of programs and HTTP requests."""
+        self.owners: set[Owner] = set()
+        """Programs and HTTP requests that have this model's sequences."""
         self.branch_count = 0
         self.branches_of: Counter[str] = Counter()
         """By client."""
@@ -163,6 +179,11 @@ class Core:
     @property
     def healthy(self) -> bool:
         return self.engine.healthy
+
+    @property
+    def session_count(self) -> int:
+        """Programs that are connected and HTTP requests that compute."""
+        return len(self.owners)
 
     def check_share(self, client: str) -> None:
         """Raises Overloaded where of the last eighth of all branches, which is for clients that

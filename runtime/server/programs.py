@@ -350,10 +350,8 @@ class ProgramServer:
         log = attach(self._store, hello, owner, served)
         connection = Connection(identity, time.monotonic())
         client = hello.client if account is None else f"{account.name}:{hello.client}"
-        connection.session = gateway.open_session(
-            partial(self._deliver, connection), client, account, address, log=log
-        )
-        connection.session.counts_requests = True
+        deliver = partial(self._deliver, connection)
+        connection.session = Session(gateway, deliver, client, account, address, log)
         self._connections[identity] = connection
         welcome = Welcome(0, PROTOCOL_VERSION, gateway.model_info, kept=log is not None)
         self._deliver(connection, [welcome])

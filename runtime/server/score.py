@@ -34,9 +34,9 @@ import numpy as np
 
 from rootlace.runtime.contracts.messages import EngineOutput, EngineRequest, Pooling
 from rootlace.runtime.server.auth import Account, namespace_of, private
-from rootlace.runtime.server.branch import Branch, check_fits, settle
 from rootlace.runtime.server.core import Core, Requests
-from rootlace.runtime.server.generate import token_logprob
+from rootlace.runtime.server.sample import token_logprob
+from rootlace.runtime.server.sequence import TokenSequence, check_fits, settle
 from rootlace.runtime.server.server_state import call_for
 from rootlace.runtime.server.tokenizer import Piece, Tokenizer
 from rootlace.wire.errors import DeadlineExceeded, InternalError, InvalidRequest
@@ -263,16 +263,16 @@ class _Scored:
 class Selection:
     """Runs one operation."""
 
-    def __init__(self, core: Core, branch: Branch, op: Select) -> None:
+    def __init__(self, core: Core, sequence: TokenSequence, op: Select) -> None:
         self._core = core
-        self._branch = branch
+        self._sequence = sequence
         self._op = op
 
     async def run(self) -> Event:
         """The terminal event. Raises a typed error where the operation fails."""
-        op, branch, started = self._op, self._branch, time.monotonic()
+        op, sequence, started = self._op, self._sequence, time.monotonic()
         self._check()
-        await settle(self._core, branch)
+        await settle(self._core, sequence)
         scored = await self._conditional()
         alone: list[_Scored] = []
         if op.method == "unconditional_likelihood_normalized":
@@ -283,9 +283,9 @@ class Selection:
         if op.temperature > 0:
             best = draw(scores, op.temperature, _random.random())
         choice = op.choices[best]
-        branch.state.begin = branch.state.begins
-        branch.state.pending += (Piece(choice),)
-        branch.state.gained.append(Piece(choice))
+        sequence.state.begin = sequence.state.begins
+        sequence.state.pending += (Piece(choice),)
+        sequence.state.gained.append(Piece(choice))
         # The prompt is that of all choices, and what one found another may have computed.
         prompt = scored[0].start
         usage = Usage(prompt_tokens=prompt, cached_tokens=min(prompt, *(s.cached for s in scored)))
@@ -314,13 +314,13 @@ class Selection:
 
     async def _conditional(self) -> list[_Scored]:
         """The branch with each choice, tokenized jointly, and where they begin to differ."""
-        state, choices = self._branch.state, self._op.choices
+        state, choices = self._sequence.state, self._op.choices
         length = (state.pending_length() + 1) * len(choices) + sum(map(len, choices))
         _check_size(length, MAX_CHARACTERS, "characters, text that has no tokens yet included")
         return await self._core.tokenize(length, self._tokenize)
 
     def _tokenize(self) -> list[_Scored]:
-        state, encode = self._branch.state, self._core.tokenizer.encode_pieces
+        state, encode = self._sequence.state, self._core.tokenizer.encode_pieces
         base = encode(state.pending, state.previous, state.begins)
         common, joint = len(base), []
         for choice in self._op.choices:
@@ -342,8 +342,8 @@ class Selection:
         return [_Scored(np.concatenate((settled, own)), start) for own in joint]
 
     async def _score(self, prompts: Sequence[_Scored]) -> None:
-        branch, core = self._branch, self._core
-        requests = Requests(core.engine, branch.account, branch.source)
+        sequence, core = self._sequence, self._core
+        requests = Requests(core.engine, sequence.account, sequence.source)
         given = self._op.handling
         # A choice is no prompt to be pinned.
         cache = Cache() if given.cache.pin else given.cache
@@ -357,15 +357,15 @@ class Selection:
                 rid,
                 scored.ids,
                 params,
-                namespace=branch.namespace,
-                program=branch.program,
-                adapter=branch.adapter,
+                namespace=sequence.namespace,
+                program=sequence.program,
+                adapter=sequence.adapter,
                 handling=handling,
             )
 
         asked = ((partial(request, scored), partial(_take, scored)) for scored in prompts)
-        await requests.add_all(asked, branch.wait)
-        await requests.finish(branch.wait)
+        await requests.add_all(asked, sequence.wait)
+        await requests.finish(sequence.wait)
 
     def _best(
         self, scored: Sequence[_Scored], alone: Sequence[_Scored]

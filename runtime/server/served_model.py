@@ -1,4 +1,4 @@
-"""The gateway of one process, which serves ZeroMQ and HTTP clients alike."""
+"""A model that is served, to programs and HTTP clients alike."""
 
 from __future__ import annotations
 
@@ -8,17 +8,29 @@ from rootlace.runtime.config import GatewayConfig
 from rootlace.runtime.server.auth import Account
 from rootlace.runtime.server.chat_template import ChatTemplate
 from rootlace.runtime.server.core import Core, Engine
+from rootlace.runtime.server.generate import Generation
 from rootlace.runtime.server.model_texts import check_name
+from rootlace.runtime.server.score import Selection
+from rootlace.runtime.server.sequence import (
+    OpenSequences,
+    TokenSequence,
+    append,
+    explain,
+    prefill,
+)
 from rootlace.runtime.server.server_state import ServerState
-from rootlace.runtime.server.session import Session
-from rootlace.runtime.server.session_log import SessionLog
 from rootlace.runtime.server.tokenizer import Tokenizer
-from rootlace.wire.errors import ServerUnavailable
-from rootlace.wire.protocol import Event
+from rootlace.wire.errors import RootlaceError, ServerUnavailable
+from rootlace.wire.protocol import Append, Event, Explain, Generate, Prefill, Select
+
+
+def _nothing(event: Event) -> None:
+    pass
 
 
 class ServedModel(Core):
-    """Hands out sessions. `program_address` is where programs connect, once it is known."""
+    """One model, and what can be done with it. `program_address` is where programs connect, once
+    that is known."""
 
     def __init__(
         self,
@@ -33,8 +45,6 @@ class ServedModel(Core):
         self.program_address: str | None = None
         self.answering: object = None
         """Its HTTP endpoints, where there are several models: they go with it."""
-        self._sessions: set[Session] = set()
-        self._next_session = 0
 
     def loaded(self, asked: str) -> ServedModel:
         """Itself, the only model there is. Raises ModelNotFound for another one."""
@@ -45,34 +55,38 @@ class ServedModel(Core):
         """The same."""
         return self.loaded(asked)
 
-    def open_session(
+    def open_sequences(
         self,
-        on_events: Callable[[list[Event]], None],
-        client: str = "",
+        end: Callable[[RootlaceError], None],
         account: Account | None = None,
         source: str = "",
-        log: SessionLog | None = None,
-    ) -> Session:
-        """A client's session. `on_events` gets what happened, at most once per loop turn. `source`:
-        where its requests come from, if it is not the only session of its client. `log`: what keeps
-        it."""
-        self._next_session += 1
-        session = Session(
-            self,
-            on_events,
-            self._next_session,
-            client,
-            self._sessions.discard,
-            account,
-            source,
-            log,
-        )
-        self._sessions.add(session)
-        return session
+        stays_wanted: bool = True,
+    ) -> OpenSequences:
+        """Those of an HTTP request; see `OpenSequences`."""
+        return OpenSequences(self, end, account, source, stays_wanted)
+
+    async def perform(
+        self,
+        sequence: TokenSequence,
+        op: Append | Prefill | Generate | Select | Explain,
+        emit: Callable[[Event], None] = _nothing,
+    ) -> Event:
+        """Do `op` with a sequence of no program; `emit` gets the chunks of `Generate`. Returns the
+        terminal event. Raises a typed error where the operation fails."""
+        if isinstance(op, Append):
+            return await append(self, sequence, op)
+        if isinstance(op, Explain):
+            return await explain(self, sequence, op)
+        sequence.check_handling(op.handling)
+        if isinstance(op, Prefill):
+            return await prefill(self, sequence, op)
+        if isinstance(op, Generate):
+            return await Generation(self, sequence, op, emit).run()
+        return await Selection(self, sequence, op).run()
 
     def close(self) -> None:
-        """End every session, telling its client; the engine is the caller's to stop."""
+        """End every program and request; the engine is the caller's to stop."""
         error = ServerUnavailable(f"the model {self.model_info.name} was unloaded")
-        for session in list(self._sessions):
-            session.end(error)
+        for owner in list(self.owners):
+            owner.end(error)
         super().close()

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
 from rootlace.runtime.contracts import messages
-from rootlace.runtime.server import branch as growth
-from rootlace.runtime.server.auth import Account, client_of, namespace_of, private
-from rootlace.runtime.server.branch import Branch, BranchState, Deadline, Work
+from rootlace.runtime.server import sequence as growth
+from rootlace.runtime.server.auth import Account, namespace_of
+from rootlace.runtime.server.branch import Branch, Deadline, Work
 from rootlace.runtime.server.core import Core
 from rootlace.runtime.server.generate import Generation
 from rootlace.runtime.server.score import Selection, embed
+from rootlace.runtime.server.sequence import OpenSequences, SequenceState
 from rootlace.runtime.server.session_log import SessionLog
 from rootlace.runtime.server.tokenizer import Piece
 from rootlace.wire.errors import (
@@ -148,7 +148,7 @@ _Snapshot = asyncio.Future[Any]
 
 
 class Session:
-    """Takes operations, gives events. Made by `Gateway.open_session`; belongs to its event loop.
+    """Takes operations, gives events. Belongs to the event loop that made it.
 
     Every operation gets exactly one terminal event; those of one branch come in the order of its
     operations. A client's mistakes raise nothing. After `close` there are no more events.
@@ -158,50 +158,36 @@ class Session:
         self,
         core: Core,
         on_events: Callable[[list[Event]], None],
-        number: int,
-        client: str,
-        on_close: Callable[[Session], None],
+        client: str = "",
         account: Account | None = None,
         source: str = "",
         log: SessionLog | None = None,
     ) -> None:
-        """`log` is told what happens, and has what was there before."""
+        """`on_events` gets what happened, at most once per turn of the loop. `log` is told what
+        happens, and has what was there before."""
         self.client = client
-        self.counts_requests = False
-        """Whether operations count as requests: those of HTTP were counted when they came."""
-        self.stays_wanted = False
-        """Whether what its programs leave in the cache counts as that of requests of no program."""
-        self.admitted = False
-        """Whether it was begun before the server drains, whatever it opens yet."""
-        self._account = account
-        self._source = source or f"session {number}"
-        self._client = client_of(account, self._source)
+        self.log = log
         self.closed = False
+        self._account = account
         self._core = core
         self._on_events = on_events
-        self._on_close = on_close
-        self._number = number
         self._loop = asyncio.get_running_loop()
+        self._alive = OpenSequences(core, self.end, account, source)
+        """The open branches, and closing ones until they are closed."""
         self._branches: dict[int, Branch] = {}
         # Branches whose `Close` waits behind other operations: they can still be cancelled.
         self._closing: dict[int, Branch] = {}
-        self._alive: set[Branch] = set()  # the open ones, and closing ones until they are closed
-        self._programs: Counter[str] = Counter()
-        self._private: Counter[str] = Counter()
-        """Branches by namespace, of those that share nothing."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._events: list[Event] = []
         self._backlog = Backlog(core.config.max_message_bytes)
         self._refused = Refused()
-        self.log = log
-        core.session_count += 1
         if log is not None:
             self._restore(log)
 
     @property
     def busy(self) -> bool:
         """Whether the client has branches or waits for an answer."""
-        return bool(self._alive or self._tasks)
+        return bool(self._alive.open or self._tasks)
 
     def handle(self, ops: list[Op]) -> None:
         """Start operations, in order. Returns at once, and raises nothing for what they hold."""
@@ -243,14 +229,13 @@ class Session:
         for task in self._tasks:
             task.cancel()
         error = Cancelled("the connection was closed")
-        for branch in list(self._alive):
-            branch.interrupt(error)
-            self._release(branch)
+        for branch in self._alive.open:
+            if isinstance(branch, Branch):
+                branch.interrupt(error)
+        self._alive.close()
         self._branches.clear()
         self._closing.clear()
-        self._core.session_count -= 1
         self._on_events = _nothing  # whoever hears may have this session
-        self._on_close(self)
 
     # ------------------------------------------------------------ dispatch
 
@@ -286,7 +271,7 @@ class Session:
         elif isinstance(op, Embed):
             self._admit()
             done = self._backlog.add(op)
-            self._spawn(op.op, embed(self._core, op, self._account, self._source), done)
+            self._spawn(op.op, embed(self._core, op, self._account, self._alive.source), done)
         else:
             assert isinstance(op, FlushCache)
             if self._account is not None:
@@ -315,10 +300,7 @@ class Session:
             raise
         if isinstance(op, Generate | Select | Prefill):
             try:
-                if branch.private and op.handling.cache.pin:
-                    raise InvalidRequest("what is not shared ends with its branch: it has no pin")
-                if self._account is not None:
-                    self._account.check_priority(op.handling.priority)
+                branch.check_handling(op.handling)
                 self._admit(counts=not isinstance(op, Prefill))
             except RootlaceError as error:
                 branch.post(Work(op.op, partial(_raise, error), done=done))
@@ -343,7 +325,7 @@ class Session:
         branch.post(Work(op.op, run, done=done, deadline=deadline))
 
     def _admit(self, counts: bool = True) -> None:
-        if self._account is None or not self.counts_requests:
+        if self._account is None:
             return
         if counts:
             self._account.admit()
@@ -356,14 +338,12 @@ class Session:
         if op.branch in self._branches:
             raise InvalidRequest(f"branch {op.branch} is open already")
         parent = self._branches.get(op.parent) if op.parent is not None else None
-        program = f"{self._number}:{op.program}" if op.program else ""
-        namespace = namespace_of(self._account, op.namespace)
-        adapter = op.adapter or ""
-        namespace = namespace if op.share else private(namespace)
+        program = f"{self._alive.number}:{op.program}" if op.program else ""
+        namespace, adapter = self._alive.namespace(op.namespace, op.share), op.adapter or ""
         if parent is not None:
             program, namespace = parent.program, parent.namespace
             adapter = parent.adapter if op.adapter is None else op.adapter
-        self._core.check_share(self._client)
+        self._core.check_share(self._alive.client)
         bound, count = self._core.config.max_branches, self._core.branch_count
         refused: RootlaceError | None = None
         if count >= bound:
@@ -374,15 +354,21 @@ class Session:
             refused = InvalidRequest(f"parent branch {op.parent} is not open")
         else:
             try:
-                if parent is None and not self.admitted:
+                if parent is None:
                     self._core.drain.check()
                 self._core.check_adapter(adapter)
             except (InvalidRequest, ServerUnavailable) as error:
                 refused = error
         branch = Branch(
-            op.branch, program, namespace, self._emit, adapter, self._account, self._source
+            op.branch,
+            program,
+            namespace,
+            self._emit,
+            adapter,
+            self._account,
+            self._alive.source,
+            private=not op.share if parent is None else parent.private,
         )
-        branch.private = not op.share if parent is None else parent.private
         self._register(branch)
         if (log := self.log) is not None:
             log.opening(branch, op)
@@ -398,12 +384,6 @@ class Session:
     def _register(self, branch: Branch) -> None:
         self._branches[branch.id] = branch
         self._alive.add(branch)
-        self._core.branch_count += 1
-        self._core.branches_of[self._client] += 1
-        if branch.program:
-            self._programs[branch.program] += 1
-        if branch.private:
-            self._private[branch.namespace] += 1
         if self.log is not None:
             branch.on_finished = self.log.finished
 
@@ -412,14 +392,15 @@ class Session:
         for kept, state in log.branches():
             branch = Branch(
                 kept.branch,
-                f"{self._number}:{kept.program}" if kept.program else "",
+                f"{self._alive.number}:{kept.program}" if kept.program else "",
                 kept.namespace,
                 self._emit,
                 kept.adapter,
                 self._account,
-                self._source,
+                self._alive.source,
+                kept.private,
             )
-            branch.private, branch.paid, branch.state = kept.private, kept.paid, state
+            branch.paid, branch.state = kept.paid, state
             try:
                 self._core.check_adapter(kept.adapter)
             except InvalidRequest as error:  # the server was started without it
@@ -432,29 +413,8 @@ class Session:
     async def _close(self, op: Close, branch: Branch) -> Event:
         if self._closing.get(op.branch) is branch:  # the id may have been used again
             del self._closing[op.branch]
-        self._release(branch)
+        self._alive.release(branch)
         return Done(op.op)
-
-    def _release(self, branch: Branch) -> None:
-        if branch not in self._alive:
-            return
-        self._alive.discard(branch)
-        self._core.branch_count -= 1
-        self._core.branches_of[self._client] -= 1
-        if not self._core.branches_of[self._client]:
-            del self._core.branches_of[self._client]
-        branch.state = BranchState()
-        branch.closed = True
-        if branch.program:
-            self._programs[branch.program] -= 1
-            if not self._programs[branch.program]:
-                del self._programs[branch.program]
-                self._core.engine.release_program(branch.program, self.stays_wanted)
-        if branch.private:
-            self._private[branch.namespace] -= 1
-            if not self._private[branch.namespace]:
-                del self._private[branch.namespace]
-                self._core.engine.forget_namespace(branch.namespace)
 
     def _quote(self, op: int, at: int, branch_id: int) -> _Snapshot:
         """The text that a branch will have gained after the operations it has been sent so far."""
@@ -484,7 +444,7 @@ class Session:
     async def _answer(
         self, branch: Branch, fork: bool, future: _Snapshot, taken: Callable[[Any], None]
     ) -> None:
-        value: BranchState | tuple[Piece, ...] | RootlaceError
+        value: SequenceState | tuple[Piece, ...] | RootlaceError
         if fork and branch.error is None and not future.done():
             # Tokenize what is settled once, not once per child.
             try:
@@ -567,7 +527,7 @@ def _nothing(value: object) -> None:
 
 
 def _forked(
-    log: SessionLog, branch: Branch, parent: Branch, state: BranchState | RootlaceError
+    log: SessionLog, branch: Branch, parent: Branch, state: SequenceState | RootlaceError
 ) -> None:
     if not isinstance(state, RootlaceError):
         log.opened(branch, parent)

@@ -10,7 +10,8 @@ from functools import partial
 
 from rootlace.runtime.contracts.messages import EngineOutput, decode_from_engine
 from rootlace.runtime.contracts.messages import encode as encode_update
-from rootlace.runtime.server.branch import Branch, BranchState
+from rootlace.runtime.server.branch import Branch
+from rootlace.runtime.server.sequence import SequenceState
 from rootlace.runtime.server.session_store import (
     KeptBranch,
     KeptSession,
@@ -73,7 +74,7 @@ class SessionLog:
 
     # ------------------------------------------------------------ what was before
 
-    def branches(self) -> Iterator[tuple[KeptBranch, BranchState]]:
+    def branches(self) -> Iterator[tuple[KeptBranch, SequenceState]]:
         """The branches that were open, and what each held."""
         for kept in self.kept.branches.values():
             ids, gained = array("i"), []
@@ -83,7 +84,7 @@ class SessionLog:
                     gained += [
                         array("i", one) if isinstance(one, bytes) else one for one in segment.gained
                     ]
-            yield kept, BranchState(ids, kept.pending, kept.begin, gained)
+            yield kept, SequenceState(ids, kept.pending, kept.begin, gained)
 
     def restored(self, branch: Branch) -> None:
         """The branch is as the store has it."""

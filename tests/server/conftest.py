@@ -77,7 +77,7 @@ class Client:
     events: list[Event] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.session = self.gateway.open_session(self.events.extend)
+        self.session = Session(self.gateway, self.events.extend)
 
     def send(self, *ops: Op) -> None:
         self.session.handle(list(ops))

@@ -7,7 +7,7 @@ import weakref
 
 import pytest
 
-from rootlace.runtime.server.http import one_shot
+from rootlace.runtime.server.http import generation
 from rootlace.wire.errors import DeadlineImpossible, RootlaceError
 from rootlace.wire.protocol import Chunk, SamplingParams, Text
 from rootlace.wire.sampling import Handling
@@ -24,19 +24,20 @@ async def test_a_request_of_http_leaves_nothing_to_the_garbage_collector(
         c.engine.script = lambda request: DeadlineImpossible("not in time")
     c.engine.paused = fate == "late"
     timeout = 0.01 if fate == "late" else None
-    job = one_shot.GenerateRequest(
+    job = generation.GenerateRequest(
         (Text("one two"),), SamplingParams(max_tokens=2), handling=Handling(timeout=timeout)
     )
     seen: list[weakref.ref[object]] = []
 
     async def ask() -> None:
-        with one_shot.OneShots(c.gateway, [job], stream=fate == "streamed") as shots:
+        with generation.GenerationStream(c.gateway, [job], stream=fate == "streamed") as shots:
 
-            def take(chunk: Chunk) -> None:
-                shots.begun(chunk)
+            def take(chunks: list[Chunk]) -> None:
+                for chunk in chunks:
+                    shots.begun(0, chunk)
 
             if fate == "streamed":
-                shots.divert(one_shot.Direct(lambda: True, take))
+                shots.divert(generation.Direct(lambda: True, take))
             seen.append(weakref.ref(shots))
             seen.append(weakref.ref(shots.keep()))
             shots._kept = False

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from rootlace.runtime.server.auth import Account, new_key
+from rootlace.runtime.server.session import Session
 from rootlace.runtime.server.tokenizer import Tokenizer
 from rootlace.wire.protocol import (
     Append,
@@ -104,7 +105,7 @@ async def test_what_comes_behind_a_stop_string_was_not_predicted_and_is_not_char
     used: list[tuple[str, str, int]] = []
     entry = new_key("somebody", tokens_per_minute=100)[1]
     account = Account(entry, lambda *given: used.append(given), lambda: None)
-    c.session = c.gateway.open_session(c.events.extend, account=account)
+    c.session = Session(c.gateway, c.events.extend, account=account)
     ids = load("gpt2").encode(" one two three four five six", False)
     assert len(ids) == 6
     c.engine.script = lambda _: ids

@@ -11,7 +11,7 @@ import pytest
 
 from rootlace.runtime.contracts.messages import EngineRequest
 from rootlace.runtime.server import generate, score, server_state
-from rootlace.runtime.server.http import logprobs, one_shot
+from rootlace.runtime.server.http import generation, logprobs
 from rootlace.runtime.server.tokenizer import Tokenizer
 from rootlace.wire.errors import Overloaded
 from rootlace.wire.protocol import (
@@ -227,7 +227,7 @@ async def test_what_is_large_is_done_elsewhere_and_is_the_same(
 async def test_log_probabilities_of_all_prompts_have_a_bound(
     stories: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(one_shot, "MAX_PROMPT_LOGPROBS", 16)
+    monkeypatch.setattr(generation, "MAX_PROMPT_LOGPROBS", 16)
     nothing = {"max_new_tokens": 0}
     body = {"return_logprob": True, "top_logprobs_num": 1, "sampling_params": nothing}
     async with served(stories) as http:

@@ -14,12 +14,12 @@ from aiohttp import web
 from rootlace.runtime.contracts.messages import GetPins, GetTree, PinnedPrefix, TreeNode, Unpin
 from rootlace.runtime.server.auth import caller, namespace_of
 from rootlace.runtime.server.cache_lint import Finding, page_with_texts
-from rootlace.runtime.server.http import one_shot
+from rootlace.runtime.server.http import generation
 from rootlace.runtime.server.http.body import raw_body, read_body, read_query
 from rootlace.runtime.server.http.chat_pipeline import Chats, check_length
 from rootlace.runtime.server.http.chat_request import ChatRequest
 from rootlace.runtime.server.http.errors import InvalidParameter, RecordNotFound
-from rootlace.runtime.server.http.one_shot import behind_prompts, generate
+from rootlace.runtime.server.http.generation import behind_prompts, generate
 from rootlace.runtime.server.http.openai_body import (
     Messages,
     Tool,
@@ -104,7 +104,7 @@ class Cache:
         (job,) = await self._jobs(request)
         (found,) = await behind_prompts(
             self._gateway,
-            [(job.parts, Explain)],
+            [(job.parts, Explain(0, 0))],
             1,
             namespace=job.namespace,
             adapter=job.adapter,
@@ -113,7 +113,7 @@ class Cache:
         assert isinstance(found, Explained)
         return json_response(report_fields(found.report))
 
-    async def _jobs(self, request: web.Request) -> list[one_shot.GenerateRequest]:
+    async def _jobs(self, request: web.Request) -> list[generation.GenerateRequest]:
         """What the body of a completion or chat completion asks for, read as it would be there."""
         if (await read_body(request, _Given)).messages:
             return await self._chat.jobs(await read_body(request, CHAT_BODY))

@@ -30,7 +30,7 @@ from rootlace.runtime.server.http.chat_request import Tool as ChatTool
 from rootlace.runtime.server.http.chat_request import ToolChoice as ChatToolChoice
 from rootlace.runtime.server.http.constraints import Asked, json_source
 from rootlace.runtime.server.http.errors import InvalidParameter
-from rootlace.runtime.server.http.one_shot import MAX_PINS
+from rootlace.runtime.server.http.generation import MAX_PINS
 from rootlace.runtime.server.http.replies import (
     NAMED_EVENTS,
     Reports,

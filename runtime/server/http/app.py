@@ -55,6 +55,7 @@ from rootlace.runtime.server.http.browsers import (
 from rootlace.runtime.server.http.chat_pipeline import Chats
 from rootlace.runtime.server.http.connections import BoundedRunner, most_connections
 from rootlace.runtime.server.http.errors import Handler, error_middleware
+from rootlace.runtime.server.http.generation import AbortBody, Aborted, Aborts, PrefixHolds
 from rootlace.runtime.server.http.middleware import (
     AccessLogger,
     checked,
@@ -72,7 +73,6 @@ from rootlace.runtime.server.http.ollama import (
     Models,
     Shown,
 )
-from rootlace.runtime.server.http.one_shot import AbortBody, Aborted, Aborts, PrefixHolds
 from rootlace.runtime.server.http.openai_batches import BatchBody, Batches, Files, FilesQuery
 from rootlace.runtime.server.http.openai_chat import CHAT_BODY, ChatCompletions, ChatReply
 from rootlace.runtime.server.http.openai_completions import (

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
-from rootlace.runtime.server.http import one_shot
+from rootlace.runtime.server.http import generation
 from rootlace.runtime.server.http.chat_request import (
     CachedPrefix,
     ChatRequest,
@@ -26,8 +26,8 @@ from rootlace.runtime.server.http.chat_request import (
 )
 from rootlace.runtime.server.http.errors import InvalidParameter
 from rootlace.runtime.server.http.request_fields import make_params
+from rootlace.runtime.server.sequence import OpenSequences
 from rootlace.runtime.server.served_model import ServedModel
-from rootlace.runtime.server.session import Session
 from rootlace.runtime.server.tokenizer import Joined
 from rootlace.runtime.server.tool_parsers.base import (
     Answer,
@@ -82,8 +82,8 @@ class FinalOutput:
     generated: Generated
     reasoning_tokens: int
     cut_calls: tuple[bool, ...] = ()
-    session: Session | None = None
-    """That of a branch which is to stay."""
+    opened: OpenSequences | None = None
+    """What stays open, which is the caller's to close."""
     held: CachedPrefix | None = None
     """What others may go on from."""
 
@@ -92,7 +92,7 @@ class FinalOutput:
 class Prepared:
     """A request that has been understood: what is run, and how its answers are read."""
 
-    job: one_shot.GenerateRequest
+    job: generation.GenerateRequest
     form: Format
     prompt_end: str
     prefix: str
@@ -246,7 +246,7 @@ class Chats:
         if written is not None:
             parts = (Tokens(tuple(written.ids)),)
         return Prepared(
-            job=one_shot.GenerateRequest(
+            job=generation.GenerateRequest(
                 parts,
                 params,
                 asked,
@@ -306,7 +306,7 @@ class Chats:
         """The same for `parts` that are no conversation: what follows is text."""
         info = self._gateway.model_info
         params = make_params(request.fields, info, request.names, request.defaults)
-        job = one_shot.GenerateRequest(
+        job = generation.GenerateRequest(
             parts,
             params,
             request.constraint,
@@ -380,8 +380,8 @@ class Chats:
         )
 
     async def run(self, prepared: Prepared) -> tuple[FinalOutput, list[Answer]]:
-        """The whole answers. Where the branch is to stay, its session is the caller's."""
-        with one_shot.OneShots(self._gateway, [prepared.job]) as shots:
+        """The whole answers. What is to stay open is the caller's to close."""
+        with generation.GenerationStream(self._gateway, [prepared.job]) as shots:
             (generated,) = await shots.results()
             readers = [prepared.reader() for _ in generated.outputs]
             answers = [
@@ -391,21 +391,24 @@ class Chats:
             return await self._end(prepared, generated, readers, shots), answers
 
     async def stream(
-        self, prepared: Prepared, direct: one_shot.Direct[AnswerDelta] | None = None
+        self, prepared: Prepared, direct: generation.Direct[AnswerDelta] | None = None
     ) -> AsyncGenerator[AnswerDelta | FinalOutput, None]:
-        """The answers as they are written, but for what `direct` takes; `Ended` comes last, with
-        the session as by `run`."""
+        """The answers as they are written, but for what `direct` takes; at last `FinalOutput`."""
         readers = [prepared.reader() for _ in range(prepared.job.params.n)]
 
-        with one_shot.OneShots(self._gateway, [prepared.job], stream=True) as shots:
+        with generation.GenerationStream(self._gateway, [prepared.job], stream=True) as shots:
 
             def said(chunk: Chunk) -> AnswerDelta:
                 deltas = readers[chunk.index].feed(chunk.text)
-                return AnswerDelta(chunk.index, deltas, chunk.logprobs, shots.begun(chunk))
+                return AnswerDelta(chunk.index, deltas, chunk.logprobs, shots.begun(0, chunk))
 
             if direct is not None:
                 take = direct.take
-                shots.divert(one_shot.Direct(direct.is_open, lambda chunk: take(said(chunk))))
+                shots.divert(
+                    generation.Direct(
+                        direct.is_open, lambda chunks: take([said(chunk) for chunk in chunks])
+                    )
+                )
             async for _, event in shots:
                 if isinstance(event, Chunk):
                     yield said(event)
@@ -420,7 +423,7 @@ class Chats:
         prepared: Prepared,
         generated: Generated,
         readers: Sequence[Reader],
-        shots: one_shot.OneShots,
+        shots: generation.GenerationStream,
     ) -> FinalOutput:
         thoughts = ["".join(reader.thoughts) for reader in readers]
         count = await self._count(thoughts, generated)

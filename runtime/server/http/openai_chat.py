@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, NotRequired, TypedDict
 import msgspec
 from aiohttp import web
 
-from rootlace.runtime.server.http import one_shot
+from rootlace.runtime.server.http import generation
 from rootlace.runtime.server.http.body import Body, convert, ignored, read_body, refused
 from rootlace.runtime.server.http.chat_pipeline import (
     AnswerDelta,
@@ -229,7 +229,7 @@ class ChatCompletions:
         head = envelope("chatcmpl", "chat.completion", asked.model, asked.id)
         return {**head, "choices": choices, "usage": asked.usage(ended)}
 
-    async def jobs(self, body: ChatBody) -> list[one_shot.GenerateRequest]:
+    async def jobs(self, body: ChatBody) -> list[generation.GenerateRequest]:
         """What is run for a body."""
         return [(await self._parse(body)).prepared.job]
 
@@ -324,10 +324,10 @@ class ChatCompletions:
         def written(said: AnswerDelta) -> list[Any]:
             return writers[said.index].write(said.deltas, said.logprobs)
 
-        def take(said: AnswerDelta) -> None:
-            direct.write(written(said))
+        def take(said: list[AnswerDelta]) -> None:
+            direct.write([payload for each in said for payload in written(each)])
 
-        taking = one_shot.Direct(direct.is_open, take)
+        taking = generation.Direct(direct.is_open, take)
         async with aclosing(self._chats.stream(asked.prepared, taking)) as events:
             async for event in events:
                 if not isinstance(event, FinalOutput):

@@ -8,7 +8,7 @@ from typing import Annotated, Any, TypedDict
 
 from aiohttp import web
 
-from rootlace.runtime.server.http import one_shot
+from rootlace.runtime.server.http import generation
 from rootlace.runtime.server.http.body import read_body, refused
 from rootlace.runtime.server.http.constraints import Asked, openai_constraint
 from rootlace.runtime.server.http.errors import InvalidParameter
@@ -101,9 +101,9 @@ class _Request:
     cache_report: bool
 
     @property
-    def jobs(self) -> list[one_shot.GenerateRequest]:
+    def jobs(self) -> list[generation.GenerateRequest]:
         return [
-            one_shot.GenerateRequest(
+            generation.GenerateRequest(
                 prompt.parts(self.begin),
                 self.params,
                 self.constraint,
@@ -134,12 +134,12 @@ class Completions:
     async def answer(self, body: CompletionBody) -> CompletionReply:
         """The whole reply."""
         asked = self._parse(body)
-        results = await one_shot.run(self._gateway, asked.jobs)
+        results = await generation.run(self._gateway, asked.jobs)
         choices = await call_for(rows_of(results), self._choices, asked, results)
         head = envelope("cmpl", "text_completion", asked.model, asked.id)
         return {**head, "choices": choices, "usage": usage_of(results)}
 
-    def jobs(self, body: CompletionBody) -> list[one_shot.GenerateRequest]:
+    def jobs(self, body: CompletionBody) -> list[generation.GenerateRequest]:
         """What is run for a body."""
         return self._parse(body).jobs
 
@@ -232,9 +232,12 @@ class Completions:
                 logprobs = completion_logprobs(chunk.logprobs, asked.top, offsets[choice])
             return {**head, "choices": [_piece(choice, text, logprobs)]}
 
-        with one_shot.OneShots(self._gateway, asked.jobs, stream=not whole) as shots:
+        with generation.GenerationStream(self._gateway, asked.jobs, stream=not whole) as shots:
             shots.divert(
-                one_shot.Direct(direct.is_open, lambda chunk: direct.write([written(0, chunk)]))
+                generation.Direct(
+                    direct.is_open,
+                    lambda chunks: direct.write([written(0, chunk) for chunk in chunks]),
+                )
             )
             async for prompt, event in shots:
                 if isinstance(event, Chunk):

@@ -40,7 +40,7 @@ from rootlace.runtime.server.http.chat_request import (
 )
 from rootlace.runtime.server.http.constraints import Asked, json_source
 from rootlace.runtime.server.http.errors import InvalidParameter
-from rootlace.runtime.server.http.one_shot import PrefixHolds
+from rootlace.runtime.server.http.generation import PrefixHolds
 from rootlace.runtime.server.http.openai_body import (
     ACCOUNT,
     CACHE,
@@ -510,10 +510,10 @@ class Responses:
     ) -> None:
         """Store the response, and hold its branch, of which the one before is the beginning."""
         let_go: Callable[[], None] = _nothing
-        if ended.session is not None:
+        if ended.opened is not None:
             usage = ended.generated.usage
             tokens = usage.prompt_tokens + usage.completion_tokens
-            let_go = self._holds.add(ended.session, tokens)
+            let_go = self._holds.add(ended.opened, tokens)
             if asked.previous is not None:
                 asked.previous.let_go()
         new = [*asked.new, answer]

@@ -8,7 +8,6 @@ import math
 import uuid
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal, TypedDict
 
@@ -21,7 +20,7 @@ from rootlace.runtime.server.http.body import SOME, Body, ignored, read_body, re
 from rootlace.runtime.server.http.chat_pipeline import Chats, check_length
 from rootlace.runtime.server.http.chat_request import ChatRequest
 from rootlace.runtime.server.http.errors import InvalidParameter
-from rootlace.runtime.server.http.one_shot import behind_prompts
+from rootlace.runtime.server.http.generation import behind_prompts
 from rootlace.runtime.server.http.replies import (
     PromptTokens,
     adapter_of,
@@ -107,15 +106,13 @@ class Selections:
         else:
             (prompt,) = parse_prompts(body.input_ids or [], "input_ids", size)
 
-        def select(op: int, branch: int) -> Select:
-            return Select(
-                op,
-                branch,
-                tuple(body.choices),
-                method=body.method or "token_length_normalized",
-                temperature=body.temperature or 0.0,
-            )
-
+        select = Select(
+            0,
+            0,
+            tuple(body.choices),
+            method=body.method or "token_length_normalized",
+            temperature=body.temperature or 0.0,
+        )
         (found,) = await behind_prompts(
             self._gateway,
             [(prompt.parts(), select)],
@@ -599,13 +596,11 @@ class Scores:
     ) -> list[_Scored]:
         """Labels that are tokens: each is appended, and its log-probability read."""
 
-        def read(ids: tuple[int, ...], op: int, branch: int) -> Generate:
+        def read(ids: tuple[int, ...]) -> Generate:
             params = SamplingParams(max_tokens=0, logprobs=True, prompt_logprobs_from=len(ids))
-            return Generate(op, branch, params=params)
+            return Generate(0, 0, params=params)
 
-        asked = (
-            ((Tokens((*ids, label)),), partial(read, ids)) for ids in prompts for label in labels
-        )
+        asked = (((Tokens((*ids, label)),), read(ids)) for ids in prompts for label in labels)
         results = await behind_prompts(
             self._gateway,
             asked,
@@ -638,10 +633,7 @@ class Scores:
         _check_count(count, MAX_PROMPTS)
         _check_count(count * len(labels), MAX_LABELS)
 
-        def select(op: int, branch: int) -> Select:
-            return Select(op, branch, tuple(labels))
-
-        asked = ((parts, select) for parts in prompts)
+        asked = ((parts, Select(0, 0, tuple(labels))) for parts in prompts)
         at_once = max(1, _AT_ONCE // len(labels))
         found = []
         results = await behind_prompts(

@@ -19,12 +19,12 @@ from typing import Annotated, Any, ClassVar, Literal, NotRequired, TypedDict, Ty
 import msgspec
 from aiohttp import web
 
-from rootlace.runtime.server.http import one_shot
+from rootlace.runtime.server.http import generation
 from rootlace.runtime.server.http.body import ignored, read_body, refused
 from rootlace.runtime.server.http.constraints import ConstraintBody, sglang_constraint
 from rootlace.runtime.server.http.errors import InvalidParameter
+from rootlace.runtime.server.http.generation import Aborts
 from rootlace.runtime.server.http.logprobs import finite, in_parts, rows_of
-from rootlace.runtime.server.http.one_shot import Aborts
 from rootlace.runtime.server.http.replies import (
     Reports,
     adapter_of,
@@ -175,7 +175,7 @@ class _Asked:
     """One prompt of a body, checked and understood."""
 
     prompt: Prompt
-    job: one_shot.GenerateRequest
+    job: generation.GenerateRequest
     rid: str
     logprobs: bool
     top: int
@@ -240,7 +240,7 @@ class Generate:
                     raise InvalidParameter(
                         "logprob_start_len", f"logprob_start_len must be >= -1, not {start}"
                     )
-            job = one_shot.GenerateRequest(
+            job = generation.GenerateRequest(
                 prompt.parts(),
                 _params(fields, info, param),
                 sglang_constraint(settings, param),
@@ -276,20 +276,22 @@ class Generate:
     @contextmanager
     def _running(
         self, body: GenerateBody, asked: list[_Asked], turn: Turn | None
-    ) -> Iterator[one_shot.OneShots]:
+    ) -> Iterator[generation.GenerationStream]:
         """The prompts, under way; while the block runs, clients may end them."""
         jobs = [one.job for one in asked]
         with ExitStack() as stack:
             if turn is not None:
                 stack.enter_context(self._sessions.running(turn))
-            shots = one_shot.OneShots(self._gateway, jobs, stream=bool(body.stream))
+            shots = generation.GenerationStream(self._gateway, jobs, stream=bool(body.stream))
             stack.enter_context(shots)
             stack.enter_context(self._aborts.running(_named(body, asked, shots)))
             if turn is not None:
                 turn.abort = partial(shots.abort, 0)
             yield shots
 
-    def _end(self, turn: Turn | None, result: Generated, shots: one_shot.OneShots) -> None:
+    def _end(
+        self, turn: Turn | None, result: Generated, shots: generation.GenerationStream
+    ) -> None:
         """The session has the request from now on."""
         if turn is not None:
             self._sessions.end(turn, result.outputs[0], shots)
@@ -472,7 +474,7 @@ def _per_prompt(value: T | list[T] | None, count: int, param: str, default: T) -
 
 
 def _named(
-    body: GenerateBody, asked: Sequence[_Asked], shots: one_shot.OneShots
+    body: GenerateBody, asked: Sequence[_Asked], shots: generation.GenerationStream
 ) -> list[tuple[str, Callable[[], None]]]:
     """What ends each prompt, by its id, and by that which the client gave them all."""
     named: list[tuple[str, Callable[[], None]]] = []

@@ -17,7 +17,7 @@ from rootlace.runtime.server.auth import owner
 from rootlace.runtime.server.http.body import Body, ignored, read_body
 from rootlace.runtime.server.http.chat_pipeline import check_length
 from rootlace.runtime.server.http.errors import InvalidParameter
-from rootlace.runtime.server.http.one_shot import OneShots, PrefixHolds
+from rootlace.runtime.server.http.generation import GenerationStream, PrefixHolds
 from rootlace.runtime.server.http.replies import Status, check_model, json_response
 from rootlace.runtime.server.http.request_fields import Prompt
 from rootlace.runtime.server.served_model import ServedModel
@@ -181,7 +181,7 @@ class Sessions:
         self._count(turn)
         return turn
 
-    def end(self, turn: Turn, output: Output, shots: OneShots) -> None:
+    def end(self, turn: Turn, output: Output, shots: GenerationStream) -> None:
         """The turn's request ended. Its branch is held, of which the turn before is the beginning,
         unless the turn was replaced or the session closed, or it was aborted in a session of one
         line, which is then as before."""

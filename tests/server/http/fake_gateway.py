@@ -22,19 +22,16 @@ from rootlace.runtime.server.auth import Account, Keys
 from rootlace.runtime.server.metrics import Metrics
 from rootlace.runtime.server.server_state import Drain
 from rootlace.runtime.server.tokenizer import Piece
-from rootlace.wire.errors import InvalidRequest, RootlaceError
+from rootlace.wire.errors import InvalidRequest, RootlaceError, from_code
 from rootlace.wire.protocol import (
     Append,
     CacheReport,
-    Cancel,
     ChatFormat,
     Chunk,
-    Close,
     Done,
     Event,
     Explain,
     Explained,
-    Failed,
     Generate,
     Generated,
     ModelInfo,
@@ -49,6 +46,8 @@ from rootlace.wire.protocol import (
     Tokens,
     Usage,
 )
+
+Emit = Callable[[Event], None]
 
 BOS, EOS, VOCAB = 256, 257, 258
 PAUSE = "⏸"
@@ -112,77 +111,72 @@ class FakeChat:
         return tuple(parts)
 
 
+class FakeSequence:
+    def __init__(self, session: FakeSession) -> None:
+        self.session = session
+        self.ids: list[int] = []
+
+
 class FakeSession:
-    def __init__(self, gateway: FakeGateway, on_events: Callable[[list[Event]], None]) -> None:
+    """What an HTTP request opened: each operation on it is noted in `ops`."""
+
+    def __init__(self, gateway: FakeGateway, end: Callable[[RootlaceError], None]) -> None:
         self._gateway = gateway
-        self._on_events = on_events
-        self._prompts: dict[int, list[int]] = {}
-        self._tasks: list[asyncio.Task[None]] = []
+        self.end = end
         self.ops: list[Op] = []
         self.closed = False
 
-    def handle(self, ops: list[Op]) -> None:
-        self.ops += ops
-        for op in ops:
-            match op:
-                case Open():
-                    self._prompts[op.branch] = []
-                    self._on_events([Done(op.op)])
-                case Append():
-                    ids = self._prompts[op.branch]
-                    for part in op.parts:
-                        if isinstance(part, Tokens):
-                            ids += part.ids
-                        elif isinstance(part, Text):
-                            if not ids and not part.special:
-                                ids.append(BOS)
-                            ids += part.text.encode()
-                    self._on_events([Done(op.op)])
-                case Prefill():
-                    # The first half of each is known.
-                    count = len(self._prompts[op.branch])
-                    usage = Usage(prompt_tokens=count, cached_tokens=count // 2)
-                    self._on_events([Done(op.op, usage)])
-                case Generate():
-                    ids = self._prompts[op.branch]
-                    self._tasks.append(asyncio.create_task(self._in_time(op, ids)))
-                case Select():
-                    # The more often the prompt holds a choice, the likelier it is.
-                    text = self._gateway.tokenizer.decode(self._prompts[op.branch])
-                    found = tuple(float(text.count(choice) - 9) for choice in op.choices)
-                    usage = Usage(prompt_tokens=len(self._prompts[op.branch]))
-                    best = found.index(max(found))
-                    self._on_events([Selected(op.op, op.choices[best], best, found, usage)])
-                case Explain():
-                    report = self._gateway.report or CacheReport(0, 1, "new")
-                    self._on_events([Explained(op.op, report)])
-                case Close() | Cancel():
-                    self._on_events([Done(op.op)])
+    def begin(
+        self, namespace: str = "", adapter: str = "", share: bool = True, program: str = ""
+    ) -> FakeSequence:
+        self.ops.append(
+            Open(0, 0, namespace=namespace, adapter=adapter, share=share, program=program)
+        )
+        return FakeSequence(self)
+
+    def release(self, sequence: FakeSequence) -> None:
+        pass
 
     def close(self) -> None:
         self.closed = True
-        for task in self._tasks:
-            task.cancel()
 
-    async def _in_time(self, op: Generate, prompt: list[int]) -> None:
-        try:
-            async with asyncio.timeout(op.handling.timeout):
-                await self._generate(op, prompt)
-        except TimeoutError:
-            said = f"not done within its timeout of {op.handling.timeout} s"
-            self._on_events([Failed(op.op, "deadline_exceeded", said)])
+    async def perform(
+        self, op: Append | Prefill | Generate | Select | Explain, ids: list[int], emit: Emit
+    ) -> Event:
+        match op:
+            case Append():
+                for part in op.parts:
+                    if isinstance(part, Tokens):
+                        ids += part.ids
+                    elif isinstance(part, Text):
+                        if not ids and not part.special:
+                            ids.append(BOS)
+                        ids += part.text.encode()
+                return Done(op.op)
+            case Prefill():
+                # The first half of each is known.
+                return Done(op.op, Usage(prompt_tokens=len(ids), cached_tokens=len(ids) // 2))
+            case Select():
+                # The more often the prompt holds a choice, the likelier it is.
+                text = self._gateway.tokenizer.decode(ids)
+                found = tuple(float(text.count(choice) - 9) for choice in op.choices)
+                best = found.index(max(found))
+                usage = Usage(prompt_tokens=len(ids))
+                return Selected(op.op, op.choices[best], best, found, usage)
+            case Explain():
+                return Explained(op.op, self._gateway.report or CacheReport(0, 1, "new"))
+            case Generate():
+                return await self._generate(op, ids, emit)
 
-    async def _generate(self, op: Generate, prompt: list[int]) -> None:
+    async def _generate(self, op: Generate, prompt: list[int], emit: Emit) -> Generated:
         if self._gateway.fail is not None:
-            self._on_events([Failed(op.op, self._gateway.fail.code, str(self._gateway.fail))])
-            return
+            raise from_code(self._gateway.fail.code, str(self._gateway.fail))
         text = self._gateway.tokenizer.decode(prompt)
         if "boom" in text:
-            self._on_events([Failed(op.op, "context_length_exceeded", "the prompt is too long")])
-            return
+            raise from_code("context_length_exceeded", "the prompt is too long")
         outputs = []
         for index in range(op.params.n):
-            outputs.append(await self._sample(op, index, text, prompt))
+            outputs.append(await self._sample(op, index, text, prompt, emit))
         params = op.params
         scored: tuple[TokenLogprob, ...] = ()
         if params.prompt_logprobs_from is not None:
@@ -200,10 +194,11 @@ class FakeSession:
         report = self._gateway.report if op.cache_report else None
         pin = "p1" if op.handling.cache.pin else ""
         result = Generated(op.op, tuple(outputs), usage, prompt_logprobs=scored)
-        result = msgspec.structs.replace(result, cache_report=report, pin=pin)
-        self._on_events([result])
+        return msgspec.structs.replace(result, cache_report=report, pin=pin)
 
-    async def _sample(self, op: Generate, index: int, prompt: str, op_prompt: list[int]) -> Output:
+    async def _sample(
+        self, op: Generate, index: int, prompt: str, op_prompt: list[int], emit: Emit
+    ) -> Output:
         params = op.params
         said: list[int] = []
         finish, matched = "stop", EOS
@@ -222,7 +217,7 @@ class FakeSession:
             if op.stream:
                 first = op.tell_cached and len(said) == len(ids) and index == 0
                 about = (len(op_prompt) // 2, len(op_prompt)) if first else ()
-                self._on_events([Chunk(op.op, index, char, tuple(ids), logprobs, *about)])
+                emit(Chunk(op.op, index, char, tuple(ids), logprobs, *about))
                 await asyncio.sleep(0)
             self._gateway.generated += 1
         scores = tuple(_score(i, params.top_logprobs) for i in said) if params.logprobs else ()
@@ -266,18 +261,22 @@ class FakeGateway:
         self.forced = 0  # tokens that each sample says its constraint forced
         self.script: Callable[[str, int], str] = lambda prompt, index: "hello"[index:]
 
-    def open_session(
+    def open_sequences(
         self,
-        on_events: Callable[[list[Event]], None],
-        client: str = "",
+        end: Callable[[RootlaceError], None],
         account: Account | None = None,
         source: str = "",
+        stays_wanted: bool = True,
     ) -> FakeSession:
-        session = FakeSession(self, on_events)
+        session = FakeSession(self, end)
         self.sessions.append(session)
         self.accounts.append(account)
         self.sources.append(source)
         return session
+
+    async def perform(self, sequence: FakeSequence, op: Any, emit: Emit | None = None) -> Event:
+        sequence.session.ops.append(op)
+        return await sequence.session.perform(op, sequence.ids, emit or (lambda event: None))
 
     async def tokenize(self, characters: int, call: Any, *args: Any, **kwargs: Any) -> Any:
         return call(*args, **kwargs)

@@ -6,7 +6,7 @@ import asyncio
 import json
 from typing import Any
 
-from rootlace.wire.protocol import Cancel, Open, Select
+from rootlace.wire.protocol import Open, Select
 from tests.server.http.conftest import Served
 from tests.server.http.fake_gateway import PAUSE
 
@@ -35,8 +35,7 @@ async def test_abort(served: Served) -> None:
     meta = last_event["meta_info"]
     assert meta["finish_reason"]["type"] == "abort"
     assert (meta["prompt_tokens"], meta["completion_tokens"], meta["cached_tokens"]) == (5, 2, 2)
-    ops = [op for session in served.gateway.sessions for op in session.ops]
-    assert sum(isinstance(op, Cancel) for op in ops) == 1
+    assert sum(session.closed for session in served.gateway.sessions) == 1
     # One prompt of several, twice: the other one is not touched.
     for _ in range(2):
         await post(served, "/abort", rid="r")
@@ -52,7 +51,7 @@ async def test_select(served: Served) -> None:
     reply = await post(served, "/select", text="abb", cache_salt="t", **given)
     assert (reply["choice"], reply["index"], reply["scores"]) == ("b", 1, [-8.0, -7.0])
     assert reply["meta_info"] == {"prompt_tokens": 4, "cached_tokens": 0}
-    (opened, _, op, _) = served.gateway.sessions[-1].ops
+    (opened, _, op) = served.gateway.sessions[-1].ops
     assert isinstance(opened, Open) and opened.namespace == "t"
     assert isinstance(op, Select)
     assert (op.method, op.temperature) == ("greedy_token_selection", 0.5)

@@ -18,7 +18,7 @@ from rootlace.runtime.server.tool_parsers.base import Format
 from rootlace.runtime.server.tool_parsers.listing import format_of
 from rootlace.wire import tool_calls
 from rootlace.wire.errors import ConstraintNotMet, InvalidConstraint
-from rootlace.wire.protocol import Constraint, Failed, Thoughts
+from rootlace.wire.protocol import Constraint, Thoughts
 from tests.server.http.conftest import Served
 
 ASK = [{"role": "user", "content": "hi"}]
@@ -225,8 +225,7 @@ async def test_a_constraint_that_was_not_met(served: Served) -> None:
 async def test_not_met_in_mid_stream(served: Served) -> None:
     def script(prompt: str, index: int) -> Any:
         yield "h"
-        served.gateway.sessions[-1]._on_events([Failed(3, "constraint_not_met", "no more tries")])
-        yield "i"
+        raise ConstraintNotMet("no more tries")
 
     served.gateway.script = script
     for path, body in bodies({"json_schema": {}}):

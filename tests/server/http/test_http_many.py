@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from rootlace.runtime.server.http import one_shot
+from rootlace.runtime.server.http import generation
 from rootlace.wire.protocol import Open, SamplingParams, Text
 from tests.server.http.conftest import Served
 from tests.server.http.fake_gateway import FakeGateway
@@ -25,12 +25,15 @@ async def test_samples_of_all_prompts_are_bounded(served: Served) -> None:
 async def test_many_prompts_begin_in_many_turns() -> None:
     gateway = FakeGateway()
     gateway.script = lambda prompt, index: prompt
-    job = one_shot.GenerateRequest((Text("x"),), SamplingParams(n=one_shot.SAMPLES_AT_ONCE // 2))
+    job = generation.GenerateRequest(
+        (Text("x"),), SamplingParams(n=generation.SAMPLES_AT_ONCE // 2)
+    )
 
     def begun() -> int:
         return sum(isinstance(op, Open) for op in gateway.sessions[-1].ops)
 
-    with one_shot.OneShots(gateway, [job] * 8) as shots:  # type: ignore[arg-type]
+    with generation.GenerationStream(gateway, [job] * 8) as shots:  # type: ignore[arg-type]
+        await asyncio.sleep(0)
         assert begun() == 2
         await asyncio.sleep(0)
         assert begun() == 4
@@ -41,7 +44,7 @@ async def test_many_prompts_begin_in_many_turns() -> None:
         *[["x"] * job.params.n] * 7,
         [""] * job.params.n,
     ]
-    with one_shot.OneShots(gateway, [job] * 8):  # type: ignore[arg-type]
-        pass
+    with generation.GenerationStream(gateway, [job] * 8):  # type: ignore[arg-type]
+        await asyncio.sleep(0)
     await asyncio.sleep(0)
     assert begun() == 2

@@ -142,20 +142,13 @@ async def test_failures_of_the_runtime(served: Served, failure: Any, status: int
 async def test_an_error_in_mid_stream_is_an_event(served: Served) -> None:
     def script(prompt: str, index: int) -> Any:
         yield "h"
-        served.gateway.sessions[-1]._on_events([_failed()])
-        yield "i"
+        raise InternalError("the engine fell over")
 
     served.gateway.script = script
     stream = await served.openai().completions.create(model="fake", prompt="x", stream=True)
     with pytest.raises(openai.APIError, match="engine fell over"):
         async for _ in stream:
             pass
-
-
-def _failed() -> Any:
-    from rootlace.wire.protocol import Failed
-
-    return Failed(3, "internal", "the engine fell over")
 
 
 async def test_malformed_bodies(served: Served) -> None:

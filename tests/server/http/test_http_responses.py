@@ -9,6 +9,7 @@ from typing import Any
 import openai
 import pytest
 
+from rootlace.wire.errors import InternalError
 from rootlace.wire.protocol import Constraint
 from tests.server.http.conftest import Serve, Served, stop
 from tests.server.http.fake_gateway import FakeGateway
@@ -329,20 +330,13 @@ async def test_refused_values_name_those_that_there_are(
 async def test_a_stream_that_fails_says_so(served: Served) -> None:
     def script(prompt: str, index: int) -> Any:
         yield "h"
-        raise_in(served)
-        yield "i"
+        raise InternalError("the engine fell over")
 
     served.gateway.script = script
     body = {"input": "x", "stream": True}
     async with served.http.post("/v1/responses", json=body) as reply:
         last = (await reply.text()).strip().split("\n\n")[-1]
     assert last.startswith("event: response.failed") and "fell over" in last
-
-
-def raise_in(served: Served) -> None:
-    from rootlace.wire.protocol import Failed
-
-    served.gateway.sessions[-1]._on_events([Failed(3, "internal", "the engine fell over")])
 
 
 async def test_a_salt_is_kept_apart(served: Served) -> None:

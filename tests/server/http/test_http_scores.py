@@ -5,23 +5,19 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-from collections.abc import Callable
 from typing import Any
 
 import msgspec
 import pytest
 
 from rootlace.runtime.server.http import scoring
+from rootlace.wire.errors import ContextLengthExceeded, InvalidRequest
 from rootlace.wire.protocol import (
     Append,
     Event,
-    Failed,
     Generate,
-    Generated,
-    Op,
     Open,
     Select,
-    Selected,
     Tokens,
 )
 from tests.server.http.conftest import Served
@@ -120,16 +116,14 @@ async def test_a_document_that_does_not_fit_is_named(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The engine's side says so of one prompt, without a field."""
-    handle = FakeSession.handle
+    perform = FakeSession.perform
 
-    def failing(session: FakeSession, ops: list[Op]) -> None:
-        at = next((op.op for op in ops if isinstance(op, Select)), 0)
-        if at > 4:
-            session._on_events([Failed(at, "context_length_exceeded", "it does not fit")])
-        else:
-            handle(session, ops)
+    async def failing(session: FakeSession, op: Any, ids: list[int], emit: Any) -> Event:
+        if isinstance(op, Select) and len(session.ops) > 3:
+            raise ContextLengthExceeded("it does not fit")
+        return await perform(session, op, ids, emit)
 
-    monkeypatch.setattr(FakeSession, "handle", failing)
+    monkeypatch.setattr(FakeSession, "perform", failing)
     for path, body, param in (
         ("/v1/rerank", {"query": "a", "documents": ["b", "c"], "method": "judge"}, "documents[1]"),
         ("/v1/score", {"query": "a", "items": ["b", "c"], "labels": ["d"]}, "items[1]"),
@@ -142,12 +136,14 @@ async def test_a_document_that_does_not_fit_is_named(
 async def test_a_choice_that_adds_no_token_is_named(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def failing(session: FakeSession, ops: list[Op]) -> None:
-        at = next(op.op for op in ops if isinstance(op, Select))
-        said = "select: choice 1 ('d') adds no token"
-        session._on_events([Failed(at, "invalid_request", said, "choices[1]")])
+    perform = FakeSession.perform
 
-    monkeypatch.setattr(FakeSession, "handle", failing)
+    async def failing(session: FakeSession, op: Any, ids: list[int], emit: Any) -> Event:
+        if isinstance(op, Select):
+            raise InvalidRequest("select: choice 1 ('d') adds no token", "choices[1]")
+        return await perform(session, op, ids, emit)
+
+    monkeypatch.setattr(FakeSession, "perform", failing)
     for path, body, param in (
         ("/select", {"text": "a", "choices": ["c", "d"]}, "choices[1]"),
         ("/v1/score", {"query": "a", "items": ["b"], "labels": ["c", "d"]}, "labels[1]"),
@@ -190,21 +186,19 @@ async def test_many_labels_go_in_turns(
 ) -> None:
     """Not all at once: they would fill the queue of everybody."""
     monkeypatch.setattr(scoring, "_AT_ONCE", 4)
-    loop, begin = asyncio.get_running_loop(), served.gateway.open_session
-    most = answered = 0
+    perform = FakeSession.perform
+    running = most = 0
 
-    def open_session(on_events: Callable[[list[Event]], None], **given: Any) -> FakeSession:
-        def deliver(events: list[Event]) -> None:
-            nonlocal most, answered
-            asked = sum(isinstance(op, Generate | Select) for op in session.ops)
-            most = max(most, asked - answered)
-            answered += sum(isinstance(event, Generated | Selected) for event in events)
-            on_events(events)
+    async def slow(session: FakeSession, op: Any, ids: list[int], emit: Any) -> Event:
+        nonlocal running, most
+        running += isinstance(op, Generate | Select)
+        most = max(most, running)
+        await asyncio.sleep(0)
+        result = await perform(session, op, ids, emit)
+        running -= isinstance(op, Generate | Select)
+        return result
 
-        session = begin(lambda events: loop.call_soon(deliver, events) and None, **given)
-        return session
-
-    monkeypatch.setattr(served.gateway, "open_session", open_session)
+    monkeypatch.setattr(FakeSession, "perform", slow)
     reply = await post(served, "/v1/score", {"query": "a", "items": ["b"] * 20, **labels})
     assert len(reply["scores"]) == 20
     assert most == (2 if "labels" in labels else 4)

@@ -388,7 +388,7 @@ async def test_logs_for_programs(
     caplog.set_level(logging.INFO)
     caplog.handler.setFormatter(JsonFormatter("gateway"))
     key = {"X-Request-Id": "r-1", "Authorization": "Bearer SECRET"}
-    monkeypatch.setattr(served.gateway, "open_session", broken)
+    monkeypatch.setattr(served.gateway, "open_sequences", broken)
     body = {"text": "SECRET"}
     async with served.http.post("/generate?key=SECRET", json=body, headers=key) as reply:
         assert reply.status == 500

@@ -12,7 +12,7 @@ import pytest
 
 from rootlace.runtime.server.http import app, openai_chat
 from rootlace.runtime.server.http.replies import DirectEvents
-from rootlace.wire.protocol import Failed
+from rootlace.wire.errors import ServerUnavailable
 from tests.server.http.conftest import Served
 
 PATHS = {
@@ -162,10 +162,7 @@ async def test_a_stream_whose_engine_is_gone_ends_with_an_error_of_its_interface
 ) -> None:
     def script(prompt: str, index: int) -> Any:
         yield "h"
-        served.gateway.sessions[-1]._on_events(
-            [Failed(3, "unavailable", "the engine died 4 times")]
-        )
-        yield "i"
+        raise ServerUnavailable("the engine died 4 times")
 
     served.gateway.script = script
     body, place = INTERFACES[path]

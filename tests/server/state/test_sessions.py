@@ -74,7 +74,7 @@ class World:
             )
         self._first = False
         log = attach(self.store, hello, "")
-        self.session: Session = self.gateway.open_session(self._on_the_way.append, log=log)
+        self.session: Session = Session(self.gateway, self._on_the_way.append, log=log)
 
     def send(self, *ops: Op) -> None:
         self._ops |= {op.op: op for op in ops}
@@ -228,7 +228,7 @@ async def test_a_stream_of_which_the_client_has_more_is_lost_and_not_repeated(
     engine = FakeEngine(tokenizer.vocab_size, paused=True)
     gateway, _ = make_gateway(tokenizer, engine)
     store = SessionStore(tmp_path)
-    session = gateway.open_session(lambda _: None, log=attach(store, HELLO, ""))
+    session = Session(gateway, lambda _: None, log=attach(store, HELLO, ""))
     stream = Generate(3, 1, params=SamplingParams(max_tokens=20), stream=True)
     session.handle([Open(1, 1), Append(2, 1, (Text("Once"),)), stream])
     await until(lambda: bool(engine.running))
@@ -240,7 +240,7 @@ async def test_a_stream_of_which_the_client_has_more_is_lost_and_not_repeated(
     store = SessionStore(tmp_path)
     hello = msgspec.structs.replace(HELLO, heard=2, chunks=((3, 0, 40, 12),))
     frames: list[list[Event]] = []
-    session = gateway.open_session(frames.append, log=attach(store, hello, ""))
+    session = Session(gateway, frames.append, log=attach(store, hello, ""))
     session.handle([stream])
     await until(lambda: bool(frames))
     ((failed,),) = frames
@@ -284,7 +284,7 @@ async def test_a_branch_that_a_refusal_broke_stays_broken(demo_model: Path, tmp_
     gateway, _ = make_gateway(read_tokenizer(demo_model), max_message_bytes=4000)
     store = SessionStore(tmp_path)
     frames: list[list[Event]] = []
-    session = gateway.open_session(frames.append, log=attach(store, HELLO, ""))
+    session = Session(gateway, frames.append, log=attach(store, HELLO, ""))
     session.handle([Open(1, 1), Append(2, 1, (Text("too much " * 2000),))])
     await until(lambda: bool(frames))
     session.close()
@@ -292,7 +292,7 @@ async def test_a_branch_that_a_refusal_broke_stays_broken(demo_model: Path, tmp_
 
     store = SessionStore(tmp_path)
     hello = msgspec.structs.replace(HELLO, heard=2)
-    session = gateway.open_session(frames.append, log=attach(store, hello, ""))
+    session = Session(gateway, frames.append, log=attach(store, hello, ""))
     session.handle([Append(3, 1, (Text("Once"),))])
     await until(lambda: len(frames) == 2)
     refused, failed = (frame[-1] for frame in frames)
@@ -312,7 +312,7 @@ async def test_a_branch_whose_adapter_is_not_there_any_more_is_broken(
         gateway, _ = make_gateway(tokenizer, FakeEngine(tokenizer.vocab_size, adapters=adapters))
         store = SessionStore(tmp_path)
         hello = msgspec.structs.replace(HELLO, heard=heard)
-        session = gateway.open_session(frames.append, log=attach(store, hello, ""))
+        session = Session(gateway, frames.append, log=attach(store, hello, ""))
         if heard is None:
             session.handle([Open(1, 1, adapter="formal"), Append(2, 1, (Text("Once"),))])
         else:

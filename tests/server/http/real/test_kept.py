@@ -142,7 +142,7 @@ async def test_a_session_goes_on_from_its_requests(real: Served) -> None:
     # Nothing stays of a request that could not be started.
     body = {"input_ids": [6], "rid": "r", "session_params": {"id": name}}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(gateway, "open_session", _refuse)
+        patch.setattr(gateway, "open_sequences", _refuse)
         await post("/generate", 429, **body)
     await post("/generate", **body)
     await post("/close_session", session_id=name)

@@ -1,0 +1,574 @@
+"""How an HTTP request runs on a model: token sequences that it opens, and what it is told of them.
+
+ GenerateRequest --+                        +--> Chunk, Chunk, ... Generated   (GenerationStream)
+ GenerateRequest --+--> a task for each ----+
+                        append, prefill up to each pin, generate
+
+Sections: generation, operations behind prompts, held prefixes, aborts, warming.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from types import TracebackType
+from typing import Annotated, Generic, Self, TypeVar
+
+import msgspec
+from aiohttp import web
+
+from rootlace.runtime.server.auth import admitted, caller, owner
+from rootlace.runtime.server.generate import MAX_PROMPT_LOGPROBS
+from rootlace.runtime.server.http.body import Body, ignored, read_body, source
+from rootlace.runtime.server.http.chat_request import Pin, cut
+from rootlace.runtime.server.http.constraints import Asked
+from rootlace.runtime.server.http.errors import InvalidParameter, RefusedConstraint, named
+from rootlace.runtime.server.http.replies import json_response
+from rootlace.runtime.server.http.reply_headers import note_found, note_usage
+from rootlace.runtime.server.http.request_fields import Prompt, remaining
+from rootlace.runtime.server.score import find_vectors
+from rootlace.runtime.server.sequence import OpenSequences
+from rootlace.runtime.server.served_model import ServedModel
+from rootlace.wire.errors import (
+    DeadlineExceeded,
+    InternalError,
+    InvalidConstraint,
+    InvalidRequest,
+    RootlaceError,
+    from_code,
+)
+from rootlace.wire.protocol import (
+    Append,
+    Chunk,
+    Constraint,
+    Done,
+    Event,
+    Explain,
+    Explained,
+    Generate,
+    Generated,
+    Output,
+    Part,
+    Prefill,
+    SamplingParams,
+    Select,
+    Selected,
+    Thoughts,
+    Usage,
+)
+from rootlace.wire.sampling import PLAIN, Handling
+
+log = logging.getLogger(__name__)
+
+# Generation ---------------------------------------------------------------------------------------
+
+
+T = TypeVar("T")
+
+MAX_PINS = 4
+SAMPLES_AT_ONCE = 32
+"""Samples that begin in one turn of the event loop."""
+
+
+@dataclass(frozen=True)
+class GenerateRequest:
+    """One prompt and how to continue it.
+
+    `pins`, at most `MAX_PINS`, are in order; what ends at each of them is computed first. With
+    `keep` its sequence stays open (see `GenerationStream.keep`). `param` names the field that holds
+    the prompt, and `sampling` is the path of the sampling parameters, for errors.
+    """
+
+    parts: tuple[Part, ...]
+    params: SamplingParams
+    asked: Asked | None = None
+    namespace: str = ""
+    cache_report: bool = False
+    adapter: str = ""
+    handling: Handling = PLAIN
+    pins: tuple[Pin, ...] = ()
+    keep: bool = False
+    prediction: str = ""
+    thoughts: Thoughts | None = None
+    param: str | None = None
+    sampling: str = ""
+
+    def operation(self, stream: bool) -> Generate:
+        """What is done behind the prompt."""
+        return Generate(
+            0,
+            0,
+            params=self.params,
+            constraint=self.asked.constraint if self.asked else None,
+            stream=stream,
+            cache_report=self.cache_report,
+            tell_cached=stream,
+            handling=self.handling,
+            prediction=self.prediction,
+            thoughts=self.thoughts,
+        )
+
+
+@dataclass(frozen=True)
+class Direct(Generic[T]):
+    """Takes what comes in the middle of a stream at once, while `is_open` says so."""
+
+    is_open: Callable[[], bool]
+    take: Callable[[list[T]], None]
+
+
+class GenerationStream:
+    """Requests under way. Leaving the `with` block cancels what still runs, and lets all sequences
+    go unless `keep` was called.
+
+    Iterating gives `(index of the request, event)` as events arrive, the last of each request being
+    its `Generated`, and raises the error of the first request that fails.
+    """
+
+    def __init__(
+        self, gateway: ServedModel, requests: Sequence[GenerateRequest], stream: bool = False
+    ) -> None:
+        self._events: asyncio.Queue[tuple[int, Chunk | Generated] | Exception] = asyncio.Queue()
+        self._idle = False
+        """Whether somebody iterates and waits for events."""
+        self._direct: Direct[Chunk] | None = None
+        self._fresh: list[Chunk] = []
+        """Chunks of several samples, until all of an engine step have theirs."""
+        self._gateway = gateway
+        self._requests = requests
+        self._stream = stream
+        for asked in {id(one.asked): one.asked for one in requests if one.asked}.values():
+            asked.check_keywords()
+        account = admitted()
+        gateway.drain.check()
+        self._open = gateway.open_sequences(self._events.put_nowait, account, source())
+        self._kept = False
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._ended: set[int] = set()
+        self._written: dict[int, tuple[int, ...]] = {}
+        """By request: how many tokens were computed up to each pin."""
+        self._aborted: set[int] = set()
+        self._scores = 0
+        """Log-probabilities of prompts, alternatives included."""
+        self._loop = asyncio.get_running_loop()
+        self._next: asyncio.Handle | None = None
+        self._begin(0)
+
+    def _begin(self, index: int) -> None:
+        """Begin requests from `index` on: some now, the rest in later turns of the event loop."""
+        self._next = None
+        samples = 0
+        while index < len(self._requests) and samples < SAMPLES_AT_ONCE:
+            if index not in self._aborted:
+                samples += self._requests[index].params.n
+                self._tasks[index] = self._loop.create_task(self._run(index))
+            index += 1
+        if index < len(self._requests):
+            self._next = self._loop.call_soon(self._begin, index)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._direct = None  # it knows this
+        if self._next is not None:
+            self._next.cancel()
+        for task in self._tasks.values():
+            task.cancel()
+        self._tasks.clear()
+        if not self._kept:
+            self._open.close()
+
+    @property
+    def keeps(self) -> bool:
+        """Whether a request's sequence stays open."""
+        return any(one.keep for one in self._requests)
+
+    def keep(self) -> OpenSequences:
+        """The sequences, which are the caller's to close. Until then, what those that were kept
+        have in the cache is evicted last."""
+        self._kept = True
+        return self._open
+
+    def divert(self, direct: Direct[Chunk]) -> None:
+        """Chunks of an only request are taken by `direct`, in the callback that brings them, and
+        are not iterated."""
+        if len(self._requests) == 1:
+            self._direct = direct
+
+    def abort(self, index: int) -> None:
+        """End one request: its outputs are empty ones, ended by "abort"."""
+        self._aborted.add(index)
+        outputs = (Output("", (), "abort"),) * self._requests[index].params.n
+        self._put(index, Generated(0, outputs, Usage()))
+        if index in self._tasks:
+            self._tasks[index].cancel()
+
+    async def results(self) -> list[Generated]:
+        """The results in the order of the requests."""
+        found = {index: event async for index, event in self if isinstance(event, Generated)}
+        return [found[index] for index in range(len(self._requests))]
+
+    async def __aiter__(self) -> AsyncIterator[tuple[int, Chunk | Generated]]:
+        while len(self._ended) < len(self._requests):
+            self._idle = True
+            event = await self._events.get()
+            self._idle = False
+            if isinstance(event, Exception):
+                try:
+                    raise event
+                finally:
+                    del event  # its traceback has this frame
+            index, told = event
+            if index in self._ended:
+                continue
+            if isinstance(told, Generated):
+                self._ended.add(index)
+                self._count_scores(told, index)
+                if index in self._written:
+                    told = msgspec.structs.replace(told, usage=self._counted(told.usage, index))
+                note_usage(told.usage, told.cache_report)
+            elif told.cached_tokens is not None:
+                note_found(told.cached_tokens)
+            yield index, told
+
+    def begun(self, index: int, chunk: Chunk) -> Usage | None:
+        """What is known of a prompt with the first chunk behind it; None with later ones."""
+        if chunk.cached_tokens is None:
+            return None
+        found = Usage(prompt_tokens=chunk.prompt_tokens or 0, cached_tokens=chunk.cached_tokens)
+        return self._counted(found, index)
+
+    # ------------------------------------------------------------ one request
+
+    async def _run(self, index: int) -> None:
+        request = self._requests[index]
+        failure: RootlaceError
+        try:
+            async with asyncio.timeout(request.handling.timeout):
+                result = await self._generate(index, request)
+        except TimeoutError:
+            failure = DeadlineExceeded.after(request.handling.timeout or 0.0)
+        except RootlaceError as error:
+            # Its traceback has the frames that have this: left to the garbage collector, refusals
+            # would cost a server under overload a fifth of its time.
+            failure = self._named(error.with_traceback(None), index)
+        except Exception as error:
+            log.exception("a request failed")
+            failure = InternalError.of(error)
+        else:
+            self._put(index, result)
+            return
+        self._events.put_nowait(failure)
+
+    async def _generate(self, index: int, request: GenerateRequest) -> Generated:
+        perform, handling = self._gateway.perform, request.handling
+        sequence = self._open.begin(
+            request.namespace,
+            request.adapter,
+            handling.cache.share,
+            "kept" if request.keep else "",
+        )
+        try:
+            for parts, cache in cut(request.parts, request.pins):
+                await perform(sequence, Append(0, 0, parts))
+                if cache.pin:
+                    pinned = msgspec.structs.replace(handling, cache=cache)
+                    done = await perform(sequence, Prefill(0, 0, pinned))
+                    assert isinstance(done, Done) and done.usage is not None
+                    computed = done.usage.prompt_tokens - done.usage.cached_tokens
+                    self._written[index] = (*self._written.get(index, ()), computed)
+            op = request.operation(self._stream)
+            result = await perform(sequence, op, partial(self._take, index))
+            assert isinstance(result, Generated)
+            return result
+        finally:
+            if not request.keep:
+                self._open.release(sequence)
+
+    def _take(self, index: int, chunk: Event) -> None:
+        assert isinstance(chunk, Chunk)
+        # What is queued comes first.
+        if self._direct is None or not self._idle or not self._events.empty():
+            self._put(index, chunk)
+        elif self._requests[0].params.n == 1:
+            self._fresh.append(chunk)
+            self._flush()
+        else:
+            if not self._fresh:
+                self._loop.call_soon(self._flush)
+            self._fresh.append(chunk)
+
+    def _put(self, index: int, event: Chunk | Generated) -> None:
+        self._flush()
+        self._events.put_nowait((index, event))
+
+    def _flush(self) -> None:
+        fresh, self._fresh = self._fresh, []
+        if not fresh:
+            return
+        if self._direct is None or not self._direct.is_open():
+            for chunk in fresh:
+                self._events.put_nowait((0, chunk))
+            return
+        try:
+            self._direct.take(fresh)
+        except Exception as error:
+            self._events.put_nowait(error)
+
+    def _count_scores(self, event: Generated, index: int) -> None:
+        """Raises InvalidRequest where those of all prompts are too many, for all are kept until the
+        last has ended."""
+        self._scores += len(event.prompt_logprobs) * (1 + self._requests[index].params.top_logprobs)
+        if self._scores > MAX_PROMPT_LOGPROBS:
+            raise InvalidRequest(
+                f"more than {MAX_PROMPT_LOGPROBS} log-probabilities of all prompts: ask for fewer "
+                "prompts at a time, or fewer alternatives"
+            )
+
+    def _counted(self, usage: Usage, index: int) -> Usage:
+        """What was computed for pins was not found in the cache, although the last request did."""
+        written = self._written.get(index, ())
+        cached = max(usage.cached_tokens - sum(written), 0)
+        return msgspec.structs.replace(usage, cached_tokens=cached, written=written)
+
+    def _named(self, error: RootlaceError, index: int) -> RootlaceError:
+        """The error with the field of the body that it is about."""
+        request, asked = self._requests[index], self._requests[index].asked
+        if len(self._requests) > 1:
+            param = error.param if isinstance(error, InvalidRequest) else None
+            error = from_code(error.code, f"prompt {index}: {error}", param)
+        if isinstance(error, InvalidConstraint) and asked is not None:
+            return RefusedConstraint(asked.param, asked.told(str(error)))
+        if isinstance(error, InvalidRequest) and (error.param or "").startswith("stop"):
+            error.param = f"{request.sampling}.{error.param}" if request.sampling else error.param
+        return named(error, request.param)
+
+
+async def run(gateway: ServedModel, requests: Sequence[GenerateRequest]) -> list[Generated]:
+    """The results in the order of the requests. Raises the error of the first that fails."""
+    with GenerationStream(gateway, requests) as stream:
+        return await stream.results()
+
+
+# Operations behind prompts ------------------------------------------------------------------------
+
+
+Result = Explained | Generated | Selected
+
+
+async def behind_prompts(
+    gateway: ServedModel,
+    asked: Iterable[tuple[tuple[Part, ...], Explain | Generate | Select]],
+    count: int,
+    *,
+    namespace: str,
+    adapter: str,
+    handling: Handling = PLAIN,
+    at_once: int = 1,
+    free: bool = False,
+    param: Callable[[int], str] | None = None,
+    choices: str = "choices",
+) -> list[Result]:
+    """One operation behind each of `count` prompts: the results, in their order. Raises the first
+    error.
+
+    `at_once` prompts at most are under way, so that other requests find room in the queue. `free`:
+    nothing is computed, so it is no request of the key's quota. The timeout of `handling` is that
+    of all together. `param` names the field that holds a prompt, and `choices` that of choices.
+    """
+    account = caller() if free else admitted()
+    gateway.drain.check()
+    clock = asyncio.get_running_loop().time
+    started = clock()
+    results: dict[int, Result] = {}
+    waiting = enumerate(asked)
+    unloaded: list[RootlaceError] = []
+
+    async def perform(index: int, parts: tuple[Part, ...], op: Explain | Generate | Select) -> None:
+        if not isinstance(op, Explain):
+            left = remaining(handling, clock() - started)
+            op = msgspec.structs.replace(op, handling=left)
+        try:
+            sequence = opened.begin(namespace, adapter, handling.cache.share)
+            try:
+                await gateway.perform(sequence, Append(0, 0, parts))
+                result = await gateway.perform(sequence, op)
+            finally:
+                opened.release(sequence)
+        except RootlaceError as error:
+            raise named(error, None if param is None else param(index), choices) from None
+        assert isinstance(result, Result)
+        if not isinstance(result, Explained):
+            note_usage(result.usage, None)
+        results[index] = result
+
+    async def work() -> None:
+        for index, (parts, op) in waiting:
+            await perform(index, parts, op)
+
+    def end(error: RootlaceError) -> None:
+        unloaded.append(error)
+        for worker in workers:
+            worker.cancel()
+
+    opened = gateway.open_sequences(end, account, source(), stays_wanted=False)
+    workers = [asyncio.create_task(work()) for _ in range(min(at_once, count))]
+    try:
+        async with asyncio.timeout(handling.timeout):
+            await asyncio.gather(*workers)
+    except TimeoutError:
+        raise DeadlineExceeded.after(handling.timeout or 0.0) from None
+    except asyncio.CancelledError:
+        if unloaded:
+            raise unloaded[0] from None
+        raise
+    finally:
+        for worker in workers:
+            worker.cancel()
+        opened.close()
+    return [results[index] for index in range(count)]
+
+
+# Held prefixes ------------------------------------------------------------------------------------
+#
+# Sequences of requests that have ended, which stay in the cache for others to go on from.
+
+
+MAX_HELD = 256
+_PART_OF_CACHE = 4
+"""All that is held is at most one part in so many of what the cache holds."""
+
+
+class PrefixHolds:
+    """Keeps such sequences open, as those of a program that still runs, whose path in the cache is
+    evicted last.
+
+    Each is held for `hold_seconds`. The oldest are let go where there would be too many, or where
+    they would take too much of the cache. What was let go counts as what requests of no program
+    left behind.
+    """
+
+    def __init__(self, gateway: ServedModel) -> None:
+        self._gateway = gateway
+        self._held: dict[ExitStack, int] = {}
+        """What lets each go, and its tokens."""
+        self._tokens = 0
+
+    def add(self, opened: OpenSequences, tokens: int) -> Callable[[], None]:
+        """Hold sequences that have so many `tokens` for themselves. What this returns closes them,
+        and keeps nothing in memory once they are closed: neither them nor their model."""
+        held = ExitStack()
+        seconds = self._gateway.config.hold_seconds
+        timer = asyncio.get_running_loop().call_later(seconds, held.close)
+        for let_go in (opened.close, timer.cancel):
+            held.callback(let_go)
+        held.callback(self._forget, held)
+        self._held[held] = tokens
+        self._tokens += tokens
+        most = self._gateway.model_info.capacity_tokens // _PART_OF_CACHE
+        while self._held and (len(self._held) > MAX_HELD or self._tokens > most):
+            next(iter(self._held)).close()
+        return held.close
+
+    def _forget(self, held: ExitStack) -> None:
+        self._tokens -= self._held.pop(held)
+
+
+# Aborts -------------------------------------------------------------------------------------------
+#
+# Requests that can be ended by their id (`rid`); `POST /abort`, and sglang's `/abort_request`.
+
+
+class AbortBody(Body):
+    """`POST /abort`."""
+
+    rid: str | None = None
+    abort_all: bool | None = None
+    abort_message: Annotated[str | None, ignored("the reason is always 'abort'")] = None
+
+
+class Aborted(msgspec.Struct):
+    """So many requests were ended."""
+
+    aborted: int
+    success: bool = True
+
+
+class Aborts:
+    """What is running, by id, and the handler that ends it: of the same API key alone."""
+
+    def __init__(self) -> None:
+        self._running: dict[tuple[str, str], list[Callable[[], None]]] = {}
+
+    @contextmanager
+    def running(self, named: Sequence[tuple[str, Callable[[], None]]]) -> Iterator[None]:
+        """While the block runs, each id ends what is beside it. Several may have the same id."""
+        keys = [((owner(), rid), abort) for rid, abort in named]
+        for key, abort in keys:
+            self._running.setdefault(key, []).append(abort)
+        try:
+            yield
+        finally:
+            for key, abort in keys:
+                self._running[key].remove(abort)
+                if not self._running[key]:
+                    del self._running[key]
+
+    async def handle(self, request: web.Request) -> web.Response:
+        body = await read_body(request, AbortBody)
+        if not body.rid and not body.abort_all:
+            raise InvalidParameter("rid", "give rid, or abort_all")
+        asker = owner()
+        found = [
+            abort
+            for key, aborts in self._running.items()
+            if key[0] == asker and (body.abort_all or key[1] == body.rid)
+            for abort in aborts
+        ]
+        for abort in found:
+            abort()
+        return json_response(Aborted(len(found)))
+
+
+# Warming ------------------------------------------------------------------------------------------
+#
+# Generating before anybody asks, so that what is made at a first use is there.
+
+
+TOKENS = 8
+SCHEMA = '{"type": "object", "properties": {"x": {"type": "string"}}, "required": ["x"]}'
+
+
+async def warm_up(gateway: ServedModel, replicas: int = 1) -> None:
+    """Some free text, then some JSON of a schema, as many at once as there are engines, which
+    share them out. Raises the runtime's typed errors."""
+    await generate(gateway, TOKENS, copies=replicas)
+    if gateway.model_info.labels is not None:
+        return
+    try:
+        asked = Asked(Constraint("json_schema", SCHEMA), "warm_up")
+        await generate(gateway, TOKENS, asked, copies=replicas)
+    except InvalidConstraint as error:
+        log.warning("answers of this model cannot be constrained: %s", error)
+
+
+async def generate(
+    gateway: ServedModel, tokens: int, asked: Asked | None = None, copies: int = 1
+) -> None:
+    """So many tokens behind one, several times; or its vector, of a model that gives no tokens."""
+    prompts = [Prompt(ids=(index,)).parts() for index in range(copies)]
+    if gateway.model_info.labels is not None:
+        await find_vectors(gateway, prompts, "last")
+        return
+    params = SamplingParams(max_tokens=tokens, ignore_eos=asked is None)
+    await run(gateway, [GenerateRequest(parts, params, asked) for parts in prompts])

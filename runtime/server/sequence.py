@@ -1,0 +1,400 @@
+"""Token sequences: how a prompt grows, for a branch of a program and for an HTTP request alike.
+
+ append    text stays pending, for later text may change its tokens; ids are tokens at once
+ settle    pending text becomes tokens
+ prefill   the tokens' KV is computed
+
+Sections: sequence, open sequences, growth.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from array import array
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import numpy as np
+
+from rootlace.runtime.contracts.messages import EngineOutput, EngineRequest
+from rootlace.runtime.server.auth import Account, client_of, namespace_of, private
+from rootlace.runtime.server.core import Core, Requests
+from rootlace.runtime.server.tokenizer import Piece
+from rootlace.wire.errors import (
+    ContextLengthExceeded,
+    InvalidRequest,
+    Overloaded,
+    RootlaceError,
+)
+from rootlace.wire.protocol import (
+    Append,
+    Done,
+    Event,
+    Explain,
+    Explained,
+    Image,
+    Prefill,
+    Quote,
+    SamplingParams,
+    Text,
+    Usage,
+)
+from rootlace.wire.sampling import Handling
+
+T = TypeVar("T")
+
+# Sequence -----------------------------------------------------------------------------------------
+
+
+@dataclass
+class SequenceState:
+    """What a sequence holds; a fork is a copy of it.
+
+    `ids` are int32, four bytes a token, copied by a fork (a memcpy: 16 KiB for 4,096 tokens).
+    `pending` is text whose tokens may still change; strings are shared between forks. `begin` says
+    whether the sequence starts as the tokenizer's post-processor would have it (None: not decided
+    yet). `gained` is what was added since the branch was opened, as text or as ids; ids become text
+    only if another branch quotes them (`gained_text`).
+    """
+
+    ids: array[int] = field(default_factory=lambda: array("i"))
+    pending: tuple[Piece, ...] = ()
+    begin: bool | None = None
+    gained: list[Piece | array[int]] = field(default_factory=list)
+
+    @property
+    def previous(self) -> int | None:
+        return self.ids[-1] if self.ids else None
+
+    @property
+    def begins(self) -> bool:
+        return self.begin is not False
+
+    def pending_length(self) -> int:
+        return sum(len(piece.text) for piece in self.pending)
+
+    def prompt(self) -> np.ndarray:
+        """The ids as the engine takes them: int32, a copy."""
+        return np.array(self.ids, np.int32)
+
+    def fork(self) -> SequenceState:
+        return SequenceState(self.ids[:], self.pending, self.begin)
+
+
+class TokenSequence:
+    """A growing sequence of tokens, and on whose behalf it grows.
+
+    `source` tells whose requests take turns where no `account` does. `private`: the namespace is
+    that of this sequence and its forks alone.
+    """
+
+    def __init__(
+        self,
+        namespace: str,
+        program: str = "",
+        adapter: str = "",
+        account: Account | None = None,
+        source: str = "",
+        private: bool = False,
+    ) -> None:
+        self.namespace = namespace
+        self.program = program
+        self.adapter = adapter
+        self.account = account
+        self.source = source
+        self.private = private
+        self.paid = 0
+        """Tokens that were charged for prefills, and are not charged again."""
+        self.closed = False
+        self.state = SequenceState()
+
+    async def wait(self, future: asyncio.Future[T]) -> T:
+        """Await a future of the running operation."""
+        return await future
+
+    def check_handling(self, handling: Handling) -> None:
+        """Raises InvalidRequest for a pin of what is not shared, or a priority beyond the key's."""
+        if self.private and handling.cache.pin:
+            raise InvalidRequest("what is not shared ends with its branch: it has no pin")
+        if self.account is not None:
+            self.account.check_priority(handling.priority)
+
+
+# Open sequences -----------------------------------------------------------------------------------
+
+
+class OpenSequences:
+    """The sequences that one program or HTTP request has open: counted, and let go together.
+
+    `end` tells the owner that the model is unloaded.
+    """
+
+    def __init__(
+        self,
+        core: Core,
+        end: Callable[[RootlaceError], None],
+        account: Account | None = None,
+        source: str = "",
+        stays_wanted: bool = False,
+    ) -> None:
+        """`stays_wanted`: what its programs leave in the cache counts as that of no program."""
+        self.number = next(core.numbers)
+        self.account = account
+        self.source = source or f"session {self.number}"
+        self.client = client_of(account, self.source)
+        self.end = end
+        self.open: set[TokenSequence] = set()
+        self._core = core
+        self._stays_wanted = stays_wanted
+        self._programs: Counter[str] = Counter()
+        self._private: Counter[str] = Counter()
+        core.owners.add(self)
+
+    def begin(
+        self, namespace: str = "", adapter: str = "", share: bool = True, program: str = ""
+    ) -> TokenSequence:
+        """An empty sequence. Raises Overloaded, InvalidRequest, ServerUnavailable."""
+        core = self._core
+        core.check_share(self.client)
+        if core.branch_count >= (most := core.config.max_branches):
+            raise Overloaded(f"{most} branches are open; the server allows no more")
+        core.check_adapter(adapter)
+        sequence = TokenSequence(
+            self.namespace(namespace, share),
+            f"{self.number}:{program}" if program else "",
+            adapter,
+            self.account,
+            self.source,
+            private=not share,
+        )
+        self.add(sequence)
+        return sequence
+
+    def namespace(self, name: str, share: bool) -> str:
+        """That of the tree for what the client calls `name`; one of its own unless `share`."""
+        namespace = namespace_of(self.account, name)
+        return namespace if share else private(namespace)
+
+    def add(self, sequence: TokenSequence) -> None:
+        """Count a sequence as open."""
+        self.open.add(sequence)
+        self._core.branch_count += 1
+        self._core.branches_of[self.client] += 1
+        if sequence.program:
+            self._programs[sequence.program] += 1
+        if sequence.private:
+            self._private[sequence.namespace] += 1
+
+    def release(self, sequence: TokenSequence) -> None:
+        """Let a sequence go; with the last of its program and namespace, these in the engine."""
+        if sequence not in self.open:
+            return
+        core = self._core
+        self.open.discard(sequence)
+        core.branch_count -= 1
+        core.branches_of[self.client] -= 1
+        if not core.branches_of[self.client]:
+            del core.branches_of[self.client]
+        sequence.state = SequenceState()
+        sequence.closed = True
+        if sequence.program:
+            self._programs[sequence.program] -= 1
+            if not self._programs[sequence.program]:
+                del self._programs[sequence.program]
+                core.engine.release_program(sequence.program, self._stays_wanted)
+        if sequence.private:
+            self._private[sequence.namespace] -= 1
+            if not self._private[sequence.namespace]:
+                del self._private[sequence.namespace]
+                core.engine.forget_namespace(sequence.namespace)
+
+    def close(self) -> None:
+        """Let all go."""
+        for sequence in list(self.open):
+            self.release(sequence)
+        self._core.owners.discard(self)
+        self.end = _nothing  # the owner may have this
+
+
+def _nothing(error: RootlaceError) -> None:
+    pass
+
+
+# Growth -------------------------------------------------------------------------------------------
+#
+# How a branch grows without sampling: appended parts, settled tokens, prefill.
+
+
+# Short texts are joined to pieces of up to this many characters: the cost of an append grows with
+# the number of pieces, and a program may append word by word.
+_JOINED_CHARACTERS = 4096
+
+
+async def append(
+    core: Core, sequence: TokenSequence, op: Append, quotes: Sequence[asyncio.Future[Any]] = ()
+) -> Event:
+    """Add text (it stays pending), ids, or what quoted branches gained.
+
+    Raises InvalidRequest for ids outside the vocabulary, text that is not Unicode or a quote of an
+    unknown branch, ContextLengthExceeded for what can never fit.
+    """
+    state = sequence.state
+    waiting = iter(quotes)
+    for part in op.parts:
+        if isinstance(part, Text):
+            _check_unicode(part.text)
+            _add_piece(state, Piece(part.text, part.special))
+        elif isinstance(part, Quote):
+            gained = await sequence.wait(next(waiting))
+            if isinstance(gained, RootlaceError):
+                raise type(gained)(f"quoted branch {part.branch}: {gained}")
+            for piece in gained:
+                _add_piece(state, piece)
+        elif isinstance(part, Image):
+            raise InvalidRequest(f"{core.model_info.name} reads text only: it takes no images")
+        else:
+            await _add_ids(core, sequence, part.ids)
+    _check_size(core, state)
+    return Done(op.op)
+
+
+async def settle(core: Core, sequence: TokenSequence, everything: bool = False) -> None:
+    """Tokenize pending text: what later text cannot change, or `everything` (for `Generate`)."""
+    state = sequence.state
+    if not state.pending and not (everything and not state.ids and state.begins):
+        return
+    tokenizer = core.tokenizer
+    length = state.pending_length()
+    if everything:
+        ids = await core.tokenize(
+            length, tokenizer.encode_pieces, state.pending, state.previous, state.begins
+        )
+        rest: tuple[Piece, ...] = ()
+    else:
+        ids, rest = await core.tokenize(
+            length, tokenizer.settle, state.pending, state.previous, state.begins
+        )
+    state.ids.extend(ids)
+    state.pending = rest
+
+
+async def prefill(core: Core, sequence: TokenSequence, op: Prefill) -> Event:
+    """Compute the KV of the settled tokens."""
+    await settle(core, sequence)
+    ids = sequence.state.ids
+    if not ids:
+        return Done(op.op, Usage())
+    check_fits(core, len(ids), room=0)
+    cached = 0
+
+    def note(update: EngineOutput) -> None:
+        nonlocal cached
+        cached = update.cached_tokens if update.cached_tokens is not None else cached
+
+    requests = Requests(core.engine, sequence.account, sequence.source, sequence.paid)
+    params = SamplingParams(max_tokens=0, temperature=0.0, seed=0)
+    requests.add(
+        lambda rid: EngineRequest(
+            rid,
+            sequence.state.prompt(),
+            params,
+            namespace=sequence.namespace,
+            adapter=sequence.adapter,
+            program=sequence.program,
+            handling=op.handling,
+        ),
+        note,
+    )
+    sequence.paid = len(ids)
+    await requests.finish(sequence.wait)
+    return Done(op.op, Usage(prompt_tokens=len(ids), cached_tokens=cached))
+
+
+async def explain(core: Core, sequence: TokenSequence, op: Explain) -> Event:
+    """How far the branch is cached, pending text included; the branch stays as it is."""
+    state = sequence.state
+    pending = await core.tokenize(
+        state.pending_length(),
+        core.tokenizer.encode_pieces,
+        state.pending,
+        state.previous,
+        state.begins,
+    )
+    prompt = np.concatenate((state.prompt(), np.array(pending, np.int32)))
+    if not len(prompt):
+        raise InvalidRequest("the branch is empty: there is nothing to explain", "prompt")
+    return Explained(op.op, await core.explain(prompt, sequence.namespace, sequence.adapter))
+
+
+def gained_text(core: Core, state: SequenceState) -> tuple[Piece, ...]:
+    """What the branch gained since it was opened, as text."""
+    pieces = []
+    for gained in state.gained:
+        if isinstance(gained, Piece):
+            pieces.append(gained)
+        elif text := core.tokenizer.decode(gained):
+            pieces.append(Piece(text))
+    return tuple(pieces)
+
+
+def check_fits(core: Core, prompt: int, room: int, known: str = "") -> None:
+    """Raises ContextLengthExceeded unless `room` tokens fit behind a prompt; `known` says how well
+    the prompt's length is known."""
+    limit = core.max_prompt
+    if prompt + room <= limit:
+        return
+    window = core.model_info.context_length
+    # Clients recognise the case by these words, which are OpenAI's.
+    what = f"this model's maximum context length is {window} tokens"
+    if limit < window:
+        what += f", of which the KV cache holds {limit}"
+    verb = "does not fit" if prompt > limit else "leaves no room for another token"
+    raise ContextLengthExceeded(f"the prompt of {known}{prompt} tokens {verb}: {what}")
+
+
+def _add_piece(state: SequenceState, piece: Piece) -> None:
+    if state.begin is None and not (piece.special and not piece.text):
+        state.begin = not piece.special
+    if not piece.text:
+        return
+    state.gained.append(piece)
+    *before, last = state.pending or (Piece("", piece.special),)
+    if last.special == piece.special and len(last.text) + len(piece.text) <= _JOINED_CHARACTERS:
+        state.pending = (*before, Piece(last.text + piece.text, piece.special))
+    else:
+        state.pending += (piece,)
+
+
+async def _add_ids(core: Core, sequence: TokenSequence, ids: tuple[int, ...]) -> None:
+    vocabulary = core.model_info.vocab_size
+    try:
+        added = array("i", ids)
+    except OverflowError:
+        added = None
+    # Negative ids are large ones without a sign.
+    if added is None or (added and np.frombuffer(added, np.uint32).max() >= vocabulary):
+        bad = next(token_id for token_id in ids if not 0 <= token_id < vocabulary)
+        raise InvalidRequest(f"{bad} is not a token id (the vocabulary has {vocabulary})")
+    state = sequence.state
+    if state.begin is None:
+        state.begin = False
+    await settle(core, sequence, everything=bool(state.pending))
+    state.ids.extend(added)
+    state.gained.append(added)
+
+
+def _check_unicode(text: str) -> None:
+    if text.isascii():
+        return
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidRequest(f"the text is not valid Unicode: {error}") from error
+
+
+def _check_size(core: Core, state: SequenceState) -> None:
+    """Refuse text that can never fit, before tokenizing it costs memory and time."""
+    at_least = len(state.ids) + state.pending_length() // core.tokenizer.longest_token
+    check_fits(core, at_least, room=0, known="at least ")
