@@ -37,7 +37,8 @@ from rootlace.runtime.model.checkpoint.config import ModelConfig
 from rootlace.runtime.model.checkpoint.loader import LoadWeights, checkpoint_dtype, load_weights
 from rootlace.runtime.model.decoder.native_decoder import PARTS, NativeDecoder
 from rootlace.runtime.model.decoder.rope import RotaryEmbedding
-from rootlace.runtime.model.executor.cpu_setup import CpuModel, on_cpu
+from rootlace.runtime.model.executor.cpu_setup import LoadedModel, on_cpu
+from rootlace.runtime.model.executor.steps import ModelSetup
 from rootlace.runtime.model.families.spec import ModelSpec
 from rootlace.runtime.model.kv import pool as kv_pool
 from rootlace.runtime.model.sampling.automaton_table import HostMasks
@@ -106,11 +107,12 @@ def loaded(
     executor: ExecutorConfig,
     weights_of: LoadWeights = load_weights,
     dtype: torch.dtype | None = None,
-) -> tuple[CpuModel, ModelSpec]:
+) -> tuple[LoadedModel, ModelSpec]:
     config = ModelConfig.read(folder)
     dtype = dtype or checkpoint_dtype(config)
-    rotary = RotaryEmbedding(config, None, torch.device("cpu"), dtype)
-    model = on_cpu(config, dtype, rotary, cache, executor, weights_of, None)
+    cpu = torch.device("cpu")
+    rotary = RotaryEmbedding(config, None, cpu, dtype)
+    model = on_cpu(ModelSetup(config, executor, cache, dtype, cpu, rotary, weights_of))
     # Products of zeros take less time.
     if model.pool.dtype == torch.uint8:
         model.pool.fill_(60)  # codes, scales and offsets that are numbers

@@ -18,14 +18,14 @@ from rootlace.runtime.config import CacheConfig, ExecutorConfig
 from rootlace.runtime.model.checkpoint.config import ModelConfig
 from rootlace.runtime.model.checkpoint.loader import load_weights
 from rootlace.runtime.model.decoder.rope import RotaryEmbedding
-from rootlace.runtime.model.decoder.step_input import StepInputBuilder
 from rootlace.runtime.model.decoder.torch_decoder import Decoder
 from rootlace.runtime.model.executor import cuda as cuda_layer
 from rootlace.runtime.model.executor import gpu_setup
 from rootlace.runtime.model.executor.cuda import CudaDevice
 from rootlace.runtime.model.executor.device_steps import DeviceSteps
-from rootlace.runtime.model.executor.gpu_setup import LoadedModel, StepLimits, on_gpu
+from rootlace.runtime.model.executor.gpu_setup import GpuModel, StepLimits, on_gpu
 from rootlace.runtime.model.executor.runner import ModelRunner
+from rootlace.runtime.model.executor.steps import ModelSetup
 from rootlace.runtime.model.kv.pool import block_bytes
 from rootlace.wire.errors import InvalidRequest, UnsupportedModel
 from tests.model.chains import run_ahead, run_plain
@@ -42,15 +42,17 @@ MIB = 1 << 20
 
 
 @pytest.fixture
-def model(tmp_path: Path) -> LoadedModel:
+def model(tmp_path: Path) -> GpuModel:
     save(configs()["llama"], tmp_path)
     config = ModelConfig.read(tmp_path)
     kernels, _ = fixed_kernels(CONTEXT // SIZE)
     with torch.inference_mode():
         rotary = RotaryEmbedding(config, None, CPU, torch.float32)
         decoder = Decoder(config.spec, load_weights(config, torch.float32, CPU), kernels)
-    inputs = StepInputBuilder(config.spec, kernels, rotary, SIZE, torch.float32, CPU)
-    return LoadedModel(config, kernels, decoder, inputs, torch.float32, rotary.context_length)
+    setup = ModelSetup(
+        *(config, ExecutorConfig(), CacheConfig(SIZE), torch.float32, CPU, rotary), load_weights
+    )
+    return GpuModel(setup, kernels, decoder, setup.inputs(kernels))
 
 
 class Memory:
@@ -73,21 +75,22 @@ class Memory:
 
 @torch.inference_mode()
 def set_up(
-    model: LoadedModel, executor: ExecutorConfig, cache: CacheConfig
+    model: GpuModel, executor: ExecutorConfig, cache: CacheConfig
 ) -> tuple[DeviceSteps, torch.Tensor]:
-    return on_gpu(model, CPU, LIMITS, cache, executor)
+    setup = replace(model.setup, executor=executor, cache=cache)
+    return on_gpu(replace(model, setup=setup), LIMITS)
 
 
 @pytest.mark.parametrize("graphs", [True, False])
 def test_the_pool_takes_what_trial_steps_leave(
-    model: LoadedModel, monkeypatch: pytest.MonkeyPatch, graphs: bool
+    model: GpuModel, monkeypatch: pytest.MonkeyPatch, graphs: bool
 ) -> None:
     memory = Memory(free=400 * MIB, used=30 * MIB)
     memory.install(monkeypatch)
     executor = ExecutorConfig(cuda_graphs=graphs)
     steps, pool = set_up(model, executor, CacheConfig(block_size=SIZE))
     assert memory.trials == 1
-    size = block_bytes(model.config, SIZE, torch.float32)
+    size = block_bytes(model.setup.config, SIZE, torch.float32)
     assert 0.3 * memory.free < pool.shape[2] * size < memory.free - memory.used
     assert steps.graphs.enabled == graphs
     # The pool has one block more, which padding writes to.
@@ -95,17 +98,17 @@ def test_the_pool_takes_what_trial_steps_leave(
     assert stored == (pool.shape[2] + 1) * size
 
 
-def test_what_is_set_up_runs(model: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_set_up_runs(model: GpuModel, monkeypatch: pytest.MonkeyPatch) -> None:
     Memory(free=400 * MIB, used=30 * MIB).install(monkeypatch)
     steps, pool = set_up(model, ExecutorConfig(), CacheConfig(SIZE, 96))
     assert pool.shape[2] == 96
     plain = ModelRunner.load(
-        ExecutorConfig(model=str(model.config.path)), CacheConfig(SIZE, 96), 40, 6
+        ExecutorConfig(model=str(model.setup.config.path)), CacheConfig(SIZE, 96), 40, 6
     )
     same(run_ahead(steps, rows(3), PLAIN, 4), run_plain(plain, rows(3), PLAIN, 4))
 
 
-def test_no_memory_is_said_so(model: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_memory_is_said_so(model: GpuModel, monkeypatch: pytest.MonkeyPatch) -> None:
     memory = Memory(free=30 * MIB, used=30 * MIB)
     memory.install(monkeypatch)
     with pytest.raises(UnsupportedModel, match="no memory for the KV cache"):
@@ -210,7 +213,7 @@ def test_a_device_with_a_fault_does_not_work(cuda: tuple[CudaDevice, list[Graph]
     assert not device.works()
 
 
-def test_results_are_finite(model: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_results_are_finite(model: GpuModel, monkeypatch: pytest.MonkeyPatch) -> None:
     """Trial steps run on memory that nobody wrote: what is measured must not depend on it."""
     Memory(free=400 * MIB, used=MIB).install(monkeypatch)
     found: list[np.ndarray] = []
@@ -227,7 +230,7 @@ def test_results_are_finite(model: LoadedModel, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_attention_by_the_reference_leaves_no_step_to_capture(
-    model: LoadedModel, monkeypatch: pytest.MonkeyPatch
+    model: GpuModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Memory(64 * MIB, 1 * MIB).install(monkeypatch)
     reserve = replace(model, kernels=with_reference(model.kernels, ["attention"]))

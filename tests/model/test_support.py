@@ -23,7 +23,8 @@ from rootlace.runtime.model.decoder import native_decoder, torch_decoder
 from rootlace.runtime.model.decoder.forward import ReferenceForward
 from rootlace.runtime.model.decoder.rope import RotaryEmbedding
 from rootlace.runtime.model.decoder.step_input import StepInputBuilder
-from rootlace.runtime.model.executor.cpu_setup import CpuModel, on_cpu
+from rootlace.runtime.model.executor.cpu_setup import LoadedModel, on_cpu
+from rootlace.runtime.model.executor.steps import ModelSetup
 from rootlace.runtime.model.families import spec as support
 from rootlace.runtime.model.families.spec import ModelSpec, PlainMlp
 from rootlace.runtime.model.kv.pool import allocate
@@ -56,11 +57,11 @@ def with_sinks(config: ModelConfig, sinks: bool) -> ModelConfig:
     return replace(config, spec=WithSinks(**values, sinks=sinks))
 
 
-def load(config: ModelConfig, kernels: str, weights_of: Any = load_weights) -> CpuModel:
+def load(config: ModelConfig, kernels: str, weights_of: Any = load_weights) -> LoadedModel:
     executor = ExecutorConfig(model=str(config.path), kernels=kernels)  # type: ignore[arg-type]
     rotary = RotaryEmbedding(config, None, CPU, torch.float32)
     cache = CacheConfig(4, 16)
-    return on_cpu(config, torch.float32, rotary, cache, executor, weights_of, None)
+    return on_cpu(ModelSetup(config, executor, cache, torch.float32, CPU, rotary, weights_of))
 
 
 @torch.inference_mode()

@@ -27,8 +27,10 @@ from rootlace.runtime.model.checkpoint.files import Checkpoint
 from rootlace.runtime.model.checkpoint.loader import load_weights
 from rootlace.runtime.model.checkpoint.weights import ModelWeights
 from rootlace.runtime.model.decoder.native_weights import PackedWeights
+from rootlace.runtime.model.decoder.rope import RotaryEmbedding
 from rootlace.runtime.model.executor.cpu_setup import packed_weights
 from rootlace.runtime.model.executor.runner import ModelRunner
+from rootlace.runtime.model.executor.steps import ModelSetup
 from rootlace.runtime.model.weight_cache import (
     PART,
     DamagedEntry,
@@ -67,7 +69,13 @@ class Starts:
         return weights_of(self.config, self.packer.dtype, torch.device("cpu"))
 
     def start(self, cache: WeightCache | None) -> PackedWeights:
-        return packed_weights(self.packer, self.config, self.executor, self.load, cache)
+        cpu, dtype = torch.device("cpu"), self.packer.dtype
+        rotary = RotaryEmbedding(self.config, None, cpu, dtype)
+        setup = ModelSetup(
+            *(self.config, self.executor, CacheConfig(), dtype, cpu, rotary),
+            weights_of=lambda *_: self.load(),
+        )
+        return packed_weights(self.packer, setup, cache)
 
     def key(self) -> str:
         files = Checkpoint(self.config.path).files

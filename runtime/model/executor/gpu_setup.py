@@ -3,28 +3,22 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
 from rootlace.kernels import KernelSet, kernels_for, with_reference
 from rootlace.kernels.reference import REFERENCE
-from rootlace.runtime.config import CacheConfig, ExecutorConfig
 from rootlace.runtime.contracts.plan import MAX_DRAFTED
-from rootlace.runtime.model.checkpoint.config import ModelConfig
-from rootlace.runtime.model.checkpoint.loader import LoadWeights, Progress
-from rootlace.runtime.model.decoder.interface import Ranks, StepDecoder
-from rootlace.runtime.model.decoder.rope import RotaryEmbedding
+from rootlace.runtime.model.decoder.interface import StepDecoder
 from rootlace.runtime.model.decoder.step_input import StepInputBuilder
 from rootlace.runtime.model.executor.cuda import CudaDevice, Graphs
 from rootlace.runtime.model.executor.device_steps import PREPARED_KINDS, DeviceSteps
 from rootlace.runtime.model.executor.refusals import check_gpu_kernels
 from rootlace.runtime.model.executor.staging import decode_buckets
-from rootlace.runtime.model.executor.steps import load_decoder
+from rootlace.runtime.model.executor.steps import ModelSetup
 from rootlace.runtime.model.kv import pool as kv_pool
 from rootlace.runtime.model.kv.pool import free_memory, kv_bytes, measured, trial_steps
-from rootlace.runtime.model.lora import Adapter
 from rootlace.runtime.model.sampling.automaton_table import arena_for
 from rootlace.runtime.model.sampling.sampler import Sampler
 from rootlace.wire.errors import InvalidRequest
@@ -36,15 +30,13 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class LoadedModel:
+class GpuModel:
     """A model whose weights are where it will run."""
 
-    config: ModelConfig
+    setup: ModelSetup
     kernels: KernelSet
     decoder: StepDecoder
     inputs: StepInputBuilder
-    kv_dtype: torch.dtype
-    context_length: int
 
 
 @dataclass(frozen=True)
@@ -55,20 +47,10 @@ class StepLimits:
     max_rows: int
 
 
-def load(
-    config: ModelConfig,
-    dtype: torch.dtype,
-    device: torch.device,
-    rotary: RotaryEmbedding,
-    cache: CacheConfig,
-    executor: ExecutorConfig,
-    weights_of: LoadWeights,
-    progress: Progress | None,
-    adapters: Sequence[Adapter] = (),
-    ranks: Ranks | None = None,
-) -> LoadedModel:
-    """Put the weights on `device`. `ranks`: see `Decoder`. Raises `InvalidRequest` where kernels
-    are asked for that are not a GPU's, or the reference for operations that do not exist."""
+def load(setup: ModelSetup) -> GpuModel:
+    """Put the weights on the device. Raises `InvalidRequest` where kernels are asked for that are
+    not a GPU's, or the reference for operations that do not exist."""
+    executor, device = setup.executor, setup.device
     check_gpu_kernels(executor.kernels, device)
     if executor.threads is not None:
         torch.set_num_threads(executor.threads)
@@ -80,43 +62,35 @@ def load(
         kernels = with_reference(kernels, executor.reference_for)
     except ValueError as error:
         raise InvalidRequest(f"reference_for: {error}") from error
-    if config.spec.attention.latent is not None and kernels is not REFERENCE:
+    if setup.config.spec.attention.latent is not None and kernels is not REFERENCE:
         log.warning("%s: the reference kernels run: others have no latent attention", device)
         kernels = REFERENCE
-    kv_dtype = kv_pool.storage_dtype(executor.kv_dtype, dtype)
-    decoder = load_decoder(
-        *(config, dtype, device, rotary, kernels, kv_dtype, weights_of, progress, adapters, ranks)
-    )
-    inputs = StepInputBuilder(config.spec, kernels, rotary, cache.block_size, dtype, device)
-    rotary.tabulate()
-    return LoadedModel(config, kernels, decoder, inputs, kv_dtype, rotary.context_length)
+    model = GpuModel(setup, kernels, setup.decoder(kernels), setup.inputs(kernels))
+    setup.rotary.tabulate()
+    return model
 
 
-def on_gpu(
-    model: LoadedModel,
-    device: torch.device,
-    limits: StepLimits,
-    cache: CacheConfig,
-    executor: ExecutorConfig,
-) -> tuple[DeviceSteps, torch.Tensor]:
+def on_gpu(model: GpuModel, limits: StepLimits) -> tuple[DeviceSteps, torch.Tensor]:
     """The executor's steps and the KV pool (see `kv_pool.allocate`; without the block that padding
     writes to).
 
     Runs the largest steps once, on a small pool, so that kernels are compiled and libraries set up
     when the first request comes, and to see how much memory they take.
     """
+    setup = model.setup
+    device, cache, executor = setup.device, setup.cache, setup.executor
     cuda = CudaDevice(device)
     # Which experts a step has, the host must know, and transformers' modules may have any:
     # no graph can be captured of that.
-    spec = model.config.spec
+    spec = setup.config.spec
     graphs = executor.cuda_graphs and spec.experts is None and spec.foreign is None
     most_graphs = KINDS * len(decode_buckets(limits.max_rows)) if graphs else 0
     with cuda.work():
         try:
-            step_bytes = _step_bytes(model, cuda, limits, cache.block_size)
+            step_bytes = _step_bytes(model, cuda, limits)
         except torch.OutOfMemoryError as error:
             raise InvalidRequest(
-                f"{model.config.path}: beside the weights {device} has no memory for a step of "
+                f"{setup.config.path}: beside the weights {device} has no memory for a step of "
                 f"{limits.max_tokens} tokens and {limits.max_rows} rows: lower max_step_tokens or "
                 "max_running"
             ) from error
@@ -131,15 +105,15 @@ def on_gpu(
             return room
 
         num_blocks = kv_pool.choose_num_blocks(
-            model.config,
+            setup.config,
             cache,
             executor.kv_memory_bytes,
-            model.context_length,
-            model.kv_dtype,
+            setup.rotary.context_length,
+            setup.kv_dtype,
             left,
         )
         try:
-            steps, pool = _steps(model, cuda, limits, cache.block_size, num_blocks, most_graphs)
+            steps, pool = _steps(model, cuda, limits, num_blocks, most_graphs)
         except torch.OutOfMemoryError as error:
             raise InvalidRequest(
                 f"{device} has no memory for a KV cache of {num_blocks} blocks of "
@@ -149,17 +123,13 @@ def on_gpu(
 
 
 def _steps(
-    model: LoadedModel,
-    cuda: CudaDevice,
-    limits: StepLimits,
-    block_size: int,
-    num_blocks: int,
-    most_graphs: int,
+    model: GpuModel, cuda: CudaDevice, limits: StepLimits, num_blocks: int, most_graphs: int
 ) -> tuple[DeviceSteps, torch.Tensor]:
     """On a new pool, of a block more than plans may name."""
-    device, vocab_size = cuda.device, model.config.spec.vocab_size
+    setup, device, block_size = model.setup, cuda.device, model.setup.cache.block_size
+    vocab_size = setup.config.spec.vocab_size
     arena = arena_for(vocab_size, limits.max_rows + MAX_DRAFTED, device)
-    pool = kv_pool.allocate(model.config, num_blocks + 1, block_size, device, model.kv_dtype)
+    pool = kv_pool.allocate(setup.config, num_blocks + 1, block_size, device, setup.kv_dtype)
     steps = DeviceSteps(
         cuda,
         model.decoder,
@@ -169,7 +139,7 @@ def _steps(
         Sampler(vocab_size, model.kernels, arena),
         Graphs(cuda, most_graphs > 0, most_graphs),
         max_rows=limits.max_rows,
-        max_blocks=-(-model.context_length // block_size),
+        max_blocks=-(-setup.rotary.context_length // block_size),
         scratch_block=num_blocks,
         # Launches of the reference's attention depend on the step.
         fixed=model.kernels.plan_attention is not REFERENCE.plan_attention,
@@ -177,21 +147,22 @@ def _steps(
     return steps, pool
 
 
-def _step_bytes(model: LoadedModel, cuda: CudaDevice, limits: StepLimits, block_size: int) -> int:
+def _step_bytes(model: GpuModel, cuda: CudaDevice, limits: StepLimits) -> int:
     """What steps take at their peak, with all that is kept for them, without the KV pool."""
+    setup, block_size = model.setup, model.setup.cache.block_size
     plans, blocks = trial_steps(
-        model.config.spec.vocab_size,
+        setup.config.spec.vocab_size,
         limits.max_tokens,
         limits.max_rows,
-        model.context_length,
+        setup.rotary.context_length,
         block_size,
     )
 
     def run() -> None:
-        steps, _ = _steps(model, cuda, limits, block_size, blocks, most_graphs=0)
+        steps, _ = _steps(model, cuda, limits, blocks, most_graphs=0)
         for plan in plans:
             steps.collect(steps.launch(plan))
 
     used = measured(run, cuda.device)
-    pool = (blocks + 1) * kv_pool.block_bytes(model.config, block_size, model.kv_dtype)
+    pool = (blocks + 1) * kv_pool.block_bytes(setup.config, block_size, setup.kv_dtype)
     return max(used - pool, 0)

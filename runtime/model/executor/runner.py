@@ -28,7 +28,7 @@ from rootlace.runtime.model.executor.refusals import (
     check_options,
     check_parallel,
 )
-from rootlace.runtime.model.executor.steps import Steps
+from rootlace.runtime.model.executor.steps import ModelSetup, Steps
 from rootlace.runtime.model.kv import pool as kv_pool
 from rootlace.runtime.model.kv.pool import free_memory, main_memory
 from rootlace.runtime.model.lora import load_adapter
@@ -124,20 +124,18 @@ class ModelRunner:
         steps: Steps
         with torch.inference_mode():
             rotary = RotaryEmbedding(config, executor.context_length, device, dtype)
+            setup = ModelSetup(
+                config, executor, cache, dtype, device, rotary, weights_of, progress, adapters
+            )
             if on_gpu:
                 from rootlace.runtime.model.executor import gpu_setup
 
                 limits = gpu_setup.StepLimits(max_step_tokens, max_running)
-                model = gpu_setup.load(
-                    config, dtype, device, rotary, cache, executor, weights_of, progress, adapters
-                )
-                steps, pool = gpu_setup.on_gpu(model, device, limits, cache, executor)
+                model = gpu_setup.load(setup)
+                steps, pool = gpu_setup.on_gpu(model, limits)
                 kernels = model.kernels.name
             else:
-                found = on_cpu(
-                    *(config, dtype, rotary, cache, executor, weights_of, progress, adapters),
-                    weight_cache,
-                )
+                found = on_cpu(setup, weight_cache)
                 steps = PlainSteps(found.forward, found.kernels, found.damage)
                 pool, kernels = found.pool, found.kernels.name
         names = tuple(one.name for one in adapters)

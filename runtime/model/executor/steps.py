@@ -1,51 +1,76 @@
-"""What runs a runner's steps: on a CPU `plain_steps`, on a GPU `device_steps`."""
+"""What a model is set up from, and what runs its steps: `plain_steps` or `device_steps`."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 
 from rootlace.kernels import KernelSet
+from rootlace.runtime.config import CacheConfig, ExecutorConfig
 from rootlace.runtime.contracts.plan import SampleRow, StepPlan, StepResult
 from rootlace.runtime.model.checkpoint.config import ModelConfig
 from rootlace.runtime.model.checkpoint.loader import LoadWeights, Progress
-from rootlace.runtime.model.decoder.interface import Ranks, StepDecoder
+from rootlace.runtime.model.checkpoint.weights import ModelWeights
+from rootlace.runtime.model.decoder.interface import MeetingRanks, StepDecoder
 from rootlace.runtime.model.decoder.rope import RotaryEmbedding
+from rootlace.runtime.model.decoder.step_input import StepInputBuilder
 from rootlace.runtime.model.decoder.torch_decoder import Decoder
+from rootlace.runtime.model.kv import pool as kv_pool
 from rootlace.runtime.model.kv.scales import kv_scaling
 from rootlace.runtime.model.lora import Adapter
 
-# Decoders -----------------------------------------------------------------------------------------
-#
-# The decoder in torch that runs a model: ours, or one of transformers' modules.
+# Setup --------------------------------------------------------------------------------------------
 
 
-def load_decoder(
-    config: ModelConfig,
-    dtype: torch.dtype,
-    device: torch.device,
-    rotary: RotaryEmbedding,
-    kernels: KernelSet,
-    kv_dtype: torch.dtype,
-    weights_of: LoadWeights,
-    progress: Progress | None,
-    adapters: Sequence[Adapter] = (),
-    ranks: Ranks | None = None,
-) -> StepDecoder:
-    """Read the weights of a model and put them on `device`. `ranks`: see `Decoder`."""
-    if config.spec.foreign is not None:
-        # Only here: no other model should wait for transformers to be imported.
-        from rootlace.runtime.model.transformers_backend.loading import load_foreign
+@dataclass(frozen=True)
+class ModelSetup:
+    """A model and how it is to be run. `ranks`: where `config` and weights are one rank's, all."""
 
-        return load_foreign(
-            config, config.spec.foreign, dtype, device, rotary, kernels, kv_dtype, progress
+    config: ModelConfig
+    executor: ExecutorConfig
+    cache: CacheConfig
+    dtype: torch.dtype
+    device: torch.device
+    rotary: RotaryEmbedding
+    weights_of: LoadWeights
+    progress: Progress | None = None
+    adapters: Sequence[Adapter] = ()
+    ranks: MeetingRanks | None = None
+
+    @property
+    def kv_dtype(self) -> torch.dtype:
+        """How keys and values are stored."""
+        return kv_pool.storage_dtype(self.executor.kv_dtype, self.dtype)
+
+    def weights(self) -> ModelWeights:
+        """Read the weights."""
+        return self.weights_of(self.config, self.dtype, self.device, self.progress)
+
+    def decoder(self, kernels: KernelSet) -> StepDecoder:
+        """Read the weights of a model that our torch decoder or transformers' modules run."""
+        config, dtype, device, rotary = self.config, self.dtype, self.device, self.rotary
+        if config.spec.foreign is not None:
+            # Only here: no other model should wait for transformers to be imported.
+            from rootlace.runtime.model.transformers_backend.loading import load_foreign
+
+            return load_foreign(
+                *(config, config.spec.foreign, dtype, device, rotary, kernels, self.kv_dtype),
+                self.progress,
+            )
+        weights = self.weights().resident()
+        scales = kv_scaling(config, weights, rotary, dtype, device, self.kv_dtype)
+        return Decoder(config.spec, weights, kernels, scales, self.adapters, self.ranks)
+
+    def inputs(self, kernels: KernelSet) -> StepInputBuilder:
+        """What makes a decoder's input of plans."""
+        block_size = self.cache.block_size
+        return StepInputBuilder(
+            self.config.spec, kernels, self.rotary, block_size, self.dtype, self.device
         )
-    weights = weights_of(config, dtype, device, progress).resident()
-    scales = kv_scaling(config, weights, rotary, dtype, device, kv_dtype)
-    return Decoder(config.spec, weights, kernels, scales, adapters, ranks)
 
 
 # Steps --------------------------------------------------------------------------------------------

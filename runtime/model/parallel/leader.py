@@ -7,7 +7,7 @@ import selectors
 import subprocess
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -27,9 +27,10 @@ from rootlace.runtime.model.checkpoint.weights import ModelWeights
 from rootlace.runtime.model.decoder.forward import Forward, ReferenceForward
 from rootlace.runtime.model.decoder.interface import MeetingRanks
 from rootlace.runtime.model.decoder.rope import RotaryEmbedding
-from rootlace.runtime.model.executor.cpu_setup import on_cpu
+from rootlace.runtime.model.executor.cpu_setup import LoadedModel, on_cpu
 from rootlace.runtime.model.executor.plain_steps import PlainSteps
 from rootlace.runtime.model.executor.refusals import cores_of
+from rootlace.runtime.model.executor.steps import ModelSetup
 from rootlace.runtime.model.kv import pool as kv_pool
 from rootlace.runtime.model.lora import load_adapter, share_of
 from rootlace.runtime.model.lora_config import read_adapters
@@ -39,19 +40,6 @@ from rootlace.runtime.model.sampling.automaton_table import Mask
 from rootlace.wire.errors import ServerUnavailable, from_code
 
 # Rank model ---------------------------------------------------------------------------------------
-#
-# One rank's part of a model: its weights, what computes with them, and its part of the KV pool.
-
-
-@dataclass(frozen=True)
-class RankModel:
-    """`kernels`: what samples from logits in main memory."""
-
-    forward: Forward
-    pool: torch.Tensor
-    kernels: KernelSet
-    context_length: int
-    adapters: tuple[str, ...]
 
 
 @torch.inference_mode()
@@ -64,11 +52,13 @@ def load_rank(
     device: torch.device,
     ranks: MeetingRanks,
     progress: Progress | None = None,
-) -> RankModel:
-    """`config` is the whole model's; threads and memory that `executor` names are the rank's.
+) -> LoadedModel:
+    """One rank's part of a model: weights, decoder and its part of the KV pool. Its kernels sample
+    from logits in main memory.
+
+    `config` is the whole model's; threads and memory that `executor` names are the rank's.
     Raises as `load_weights` and `on_cpu` do, and `UnsupportedModel` for a quantised weight that has
     no scales of its own for the rank's part of it."""
-    own = replace(config, spec=shard.own)
 
     def weights_of(
         _: ModelConfig,
@@ -81,32 +71,29 @@ def load_rank(
     read: LoadWeights = weights_of
     if executor.quantize != "none":
         read = rounded(weights_of, executor.quantize)
+    if device.type == "cpu":
+        # Of two kinds of products, all ranks take the same one.
+        executor = replace(executor, product_paths="processor")
     published = config.published or config.spec
     adapters = [
         share_of(load_adapter(one, published, dtype, device), shard)
         for one in read_adapters(executor.adapters)
     ]
-    names = tuple(one.name for one in adapters)
+    own = replace(config, spec=shard.own)
     rotary = RotaryEmbedding(own, executor.context_length, device, dtype)
+    setup = ModelSetup(own, executor, cache, dtype, device, rotary, read, progress, adapters, ranks)
     if device.type == "cpu":
-        # Of two kinds of products, all ranks take the same one.
-        executor = replace(executor, product_paths="processor")
-        found = on_cpu(
-            *(own, dtype, rotary, cache, executor, read, progress, adapters), ranks=ranks
-        )
-        return RankModel(found.forward, found.pool, found.kernels, rotary.context_length, names)
+        return on_cpu(setup)
     from rootlace.runtime.model.executor import gpu_setup
 
-    model = gpu_setup.load(
-        *(own, dtype, device, rotary, cache, executor, read, progress, adapters, ranks)
-    )
+    model = gpu_setup.load(setup)
     blocks = kv_pool.choose_num_blocks(
-        *(own, cache, executor.kv_memory_bytes, model.context_length, model.kv_dtype)
+        own, cache, executor.kv_memory_bytes, rotary.context_length, setup.kv_dtype
     )
-    blocks = ranks.agree(blocks)
-    pool = kv_pool.allocate(own, blocks, cache.block_size, device, model.kv_dtype)
+    pool = kv_pool.allocate(own, ranks.agree(blocks), cache.block_size, device, setup.kv_dtype)
     forward = ReferenceForward(model.decoder, model.kernels, model.inputs, pool)
-    return RankModel(forward, pool, REFERENCE, model.context_length, names)
+    names = tuple(one.name for one in adapters)
+    return LoadedModel(forward, pool, REFERENCE, rotary.context_length, names)
 
 
 # Workers ------------------------------------------------------------------------------------------
@@ -299,7 +286,7 @@ def lead(
     dtype: torch.dtype,
     device: torch.device,
     progress: Progress | None = None,
-) -> tuple[LeadingSteps, RankModel]:
+) -> tuple[LeadingSteps, LoadedModel]:
     """Load a model on `executor.tensor_parallel` ranks, of which this process is the first -> the
     steps of all, and this rank's part. They divide the cores, or have a GPU each, from `device` on.
     Raises as `load_rank` does on any of them."""
