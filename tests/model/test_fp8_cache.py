@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from rootlace.runtime.config import CacheConfig, ExecutorConfig
-from rootlace.runtime.model.decoder.forward import ReferenceForward
+from rootlace.runtime.model.decoder.torch_decoder import ReferenceForward
 from rootlace.runtime.model.executor.plain_steps import PlainSteps
 from rootlace.runtime.model.executor.runner import ModelRunner
 from rootlace.runtime.model.kv.pool import block_bytes

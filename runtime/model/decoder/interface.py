@@ -1,4 +1,4 @@
-"""What a decoder gets for a step, and what it gives."""
+"""Decoders: what they get for a step, what they give, and which specs they can compute."""
 
 from __future__ import annotations
 
@@ -6,7 +6,26 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import numpy as np
 import torch
+
+from rootlace.runtime.contracts.plan import StepPlan
+from rootlace.runtime.model.families import spec as support
+from rootlace.runtime.model.families.spec import (
+    Attention,
+    Experts,
+    GatedMlp,
+    Latent,
+    Norm,
+    PlainMlp,
+    Rope,
+    Support,
+    WeightNames,
+    any_value,
+    kind,
+    one_of,
+)
+from rootlace.runtime.model.sampling.automaton_table import Mask
 
 
 @dataclass(frozen=True)
@@ -62,6 +81,28 @@ class StepDecoder(Protocol):
         logits of tokens."""
 
 
+class Forward(Protocol):
+    """A decoder with its KV cache."""
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    def run(self, plan: StepPlan) -> torch.Tensor:
+        """Copy blocks, then all layers -> hidden states of the wanted tokens [N, H]."""
+
+    def logits(self, hidden: torch.Tensor, masks: Sequence[Mask] = ()) -> torch.Tensor:
+        """hidden [N, H] -> float32 [N, V], good until the next call; of a model that scores labels
+        [N, labels].
+
+        `masks`: what each row's token is chosen from (None: all), one per row unless it is empty.
+        Logits that they exclude may be anything.
+        """
+
+    def best(self, hidden: torch.Tensor, masks: Sequence[Mask] = ()) -> np.ndarray | None:
+        """hidden [N, H] -> int32 [N]: what `pick_tokens` finds in `logits` at temperature 0. None
+        where there is no faster way than that."""
+
+
 class Ranks(Protocol):
     """The processes that a model is divided among (`parallel`). All of them call the same methods
     in the same order, with tensors of the same shapes."""
@@ -82,3 +123,45 @@ class MeetingRanks(Ranks, Protocol):
 
     def agree(self, blocks: int) -> int:
         """Meet the others; the least number of KV blocks that any of them has room for."""
+
+
+# Support ------------------------------------------------------------------------------------------
+
+
+BOTH_SUPPORT: Support = {
+    **any_value("vocab_size", "hidden_size", "num_layers", "max_context", "tied_embeddings"),
+    "norm": kind(Norm),
+    "norm.kind": one_of("rms", "layer"),
+    "norm.placement": one_of("before", "after", "around", "once"),
+    **any_value("norm.eps", "norm.offset", "norm.bias"),
+    "attention": kind(Attention),
+    **any_value("attention.num_heads", "attention.num_kv_heads"),
+    **any_value("attention.soft_cap", "attention.windows"),
+    **any_value("attention.qkv_bias", "attention.output_bias"),
+    **any_value("attention.head_norm", "attention.joint_norm", "attention.sinks"),
+    **any_value("attention.own_norms", "attention.growth"),
+    "experts": lambda value: value is None or type(value) is Experts,
+    **any_value("experts.layers", "experts.count", "experts.chosen", "experts.inner_size"),
+    **any_value("experts.normalised", "experts.shared_size", "experts.shared_gate"),
+    **any_value("experts.router_bias", "experts.bias", "experts.clamp", "experts.factor"),
+    "experts.scores": one_of("softmax", "sigmoid"),
+    **any_value("experts.groups", "experts.chosen_groups", "experts.best_of_group"),
+    "experts.correction": support.anything,
+    "attention.latent": lambda value: value is None or type(value) is Latent,
+    **any_value("attention.latent.rank", "attention.latent.plain", "attention.latent.values"),
+    **any_value("attention.latent.query_rank", "attention.latent.eps"),
+    "mlp": kind(GatedMlp, PlainMlp),
+    "mlp.activation": one_of("silu", "gelu_tanh", "gelu", "relu"),
+    **any_value("mlp.inner_size", "mlp.bias"),
+    "rope": kind(Rope),
+    **any_value("rope.kind", "rope.parameters", "rope.rotated", "rope.neighbours"),
+    **any_value("rope.unrotated_layers", "rope.local_theta"),
+    "names": kind(WeightNames),
+    **any_value("names.embedding", "names.layer", "names.parts", "names.final_norm", "names.head"),
+    **any_value("names.qkv_by_group", "names.buffers", "names.others"),
+    **any_value("names.transposed", "names.stacks", "names.further_layers", "names.apart"),
+    **any_value("embedding_multiplier", "rounded_multiplier", "residual_multiplier"),
+    **any_value("logit_multiplier", "logit_soft_cap", "parallel"),
+    **any_value("names.positions", "learned_positions", "skipped_positions", "labels"),
+}
+"""What both decoders compute. A new feature begins in the table of the decoder that has it."""

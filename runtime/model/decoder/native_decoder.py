@@ -14,26 +14,12 @@ from rootlace.kernels.native.attention import LANES
 from rootlace.kernels.native.library import NativeError, Team, Workspace
 from rootlace.runtime.contracts.plan import StepPlan
 from rootlace.runtime.model.decoder import torch_decoder
-from rootlace.runtime.model.decoder.interface import Ranks
+from rootlace.runtime.model.decoder.interface import BOTH_SUPPORT, Ranks
 from rootlace.runtime.model.decoder.native_weights import ADAPTED, GATED, PLAIN, NativeWeights
 from rootlace.runtime.model.decoder.rope import RotaryEmbedding, query_factors
 from rootlace.runtime.model.decoder.step_input import wanted_tokens
 from rootlace.runtime.model.families import spec as support
-from rootlace.runtime.model.families.spec import (
-    Attention,
-    Experts,
-    GatedMlp,
-    Latent,
-    ModelSpec,
-    Norm,
-    PlainMlp,
-    Rope,
-    Support,
-    WeightNames,
-    any_value,
-    kind,
-    one_of,
-)
+from rootlace.runtime.model.families.spec import ModelSpec, Support, one_of
 from rootlace.runtime.model.kv import pool as kv_pool
 from rootlace.runtime.model.lora import Adapter, adapter_of_tokens
 from rootlace.runtime.model.sampling.automaton_table import Mask, addresses_of
@@ -52,43 +38,10 @@ PARTS = ("plan", "elementwise", "linear", "attention")
 
 
 SUPPORT: Support = {
-    **any_value("vocab_size", "hidden_size", "num_layers", "max_context", "tied_embeddings"),
-    **any_value("labels"),
-    "norm": kind(Norm),
-    "norm.kind": one_of("rms", "layer"),
-    "norm.placement": one_of("before", "after", "around", "once"),
-    **any_value("norm.eps", "norm.offset", "norm.bias"),
-    "attention": kind(Attention),
-    **any_value("attention.num_heads", "attention.num_kv_heads"),
+    **BOTH_SUPPORT,
     "attention.head_dim": lambda dim: dim % 2 == 0,
     "attention.scale": lambda scale: scale > 0,
-    **any_value("attention.soft_cap", "attention.windows"),
-    **any_value("attention.qkv_bias", "attention.output_bias"),
-    **any_value("attention.head_norm", "attention.joint_norm", "attention.sinks"),
-    **any_value("attention.own_norms", "attention.growth"),
-    "experts": lambda value: value is None or type(value) is Experts,
-    **any_value("experts.layers", "experts.count", "experts.chosen", "experts.inner_size"),
-    **any_value("experts.normalised", "experts.shared_size", "experts.shared_gate"),
-    **any_value("experts.router_bias", "experts.bias", "experts.clamp", "experts.factor"),
-    "experts.scores": one_of("softmax", "sigmoid"),
-    **any_value("experts.groups", "experts.chosen_groups", "experts.best_of_group"),
-    "experts.correction": support.anything,
-    "attention.latent": lambda value: value is None or type(value) is Latent,
-    **any_value("attention.latent.rank", "attention.latent.plain", "attention.latent.values"),
-    **any_value("attention.latent.query_rank", "attention.latent.eps"),
-    "mlp": kind(GatedMlp, PlainMlp),
     "mlp.activation": one_of(*GATED, *PLAIN),
-    **any_value("mlp.inner_size", "mlp.bias"),
-    "rope": kind(Rope),
-    **any_value("rope.kind", "rope.parameters", "rope.rotated", "rope.neighbours"),
-    **any_value("rope.unrotated_layers", "rope.local_theta"),
-    "names": kind(WeightNames),
-    **any_value("names.embedding", "names.layer", "names.parts", "names.final_norm", "names.head"),
-    **any_value("names.qkv_by_group", "names.buffers", "names.others"),
-    **any_value("names.transposed", "names.stacks", "names.further_layers", "names.apart"),
-    **any_value("embedding_multiplier", "rounded_multiplier", "residual_multiplier"),
-    **any_value("logit_multiplier", "logit_soft_cap", "parallel"),
-    **any_value("names.positions", "learned_positions", "skipped_positions"),
 }
 """What `src/forward.cpp` computes, with the weights and rotations that it is given."""
 
@@ -124,7 +77,7 @@ def why_not_adapters(adapters: Sequence[Adapter]) -> str | None:
 
 
 class NativeDecoder:
-    """See `forward.Forward`. Not thread-safe."""
+    """See `interface.Forward`. Not thread-safe."""
 
     def __init__(
         self,
@@ -249,12 +202,12 @@ class NativeDecoder:
         return 0
 
     def logits(self, hidden: torch.Tensor, masks: Sequence[Mask] = ()) -> torch.Tensor:
-        """hidden [N, H] -> float32 [N, V], good until the next call; see `forward.Forward`."""
+        """hidden [N, H] -> float32 [N, V], good until the next call; see `interface.Forward`."""
         self._project(hidden, masks, None)
         return torch.from_numpy(self._logits[: len(hidden)])
 
     def best(self, hidden: torch.Tensor, masks: Sequence[Mask] = ()) -> np.ndarray:
-        """See `forward.Forward`."""
+        """See `interface.Forward`."""
         tokens = np.empty(len(hidden), np.int32)
         self._project(hidden, masks, tokens.ctypes.data)
         return tokens

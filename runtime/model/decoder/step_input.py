@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from typing import Any
+
 import numpy as np
 import torch
 
@@ -38,38 +41,51 @@ class StepInputBuilder:
 
     def build(self, plan: StepPlan) -> StepInput:
         """Upload (in one transfer) and plan attention for each distinct sliding window."""
-        duplicates = len(plan.duplicate_tokens)
-        tokens: list[np.ndarray] = []
-        if duplicates:
-            tokens = [np.arange(plan.num_tokens), plan.duplicate_tokens]
-        wanted_arrays = wanted_tokens(plan)
-        groups = adapted_tokens(plan, np.concatenate(wanted_arrays))
-        ids, positions, slots, sources, wanted, *adapted = upload(
-            [
-                [plan.token_ids],
-                [plan.positions],
-                [plan.slots, plan.duplicate_slots],
-                tokens,
-                wanted_arrays,
-                *([rows] for group in groups for rows in (group.tokens, group.wanted)),
-            ],
-            self._device,
-        )
-        cos, sin = self.rotary(positions)
+        arrays = self.arrays(plan)
+        tensors = dict(zip(arrays, upload(list(arrays.values()), self._device), strict=True))
         batch = self.attention_batch(plan)
         attention = {window: self._kernels.plan_attention(batch, window) for window in self.windows}
+        return self.on_device(plan, tensors, attention, tensors["token_ids"])
+
+    def arrays(self, plan: StepPlan) -> dict[str, np.ndarray]:
+        """The numbers of a step, int64, by the names that `on_device` reads them by."""
+        arrays = {
+            "token_ids": plan.token_ids.astype(np.int64),
+            "positions": plan.positions.astype(np.int64),
+            "slots": np.concatenate((plan.slots, plan.duplicate_slots)),
+            "wanted": np.concatenate(wanted_tokens(plan)),
+        }
+        if len(plan.duplicate_tokens):
+            tokens = (np.arange(plan.num_tokens), plan.duplicate_tokens)
+            arrays["write_tokens"] = np.concatenate(tokens)
+        for group in adapted_tokens(plan, arrays["wanted"]):
+            arrays[f"adapter {group.adapter}"] = group.tokens
+            arrays[f"adapter {group.adapter} wanted"] = group.wanted
+        return arrays
+
+    def on_device(
+        self,
+        plan: StepPlan,
+        tensors: Mapping[str, torch.Tensor],
+        attention: dict[int | None, Any],
+        token_ids: torch.Tensor,
+    ) -> StepInput:
+        """What a decoder takes of a step whose `arrays` are on the device. Without "wanted" the
+        hidden states of all tokens are."""
+        positions = tensors["positions"]
+        cos, sin = self.rotary(positions)
         return StepInput(
-            token_ids=ids,
+            token_ids=token_ids,
             positions=positions,
             cos=cos,
             sin=sin,
-            write_slots=slots,
-            write_tokens=sources if duplicates else None,
+            write_slots=tensors["slots"],
+            write_tokens=tensors.get("write_tokens"),
             attention=attention,
-            wanted=wanted,
+            wanted=tensors.get("wanted"),
             adapted=[
-                AdaptedRows(group.adapter, *adapted[2 * at : 2 * at + 2])
-                for at, group in enumerate(groups)
+                AdaptedRows(n, tensors[f"adapter {n}"], tensors[f"adapter {n} wanted"])
+                for n in sorted(set(plan.adapters.tolist()) - {-1})
             ],
         )
 
@@ -89,7 +105,7 @@ class StepInputBuilder:
     def copies(self, plan: StepPlan) -> tuple[torch.Tensor, torch.Tensor]:
         """The plan's block copies as (source, target) slots, int64 each."""
         source, target = copied_slots(plan, self.block_size)
-        first, second = upload([[source], [target]], self._device)
+        first, second = upload([source, target], self._device)
         return first, second
 
 
@@ -117,11 +133,9 @@ def wanted_tokens(plan: StepPlan) -> list[np.ndarray]:
     return [last, *scored, *pooled]
 
 
-def upload(arrays: list[list[np.ndarray]], device: torch.device) -> list[torch.Tensor]:
-    """One int64 device tensor per list (its arrays joined), by a single transfer."""
-    lengths = [sum(len(part) for part in parts) for parts in arrays]
-    flat = [np.asarray(part, dtype=np.int64) for parts in arrays for part in parts]
-    joined = torch.from_numpy(np.concatenate(flat))
+def upload(arrays: Sequence[np.ndarray], device: torch.device) -> list[torch.Tensor]:
+    """One int64 device tensor per array, by a single transfer."""
+    joined = torch.from_numpy(np.concatenate([np.asarray(one, dtype=np.int64) for one in arrays]))
     if device.type == "cuda":
         joined = joined.pin_memory()
-    return list(joined.to(device, non_blocking=True).split(lengths))
+    return list(joined.to(device, non_blocking=True).split([len(one) for one in arrays]))

@@ -9,32 +9,35 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import numpy as np
 import torch
 
 from rootlace.kernels import KernelSet
 from rootlace.kernels.interface import GatedActivation, KVScaling
 from rootlace.kernels.reference.layers import rotate
 from rootlace.kernels.weights import unknown_kind
+from rootlace.runtime.contracts.plan import StepPlan
 from rootlace.runtime.model.checkpoint.weights import LayerWeights, ModelWeights
-from rootlace.runtime.model.decoder.interface import Groups, Ranks, StepInput
+from rootlace.runtime.model.decoder.interface import (
+    BOTH_SUPPORT,
+    Groups,
+    Ranks,
+    StepDecoder,
+    StepInput,
+)
 from rootlace.runtime.model.decoder.rope import query_factors
+from rootlace.runtime.model.decoder.step_input import StepInputBuilder
 from rootlace.runtime.model.families import spec as support
 from rootlace.runtime.model.families.spec import (
     Attention,
     Experts,
-    GatedMlp,
     Latent,
     ModelSpec,
-    Norm,
-    PlainMlp,
-    Rope,
     Support,
-    WeightNames,
     any_value,
-    kind,
-    one_of,
 )
 from rootlace.runtime.model.lora import Adapter
+from rootlace.runtime.model.sampling.automaton_table import Mask
 from rootlace.wire.errors import UnsupportedModel
 
 # Latent -------------------------------------------------------------------------------------------
@@ -233,40 +236,8 @@ def added_up(x: torch.Tensor, found: Choice, experts: int, mlp: Mlp) -> torch.Te
 
 
 SUPPORT: Support = {
-    **any_value("vocab_size", "hidden_size", "num_layers", "max_context", "tied_embeddings"),
-    "norm": kind(Norm),
-    "norm.kind": one_of("rms", "layer"),
-    "norm.placement": one_of("before", "after", "around", "once"),
-    **any_value("norm.eps", "norm.offset", "norm.bias"),
-    "attention": kind(Attention),
-    **any_value("attention.num_heads", "attention.num_kv_heads", "attention.head_dim"),
-    **any_value("attention.scale", "attention.soft_cap", "attention.windows"),
-    **any_value("attention.qkv_bias", "attention.output_bias"),
-    **any_value("attention.head_norm", "attention.joint_norm", "attention.sinks"),
-    **any_value("attention.own_norms", "attention.growth"),
-    "experts": lambda value: value is None or type(value) is Experts,
-    **any_value("experts.layers", "experts.count", "experts.chosen", "experts.inner_size"),
-    **any_value("experts.normalised", "experts.shared_size", "experts.shared_gate"),
-    **any_value("experts.router_bias", "experts.bias", "experts.clamp", "experts.factor"),
-    "experts.scores": one_of("softmax", "sigmoid"),
-    **any_value("experts.groups", "experts.chosen_groups", "experts.best_of_group"),
-    "experts.correction": support.anything,
-    "attention.latent": lambda value: value is None or type(value) is Latent,
-    **any_value("attention.latent.rank", "attention.latent.plain", "attention.latent.values"),
-    **any_value("attention.latent.query_rank", "attention.latent.eps"),
-    "mlp": kind(GatedMlp, PlainMlp),
-    "mlp.activation": one_of("silu", "gelu_tanh", "gelu", "relu"),
-    **any_value("mlp.inner_size", "mlp.bias"),
-    "rope": kind(Rope),
-    **any_value("rope.kind", "rope.parameters", "rope.rotated", "rope.neighbours"),
-    **any_value("rope.unrotated_layers", "rope.local_theta"),
-    "names": kind(WeightNames),
-    **any_value("names.embedding", "names.layer", "names.parts", "names.final_norm", "names.head"),
-    **any_value("names.qkv_by_group", "names.buffers", "names.others"),
-    **any_value("names.transposed", "names.stacks", "names.further_layers", "names.apart"),
-    **any_value("embedding_multiplier", "rounded_multiplier", "residual_multiplier"),
-    **any_value("logit_multiplier", "logit_soft_cap", "parallel"),
-    **any_value("names.positions", "learned_positions", "skipped_positions", "labels"),
+    **BOTH_SUPPORT,
+    **any_value("attention.head_dim", "attention.scale"),
 }
 """What this decoder, with its loader and rotations, can compute."""
 GATED = ("silu", "gelu_tanh")
@@ -595,3 +566,38 @@ def _own_norms(heads: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.T
 def _scaled(x: torch.Tensor, factor: float) -> torch.Tensor:
     """x times `factor`, in place."""
     return x if factor == 1.0 else x.mul_(factor)
+
+
+class ReferenceForward:
+    """A decoder in torch, on any device."""
+
+    def __init__(
+        self,
+        decoder: StepDecoder,
+        kernels: KernelSet,
+        inputs: StepInputBuilder,
+        cache: torch.Tensor,
+    ) -> None:
+        self._decoder = decoder
+        self._kernels = kernels
+        self._inputs = inputs
+        self._cache = cache
+
+    @property
+    def vocab_size(self) -> int:
+        return self._decoder.vocab_size
+
+    def run(self, plan: StepPlan) -> torch.Tensor:
+        if len(plan.copies):
+            source, target = self._inputs.copies(plan)
+            cache = self._cache.view(-1, *self._cache.shape[2:])
+            self._kernels.copy_slots(cache, source, target)
+        if not plan.num_tokens:
+            return self._cache.new_empty((0, self._decoder.hidden_size))
+        return self._decoder.forward(self._inputs.build(plan), self._cache)
+
+    def logits(self, hidden: torch.Tensor, masks: Sequence[Mask] = ()) -> torch.Tensor:
+        return self._decoder.logits(hidden)
+
+    def best(self, hidden: torch.Tensor, masks: Sequence[Mask] = ()) -> np.ndarray | None:
+        return None

@@ -22,13 +22,14 @@ from rootlace.runtime.model.checkpoint.config import ModelConfig
 from rootlace.runtime.model.checkpoint.files import Checkpoint
 from rootlace.runtime.model.checkpoint.loader import Progress
 from rootlace.runtime.model.decoder import native_decoder
-from rootlace.runtime.model.decoder.forward import Forward, ReferenceForward
+from rootlace.runtime.model.decoder.interface import Forward
 from rootlace.runtime.model.decoder.native_weights import (
     KINDS,
     NativeWeights,
     PackedWeights,
     pack_weights,
 )
+from rootlace.runtime.model.decoder.torch_decoder import ReferenceForward
 from rootlace.runtime.model.executor.refusals import check_without_native
 from rootlace.runtime.model.executor.steps import ModelSetup
 from rootlace.runtime.model.kv import pool as kv_pool

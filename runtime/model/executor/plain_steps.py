@@ -22,7 +22,7 @@ from rootlace.runtime.contracts.plan import (
     StepResult,
     TokenScores,
 )
-from rootlace.runtime.model.decoder.forward import Forward
+from rootlace.runtime.model.decoder.interface import Forward
 from rootlace.runtime.model.sampling import sampler
 from rootlace.runtime.model.sampling.automaton_table import HostMasks
 from rootlace.runtime.model.sampling.sampler import Sampler

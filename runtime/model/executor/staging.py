@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -20,15 +19,13 @@ import torch
 from rootlace.kernels import KernelSet
 from rootlace.kernels.interface import HostPlan
 from rootlace.runtime.contracts.plan import StepPlan
-from rootlace.runtime.model.decoder.interface import AdaptedRows, StepInput
+from rootlace.runtime.model.decoder.interface import StepInput
 from rootlace.runtime.model.decoder.step_input import (
     NOT_FED,
     StepInputBuilder,
     copied_slots,
-    wanted_tokens,
 )
 from rootlace.runtime.model.executor.cuda import CudaDevice
-from rootlace.runtime.model.lora import adapted_tokens
 
 ALIGNMENT = 256
 """Bytes: where an array begins. Kernels are specialised for addresses that are multiples of 16."""
@@ -74,11 +71,13 @@ class StagingLayout:
         self.stop = start + kind.itemsize * math.prod(shape)
         self._fields[name] = Field(start, self.stop, kind, shape)
 
-    def __contains__(self, name: str) -> bool:
-        return name in self._fields
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._fields)
+    @classmethod
+    def of(cls, arrays: Mapping[str, np.ndarray]) -> StagingLayout:
+        """Places for these arrays."""
+        layout = cls()
+        for name, array in arrays.items():
+            layout.add(name, array.dtype, array.shape)
+        return layout
 
     def field(self, name: str) -> Field:
         return self._fields[name]
@@ -98,6 +97,10 @@ class StagingLayout:
         """The array in `buffer` uint8 [bytes], a view."""
         field = self._fields[name]
         return buffer[field.start : field.stop].view(_TORCH[field.dtype]).view(field.shape)
+
+    def tensors(self, buffer: torch.Tensor) -> dict[str, torch.Tensor]:
+        """All arrays in `buffer` uint8 [bytes], as views."""
+        return {name: self.device(buffer, name) for name in self._fields}
 
 
 class HostBuffers:
@@ -163,20 +166,6 @@ class Results:
 # A step of any rows: everything it needs in one piece of device memory of its own, in one copy.
 
 
-@dataclass(frozen=True)
-class StagedArrays:
-    """Named arrays on the device."""
-
-    layout: StagingLayout
-    buffer: torch.Tensor
-
-    def __contains__(self, name: str) -> bool:
-        return name in self.layout
-
-    def __getitem__(self, name: str) -> torch.Tensor:
-        return self.layout.device(self.buffer, name)
-
-
 class MixedStaging:
     """Lays out steps that are not captured as graphs."""
 
@@ -192,11 +181,9 @@ class MixedStaging:
         self._buffers = buffers
         self._device = device
 
-    def send(self, arrays: dict[str, np.ndarray]) -> StagedArrays:
+    def send(self, arrays: dict[str, np.ndarray]) -> dict[str, torch.Tensor]:
         """Arrays to the device in one copy."""
-        layout = StagingLayout()
-        for name, array in arrays.items():
-            layout.add(name, array.dtype, array.shape)
+        layout = StagingLayout.of(arrays)
         host = self._buffers.take(layout.stop)
         layout.write(host.numpy(), arrays)
         # A new buffer each time: the allocator does not reuse a queued step's memory before the
@@ -204,7 +191,7 @@ class MixedStaging:
         buffer = torch.empty(layout.stop, dtype=torch.uint8, device=self._device)
         buffer.copy_(host[: layout.stop], non_blocking=True)
         self._buffers.sent()
-        return StagedArrays(layout, buffer)
+        return layout.tensors(buffer)
 
     def copies(self, plan: StepPlan) -> dict[str, np.ndarray]:
         """Slots of the plan's block copies; nothing, if it has none."""
@@ -215,33 +202,19 @@ class MixedStaging:
 
     def stage(
         self, plan: StepPlan, sampling: dict[str, np.ndarray], found: torch.Tensor
-    ) -> tuple[StepInput, StagedArrays]:
+    ) -> tuple[StepInput, dict[str, torch.Tensor]]:
         """What the decoder takes, and all arrays: those of `copies` and `sampling`, and "targets",
         the tokens that prompt scores are of. `found` int32: tokens of the step before."""
-        arrays = {
-            "token_ids": plan.token_ids.astype(np.int64),
-            "positions": plan.positions.astype(np.int64),
-            "slots": np.concatenate((plan.slots, plan.duplicate_slots)),
-            "wanted": np.concatenate(wanted_tokens(plan)),
-        }
+        arrays = self._inputs.arrays(plan)
         if len(plan.feeds):
             arrays["feeds"] = np.full(plan.num_tokens, NOT_FED, np.int64)
             arrays["feeds"][plan.feeds[:, 0]] = plan.feeds[:, 1]
-        duplicates = bool(len(plan.duplicate_tokens))
-        if duplicates:
-            arrays["write_tokens"] = np.concatenate(
-                (np.arange(plan.num_tokens), plan.duplicate_tokens)
-            )
         if plan.prompt_scores:
             arrays["targets"] = np.concatenate(
                 [row.targets.astype(np.int64) for row in plan.prompt_scores]
             )
         arrays |= self.copies(plan)
         arrays |= sampling
-        groups = adapted_tokens(plan, arrays["wanted"])
-        for group in groups:
-            arrays[f"adapter {group.adapter}"] = group.tokens
-            arrays[f"adapter {group.adapter} wanted"] = group.wanted
         batch = self._inputs.attention_batch(plan)
         plans = {w: self._kernels.plan_attention(batch, w) for w in self._inputs.windows}
         names = {
@@ -254,29 +227,11 @@ class MixedStaging:
         token_ids = staged["token_ids"]
         if len(plan.feeds):
             token_ids = self._kernels.feed_tokens(token_ids, staged["feeds"], found)
-        cos, sin = self._inputs.rotary(staged["positions"])
-        step = StepInput(
-            token_ids=token_ids,
-            positions=staged["positions"],
-            cos=cos,
-            sin=sin,
-            write_slots=staged["slots"],
-            write_tokens=staged["write_tokens"] if duplicates else None,
-            attention={
-                window: attention.bind([staged[name] for name in names[window]])
-                for window, attention in plans.items()
-            },
-            wanted=staged["wanted"],
-            adapted=[
-                AdaptedRows(
-                    group.adapter,
-                    staged[f"adapter {group.adapter}"],
-                    staged[f"adapter {group.adapter} wanted"],
-                )
-                for group in groups
-            ],
-        )
-        return step, staged
+        bound = {
+            window: attention.bind([staged[name] for name in names[window]])
+            for window, attention in plans.items()
+        }
+        return self._inputs.on_device(plan, staged, bound, token_ids), staged
 
 
 def decode_buckets(max_rows: int) -> list[int]:
@@ -321,6 +276,7 @@ class Bucket:
 class StagedDecode:
     """A step's arrays, on their way to the device."""
 
+    plan: StepPlan
     bucket: Bucket
     plans: dict[int | None, HostPlan]
     sampling: StagingLayout | None
@@ -386,7 +342,7 @@ class DecodeStaging:
             arrays |= zip(names, plans[window].arrays, strict=True)
         if any(len(arrays[name]) > self._tail for name in bucket.tails):
             return None
-        places = sampling_layout(sampling, layout.start) if sampling else None
+        places = _sampling_layout(sampling, layout.start) if sampling else None
         host = self._buffers.take(layout.stop)
         memory = host.numpy()
         layout.write(memory, arrays)
@@ -400,11 +356,11 @@ class DecodeStaging:
             end = field.start + 4 * len(arrays[tail])
             self._buffer[begin:end].copy_(host[begin:end], non_blocking=True)
         self._buffers.sent()
-        return StagedDecode(bucket, plans, places)
+        return StagedDecode(plan, bucket, plans, places)
 
     def stage_sampling(self, rows: int, arrays: dict[str, np.ndarray]) -> StagingLayout | None:
         """Send the sampler's arrays alone. None: they have no room."""
-        places = sampling_layout(arrays, self._bucket[rows].layout.start)
+        places = _sampling_layout(arrays, self._bucket[rows].layout.start)
         if places is None:
             return None
         host = self._buffers.take(places.stop)
@@ -414,31 +370,18 @@ class DecodeStaging:
         return places
 
     def sampling_tensors(self, places: StagingLayout) -> dict[str, torch.Tensor]:
-        return {name: places.device(self._buffer, name) for name in places}
+        return places.tensors(self._buffer)
 
     def step_input(self, staged: StagedDecode, tokens: torch.Tensor) -> StepInput:
         """What the decoder takes, read from the fixed places when it runs. `tokens` int32 is what
         the step before found."""
-        bucket, buffer = staged.bucket, self._buffer
-        layout = bucket.layout
-        positions = layout.device(buffer, "positions")
-        cos, sin = self._inputs.rotary(positions)
-        attention: dict[int | None, Any] = {}
-        for window, names in bucket.attention.items():
-            views = [layout.device(buffer, name) for name in names]
-            attention[window] = staged.plans[window].bind(views)
-        return StepInput(
-            token_ids=self._kernels.feed_tokens(
-                layout.device(buffer, "token_ids"), layout.device(buffer, "feeds"), tokens
-            ),
-            positions=positions,
-            cos=cos,
-            sin=sin,
-            write_slots=layout.device(buffer, "slots"),
-            write_tokens=None,
-            attention=attention,
-            wanted=None,
-        )
+        tensors = staged.bucket.layout.tensors(self._buffer)
+        attention = {
+            window: staged.plans[window].bind([tensors[name] for name in names])
+            for window, names in staged.bucket.attention.items()
+        }
+        token_ids = self._kernels.feed_tokens(tensors["token_ids"], tensors["feeds"], tokens)
+        return self._inputs.on_device(staged.plan, tensors, attention, token_ids)
 
     def _rows(self, plan: StepPlan, rows: int) -> dict[str, np.ndarray]:
         count = plan.num_rows
@@ -469,9 +412,7 @@ class DecodeStaging:
         return Bucket(rows, layout, attention, tails)
 
 
-def sampling_layout(arrays: dict[str, np.ndarray], room: int | None = None) -> StagingLayout | None:
+def _sampling_layout(arrays: dict[str, np.ndarray], room: int) -> StagingLayout | None:
     """Places for the sampler's arrays from the buffer's start on; None: they need over `room`."""
-    layout = StagingLayout()
-    for name, array in arrays.items():
-        layout.add(name, array.dtype, array.shape)
-    return layout if room is None or layout.stop <= room else None
+    layout = StagingLayout.of(arrays)
+    return layout if layout.stop <= room else None

@@ -21,6 +21,7 @@ from rootlace.runtime.model.checkpoint.quantised.layouts import (
     ALL,
     FLOATS,
     Expected,
+    Layout,
     Quantisation,
     Rule,
 )
@@ -455,8 +456,8 @@ CODES = {
 
 
 @dataclass(frozen=True)
-class Ggml:
-    """A weight in blocks of a `type`. See `checkpoint.quantised.layouts.Layout`."""
+class Ggml(Layout):
+    """A weight in blocks of a `type`."""
 
     type: str
 
@@ -467,14 +468,8 @@ class Ggml:
     def stores(self, module: str, types: Mapping[str, str]) -> bool:
         return types.get(f"{module}.weight") == self.type
 
-    def why_not(self, rows: int, columns: int) -> str | None:
-        return None  # the file has been asked already
-
     def needed(self, rows: int, columns: int) -> dict[str, Expected]:
         return {".weight": Expected(((rows, columns),), frozenset({self.type}))}
-
-    def possible(self, rows: int, columns: int) -> dict[str, Expected]:
-        return {}
 
 
 def quantisation_of(file: GgufFile) -> Quantisation | None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
@@ -161,35 +162,39 @@ def made_up_plan(
     scored: bool = False,
 ) -> StepPlan:
     """Rows of so many new tokens each, with nothing before them."""
-    counts = np.array(lengths, np.int32)
-    starts = np.concatenate(([0], np.cumsum(counts, dtype=np.int32))).astype(np.int32)
-    widths = -(-counts // block_size)
-    tables = np.zeros((len(counts), int(widths.max())), np.int32)
+    rows = [rng.integers(0, vocab_size, count, np.int32) for count in lengths]
+    samples = [SampleRow(at, params, row, len(row)) for at, row in enumerate(rows)]
+    scores = [PromptScoreRow(0, 0, rows[0], 1)] if scored else []
+    return plan_of_rows(rows, block_size, samples=samples, prompt_scores=scores)
+
+
+def plan_of_rows(
+    rows: Sequence[np.ndarray], block_size: int, begin: int = 0, **further: Any
+) -> StepPlan:
+    """A step of rows of new tokens, each behind `begin` tokens and in blocks of its own, which
+    follow each other. `further`: what else the plan has."""
+    counts = np.array([len(row) for row in rows], np.int32)
+    starts = np.concatenate(([0], np.cumsum(counts))).astype(np.int32)
+    widths = -(-(begin + counts) // block_size)
+    tables = np.zeros((len(rows), int(widths.max())), np.int32)
     first = np.cumsum(widths) - widths
     for row, width in enumerate(widths.tolist()):
         tables[row, :width] = first[row] + np.arange(width)
-    token_ids = rng.integers(0, vocab_size, int(starts[-1]), np.int32)
-    owner = np.repeat(np.arange(len(counts)), counts)
-    positions = np.arange(len(token_ids)) - starts[owner]
+    owner = np.repeat(np.arange(len(rows)), counts)
+    positions = begin + np.arange(len(owner)) - starts[owner]
     slots = tables[owner, positions // block_size].astype(np.int64) * block_size
-    samples = [
-        SampleRow(row, params, token_ids[starts[row] : starts[row + 1]], lengths[row])
-        for row in range(len(counts))
-    ]
-    scores = [PromptScoreRow(0, 0, token_ids[: lengths[0]], 1)] if scored else []
     return StepPlan(
         step=0,
-        token_ids=token_ids,
+        token_ids=np.concatenate(rows).astype(np.int32),
         positions=positions.astype(np.int32),
         slots=slots + positions % block_size,
         row_start=starts,
-        context_len=counts,
+        context_len=begin + counts,
         block_tables=tables,
         copies=np.empty((0, 3), np.int32),
         duplicate_tokens=np.empty(0, np.int32),
         duplicate_slots=np.empty(0, np.int64),
-        samples=samples,
-        prompt_scores=scores,
+        **further,
     )
 
 

@@ -143,17 +143,4 @@ def _plan(config: ModelConfig, count: int) -> StepPlan:
     begin = config.bos_token_id
     if begin is not None and 0 <= begin < config.spec.vocab_size:
         tokens[0] = begin
-    blocks = -(-count // BLOCK_SIZE)
-    nothing = np.empty(0, np.int64)
-    return StepPlan(
-        step=0,
-        token_ids=tokens.astype(np.int32),
-        positions=np.arange(count, dtype=np.int32),
-        slots=np.arange(count, dtype=np.int64),
-        row_start=np.array([0, count], np.int32),
-        context_len=np.array([count], np.int32),
-        block_tables=np.arange(blocks, dtype=np.int32)[None],
-        copies=np.empty((0, 3), np.int32),
-        duplicate_tokens=nothing.astype(np.int32),
-        duplicate_slots=nothing,
-    )
+    return kv_pool.plan_of_rows([tokens], BLOCK_SIZE)

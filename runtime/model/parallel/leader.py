@@ -24,9 +24,9 @@ from rootlace.runtime.contracts.plan import ExecutorLost, StepPlan
 from rootlace.runtime.model.checkpoint.config import ModelConfig
 from rootlace.runtime.model.checkpoint.loader import LoadWeights, Progress, load_weights, rounded
 from rootlace.runtime.model.checkpoint.weights import ModelWeights
-from rootlace.runtime.model.decoder.forward import Forward, ReferenceForward
-from rootlace.runtime.model.decoder.interface import MeetingRanks
+from rootlace.runtime.model.decoder.interface import Forward, MeetingRanks
 from rootlace.runtime.model.decoder.rope import RotaryEmbedding
+from rootlace.runtime.model.decoder.torch_decoder import ReferenceForward
 from rootlace.runtime.model.executor.cpu_setup import LoadedModel, on_cpu
 from rootlace.runtime.model.executor.plain_steps import PlainSteps
 from rootlace.runtime.model.executor.refusals import cores_of
@@ -204,7 +204,7 @@ log = logging.getLogger(__name__)
 
 
 class LeadingForward:
-    """See `forward.Forward`: a step that all ranks compute. Hidden states and logits are in main
+    """See `interface.Forward`: a step that all ranks compute. Hidden states and logits are in main
     memory. What fails in the middle of a step leaves the ranks at different places: then the
     executor is lost."""
 

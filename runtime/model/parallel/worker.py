@@ -19,7 +19,7 @@ import torch
 from rootlace.runtime import logs, processes
 from rootlace.runtime.config import LogConfig
 from rootlace.runtime.model.checkpoint.config import ModelConfig
-from rootlace.runtime.model.decoder.forward import Forward
+from rootlace.runtime.model.decoder.interface import Forward
 from rootlace.runtime.model.parallel.group import Group, decode
 from rootlace.runtime.model.parallel.leader import (
     LOADED,

@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from rootlace.kernels import KernelSet
 from rootlace.kernels.interface import KVCodes
 from rootlace.kernels.reference.kv_cache import quantise
-from rootlace.runtime.contracts.plan import PooledRow, StepPlan
+from rootlace.runtime.contracts.plan import PooledRow
 from rootlace.runtime.model.checkpoint.config import ModelConfig
 from rootlace.runtime.model.checkpoint.loader import Progress
 from rootlace.runtime.model.decoder.interface import StepInput
@@ -168,7 +168,10 @@ def check_agreement(
     cache = kv_pool.allocate(config, len(texts), BLOCK_SIZE, device, decoder.dtype)
     found: list[list[torch.Tensor]] = [[] for _ in texts]
     for begin, end in pairwise(CUTS):
-        plan, counts = _plan(texts, begin, end)
+        rows = [text[begin:end] for text in texts if begin < len(text)]
+        counts = [len(row) for row in rows]
+        pooled = [PooledRow(0, sum(counts))]
+        plan = kv_pool.plan_of_rows(rows, BLOCK_SIZE, begin, pooled=pooled)
         parts = decoder.forward(inputs.build(plan), cache).split(counts)
         for text, part in zip(found, parts, strict=False):
             text.append(part)
@@ -240,30 +243,6 @@ def _alone(
         ]
     finally:
         base.set_attn_implementation(ATTENTION)
-
-
-def _plan(texts: Sequence[np.ndarray], begin: int, end: int) -> tuple[StepPlan, list[int]]:
-    """The tokens `begin` to `end` of the texts, all of whose hidden states are wanted, and how many
-    of each there are. Every text has a block of its own."""
-    parts = [text[begin:end] for text in texts if begin < len(text)]
-    counts = [len(part) for part in parts]
-    positions = np.concatenate([begin + np.arange(count) for count in counts])
-    rows = np.repeat(np.arange(len(parts)), counts)
-    nothing = np.empty(0, np.int64)
-    plan = StepPlan(
-        step=0,
-        token_ids=np.concatenate(parts).astype(np.int32),
-        positions=positions.astype(np.int32),
-        slots=rows * BLOCK_SIZE + positions,
-        row_start=np.cumsum([0, *counts]).astype(np.int32),
-        context_len=np.array([begin + count for count in counts], np.int32),
-        block_tables=np.arange(len(parts), dtype=np.int32)[:, None],
-        copies=np.empty((0, 3), np.int32),
-        duplicate_tokens=nothing.astype(np.int32),
-        duplicate_slots=nothing,
-        pooled=[PooledRow(0, sum(counts))],
-    )
-    return plan, counts
 
 
 # Loading ------------------------------------------------------------------------------------------

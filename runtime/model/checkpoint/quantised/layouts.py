@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import ClassVar, Literal
 
 from rootlace.wire.errors import UnsupportedModel
 
@@ -49,24 +49,32 @@ EXPONENTS = frozenset({"U8", "F8_E8M0"})
 """Scales that are powers of two: byte b is 2^(b - 127)."""
 
 
-class Layout(Protocol):
+class Layout:
     """A way to store a weight."""
+
+    marker: ClassVar[str]
+    """What the name of a module's codes ends with: a checkpoint that has it has this layout."""
 
     @property
     def codes(self) -> str:
         """What the weight is read as: one of `rootlace.kernels.weights.CODES`."""
+        raise NotImplementedError
 
     def stores(self, module: str, types: Mapping[str, str]) -> bool:
         """Whether a checkpoint has a module in this layout; `types`: of all of its tensors."""
+        return module + self.marker in types
 
     def why_not(self, rows: int, columns: int) -> str | None:
         """Why no weight of this shape can be stored so; None if one can."""
+        return None
 
     def needed(self, rows: int, columns: int) -> dict[str, Expected]:
         """The tensors of a weight."""
+        raise NotImplementedError
 
     def possible(self, rows: int, columns: int) -> dict[str, Expected]:
         """Further tensors that a weight may have."""
+        return {}
 
 
 @dataclass(frozen=True)
@@ -90,20 +98,21 @@ def blocks(count: int, block: int | None) -> int:
 
 
 @dataclass(frozen=True)
-class Numbers:
+class Numbers(Layout):
     """A matrix of numbers of eight bits, and scales: floats or powers of two. `block` None: one for
     all weights or one for each row, as the file has it. Integers may have zero points."""
 
-    codes: Literal["int8", "fp8_e4m3"]
+    numbers: Literal["int8", "fp8_e4m3"]
     block: Block | None
     scale: str = ".weight_scale"
     symmetric: bool = True
 
+    @property
+    def codes(self) -> str:
+        return self.numbers
+
     def stores(self, module: str, types: Mapping[str, str]) -> bool:
         return types.get(f"{module}.weight", "F32") not in FLOATS and module + self.scale in types
-
-    def why_not(self, rows: int, columns: int) -> str | None:
-        return None
 
     def needed(self, rows: int, columns: int) -> dict[str, Expected]:
         return {
@@ -129,12 +138,13 @@ COLUMN_GROUPS = (".weight_g_idx", ".g_idx")
 
 
 @dataclass(frozen=True)
-class PackedInts:
+class PackedInts(Layout):
     """compressed-tensors' integers of four or eight bits: 32 / bits neighbours of a row in a number
     of 32 bits, the first one in the lowest, each plus half of its range. Zero points likewise, but
     those of neighbouring rows; old files have them as they are. With `.weight_g_idx`, column i is
     of group weight_g_idx[i]."""
 
+    marker: ClassVar[str] = ".weight_packed"
     bits: Literal[4, 8]
     block: Block
     symmetric: bool = True
@@ -142,9 +152,6 @@ class PackedInts:
     @property
     def codes(self) -> str:
         return f"int{self.bits}"
-
-    def stores(self, module: str, types: Mapping[str, str]) -> bool:
-        return f"{module}.weight_packed" in types
 
     def why_not(self, rows: int, columns: int) -> str | None:
         return _not_whole(8 // self.bits, columns)
@@ -176,11 +183,12 @@ class PackedInts:
 
 
 @dataclass(frozen=True)
-class Gptq:
+class Gptq(Layout):
     """GPTQ's integers: 32 / bits neighbours of a row in a number of 32 bits, the first one in the
     lowest, and zero points, those of neighbouring rows in a number. `minus_one`: what is stored is
     the zero point less one. Column i is of group g_idx[i]."""
 
+    marker: ClassVar[str] = ".qweight"
     bits: Literal[4, 8]
     group: int | None
     minus_one: bool
@@ -188,9 +196,6 @@ class Gptq:
     @property
     def codes(self) -> str:
         return f"int{self.bits}"
-
-    def stores(self, module: str, types: Mapping[str, str]) -> bool:
-        return f"{module}.qweight" in types
 
     def why_not(self, rows: int, columns: int) -> str | None:
         return _not_whole(32 // self.bits, rows, columns)
@@ -208,18 +213,16 @@ class Gptq:
 
 
 @dataclass(frozen=True)
-class Awq:
+class Awq(Layout):
     """AWQ's integers of four bits in the version `gemm`: eight neighbours of a column in a number
     of 32 bits, in the order 0 2 4 6 1 3 5 7 from the lowest on; zero points likewise."""
 
+    marker: ClassVar[str] = ".qweight"
     group: int | None
 
     @property
     def codes(self) -> str:
         return "int4"
-
-    def stores(self, module: str, types: Mapping[str, str]) -> bool:
-        return f"{module}.qweight" in types
 
     def why_not(self, rows: int, columns: int) -> str | None:
         return _not_whole(8, rows) or _not_whole(2, columns)
@@ -232,16 +235,14 @@ class Awq:
             ".scales": Expected(((groups, rows),)),
         }
 
-    def possible(self, rows: int, columns: int) -> dict[str, Expected]:
-        return {}
-
 
 @dataclass(frozen=True)
-class Floats4:
+class Floats4(Layout):
     """Floats of four bits, two neighbours of a row in a byte, the first one in the lower half; with
     scales of groups: in MXFP4 powers of two, in NVFP4 floats of eight bits that are divided by one
     for all weights."""
 
+    marker: ClassVar[str] = ".weight_packed"
     form: Literal["mxfp4", "nvfp4"]
 
     @property
@@ -251,9 +252,6 @@ class Floats4:
     @property
     def group(self) -> int:
         return 32 if self.form == "mxfp4" else 16
-
-    def stores(self, module: str, types: Mapping[str, str]) -> bool:
-        return f"{module}.weight_packed" in types
 
     def why_not(self, rows: int, columns: int) -> str | None:
         return _not_whole(self.group, columns)
@@ -268,18 +266,16 @@ class Floats4:
             ".weight_global_scale": Expected(((), (1,))),
         }
 
-    def possible(self, rows: int, columns: int) -> dict[str, Expected]:
-        return {}
-
 
 @dataclass(frozen=True)
-class Blocks:
+class Blocks(Layout):
     """MXFP4 as gpt-oss has it: `Floats4` with each group's bytes apart, and without ".weight"."""
 
-    codes: Literal["e2m1"] = "e2m1"
+    marker: ClassVar[str] = "_blocks"
 
-    def stores(self, module: str, types: Mapping[str, str]) -> bool:
-        return f"{module}_blocks" in types
+    @property
+    def codes(self) -> str:
+        return "e2m1"
 
     def why_not(self, rows: int, columns: int) -> str | None:
         return _not_whole(32, columns)
@@ -289,9 +285,6 @@ class Blocks:
             "_blocks": Expected(((rows, columns // 32, 16),), U8),
             "_scales": Expected(((rows, columns // 32),), EXPONENTS),
         }
-
-    def possible(self, rows: int, columns: int) -> dict[str, Expected]:
-        return {}
 
 
 def _not_whole(count: int, *sizes: int) -> str | None:
