@@ -11,7 +11,7 @@ import contextvars
 import inspect
 import re
 import traceback
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
@@ -32,7 +32,8 @@ from rootlace.language.expressions import (
 from rootlace.language.failures import Site, call_site
 from rootlace.language.state import AsyncProgramState, ProgramState, State
 from rootlace.language.tools import Tools
-from rootlace.language.variables import Constant, Pending, Readable, refuses_use
+from rootlace.language.transcript import SettledBranch
+from rootlace.language.variables import Constant, Readable, refuses_use
 from rootlace.wire import chat_format, protocol
 from rootlace.wire.chat_format import PLAIN
 from rootlace.wire.protocol import write_list
@@ -248,14 +249,14 @@ class _Symbol(Constant):
         return Reference(f"meta information of {self.value.label}")
 
 
-class TracedBranch:
-    """The branch of a program that is traced: it records instead of sending."""
+class TracedBranch(SettledBranch):
+    """The branch of a program that is traced: it records instead of sending, never waits, and gives
+    references."""
 
     def __init__(self, tracer: Tracer, parent: TracedBranch | None = None) -> None:
         self.tracer = tracer
         self.variables: dict[str, Readable] = dict(parent.variables) if parent else {}
         self.graph = BranchGraph(variables=self.variables)
-        self.reader = TracedReader(tracer, self.variables)
         self._roles: list[str] = list(parent._roles) if parent else []
 
     def append(self, expression: Appendable) -> None:
@@ -356,6 +357,7 @@ class TracedBranch:
     go_back = become = _stops("goes on as another branch")
     saved = _stops("saves the state")
     restore = _stops("goes on from a state that has ended")
+    follow = follow_async = _stops("needs the text as it is generated")
 
     def mark(self) -> TracedBranch:
         return TracedBranch(self.tracer, self)
@@ -378,6 +380,18 @@ class TracedBranch:
         inner = TracedBranch(self.tracer)
         self._add("call", function.name, call_site(), branches=[inner])
         return _run(function, inner, args, values)
+
+    def find(self, name: str) -> Readable:
+        self.tracer.leave_prefix()
+        return self.variables.get(name) or _Symbol(Reference(name))
+
+    def text(self) -> Any:
+        self.tracer.leave_prefix()
+        return Reference("the text so far")
+
+    def messages(self) -> Any:
+        self.tracer.leave_prefix()
+        return Reference("the messages so far")
 
 
 class Tracer:
@@ -416,48 +430,6 @@ class Tracer:
         self.in_prefix = False
         if self._prefix_only:
             raise StopTracing("the constant prefix has ended")
-
-
-class TracedReader:
-    """The reader of a program that is traced: it never waits, and gives references."""
-
-    streams = False
-
-    def __init__(self, tracer: Tracer, variables: Mapping[str, Readable]) -> None:
-        self._tracer = tracer
-        self._variables = variables
-
-    def find(self, name: str) -> Readable:
-        self._tracer.leave_prefix()
-        return self._variables.get(name) or _Symbol(Reference(name))
-
-    def pending(self) -> Iterable[Pending]:
-        return ()
-
-    def wait_for(self, pending: Iterable[Pending]) -> None:
-        pass
-
-    async def wait_for_async(self, pending: Iterable[Pending]) -> None:
-        pass
-
-    wait_for_any, wait_for_any_async = wait_for, wait_for_async
-
-    def text(self) -> Any:
-        self._tracer.leave_prefix()
-        return Reference("the text so far")
-
-    def messages(self) -> Any:
-        self._tracer.leave_prefix()
-        return Reference("the messages so far")
-
-    def error(self) -> None:
-        return None
-
-    def follow(self, name: str | None) -> Iterator[str]:
-        raise StopTracing(f"{call_site()} needs the text as it is generated")
-
-    def follow_async(self, name: str | None, with_meta: bool) -> AsyncIterator[Any]:
-        raise StopTracing(f"{call_site()} needs the text as it is generated")
 
 
 _current: contextvars.ContextVar[TracedBranch | None] = contextvars.ContextVar(

@@ -117,7 +117,7 @@ def _scored(forks: Sequence[State], key: Callable[[Any], Any]) -> Plan:
     for fork in forks:
         while waiting := _unfinished(fork):
             yield _Wait(waiting)
-        error = fork.branch.reader.error()
+        error = fork.branch.error()
         if error is not None:
             failures.append(error)
             continue
@@ -139,7 +139,7 @@ def _majority(s: State, n: int, step: Step, name: str, key: Callable[[Any], Any]
         for fork in done:
             running.remove(fork)
             try:
-                value = key(fork.branch.reader.find(name).get())
+                value = key(fork.branch.find(name).get())
             except ProgramError as error:
                 failure = failure or error
                 continue
@@ -173,7 +173,7 @@ def _grow(s: State, n: int, step: Step) -> Plan:
 
 
 def _unfinished(fork: State) -> list[Pending]:
-    return [pending for pending in fork.branch.reader.pending() if not pending.done]
+    return [pending for pending in fork.branch.pending() if not pending.done]
 
 
 def _itself(value: Any) -> Any:
@@ -221,7 +221,7 @@ def _run(s: State, plan: Plan) -> Any:
             return end.value
         answer = asked
         if isinstance(asked, _Wait):
-            s.branch.reader.wait_for_any(asked.pending)
+            s.branch.wait_for_any(asked.pending)
 
 
 async def _run_async(s: State, plan: Plan) -> Any:
@@ -234,7 +234,7 @@ async def _run_async(s: State, plan: Plan) -> Any:
         except StopIteration as end:
             return end.value
         if isinstance(asked, _Wait):
-            await s.branch.reader.wait_for_any_async(asked.pending)
+            await s.branch.wait_for_any_async(asked.pending)
             answer = None
         else:
             answer = await asked if inspect.isawaitable(asked) else asked

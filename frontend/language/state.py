@@ -77,7 +77,7 @@ class Forks(Sequence[Any]):
             raise TypeError("a fork's states cannot be replaced")
 
     def get_var(self, name: str) -> Any:
-        found = [state.branch.reader.find(name) for state in self._states]
+        found = [state.branch.find(name) for state in self._states]
         return self._source._read_all(found, self)
 
     def __iadd__(self, other: Appendable | Sequence[Appendable] | Callable[[int], Any]) -> Self:
@@ -130,19 +130,19 @@ class Forks(Sequence[Any]):
         return f"Forks({len(self._states)})"
 
 
-# State --------------------------------------------------------------------------------------------
-
-
 # Interpreter --------------------------------------------------------------------------------------
 #
-# What stands behind a state: a branch that takes what is appended, and a reader of its values.
+# What stands behind a state: a branch that takes what is appended, and is read.
 #
 # There are two interpreters of a program. `rootlace.program` runs it: appending sends operations to
 # a runtime. `rootlace.trace` finds its graph: appending records nodes, and reading gives symbols.
 
 
-class Reader(Protocol):
-    """Reads a branch. `wait_for` and `wait_for_async` end when all that they are given is over."""
+class Branch(Protocol):
+    """Takes what a program appends, in order, and is read. `wait_for` and `wait_for_async` end when
+    all that they are given is over."""
+
+    variables: dict[str, Readable]
 
     @property
     def streams(self) -> bool:
@@ -174,15 +174,6 @@ class Reader(Protocol):
 
     def follow_async(self, name: str | None, with_meta: bool) -> AsyncIterator[Any]:
         """The same on an event loop; `with_meta`: pairs of text and meta information."""
-
-
-class Branch(Protocol):
-    """Takes what a program appends, in order."""
-
-    variables: dict[str, Readable]
-
-    @property
-    def reader(self) -> Reader: ...
 
     def append(self, expression: Appendable) -> None: ...
 
@@ -447,7 +438,7 @@ class State:
 
         The last pair of a variable carries its final information, and may have no text.
         """
-        async for step in self.branch.reader.follow_async(var_name, return_meta_data):
+        async for step in self.branch.follow_async(var_name, return_meta_data):
             yield step
 
     def trace(self) -> Timeline:
@@ -494,7 +485,7 @@ class ProgramState(State):
 
     def _read_all(self, variables: Sequence[Readable], holder: object) -> list[Any]:
         gathered = Gathered(variables)
-        self.branch.reader.wait_for(gathered.requires())
+        self.branch.wait_for(gathered.requires())
         return gathered.get()
 
     def get_meta_info(self, name: str) -> Any:
@@ -517,12 +508,12 @@ class ProgramState(State):
         if name is not None:
             return _read(self.branch, name).written()
         self.sync()
-        return self.branch.reader.text()
+        return self.branch.text()
 
     def messages(self) -> list[dict[str, str]]:
         """The finished messages, as {"role", "content"}."""
         self.sync()
-        return self.branch.reader.messages()
+        return self.branch.messages()
 
     def call_tools(self, timeout: float | None = None) -> list[ToolCall]:
         """Run what the model called in the latest `gen(tools=...)`, one after the other, and append
@@ -534,7 +525,7 @@ class ProgramState(State):
         loop of their own.
         """
         offer = offer_of(self.branch)
-        self.branch.reader.wait_for(offer.said.requires())
+        self.branch.wait_for(offer.said.requires())
         done = []
         for call in offer.calls():
             done.append(run_call(call, offer.tools, timeout))
@@ -555,21 +546,21 @@ class ProgramState(State):
 
     def sync(self) -> None:
         """Wait for everything that was appended; raises nothing (see `error`)."""
-        reader = self.branch.reader
-        reader.wait_for(reader.pending())
+        branch = self.branch
+        branch.wait_for(branch.pending())
 
     def error(self) -> BaseException | None:
         """What went wrong, or None; waits like `sync`."""
         self.sync()
-        return self.branch.reader.error()
+        return self.branch.error()
 
     def text_iter(self, var_name: str | None = None) -> Iterator[str]:
         """The text, or one variable, as it is generated (a run with `stream=True`).
 
         Without streaming, all of it at once. Raises at the end if the program failed.
         """
-        if self.branch.reader.streams:
-            yield from self.branch.reader.follow(var_name)
+        if self.branch.streams:
+            yield from self.branch.follow(var_name)
         else:
             yield self.text() if var_name is None else self.text(var_name)
 
@@ -600,9 +591,8 @@ class ProgramState(State):
 
 def _read(branch: Branch, name: str) -> Readable:
     """The variable `name`, waited for."""
-    reader = branch.reader
-    variable = reader.find(name)
-    reader.wait_for(variable.requires())
+    variable = branch.find(name)
+    branch.wait_for(variable.requires())
     return variable
 
 
@@ -660,16 +650,16 @@ class AsyncProgramState(State):
         return (await self._read(name)).get()
 
     async def _read(self, name: str) -> Readable:
-        reader = self.branch.reader
-        variable = reader.find(name)
-        await reader.wait_for_async(variable.requires())
+        branch = self.branch
+        variable = branch.find(name)
+        await branch.wait_for_async(variable.requires())
         return variable
 
     def _read_all(self, variables: Sequence[Readable], holder: object) -> Awaited:
         # `holder` keeps the forks alive while they are awaited: dropped ones are cancelled.
         async def values(holder: object) -> list[Any]:
             gathered = Gathered(variables)
-            await self.branch.reader.wait_for_async(gathered.requires())
+            await self.branch.wait_for_async(gathered.requires())
             return gathered.get()
 
         return Awaited("forks[name]", values, holder)
@@ -685,14 +675,14 @@ class AsyncProgramState(State):
             if name is not None:
                 return (await self._read(name)).written()
             await self.sync()
-            return self.branch.reader.text()
+            return self.branch.text()
 
         return Awaited(f"s.text({'' if name is None else repr(name)})", text)
 
     def messages(self) -> Awaited:
         async def messages() -> list[dict[str, str]]:
             await self.sync()
-            return self.branch.reader.messages()
+            return self.branch.messages()
 
         return Awaited("s.messages()", messages)
 
@@ -703,7 +693,7 @@ class AsyncProgramState(State):
             import asyncio
 
             offer = offer_of(self.branch)
-            await self.branch.reader.wait_for_async(offer.said.requires())
+            await self.branch.wait_for_async(offer.said.requires())
 
             async def run(asked: ToolCall) -> ToolCall:
                 done = await run_call_async(asked, offer.tools, timeout)
@@ -718,12 +708,12 @@ class AsyncProgramState(State):
         return Awaited("s.call_tools()", call)
 
     async def sync(self) -> None:
-        reader = self.branch.reader
-        await reader.wait_for_async(reader.pending())
+        branch = self.branch
+        await branch.wait_for_async(branch.pending())
 
     def error(self) -> Awaited:
         async def error() -> BaseException | None:
             await self.sync()
-            return self.branch.reader.error()
+            return self.branch.error()
 
         return Awaited("s.error()", error)

@@ -335,20 +335,10 @@ def _read_piece(given: Any) -> str:
     return Marked(msgspec.convert(given["text"], str), item)
 
 
-class SavedReader:
-    """Reads a saved state; see `rootlace.language.state.Reader`."""
+class SettledBranch:
+    """A branch of which nothing has to be waited for; see `rootlace.language.state.Branch`."""
 
     streams = False
-
-    def __init__(self, saved: Saved, variables: Mapping[str, Readable]) -> None:
-        self._pieces = saved.pieces
-        self._variables = variables
-
-    def find(self, name: str) -> Readable:
-        found = self._variables.get(name)
-        if found is None:
-            raise unknown(name, self._variables)
-        return found
 
     def pending(self) -> Iterable[Pending]:
         return ()
@@ -361,14 +351,31 @@ class SavedReader:
 
     wait_for_any, wait_for_any_async = wait_for, wait_for_async
 
-    def text(self) -> StateText:
-        return StateText(self._pieces)
-
-    def messages(self) -> list[dict[str, str]]:
-        return text_of(self._pieces)[1].messages()
-
     def error(self) -> None:
         return None
+
+
+class SavedBranch(SettledBranch):
+    """The branch of a saved state: it can be read, and others can go on from it."""
+
+    def __init__(self, saved: Saved) -> None:
+        self._saved = saved
+        self.variables: dict[str, Readable] = dict(saved.variables)
+
+    def saved(self) -> Saved:
+        return Saved(self._saved.model, self._saved.pieces, self.variables)
+
+    def find(self, name: str) -> Readable:
+        found = self.variables.get(name)
+        if found is None:
+            raise unknown(name, self.variables)
+        return found
+
+    def text(self) -> StateText:
+        return StateText(self._saved.pieces)
+
+    def messages(self) -> list[dict[str, str]]:
+        return text_of(self._saved.pieces)[1].messages()
 
     def follow(self, name: str | None) -> Iterator[str]:
         yield str(self.text() if name is None else self.find(name).written())
@@ -378,37 +385,14 @@ class SavedReader:
             meta = None if name is None else self.find(name).meta()
             yield (text, meta) if with_meta else text
 
-
-class SavedBranch:
-    """The branch of a saved state: it can be read, and others can go on from it."""
-
-    def __init__(self, saved: Saved) -> None:
-        self._saved = saved
-        self.variables: dict[str, Readable] = dict(saved.variables)
-        self.reader = SavedReader(saved, self.variables)
-
-    def saved(self) -> Saved:
-        return Saved(self._saved.model, self._saved.pieces, self.variables)
-
     def set_variable(self, name: str, value: Any) -> None:
         self.variables[name] = Constant(value)
 
     def timeline(self) -> NoReturn:
         raise InvalidRequest("a saved state does not say when it did what; trace() it beforehand")
 
-    def _ended(self, *_: object) -> NoReturn:
+    def _ended(self, *_: object, **__: object) -> NoReturn:
         raise InvalidRequest("a saved state can be read, but not appended to; run(after=state)")
 
-    append: Any = _ended
-    restore: Any = _ended
-    position: Any = _ended
-    name_from: Any = _ended
-    fork: Any = _ended
-    join: Any = _ended
-    scope: Any = _ended
-    take_offer: Any = _ended
-    called: Any = _ended
-    mark: Any = _ended
-    go_back: Any = _ended
-    become: Any = _ended
-    drop: Any = _ended
+    append = restore = position = name_from = fork = join = scope = _ended
+    take_offer = called = mark = go_back = become = drop = _ended

@@ -13,7 +13,7 @@ from rootlace.language import sampling
 from rootlace.language.expressions import Appendable, Gen, TokenIds
 from rootlace.language.failures import call_site
 from rootlace.language.sampling import with_keywords
-from rootlace.program.branch import Branch, VariableCursor, follow, follow_async
+from rootlace.program.branch import Branch
 from rootlace.program.operations import Generation
 from rootlace.program.run import ProgramRun
 from rootlace.wire.errors import InvalidRequest
@@ -52,21 +52,18 @@ class _Request:
     def stream(self) -> Iterator[tuple[int, Reply]]:
         """(number of the sample, reply): the first sample as it comes, the others at the end."""
         text = ""
-        for new, meta in follow(self.run, self._cursor()):
+        for new, meta in self._branch.steps(_NAME):
             text += new
             yield 0, _reply(text, meta or {})
         yield from enumerate(self.replies()[1:], 1)
 
     async def stream_async(self) -> AsyncIterator[tuple[int, Reply]]:
         text = ""
-        async for new, meta in follow_async(self.run, self._cursor()):
+        async for new, meta in self._branch.steps_async(_NAME):
             text += new
             yield 0, _reply(text, meta or {})
         for numbered in enumerate(self.replies()[1:], 1):
             yield numbered
-
-    def _cursor(self) -> VariableCursor:
-        return VariableCursor(self.run, self._branch.variables, _NAME)
 
 
 def _reply(text: str, meta: Mapping[str, Any]) -> Reply:

@@ -231,7 +231,7 @@ def _resumed(body: Body, after: ProgramState) -> Body:
     """`body` behind what the state `after` holds."""
     if not isinstance(after, ProgramState):
         raise TypeError(f"after= takes a state that a run gave, not {type(after).__name__}")
-    if not all(operation.done for operation in after.branch.reader.pending()):
+    if not all(operation.done for operation in after.branch.pending()):
         raise InvalidRequest("the state given as after= has not ended: wait for it (state.sync())")
     error = after.error()
     if error is not None:
