@@ -158,9 +158,7 @@ def variants(arch: int) -> list[Variant]:
             "part_lse": "*fp32",
             "numbers": "*i32",
             "out": f"*{TYPE_NAMES[dtype]}",
-            "lse": "*fp32" if wants else "constexpr",
-            "rows": "i32",
-            **dict.fromkeys(constants, "constexpr"),
+            "lse": "*fp32",
         }
         if not wants:
             constants["lse"] = None

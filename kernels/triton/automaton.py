@@ -86,6 +86,4 @@ def step_automata(
 def variants(arch: int) -> list[Variant]:
     names = step_automata_kernel.arg_names
     pointers = tuple(name for name in names if name.endswith("_ptr"))
-    signature = dict.fromkeys(pointers, "*i32")
-    signature |= {"count": "i32", "vocab": "i32", "ROWS": "constexpr"}
-    return [Variant("", step_automata_kernel, signature, {"ROWS": ROWS}, pointers, num_warps=4)]
+    return [Variant("", step_automata_kernel, {}, {"ROWS": ROWS}, pointers, num_warps=4)]

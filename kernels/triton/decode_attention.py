@@ -273,7 +273,7 @@ def variants(arch: int) -> list[Variant]:
     for group, kv_heads, dim, dtype, stored, capped, wants, block_size in cases:
         launch = settings("decode_attention", arch, **decode_key(dim, dtype, stored != "plain"))
         name = TYPE_NAMES[dtype]
-        types, kinds = stored_signature(stored, name)
+        cache_types, kinds = stored_signature(stored, name)
         constants: dict[str, object] = {
             "KV_HEADS": kv_heads,
             "GROUP": group,
@@ -289,9 +289,9 @@ def variants(arch: int) -> list[Variant]:
         }
         if not wants:
             constants |= {"lse": None}
-        signature = {
+        types = {
             "q": f"*{name}",
-            **types,
+            **cache_types,
             "numbers": "*i32",
             "out": f"*{name}",
             "lse": "*fp32",
@@ -299,7 +299,6 @@ def variants(arch: int) -> list[Variant]:
             "part_lse": "*fp32",
             "score_scale": "fp32",
             "soft_cap": "fp32",
-            "items_at": "i32",
         }
         options = [f"blocks of {block_size}"]
         options += [stored] * (stored != "plain") + ["soft cap"] * capped + ["log-sum-exp"] * wants
@@ -307,7 +306,7 @@ def variants(arch: int) -> list[Variant]:
             Variant(
                 f"{name}, group of {group}, heads of {dim}, {', '.join(options)}",
                 decode_kernel,
-                signature | dict.fromkeys(constants, "constexpr"),
+                types,
                 constants,
                 ("q", "k_cache", "v_cache", "out", "part_out", "part_lse"),
                 num_warps=launch.num_warps,

@@ -66,10 +66,6 @@ LOWEST = tl.constexpr(-1e30)
 MERGE_HEADS = 8
 """Heads per program of the merge: 8 of 128 columns are 8 float32 per thread."""
 
-CONSTANTS = (
-    "KV_HEADS", "GROUP", "DIM", "BLOCK_SIZE", "WINDOW", "CAPPED",
-    "FP8", "BITS", "NATIVE", "LSE", "BLOCK_M", "BLOCK_N", "BLOCK_D",
-)  # fmt: skip
 DIVISIBLE = (
     "q", "k_cache", "v_cache", "out", "lse", "part_out", "part_lse",
     "q_token_stride", "q_head_stride", "out_token_stride", "out_head_stride",
@@ -415,7 +411,7 @@ def _variant(
 ) -> Variant:
     """`wants`: whether log-sum-exps are asked for, which no served model does."""
     kind = TYPE_NAMES[dtype]
-    types, kinds = stored_signature(stored, kind)
+    cache_types, kinds = stored_signature(stored, kind)
     constants: dict[str, Any] = {
         "KV_HEADS": 8,
         "GROUP": group,
@@ -436,24 +432,18 @@ def _variant(
     return Variant(
         name=f"{name}{' capped' if capped else ''}{' log-sum-exp' if wants else ''} {size}",
         kernel=_extend_kernel,
-        signature={
+        types={
             "q": f"*{kind}",
-            **types,
+            **cache_types,
             "block_tables": "*i32",
             "items": "*i32",
             "out": f"*{kind}",
-            "lse": "*fp32" if wants else "constexpr",
+            "lse": "*fp32",
             "part_out": "*fp32",
             "part_lse": "*fp32",
             "score_scale": "fp32",
             "soft_cap": "fp32",
-            "q_token_stride": "i32",
-            "q_head_stride": "i32",
-            "out_token_stride": "i32",
-            "out_head_stride": "i32",
-            "table_stride": "i32",
-        }
-        | dict.fromkeys(CONSTANTS, "constexpr"),
+        },
         constants=constants,
         divisible=tuple(name for name in DIVISIBLE if wants or name != "lse"),
         num_warps=shape.num_warps,
@@ -477,16 +467,13 @@ def _merge_variant(dtype: torch.dtype, heads: int, dim: int, wants: bool) -> Var
     return Variant(
         name=f"extend_attention merge {kind} D{dim}{' log-sum-exp' if wants else ''}",
         kernel=_merge_kernel,
-        signature={
+        types={
             "part_out": "*fp32",
             "part_lse": "*fp32",
             "merges": "*i32",
             "out": f"*{kind}",
             "lse": "*fp32",
-            "out_token_stride": "i32",
-            "out_head_stride": "i32",
-        }
-        | dict.fromkeys(constants, "constexpr"),
+        },
         constants=constants,
         divisible=divisible,
     )

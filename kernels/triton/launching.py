@@ -44,21 +44,29 @@ from typing import Any
 class Variant:
     """One specialisation of a kernel, as `triton.compile` wants it.
 
-    `signature` names every parameter of the kernel in order with its type ("*bf16", "i32", "fp32",
-    "constexpr"); `constants` gives the compile-time ones; `divisible` names pointers and integers
-    that are multiples of 16. `fp_fusion`: products and sums may be one operation, rounded once.
-    `matrix_units`: its PTX must use them.
+    `types` has the types of the kernel's parameters ("*bf16", "fp32"); those that it lacks are
+    integers of 32 bits, or pointers to such where the name ends with "_ptr". `constants` gives the
+    compile-time ones; `divisible` names pointers and integers that are multiples of 16.
+    `fp_fusion`: products and sums may be one operation, rounded once. `matrix_units`: its PTX must
+    use them.
     """
 
     name: str
     kernel: Any
-    signature: dict[str, str]
+    types: dict[str, str]
     constants: dict[str, Any] = field(default_factory=dict)
     divisible: tuple[str, ...] = ()
     num_warps: int = 4
     num_stages: int = 3
     fp_fusion: bool = True
     matrix_units: bool = False
+
+    @property
+    def signature(self) -> dict[str, str]:
+        """Every parameter of the kernel in order, with its type or "constexpr"."""
+        rest = {name: "*i32" if name.endswith("_ptr") else "i32" for name in self.kernel.arg_names}
+        constant = dict.fromkeys(self.constants, "constexpr")
+        return {name: constant.get(name) or self.types.get(name, rest[name]) for name in rest}
 
 
 # Tuning -------------------------------------------------------------------------------------------

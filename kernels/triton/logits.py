@@ -147,8 +147,6 @@ def variants(arch: int) -> list[Variant]:
     types = {
         **dict.fromkeys(("bias_ptr", "out_ptr"), "*fp32"),
         **dict.fromkeys(("repetition_ptr", "frequency_ptr", "presence_ptr"), "*fp64"),
-        **dict.fromkeys(("vocab", "stride", "words"), "i32"),
-        **dict.fromkeys(("MASKED", "BIASED", "PENALISED", "BLOCK", "ENTRIES"), "constexpr"),
     }
     found = []
     for dtype, masked, biased, penalised in (
@@ -160,14 +158,12 @@ def variants(arch: int) -> list[Variant]:
         (torch.bfloat16, True, False, False),
     ):
         names = edit_logits_kernel.arg_names
-        signature = {name: types.get(name, "*i32") for name in names}
-        signature["logits_ptr"] = f"*{TYPE_NAMES[dtype]}"
         parts = [("mask", masked), ("biases", biased), ("penalties", penalised)]
         found.append(
             Variant(
                 ", ".join([TYPE_NAMES[dtype], *(part for part, there in parts if there)]),
                 edit_logits_kernel,
-                signature,
+                {**types, "logits_ptr": f"*{TYPE_NAMES[dtype]}"},
                 {
                     "MASKED": masked,
                     "BIASED": biased,

@@ -87,12 +87,7 @@ def variants(arch: int) -> list[Variant]:
             Variant(
                 name,
                 tile_mass_kernel,
-                {
-                    **pointers,
-                    **stats,
-                    **dict.fromkeys(("vocab", "stride", "tiles"), "i32"),
-                    "TILE": "constexpr",
-                },
+                {**pointers, **stats},
                 {"TILE": launch.blocks["TILE"]},
                 ("logits_ptr", *stats, "stride"),
                 num_warps=launch.num_warps,
@@ -102,14 +97,7 @@ def variants(arch: int) -> list[Variant]:
             Variant(
                 name,
                 row_logprob_kernel,
-                {
-                    **pointers,
-                    "token_ptr": "*i32",
-                    **stats,
-                    "out_ptr": "*fp32",
-                    **dict.fromkeys(("stride", "tiles"), "i32"),
-                    "TILES": "constexpr",
-                },
+                {**pointers, **stats, "out_ptr": "*fp32"},
                 {"TILES": 32},
                 ("logits_ptr", "token_ptr", *stats, "out_ptr", "stride"),
                 num_warps=1,

@@ -317,7 +317,6 @@ def variants(arch: int) -> list[Variant]:
         **dict.fromkeys(("mass_ptr", "above_ptr", "kept_ptr"), "*fp64"),
         **dict.fromkeys(("seed_ptr", "position_ptr", "best_ptr", "cut_ptr", "reached_ptr"), "*i64"),
         **dict.fromkeys(("least_ptr", "value_ptr"), "*fp32"),
-        **dict.fromkeys(("vocab", "stride", "words", "tiles", "total"), "i32"),
     }
     sized = {"TILE": size.tile, "ROOM": size.room, "PART": min(PART, size.tile)}
     launches: list[tuple[Any, str, dict[str, bool]]] = [
@@ -344,15 +343,12 @@ def variants(arch: int) -> list[Variant]:
         ):
             names = kernel.arg_names
             constants = {**sized, **flags, "MASKED": masked, "TILES": tiles}
-            signature = {name: types.get(name, "*i32") for name in names}
-            signature |= {name: "constexpr" for name in constants if name in names}
-            signature["logits_ptr"] = f"*{TYPE_NAMES[dtype]}"
             parts = [what, TYPE_NAMES[dtype], "masked" if masked else "", f"{tiles} tiles"]
             found.append(
                 Variant(
                     ", ".join(part for part in parts if part),
                     kernel,
-                    signature,
+                    {**types, "logits_ptr": f"*{TYPE_NAMES[dtype]}"},
                     {name: value for name, value in constants.items() if name in names},
                     (*(name for name in names if name.endswith("_ptr")), "vocab", "stride"),
                     num_warps=PICK_WARPS if kernel is row_pick_kernel else size.num_warps,

@@ -50,14 +50,7 @@ def _feed_variants(arch: int) -> list[Variant]:
         Variant(
             "i64",
             feed_tokens_kernel,
-            {
-                "ids_ptr": "*i64",
-                "feeds_ptr": "*i64",
-                "found_ptr": "*i32",
-                "out_ptr": "*i64",
-                "count": "i32",
-                "BLOCK": "constexpr",
-            },
+            dict.fromkeys(("ids_ptr", "feeds_ptr", "out_ptr"), "*i64"),
             {"BLOCK": FEED_BLOCK},
             ("ids_ptr", "feeds_ptr", "found_ptr", "out_ptr"),
         )
@@ -110,12 +103,8 @@ def _embedding_variants(arch: int) -> list[Variant]:
             TYPE_NAMES[dtype],
             embedding_kernel,
             {
-                "weight_ptr": f"*{TYPE_NAMES[dtype]}",
+                **dict.fromkeys(("weight_ptr", "out_ptr"), f"*{TYPE_NAMES[dtype]}"),
                 "ids_ptr": "*i64",
-                "out_ptr": f"*{TYPE_NAMES[dtype]}",
-                "width": "i32",
-                "stride": "i32",
-                "BLOCK": "constexpr",
             },
             {"BLOCK": launch.blocks["BLOCK"]},
             ("weight_ptr", "out_ptr", "width", "stride"),
@@ -179,9 +168,7 @@ def _copy_variants(arch: int) -> list[Variant]:
                 "cache_ptr": f"*{TYPE_NAMES[dtype]}",
                 "source_ptr": "*i64",
                 "target_ptr": "*i64",
-                "width": "i32",
                 "layer_stride": "i64",
-                "BLOCK": "constexpr",
             },
             {"BLOCK": launch.blocks["BYTES"] // dtype.itemsize},
             ("cache_ptr", "width", "layer_stride"),
@@ -264,12 +251,7 @@ def _gated_variants(arch: int) -> list[Variant]:
         Variant(
             f"{'gelu' if gelu else 'silu'}, {TYPE_NAMES[dtype]}{'' if even else ', odd width'}",
             gated_kernel,
-            {
-                **dict.fromkeys(arrays, f"*{TYPE_NAMES[dtype]}"),
-                **dict.fromkeys(sizes, "i32"),
-                "GELU": "constexpr",
-                "BLOCK": "constexpr",
-            },
+            dict.fromkeys(arrays, f"*{TYPE_NAMES[dtype]}"),
             {"GELU": gelu, "BLOCK": launch.blocks["BLOCK"]},
             (*arrays, *sizes) if even else arrays,
             num_warps=launch.num_warps,

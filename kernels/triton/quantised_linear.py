@@ -225,14 +225,12 @@ def variants(arch: int) -> list[Variant]:
             "BLOCK_N": launch.blocks["BLOCK_N"],
             "BLOCK_K": launch.blocks["BLOCK_K"],
         }
-        signature = {name: kind or "constexpr" for name, kind in types.items()}
-        integers = dict.fromkeys(("rows", "x_stride", "out_stride"), "i32")
         absent = {name: None for name, kind in types.items() if kind is None}
         found.append(
             Variant(
                 f"{codes} in groups of {group}, {rows} rows{', units' if units else ''}",
                 quantised_linear_kernel,
-                signature | integers | dict.fromkeys(constants, "constexpr"),
+                {name: kind for name, kind in types.items() if kind is not None},
                 constants | absent,
                 (*(name for name in types if name not in absent), "x_stride", "out_stride"),
                 num_warps=launch.num_warps,

@@ -159,12 +159,7 @@ def _variant(
     return Variant(
         f"{TYPE_NAMES[dtype]}, {width} columns",
         kernel,
-        {
-            **dict.fromkeys(arrays, f"*{TYPE_NAMES[dtype]}"),
-            **dict.fromkeys(sizes, "i32"),
-            "eps": "fp32",
-            "BLOCK": "constexpr",
-        },
+        {**dict.fromkeys(arrays, f"*{TYPE_NAMES[dtype]}"), "eps": "fp32"},
         {"BLOCK": padded(width)},
         (*arrays, *sizes),
         num_warps=_launch(width, arch).num_warps,

@@ -297,13 +297,7 @@ def _variant(
     return Variant(
         name,
         rope_and_write_kernel,
-        {
-            **arrays,
-            "num_tokens": "i32",
-            **dict.fromkeys(strides, "i32"),
-            "eps": "fp32",
-            **dict.fromkeys(constants, "constexpr"),
-        },
+        {**arrays, "eps": "fp32"},
         {**constants, **dict.fromkeys(absent)},
         (*aligned, *(strides if head_dim % 16 == 0 else ())),
         num_warps=launch.num_warps,

@@ -261,7 +261,7 @@ def variants(arch: int) -> list[Variant]:
     for group, kv_heads, dim, dtype, stored, window, capped, tile, block_size in cases:
         launch = _launch(arch, dim, dtype, stored != "plain", tile)
         name = TYPE_NAMES[dtype]
-        types, kinds = stored_signature(stored, name)
+        cache_types, kinds = stored_signature(stored, name)
         constants: dict[str, object] = {
             "KV_HEADS": kv_heads,
             "GROUP": group,
@@ -275,15 +275,14 @@ def variants(arch: int) -> list[Variant]:
             "BLOCK_N": launch.blocks["BLOCK_N"],
             "BLOCK_D": padded(dim, 16),
         }
-        signature = {
+        types = {
             "q": f"*{name}",
-            **types,
+            **cache_types,
             "numbers": "*i32",
             "part_out": "*fp32",
             "part_lse": "*fp32",
             "score_scale": "fp32",
             "soft_cap": "fp32",
-            "rows": "i32",
         }
         options = [f"{tile} pairs", f"blocks of {block_size}"]
         options += [stored] * (stored != "plain") + ["window"] * window + ["soft cap"] * capped
@@ -291,7 +290,7 @@ def variants(arch: int) -> list[Variant]:
             Variant(
                 f"{name}, group of {group}, heads of {dim}, {', '.join(options)}",
                 tree_kernel,
-                signature | dict.fromkeys(constants, "constexpr"),
+                types,
                 constants,
                 ("q", "k_cache", "v_cache", "part_out", "part_lse"),
                 num_warps=launch.num_warps,
