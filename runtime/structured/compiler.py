@@ -1,10 +1,10 @@
 """The compiler of constraints: which backend runs a constraint, and the cache of compiled grammars.
 
-    constraint -> KINDS[kind].read -> Form -> the first of KINDS[kind].backends that can run it
+    constraint -> KINDS[kind].build -> _regular: the configured backend for regular languages
+                                    -> _lark, _schema, _tag: llguidance, checked where necessary
 
-Sections: the cache; the compiler; the backends; the kinds. To add a kind, see
-`rootlace.types.constraint_kinds`. "auto" prefers the automaton: regular languages run on it,
-everything else on llguidance.
+Sections: the cache; the compiler; regular languages; llguidance; the kinds. To add a kind, see
+`rootlace.types.constraint_kinds`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any, NamedTuple, Unpack
 
@@ -22,24 +21,25 @@ import msgspec
 from rootlace.runtime.config import ConstraintConfig
 from rootlace.runtime.contracts.matcher import Grammar
 from rootlace.runtime.structured import grammars
-from rootlace.runtime.structured.checked_backend import CheckedGrammar
+from rootlace.runtime.structured.checked_backend import CheckedGrammar, IslandGrammar, Islands
 from rootlace.runtime.structured.dfa_backend import AutomatonGrammar, SteppedBuilds
 from rootlace.runtime.structured.gbnf import SpecialTokens, names_tokens, with_exact_schemas
-from rootlace.runtime.structured.islands import IslandGrammar, Islands
 from rootlace.runtime.structured.json_schema.json_text import WHITESPACE, gap_of
-from rootlace.runtime.structured.json_schema.prepare import PreparedSchema
-from rootlace.runtime.structured.json_schema.spellings import has_open_keys, keywords_within
+from rootlace.runtime.structured.json_schema.normal_form import (
+    PreparedSchema,
+    has_open_keys,
+    keywords_within,
+)
 from rootlace.runtime.structured.json_schema.to_llguidance import written
 from rootlace.runtime.structured.json_schema.to_regex import declared_part
 from rootlace.runtime.structured.json_schema.validate import UniqueKeys, Verifier
 from rootlace.runtime.structured.llguidance_backend import HybridGrammar, LLGuidanceGrammar
 from rootlace.runtime.structured.outlines_backend import OutlinesGrammar
 from rootlace.runtime.structured.regex import syntax
-from rootlace.runtime.structured.regex.emit import pattern_of
 from rootlace.runtime.structured.regex.lazy_dfa import LazyDfa
 from rootlace.runtime.structured.regex.lookaround import has_look
 from rootlace.runtime.structured.regex.parse import parse
-from rootlace.runtime.structured.regex.syntax import Either, Literal, Regex, TooLarge
+from rootlace.runtime.structured.regex.syntax import Either, Literal, Regex, TooLarge, pattern_of
 from rootlace.runtime.structured.source import (
     MAX_SOURCE,
     parsed_choices,
@@ -200,31 +200,13 @@ class GrammarCompiler:
         """Compile `constraint` without the cache. Raises InvalidConstraint."""
         check_size(constraint, self.config)
         try:
-            return self._build(constraint)
+            return KINDS[constraint.kind].build(self, constraint)
         except RecursionError:
             raise InvalidConstraint(f"{constraint.kind}: nested too deeply") from None
         except InvalidConstraint as error:
             if str(error).startswith(f"{constraint.kind}: "):
                 raise
             raise InvalidConstraint(f"{constraint.kind}: {error}") from None
-
-    def _build(self, constraint: Constraint) -> Grammar:
-        """Build on the first backend that can hold the constraint."""
-        kind = KINDS[constraint.kind]
-        form = kind.read(self, constraint)
-        reason, too_large = "", None
-        try:
-            for backend in kind.backends:
-                reason = backend.cannot(self, form)
-                if not reason:
-                    try:
-                        return backend.build(self, form)
-                    except TooLarge as error:
-                        too_large = too_large or error
-        finally:
-            if form.schema is not None:
-                form.schema.let_go()
-        raise too_large or InvalidConstraint(reason)
 
     def canonicalizer(self) -> Canonicalizer:
         with self._making:
@@ -263,88 +245,39 @@ def check_size(constraint: Constraint, config: ConstraintConfig) -> None:
         )
 
 
-# Backends -----------------------------------------------------------------------------------------
+# Regular languages --------------------------------------------------------------------------------
 
 
 MAX_KEPT_PATTERN = 1 << 18
 """Characters of the pattern that a grammar keeps for when its automaton gets too large."""
 
 
-@dataclass(frozen=True)
-class Form:
-    """A constraint as its kind reads it; a backend runs one of these parts."""
+def _regular(
+    compiler: GrammarCompiler, constraint: Constraint, regex: Regex, none: str = "no text matches"
+) -> Grammar:
+    """The grammar of a regular language on the configured backend; `none` says that it is empty.
 
-    constraint: Constraint
-    regex: Regex | None = None
-    schema: PreparedSchema | None = None
-    lark: str = ""
-
-
-class Backend(NamedTuple):
-    """One way to run a constraint."""
-
-    cannot: Callable[[GrammarCompiler, Form], str]
-    """Why this backend cannot run the form; empty if it may. `build` may still raise TooLarge."""
-    build: Callable[[GrammarCompiler, Form], Grammar]
-
-
-def _not_regular(compiler: GrammarCompiler, form: Form) -> str:
-    backend = compiler.config.backend
-    return f"{form.constraint.kind}: it is not regular, or too large, for the backend {backend!r}"
-
-
-def _regular_on(*names: str) -> Callable[[GrammarCompiler, Form], str]:
-    """A check that the form is regular and one of the backends `names` is configured."""
-
-    def cannot(compiler: GrammarCompiler, form: Form) -> str:
-        able = form.regex is not None and compiler.config.backend in names
-        return "" if able else _not_regular(compiler, form)
-
-    return cannot
-
-
-def _no_pattern(compiler: GrammarCompiler, form: Form) -> str:
-    reason = _regular_on("auto", "llguidance")(compiler, form)
-    if not reason and compiler.config.backend == "auto" and has_look(_regex(form)):
-        return f"{form.constraint.kind}: look-around has no equivalent in other engines"
-    return reason
-
-
-def _no_llguidance(compiler: GrammarCompiler, form: Form) -> str:
-    if form.regex is not None and form.schema is None:
-        return _not_regular(compiler, form)  # `_PATTERN` is the way of a regular form
-    able = compiler.config.backend in ("auto", "llguidance")
-    return "" if able else _not_regular(compiler, form)
-
-
-def _no_tag(compiler: GrammarCompiler, form: Form) -> str:
-    """A lenient tag runs on llguidance whatever backend is configured."""
-    return "" if weakest(form.constraint) is not None else _no_llguidance(compiler, form)
-
-
-def _regex(form: Form) -> Regex:
-    assert form.regex is not None
-    return form.regex
-
-
-def _build_outlines(compiler: GrammarCompiler, form: Form) -> Grammar:
+    "auto" prefers the automaton. Raises InvalidConstraint, or TooLarge where other backends remain.
+    """
+    vocabulary, config = compiler.vocabulary, compiler.config
     canonicalizer = compiler.canonicalizer()
-    return OutlinesGrammar(compiler.vocabulary, _regex(form), canonicalizer, compiler.config)
-
-
-def _build_automaton(compiler: GrammarCompiler, form: Form) -> Grammar:
-    regex = _regex(form)
-    dfa = LazyDfa(regex, compiler.config.max_states)
+    if config.backend == "outlines_core":
+        return OutlinesGrammar(vocabulary, regex, canonicalizer, config)
+    if config.backend == "llguidance":
+        return _llguidance(compiler, _lark_of(regex))
+    try:
+        dfa = LazyDfa(regex, config.max_states)
+    except TooLarge:
+        if config.backend == "automaton" or has_look(regex):  # which llguidance lacks
+            raise
+        return _llguidance(compiler, _lark_of(regex))
     if dfa.empty:
-        what = "no text matches" if form.schema is None else "#: nothing satisfies the schema"
-        raise InvalidConstraint(f"{form.constraint.kind}: {what}")
+        raise InvalidConstraint(f"{constraint.kind}: {none}")
     try:
         # One text, not a tree of thousands of objects that each full garbage collection visits.
         kept: Regex | str = pattern_of(regex, MAX_KEPT_PATTERN)
     except InvalidConstraint:
         kept = regex
-    vocabulary, config = compiler.vocabulary, compiler.config
-    canonicalizer = compiler.canonicalizer()
 
     def beside() -> Grammar:
         """Build the grammar of llguidance. The compiler is not held: its cache holds the result."""
@@ -361,33 +294,39 @@ def _build_automaton(compiler: GrammarCompiler, form: Form) -> Grammar:
     )
 
 
-def _build_pattern(compiler: GrammarCompiler, form: Form) -> Grammar:
-    return _pattern_grammar(compiler, _regex(form))
-
-
-def _pattern_grammar(compiler: GrammarCompiler, regex: Regex | str) -> Grammar:
-    return _llguidance(compiler, _lark_of(regex))
-
-
 def _lark_of(regex: Regex | str) -> str:
     return f"start: /{regex if isinstance(regex, str) else pattern_of(regex)}/"
 
 
-def _build_lark(compiler: GrammarCompiler, form: Form) -> Grammar:
+# llguidance ---------------------------------------------------------------------------------------
+
+
+def _require_llguidance(compiler: GrammarCompiler, constraint: Constraint) -> None:
+    backend = compiler.config.backend
+    if backend not in ("auto", "llguidance"):
+        raise InvalidConstraint(
+            f"{constraint.kind}: it is not regular, or too large, for the backend {backend!r}"
+        )
+
+
+def _lark(compiler: GrammarCompiler, constraint: Constraint, lark: str) -> Grammar:
+    """The grammar of a Lark text, in which `%json` embeds schemas."""
     masks: list[dict[str, Any]] = []
-    take = partial(_schema_in_grammar, compiler, form.constraint.whitespace, masks)
-    lark = with_exact_schemas(form.lark, take)
+    take = partial(_schema_in_grammar, compiler, constraint.whitespace, masks)
+    lark = with_exact_schemas(lark, take)
     try:
         inner = _user_llguidance(compiler, lark)
-        if names_tokens(form.constraint.source):  # then bytes do not tell what its text is
+        if names_tokens(constraint.source):  # then bytes do not tell what its text is
             return inner
         return _each_key_once(compiler, inner, lark, masks)
     except InvalidConstraint as error:
         raise grammars.lark_error(error) from None
 
 
-def _build_tag(compiler: GrammarCompiler, form: Form) -> Grammar:
-    constraint, vocabulary = form.constraint, compiler.vocabulary
+def _tag(compiler: GrammarCompiler, constraint: Constraint) -> Grammar:
+    if weakest(constraint) is None:  # a lenient tag runs on llguidance whatever is configured
+        _require_llguidance(compiler, constraint)
+    vocabulary = compiler.vocabulary
     masks: list[dict[str, Any]] = []
 
     def schema_at(schema: dict[str, Any] | bool, place: str, lenient: bool) -> dict[str, Any]:
@@ -401,10 +340,29 @@ def _build_tag(compiler: GrammarCompiler, form: Form) -> Grammar:
     return _each_key_once(compiler, _llguidance(compiler, lark, special.free), lark, masks)
 
 
-def _build_schema(compiler: GrammarCompiler, form: Form) -> Grammar:
-    prepared, whitespace = form.schema, form.constraint.whitespace
-    assert prepared is not None
-    if form.constraint.strict:
+def _schema(compiler: GrammarCompiler, constraint: Constraint) -> Grammar:
+    prepared = PreparedSchema(parsed_schema(constraint.source), compiler.documents)
+    try:
+        backend = compiler.config.backend
+        regex = None if backend == "llguidance" else prepared.regex(constraint.whitespace)
+        if regex is not None:
+            try:
+                return _regular(compiler, constraint, regex, "#: nothing satisfies the schema")
+            except TooLarge:
+                if backend != "auto":
+                    raise
+        _require_llguidance(compiler, constraint)
+        return _masked_schema(compiler, constraint, prepared)
+    finally:
+        prepared.let_go()
+
+
+def _masked_schema(
+    compiler: GrammarCompiler, constraint: Constraint, prepared: PreparedSchema
+) -> Grammar:
+    """llguidance's mask of a schema, with a check of what the mask does not hold."""
+    whitespace = constraint.whitespace
+    if constraint.strict:
         prepared.refuse_residuals("here (strict)")
     mask = prepared.mask_schema
     llguidance = _llguidance(
@@ -542,54 +500,31 @@ class Kind(NamedTuple):
 
     is_suspicious: Callable[[str], bool]
     """Whether compiling a source may take long or much memory."""
-    read: Callable[[GrammarCompiler, Constraint], Form]
-    """The parts that a backend can run. Raises InvalidConstraint."""
-    backends: tuple[Backend, ...]
-    """Tried in this order; the reason of the last one is the user's."""
+    build: Callable[[GrammarCompiler, Constraint], Grammar]
+    """Compile a constraint of this kind. Raises InvalidConstraint."""
 
 
-def _read_regex(_: GrammarCompiler, constraint: Constraint) -> Form:
-    return Form(constraint, regex=parse(constraint.source))
+def _regex(compiler: GrammarCompiler, constraint: Constraint) -> Grammar:
+    return _regular(compiler, constraint, parse(constraint.source))
 
 
-def _read_choices(_: GrammarCompiler, constraint: Constraint) -> Form:
-    return Form(constraint, regex=Either(tuple(map(Literal, parsed_choices(constraint.source)))))
+def _choices(compiler: GrammarCompiler, constraint: Constraint) -> Grammar:
+    texts = map(Literal, parsed_choices(constraint.source))
+    return _regular(compiler, constraint, Either(tuple(texts)))
 
 
-def _read_ebnf(_: GrammarCompiler, constraint: Constraint) -> Form:
+def _ebnf(compiler: GrammarCompiler, constraint: Constraint) -> Grammar:
     grammar = grammars.grammar_of(constraint.source)
-    if isinstance(grammar, str):
-        return Form(constraint, lark=grammar)
-    return Form(constraint, regex=grammar)
+    if not isinstance(grammar, str):
+        return _regular(compiler, constraint, grammar)
+    _require_llguidance(compiler, constraint)
+    return _lark(compiler, constraint, grammar)
 
-
-def _read_schema(compiler: GrammarCompiler, constraint: Constraint) -> Form:
-    schema = PreparedSchema(parsed_schema(constraint.source), compiler.documents)
-    if compiler.config.backend == "llguidance":
-        return Form(constraint, schema=schema)
-    try:
-        return Form(constraint, regex=schema.regex(constraint.whitespace), schema=schema)
-    except BaseException:
-        schema.let_go()
-        raise
-
-
-def _read_tag(_: GrammarCompiler, constraint: Constraint) -> Form:
-    return Form(constraint)
-
-
-_OUTLINES = Backend(_regular_on("outlines_core"), _build_outlines)
-_AUTOMATON = Backend(_regular_on("auto", "automaton"), _build_automaton)
-_PATTERN = Backend(_no_pattern, _build_pattern)
-_REGULAR = (_OUTLINES, _AUTOMATON, _PATTERN)
-_LARK = Backend(_no_llguidance, _build_lark)
-_SCHEMA = Backend(_no_llguidance, _build_schema)
-_TAG = Backend(_no_tag, _build_tag)
 
 KINDS: dict[str, Kind] = {
-    "regex": Kind(pattern_is_suspicious, _read_regex, _REGULAR),
-    "choices": Kind(lambda source: len(source) > MAX_SOURCE, _read_choices, _REGULAR),
-    "ebnf": Kind(pattern_is_suspicious, _read_ebnf, (*_REGULAR, _LARK)),
-    "json_schema": Kind(schema_is_suspicious, _read_schema, (*_REGULAR, _SCHEMA)),
-    "structural_tag": Kind(tag_is_suspicious, _read_tag, (_TAG,)),
+    "regex": Kind(pattern_is_suspicious, _regex),
+    "choices": Kind(lambda source: len(source) > MAX_SOURCE, _choices),
+    "ebnf": Kind(pattern_is_suspicious, _ebnf),
+    "json_schema": Kind(schema_is_suspicious, _schema),
+    "structural_tag": Kind(tag_is_suspicious, _tag),
 }

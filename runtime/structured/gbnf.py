@@ -18,7 +18,6 @@ from itertools import groupby
 from typing import Any
 
 from rootlace.runtime.structured.regex import syntax
-from rootlace.runtime.structured.regex.emit import pattern_of
 from rootlace.runtime.structured.regex.syntax import (
     BLANK,
     LAST,
@@ -35,6 +34,7 @@ from rootlace.runtime.structured.regex.syntax import (
     either,
     nodes,
     optional,
+    pattern_of,
     repeat,
 )
 from rootlace.wire.errors import InvalidConstraint

@@ -19,7 +19,6 @@ import numpy as np
 from interegular.fsm import FSM, Alphabet
 
 from rootlace.runtime.structured.gbnf import Regular, parse_gbnf
-from rootlace.runtime.structured.regex.emit import pattern_of, quantifier
 from rootlace.runtime.structured.regex.lazy_dfa import LazyDfa
 from rootlace.runtime.structured.regex.syntax import (
     Chars,
@@ -32,6 +31,8 @@ from rootlace.runtime.structured.regex.syntax import (
     TooLarge,
     concat,
     lengths,
+    pattern_of,
+    quantifier,
 )
 from rootlace.wire.errors import InvalidConstraint
 

@@ -18,10 +18,17 @@ from rootlace.runtime.config import ConstraintConfig
 from rootlace.runtime.contracts.matcher import ForcedTokenizer, Matcher
 from rootlace.runtime.structured.dfa_backend import ENDED, DfaMatcher, PlacedGrammar
 from rootlace.runtime.structured.regex import syntax
-from rootlace.runtime.structured.regex.emit import pattern_of
 from rootlace.runtime.structured.regex.lazy_dfa import DEAD, LazyDfa
 from rootlace.runtime.structured.regex.lookaround import has_look
-from rootlace.runtime.structured.regex.syntax import LAST, Chars, Literal, Regex, chars, with_leaves
+from rootlace.runtime.structured.regex.syntax import (
+    LAST,
+    Chars,
+    Literal,
+    Regex,
+    chars,
+    pattern_of,
+    with_leaves,
+)
 from rootlace.runtime.structured.vocabulary import vocabulary as bitmask
 from rootlace.runtime.structured.vocabulary.masks import TokenTable
 from rootlace.runtime.structured.vocabulary.vocabulary import Vocabulary

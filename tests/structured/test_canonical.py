@@ -19,7 +19,7 @@ from tokenizers import (
 )
 
 from rootlace.runtime.structured.vocabulary.forced_tokens import Canonicalizer
-from rootlace.runtime.structured.vocabulary.pretokens import PreTokenizer
+from rootlace.runtime.structured.vocabulary.merges import PreTokenizer
 from rootlace.runtime.structured.vocabulary.vocabulary import Vocabulary
 
 # What is cut and merged in odd ways: contractions, white space, digits, marks that compose, bytes

@@ -12,8 +12,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from rootlace.runtime.config import ConstraintConfig
 from rootlace.runtime.structured.compiler import GrammarCompiler
 from rootlace.runtime.structured.gbnf import names_tokens
-from rootlace.runtime.structured.json_schema.prepare import PreparedSchema
-from rootlace.runtime.structured.json_schema.spellings import has_open_keys
+from rootlace.runtime.structured.json_schema.normal_form import PreparedSchema, has_open_keys
 from rootlace.runtime.structured.llguidance_backend import LLGuidanceGrammar
 from rootlace.runtime.structured.vocabulary.vocabulary import Vocabulary
 from tests.structured.random_model import RandomModel, accepts, byte_vocabulary

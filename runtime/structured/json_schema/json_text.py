@@ -7,16 +7,25 @@ from __future__ import annotations
 
 import json
 import math
+import re
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
+from decimal import Decimal
+from fractions import Fraction
+from functools import lru_cache, partial
 from typing import Any
 
+from rootlace.runtime.structured.json_schema import pattern
+from rootlace.runtime.structured.json_schema.pattern import NotTranslated, in_all, regex_of_pattern
 from rootlace.runtime.structured.regex.syntax import (
+    ALL,
     BLANK,
+    NOTHING,
     Chars,
     Literal,
     Ranges,
     Regex,
+    TooLarge,
     chars,
     complement,
     concat,
@@ -26,7 +35,9 @@ from rootlace.runtime.structured.regex.syntax import (
     one_of,
     optional,
     repeat,
+    size,
     with_leaves,
+    with_length,
 )
 
 MAX_DIGITS = 20
@@ -208,3 +219,409 @@ def any_number(most: int | None = MAX_DIGITS, exponent: int | None = 2) -> Regex
 
 def _positive(most: int | None = MAX_DIGITS) -> Regex:
     return concat(one_of("123456789"), digits(0, None if most is None else most - 1))
+
+
+# Strings and numbers ------------------------------------------------------------------------------
+#
+# How strings, numbers and given values are written: by us, and by llguidance.
+#
+# Both take a schema of one type in the keywords of the normal form. Ours are chosen so that a model
+# comes to an end and every reader agrees: at most 20 digits, no `-0`. llguidance's have to be all
+# that its own masks allow, so that an automaton can stand in for it.
+
+
+# Numeric range ------------------------------------------------------------------------------------
+#
+# Numbers between two bounds, as regex trees over their decimal texts.
+#
+# Integers are exact for bounds of any size. Decimals have at most `MAX_DIGITS` digits on either
+# side of the point and no exponent. A validator compares the double nearest to a text with the
+# bound, so a decimal on the right side of the bound must stay there when it is rounded: rounding is
+# monotone, which is enough for inclusive bounds; at exclusive ones the digits after the point are
+# limited until the nearest text that is left rounds to another double than the bound.
+
+
+_TOP = 10**MAX_DIGITS - 1
+_MAX_SUFFIXES = 1000
+_MAX_LISTED = 512
+
+
+class OutOfReach(ValueError):
+    """There are numbers between the bounds, but none that we would write, or too many to list."""
+
+
+_Limit = tuple[str, bool]
+"""Digits after a point, and whether what is equal to them is within the limit."""
+
+
+@dataclass(frozen=True)
+class Bound:
+    """A limit as the schema states it (int or finite float), itself included or not."""
+
+    value: int | float
+    inclusive: bool = True
+
+    @property
+    def decimal(self) -> Decimal:
+        return Decimal(repr(self.value))
+
+    @property
+    def fraction(self) -> _Limit:
+        """The digits after the point, without zeros at the end."""
+        return format(self.decimal, "f").partition(".")[2].rstrip("0"), self.inclusive
+
+    @property
+    def whole(self) -> int:
+        return int(self.decimal)
+
+    def negated(self) -> Bound:
+        return Bound(-self.value, self.inclusive)
+
+
+def integers(low: int | None, high: int | None, factor: int = 1) -> Regex:
+    """The multiples of `factor` (positive) from `low` to `high`, both included (None: no bound but
+    that of digits).
+
+    Few multiples are listed; otherwise `factor` must divide a small power of ten, so that the last
+    digits tell. Raises OutOfReach for other factors.
+    """
+    if low is not None and high is not None:
+        first, last = -(-low // factor), high // factor
+        if first > last:
+            return NOTHING
+        if factor > 1 and last - first < _MAX_LISTED:
+            return either(*(Literal(str(q * factor)) for q in range(first, last + 1)))
+    low = -_TOP if low is None else low
+    high = _TOP if high is None else high
+    if low > high:
+        raise OutOfReach("the integers have too many digits")
+    naturals: Callable[[int, int], Regex] = _natural_numbers
+    if factor > 1:
+        places = next((k for k in range(1, MAX_DIGITS) if 10**k % factor == 0), None)
+        if places is None or 10**places // factor > _MAX_SUFFIXES:
+            raise OutOfReach(f"multiples of {factor}")
+        naturals = partial(_natural_multiples, factor, places)
+    options: list[Regex] = []
+    if low < 0:
+        options.append(concat(Literal("-"), naturals(max(1, -high), -low)))
+    if high >= 0:
+        options.append(naturals(max(0, low), high))
+    return either(*options)
+
+
+def tightest_integers(low: Bound | None, high: Bound | None) -> tuple[int | None, int | None]:
+    """The first and last integer within the bounds."""
+    first = last = None
+    if low is not None:
+        exact = Fraction(low.value)
+        first = math.ceil(exact) if low.inclusive else math.floor(exact) + 1
+    if high is not None:
+        exact = Fraction(high.value)
+        last = math.floor(exact) if high.inclusive else math.ceil(exact) - 1
+    return first, last
+
+
+def _natural_multiples(factor: int, places: int, low: int, high: int) -> Regex:
+    """0 <= low. A number is a head and its last `places` digits; those decide divisibility."""
+    block = 10**places
+    options: list[Regex] = []
+
+    def add(head_low: int, head_high: int, tail_low: int, tail_high: int) -> None:
+        tails = range(-(-tail_low // factor) * factor, tail_high + 1, factor)
+        if head_low > head_high:
+            return
+        if head_low == 0:  # no head is written, and no leading zeros
+            options.extend(Literal(str(tail)) for tail in tails)
+            head_low = 1
+        if head_low <= head_high:
+            endings = either(*(Literal(str(tail).zfill(places)) for tail in tails))
+            options.append(concat(_natural_numbers(head_low, head_high), endings))
+
+    first, first_tail = divmod(low, block)
+    last, last_tail = divmod(high, block)
+    if first == last:
+        add(first, first, first_tail, last_tail)
+    else:
+        add(first, first, first_tail, block - 1)
+        add(first + 1, last - 1, 0, block - 1)
+        add(last, last, 0, last_tail)
+    return either(*options)
+
+
+def _natural_numbers(low: int, high: int) -> Regex:
+    """0 <= low; texts without leading zeros."""
+    if low > high:
+        return NOTHING
+    shortest, longest = len(str(low)), len(str(high))
+    if shortest == longest:
+        return _between(str(low), str(high))
+    options = [_between(str(low), "9" * shortest)]
+    if shortest + 1 < longest:
+        options.append(concat(Chars(((0x31, 0x39),)), digits(shortest, longest - 2)))
+    options.append(_between("1" + "0" * (longest - 1), str(high)))
+    return either(*options)
+
+
+def _between(low: str, high: str) -> Regex:
+    """The digit strings from `low` to `high`, all three of one length."""
+    return _strings((low, True), (high, True), len(low), len(low))
+
+
+def _strings(low: _Limit | None, high: _Limit | None, least: int, most: int) -> Regex:
+    """The strings g of `least` to `most` digits for which 0.g lies between 0.low and 0.high (None:
+    no limit)."""
+    if low is not None and low[1] and not low[0].strip("0"):
+        low = None
+    if high is not None and high[1] and not high[0].strip("9") and len(high[0]) >= most:
+        high = None
+    if low is None and high is None:
+        return digits(least, most)
+    if high is not None and not high[0].strip("0"):
+        return repeat(Literal("0"), least, most) if low is None and high[1] else NOTHING
+    empty = BLANK if low is None and not least else NOTHING
+    if not most:
+        return empty
+    first = int(low[0][:1] or 0) if low else 0
+    last = int(high[0][0]) if high else 9
+    inner = max(least - 1, 0), most - 1
+    if low and high and first >= last:
+        both = _strings(_rest(low), _rest(high), *inner)
+        return either(empty, concat(_digit(first, last), both))
+    free = digits(*inner)
+    above = _strings(_rest(low), None, *inner) if low else free
+    below = _strings(None, _rest(high), *inner) if high else free
+    edges = [concat(_digit(d, d), g) for d, g in ((first, above), (last, below)) if g != free]
+    middle = _digit(first + (above != free), last - (below != free))
+    return either(empty, *edges, concat(middle, free))
+
+
+def _digit(low: int, high: int) -> Regex:
+    if low == high:
+        return Literal(str(low))
+    return Chars(((0x30 + low, 0x30 + high),)) if low < high else NOTHING
+
+
+def _rest(limit: _Limit) -> _Limit:
+    """Behind its first digit."""
+    return limit[0][1:], limit[1]
+
+
+# --- decimals -------------------------------------------------------------------------------------
+
+
+def decimals(low: Bound | None, high: Bound | None) -> Regex:
+    """The decimals within the bounds. Raises OutOfReach where none of them can be written."""
+    low = _kept(low, lower=True)
+    high = _kept(high, lower=False)
+    if low is not None and high is not None:
+        if low.value > high.value:
+            return NOTHING
+        if low.value == high.value and not (low.inclusive and high.inclusive):
+            return NOTHING
+    places = min(_places(low, upwards=True), _places(high, upwards=False))
+    options: list[Regex] = []
+    if low is None or low.value < 0:  # negative numbers; their own zero is left out
+        bottom = Bound(0, False) if high is None or high.value >= 0 else high.negated()
+        top = None if low is None else low.negated()
+        options.append(concat(Literal("-"), _unsigned(bottom, top, places)))
+    if high is None or high.value >= 0:
+        bottom = Bound(0) if low is None or low.value < 0 else low
+        options.append(_unsigned(bottom, high, places))
+    found = either(*options)
+    if found == NOTHING:
+        raise OutOfReach("no decimal of modest length lies between the bounds")
+    return found
+
+
+def _kept(bound: Bound | None, *, lower: bool) -> Bound | None:
+    """`bound`, or None where every number we write keeps to it. Raises OutOfReach for one that no
+    number we write keeps to, or that doubles cannot hold exactly."""
+    if bound is None:
+        return None
+    if abs(bound.value) > _TOP:
+        if (bound.value < 0) == lower:
+            return None
+        raise OutOfReach("the numbers have too many digits")
+    if abs(bound.value) >= 10**15 and Fraction(float(bound.value)) != Fraction(bound.decimal):
+        raise OutOfReach("a double cannot hold the bound")
+    if len(bound.fraction[0]) > MAX_DIGITS:
+        raise OutOfReach("the bound has too many digits")
+    return bound
+
+
+def _places(bound: Bound | None, *, upwards: bool) -> int:
+    """How many digits after the point keep the nearest text beyond an exclusive bound apart from
+    it as a double."""
+    if bound is None or bound.inclusive:
+        return MAX_DIGITS
+    for places in range(MAX_DIGITS, -1, -1):
+        unit = Fraction(1, 10**places)
+        exact = Fraction(bound.decimal) / unit
+        nearest = (math.floor(exact) + 1 if upwards else math.ceil(exact) - 1) * unit
+        rounded = nearest.numerator / nearest.denominator  # correctly rounded by Python
+        if rounded > bound.value if upwards else rounded < bound.value:
+            return places
+    raise OutOfReach("the bound has too many digits")
+
+
+def _unsigned(low: Bound, high: Bound | None, places: int) -> Regex:
+    """Non-negative decimals between the bounds."""
+    if high is not None and low.whole == high.whole:
+        return _decimal(Literal(str(low.whole)), low.fraction, high.fraction, places)
+    options = [_decimal(Literal(str(low.whole)), low.fraction, None, places)]
+    last = _TOP if high is None else high.whole - 1
+    if low.whole < last:
+        options.append(_decimal(_natural_numbers(low.whole + 1, last), None, None, places))
+    if high is not None:
+        options.append(_decimal(Literal(str(high.whole)), None, high.fraction, places))
+    return either(*options)
+
+
+def _decimal(whole: Regex, low: _Limit | None, high: _Limit | None, places: int) -> Regex:
+    """`whole`, and digits after a point where they are between the limits; none where that is 0."""
+    fraction = concat(Literal("."), _strings(low, high, 1, places))
+    return concat(whole, either(_strings(low, high, 0, 0), fraction))
+
+
+# Spellings ----------------------------------------------------------------------------------------
+
+
+_BOUNDS = {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"}
+_ESCAPED_BY_NUMBER = re.compile(r"(?<!\\)(?:\\\\)*\\u")
+_ESCAPED_CONTROL = re.compile(r'(?<!\\)(?:\\\\)*\\[^"\\]')
+_ESCAPED_PUNCTUATION = re.compile(r"\\[-./+*?()\[\]{}^$|]")
+
+
+class NotRegular(Exception):
+    """A schema has no regular form of modest size, or none that is modelled; the text says why."""
+
+
+class Ours:
+    """Strings as `json.dumps(..., ensure_ascii=False)` writes them, free ones also with `\\/` and
+    `\\uXXXX`, because models write these; numbers of bounded length."""
+
+    def __init__(self, max_size: int) -> None:
+        self._max_size = max_size
+
+    def literal(self, value: Any, gap: Regex) -> Regex:
+        return _literal(value, gap)
+
+    def string(self, schema: dict[str, Any]) -> Regex:
+        if schema.keys() == {"type"}:
+            return any_string()
+        return string_of(content_of(schema, self._max_size), OURS)
+
+    def number(self, schema: dict[str, Any]) -> Regex:
+        low, high = _bounds(schema)
+        said = schema.keys() - {"type"}
+        factor = schema.get("multipleOf")
+        try:
+            if not said <= _BOUNDS | {"multipleOf"}:
+                raise NotRegular(f"a number with {sorted(said)}")
+            if schema["type"] == "number" and factor is None:
+                return decimals(low, high) if said else any_number()
+            if factor is not None and factor % 1:
+                raise NotRegular("multiples of a fraction")
+            if not said:
+                return any_integer()
+            first, last = tightest_integers(low, high)
+            return integers(first, last, int(factor or 1))
+        except OutOfReach as error:
+            raise NotRegular(str(error)) from None
+
+
+class Guidance:
+    """What llguidance 1.9 writes. `escapes`: the letters that it lets follow a
+    backslash in a free string."""
+
+    def __init__(self, escapes: str, max_size: int) -> None:
+        self._max_size = max_size
+        self._escapes = guidance_escapes(escapes)
+        self._respelt = _ESCAPED_CONTROL if "u" in escapes else _ESCAPED_BY_NUMBER
+
+    def literal(self, value: Any, gap: Regex) -> Regex:
+        tree = _literal(value, gap)
+        if not isinstance(tree, Literal) or "\x7f" in tree.text or self._respelt.search(tree.text):
+            raise NotRegular("a value that is spelt in several ways")
+        return tree
+
+    def string(self, schema: dict[str, Any]) -> Regex:
+        if "format" in schema or "allOf" in schema:
+            raise NotRegular("a format, which llguidance reads in its own way")
+        # So it does what dialects of patterns read differently.
+        plain = _ESCAPED_PUNCTUATION.sub("", schema.get("pattern", ""))
+        if "\\" in plain or "." in plain or "(?" in plain:
+            raise NotRegular("a pattern that llguidance may read otherwise")
+        return string_of(content_of(schema, self._max_size), self._escapes)
+
+    def number(self, schema: dict[str, Any]) -> Regex:
+        said = schema.keys() - {"type"}
+        if schema["type"] == "number" and not said:
+            return any_number(most=None, exponent=None)
+        if schema["type"] == "number" or not said <= {"minimum", "maximum"}:
+            raise NotRegular(f"a number with {sorted(said)}")
+        low, high = tightest_integers(*_bounds(schema))
+        if low is not None and high is not None and low > high:
+            return NOTHING
+        options: list[Regex] = []
+        if high is None or high >= 0:
+            options.append(_naturals(max(low or 0, 0), high))
+        if low is None or low < 0:  # zero may have a sign where a negative number may
+            top = None if low is None else -low
+            options.append(concat(Literal("-"), _naturals(max(-high, 0) if high else 0, top)))
+        return either(*options)
+
+
+def _literal(value: Any, gap: Regex) -> Regex:
+    try:
+        return literal(value, gap)
+    except ValueError as error:
+        raise NotRegular(f"a value that JSON cannot write: {error}") from None
+
+
+def content_of(schema: dict[str, Any], max_size: int) -> Regex:
+    """The texts that a string of this schema may have. Raises NotRegular."""
+    least, most = schema.get("minLength", 0), schema.get("maxLength")
+    if not schema.keys() <= {"type", "minLength", "maxLength", "pattern", "format", "allOf"}:
+        raise NotRegular(f"a string with {sorted(schema)}")
+    if max(least, most or 0) > max_size:
+        raise NotRegular("too large")
+    contents: list[Regex] = []
+    try:
+        for one in (schema, *schema.get("allOf", ())):
+            contents += [pattern.regex_of_format(one["format"])] if "format" in one else []
+            contents += [regex_of_pattern(one["pattern"])] if "pattern" in one else []
+        if not contents:
+            return repeat(Chars(ALL), least, most)
+        if sum(size(content, max_size) for content in contents) > max_size:
+            raise NotRegular("too large")
+        fitted = with_length(contents[0], least, most) if len(contents) == 1 else None
+        if fitted is None:
+            fitted = in_all(contents, least, most)
+    except (NotTranslated, TooLarge) as error:
+        raise NotRegular(str(error)) from None
+    if size(fitted, max_size) > max_size:
+        raise NotRegular("too large")
+    return fitted
+
+
+def _bounds(schema: dict[str, Any]) -> tuple[Bound | None, Bound | None]:
+    low = high = None
+    for keyword, inclusive in (("minimum", True), ("exclusiveMinimum", False)):
+        if keyword in schema:
+            low = Bound(schema[keyword], inclusive)
+    for keyword, inclusive in (("maximum", True), ("exclusiveMaximum", False)):
+        if keyword in schema:
+            high = Bound(schema[keyword], inclusive)
+    return low, high
+
+
+def _naturals(low: int, high: int | None) -> Regex:
+    """Non-negative integers, without a bound of digits."""
+    if high is not None:
+        return integers(low, high)
+    if low == 0:
+        return either(Literal("0"), concat(one_of("123456789"), digits(0, None)))
+    places = len(str(low))
+    longer = concat(one_of("123456789"), digits(places, None))
+    return either(integers(low, 10**places - 1), longer)

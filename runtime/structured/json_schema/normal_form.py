@@ -3,7 +3,7 @@
 Every schema becomes a union of cases without `not`, `if`, `oneOf` and the like (`cases`). A case is
 a union of shapes of one type each (`type_shapes`). The parts of a shape are conjunctions again:
 these become definitions of the new schema, so recursion stays recursion. `to_regex` and
-`prepare.mask_of` read the keywords that are left:
+`mask_of` read the keywords that are left:
 
     {"$ref": "#/$defs/s7"}, true, false                a part
     {"anyOf": [of the following, …]}                   a definition, or one of the following alone
@@ -20,14 +20,30 @@ Strings are of patterns that may be found anywhere in them, or of formats that a
 from __future__ import annotations
 
 import json
+import math
+import re
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
 from typing import Any
 
 from rootlace.runtime.structured.json_schema.cases import TYPES, Atom, Cases, Conjunction
-from rootlace.runtime.structured.json_schema.load import CheckedSchema, Residual, invalid, written
+from rootlace.runtime.structured.json_schema.json_text import gap_of
+from rootlace.runtime.structured.json_schema.load import (
+    CheckedSchema,
+    Residual,
+    invalid,
+    subschemas,
+    written,
+)
+from rootlace.runtime.structured.json_schema.pattern import searcher
+from rootlace.runtime.structured.json_schema.to_llguidance import string_matcher, weaken
+from rootlace.runtime.structured.json_schema.to_regex import whole_regex
 from rootlace.runtime.structured.json_schema.type_shapes import Shape, Shapes
+from rootlace.runtime.structured.json_schema.validate import Rules, Verifier
+from rootlace.runtime.structured.regex.syntax import Regex
+from rootlace.wire.errors import InvalidConstraint
 
 Satisfies = Callable[..., bool]
 
@@ -224,3 +240,215 @@ def _reduced(conjunction: Conjunction) -> Conjunction:
             and not (atom.located.schema == {} and not atom.negated)
         )
     )
+
+
+# Prepared schemas ---------------------------------------------------------------------------------
+#
+# A JSON schema, ready to be enforced: its normal form, the schema of its mask, the check.
+#
+# Sections: the mask (what llguidance runs, and what is left to check); the prepared schema.
+
+
+# Key spelling -------------------------------------------------------------------------------------
+#
+# How a mask lets strings be spelt, so that no key stands there under another spelling.
+#
+# llguidance tells the keys that a schema names from all others by their text as JSON writes it. A
+# key spelt with an escape that it does not need (`"\u0061"` for `"a"`) would pass for another one,
+# whatever the schema says of it. So where it matters, no character is written as `\u` and four
+# digits; control characters that have no escape of their own (all but `\n \r \b \t \f`) are then
+# written in no string but those that the schema spells out.
+
+
+OPTIONS = {"json_allowed_escapes": 'nrbtf\\"'}
+"""llguidance's option for it."""
+_MAY_NEED_CONTROLS = re.compile(r"[\x00-\x1f]|\\[xucv0]|\[\^")
+
+
+def tells_keys_apart(schema: Any) -> bool:
+    """Whether it has an object in which one key has another schema than others."""
+    return any(_is_told(part) for part in _dicts(schema))
+
+
+def has_open_keys(mask: dict[str, Any]) -> bool:
+    """Whether keys may come in some value that the schema of a mask does not name: llguidance does
+    not know them apart, so one could come twice."""
+    return any(map(_is_open, _within(mask)))
+
+
+def keywords_within(mask: dict[str, Any]) -> set[str]:
+    """All that are in use in the schema of a mask."""
+    return {keyword for schema in _within(mask) if isinstance(schema, dict) for keyword in schema}
+
+
+def _within(mask: dict[str, Any]) -> Iterator[Any]:
+    """The schemas in it, the booleans among them."""
+    queue: list[Any] = [mask]
+    while queue:
+        schema = queue.pop()
+        yield schema
+        queue += [below for _, below in subschemas(schema)] if isinstance(schema, dict) else ()
+
+
+def _is_open(schema: Any) -> bool:
+    if not isinstance(schema, dict):
+        return schema is True
+    if "$ref" in schema or "anyOf" in schema or "enum" in schema:
+        return False
+    types = schema.get("type", ("array", "object"))
+    closed = schema.get("additionalProperties", True) is False and "patternProperties" not in schema
+    if "object" in types and not closed:
+        return True
+    most = schema.get("maxItems", math.inf)
+    return "array" in types and "items" not in schema and most > len(schema.get("prefixItems", ()))
+
+
+def needs_controls(schema: Any) -> bool:
+    """Whether some pattern in it matches control characters only."""
+    return any(
+        _MAY_NEED_CONTROLS.search(pattern) is not None and _is_lost(pattern)
+        for part in _dicts(schema)
+        for pattern in _patterns(part)
+    )
+
+
+def _is_told(shape: dict[str, Any]) -> bool:
+    names, patterns = shape.get("properties", {}), shape.get("patternProperties", {})
+    if not isinstance(names, dict) or not isinstance(patterns, dict) or not (names or patterns):
+        return False
+    closed = shape.get("additionalProperties", True) is False
+    return not closed or (bool(patterns) and any(min(name, default=" ") < " " for name in names))
+
+
+def _patterns(shape: dict[str, Any]) -> Iterator[str]:
+    if isinstance(shape.get("pattern"), str):
+        yield shape["pattern"]
+    if isinstance(shape.get("patternProperties"), dict):
+        yield from shape["patternProperties"]
+
+
+def _dicts(schema: Any) -> Iterator[dict[str, Any]]:
+    """The objects in it; those among values (`enum`) are left out."""
+    queue = [schema]
+    while queue:
+        part = queue.pop()
+        if isinstance(part, dict):
+            yield part
+            queue += [below for key, below in part.items() if key not in ("enum", "const")]
+        elif isinstance(part, list):
+            queue += part
+
+
+@lru_cache(maxsize=1024)
+def _is_lost(pattern: str) -> bool:
+    """Whether no string that matches can be written without `\\u`."""
+    return string_matcher(pattern, **OPTIONS).try_consume_tokens([ord('"')]) != 1
+
+
+# Mask ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Mask:
+    """A schema that llguidance takes, and the keywords of the user's that it does not hold."""
+
+    schema: dict[str, Any]
+    residuals: tuple[Residual, ...]
+
+
+def mask_of(normal: Normal) -> Mask:
+    weakened = weaken(normal.root, {**normal.definitions, **normal.shown})
+    notes: set[Residual] = set()
+    for name in weakened.definitions:
+        notes |= normal.notes[name] | normal.lost[name]
+    for name, keyword in weakened.lost:
+        notes.add(Residual(_place(normal.places[name], keyword), keyword))
+    schema = dict(weakened.root)
+    if weakened.definitions:
+        schema["$defs"] = weakened.definitions
+    told = [name for name, shape in weakened.definitions.items() if tells_keys_apart(shape)]
+    if told and needs_controls(schema):
+        # Keys may be spelt in two ways then, and the mask does not know one in the other.
+        for name in told:
+            notes.add(Residual(_place(normal.places[name], "properties"), "properties"))
+    elif told:
+        schema["x-guidance"] = dict(OPTIONS)
+    return Mask(schema, tuple(sorted(notes, key=lambda note: note.pointer)))
+
+
+def _place(conjunction: Conjunction, keyword: str) -> str:
+    for atom in conjunction:
+        if isinstance(atom.located.schema, dict) and keyword in atom.located.schema:
+            return f"{atom.located.pointer}/{keyword}"
+    return conjunction[0].located.pointer if conjunction else "#"
+
+
+# Prepare ------------------------------------------------------------------------------------------
+
+
+class PreparedSchema:
+    """A schema that is well-formed and not found to be unsatisfiable."""
+
+    def __init__(
+        self, schema: dict[str, Any] | bool, documents: Mapping[str, Any] | None = None
+    ) -> None:
+        """Raises InvalidConstraint, naming the JSON pointer, where the schema is malformed, refers
+        to what is not there or is found to be unsatisfiable. `documents` are schemas by URI."""
+        self._checked = CheckedSchema(schema, documents or {})
+        self._check_patterns(of_keys=True)
+        self._rules = Rules(self._checked)
+        self.normal = normal_form(self._checked, self._rules.satisfies)
+
+    def regex(self, whitespace: str) -> Regex | None:
+        """Its JSON texts as a regex tree, where they are an automaton of modest size."""
+        if not self.normal.exact:
+            return None
+        gap = gap_of(whitespace == "flexible")
+        return whole_regex(self.normal.root, self.normal.definitions, gap)
+
+    @cached_property
+    def _mask(self) -> Mask:
+        found = mask_of(self.normal)
+        if found.residuals:
+            self._check_patterns(of_keys=False)
+            self._rules.watch(found.residuals)
+        return found
+
+    @property
+    def mask_schema(self) -> dict[str, Any]:
+        """It allows every text that the schema allows (in the order of its properties), and those
+        more that `residuals` names; it is self-contained (`$ref`s are local) and known to be taken
+        by llguidance."""
+        return self._mask.schema
+
+    @property
+    def residuals(self) -> tuple[Residual, ...]:
+        return self._mask.residuals
+
+    @property
+    def verifier_factory(self) -> Callable[[], Verifier] | None:
+        """Makes a check of one text as it comes; None where the mask holds everything."""
+        rules = self._rules  # not all of this, which may be a hundred thousand objects
+        return (lambda: Verifier(rules)) if self._mask.residuals else None
+
+    def let_go(self) -> None:
+        """Nothing is asked any more, but what `verifier_factory` made."""
+        self.normal.let_go()
+        if "_mask" in vars(self):
+            let_go(self._mask.schema.get("$defs", {}))
+
+    def refuse_residuals(self, why: str) -> None:
+        """Raises InvalidConstraint where there are any; `why` says why they must not be there."""
+        for first in self.residuals[:1]:
+            place = written(first.pointer)
+            keyword = first.keyword if place == first.pointer else place.rpartition("/")[2]
+            raise invalid(place, f"no mask can hold {keyword!r} {why}")
+
+    def _check_patterns(self, of_keys: bool) -> None:
+        """Refuse what a check could not search for."""
+        for pointer, pattern, is_of_keys in self._checked.patterns():
+            if is_of_keys is of_keys:
+                try:
+                    searcher(pattern)
+                except InvalidConstraint as error:
+                    raise invalid(pointer, f"{pattern!r}: {error}") from None

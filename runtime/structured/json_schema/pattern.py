@@ -23,7 +23,6 @@ from jsonschema import Draft202012Validator, FormatChecker
 from llguidance import LLMatcher
 
 from rootlace.runtime.structured.json_schema.to_llguidance import string_matcher, takes_pattern
-from rootlace.runtime.structured.regex.emit import pattern_of
 from rootlace.runtime.structured.regex.lazy_dfa import LazyDfa
 from rootlace.runtime.structured.regex.lookaround import has_look, without_look
 from rootlace.runtime.structured.regex.parse import (
@@ -57,6 +56,7 @@ from rootlace.runtime.structured.regex.syntax import (
     either,
     intersection,
     nodes,
+    pattern_of,
     repeat,
     union,
     with_leaves,

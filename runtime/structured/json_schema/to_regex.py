@@ -6,7 +6,7 @@ in one of two ways.
 `whole_regex` writes all of a schema, in our spelling. What is not regular or too large (open
 objects, recursion, long strings) makes the whole not regular; llguidance takes it then. Not every
 valid text is in the tree: properties come in the order of the schema, strings and numbers in the
-spellings of `spellings.Ours`. Every text of it is valid.
+spellings of `json_text.Ours`. Every text of it is valid.
 
 `declared_part` writes what is declared in a schema that llguidance runs, in llguidance's spelling,
 with *marks* for what is not declared or not regular. `docs/constrained_internals.md` ("Open
@@ -20,8 +20,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from rootlace.runtime.structured.json_schema import json_text
-from rootlace.runtime.structured.json_schema.normal_form import Normal
-from rootlace.runtime.structured.json_schema.spellings import Guidance, NotRegular, Ours
+from rootlace.runtime.structured.json_schema.json_text import Guidance, NotRegular, Ours
 from rootlace.runtime.structured.regex.syntax import (
     BLANK,
     NOTHING,
@@ -45,13 +44,15 @@ _MAX_DEPTH = 32
 _OF_OBJECTS = {"properties", "required", "additionalProperties", "patternProperties"}
 
 
-def whole_regex(normal: Normal, gap: Regex, max_size: int = MAX_SIZE) -> Regex | None:
+def whole_regex(
+    root: Any, definitions: Mapping[str, Any], gap: Regex, max_size: int = MAX_SIZE
+) -> Regex | None:
     """The JSON texts that we write for a schema, with `gap` between their tokens; None where they
     are no automaton of modest size.
 
     A tree that matches nothing (`syntax.NOTHING`) is returned only where no instance is valid.
     """
-    return _written(_Writer(normal.definitions, Ours(max_size), gap, max_size), normal.root)
+    return _written(_Writer(definitions, Ours(max_size), gap, max_size), root)
 
 
 def declared_part(schema: Mapping[str, Any], gap: Regex, max_size: int = MAX_SIZE) -> Regex | None:

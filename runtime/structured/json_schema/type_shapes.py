@@ -21,6 +21,7 @@ from rootlace.runtime.structured.json_schema.cases import (
     Conjunction,
     Keys,
 )
+from rootlace.runtime.structured.json_schema.json_text import NotRegular, content_of
 from rootlace.runtime.structured.json_schema.load import (
     EXCLUDED,
     OURS,
@@ -42,7 +43,6 @@ from rootlace.runtime.structured.json_schema.pattern import (
     regex_of_pattern,
     written,
 )
-from rootlace.runtime.structured.json_schema.spellings import NotRegular, content_of
 from rootlace.runtime.structured.json_schema.to_llguidance import nothing_matches, patterns_apart
 from rootlace.runtime.structured.regex.syntax import (
     ALL,

@@ -3,5 +3,5 @@
 - `vocabulary`: the tokenizer as bytes, and the trie of these bytes.
 - `masks`: walks the trie against an automaton, keeps the masks, groups tokens of equal effect.
 - `forced_tokens`: the tokens that the tokenizer itself would choose for forced text, by asking how
-  the tokenizer cuts a text (`pretokens`) and merges the pieces (`merges`).
+  the tokenizer cuts a text and merges the pieces (`merges`).
 """

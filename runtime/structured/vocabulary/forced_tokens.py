@@ -2,7 +2,7 @@
 
 What that means exactly, and what it does to the distribution of outputs, stands in
 `docs/constrained_internals.md`. It is sound because left of a cut of the pre-tokenizer nothing
-depends on what is right of it, once the cut itself is certain: `pretokens` says which cuts every
+depends on what is right of it, once the cut itself is certain: `PreTokenizer` says which cuts every
 continuation leaves in place, `merges` what all continuations of the last piece have in common.
 """
 
@@ -17,11 +17,13 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from rootlace.runtime.structured.vocabulary.merges import Merges, Tokens, common
-from rootlace.runtime.structured.vocabulary.pretokens import (
+from rootlace.runtime.structured.vocabulary.merges import (
     Ends,
     Following,
+    Merges,
     PreTokenizer,
+    Tokens,
+    common,
     flat_parts,
 )
 from rootlace.runtime.structured.vocabulary.vocabulary import (

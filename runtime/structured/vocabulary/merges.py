@@ -12,16 +12,283 @@ constraint lets follow are looked at, and what all these ways have in common is 
 from __future__ import annotations
 
 import json
+import re
+import unicodedata
 from bisect import bisect_left
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Iterator
 from functools import lru_cache
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import Any
 
 from tokenizers import Tokenizer
 
-from rootlace.runtime.structured.vocabulary.pretokens import Following
-from rootlace.runtime.structured.vocabulary.vocabulary import bytes_after
+from rootlace.runtime.structured.vocabulary.vocabulary import SAMPLES, bytes_after, first_bytes_of
+
+# Pre-tokenizer ------------------------------------------------------------------------------------
+#
+# The pieces a tokenizer cuts a text into before it merges, and how what follows can move the cuts.
+#
+# A pre-tokenizer scans from left to right; where one piece ends, what is left of the cut no longer
+# matters to what is right of it. So a text can be looked at from a cut on that is *sure*: one that
+# stands between these two characters whatever surrounds them. Both what is sure and what a
+# continuation can do are found by asking the pre-tokenizer itself about one character of each
+# class, and up to three where more than the next one can matter: white space (`\s+(?!\S)` and
+# `\s*[\r\n]+`), contractions (`'re`) and groups of three digits.
+
+
+PRE_TOKENIZERS = ("ByteLevel", "Digits", "Metaspace", "Punctuation", "Split")
+WHITE = {white: frozenset(white) for white in " \n\r"}
+WHITE["\t"] = frozenset("\t\v\f\x1c\x1d\x1e\x1f\x85\u00a0\u2028\u2029\u3000")
+CONTRACTIONS = ("s", "t", "re", "ve", "m", "ll", "d")
+# What may stand beside two characters when the cut between them is asked for.
+LEFT = (
+    *("", "a", "A", "中", "1", ".", "'", " ", "\n", "\r"),
+    *("aa", "AA", "11", "..", "  ", "\n\n", "a.", " .", "1.", "a'", ".a"),
+)
+FREQUENT_LETTERS = ("s", "t", "e", "r")
+RIGHT = ("", "a", "A", "中", "1", ".", "'", " ", "\n", "s", "e", "l", "E", "L", "ll")
+
+Ends = tuple[int, ...]
+"""Where pieces of a text end, ascending; the last is the text's end if a cut stands there."""
+Continuation = tuple[frozenset[str] | None, ...]
+"""Sets of characters that follow one another; None: any character."""
+
+NO_CUT: tuple[tuple[str, Continuation], ...] = (("", (None,)),)
+MAX_MEMOS = 1 << 16
+
+
+class PreTokenizer:
+    """What cuts a text for one tokenizer. Immutable but for memos; thread-safe."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        """Raises ValueError for pre-tokenizers whose cuts cannot be foreseen."""
+        spec = json.loads(tokenizer.to_str())["pre_tokenizer"]
+        self._tokenizer = tokenizer
+        parts = flat_parts(spec)
+        # Metaspace that does not split leaves a text whole.
+        self.exists = any(part["type"] != "Metaspace" or part.get("split", True) for part in parts)
+        for part in parts:
+            if part["type"] not in PRE_TOKENIZERS:
+                raise ValueError(f"pre-tokenizer {part['type']}")
+        self.byte_level = any(part["type"] == "ByteLevel" for part in parts)
+        patterns = [pattern for part in parts for pattern in part.get("pattern", {}).values()]
+        if any(re.search(r"\(\?<|\\b|\\B|\\G", pattern) for pattern in patterns):
+            raise ValueError("a pre-tokenizer that looks behind")
+        # Characters that a pattern names may be treated like no others of their class.
+        bare = "".join(re.sub(r"\\[pP]\{\^?\w+\}|\\[a-zA-Z]|\(\?[a-z]+:", "", p) for p in patterns)
+        named = {cased for c in bare + "'strevmld" for cased in (c, c.lower(), c.upper())}
+        self._scripts = any(c > "\x7f" for c in bare) or any(
+            r"\x" in p or r"\u" in p for p in patterns
+        )
+        self._named = frozenset(c for c in named if len(c) == 1)
+        self._ascii = self._ascii_classes()
+        self._sure: dict[tuple[str, str], bool] = {}
+        self._ends: dict[tuple[str, str], Ends] = {}
+
+    def know_frequent_cuts(self) -> None:
+        """Find out now, not at some request's first tokens, what is sure between ASCII characters:
+        of each class one, but for letters that only patterns name."""
+        if not self.exists:
+            return
+        frequent = [
+            min(characters)
+            for characters in self._ascii
+            if len(characters) > 1 or not min(characters).isalpha()
+        ]
+        frequent += FREQUENT_LETTERS
+        # Sure cuts behind characters of `LEFT` save questions about all others.
+        frequent.sort(key=lambda character: character not in "".join(LEFT))
+        for before, after in product(frequent, repeat=2):
+            self.is_sure(before, after)
+
+    def ends(self, text: str) -> Ends:
+        """Where the pieces of a whole text end."""
+        if not self.exists:
+            return (len(text),) if text else ()
+        pieces = self._tokenizer.pre_tokenizer.pre_tokenize_str(text)
+        return tuple(end for _, (_, end) in pieces)
+
+    def is_sure(self, before: str, after: str) -> bool:
+        """Whether a cut stands between these two characters in every text."""
+        if not self.exists:
+            return False
+        key = (self._class_of(before), self._class_of(after))
+        if "" in key:
+            return False
+        known = self._sure.get(key)
+        if known is None:
+            known = self._sure[key] = all(
+                len(left) + 1 in self.ends(left + before + after + right)
+                for left in LEFT
+                if not self._has_known_cut(left + before)
+                for right in RIGHT
+            )
+        return known
+
+    def _has_known_cut(self, text: str) -> bool:
+        """Whether a cut in it is known to be sure: what is left of that need not be tried, too."""
+        return any(
+            self._sure.get((self._class_of(before), self._class_of(after)))
+            for before, after in pairwise(text)
+        )
+
+    def _class_of(self, character: str) -> str:
+        if character < "\x80":
+            alone = character in self._named or character.isspace()
+            return character if alone else unicodedata.category(character)
+        category = unicodedata.category(character)
+        # Marks are letters to some patterns and not to others, by what they stand behind.
+        return "" if self._scripts or category[0] == "M" else "+" + category
+
+    def _ascii_classes(self) -> list[frozenset[str]]:
+        classes: dict[str, set[str]] = {}
+        for character in map(chr, range(128)):
+            classes.setdefault(self._class_of(character), set()).add(character)
+        return [frozenset(characters) for characters in classes.values()]
+
+    def outcomes(
+        self, text: str, allows: Callable[[Continuation], bool], known: set[Ends]
+    ) -> Iterator[Ends]:
+        """The ways in which `text` (not empty) can be cut when something follows it that `allows`
+        allows, but for those in `known`, where they are put. Where the text's own end is not among
+        the cuts, its last piece goes on."""
+        for sample, continuation in self._continuations(text) if self.exists else NO_CUT:
+            # Whichever is less work comes first.
+            ends = self._ends.get((text, sample))
+            if ends in known or not allows(continuation):
+                continue
+            if ends is None:
+                ends = self._ends_before(text, sample)
+            if ends not in known:
+                known.add(ends)
+                yield ends
+
+    def _ends_before(self, text: str, sample: str) -> Ends:
+        """Where pieces of `text` end if `sample` follows it."""
+        found = self.ends(text + sample) if self.exists else ()
+        if len(self._ends) >= MAX_MEMOS:
+            self._ends.clear()
+        ends = self._ends[text, sample] = tuple(end for end in found if end <= len(text))
+        return ends
+
+    def _continuations(self, text: str) -> Iterator[tuple[str, Continuation]]:
+        """Samples of what may follow, each with the characters it stands for."""
+        for characters in self._ascii:
+            yield min(characters), (characters,)
+        for sample in SAMPLES:
+            yield sample, (frozenset(sample),)
+        for white, first in WHITE.items():
+            for second in ("a", "1", "."):
+                yield white + second, (first, None)
+            for second, middle in WHITE.items():
+                yield white + second, (first, middle)
+                for third in ("a", " ", "\n", "\r"):
+                    yield white + second + third, (first, middle, None)
+        for digits in ("11", "111", "11a", "1a"):
+            yield digits, (frozenset("0123456789"), *[None] * (len(digits) - 1))
+        yield from _contractions(text)
+
+
+def flat_parts(spec: dict[str, Any] | None) -> list[dict[str, Any]]:
+    """A normalizer or pre-tokenizer of a tokenizer.json as the list of those it is made of."""
+    if spec is None:
+        return []
+    if spec["type"] != "Sequence":
+        return [spec]
+    inner = spec.get("normalizers") or spec.get("pretokenizers") or []
+    return [part for one in inner for part in flat_parts(one)]
+
+
+def _contractions(text: str) -> Iterator[tuple[str, Continuation]]:
+    """What completes a contraction that the text may have begun."""
+    for ending in CONTRACTIONS:
+        word = "'" + ending
+        for begun in range(len(word)):
+            if begun and text[-begun:].lower() != word[:begun]:
+                continue
+            rest = word[begun:]
+            for sample in {rest, rest.upper(), rest.capitalize(), rest[:-1] + rest[-1].upper()}:
+                yield sample, tuple(frozenset(character) for character in sample)
+
+
+# Following ----------------------------------------------------------------------------------------
+
+
+class Following:
+    """Answers about the texts that may come behind a place; one place, one call, then forgotten.
+
+    Where it does not know it says yes: what may follow is never underestimated.
+    """
+
+    def __init__(
+        self, can_follow: Callable[[bytes], bool] | None, may_end: bool, pending: bytes = b""
+    ) -> None:
+        """`can_follow` is asked about what comes behind `pending`, which is sure to come first.
+        None: anything may follow."""
+        self._can_follow = can_follow
+        self._pending = pending
+        self._known: dict[bytes, bool] = {}
+        self._categories: dict[tuple[bytes, str], bool] = {}
+        self.may_end = may_end and not pending
+
+    def __call__(self, text: bytes) -> bool:
+        """Whether some complete text goes on with `text`."""
+        if self._can_follow is None:
+            return True
+        known = self._known.get(text)
+        if known is None:
+            known = self._known[text] = self._ask(text)
+        return known
+
+    def shortest_forbidden(self, text: bytes) -> int | None:
+        """The length of the shortest beginning of `text` that cannot follow; None if it can."""
+        if self(text):
+            return None
+        return next(n for n in range(1, len(text) + 1) if not self(text[:n]))
+
+    def allows(self, continuation: Continuation) -> bool:
+        """Whether a text that begins with such characters may follow. Of characters beyond ASCII
+        only the first byte is asked for."""
+        return self._allows(continuation, b"")
+
+    def joins(self, prefixes: list[bytes]) -> bool:
+        """Whether a text that begins with one of these bytes (two each) may follow."""
+        leads = {prefix[:1] for prefix in prefixes}
+        allowed = {lead for lead in leads if self(lead)}
+        return any(prefix[:1] in allowed and self(prefix) for prefix in prefixes)
+
+    def _ask(self, text: bytes) -> bool:
+        assert self._can_follow is not None
+        pending = self._pending
+        if len(text) <= len(pending):
+            return pending.startswith(text)
+        return text.startswith(pending) and self._can_follow(text[len(pending) :])
+
+    def _allows(self, continuation: Continuation, before: bytes) -> bool:
+        if not continuation or continuation[0] is None:
+            return True
+        for character in continuation[0]:
+            if character < "\x80":
+                text = before + character.encode()
+                if self(text) and self._allows(continuation[1:], text):
+                    return True
+            elif self._category(unicodedata.category(character), before):
+                return True
+        return False
+
+    def _category(self, category: str, before: bytes) -> bool:
+        """Whether a character beyond ASCII of this category may follow `before`; and maybe so where
+        it may not."""
+        found = self._categories.get((before, category))
+        if found is None:
+            first = first_bytes_of(category)
+            found = any(self(before + bytes((byte,))) for byte in first)
+            self._categories[before, category] = found
+        return found
+
+
+# Merges -------------------------------------------------------------------------------------------
+
 
 # Pairs of tokens tried for one end; beyond, it counts as unsafe.
 MAX_PAIRS = 4096

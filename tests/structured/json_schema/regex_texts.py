@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from rootlace.runtime.structured.json_schema.prepare import PreparedSchema
+from rootlace.runtime.structured.json_schema.normal_form import PreparedSchema
 from rootlace.runtime.structured.regex.syntax import (
     NOTHING,
     Chars,

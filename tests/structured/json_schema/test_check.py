@@ -8,7 +8,7 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from rootlace.runtime.structured.json_schema.load import NEWEST, CheckedSchema
-from rootlace.runtime.structured.json_schema.prepare import PreparedSchema
+from rootlace.runtime.structured.json_schema.normal_form import PreparedSchema
 from rootlace.runtime.structured.source import parsed_schema
 from rootlace.wire.errors import InvalidConstraint
 from tests.structured.json_schema.test_regular import compact, matches

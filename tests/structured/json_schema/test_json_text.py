@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rootlace.runtime.structured.json_schema.spellings import Guidance
+from rootlace.runtime.structured.json_schema.json_text import Guidance
 from rootlace.runtime.structured.json_schema.to_llguidance import string_matcher
 from rootlace.runtime.structured.regex.lazy_dfa import LazyDfa
 

@@ -10,7 +10,7 @@ import jsonschema
 import pytest
 
 from rootlace.runtime.structured.compiler import GrammarCompiler
-from rootlace.runtime.structured.json_schema.prepare import PreparedSchema
+from rootlace.runtime.structured.json_schema.normal_form import PreparedSchema
 from rootlace.wire.errors import InvalidConstraint
 from tests.structured.random_model import accepts, byte_vocabulary
 

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rootlace.runtime.structured.json_schema import spellings
-from rootlace.runtime.structured.json_schema.spellings import Bound, OutOfReach
+from rootlace.runtime.structured.json_schema import json_text
+from rootlace.runtime.structured.json_schema.json_text import Bound, OutOfReach
 from rootlace.runtime.structured.regex import syntax
 from rootlace.runtime.structured.regex.lazy_dfa import LazyDfa
 from rootlace.runtime.structured.regex.syntax import Regex
@@ -36,7 +36,7 @@ SPANS = [
 
 @pytest.mark.parametrize("low, high", SPANS)
 def test_integers_between(low: int, high: int) -> None:
-    dfa = _matcher(spellings.integers(low, high))
+    dfa = _matcher(json_text.integers(low, high))
     for n in range(-1200, 2300):
         assert _matches(dfa, str(n)) == (low <= n <= high), n
     for text in ("-0", "00", "01", "-01", "+1", "1.0", "", "-", f"0{high}"):
@@ -45,8 +45,8 @@ def test_integers_between(low: int, high: int) -> None:
 
 @pytest.mark.parametrize("bound", [-1001, -100, -1, 0, 1, 9, 10, 77, 1000])
 def test_integers_from_and_to(bound: int) -> None:
-    above = _matcher(spellings.integers(bound, None))
-    below = _matcher(spellings.integers(None, bound))
+    above = _matcher(json_text.integers(bound, None))
+    below = _matcher(json_text.integers(None, bound))
     for n in [*range(-1200, 1200), 10**19, -(10**19), 10**20 - 1]:
         assert _matches(above, str(n)) == (n >= bound)
         assert _matches(below, str(n)) == (n <= bound)
@@ -56,7 +56,7 @@ def test_integers_from_and_to(bound: int) -> None:
 @settings(max_examples=100, deadline=None)
 def test_large_integers(a: int, b: int, data: st.DataObject) -> None:
     low, high = sorted((a, b))
-    dfa = _matcher(spellings.integers(low, high))
+    dfa = _matcher(json_text.integers(low, high))
     near = st.sampled_from([low, high]).flatmap(lambda n: st.integers(n - 5, n + 5))
     for n in data.draw(st.lists(near | st.integers(-(10**20) + 1, 10**20 - 1), max_size=20)):
         assert _matches(dfa, str(n)) == (low <= n <= high)
@@ -70,7 +70,7 @@ def test_large_integers(a: int, b: int, data: st.DataObject) -> None:
 def test_multiples(span: tuple[int | None, int | None], factor: int) -> None:
     low, high = span
     try:
-        regex = spellings.integers(low, high, factor)
+        regex = json_text.integers(low, high, factor)
     except OutOfReach:
         assert factor in (3, 7, 15) and (low is None or high is None)
         return
@@ -81,7 +81,7 @@ def test_multiples(span: tuple[int | None, int | None], factor: int) -> None:
 
 
 def test_multiples_between_far_bounds() -> None:
-    dfa = _matcher(spellings.integers(-123456, 987654, 25))
+    dfa = _matcher(json_text.integers(-123456, 987654, 25))
     for n in [*range(-123500, -123400), *range(-200, 200), *range(987600, 987700)]:
         assert _matches(dfa, str(n)) == (-123456 <= n <= 987654 and n % 25 == 0), n
 
@@ -96,7 +96,7 @@ ENDS = [
 @pytest.mark.parametrize("low_in", [True, False])
 @pytest.mark.parametrize("high_in", [True, False])
 def test_decimals_between(low: float, high: float, low_in: bool, high_in: bool) -> None:
-    regex = spellings.decimals(Bound(low, low_in), Bound(high, high_in))
+    regex = json_text.decimals(Bound(low, low_in), Bound(high, high_in))
     if low == high and not (low_in and high_in):
         assert regex == syntax.NOTHING
         return
@@ -131,7 +131,7 @@ def test_what_is_read_back_keeps_to_the_bound(
     bound = Bound(value, inclusive)
     low, high = (bound, None) if side == "low" else (None, bound)
     try:
-        regex = spellings.decimals(low, high)
+        regex = json_text.decimals(low, high)
     except OutOfReach:
         return
     source = random.Random(seed)
@@ -147,7 +147,7 @@ def test_what_is_read_back_keeps_to_the_bound(
 def test_exclusive_bounds_are_exact_next_to_them(value: Decimal, offset: int, places: int) -> None:
     bound = float(value)
     try:
-        dfa = _matcher(spellings.decimals(Bound(bound, inclusive=False), None))
+        dfa = _matcher(json_text.decimals(Bound(bound, inclusive=False), None))
     except OutOfReach:
         return
     text = format(Decimal(repr(bound)) + offset * Decimal(10) ** -places, "f")
@@ -162,4 +162,4 @@ def test_exclusive_bounds_are_exact_next_to_them(value: Decimal, offset: int, pl
 )  # fmt: skip
 def test_out_of_reach(low: Bound | None, high: Bound | None) -> None:
     with pytest.raises(OutOfReach):
-        spellings.decimals(low, high)
+        json_text.decimals(low, high)

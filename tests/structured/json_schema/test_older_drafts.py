@@ -11,7 +11,7 @@ import pytest
 
 from rootlace.runtime.config import ConstraintConfig
 from rootlace.runtime.structured.compiler import GrammarCompiler
-from rootlace.runtime.structured.json_schema.prepare import PreparedSchema
+from rootlace.runtime.structured.json_schema.normal_form import PreparedSchema
 from rootlace.types.schema_keywords import remarks
 from rootlace.wire.errors import InvalidConstraint
 from tests.structured.random_model import accepts, byte_vocabulary

@@ -14,8 +14,8 @@ import pytest
 
 from rootlace.runtime.config import ConstraintConfig
 from rootlace.runtime.structured.compiler import GrammarCompiler
+from rootlace.runtime.structured.json_schema.normal_form import PreparedSchema
 from rootlace.runtime.structured.json_schema.pattern import regex_of_pattern
-from rootlace.runtime.structured.json_schema.prepare import PreparedSchema
 from rootlace.runtime.structured.regex.lazy_dfa import LazyDfa
 from rootlace.wire.errors import InvalidConstraint
 from tests.structured.json_schema.regex_texts import draw

@@ -12,7 +12,7 @@ import pytest
 
 from rootlace.runtime.config import ConstraintConfig
 from rootlace.runtime.structured.compiler import GrammarCompiler
-from rootlace.runtime.structured.json_schema.prepare import PreparedSchema
+from rootlace.runtime.structured.json_schema.normal_form import PreparedSchema
 from tests.structured.random_model import RandomModel, accepts, byte_vocabulary
 
 COLOURS = {"enum": ["red", "green", "blue"]}

@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from llguidance import LLMatcher, LLTokenizer
 
-from rootlace.runtime.structured.regex.emit import pattern_of
 from rootlace.runtime.structured.regex.lazy_dfa import LazyDfa
 from rootlace.runtime.structured.regex.parse import parse
 from rootlace.runtime.structured.regex.syntax import (
@@ -22,6 +21,7 @@ from rootlace.runtime.structured.regex.syntax import (
     Regex,
     Repeat,
     TooLarge,
+    pattern_of,
 )
 from rootlace.wire.errors import InvalidConstraint
 from tests.structured.regex import patterns
