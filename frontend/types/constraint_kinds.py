@@ -82,7 +82,7 @@ def _structural_tag(value: Any) -> str:
 
 def _structure(given: Any) -> Any:
     schema = given.get("schema") if isinstance(given, Mapping) else None
-    if schema is None or isinstance(schema, (Mapping, bool)):
+    if schema is None or isinstance(schema, (Mapping, bool, list)):
         return given
     return {**given, "schema": schema_of(schema)}
 

@@ -47,7 +47,7 @@ from rootlace.wire.errors import InvalidConstraint
 
 
 MAX_READINGS = 32
-"""So many are followed at one place."""
+"""Readings followed at one place, at most."""
 _JSON, _END, _SPECIAL = 256, 257, 258
 """Tokens: below are the bytes, from `_SPECIAL` on the special tokens of the vocabulary."""
 _MARK = {"rootlace": "island"}
@@ -87,7 +87,7 @@ class IslandGrammar:
 
 
 class _Tokens:
-    """What llguidance's wrapper asks of a tokenizer."""
+    """The tokenizer interface of llguidance's wrapper."""
 
     bos_token_id, eos_token_id = None, _END
 
@@ -108,7 +108,7 @@ class _Reading:
         self.parser = parser
         self.json = json
         self.feeds = 0
-        """Of `json`."""
+        """Count of feeds that `json` has taken in."""
 
     def place(self) -> tuple[int, int]:
         return len(self.parser.tokens), self.feeds
@@ -214,7 +214,7 @@ class Islands:
         self._readings = [reading for reading, _ in self._history[-1].readings]
 
     def taken(self) -> list[bytes]:
-        """What must not follow in the key that is being read: see `Verifier`."""
+        """Endings that would repeat a key, as `Verifier.taken` says."""
         found: list[bytes] | None = None
         for reading in self._readings:
             own = reading.json.taken() if reading.json is not None else []
@@ -247,7 +247,7 @@ class Islands:
 _GAPS = sorted({gap[at:].encode() for gap in WHITESPACES for at in range(len(gap))})
 """White space that may stand before a value, and what may be left of it."""
 MAX_NUMBER = 24
-"""So long may a whole text that is one number grow while it may not end."""
+"""Characters of a text that is one number, at most, while the number may not end."""
 
 
 class CheckedText:

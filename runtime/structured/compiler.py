@@ -223,7 +223,10 @@ def _constraint_of(given: Mapping[str, Any], whitespace: str, strict: bool) -> C
     if whitespace not in ("compact", "flexible"):
         raise InvalidConstraint(f'whitespace: must be "compact" or "flexible", not {whitespace!r}')
     ((kind, value),) = given.items()
-    source = constraint_kinds.KINDS[kind].write(value)  # type: ignore[index]
+    try:
+        source = constraint_kinds.KINDS[kind].write(value)  # type: ignore[index]
+    except InvalidConstraint as error:
+        raise InvalidConstraint(f"{kind}: {str(error).removeprefix(f'{kind} ')}") from None
     return Constraint(kind, source, whitespace, bool(strict))  # type: ignore[arg-type]
 
 

@@ -42,25 +42,24 @@ MAX_FORCED = 1 << 12
 
 
 class DfaState:
-    """A state, as far as a request that goes on needs to know it: a token is then one look into a
-    small table, and a mask is there where it is needed."""
+    """A state with memos for requests: a token is one lookup in a small table."""
 
     __slots__ = ("goes_on", "mask", "onward", "quiet", "state")
 
     def __init__(self, state: int) -> None:
         self.state = state
         self.goes_on = False
-        """Whether it is known that the text is not finished here: more has to follow, or may."""
+        """Whether more text has to follow here, or may."""
         self.mask: MaskRow | None = None
-        """Its row of masks, once that is filled."""
+        """The filled row with the mask of this state; None before."""
         self.quiet = False
-        """Whether nothing is known to be forced here."""
+        """Whether no text is forced here."""
         self.onward: dict[int, DfaState] = {}
-        """By allowed token, the place after it."""
+        """Maps an allowed token to the state after the token."""
 
 
 class DfaStates:
-    """Of one automaton; threads may share them."""
+    """The known states of one automaton. Thread-safe."""
 
     def __init__(self) -> None:
         self._places: dict[int, DfaState] = {}
@@ -110,11 +109,11 @@ class PlacedGrammar:
         self.table = TokenTable(vocabulary.trie, vocabulary.eos_token_ids, dfa, max_table_bytes)
         self.places = DfaStates()
         self.trusted = True
-        """Whether what one request finds out at a state holds for all that come there."""
+        """Whether all requests may use what one request learned about a state."""
         self.texts: dict[int, bytes] = {}
-        """What another matcher said is forced, by state."""
+        """Maps a state to the forced text that another matcher reported."""
         self.forced: dict[tuple[int, bytes], list[int]] = {}
-        """The forced tokens, by state and by what matters of the text before."""
+        """Maps a state and the relevant end of the text before to the forced tokens."""
         self._final: dict[int, bool] = {}
         # Both refer in circles, and would outlive this until a full collection of garbage.
         weakref.finalize(self, _forget, self.places, self.table)
@@ -224,7 +223,7 @@ class DfaMatcher(Matcher):
         self._grammar = grammar
         self._size = grammar.vocabulary.size
         self.place = grammar.places.of(grammar.dfa.start)
-        """Where the text stands; its state is negative where the automaton does not know it."""
+        """The state of the text; negative where the automaton does not know the text."""
         self._tokens: list[int] = []
         self._before: list[DfaState] = []  # the place before each of them
         self._error = ""
@@ -440,8 +439,8 @@ log = logging.getLogger(__name__)
 _KEYS = itertools.count()
 _AT_ONCE = 8
 _SHARE = 0.25
-"""Of the automaton's bounds, so much may be taken by looking for all its states: requests stay on
-it if there are too many."""
+"""Share of the automaton's bounds that a search for all states may use up; requests need the rest.
+"""
 
 
 def stepped_automaton(

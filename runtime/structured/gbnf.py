@@ -107,7 +107,7 @@ def parse_gbnf(text: str) -> Rules:
 
 @dataclass
 class _Group:
-    """What is read of a group, or of a whole rule."""
+    """The options and parts read so far of a group, or of a rule."""
 
     opened: int
     options: list[Regex] = field(default_factory=list)
@@ -213,7 +213,7 @@ MAX_REGULAR_ITEMS = 20_000
 """A regular rule with more items than this, counting those of the rules it calls, stays a rule."""
 
 MAX_REGULAR_DEPTH = 100
-"""So does one in which regular rules call each other more than this deep."""
+"""A rule stays a rule, too, if regular rules call each other more than this deep."""
 
 
 class Regular:
@@ -341,13 +341,13 @@ _PAIR = re.compile("([\ud800-\udbff][\udc00-\udfff])")
 
 
 class SpecialTokens:
-    """Those of a vocabulary: `ids` by content. `ends` are those that end the sequence."""
+    """The special tokens of a vocabulary: `ids` by content; `ends` end the sequence."""
 
     def __init__(self, ids: Mapping[str, int], ends: Collection[int]) -> None:
         self._ids = {content: id_ for content, id_ in ids.items() if id_ < _MAX_ID}
         self._ends = {_pair(id_) for id_ in ends if id_ < _MAX_ID}
         self.free = frozenset(self._ids.values()) - frozenset(ends)
-        """Those that more may follow."""
+        """Ids of special tokens that do not end the sequence."""
         longest = sorted(self._ids, key=len, reverse=True)
         self._any = re.compile("|".join(map(re.escape, longest))) if longest else None
 
@@ -430,8 +430,8 @@ class LexemeRules:
         return " ".join(filter(None, parts))
 
     def lines(self) -> list[str]:
-        """Of two sets of tokens that may come at one place, llguidance knows the first alone where
-        they have a token in common. So all sets are made of some that have none."""
+        """Lines that define the lexemes. Where two sets of tokens at one place overlap, llguidance
+        matches the first set only, so all sets are unions of disjoint parts."""
         member: dict[int, list[str]] = {}
         for ids, name in self._tokens.items():
             for id_ in ids:

@@ -150,7 +150,8 @@ class _ByteClasses(Alphabet):  # type: ignore[misc]
 
 
 class _Counted(Alphabet):  # type: ignore[misc]
-    """Is asked for its transitions once per state, and raises `TooLarge` beyond the budget."""
+    """Counts the states of a product, and raises `TooLarge` beyond the budget. interegular reads
+    `by_transition` once per state."""
 
     def __init__(self, size: int) -> None:
         super().__init__(dict(enumerate(range(size))))
@@ -269,7 +270,8 @@ class _Conflicts:
                 known[regex] = _language(regex)
         self._languages = {name: known[regex] for name, regex in lexed.lexemes.items()}
         self._begins = dict.fromkeys(lexed.rules, (False, 0))
-        """Of rules and lexemes: whether they may be empty, and the bytes they may begin with."""
+        """Maps a rule or lexeme to whether it may be empty, and to the bytes that it may begin
+        with."""
         for name, language in self._languages.items():
             self._begins[name] = (False, language.first_bytes() if language else -1)
         self._follow = dict.fromkeys(self._begins, 0)

@@ -31,11 +31,10 @@ from rootlace.wire.errors import InvalidConstraint
 
 
 _WORN = ("too many states", "too many expressions")
-"""How llguidance calls the errors that stay with a lexer, and so with all that share it: it has all
-the states it may have, or a single mask (or much text without one) has cost too much."""
+"""Beginnings of llguidance's errors that stay with a lexer, and so with all matchers that share the
+lexer: too many states, or too much work for one mask."""
 REPLAYED = 32
-"""So many tokens are taken in at once by a lexer that is new: what it may spend is counted from one
-mask to the next."""
+"""Tokens that a new lexer takes in at once: its budget is counted from one mask to the next."""
 
 
 def mask_of(matcher: LLMatcher, vocabulary_size: int) -> np.ndarray:
@@ -46,8 +45,11 @@ def mask_of(matcher: LLMatcher, vocabulary_size: int) -> np.ndarray:
 
 
 class SharedLexer:
-    """The prototype that requests copy. Copies share one lexer, with all states that any of them
-    came to: when it is full, requests must not fail for what others left there. Thread-safe."""
+    """Holds the prototype that requests copy. Thread-safe.
+
+    Copies share one lexer with all states that any copy reached. When the lexer is full, requests
+    must not fail for states that other requests left.
+    """
 
     def __init__(self, build: Callable[[], LLMatcher]) -> None:
         self._build = build
@@ -55,7 +57,7 @@ class SharedLexer:
         self._prototype: LLMatcher | None = None
 
     def prototype(self, worn: LLMatcher | None = None) -> LLMatcher:
-        """What to copy, and never `worn`: then another one is built."""
+        """The matcher to copy; a new one where it would be `worn`."""
         with self._lock:
             if self._prototype is None or self._prototype is worn:
                 self._prototype = self._build()
@@ -86,7 +88,7 @@ class Parser:
         return other
 
     def fill_bitmask(self, out: np.ndarray) -> None:
-        """Of no meaning where the matcher has an error after it."""
+        """Fill a packed mask, which has no meaning if the matcher has an error afterwards."""
         self.matcher.unsafe_compute_mask_ptr(vocabulary.address(out), out.nbytes)
         if _is_worn(self.matcher) and self._replay():
             self.matcher.unsafe_compute_mask_ptr(vocabulary.address(out), out.nbytes)
@@ -126,7 +128,7 @@ class Parser:
         return True
 
     def _leave_if_worn(self) -> None:
-        """Where this very text wears a new lexer out, the next request gets another one."""
+        """Give the next request another lexer if this text wears out even a new one."""
         if _is_worn(self.matcher):
             self._lexer.discard(self._prototype)
 
@@ -143,7 +145,7 @@ BASE_BYTES = 1 << 14
 BYTES_PER_CHARACTER = 96
 
 REMEMBERED = 1024
-"""So many places with forced text are remembered per grammar."""
+"""Places with forced text remembered per grammar, at most."""
 _Place = tuple[bytes, bytes, bool, bytes]
 _MARK = b"\xff"
 _SPECIAL = re.compile(rb"\xff\[(\d+)\]")
@@ -175,7 +177,7 @@ class LLGuidanceGrammar:
         source, limits = LLMatcher.grammar_from_lark(lark + _NO_FORCING), parser_limits(config)
         self._forced: dict[_Place, _Forced] = {}
         self.beginning: tuple[int, ...] | None = None
-        """What is forced before anything else, once a matcher has asked."""
+        """Tokens forced at the beginning of the text; None until a matcher asks."""
         self.lexer = SharedLexer(
             lambda: LLMatcher(vocabulary.llguidance, source, log_level=0, limits=limits)
         )
@@ -251,17 +253,17 @@ class _Forced:
     """The tokens that are forced where these questions have these answers."""
 
     answers: list[tuple[list[int] | None, bool]]
-    """Of the texts asked for, in tokens of one byte each."""
+    """The texts asked for, in tokens of one byte each, with the answers."""
     tokens: tuple[int, ...]
     settled: bool
     """Whether there is nothing that need not have been asked."""
 
 
 class _Following:
-    """What can follow where a matcher stands (which is not to move meanwhile).
+    """Answers which texts can follow at a matcher, which must not move meanwhile.
 
-    Most texts that are asked for are tokens, and one mask has the answers for all of these. What
-    was answered otherwise is in `answers`.
+    Most texts in question are tokens, and one mask answers for all tokens. Other answers are in
+    `answers`.
     """
 
     def __init__(self, matcher: LLMatcher, grammar: LLGuidanceGrammar) -> None:
@@ -275,7 +277,7 @@ class _Following:
         self.answers: dict[bytes, bool] = {}
 
     def digest(self) -> bytes:
-        """Of the mask."""
+        """A digest of the mask."""
         return hashlib.blake2b(self._bits, digest_size=16).digest()
 
     def __call__(self, text: bytes) -> bool:
@@ -288,7 +290,7 @@ class _Following:
         return found
 
     def asked(self) -> list[tuple[list[int] | None, bool]]:
-        """What was answered, for `agrees` at other places."""
+        """The answers so far, to compare with `agrees` at other places."""
         return [(self._vocabulary.bytewise(text), was) for text, was in self.answers.items()]
 
     def agrees(self, answers: list[tuple[list[int] | None, bool]]) -> bool:
@@ -394,7 +396,8 @@ class LLGuidanceMatcher(Matcher):
         return tokens
 
     def _last_forced(self, tail: bytes, runs: list[_Run]) -> list[int]:
-        """Of the last text, which may go on: tried out behind all runs, and taken back."""
+        """The forced tokens of the last text, which may go on. The runs are taken in for that, and
+        undone."""
         path = _path(runs, self._vocabulary)
         if path is None:
             return []
@@ -476,7 +479,7 @@ def parser_limits(config: ConstraintConfig) -> LLParserLimits:
 
 
 def reason(matcher: LLMatcher) -> str:
-    """What llguidance says is wrong, without the state it may append."""
+    """llguidance's error message, without the state that it may append."""
     said = matcher.get_error().split("\n<")[0].removesuffix("<non-verbose/>").strip()
     return "no text satisfies it" if said.startswith("NoExtension") else said
 

@@ -36,7 +36,7 @@ from rootlace.wire.errors import InvalidConstraint
 
 SENTINEL = chr(LAST)
 BYTES_PER_TRANSITION = 64
-"""Of an index while it is built, as measured."""
+"""Bytes of an index per transition while it is built, as measured."""
 
 
 class OutlinesGrammar(PlacedGrammar):
@@ -132,7 +132,7 @@ def _tokens_of(vocabulary: Vocabulary) -> Any:
 
 
 def _count_transitions(vocabulary: Vocabulary, dfa: LazyDfa, config: ConstraintConfig) -> int:
-    """Of the index to come, counted on our own automaton, all of which is visited for it."""
+    """Count the transitions of the index on our own automaton, which is visited as a whole."""
     most = config.compile_memory_bytes // BYTES_PER_TRANSITION
     table = TokenTable(vocabulary.trie, (), dfa, 0)
     words = np.zeros(bitmask.words_of(vocabulary.size), np.int32)

@@ -173,7 +173,7 @@ class _Job:
     """Clients that asked for the constraint, at least one."""
     future: Future[Grammar] = field(default_factory=Future)
     lane: _Lane | None = None
-    """Where the job waits or runs; None before its first lane."""
+    """The lane in which the job waits or runs; None before its first lane."""
     started: float | None = None
     """Processor time of the worker's thread when the bounded part of the job began."""
 
@@ -288,7 +288,7 @@ class _Lane:
 
 
 def _thread_time(thread: threading.Thread) -> float:
-    """What `time.thread_time` says in a thread that is running."""
+    """The value of `time.thread_time` in a running thread, in seconds."""
     assert thread.ident is not None
     if not hasattr(time, "pthread_getcpuclockid"):
         return 0.0  # such a system does not say: nothing is ever overdue

@@ -177,7 +177,7 @@ class FreeText:
             self._rules.define(name, " | ".join([*before, *self._ways[place]]))
 
     def _walk(self, complete: list[list[str]]) -> None:
-        """From place to place."""
+        """Define the rules from place to place."""
         waiting, count = [_NOWHERE], 0
         while waiting:
             place = waiting.pop()
@@ -205,7 +205,7 @@ class FreeText:
         return [f"{name} {met}" for at, name in self._names.items() if (index, count) in at]
 
     def _steps(self, place: _Place) -> Iterator[tuple[str, _Place, set[int]]]:
-        """From here to the next special token: a text, where it leads, with which tokens."""
+        """The steps to the next special token: a text, the place behind, and the tokens."""
         rests = [self._literals[i][2 * count :] for i, count in place]
         going = {(str(rest[0]), rest[1]) for rest in rests if len(rest) > 1}
         exact = sorted({text for text, _ in going})
@@ -222,7 +222,7 @@ class FreeText:
                     yield lexed, then, ids
 
     def _then(self, place: _Place, text: str, is_all: bool, id_: int) -> _Place:
-        """Behind a text that is `text`, or ends with it, and this token."""
+        """The place behind a text that is `text`, or ends with `text`, and a token."""
         found = set()
         for index in self._begins.get(id_, ()):
             if text.endswith(str(self._literals[index][0])):
@@ -248,7 +248,8 @@ class FreeText:
 
 
 def least_of(schema: Any) -> dict[str, Any]:
-    """What is held in any case of a lenient schema: that it is an object, if it says so."""
+    """The least that a mask holds of a lenient schema: that the value is an object, if the schema
+    says so."""
     is_object = isinstance(schema, dict) and schema.get("type") == "object"
     return {"type": "object"} if is_object else {}
 
@@ -326,13 +327,16 @@ def _schemas_of_tag(tag: Any) -> list[Any] | None:
 
 
 SchemaAt = Callable[[dict[str, Any] | bool, str, bool], dict[str, Any]]
-"""What of a schema, which stands at a place and may be lenient, goes into the grammar."""
+"""Maps a schema, its place and whether it is lenient to the schema that goes into the grammar."""
 _NOTHING = '""'
 
 
 def lark_of_structural_tag(source: str, schema_at: SchemaAt, special: SpecialTokens) -> str:
-    """Where a literal holds the text of a special token, it is this token in the grammar, and free
-    text may hold all that do not end the sequence. Raises InvalidConstraint naming the place."""
+    """Write a tag as a Lark grammar.
+
+    A special token's text in a literal becomes that token. Free text may hold all special tokens
+    that do not end the sequence. Raises InvalidConstraint naming the place.
+    """
     value = parsed("structural_tag", source)
     newer = isinstance(value, dict) and "format" in value
     kind: Any = Outer if newer else Structures
@@ -355,7 +359,7 @@ def lark_of_structural_tag(source: str, schema_at: SchemaAt, special: SpecialTok
 
 
 class _Ways(NamedTuple):
-    """What stands for a text in rules; empty where there is no such text."""
+    """The expressions for a text in rules; empty where there is no such text."""
 
     open: str = ""
     """That more may follow."""
@@ -372,7 +376,7 @@ class _Lark:
         self.rules = LexemeRules()
 
     def of(self, one: Format, place: str) -> _Ways:
-        """What stands for it in a rule; rules of its own are in `rules`."""
+        """The expressions of a format in a rule; its own rules are added to `rules`."""
         match one:
             case ConstString():
                 return self._ending(one.value, f"{place}.value")
@@ -472,8 +476,9 @@ class _Lark:
     def _begins(
         self, tags: Sequence[Tag | Structure], place: str, triggers: Sequence[str]
     ) -> list[list[str]]:
-        """For each tag its triggers, as literals, without those that hold another one: they are
-        never the first to be complete. A trigger that ends within a special token has all of it."""
+        """The triggers of each tag, as literals, without triggers that hold another trigger, which
+        is complete first. A trigger that ends within a special token is extended to the token's
+        end."""
         for index, trigger in enumerate(triggers):
             self._literal(trigger, f"triggers[{index}]")
         whole = [self._literal(tag.begin, f"{place}[{i}].begin") for i, tag in enumerate(tags)]

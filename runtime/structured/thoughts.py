@@ -18,10 +18,10 @@ BASE_BYTES = 1 << 12
 
 
 class Where(Enum):
-    """Where a text stands."""
+    """The part of the text that comes next."""
 
     MAYBE = auto()
-    """It may still begin with thoughts."""
+    """The text may still begin with thoughts."""
     INSIDE = auto()
     BEHIND = auto()
 
@@ -129,7 +129,7 @@ class ThoughtMatcher(Matcher):
         self._state = self._begun(_State(self._watch.start))
 
     def _begun(self, state: _State) -> _State:
-        """With what is forced where the budget is used up."""
+        """The state with the end of the thoughts forced, if the budget is used up."""
         budget = self._thoughts.budget
         if state.place.where is not Where.INSIDE or budget is None or state.thought < budget:
             return state
@@ -244,8 +244,8 @@ class ThoughtMatcher(Matcher):
         return self._thought(state._replace(place=place, taken=0, alive=True, rewound=True))
 
     def _thought(self, state: _State) -> _State:
-        """Behind a token of thoughts. What follows their end holds for the constraint alone, and
-        not where the model has written white space itself."""
+        """The state behind a token of thoughts. The gap behind their end is forced for a constraint
+        only, and not where the model has written white space itself."""
         if state.place.where is Where.INSIDE:
             return self._begun(state)
         gap = self._thoughts.gap if self._inner is not None and not state.place.tail else ()

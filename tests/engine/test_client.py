@@ -28,8 +28,8 @@ from rootlace.runtime.contracts.messages import (
 )
 from rootlace.runtime.engine.client import EngineClient, engine_client
 from rootlace.runtime.engine.client.cache_orders import (
-    MOST,
-    SECONDS,
+    FORGET_SECONDS,
+    MAX_FORGETS,
     SPARE_LINES,
     ForgetFile,
     Forgets,
@@ -193,26 +193,28 @@ def test_what_was_to_be_forgotten_is_told_until_all_have_heard_it() -> None:
     now = [0.0]
     forgets = Forgets(lambda: now[0])
     forgets.note(ForgetNamespace("one"))
-    now[0] += SECONDS + 1
+    now[0] += FORGET_SECONDS + 1
     forgets.note(ForgetNamespace("two"))
     forgets.died()
-    now[0] += 10 * SECONDS
+    now[0] += 10 * FORGET_SECONDS
     forgets.note(ForgetNamespace("three"))
     forgets.died()
     known = [ForgetNamespace("two"), ForgetNamespace("three")]
     assert forgets.to_started(returned=True) == known
-    now[0] += 10 * SECONDS  # the other one is still down, and may find the first one's folder
+    now[0] += (
+        10 * FORGET_SECONDS
+    )  # the other one is still down, and may find the first one's folder
     assert forgets.to_started(returned=True) == known
-    now[0] += SECONDS + 1
+    now[0] += FORGET_SECONDS + 1
     forgets.died()
     assert forgets.to_started(returned=True) == []
-    for number in range(MOST + 1):
+    for number in range(MAX_FORGETS + 1):
         forgets.note(ForgetNamespace(str(number)))
     forgets.died()
     assert forgets.to_started(returned=True) == [Flush(0)]
     forgets = Forgets(lambda: now[0], keep=True)
     forgets.note(ForgetNamespace("one"))
-    now[0] += 10 * SECONDS
+    now[0] += 10 * FORGET_SECONDS
     forgets.note(ForgetNamespace("two"))
     assert forgets.to_started(returned=False) == [ForgetNamespace("one"), ForgetNamespace("two")]
 
@@ -239,12 +241,12 @@ def test_what_was_to_be_forgotten_outlives_the_server(tmp_path: Path) -> None:
     known = [ForgetNamespace("b\n"), ForgetNamespace("a")]
     assert set(second.to_started(returned=False)) == set(known)
     second.died()
-    now[0] += 10 * SECONDS
+    now[0] += 10 * FORGET_SECONDS
     second.drop_old()  # a heartbeat: the engine that is down has not done it
     second.close()
     third = server()
     assert set(third.to_started(returned=False)) == set(known)
-    now[0] += SECONDS + 1
+    now[0] += FORGET_SECONDS + 1
     third.drop_old()
     third.close()
     fourth = server()

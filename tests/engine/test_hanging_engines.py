@@ -33,7 +33,7 @@ async def test_an_engine_hangs_that_is_silent_or_whose_loop_stands_still(
         if taken == 10_000:
             raise Asleep
         if (turns := heard(taken)) is not None:
-            engine.hear(Heartbeat(turns))
+            engine.note(Heartbeat(turns))
 
     monkeypatch.setattr(engine_client.asyncio, "sleep", nap)
     if naps is None:

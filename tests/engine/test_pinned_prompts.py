@@ -161,7 +161,7 @@ async def test_what_is_let_go_while_it_is_pinned_again_stays_away(after: int) ->
     client._pinned.note("p", request(client.next_rid(), 1, 2, namespace="n"))
     client._up, client.given = True, []
     for pin, again in client._pinned.again(client.next_rid):
-        client.submit(again, partial(client._pinned.heard, pin), stays=True)
+        client.submit(again, partial(client._pinned.handle, pin), stays=True)
         client.given.append(again)
     engine = client._engine = Engine(client, after)
     letting = asyncio.create_task(client.ask(Unpin, "p", "n"))
@@ -216,18 +216,18 @@ def test_what_is_pinned_again_and_for_how_long(
     assert (one.handling.priority, one.handling.cache.pin) == (-PRIORITIES, "try")
     # It dies again: what was not pinned yet waits in the queue of requests anyway.
     known.note("b", one)
-    known.heard("b", EngineOutput(one.rid, pin="b", finish="length"))
-    known.heard("c", EngineOutput(again["c"].rid, finish="error", code="x", error="y"))
+    known.handle("b", EngineOutput(one.rid, pin="b", finish="length"))
+    known.handle("c", EngineOutput(again["c"].rid, finish="error", code="x", error="y"))
     assert (known.restored, known.lost) == (1, 1)
     assert [name for name, _ in known.again(rids)] == ["b"]
     aborted: list[int] = []
-    assert not known.let_go(aborted.extend, "b", "other")
-    assert known.let_go(aborted.extend, "b", "") and aborted == [103]
+    assert not known.release(aborted.extend, "b", "other")
+    assert known.release(aborted.extend, "b", "") and aborted == [103]
     now = 26.0
     assert not list(known.again(rids))
-    assert not known.let_go(aborted.extend, "a", None) and aborted == [103]
+    assert not known.release(aborted.extend, "a", None) and aborted == [103]
     # No more is kept than has room.
-    monkeypatch.setattr(cache_orders, "MOST_TOKENS", 4)
+    monkeypatch.setattr(cache_orders, "MAX_PINNED_TOKENS", 4)
     for name in "wxyz":
         known.note(name, request(9, 1, 1))
     known.note("w", request(10, 1, 1))  # renewed, so that it is the latest

@@ -420,7 +420,7 @@ def test_large_vocabularies_agree_too(shared_dir: Path, demo_model: Path) -> Non
     [
         ({}, "exactly one"),
         ({"regex": "a", "choices": ["b"]}, "exactly one.*regex, choices"),
-        ({"regex": 3}, "regex must be a string"),
+        ({"regex": 3}, "regex: must be a string"),
         ({"regex": "a", "whitespace": "none"}, "whitespace"),
         ({"choices": ["\ud800"]}, r"choices"),
         ({"json_schema": {"a": float("nan")}}, "json_schema"),

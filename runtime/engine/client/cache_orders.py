@@ -30,8 +30,7 @@ from rootlace.wire.sampling import PIN_SECONDS, PRIORITIES, Cache, Handling
 
 
 class ForgetFile:
-    """Forgets on disk, beside the blocks to forget; one JSON line each: the namespace, or null
-    (flush).
+    """Forgets on disk, beside the blocks to forget; each is a message in a line of JSON.
 
     This process alone uses the file, and the next server of the same model reads it.
     """
@@ -66,8 +65,7 @@ class ForgetFile:
         """Replace the content. Raises OSError."""
         lines = b"".join(map(_line, messages))
         # Written over the old content: a full disk has room for that. Later lines, one of them
-        # perhaps cut,
-        # stay until the write is complete.
+        # perhaps cut, stay until the write is complete.
         self._write(lines, 0)
         os.ftruncate(self._file, len(lines))
         self.lines = len(messages)
@@ -82,27 +80,25 @@ class ForgetFile:
 
 
 def _line(message: Flush | ForgetNamespace) -> bytes:
-    namespace = message.namespace if isinstance(message, ForgetNamespace) else None
-    return msgspec.json.encode(namespace) + b"\n"
+    return msgspec.json.encode(message) + b"\n"
 
 
 def _message(line: bytes) -> Flush | ForgetNamespace:
     try:
-        namespace = msgspec.json.decode(line, type=str | None)
+        return msgspec.json.decode(line, type=Flush | ForgetNamespace)
     except msgspec.DecodeError:
-        namespace = None
-    return Flush(0) if namespace is None else ForgetNamespace(namespace)
+        return Flush(0)
 
 
 # Forgets ------------------------------------------------------------------------------------------
 
 
-SECONDS = 60.0
+FORGET_SECONDS = 60.0
 """Seconds after which every engine has completed a forget.
 
 Until then an engine may be in a step, or hang, and erases its disk only after its writes.
 """
-MOST = 65536
+MAX_FORGETS = 65536
 """Forgets remembered at most; beyond that everything is forgotten."""
 SPARE_LINES = 64
 """Useless lines in the file at most, beside an equal number of needed lines."""
@@ -147,7 +143,7 @@ class Forgets:
 
     def note(self, message: Flush | ForgetNamespace) -> None:
         """Note a forget that is being sent to all running engines."""
-        whole = isinstance(message, Flush) or len(self._told) >= MOST
+        whole = isinstance(message, Flush) or len(self._told) >= MAX_FORGETS
         if whole:
             self._told.clear()
             message = Flush(0)  # no caller waits for the answer
@@ -171,7 +167,7 @@ class Forgets:
         """Drop forgets that all engines have completed by now."""
         if self._keep:
             return
-        oldest, had = self._clock() - SECONDS, len(self._told)
+        oldest, had = self._clock() - FORGET_SECONDS, len(self._told)
         while not self._down and self._told and self._told[next(iter(self._told))] < oldest:
             del self._told[next(iter(self._told))]
         if had and not self._told:
@@ -203,7 +199,7 @@ log = logging.getLogger(__name__)
 
 _COMPUTED = SamplingParams(max_tokens=0, temperature=0.0, seed=0)
 
-MOST_TOKENS = 16 * 2**20
+MAX_PINNED_TOKENS = 16 * 2**20
 """Tokens of remembered prompts, four bytes each.
 
 Beyond that the oldest prompts are not pinned again, but count as lost if their engine dies.
@@ -219,7 +215,7 @@ class _Pinned:
     """The id of the request that pins the prompt again."""
 
     @property
-    def kept(self) -> bool:
+    def remembered(self) -> bool:
         """Whether the tokens are still remembered."""
         return len(self.request.token_ids) == self.tokens
 
@@ -234,7 +230,7 @@ class PinnedPrompts:
         self._clock = clock
         self._pinned: dict[str, _Pinned] = {}
         self._tokens = 0
-        self._let_go: set[int] = set()
+        self._released: set[int] = set()
         """Requests for released pins, until their last update: such a request may pin before its
         abort."""
         self.restored = self.lost = 0
@@ -243,24 +239,24 @@ class PinnedPrompts:
         """Note that the engine has pinned the request's prompt, or renewed the pin."""
         until = self._clock() + (request.handling.cache.ttl or PIN_SECONDS)
         known = self._pinned.get(pin)
-        if request.rid in self._let_go or (known is not None and known.again == request.rid):
+        if request.rid in self._released or (known is not None and known.again == request.rid):
             return
         if known is not None:
             known.until = until = max(known.until, until)
-            if known.kept or known.again is not None:
+            if known.remembered or known.again is not None:
                 return
             self._drop(pin)
         self._drop_old()
         self._pinned[pin] = _Pinned(request, until, len(request.token_ids))
         self._tokens += len(request.token_ids)
         for oldest in self._pinned.values():
-            if self._tokens <= MOST_TOKENS:
+            if self._tokens <= MAX_PINNED_TOKENS:
                 break
             self._tokens -= len(oldest.request.token_ids)
             none = np.empty(0, np.int32)
             oldest.request = msgspec.structs.replace(oldest.request, token_ids=none)
 
-    def let_go(
+    def release(
         self, abort: Callable[[Iterable[int]], None], pin: str, namespace: str | None
     ) -> bool:
         """Whether a pin of this namespace (None: any) existed; the pin is not restored any more.
@@ -274,7 +270,7 @@ class PinnedPrompts:
             return False
         self._drop(pin)
         if known.again is not None:
-            self._let_go.add(known.again)
+            self._released.add(known.again)
             abort([known.again])
         return True
 
@@ -282,7 +278,7 @@ class PinnedPrompts:
         """Submit requests that restore lost pins; a pin whose request is refused is lost."""
         for pin, request in self.again(next_rid):
             try:
-                submit(request, partial(self.heard, pin), stays=True)
+                submit(request, partial(self.handle, pin), stays=True)
             except RootlaceError as error:
                 self.lose(pin, str(error))
 
@@ -295,8 +291,8 @@ class PinnedPrompts:
         for pin, known in list(self._pinned.items()):
             if known.again is not None:
                 continue
-            if not known.kept:
-                self.lose(pin, f"of all prompts, {MOST_TOKENS} tokens are kept for that")
+            if not known.remembered:
+                self.lose(pin, f"of all prompts, {MAX_PINNED_TOKENS} tokens are kept for that")
                 continue
             known.again = next_rid()
             left = known.until - self._clock()
@@ -315,10 +311,10 @@ class PinnedPrompts:
                 ),
             )
 
-    def heard(self, pin: str, update: EngineOutput) -> None:
+    def handle(self, pin: str, update: EngineOutput) -> None:
         """Take in an update of a request that restores a pin."""
         if update.finish is not None:
-            self._let_go.discard(update.rid)
+            self._released.discard(update.rid)
         known = self._pinned.get(pin)
         if known is None or known.again != update.rid:
             return

@@ -137,7 +137,7 @@ class Pulse:
     def __init__(self) -> None:
         self._moved = time.monotonic()
         self._turns = 0
-        self._heard = False
+        self._received = False
         self._moving = False
 
     @property
@@ -145,9 +145,9 @@ class Pulse:
         """Whether the loop turned lately."""
         return time.monotonic() - self._moved < STALL_SECONDS
 
-    def hear(self, message: FromEngine) -> None:
+    def note(self, message: FromEngine) -> None:
         """Take note of any message of the process."""
-        self._heard = True
+        self._received = True
         if isinstance(message, Heartbeat):
             if message.turns == self._turns:
                 return  # the process lives, but its loop has not moved
@@ -163,9 +163,9 @@ class Pulse:
         silence = LOADING_SECONDS if loading else SILENCE_SECONDS
         silent = stuck = 0.0
         while True:
-            self._heard = self._moving = False
+            self._received = self._moving = False
             await asyncio.sleep(NAP_SECONDS)
-            silent = 0.0 if self._heard else silent + NAP_SECONDS
+            silent = 0.0 if self._received else silent + NAP_SECONDS
             stuck = 0.0 if self._moving else stuck + NAP_SECONDS
             if silent >= silence:
                 return f"nothing was heard of it for {silent:g} seconds"
@@ -224,7 +224,7 @@ class EngineLauncher(Protocol):
 class ReplicaContext:
     """The engine is number `replica` of `replicas`; all report their caches by digests of one key.
 
-    `on_told` receives the engine's reports on cache and steps. `on_death` receives requests that
+    `on_report` receives the engine's reports on cache and steps. `on_death` receives requests that
     other replicas may continue. `on_return` is called when the engine is back. `on_gone` is called
     with the reason before the last requests leave, when it will not return. All replicas share
     `forgets` and `suspensions`; `next_rid` gives unused ids. `transfer`: block transfer between
@@ -234,7 +234,7 @@ class ReplicaContext:
     replica: int
     replicas: int
     digest_key: bytes
-    on_told: Callable[[CacheChanged | CostMeasured], None]
+    on_report: Callable[[CacheChanged | CostMeasured], None]
     on_death: Callable[[list[PendingRequest]], None]
     on_return: Callable[[], None]
     on_gone: Callable[[str], None]
@@ -405,7 +405,7 @@ class EngineClient:
         Waits at most `STALL_SECONDS` or, if `patient`, as long as the engine lives. A known pin is
         released without waiting for an engine, which may be down.
         """
-        if kind is Unpin and self._pinned.let_go(self.abort, *fields):
+        if kind is Unpin and self._pinned.release(self.abort, *fields):
             if self._up:
                 self.send(kind(0, *fields))
             return True
@@ -423,7 +423,7 @@ class EngineClient:
                     raise
                 again = True
         if kind is Unpin and answer:  # the pin was reported after the question
-            self._pinned.let_go(self.abort, fields[0], None)
+            self._pinned.release(self.abort, fields[0], None)
         return answer
 
     def send(self, message: ToEngine) -> None:
@@ -538,7 +538,7 @@ class EngineClient:
                 self._pinned.note(message.pin, pending.request)
             self._restarts.handle(message)
             return
-        self._pulse.hear(message)
+        self._pulse.note(message)
         if isinstance(message, Stats | Explained | Tree | Pinned | Unpinned | HandedOver | Flushed):
             field = ANSWERS.get(type(message))
             self._questions.answer(message.ticket, field and getattr(message, field))
@@ -547,7 +547,7 @@ class EngineClient:
             self._pinned.pin_again(self.next_rid, self.submit)
         elif isinstance(message, CacheChanged | CostMeasured):
             if self._siblings is not None:
-                self._siblings.on_told(message)
+                self._siblings.on_report(message)
         else:
             assert isinstance(message, Heartbeat)
             self._forgets.drop_old()

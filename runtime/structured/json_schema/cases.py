@@ -44,8 +44,8 @@ class Atom:
 
 Conjunction = tuple[Atom, ...]
 _Rank = tuple[int, ...]
-"""Where a schema stands among those that apply together: the places, on the way to it, of keywords
-in their schemas and of schemas in their lists. Properties are written in this order."""
+"""The rank of a schema among schemas that apply together: the indices of keywords and list items on
+the way to the schema. Properties are written in the order of ranks."""
 
 
 @dataclass(frozen=True)
@@ -524,7 +524,7 @@ def _implies(keyword: str, given: Any, value: Any) -> bool:
 
 
 class Keys:
-    """What one schema says of the values of keys."""
+    """The conditions of one schema on the values of an object's keys."""
 
     def __init__(
         self,
@@ -572,7 +572,7 @@ class Keys:
         return atoms
 
     def others(self) -> list[Atom]:
-        """Of keys that no schema of the case names and no pattern matches."""
+        """Conditions on keys that no schema of the case names and no pattern matches."""
         atoms: list[Atom] = []
         if "additionalProperties" in self._leaf:
             atoms.append(self._atom("additionalProperties"))

@@ -52,18 +52,18 @@ WHITESPACE = either(
         Literal("\n"), either(repeat(Literal(" "), 0, _SPACES), repeat(Literal("\t"), 1, _TABS))
     ),
 )
-"""What may stand, once, between two tokens of flexible JSON, whatever machine holds the text: a
-space, or a line break with what indents the next line, six levels of four spaces or of one tab. A
-run without a bound is something that a weak model never ends."""
+"""White space between two tokens of flexible JSON, at most once: a space, or a line break and an
+indentation of up to six levels (four spaces or one tab each). A weak model may never end a run
+without a bound."""
 WHITESPACES = (
     *(" ", *("\n" + " " * n for n in range(_SPACES + 1))),
     *("\n" + "\t" * n for n in range(1, _TABS + 1)),
 )
-"""Its texts."""
+"""All texts of `WHITESPACE`."""
 
 
 def gap_of(flexible: bool) -> Regex:
-    """What stands between two tokens of JSON."""
+    """The regex of the text between two tokens of JSON."""
     return optional(WHITESPACE) if flexible else BLANK
 
 
@@ -402,7 +402,7 @@ def _digit(low: int, high: int) -> Regex:
 
 
 def _rest(limit: _Limit) -> _Limit:
-    """Behind its first digit."""
+    """The limit on the digits after the first one."""
     return limit[0][1:], limit[1]
 
 
@@ -531,8 +531,8 @@ class Ours:
 
 
 class Guidance:
-    """What llguidance 1.9 writes. `escapes`: the letters that it lets follow a
-    backslash in a free string."""
+    """Strings and numbers as llguidance 1.9 writes them. `escapes`: the letters that llguidance
+    allows after a backslash in a free string."""
 
     def __init__(self, escapes: str, max_size: int) -> None:
         self._max_size = max_size

@@ -249,7 +249,7 @@ class Located:
 
     @cached_property
     def keywords(self) -> dict[str, Any]:
-        """What it asserts, in the keywords of today; nothing of true and false."""
+        """The assertions of the schema in keywords of draft 2020-12; empty for a boolean."""
         return keywords(self.schema, self.dialect) if isinstance(self.schema, dict) else {}
 
     def __eq__(self, other: object) -> bool:
@@ -324,7 +324,8 @@ class CheckedSchema:
         return found
 
     def target(self, source: Located, keyword: str = "$ref") -> Located:
-        """Where `$ref` (or another keyword of its kind) leads. Raises InvalidConstraint."""
+        """The schema that `$ref`, or another `keyword` of that kind, leads to. Raises
+        InvalidConstraint."""
         ref = source.schema[keyword]
         key = (source.pointer, keyword)
         found = self._targets.get(key)
@@ -346,8 +347,8 @@ class CheckedSchema:
         return found
 
     def dynamic_targets(self, source: Located) -> list[Located]:
-        """Where `$dynamicRef` may lead, whatever the way that led to it; the first is where it
-        leads when nothing on the way says otherwise."""
+        """All schemas that `$dynamicRef` may lead to. The first is the target if no schema on the
+        way overrides the anchor."""
         first = self.target(source, "$dynamicRef")
         anchor = source.schema["$dynamicRef"].rpartition("#")[2]
         if not isinstance(first.schema, dict) or first.schema.get("$dynamicAnchor") != anchor:
@@ -360,7 +361,8 @@ class CheckedSchema:
         return found
 
     def neighbours(self, located: Located, unused: bool = False) -> Iterator[tuple[str, Located]]:
-        """What a schema refers to or contains: (keyword, schema). `unused`: definitions too."""
+        """The schemas that a schema refers to or contains, each with the keyword. `unused`:
+        definitions, too."""
         if not isinstance(located.schema, dict):
             return
         for keyword in _REFERENCES:

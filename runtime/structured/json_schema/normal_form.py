@@ -88,8 +88,8 @@ def normal_form(checked: CheckedSchema, satisfies: Satisfies) -> Normal:
 
 
 def let_go(*memos: dict[Any, Any]) -> None:
-    """Of what is not needed any more, piece by piece: all at once, what is known of thousands of
-    schemas would keep the interpreter from everybody else for tens of milliseconds."""
+    """Free the memory of thousands of schemas piece by piece. At once, the interpreter would stand
+    still for tens of milliseconds."""
     for memo in memos:
         while memo:
             memo.popitem()
@@ -400,7 +400,8 @@ class PreparedSchema:
         self.normal = normal_form(self._checked, self._rules.satisfies)
 
     def regex(self, whitespace: str) -> Regex | None:
-        """Its JSON texts as a regex tree, where they are an automaton of modest size."""
+        """The JSON texts of the schema as a regex tree; None if they are no automaton of modest
+        size."""
         if not self.normal.exact:
             return None
         gap = gap_of(whitespace == "flexible")
@@ -416,9 +417,9 @@ class PreparedSchema:
 
     @property
     def mask_schema(self) -> dict[str, Any]:
-        """It allows every text that the schema allows (in the order of its properties), and those
-        more that `residuals` names; it is self-contained (`$ref`s are local) and known to be taken
-        by llguidance."""
+        """A schema that allows every text of the user's schema (in the order of its properties),
+        and more only where `residuals` says so. It refers to nothing outside, and llguidance
+        accepts it."""
         return self._mask.schema
 
     @property

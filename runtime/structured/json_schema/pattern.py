@@ -64,7 +64,7 @@ from rootlace.runtime.structured.regex.syntax import (
 from rootlace.wire.errors import InvalidConstraint
 
 MAX_POSITIONS = 2048
-"""Of the automaton of a pattern with look-around, before it is a part of something larger."""
+"""Positions of the automaton of a pattern with look-around, at most."""
 MAX_WRITTEN = 1 << 18
 """Characters of a pattern that is written for llguidance, which has no look-around."""
 _ANYTHING = repeat(Chars(ALL), 0, None)
@@ -120,7 +120,7 @@ def for_llguidance(pattern: str, one: bool = False) -> tuple[str, ...]:
 
 
 _MAY_BE_WIDER = re.compile(r"\\[DWS]|(?<!\\)\.")
-"""What llguidance reads as one of the dialects does, with more characters than the other has."""
+"""Constructs that llguidance reads as the dialect with more characters does."""
 _MAY_NEED_SPARING = re.compile(r"\[\^|\\[xuc0]")
 _NAMES_QUOTES = re.compile(r"\"|\\\\|\\[xu]")
 
@@ -131,8 +131,8 @@ def written(tree: Regex) -> str:
 
 
 def _spared(leaf: Literal | Chars) -> Regex:
-    """Without U+0000 where llguidance might read more: in a JSON string, it takes `"` and the
-    backslash wherever all control characters may stand, whether these may or not."""
+    """Remove U+0000 where llguidance would allow more: in a JSON string it allows `"` and the
+    backslash wherever all control characters are allowed."""
     if not isinstance(leaf, Chars) or not contains(leaf.ranges, 0):
         return leaf
     if all(contains(leaf.ranges, ord(each)) for each in '"\\'):
@@ -141,7 +141,7 @@ def _spared(leaf: Literal | Chars) -> Regex:
 
 
 def _tree(pattern: str, wide: bool = False) -> Regex:
-    """What `pattern` matches at a place in a string."""
+    """The tree of the texts that `pattern` matches at a place in a string."""
     _refuse_dialect(pattern)
     try:
         with warnings.catch_warnings():
@@ -276,7 +276,7 @@ def _joined(one: _Way, other: _Way) -> _Way:
 
 
 class _Agreed(Translation):
-    """What both dialects take for a pattern; `wide`: what either of them does."""
+    """Translates a pattern to the texts that both dialects match; `wide`: that either matches."""
 
     def __init__(self, pattern: str, wide: bool) -> None:
         super().__init__(pattern, verbose=False)
@@ -539,7 +539,7 @@ def _pieces(pattern: str, start: str) -> Iterator[tuple[str, str]]:
 
 
 def _of_users(message: str, pattern: str) -> str:
-    """What is wrong with a translation, told of the pattern that the user wrote."""
+    """The error message of a translation, with places in the pattern that the user wrote."""
     found = _PLACE.search(message)
     if found is None:
         return message.removeprefix("regex: ")
@@ -609,8 +609,8 @@ class PatternSearch:
 
 
 def syntax_error(pattern: str) -> str:
-    """What is malformed in `pattern`; empty where it is a pattern of ECMA 262 or of Python, even if
-    nothing here can search for it."""
+    """The syntax error of `pattern`; empty for a pattern of ECMA 262 or of Python, searchable or
+    not."""
     known = _OF_ECMA[0].sub(_letters, pattern)
     wrong = _malformed(known)
     if wrong and _malformed(_OF_ECMA[1].sub(_letters, known)):
@@ -619,7 +619,8 @@ def syntax_error(pattern: str) -> str:
 
 
 _OF_ECMA = re.compile(r"\\[pP]\{\w+(?:=\w+)?\}"), re.compile(r"\[\^?\]")
-"""What Python cannot read: classes of Unicode, and those that are empty or hold everything."""
+"""Constructs that Python cannot read: classes of Unicode, empty classes and classes of everything.
+"""
 
 
 def _letters(found: re.Match[str]) -> str:

@@ -45,7 +45,7 @@ def grammar_of(schema: dict[str, Any]) -> str:
 
 
 def written(value: Any) -> str:
-    """As `json.dumps` writes it, which keeps the interpreter from everybody else until it has;
+    """Write JSON as `json.dumps` does, but without holding the interpreter until the end.
     `JSONEncoder.iterencode` would leave functions that refer in a circle."""
     if isinstance(value, dict):
         return f"{{{', '.join([f'{json.dumps(k)}: {written(v)}' for k, v in value.items()])}}}"
@@ -140,7 +140,7 @@ def _alone(definition: Any) -> str:
 
 
 def _hollow(definition: Any) -> Any:
-    """With the references to other definitions replaced by what allows everything."""
+    """Replace references to other definitions by schemas that allow everything."""
     if isinstance(definition, dict):
         if "$ref" in definition:
             return {}

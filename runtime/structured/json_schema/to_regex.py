@@ -277,6 +277,6 @@ def _typed(schema: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _kind(schema: dict[str, Any]) -> str:
-    """What the first byte of the value tells; empty if it does not."""
+    """The kind of value that the first byte tells; empty if the byte does not tell."""
     name = schema.get("type", "")
     return "number" if name == "integer" else str(name)

@@ -156,7 +156,8 @@ def numbers(case: Case, excluded: list[Any], notes: set[Residual]) -> list[Shape
 
 
 def _shape(wanted: _Range, case: Case, factors: dict[str, Any]) -> Shape:
-    """What llguidance 1.9 is shown instead of a range that it does not hold exactly."""
+    """The shape of a range, with the ranges shown to llguidance 1.9 where it would not hold the
+    range exactly."""
     base = {"type": "integer" if case.integer else "number"}
     lost: set[Residual] = set()
     low, low_open, high, high_open = wanted
@@ -219,7 +220,7 @@ LLGUIDANCE_FORMATS = frozenset(["duration", "email", "ipv4", "ipv6", "uuid", "ur
 """Formats that llguidance holds as exactly as our patterns, and more of their values; of the others
 it takes too much (leap seconds, 29 February in any year) or knows nothing."""
 MAX_SPLIT = 16
-"""Where the number of properties is bounded, this many optional ones are told apart by case."""
+"""Optional properties told apart by case, at most, where the number of properties is bounded."""
 
 _LEAST = {"string": "minLength", "array": "minItems", "object": "minProperties"}
 
@@ -688,8 +689,8 @@ def _type_of(value: Any) -> str:
 
 
 def _any(patterns: dict[str, Conjunction]) -> Conjunction:
-    """What the value of a key satisfies that matches some of the patterns: one of their schemas,
-    if not several. Negated schemas are left out: that is weaker."""
+    """The condition on the value of a key that matches some of the patterns: one of their schemas
+    at least. Negated schemas are left out, which is weaker."""
     options, pointer = [], ""
     resolver = None
     for conjunction in patterns.values():

@@ -138,7 +138,8 @@ def bounded(validator_class: Any) -> Any:
 
 
 def _evolve(self: Any, **changes: Any) -> Any:
-    """As jsonschema's own, but where `$schema` names another draft its class is bounded, too."""
+    """Evolve as jsonschema does; where `$schema` names another draft, bound that draft's class,
+    too."""
     schema = changes.get("schema", self.schema)
     return bounded(validator_for(schema, default=type(self)))(
         schema,
@@ -217,7 +218,7 @@ class _State(NamedTuple):
 
 
 class UniqueKeys:
-    """What applies to texts of which a mask holds everything but that keys differ: see `Rules`."""
+    """Rules for texts whose mask holds everything except that keys differ: see `Rules`."""
 
     checks = False
     root: Schemas = ()
@@ -230,7 +231,7 @@ class UniqueKeys:
 
 
 class Rules:
-    """What applies where, for all the texts of one schema. Thread-safe: memos only."""
+    """The schemas that apply at each place, for all texts of a schema. Thread-safe: memos only."""
 
     checks = True
     """Whether values are checked, too, and not keys only."""
@@ -251,7 +252,7 @@ class Rules:
         self.root = () if checked.is_dynamic() else self.expand([checked.root])
 
     def watch(self, residuals: Iterable[Residual]) -> None:
-        """From now on only what these are part of needs to be checked before the end."""
+        """Check only values that contain these `residuals` before the end of the text."""
         places = [residual.pointer for residual in residuals]
         self._watched = self._checked.containing(places)
 
@@ -259,8 +260,8 @@ class Rules:
         return self._watched is None or located in self._watched
 
     def expand(self, located: Iterable[Located]) -> Schemas:
-        """With everything that they apply in place: `$ref`, `allOf`. Schemas that say nothing
-        are left out."""
+        """Add all schemas that these apply in place by `$ref` and `allOf`, without schemas that
+        assert nothing."""
         found: dict[Located, None] = {}
         queue = list(located)
         while queue:
@@ -298,7 +299,7 @@ class Rules:
         return all((error is None) is holds for error in errors)
 
     def _errors(self, located: Located, value: Any) -> Iterator[tuple[str, str, str] | None]:
-        """What is wrong for those who do not check formats, and for those who do."""
+        """The error without a check of formats, and the error with one."""
         for validator in self._validators:
             try:
                 errors = validator.descend(value, located.schema, resolver=located.resolver)
@@ -393,7 +394,7 @@ class Verifier:
         return len(self._text) - state.start if state.scalar is _Scalar.NUMBER else 0
 
     def open_starts(self) -> list[int]:
-        """Where the values begin that are being read, the innermost first."""
+        """Offsets of the values that are being read, the innermost first."""
         state = self._states[-1]
         starts = [state.start] if state.scalar not in (None, _Scalar.KEY) else []
         opened = state.open
@@ -403,8 +404,8 @@ class Verifier:
         return starts
 
     def taken(self) -> list[bytes]:
-        """What must not follow in the key that is being read: what would make it one of those that
-        are there already, in the spelling that JSON is written in."""
+        """Endings that would make the key that is being read one of the object's earlier keys, in
+        the spelling of JSON."""
         state = self._states[-1]
         if state.scalar is not _Scalar.KEY or state.open is None or not state.open.seen:
             return []

@@ -166,7 +166,7 @@ class Nfa:
         return entries
 
     def edges(self, item: int) -> tuple[ByteEdge, ...]:
-        """Where `item` goes, by ascending, disjoint byte ranges."""
+        """The edges of `item`: ascending, disjoint byte ranges."""
         known = self._edges.get(item)
         if known is not None:
             return known

@@ -48,7 +48,7 @@ CONSTRUCTS = {
     "atomic": "an atomic group with a choice in it",
     "possessive": "a possessive quantifier on more than one character",
 }
-"""Those that no automaton has, by the names of their groups in `_PIECES`."""
+"""Constructs that no automaton has, by the names of their groups in `_PIECES`."""
 
 # What the constructs look like, behind what would hide them.
 _PIECES = re.compile(
@@ -89,7 +89,7 @@ _NEWLINE = Chars(((10, 10),))
 _NOT_NEWLINE = Chars(syntax.complement(((10, 10),)))
 _AT_END = Look(_ANY, negative=True)
 AT_LAST_NEWLINE = Look(Concat((_NEWLINE, _AT_END)), negative=False)
-"""Where `$` matches beside the end."""
+"""The place before a last line break, where `$` matches, too."""
 _READING_NOTHING = (sre.AT, sre.ASSERT, sre.ASSERT_NOT)
 _UNBOUNDED = sre.MAXREPEAT
 _TEMPLATE = getattr(sre, "SRE_FLAG_TEMPLATE", 0)
@@ -130,11 +130,9 @@ def parse(pattern: str, at_begin: bool = True, at_end: bool = True) -> Regex:
 
 
 class Context(NamedTuple):
-    """Where a part of the pattern stands.
-
-    `at_begin`: nothing has been read before it. `after_text`: something has. (Neither: it depends.)
-    `at_end`: nothing follows it in the pattern.
-    """
+    """The place of a part of the pattern. `at_begin`: nothing has been read before the part.
+    `after_text`: some text has. (Neither: it depends.) `at_end`: nothing follows the part in the
+    pattern."""
 
     flags: int
     at_begin: bool
@@ -143,7 +141,7 @@ class Context(NamedTuple):
 
 
 class Translation:
-    """From the operations of Python's parser, pairs of a code and its argument, to trees."""
+    """Translates the operations of Python's parser, pairs of a code and an argument, to trees."""
 
     def __init__(self, pattern: str, verbose: bool) -> None:
         self._pattern = pattern
@@ -321,7 +319,8 @@ class Translation:
 
 
 def boundary(word: Chars, differs: bool) -> Regex:
-    """Where a character of `word` stands on one side only or, without `differs`, does not."""
+    """The places with a character of `word` on one side only or, without `differs`, on both or
+    neither."""
     ways = (
         Concat((LookBehind(word, negative=not before), Look(word, negative=before == differs)))
         for before in (True, False)

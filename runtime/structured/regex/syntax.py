@@ -89,7 +89,7 @@ class Graph:
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """What the rule `name` of a grammar describes; only grammars have it, not what is regular."""
+    """The texts of the rule `name` of a grammar. Regular trees have no references."""
 
     name: str
 
@@ -272,7 +272,7 @@ def contains(ranges: Ranges, code: int) -> bool:
 
 @lru_cache(maxsize=16)
 def category(escape: str, ascii_only: bool) -> Ranges:
-    """What the class escape `escape` (`\\d`, `\\W`, …) matches."""
+    """The set of characters of the class escape `escape` (`\\d`, `\\W`, …)."""
     if escape[1].isupper():
         return complement(category(escape.lower(), ascii_only))
     pattern = re.compile(f"{escape}+", re.ASCII if ascii_only else re.UNICODE)
@@ -292,7 +292,8 @@ def prepare() -> None:
 
 @lru_cache(maxsize=1024)
 def ignoring_case(one: str, plain: Ranges, ascii_only: bool) -> Ranges:
-    """What `one`, a pattern of one character that matches `plain`, matches where case is ignored.
+    """The characters that `one`, a pattern of one character that matches `plain`, matches if case
+    is ignored.
 
     Only characters that take part in case mappings can differ from `plain`.
     """
@@ -318,7 +319,7 @@ def _cased() -> tuple[Ranges, str]:
 
 
 def _characters(begin: int, count: int) -> str:
-    """So many code points from `begin` on, in order, surrogates included."""
+    """The text of `count` code points from `begin` on, surrogates included."""
     return (
         np.arange(begin, begin + count, dtype="<u4").tobytes().decode("utf-32-le", "surrogatepass")
     )

@@ -175,7 +175,7 @@ class Canonicalizer:
         return tokens[: common(tokens, self._same(text[:cut], Following(None, True)))]
 
     def _last_starter(self, text: str) -> int:
-        """Where the last characters begin that something behind the text may change."""
+        """The offset of the last characters that a continuation of the text may change."""
         assert self._composition is not None
         end = len(text)
         while end and text[end - 1] in self._composition.takes:
@@ -198,7 +198,7 @@ class Canonicalizer:
         return tokens if settled is None else tokens[: common(tokens, settled)]
 
     def _last_segment_tokens(self, text: str, following: Following) -> Tokens:
-        """As `_same`, for a text without added tokens."""
+        """`_same` for a text without added tokens."""
         ends = self._pre_tokenizer.ends(text)
         for cut in range(len(text) - LOOK_AHEAD, 0, -1):
             if self._is_sure(text[cut - 1], text[cut]):
@@ -209,7 +209,7 @@ class Canonicalizer:
         return closed + self._open_text_tokens(text[cut:], following)
 
     def _open_text_tokens(self, text: str, following: Following) -> Tokens:
-        """As `_same`, for a text without added tokens that begins at a sure cut."""
+        """`_same` for a text without added tokens that begins at a sure cut."""
         best: Tokens | None = None
         whole = (self._pre_tokenizer.ends(text),) if following.may_end else ()
         known = set(whole)
@@ -265,8 +265,8 @@ class Canonicalizer:
         return segments
 
     def _unless_added(self, text: str, following: Following) -> Tokens | None:
-        """What the text's tokens have in common over all added tokens that may begin in it or
-        behind it; None if there are none."""
+        """The tokens common to all added tokens that may begin in the text or behind it; None
+        without any."""
         settled: Tokens | None = None
         for content in self._added:
             for begun in range(min(len(content) - 1, len(text)), -1, -1):

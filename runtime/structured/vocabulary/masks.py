@@ -28,7 +28,7 @@ _UNKNOWN = -1
 
 
 class Automaton(Protocol):
-    """What walks need of a `LazyDfa`. State -1 is the dead one."""
+    """The part of a `LazyDfa` that walks use. State -1 is the dead state."""
 
     @property
     def num_states(self) -> int: ...
@@ -90,8 +90,8 @@ class TokenWalk:
         return alive.take(trie.node)
 
     def _walk_whole_levels(self, places: np.ndarray, depth: int, alive: np.ndarray) -> None:
-        """From level `depth` on, given the places of the automaton at all nodes of the one above;
-        says which nodes are `alive`."""
+        """Walk whole levels from `depth` on; `places` are those of the automaton at all nodes of
+        the level above. Marks the nodes that are `alive`."""
         trie = self._trie
         classes = self._class_of.take(trie.byte[trie.levels[depth] :])
         origin = trie.levels[depth]
@@ -105,7 +105,7 @@ class TokenWalk:
     # ------------------------------------------------------------ the automaton
 
     def _step(self, places: np.ndarray, classes: np.ndarray) -> np.ndarray:
-        """Where bytes of these classes (not none) lead, each from its own place."""
+        """The places behind bytes of these classes (at least one), each from its own place."""
         index = places + classes
         while True:
             after = self._steps.take(index)
@@ -147,7 +147,7 @@ class TokenTable:
     def __init__(
         self, trie: ByteTrie, eos_token_ids: tuple[int, ...], dfa: LazyDfa, max_bytes: int
     ) -> None:
-        """Of rows that would make the table larger than `max_bytes` none is given out."""
+        """No row is given out that would make the table larger than `max_bytes`."""
         self.key = next(_KEYS)
         self._dfa = dfa
         self._words = -(-trie.vocab_size // 32)

@@ -49,7 +49,7 @@ FREQUENT_LETTERS = ("s", "t", "e", "r")
 RIGHT = ("", "a", "A", "中", "1", ".", "'", " ", "\n", "s", "e", "l", "E", "L", "ll")
 
 Ends = tuple[int, ...]
-"""Where pieces of a text end, ascending; the last is the text's end if a cut stands there."""
+"""Ends of the pieces of a text, ascending; the last is the text's end if a cut stands there."""
 Continuation = tuple[frozenset[str] | None, ...]
 """Sets of characters that follow one another; None: any character."""
 
@@ -58,7 +58,7 @@ MAX_MEMOS = 1 << 16
 
 
 class PreTokenizer:
-    """What cuts a text for one tokenizer. Immutable but for memos; thread-safe."""
+    """Cuts texts as one tokenizer does. Immutable but for memos; thread-safe."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         """Raises ValueError for pre-tokenizers whose cuts cannot be foreseen."""
@@ -102,7 +102,7 @@ class PreTokenizer:
             self.is_sure(before, after)
 
     def ends(self, text: str) -> Ends:
-        """Where the pieces of a whole text end."""
+        """The ends of the pieces of a whole text."""
         if not self.exists:
             return (len(text),) if text else ()
         pieces = self._tokenizer.pre_tokenizer.pre_tokenize_str(text)
@@ -164,7 +164,7 @@ class PreTokenizer:
                 yield ends
 
     def _ends_before(self, text: str, sample: str) -> Ends:
-        """Where pieces of `text` end if `sample` follows it."""
+        """The ends of the pieces of `text` if `sample` follows."""
         found = self.ends(text + sample) if self.exists else ()
         if len(self._ends) >= MAX_MEMOS:
             self._ends.clear()
@@ -200,7 +200,7 @@ def flat_parts(spec: dict[str, Any] | None) -> list[dict[str, Any]]:
 
 
 def _contractions(text: str) -> Iterator[tuple[str, Continuation]]:
-    """What completes a contraction that the text may have begun."""
+    """Endings of a contraction that the text may have begun."""
     for ending in CONTRACTIONS:
         word = "'" + ending
         for begun in range(len(word)):

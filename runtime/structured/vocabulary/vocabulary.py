@@ -85,10 +85,8 @@ class ByteTrie:
         return len(self.byte)
 
     def _build(self, texts: list[bytes]) -> np.ndarray:
-        """From sorted texts; level by level they fall apart where their next bytes differ.
-
-        Returns the node where each text ends.
-        """
+        """Build the levels from sorted texts, which split where their next bytes differ. Returns
+        the node where each text ends."""
         lengths = np.array([len(text) for text in texts], np.int32)
         data = np.frombuffer(b"".join(texts), np.uint8)
         at = np.cumsum(lengths, dtype=np.int64) - lengths
@@ -158,10 +156,10 @@ def _first_byte(code: int) -> int:
 
 
 class Composition:
-    """What NFC may change where two texts meet (Unicode Standard Annex 15).
+    """Characters that NFC may change where two texts meet (Unicode Standard Annex 15).
 
-    `takes` holds the characters that something behind them may change, `joins` those that may
-    change what stands before them; characters of neither set are boundaries of normalization.
+    A continuation may change characters of `takes`. Characters of `joins` may change the text
+    before them. All other characters are boundaries of normalization.
     """
 
     def __init__(self) -> None:
@@ -239,8 +237,7 @@ def writable(out: Any, vocab_size: int) -> np.ndarray:
 
 
 def address(words: np.ndarray) -> int:
-    """Where a packed mask that may be written to stands in memory; a fifth of the time that
-    `words.ctypes.data` takes."""
+    """The address of a writable packed mask; a fifth of the time that `words.ctypes.data` takes."""
     return addressof(c_char.from_buffer(words.data))
 
 
@@ -309,7 +306,8 @@ class Vocabulary:
     def from_tokenizer(
         cls, tokenizer: Any, size: int | None = None, eos_token_ids: list[int] | None = None
     ) -> Vocabulary:
-        """Of a transformers fast tokenizer, or a `tokenizers.Tokenizer` (then name the EOS ids).
+        """The vocabulary of a transformers fast tokenizer, or of a `tokenizers.Tokenizer` (then
+        name the EOS ids).
 
         Raises TypeError for anything else, ValueError where it names no end of the sequence.
         """
@@ -406,7 +404,7 @@ class Vocabulary:
 
     @cached_property
     def byte_tokens(self) -> list[int]:
-        """For each byte a token that is this byte, or -1."""
+        """Maps each byte to a token that is this byte, or to -1."""
         tokens = [-1] * 256
         for token, data in enumerate(self.token_bytes):
             if len(data) == 1:
@@ -433,7 +431,7 @@ class Vocabulary:
 
 
 class _Callable:
-    """What llguidance's wrapper asks of a tokenizer."""
+    """The tokenizer interface of llguidance's wrapper."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self.eos_token_id = vocabulary.eos_token_ids[0]
