@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from aiohttp import web
-from aiohttp.typedefs import Middleware
 
 from rootlace.runtime.config import GatewayConfig
 from rootlace.runtime.contracts.messages import TreePage
+from rootlace.runtime.logs import request_id
 from rootlace.runtime.server.http import ollama
 from rootlace.runtime.server.http.admin import (
     Cache,
@@ -44,26 +44,21 @@ from rootlace.runtime.server.http.anthropic import (
 from rootlace.runtime.server.http.batch_runner import Answerer, Answering
 from rootlace.runtime.server.http.batch_service import BatchService
 from rootlace.runtime.server.http.batch_store import Batch, Deleted, File, Listing, PageQuery
-from rootlace.runtime.server.http.body import RECEIVING, Receiving, source_middleware
+from rootlace.runtime.server.http.body import RECEIVING, Receiving
 from rootlace.runtime.server.http.browsers import (
     Page,
     Pages,
     allow_page,
-    api_key_middleware,
-    pages_middleware,
 )
 from rootlace.runtime.server.http.chat_pipeline import Chats
-from rootlace.runtime.server.http.connections import BoundedRunner, most_connections
-from rootlace.runtime.server.http.errors import Handler, error_middleware
-from rootlace.runtime.server.http.generation import AbortBody, Aborted, Aborts, PrefixHolds
-from rootlace.runtime.server.http.middleware import (
-    AccessLogger,
-    checked,
-    drain_middleware,
-    echo_request_id,
-    request_id_middleware,
-    unknown_path_middleware,
+from rootlace.runtime.server.http.connections import (
+    CONNECTIONS,
+    BoundedRunner,
+    Connections,
+    most_connections,
 )
+from rootlace.runtime.server.http.generation import AbortBody, Aborted, Aborts, PrefixHolds
+from rootlace.runtime.server.http.middleware import HEADER, AccessLogger, request_middleware
 from rootlace.runtime.server.http.ollama import (
     Answers,
     ChatLine,
@@ -83,7 +78,7 @@ from rootlace.runtime.server.http.openai_completions import (
 from rootlace.runtime.server.http.openai_responses import RESPONSES_BODY, ResponseReply, Responses
 from rootlace.runtime.server.http.openapi import Endpoint, Reference
 from rootlace.runtime.server.http.replies import ReportReply, Status
-from rootlace.runtime.server.http.reply_headers import add_told_headers, told_middleware
+from rootlace.runtime.server.http.reply_headers import add_told_headers
 from rootlace.runtime.server.http.response_store import (
     InputItem,
     InputQuery,
@@ -110,7 +105,6 @@ from rootlace.runtime.server.http.sglang_sessions import CloseSessionBody, OpenS
 from rootlace.runtime.server.model_registry import ModelRegistry
 from rootlace.runtime.server.served_model import ServedModel
 from rootlace.runtime.server.served_model import ServedModel as Gateway
-from rootlace.runtime.server.spans import note_request
 
 # Endpoints ----------------------------------------------------------------------------------------
 #
@@ -515,27 +509,17 @@ def app_of(
     """The endpoints `served`, behind everything that all of a server's have before them."""
     config = server.config
     pages = Pages.of(config)
-    middlewares: list[Middleware] = [
-        request_id_middleware,
-        told_middleware,
-        source_middleware(config.front_secret),
-        error_middleware,
-        pages_middleware(pages),
-    ]
-    if server.keys.needed:
-        middlewares.append(api_key_middleware(server.keys))
-    if server.spans is not None:
-        middlewares.append(trace_middleware)
-    middlewares.append(drain_middleware(server.drain))
-    middlewares.append(unknown_path_middleware(served))
-    app = web.Application(middlewares=middlewares, client_max_size=config.max_body_bytes)
+    middleware = request_middleware(server, pages, served)
+    app = web.Application(middlewares=[middleware], client_max_size=config.max_body_bytes)
     app[RECEIVING] = Receiving(config)
-    app.add_routes([web.route(one.method, one.path, checked(one)) for one in served])
+    app[CONNECTIONS] = Connections(most_connections(config.max_http_connections))
+    app.add_routes([web.route(one.method, one.path, one.handler) for one in served])
 
     async def add_headers(request: web.Request, response: web.StreamResponse) -> None:
-        echo_request_id(request, response)
+        response.headers[HEADER] = request_id.get()
         add_told_headers(response)
-        allow_page(pages, request, response)
+        if pages.origins:
+            allow_page(pages, request, response)
         resource = request.match_info.route.resource
         # Paths that do not exist are one, however many are tried.
         path = "" if resource is None else resource.canonical
@@ -555,14 +539,6 @@ def app_of(
     return app
 
 
-@web.middleware
-async def trace_middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Spans of the request continue the trace that its headers name."""
-    names = ("traceparent", "tracestate")
-    note_request(request.path, {n: request.headers[n] for n in names if n in request.headers})
-    return await handler(request)
-
-
 def make_runner(gateway: ServedModel) -> web.AppRunner:
     """The application in a runner that cancels a handler when its client disconnects."""
     return runner_of(make_app(gateway), gateway.config)
@@ -571,7 +547,6 @@ def make_runner(gateway: ServedModel) -> web.AppRunner:
 def runner_of(app: web.Application, config: GatewayConfig) -> web.AppRunner:
     return BoundedRunner(
         app,
-        most_connections(config.max_http_connections),
         handler_cancellation=True,
         shutdown_timeout=SHUTDOWN_SECONDS,
         keepalive_timeout=IDLE_SECONDS,

@@ -9,8 +9,7 @@ import hmac
 import logging
 import re
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Collection, Iterable, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cache
@@ -20,14 +19,13 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 from aiohttp import web
-from aiohttp.typedefs import Middleware
 from msgspec import inspect
 from msgspec.inspect import ListType, Metadata, StructType, UnionType, type_info
 
 from rootlace.runtime.config import GatewayConfig
 from rootlace.runtime.server.auth import caller, client_of
 from rootlace.runtime.server.http.connections import owner_of
-from rootlace.runtime.server.http.errors import Handler, InvalidParameter
+from rootlace.runtime.server.http.errors import InvalidParameter
 from rootlace.runtime.server.server_state import RareLog, kept_for_others
 from rootlace.wire.errors import DeadlineExceeded, InvalidRequest, Overloaded
 from rootlace.wire.sampling import PARAMETERS, Api
@@ -338,19 +336,14 @@ _ADDRESS = web.RequestKey("address", str)
 _OF_THE_CONNECTION = {"connection", "transfer-encoding", "keep-alive", _HEADER.lower()}
 
 
-def source_middleware(front_secret: str) -> Middleware:
+def note_source(request: web.Request, front_secret: str) -> None:
     """Let what the handler starts know the client's address, or the one that a front of this secret
     says ("": there is none)."""
-
-    @web.middleware
-    async def note(request: web.Request, handler: Handler) -> web.StreamResponse:
+    if front_secret:
         secret, _, said = request.headers.get(_HEADER, "").partition(" ")
-        if front_secret and hmac.compare_digest(secret.encode(), front_secret.encode()):
+        if hmac.compare_digest(secret.encode(), front_secret.encode()):
             request[_ADDRESS] = said
-        _SOURCE.set(address_of(request))
-        return await handler(request)
-
-    return note
+    _SOURCE.set(address_of(request))
 
 
 def address_of(request: web.BaseRequest) -> str:
@@ -396,35 +389,41 @@ class Receiving:
         self._of: Counter[str] = Counter()
         self._rare = RareLog(log)
 
-    @contextmanager
-    def body(self) -> Iterator[Callable[[int], None]]:
-        """What is called in the block with how many bytes more have come of one body; it raises
-        Overloaded where there is no room for them."""
+    async def read(self, request: web.Request) -> bytes:
+        """The body of a request. Raises DeadlineExceeded for one that comes too slowly, and
+        Overloaded where there is no room for it."""
         client = client_of(caller(), owner_of(source()))
-        come = 0
-
-        def take(more: int) -> None:
-            nonlocal come
-            own, owners = self._of.get(client, 0), len(self._of)
-            full = self._taken + more > self._most
-            alone = self._taken == come  # has its own bound, and would never find more room
-            kept = kept_for_others(own, owners, self._taken, self._most, more)
-            if not alone and (full or kept):
-                self._rare.warn(
-                    "bodies of %d bytes are being received: one is refused", self._taken
-                )
-                raise Overloaded("the server is receiving too many large bodies; try again")
-            come += more
-            self._taken += more
-            self._of[client] += more
-
+        body = bytearray()
         try:
-            yield take
+            async with asyncio.timeout(BODY_SECONDS):
+                while piece := await request.content.readany():
+                    if len(body) + len(piece) > request.client_max_size:
+                        raise web.HTTPRequestEntityTooLarge(request.client_max_size)
+                    self.take(client, len(body), len(piece))
+                    body += piece
+        except TimeoutError:
+            raise DeadlineExceeded(f"the body did not come within {BODY_SECONDS:g} s") from None
         finally:
-            self._taken -= come
-            self._of[client] -= come
-            if not self._of[client]:
-                del self._of[client]
+            self.release(client, len(body))
+        return bytes(body)
+
+    def take(self, client: str, come: int, more: int) -> None:
+        """Count `more` bytes of a body of `client` of which `come` have come. Raises Overloaded."""
+        full = self._taken + more > self._most
+        alone = self._taken == come  # has its own bound, and would never find more room
+        own, owners = self._of.get(client, 0), len(self._of)
+        if not alone and (full or kept_for_others(own, owners, self._taken, self._most, more)):
+            self._rare.warn("bodies of %d bytes are being received: one is refused", self._taken)
+            raise Overloaded("the server is receiving too many large bodies; try again")
+        self._taken += more
+        self._of[client] += more
+
+    def release(self, client: str, come: int) -> None:
+        """Forget the bytes of a body that is over."""
+        self._taken -= come
+        self._of[client] -= come
+        if not self._of[client]:
+            del self._of[client]
 
 
 RECEIVING = web.AppKey("receiving", Receiving)
@@ -487,34 +486,10 @@ async def read_body(request: web.Request, kind: type[T]) -> T:
 
 
 async def raw_body(request: web.Request) -> bytes:
-    """The body as it was sent. Raises DeadlineExceeded for one that comes too slowly, and
-    Overloaded where too much of others' is being received."""
+    """The body as it was sent. Raises what `Receiving.read` does."""
     if _RAW not in request:
-        with request.app[RECEIVING].body() as take:
-            async with in_time(BODY_SECONDS):
-                request[_RAW] = await _received(request, take)
+        request[_RAW] = await request.app[RECEIVING].read(request)
     return request[_RAW]
-
-
-async def _received(request: web.Request, take: Callable[[int], None]) -> bytes:
-    """As `request.read` does; `take` is told how many bytes come."""
-    body = bytearray()
-    while piece := await request.content.readany():
-        if len(body) + len(piece) > request.client_max_size:
-            raise web.HTTPRequestEntityTooLarge(request.client_max_size)
-        take(len(piece))
-        body += piece
-    return bytes(body)
-
-
-@contextlib.asynccontextmanager
-async def in_time(seconds: float) -> AsyncIterator[None]:
-    """Raises DeadlineExceeded where the block, which reads a body, takes longer."""
-    try:
-        async with asyncio.timeout(seconds):
-            yield
-    except TimeoutError:
-        raise DeadlineExceeded(f"the body did not come within {seconds:g} s") from None
 
 
 async def decode_anywhere(raw: bytes | memoryview, kind: type[T]) -> T:

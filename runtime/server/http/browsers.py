@@ -16,14 +16,11 @@ from typing import Self
 from urllib.parse import urlsplit
 
 from aiohttp import web
-from aiohttp.typedefs import Middleware
 
 from rootlace.runtime.assets import page_folder
 from rootlace.runtime.config import GatewayConfig
-from rootlace.runtime.server.auth import Account, Keys, set_caller
-from rootlace.runtime.server.http.errors import Forbidden, Handler
-from rootlace.runtime.server.http.middleware import KEY_NAME
-from rootlace.wire.errors import InvalidRequest, Unauthorized
+from rootlace.runtime.server.http.errors import Forbidden
+from rootlace.wire.errors import InvalidRequest
 
 # Page ---------------------------------------------------------------------------------------------
 #
@@ -95,53 +92,6 @@ class Page:
         )
 
 
-# Auth ---------------------------------------------------------------------------------------------
-#
-# API key check.
-
-
-OPEN_PATHS = frozenset({"/health", "/ready", "/docs", "/openapi.json"})
-"""What they tell is the same for everybody."""
-
-# What they change or show is not one key's alone.
-OPERATORS_PATHS = ("/flush_cache", "/metrics", "/pause_generation", "/continue_generation")
-
-
-def api_key_middleware(keys: Keys) -> Middleware:
-    """Refuse requests without a key, except to `OPEN_PATHS` and to the files of the page, which
-    asks for it; whose key it is, handlers learn from `caller`.
-
-    It is given as `Authorization: Bearer KEY` or, as Anthropic's clients do, `x-api-key: KEY`.
-    """
-
-    @web.middleware
-    async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
-        account: Account | None = None
-        if request.path not in OPEN_PATHS and not is_page(request.path):
-            try:
-                account = keys.check(_given(request))
-            except Unauthorized as error:
-                raise Unauthorized(
-                    f"{error} (Authorization: Bearer ... or x-api-key: ...)"
-                ) from None
-        if account is not None:
-            resource = request.match_info.route.resource
-            if resource is not None and resource.canonical.startswith(OPERATORS_PATHS):
-                raise Forbidden(f"{request.path} is for the operator's key")
-            request[KEY_NAME] = account.name
-        set_caller(account)
-        return await handler(request)
-
-    return check
-
-
-def _given(request: web.Request) -> str:
-    scheme, _, token = request.headers.get("Authorization", "").partition(" ")
-    if scheme.lower() != "bearer":
-        token = request.headers.get("x-api-key", "")
-    return token.strip()
-
-
 # Browsers -----------------------------------------------------------------------------------------
 
 
@@ -190,6 +140,29 @@ class Pages:
                 f"--cors-origins {origin or 'ORIGIN'}"
             )
 
+    def preflight(self, request: web.Request) -> web.Response | None:
+        """The answer to a preflight request of a page; None for other requests. Raises Forbidden
+        where the page may not ask."""
+        if request.method != "OPTIONS":
+            return None
+        origin = request.headers.get("Origin")
+        asked = request.headers.get("Access-Control-Request-Method")
+        if origin is None or asked is None:
+            return None
+        if not self.may_read(origin):
+            raise Forbidden(
+                f"pages of {origin} may not ask: start the server with --cors-origins {origin}"
+            )
+        wanted = request.headers.get("Access-Control-Request-Headers", "Authorization")
+        return web.Response(
+            status=204,
+            headers={
+                "Access-Control-Allow-Methods": asked,
+                "Access-Control-Allow-Headers": wanted,
+                "Access-Control-Max-Age": _PREFLIGHT_SECONDS,
+            },
+        )
+
     def _is_foreign(self, request: web.Request, origin: str) -> bool:
         """Whether a page of another origin asks, be it of this machine's: each port is another.
 
@@ -220,37 +193,8 @@ class Pages:
         return True
 
 
-def pages_middleware(pages: Pages) -> Middleware:
-    """Check who asks, and answer the preflight requests of pages that may."""
-
-    @web.middleware
-    async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
-        pages.check(request)
-        origin = request.headers.get("Origin")
-        asked = request.headers.get("Access-Control-Request-Method")
-        if request.method != "OPTIONS" or origin is None or asked is None:
-            return await handler(request)
-        if not pages.may_read(origin):
-            raise Forbidden(
-                f"pages of {origin} may not ask: start the server with --cors-origins {origin}"
-            )
-        wanted = request.headers.get("Access-Control-Request-Headers", "Authorization")
-        return web.Response(
-            status=204,
-            headers={
-                "Access-Control-Allow-Methods": asked,
-                "Access-Control-Allow-Headers": wanted,
-                "Access-Control-Max-Age": _PREFLIGHT_SECONDS,
-            },
-        )
-
-    return check
-
-
 def allow_page(pages: Pages, request: web.Request, response: web.StreamResponse) -> None:
     """Let the page that asked read the reply, if it may."""
-    if not pages.origins:
-        return
     response.headers["Vary"] = "Origin"
     origin = request.headers.get("Origin")
     if origin is not None and pages.may_read(origin):

@@ -9,8 +9,7 @@ import asyncio
 import errno
 import ipaddress
 import logging
-import time
-from collections import Counter, deque
+from collections import Counter
 from typing import Any
 
 from aiohttp import web
@@ -25,8 +24,6 @@ MOST = 4096
 """Unless the configuration says otherwise, or descriptors are few."""
 _SAID = 200
 """So many characters are told of what was received instead of HTTP."""
-LOOK_SECONDS = 0.1
-"""Where no connection is idle, they are looked through again after so long."""
 
 _BODY = (
     b'{"error":{"message":"the server has too many connections; try again","type":'
@@ -73,118 +70,106 @@ class ServerLog(logging.LoggerAdapter[logging.Logger]):
         self._rare.warn("a request that is not HTTP was refused: %s", said)
 
 
-class BoundedServer(web.Server):
-    """Has at most `most` connections.
+class Connections:
+    """The connections that are open, `most` at most, and which of them wait for a request.
 
-    For a new one another goes that waits for a request: that which has waited for longest, of the
-    address that has the most of them. Where there is none, the new one gets a 503 and is closed.
     The last eighth is for addresses that have less than the mean.
     """
 
-    def __init__(self, most: int, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self._most = most
-        self._of: dict[web.RequestHandler, str] = {}
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self._address: dict[web.RequestHandler, str] = {}
         """The address of each connection, as `owner_of` says."""
-        self._by_address: Counter[str] = Counter()
-        self._idle: dict[str, deque[tuple[float, web.RequestHandler]]] = {}
-        """By address, connections that waited for a request when they were looked through, with
-        the times at which that would have been too long; a request moves its connection's."""
-        self._look_at = 0.0
-        self._rare = RareLog(log)
+        self._count: Counter[str] = Counter()
+        self._idle: dict[str, dict[web.RequestHandler, None]] = {}
+        """By address, connections that wait for a request, in the order in which they began to."""
 
-    def connection_made(self, handler: web.RequestHandler, transport: asyncio.Transport) -> None:
-        super().connection_made(handler, transport)
-        address = owner_of(str((transport.get_extra_info("peername") or ("",))[0]))
-        taken, owners = len(self._of), len(self._by_address)
-        for_others = kept_for_others(self._by_address.get(address, 0), owners, taken, self._most)
-        full = for_others or taken >= self._most
-        if full and not self._close_idle(address if for_others else None):
-            self._rare.warn("there are %d connections by HTTP: another one is refused", taken)
-            transport.write(_REFUSAL)
-            transport.close()
-            return
-        self._of[handler] = address
-        self._by_address[address] += 1
+    def __len__(self) -> int:
+        return len(self._address)
 
-    def connection_lost(
-        self, handler: web.RequestHandler, exc: BaseException | None = None
-    ) -> None:
-        self._forget(handler)
-        transport: Any = handler.transport
-        if hasattr(transport, "_read_ready_cb"):
-            # A method of its own, so that nothing but the garbage collector would end it.
-            transport._read_ready_cb = None
-        super().connection_lost(handler, exc)
-
-    def _forget(self, handler: web.RequestHandler) -> None:
-        address = self._of.pop(handler, None)
-        if address is not None:
-            self._by_address[address] -= 1
-            if not self._by_address[address]:
-                del self._by_address[address]
-
-    def _close_idle(self, address: str | None) -> bool:
-        """Close one that waits for a request, of the address if one is given; whether there is
-        one."""
-        if self._close_known_idle(address):
-            return True
-        now = time.monotonic()
-        if now < self._look_at:
-            return False
-        self._look_at = now + LOOK_SECONDS
-        self._idle.clear()
-        for handler in sorted(self._of, key=_closes_at):
-            if _waits(handler):
-                known = self._idle.setdefault(self._of[handler], deque())
-                known.append((_closes_at(handler), handler))
-        return self._close_known_idle(address)
-
-    def _close_known_idle(self, address: str | None) -> bool:
-        while self._idle:
-            most = address or max(self._idle, key=lambda one: self._by_address.get(one, 0))
-            known = self._idle.get(most, deque())
-            while known:
-                closes_at, handler = known.popleft()
-                if handler in self._of and _waits(handler) and _closes_at(handler) == closes_at:
-                    self._forget(handler)
-                    handler.force_close()
-                    return True
-            self._idle.pop(most, None)
-            if address is not None:
+    def open(self, handler: web.RequestHandler, address: str) -> bool:
+        """Take in a new connection, in the place of an idle one where there is no other. Returns
+        whether there is room."""
+        taken, own = len(self), self._count.get(address, 0)
+        for_others = kept_for_others(own, len(self._count), taken, self.most)
+        if for_others or taken >= self.most:
+            idle = self._longest_idle(address if for_others else None)
+            if idle is None:
                 return False
-        return False
+            self.close(idle)
+            idle.force_close()
+        self._address[handler] = address
+        self._count[address] += 1
+        self.end(handler)
+        return True
+
+    def close(self, handler: web.RequestHandler) -> None:
+        """Forget a connection."""
+        self.begin(handler)
+        address = self._address.pop(handler, None)
+        if address is not None:
+            self._count[address] -= 1
+            if not self._count[address]:
+                del self._count[address]
+
+    def begin(self, handler: web.RequestHandler) -> None:
+        """A request of the connection is being answered."""
+        idle = self._idle.get(self._address.get(handler, ""))
+        if idle is not None:
+            idle.pop(handler, None)
+            if not idle:
+                del self._idle[self._address[handler]]
+
+    def end(self, handler: web.RequestHandler) -> None:
+        """The connection waits for its next request."""
+        if handler in self._address:
+            self._idle.setdefault(self._address[handler], {})[handler] = None
+
+    def _longest_idle(self, address: str | None) -> web.RequestHandler | None:
+        """The connection that has waited for longest and sent its last reply, of `address` or of
+        the address that has most."""
+        counts = self._count
+        for one in [address] if address else sorted(self._idle, key=lambda one: -counts[one]):
+            for handler in self._idle.get(one, ()):
+                if handler.transport is None or not handler.transport.get_write_buffer_size():
+                    return handler
+        return None
+
+
+CONNECTIONS = web.AppKey("connections", Connections)
 
 
 class BoundedRunner(web.AppRunner):
-    """Runs an application in a `BoundedServer`; `options` are those of aiohttp's server."""
+    """Runs an application whose `Connections` bound how many there are: a new connection that finds
+    no room gets a 503 and is closed. `options` are those of aiohttp's server."""
 
-    def __init__(
-        self, app: web.Application, most: int, shutdown_timeout: float, **options: Any
-    ) -> None:
-        super().__init__(app, shutdown_timeout=shutdown_timeout, **options)
-        self._most = most
-        self._options = options
+    def __init__(self, app: web.Application, **options: Any) -> None:
+        super().__init__(app, logger=ServerLog(), **options)
+        self._rare = RareLog(log)
 
-    async def _make_server(self) -> web.Server:
-        made = await super()._make_server()
-        return BoundedServer(
-            self._most,
-            made.request_handler,
-            request_factory=made.request_factory,
-            logger=ServerLog(),
-            **self._options,
-        )
+    async def setup(self) -> None:
+        await super().setup()
+        server, connections = self.server, self.app[CONNECTIONS]
+        assert server is not None
+        made, lost = server.connection_made, server.connection_lost
 
+        def connection_made(handler: web.RequestHandler, transport: asyncio.Transport) -> None:
+            made(handler, transport)
+            address = owner_of(str((transport.get_extra_info("peername") or ("",))[0]))
+            if not connections.open(handler, address):
+                taken = len(connections)
+                self._rare.warn("there are %d connections by HTTP: another one is refused", taken)
+                transport.write(_REFUSAL)
+                transport.close()
 
-# aiohttp tells nobody outside what a connection does.
-def _waits(handler: web.RequestHandler) -> bool:
-    """Whether it has answered all that came, and waits for the head of a request."""
-    return handler._waiter is not None and not handler._waiter.done()
+        def connection_lost(
+            handler: web.RequestHandler, error: BaseException | None = None
+        ) -> None:
+            connections.close(handler)
+            lost(handler, error)
 
-
-def _closes_at(handler: web.RequestHandler) -> float:
-    return handler._next_keepalive_close_time
+        server.connection_made = connection_made  # type: ignore[method-assign]
+        server.connection_lost = connection_lost  # type: ignore[method-assign, assignment]
 
 
 def quiet_accepts(loop: asyncio.AbstractEventLoop) -> None:

@@ -158,23 +158,22 @@ def error_response(error: Exception, path: str = "") -> web.Response:
     )
 
 
-@web.middleware
-async def error_middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Turn every exception into a JSON reply; unexpected ones are logged with their traceback."""
-    try:
-        return await handler(request)
-    except (RootlaceError, web.HTTPException) as error:
+def reply_to(request: web.Request, error: Exception) -> web.Response:
+    """The reply that tells of an exception; an unexpected one is logged with its traceback.
+
+    Raises an exception again that is a redirection of aiohttp's.
+    """
+    if isinstance(error, RootlaceError | web.HTTPException):
         if isinstance(error, web.HTTPException) and error.status < 400:
-            raise
+            raise error
         return error_response(error, request.path)
-    except web.RequestPayloadError as error:
+    if isinstance(error, web.RequestPayloadError):
         return _unreadable(request, error)
-    except ConnectionResetError:
+    if isinstance(error, ConnectionResetError):
         # The client is gone, and nobody reads this; raised, it would be logged as a fault of ours.
         return web.Response(status=CLIENT_GONE)
-    except Exception as error:
-        log.exception("%s %s failed", request.method, request.path)
-        return error_response(error, request.path)
+    log.exception("%s %s failed", request.method, request.path)
+    return error_response(error, request.path)
 
 
 def _unreadable(request: web.Request, error: web.RequestPayloadError) -> web.Response:

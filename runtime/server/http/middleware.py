@@ -1,4 +1,8 @@
-"""The access log: one message per reply."""
+"""What stands before every handler: who asks, from where, and whether the server takes it now.
+
+request -> id, source -> page allowed? -> key -> path, content type -> draining? -> handler
+reply   <- headers    <- an error of any of these as JSON
+"""
 
 from __future__ import annotations
 
@@ -7,98 +11,160 @@ import re
 import uuid
 from collections.abc import Sequence
 
-from aiohttp import hdrs, web
+from aiohttp import web
 from aiohttp.abc import AbstractAccessLogger
 from aiohttp.typedefs import Middleware
 from aiohttp.web import BaseRequest, RequestKey, StreamResponse
 
 from rootlace.runtime.logs import request_id
-from rootlace.runtime.server.http.body import address_of, nearest
+from rootlace.runtime.server.auth import Account, Keys, set_caller
+from rootlace.runtime.server.http.body import address_of, nearest, note_source
+from rootlace.runtime.server.http.browsers import Pages, is_page
+from rootlace.runtime.server.http.connections import CONNECTIONS
 from rootlace.runtime.server.http.errors import (
+    Forbidden,
     Handler,
     InvalidParameter,
     UnknownPath,
     UnsupportedMediaType,
+    reply_to,
 )
 from rootlace.runtime.server.http.openapi import JSON, Endpoint, shown_path
-from rootlace.runtime.server.server_state import Drain
-
-# Content type -------------------------------------------------------------------------------------
-#
-# Refuses bodies that do not say that they are what an endpoint takes.
-#
-# A web page may send a form or plain text to any server without asking it first; for JSON its
-# browser asks, and learns that the page may not.
-
-
-_NO_TYPE = "application/octet-stream"
-
-
-def checked(endpoint: Endpoint) -> Handler:
-    """The endpoint's handler, which raises UnsupportedMediaType for a body of another type than
-    the endpoint takes. One of no type is taken for JSON: aiohttp calls it octets, as its clients
-    do, and no browser sends octets without asking first."""
-    if endpoint.method != hdrs.METH_POST:
-        return endpoint.handler  # it reads no body
-
-    async def handle(request: web.Request) -> web.StreamResponse:
-        given = request.content_type
-        if given != endpoint.takes and not (given == _NO_TYPE and endpoint.takes == JSON):
-            raise UnsupportedMediaType(
-                f"the body is {given}: {request.path} takes {endpoint.takes}; "
-                f"send the header Content-Type: {endpoint.takes}"
-            )
-        return await endpoint.handler(request)
-
-    return handle
-
-
-# Draining -----------------------------------------------------------------------------------------
-#
-# What HTTP clients see of a server that is stopping.
-
+from rootlace.runtime.server.http.reply_headers import begin_telling
+from rootlace.runtime.server.model_registry import ModelRegistry
+from rootlace.runtime.server.served_model import ServedModel
+from rootlace.runtime.server.spans import note_request
+from rootlace.wire.errors import Unauthorized
 
 PROBES = ("/ready", "/health_generate")
 _READING = ("GET", "HEAD", "OPTIONS")
 # They end what is running, or let it end.
 _ENDING = ("/abort", "/abort_request", "/continue_generation")
+_TRACE = ("traceparent", "tracestate")
 
 
-def drain_middleware(drain: Drain) -> Middleware:
-    """Refuse new work once the server is stopping, and count what is being answered.
+def request_middleware(
+    server: ServedModel | ModelRegistry, pages: Pages, endpoints: Sequence[Endpoint]
+) -> Middleware:
+    """Check a request, and turn every exception into a JSON reply.
 
-    Who only looks (`/health`, `/metrics`, the cache) still may, and whoever ends requests.
+    Once the server is stopping, new work is refused. Who only looks (`/health`, `/metrics`, the
+    cache) still may, and whoever ends requests.
     """
+    drain, keys, front_secret = server.drain, server.keys, server.config.front_secret
+    paths = list(dict.fromkeys(map(shown_path, endpoints)))
+    takes = {one.path: one.takes for one in endpoints if one.method == "POST"}
 
-    @web.middleware
-    async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
+    async def checked(request: web.Request, handler: Handler) -> web.StreamResponse:
+        pages.check(request)
+        if (preflight := pages.preflight(request)) is not None:
+            return preflight
+        if keys.needed:
+            _check_key(request, keys)
+        if server.spans is not None:
+            continued = {n: request.headers[n] for n in _TRACE if n in request.headers}
+            note_request(request.path, continued)
         if request.path in PROBES:
             drain.check()
+        missing = request.match_info.http_exception
+        if missing is not None and missing.status == 404:
+            raise _unknown_path(request, paths)
+        if missing is None and request.method == "POST":
+            _check_type(request, takes)
         if request.method in _READING or request.path in _ENDING:
             return await handler(request)
         with drain.request():
             return await handler(request)
 
-    return check
+    @web.middleware
+    async def handle(request: web.Request, handler: Handler) -> web.StreamResponse:
+        given = request.headers.get(HEADER, "")
+        # It stays set: the reply's headers are written after the handler's end, in the same task.
+        request_id.set(given if _SENSIBLE.fullmatch(given) else uuid.uuid4().hex)
+        begin_telling()
+        note_source(request, front_secret)
+        connections = request.app[CONNECTIONS]
+        connections.begin(request.protocol)
+        try:
+            return await checked(request, handler)
+        except Exception as error:
+            return reply_to(request, error)
+        finally:
+            connections.end(request.protocol)
+
+    return handle
+
+
+# Key ----------------------------------------------------------------------------------------------
+
+
+KEY_NAME = RequestKey("key_name", str)
+"""The name of the API key of a request, where it has one of the file's."""
+OPEN_PATHS = frozenset({"/health", "/ready", "/docs", "/openapi.json"})
+"""What they tell is the same for everybody."""
+# What they change or show is not one key's alone.
+OPERATORS_PATHS = ("/flush_cache", "/metrics", "/pause_generation", "/continue_generation")
+
+
+def _check_key(request: web.Request, keys: Keys) -> None:
+    """Find the account of the request's key, which handlers get by `caller`. Raises Unauthorized,
+    except for `OPEN_PATHS` and the files of the page, which asks for the key; and Forbidden.
+
+    The key is in `Authorization: Bearer KEY` or, as Anthropic's clients send it, `x-api-key: KEY`.
+    """
+    account: Account | None = None
+    if request.path not in OPEN_PATHS and not is_page(request.path):
+        scheme, _, token = request.headers.get("Authorization", "").partition(" ")
+        if scheme.lower() != "bearer":
+            token = request.headers.get("x-api-key", "")
+        try:
+            account = keys.check(token.strip())
+        except Unauthorized as error:
+            raise Unauthorized(f"{error} (Authorization: Bearer ... or x-api-key: ...)") from None
+    if account is not None:
+        resource = request.match_info.route.resource
+        if resource is not None and resource.canonical.startswith(OPERATORS_PATHS):
+            raise Forbidden(f"{request.path} is for the operator's key")
+        request[KEY_NAME] = account.name
+    set_caller(account)
+
+
+# Path and content type ----------------------------------------------------------------------------
+
+
+_NO_TYPE = "application/octet-stream"
+
+
+def _check_type(request: web.Request, takes: dict[str, str]) -> None:
+    """Raises UnsupportedMediaType for a body of another type than the endpoint takes.
+
+    A web page may send a form or plain text to any server without asking it first; for JSON its
+    browser asks, and learns that the page may not. A body of no type is taken for JSON: aiohttp
+    calls it octets, as its clients do, and no browser sends octets without asking first.
+    """
+    resource, given = request.match_info.route.resource, request.content_type
+    wanted = JSON if resource is None else takes.get(resource.canonical, JSON)
+    if given != wanted and not (given == _NO_TYPE and wanted == JSON):
+        raise UnsupportedMediaType(
+            f"the body is {given}: {request.path} takes {wanted}; "
+            f"send the header Content-Type: {wanted}"
+        )
+
+
+def _unknown_path(request: web.Request, paths: list[str]) -> UnknownPath:
+    near = nearest(request.path.rstrip("/"), paths, at_most=3)
+    meant = f" Did you mean {' or '.join(near)}?" if near else ""
+    return UnknownPath(
+        f"there is no {request.method} {request.path}.{meant} The paths are {', '.join(paths)}"
+    )
 
 
 # Request id ---------------------------------------------------------------------------------------
-#
-# The id of a request: the client's, or one of ours, in every reply and in the log.
 
 
 HEADER = "X-Request-Id"
 # Longer or stranger ids could forge lines of the log.
 _SENSIBLE = re.compile(r"[\w.:/+=@-]{1,128}", re.ASCII)
-
-
-@web.middleware
-async def request_id_middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Choose the id; all that is logged for this request has it."""
-    given = request.headers.get(HEADER, "")
-    # It stays set: the reply's headers are written after the handler's end, in the same task.
-    request_id.set(given if _SENSIBLE.fullmatch(given) else uuid.uuid4().hex)
-    return await handler(request)
 
 
 def chosen_id(given: str | None) -> str | None:
@@ -112,39 +178,7 @@ def chosen_id(given: str | None) -> str | None:
     return given
 
 
-def echo_request_id(request: web.Request, response: web.StreamResponse) -> None:
-    """Write the id into the reply's headers."""
-    response.headers[HEADER] = request_id.get()
-
-
-# Unknown paths ------------------------------------------------------------------------------------
-#
-# The answer to a path that does not exist, or not with that method: which ones do.
-
-
-def unknown_path_middleware(endpoints: Sequence[Endpoint]) -> Middleware:
-    """Raise UnknownPath, which lists the paths, where no route fits."""
-    paths = list(dict.fromkeys(map(shown_path, endpoints)))
-
-    @web.middleware
-    async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
-        error = request.match_info.http_exception
-        if error is None or error.status != 404:
-            return await handler(request)
-        near = nearest(request.path.rstrip("/"), paths, at_most=3)
-        meant = f" Did you mean {' or '.join(near)}?" if near else ""
-        raise UnknownPath(
-            f"there is no {request.method} {request.path}.{meant} The paths are {', '.join(paths)}"
-        )
-
-    return check
-
-
 # Access log ---------------------------------------------------------------------------------------
-
-
-KEY_NAME = RequestKey("key_name", str)
-"""The name of the API key of a request, where it has one of the file's."""
 
 
 class AccessLogger(AbstractAccessLogger):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 import uuid
 from collections import Counter
@@ -25,7 +26,6 @@ from rootlace.runtime.server.http.batch_store import (
 from rootlace.runtime.server.http.body import (
     Body,
     ignored,
-    in_time,
     raw_body,
     read_body,
     read_query,
@@ -33,7 +33,7 @@ from rootlace.runtime.server.http.body import (
 from rootlace.runtime.server.http.errors import InvalidParameter
 from rootlace.runtime.server.http.replies import json_response
 from rootlace.runtime.server.server_state import kept_for_others
-from rootlace.wire.errors import InvalidRequest, Overloaded
+from rootlace.wire.errors import DeadlineExceeded, InvalidRequest, Overloaded
 
 # Batches ------------------------------------------------------------------------------------------
 #
@@ -150,8 +150,13 @@ class Files:
         content = storage.files.new_upload(owner())
         try:
             with room_needed():
-                async with in_time(UPLOAD_SECONDS):
-                    fields, filename = await self._receive(request, content)
+                try:
+                    async with asyncio.timeout(UPLOAD_SECONDS):
+                        fields, filename = await self._receive(request, content)
+                except TimeoutError:
+                    raise DeadlineExceeded(
+                        f"the body did not come within {UPLOAD_SECONDS:g} s"
+                    ) from None
                 if filename is None:
                     raise InvalidParameter("file", "file is missing")
                 if fields.get("purpose") != "batch":

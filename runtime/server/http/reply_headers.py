@@ -12,7 +12,6 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from rootlace.runtime.server.http.errors import Handler
 from rootlace.wire.protocol import CacheReport, Usage
 
 CACHE = "x-rootlace-cache"
@@ -35,11 +34,9 @@ class _Seen:
 _SEEN: ContextVar[_Seen | None] = ContextVar("told_in_headers", default=None)
 
 
-@web.middleware
-async def told_middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Let what the handler has to tell be kept until its reply begins."""
+def begin_telling() -> None:
+    """Keep what the handler has to tell until its reply begins."""
     _SEEN.set(_Seen())
-    return await handler(request)
 
 
 def note_found(cached: int) -> None:

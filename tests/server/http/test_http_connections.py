@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import gc
 import logging
 import resource
 import sys
-import weakref
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -72,11 +70,6 @@ class Peers:
     def close(self) -> None:
         for writer in self._open:
             writer.close()
-
-
-@pytest.fixture(autouse=True)
-def look_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connections, "LOOK_SECONDS", 0.0)
 
 
 @asynccontextmanager
@@ -215,25 +208,3 @@ def test_the_bound_follows_the_descriptors(
     processes.take_descriptors()
     assert now == (limits[0] if taken is None else taken, limits[1])
     assert (most_connections(None), most_connections(7)) == (most, 7)
-
-
-async def test_one_that_has_gone_leaves_nothing_to_the_garbage_collector(
-    serve: Serve, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    gone: list[weakref.ref[object]] = []
-    lost = connections.BoundedServer.connection_lost
-
-    def noted(server: Any, handler: Any, exc: BaseException | None = None) -> None:
-        gone.append(weakref.ref(handler.transport))
-        lost(server, handler, exc)
-
-    monkeypatch.setattr(connections.BoundedServer, "connection_lost", noted)
-    async with place(serve, 3) as peers:
-        gc.disable()
-        try:
-            peer = await peers.connect()
-            await peers.ask(peer)
-            peer[1].close()
-            await until(lambda: gone and gone[0]() is None)
-        finally:
-            gc.enable()

@@ -21,7 +21,7 @@ from rootlace.runtime.logs import JsonFormatter
 from rootlace.runtime.server.core import INLINE_CHARACTERS
 from rootlace.runtime.server.http import admin
 from rootlace.runtime.server.http.app import make_app, make_runner
-from rootlace.runtime.server.http.errors import error_middleware
+from rootlace.runtime.server.http.errors import reply_to
 from rootlace.runtime.server.server_state import Drain
 from rootlace.wire.errors import ServerUnavailable
 from rootlace.wire.protocol import Timing
@@ -449,8 +449,6 @@ async def test_who_sends_too_slowly_is_let_go(
 async def test_a_client_that_is_gone_is_no_fault_of_the_server(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    async def gone(request: web.Request) -> web.StreamResponse:
-        raise ConnectionResetError("Cannot write to closing transport")
-
-    reply = await error_middleware(make_mocked_request("GET", "/v1/models"), gone)
+    gone = ConnectionResetError("Cannot write to closing transport")
+    reply = reply_to(make_mocked_request("GET", "/v1/models"), gone)
     assert reply.status == 499 and not caplog.records
