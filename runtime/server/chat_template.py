@@ -7,6 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import datetime
+from functools import lru_cache
 from itertools import chain, pairwise
 from types import BuiltinMethodType
 from typing import Any, NoReturn
@@ -170,6 +171,9 @@ def _without_suffix(text: str, suffix: str) -> str:
 # What in the content of a conversation looks like a special token, or could become one.
 
 
+_SHORT = 32
+
+
 class Lookalikes:
     """Marks what is content: a mark stands behind the first character of all that looks special.
 
@@ -188,13 +192,20 @@ class Lookalikes:
         self._cores = {c[1:-1].casefold() for c in contents}
         self._longest = max(map(len, contents), default=0)
         self._words = frozenset(words)
+        self._short = lru_cache(4096)(self._text)
+        """Names, roles and other short texts come with every message."""
 
     def marked(self, value: Any, mark: str) -> Any:
         """`value` with the mark in all its texts, and the names of its items."""
         if isinstance(value, str):
-            return self._text(value, mark)
+            return (self._short if len(value) <= _SHORT else self._text)(value, mark)
         if isinstance(value, dict):
-            return {self.marked(k, mark): self.marked(v, mark) for k, v in value.items()}
+            found = {}
+            for name, one in value.items():
+                name = self._short(name, mark) if type(name) is str else self.marked(name, mark)
+                short = type(one) is str and len(one) <= _SHORT
+                found[name] = self._short(one, mark) if short else self.marked(one, mark)
+            return found
         if isinstance(value, list | tuple):
             return [self.marked(one, mark) for one in value]
         return value
@@ -358,7 +369,7 @@ class ChatTemplate:
         if self._template is None:
             parts = write(self.format, messages, add_generation_prompt)
             return parts[:-1] if continue_final else parts
-        flat = [_flat(m) for m in messages]
+        flat = [_flat(m) if isinstance(m.get("content"), list) else {**m} for m in messages]
         given = {"messages": flat, "tools": tools or None, **more}
         try:
             mark = _unused_character(given)
@@ -459,10 +470,8 @@ def _content(token: Any) -> str:
 
 def _flat(message: Mapping[str, Any]) -> dict[str, Any]:
     """Content given as a list of text parts becomes one string."""
-    content = message.get("content")
-    if isinstance(content, list) and all(
-        isinstance(part, dict) and part.get("type") == "text" for part in content
-    ):
+    content = message["content"]
+    if all(isinstance(part, dict) and part.get("type") == "text" for part in content):
         return {**message, "content": "".join(part.get("text", "") for part in content)}
     return dict(message)
 

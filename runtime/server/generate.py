@@ -32,6 +32,7 @@ from rootlace.wire.protocol import (
     Generate,
     Generated,
     SamplingParams,
+    Thoughts,
     Timing,
     TokenLogprob,
     Usage,
@@ -103,7 +104,7 @@ class Generation:
     async def _generate(self) -> Generated:
         core, sequence, op = self._core, self._sequence, self._op
         self._check()
-        searches = await searches_of(op.params.stop_regex)
+        searches = await searches_of(op.params.stop_regex) if op.params.stop_regex else []
         await settle(core, sequence, everything=True)
         state = sequence.state
         if not state.ids:
@@ -111,11 +112,11 @@ class Generation:
         prompt = state.prompt()
         self._prompt_tokens = len(prompt)
         rows = self._scored_rows(len(prompt))
-        prediction = await self._predicted()
+        prediction = await self._predicted() if op.prediction else NO_TOKENS
         params = self._engine_params(len(state.ids))
         # The other samples of one prompt find what the first one computes.
         report = core.report_scope() if op.cache_report else ""
-        thoughts = self._thoughts(state.ids[-1])
+        thoughts = None if op.thoughts is None else self._thoughts(op.thoughts, state.ids[-1])
         self._samples = [
             Sample(index, core.tokenizer, state.ids, op.params, searches, thoughts)
             for index in range(op.params.n)
@@ -158,7 +159,10 @@ class Generation:
                 partial(self._take, sample),
             )
         await requests.finish(sequence.wait)
-        generated = self._generated(prompt, await call_for(rows, self._prompt_logprobs))
+        scores: tuple[TokenLogprob, ...] = ()
+        if self._prompt_scores is not None:
+            scores = await call_for(rows, self._prompt_logprobs, self._prompt_scores)
+        generated = self._generated(prompt, scores)
         kept, rest = self._samples[0].kept()
         state.ids.extend(kept)
         state.pending = (Piece(rest),) if rest else ()
@@ -166,11 +170,9 @@ class Generation:
             state.gained.append(Piece(text))
         return generated
 
-    def _thoughts(self, last: int) -> ThoughtTokens | None:
+    def _thoughts(self, given: Thoughts, last: int) -> ThoughtTokens:
         """Those that the operation admits, behind the token `last`."""
-        given, core = self._op.thoughts, self._core
-        if given is None:
-            return None
+        core = self._core
         begin, end, gap, then, close = (
             tuple(core.tokenizer.encode_pieces((Piece(text, True),), last)) if text else ()
             for text in (given.begin, given.end, given.gap, given.then, given.close)
@@ -200,16 +202,14 @@ class Generation:
             )
         return rows
 
-    def _prompt_logprobs(self) -> tuple[TokenLogprob, ...]:
-        scores = [] if self._prompt_scores is None else self._prompt_scores.prompt_token_scores()
-        return tuple(token_logprob(self._core.tokenizer, score) for score in scores)
+    def _prompt_logprobs(self, update: EngineOutput) -> tuple[TokenLogprob, ...]:
+        tokenizer = self._core.tokenizer
+        return tuple([token_logprob(tokenizer, one) for one in update.prompt_token_scores()])
 
     async def _predicted(self) -> np.ndarray:
         """The tokens of the predicted text, as many as any output may have."""
         core, most = self._core, self._core.model_info.context_length
         text = self._op.prediction[: CHARACTERS_PER_TOKEN * most]
-        if not text:
-            return NO_TOKENS
         ids = await core.tokenize(len(text), core.tokenizer.encode_pieces, (Piece(text),))
         return np.array(ids[:most], np.int32)
 
@@ -350,13 +350,13 @@ class Generation:
     def _generated(
         self, prompt: np.ndarray, prompt_logprobs: tuple[TokenLogprob, ...]
     ) -> Generated:
-        outputs = tuple(sample.output() for sample in self._samples)
+        outputs = tuple([sample.output() for sample in self._samples])
         timing = self._timing()
         usage = Usage(
             prompt_tokens=len(prompt),
             cached_tokens=self._cached or 0,
-            completion_tokens=sum(len(output.token_ids) for output in outputs),
-            forced_tokens=sum(output.forced_tokens for output in outputs),
+            completion_tokens=sum([len(output.token_ids) for output in outputs]),
+            forced_tokens=sum([output.forced_tokens for output in outputs]),
             accepted=self._accepted,
             rejected=self._rejected,
         )

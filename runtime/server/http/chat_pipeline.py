@@ -321,12 +321,12 @@ class Chats:
         """The conversation as the model's template writes it. Raises InvalidRequest, which names
         its field, where the template refuses it."""
         prompt = self.tool_prompt(bool(tools))
-        listed = [tool.for_template() for tool in tools]
+        listed = [tool.for_template() for tool in tools] if tools else []
         missing = prompt.missing(request.messages, listed)
         if missing:
             self._check_missing(missing, "tool_use" if prompt is not self.tool_prompt() else "")
         try:
-            messages, left = prompt.write(request.messages, listed)
+            messages, left = prompt.write(request.messages, listed, missing)
             return prompt.template.render(
                 messages,
                 tools=left,
@@ -400,7 +400,8 @@ class Chats:
 
             def said(chunk: Chunk) -> AnswerDelta:
                 deltas = readers[chunk.index].feed(chunk.text)
-                return AnswerDelta(chunk.index, deltas, chunk.logprobs, shots.begun(0, chunk))
+                begun = None if chunk.cached_tokens is None else shots.begun(0, chunk)
+                return AnswerDelta(chunk.index, deltas, chunk.logprobs, begun)
 
             if direct is not None:
                 take = direct.take

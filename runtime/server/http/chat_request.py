@@ -417,6 +417,9 @@ def check_names(tools: Sequence[Tool], form: Format, tokenizer: Tokenizer) -> No
     """Raises InvalidParameter for a name in which special tokens are written: a constraint would
     have the model call the tool with these, which only templates may write."""
 
+    if not tools:
+        return
+
     def special(name: str) -> list[int]:
         ids = tokenizer.encode(form.begin(name), add_special_tokens=False)
         return [token for token in ids if tokenizer.is_special(token)]

@@ -219,11 +219,23 @@ def _schemas_within(tag: str) -> Iterator[str]:
                 queue.append(value)
 
 
-def openai_constraint(body: OpenAIConstraintBody) -> Asked | None:
-    """The one constraint of a body of OpenAI's endpoints.
+_FIELDS = (
+    *KINDS,
+    "response_format",
+    *("guided_regex", "guided_json", "guided_choice", "guided_grammar", "structured_outputs"),
+)
+
+
+def openai_constraint(
+    body: OpenAIConstraintBody, options: Mapping[str, Any] | None = None
+) -> Asked | None:
+    """The one constraint of a body of OpenAI's endpoints, with its `openai_options`.
 
     Raises InvalidParameter if there are several, or for an option that cannot be kept.
     """
+    options = openai_options(body) if options is None else options
+    if not [name for name in _FIELDS if getattr(body, name) is not None]:
+        return None
     outputs = body.structured_outputs or StructuredOutputs()
     found: dict[str, tuple[ConstraintKind, Source | None]] = {
         "response_format": _response_format(body.response_format),
@@ -243,7 +255,7 @@ def openai_constraint(body: OpenAIConstraintBody) -> Asked | None:
     }
     form = body.response_format and body.response_format.json_schema
     strict = bool(form and form.strict)
-    return _only_one(_sglang(body) | found, openai_options(body), strict)
+    return _only_one(_sglang(body) | found, options, strict)
 
 
 def openai_options(body: OpenAIConstraintBody) -> dict[str, Any]:
@@ -251,8 +263,10 @@ def openai_options(body: OpenAIConstraintBody) -> dict[str, Any]:
 
     Raises InvalidParameter for what cannot be kept.
     """
-    outputs = body.structured_outputs or StructuredOutputs()
     options = constraint_options(body)
+    if body.guided_whitespace_pattern is None and body.structured_outputs is None:
+        return options
+    outputs = body.structured_outputs or StructuredOutputs()
     for param, pattern in (
         ("guided_whitespace_pattern", body.guided_whitespace_pattern),
         ("structured_outputs.whitespace_pattern", outputs.whitespace_pattern),
@@ -272,10 +286,13 @@ def sglang_constraint(body: ConstraintBody, below: str) -> Asked | None:
 
 def constraint_options(body: ConstraintBody) -> dict[str, Any]:
     """How the constraint is to be enforced: the options of `Constraint` that a body sets."""
-    given = {name: getattr(body, name) for name in CONSTRAINT_OPTIONS}
-    if isinstance(given["jump_forward"], bool):
+    given: dict[str, Any] = {}
+    for name in CONSTRAINT_OPTIONS:
+        if (value := getattr(body, name)) is not None:
+            given[name] = value
+    if isinstance(given.get("jump_forward"), bool):
         given["jump_forward"] = "canonical" if given["jump_forward"] else "off"
-    return {name: value for name, value in given.items() if value is not None}
+    return given
 
 
 def json_source(value: Source) -> str:
@@ -292,7 +309,7 @@ def _only_one(
     options: Mapping[str, Any],
     strict: bool = False,
 ) -> Asked | None:
-    given = list(_given(found))
+    given = [(name, kind, src) for name, (kind, src) in found.items() if src is not None]
     if len(given) > 1:
         names = [name for name, _, _ in given]
         raise InvalidParameter(names[1], f"only one constraint is possible, not {', '.join(names)}")
@@ -300,14 +317,6 @@ def _only_one(
         return None
     ((param, kind, source),) = given
     return Asked(Constraint(kind, json_source(source), **options), param, strict)
-
-
-def _given(
-    found: Mapping[str, tuple[ConstraintKind, Source | None]],
-) -> Iterator[tuple[str, ConstraintKind, Source]]:
-    for name, (kind, source) in found.items():
-        if source is not None:
-            yield name, kind, source
 
 
 def _response_format(given: ResponseFormat | None) -> tuple[ConstraintKind, Source | None]:

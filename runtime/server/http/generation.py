@@ -243,9 +243,10 @@ class GenerationStream:
 
     def begun(self, index: int, chunk: Chunk) -> Usage | None:
         """What is known of a prompt with the first chunk behind it; None with later ones."""
-        if chunk.cached_tokens is None:
+        cached = chunk.cached_tokens
+        if cached is None:
             return None
-        found = Usage(prompt_tokens=chunk.prompt_tokens or 0, cached_tokens=chunk.cached_tokens)
+        found = Usage(prompt_tokens=chunk.prompt_tokens or 0, cached_tokens=cached)
         return self._counted(found, index)
 
     # ------------------------------------------------------------ one request
@@ -300,16 +301,16 @@ class GenerationStream:
         # What is queued comes first.
         if self._direct is None or not self._idle or not self._events.empty():
             self._put(index, chunk)
-        elif self._requests[0].params.n == 1:
-            self._fresh.append(chunk)
+            return
+        self._fresh.append(chunk)
+        if self._requests[0].params.n == 1:
             self._flush()
-        else:
-            if not self._fresh:
-                self._loop.call_soon(self._flush)
-            self._fresh.append(chunk)
+        elif len(self._fresh) == 1:
+            self._loop.call_soon(self._flush)
 
     def _put(self, index: int, event: Chunk | Generated) -> None:
-        self._flush()
+        if self._fresh:
+            self._flush()
         self._events.put_nowait((index, event))
 
     def _flush(self) -> None:

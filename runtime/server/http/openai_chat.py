@@ -247,14 +247,15 @@ class ChatCompletions:
             raise InvalidParameter(
                 "continue_final_message", "continue_final_message excludes add_generation_prompt"
             )
+        options = openai_options(body)
         request = ChatRequest(
             messages=template_messages(body.messages),
             fields=fields,
             names={} if limit is None else {"max_tokens": "max_completion_tokens"},
             tools=tools_of(body.tools),
             choice=_tool_choice(body),
-            constraint=openai_constraint(body),
-            options=openai_options(body),
+            constraint=openai_constraint(body, options),
+            options=options,
             template=_template(body),
             thinking_budget=budget_of(body.thinking_budget, body.thinking),
             add_generation_prompt=body.add_generation_prompt is not False,

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Protocol, TypeVar
 
 import msgspec
@@ -15,11 +16,13 @@ from rootlace.runtime.server.http.errors import InvalidParameter
 from rootlace.wire.protocol import ModelInfo, Part, Text, Tokens
 from rootlace.wire.sampling import (
     PARAMETERS,
+    PLAIN,
     TUNED,
     Api,
     BadParameter,
     Cache,
     Handling,
+    Parameter,
     Priority,
     SamplingParams,
     Seconds,
@@ -61,6 +64,8 @@ def waited(seconds: float) -> Iterator[None]:
 
 def handling_of(body: Handled) -> Handling:
     """What the body asks for; what it leaves out is the default."""
+    if body.priority is None and body.timeout is None and body.cache is None:
+        return PLAIN
     handling = Handling(body.priority or 0, body.timeout, body.cache or Cache())
     return remaining(handling, _WAITED.get())
 
@@ -186,11 +191,17 @@ def with_sampling(body: type[T], api: Api) -> type[T]:
     return whole
 
 
+@cache
+def _names(api: Api) -> list[tuple[Parameter, tuple[str, ...]]]:
+    """What bodies of `api` call each parameter, the name that wins last."""
+    return [(one, one.fields(api)[::-1]) for one in PARAMETERS.values() if one.fields(api)]
+
+
 def sampling_fields(body: msgspec.Struct, api: Api) -> dict[str, Any]:
     """What a body made by `with_sampling` gives, by the names of `SamplingParams`."""
     found: dict[str, Any] = {}
-    for parameter in PARAMETERS.values():
-        for name in reversed(parameter.fields(api)):
+    for parameter, names in _names(api):
+        for name in names:
             value = getattr(body, name)
             if value is None:
                 continue

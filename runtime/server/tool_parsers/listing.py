@@ -156,21 +156,23 @@ class ToolPrompt:
 
     def missing(self, messages: Sequence[Message], tools: Sequence[Message]) -> tuple[str, ...]:
         """What of a conversation the template has no place for: of tools, calls and results."""
-        calls = any(message.get("tool_calls") for message in messages)
-        results = any(message["role"] in _RESULTS for message in messages)
-        there = {
-            "tools": (bool(tools), self.lists),
-            "calls": (calls, self.calls),
-            "results": (results, self.results),
-        }
-        return tuple(name for name, (asked, has) in there.items() if asked and not has)
+        found = {"tools"} if tools and not self.lists else set[str]()
+        for message in messages:
+            if not self.calls and message.get("tool_calls"):
+                found.add("calls")
+            if not self.results and message["role"] in _RESULTS:
+                found.add("results")
+        return tuple([name for name in ("tools", "calls", "results") if name in found])
 
     def write(
-        self, messages: Sequence[Message], tools: Sequence[Message]
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Message],
+        missing: Sequence[str] | None = None,
     ) -> tuple[list[Message], list[Message] | None]:
         """The conversation and the tools that the template is to write, which are as they were
-        where it has a place for them."""
-        missing = self.missing(messages, tools)
+        but for what is `missing` (None: to be found)."""
+        missing = self.missing(messages, tools) if missing is None else missing
         found = [self._enclosed(m) if m["role"] in _RESULTS else m for m in messages]
         if "results" in missing:
             found = self._with_results(found)
