@@ -32,7 +32,7 @@ PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-r
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check test clients api-fuzz docs simulate fuzz soak audit sbom clients-env kernels lint mypy-tree format wheel clean
+.PHONY: help setup demo check test first-changes clients api-fuzz docs simulate fuzz soak audit sbom clients-env kernels lint mypy-tree format wheel clean
 .PHONY: gpu-check gpu-test gpu-bench gpu-wheels
 
 help:
@@ -40,6 +40,7 @@ help:
 	@echo "make check   two minutes: what to run before each commit"
 	@echo "make test    all tests"
 	@echo "make clients the tests with clients and linters whose packages are heavy, in an environment of its own"
+	@echo "make first-changes  each change that CONTRIBUTING.md shows, made in a copy of the tree and tested there"
 	@echo "make api-fuzz  all that the OpenAPI document admits, and much that it does not (a minute)"
 	@echo "make simulate SEEDS=0:100  worlds of clients, a gateway and engines with faults, on a virtual clock"
 	@echo "make docs    the site of docs/, in build/site; warnings are errors"
@@ -120,6 +121,9 @@ clients-env: $(CLIENTS)/.ready tests/clients/vercel/node_modules/.ready
 
 clients: clients-env
 	$(CLIENTS)/bin/python -m pytest -n $(WORKERS) --dist loadfile tests/clients tests/test_deploy.py --ignore tests/clients/test_page.py --ignore tests/clients/test_pydantic_ai.py
+
+first-changes: $(READY)
+	$(BIN)/python scripts/first_changes.py --run
 
 api-fuzz: $(CLIENTS)/.ready
 	$(CLIENTS)/bin/python scripts/api_fuzz.py

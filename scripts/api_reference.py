@@ -8,6 +8,7 @@ python scripts/api_reference.py
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Iterator
 from pathlib import Path
 from typing import cast
@@ -89,5 +90,6 @@ def _values(about: Parameter) -> str:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__.splitlines()[0]).parse_args()
     PAGE.write_text(page(), "utf-8")
     LANGUAGE.write_text(language_page(), "utf-8")

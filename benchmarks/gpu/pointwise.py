@@ -15,6 +15,7 @@ from benchmarks.gpu.setting import Findings, Setting
 from benchmarks.gpu.timing import OURS, time_rates
 from rootlace.kernels import KernelSet
 from rootlace.kernels.interface import Choice, KVScales, LogitEdits, PickRows
+from rootlace.runtime.model.sampling.sampler import PENALTIES
 
 
 @dataclass(frozen=True)
@@ -136,11 +137,7 @@ def _row_cases(sizes: Sizes, device: torch.device) -> Iterator[Case]:
         seen_start=torch.arange(rows + 1, device=device, dtype=torch.int32) * 32,
         seen_token=torch.cat(seen).to(torch.int32),
         seen_count=torch.ones(rows * 32, device=device, dtype=torch.int32),
-        penalties={
-            "repetition_penalty": per_row(1.1),
-            "frequency_penalty": per_row(0.1),
-            "presence_penalty": per_row(0.1),
-        },
+        penalties={p.name: per_row(p.default + 0.1) for p in PENALTIES},
     )
     moved = raw.nbytes + logits.nbytes
     yield Case("edit_logits, mask and penalties", size, moved, lambda k: k.edit_logits(raw, edits))

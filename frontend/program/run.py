@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from rootlace.client.channel import Completion, Signal, wait_for_event
 from rootlace.language.failures import Failure, call_site
@@ -91,28 +91,6 @@ class PrefixMatcher:
 # Run ----------------------------------------------------------------------------------------------
 
 
-class Member(Protocol):
-    """A branch of a run, as far as the run deals with it."""
-
-    @property
-    def id(self) -> int: ...
-
-    @property
-    def last(self) -> Completion | None:
-        """Its latest operation."""
-
-    def close(self) -> None: ...
-
-    def cancel(self) -> None: ...
-
-    @property
-    def failure(self) -> Failure | None: ...
-
-    @property
-    def taken_back(self) -> bool:
-        """Whether a rollback undid it, so that its failure has never been."""
-
-
 class ProgramRun:
     """Keeps the branches of a running program, and closes those that are left at its end.
 
@@ -152,21 +130,21 @@ class ProgramRun:
         self.error: BaseException | None = None
         self.cancelled = False
         self.thread: threading.Thread | None = None
-        self._open: dict[int, Member] = {}
-        self._closed: list[Member] = []  # those whose operations are waited for at the end
-        self._failed: list[Member] = []
+        self._open: dict[int, RemoteBranch] = {}
+        self._closed: list[RemoteBranch] = []  # those whose operations are waited for at the end
+        self._failed: list[RemoteBranch] = []
 
-    def adopt(self, branch: Member) -> None:
+    def adopt(self, branch: RemoteBranch) -> None:
         self._open[branch.id] = branch
 
-    def release(self, branch: Member, abandoned: bool) -> None:
+    def release(self, branch: RemoteBranch, abandoned: bool) -> None:
         """`branch` was closed. At the end, wait for what it still does unless it is `abandoned`."""
         # It enters one before it leaves the other: `cancel`, in any thread, must not miss it.
         if branch.id in self._open and not abandoned:
             self._closed.append(branch)
         self._open.pop(branch.id, None)
 
-    def note(self, failed: Member) -> None:
+    def note(self, failed: RemoteBranch) -> None:
         self._failed.append(failed)
 
     # ------------------------------------------------------------ the end

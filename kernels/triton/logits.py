@@ -17,6 +17,9 @@ from rootlace.kernels.triton.launching import Variant, settings
 from rootlace.kernels.triton.logit_rows import load_logits
 from rootlace.kernels.triton.numerics import TYPE_NAMES, architecture
 
+PENALTIES = ("repetition_penalty", "frequency_penalty", "presence_penalty")
+"""What the kernel reads of `LogitEdits.penalties`, in the order of its arguments."""
+
 
 @triton.jit
 def _first_from(token_ptr, low, high, wanted, ENTRIES: tl.constexpr):
@@ -44,9 +47,9 @@ def edit_logits_kernel(
     seen_start_ptr,
     seen_token_ptr,
     seen_count_ptr,
-    repetition_ptr,
-    frequency_ptr,
-    presence_ptr,
+    repetition_penalty_ptr,
+    frequency_penalty_ptr,
+    presence_penalty_ptr,
     out_ptr,
     vocab,
     stride,
@@ -85,8 +88,9 @@ def edit_logits_kernel(
         stop = _first_from(seen_token_ptr, start, stop, end, ENTRIES)
         if start < stop:
             tl.debug_barrier()
-            factor = tl.load(repetition_ptr + row).to(tl.float32)
-            frequency, presence = tl.load(frequency_ptr + row), tl.load(presence_ptr + row)
+            factor = tl.load(repetition_penalty_ptr + row).to(tl.float32)
+            frequency = tl.load(frequency_penalty_ptr + row)
+            presence = tl.load(presence_penalty_ptr + row)
             for first in range(start, stop, ENTRIES):
                 there = first + entry < stop
                 token = tl.load(seen_token_ptr + first + entry, mask=there, other=0)
@@ -94,8 +98,8 @@ def edit_logits_kernel(
                 old = tl.load(out + token, mask=there, other=0.0)
                 scaled = tl.where(old > 0, tl.div_rn(old, factor), old * factor)
                 amount = frequency * count.to(tl.float64) + presence
-                amount = tl.where(count > 0, amount, 0.0).to(tl.float32)
-                tl.store(out + token, scaled - amount, mask=there)
+                amount = tl.where(count > 0, amount, 0.0)
+                tl.store(out + token, scaled - amount.to(tl.float32), mask=there)
 
 
 def edit_logits(logits: torch.Tensor, edits: LogitEdits) -> torch.Tensor:
@@ -108,6 +112,7 @@ def edit_logits(logits: torch.Tensor, edits: LogitEdits) -> torch.Tensor:
         return out
     launch = settings("edit_logits", architecture(logits.device))
     block = launch.blocks["BLOCK"]
+    penalties = edits.penalties or dict.fromkeys(PENALTIES, out)
     edit_logits_kernel[(triton.cdiv(vocab, block), count)](
         logits,
         # A tensor that the launch does not read may be any.
@@ -119,9 +124,7 @@ def edit_logits(logits: torch.Tensor, edits: LogitEdits) -> torch.Tensor:
         _or(edits.seen_start, out),
         _or(edits.seen_token, out),
         _or(edits.seen_count, out),
-        edits.penalties.get("repetition_penalty", out),
-        edits.penalties.get("frequency_penalty", out),
-        edits.penalties.get("presence_penalty", out),
+        *(penalties[name] for name in PENALTIES),
         out,
         vocab,
         logits.stride(0),
@@ -146,7 +149,7 @@ def variants(arch: int) -> list[Variant]:
     launch = settings("edit_logits", arch)
     types = {
         **dict.fromkeys(("bias_ptr", "out_ptr"), "*fp32"),
-        **dict.fromkeys(("repetition_ptr", "frequency_ptr", "presence_ptr"), "*fp64"),
+        **dict.fromkeys([f"{name}_ptr" for name in PENALTIES], "*fp64"),
     }
     found = []
     for dtype, masked, biased, penalised in (

@@ -16,6 +16,7 @@ from rootlace.kernels import KernelSet
 from rootlace.kernels.interface import AutomatonTables, Choice, LogitEdits, PickRows
 from rootlace.kernels.reference import REFERENCE
 from tests.kernels.cases import poisoned_memory, with_tensors
+from tests.kernels.logit_edits import neutral_penalties
 
 BF16 = torch.bfloat16
 CPU = torch.device("cpu")
@@ -79,6 +80,7 @@ def edits_of(vocab: int, rows: int, masked: bool, listed: bool) -> LogitEdits:
         seen_token=torch.from_numpy(seen_token),
         seen_count=torch.from_numpy(random.integers(0, 5, len(seen_token)).astype(np.int32)),
         penalties={
+            **neutral_penalties(rows),
             "repetition_penalty": torch.from_numpy(random.uniform(0.5, 2, rows)),
             "frequency_penalty": torch.from_numpy(random.uniform(-1, 1, rows)),
             "presence_penalty": torch.from_numpy(random.uniform(-1, 1, rows)),

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from rootlace.kernels.interface import LogitEdits
+from rootlace.runtime.model.sampling.sampler import PENALTIES
 
 
 def lists(lengths: list[int], vocab: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -20,6 +21,11 @@ def lists(lengths: list[int], vocab: int, seed: int) -> tuple[torch.Tensor, torc
         torch.from_numpy(start.astype(np.int32)),
         torch.from_numpy(np.concatenate(tokens).astype(np.int32)),
     )
+
+
+def neutral_penalties(count: int) -> dict[str, torch.Tensor]:
+    """All that there are, of `count` rows."""
+    return {p.name: torch.full((count,), p.default, dtype=torch.float64) for p in PENALTIES}
 
 
 def edits_of(count: int, vocab: int, kinds: str, seed: int = 0) -> LogitEdits:
@@ -54,6 +60,7 @@ def edits_of(count: int, vocab: int, kinds: str, seed: int = 0) -> LogitEdits:
             seen_token=token,
             seen_count=torch.from_numpy(counts),
             penalties={
+                **neutral_penalties(count),
                 "repetition_penalty": torch.from_numpy(random.choice([1.0, 1.3, 0.6], count)),
                 "frequency_penalty": torch.from_numpy(random.choice([0.0, 0.7, -1.1], count)),
                 "presence_penalty": torch.from_numpy(random.choice([0.0, 0.4], count)),

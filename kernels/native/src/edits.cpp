@@ -53,9 +53,9 @@ void edit(const RlEdits& edits, int row, int vocab, float* x) {
     float& logit = x[edits.seen_token[i]];
     logit = logit > 0 ? logit / repetition : logit * repetition;
     int count = edits.seen_count[i];
-    if (count <= 0) continue;
-    volatile double product = by.frequency_penalty * count;  // rounded alone, as the rule has it
-    logit -= static_cast<float>(product + by.presence_penalty);
+    volatile double amount = by.frequency_penalty * count;  // rounded alone, as the rule has it
+    amount = count > 0 ? amount + by.presence_penalty : 0.0;
+    logit -= static_cast<float>(amount);
   }
 }
 

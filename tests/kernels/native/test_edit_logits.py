@@ -12,7 +12,7 @@ from rootlace.kernels.interface import LogitEdits
 from rootlace.kernels.native.library import Team
 from rootlace.kernels.native.sampling import NativeEditLogits
 from rootlace.kernels.reference.sampling import edit_logits
-from tests.kernels.logit_edits import edits_of
+from tests.kernels.logit_edits import edits_of, neutral_penalties
 from tests.native import TARGETS, library_for
 
 
@@ -51,9 +51,8 @@ def test_tokens_that_there_are_not_are_skipped(native: NativeEditLogits) -> None
         seen_token=ints(2, 2**30, -5),
         seen_count=ints(0, 0, 0),
         penalties={
+            **neutral_penalties(1),
             "repetition_penalty": torch.tensor([2.0], dtype=torch.float64),
-            "frequency_penalty": torch.zeros(1, dtype=torch.float64),
-            "presence_penalty": torch.zeros(1, dtype=torch.float64),
         },
     )
     expected = torch.ones(1, 40)

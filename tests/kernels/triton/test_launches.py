@@ -32,6 +32,7 @@ from rootlace.kernels.reference.kv_cache import slot_bytes
 from rootlace.kernels.triton import TRITON
 from rootlace.kernels.triton.kv_storage import Stored
 from rootlace.kernels.triton.launching import Variant
+from rootlace.kernels.triton.logits import PENALTIES
 from rootlace.kernels.triton.numerics import TYPE_NAMES
 
 ARCH = 90
@@ -230,11 +231,7 @@ def test_sampling_with_lists(launches: list[Launched], masked: bool) -> None:
         seen_start=start,
         seen_token=numbers,
         seen_count=numbers,
-        penalties={
-            "repetition_penalty": real,
-            "frequency_penalty": real,
-            "presence_penalty": real,
-        },
+        penalties=dict.fromkeys(PENALTIES, real),
     )
     edited = TRITON.edit_logits(tensor(rows, VOCAB), edits)
     TRITON.pick_tokens(edited, PickRows(params_of(real, numbers), large, large), "cut")
