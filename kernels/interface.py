@@ -68,7 +68,7 @@ class PlanAttention(Protocol):
 
 @dataclass(frozen=True)
 class KVScales:
-    """What stored keys and values of one layer are multiplied by: float32 [Nk] each."""
+    """Factors of one layer's stored keys and values: float32 [Nk] each."""
 
     k: torch.Tensor
     v: torch.Tensor
@@ -85,7 +85,7 @@ class KVCodes:
 
 
 KVScaling = KVScales | KVCodes
-"""What stored numbers stand for, where they are not keys and values as they are."""
+"""How to read stored numbers that are not keys and values as they are."""
 
 
 class PagedAttention(Protocol):

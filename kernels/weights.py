@@ -187,7 +187,7 @@ def parts_of(weight: Weight) -> tuple[Dense | Quantised, ...]:
 
 
 def tensors(weight: Weight) -> list[torch.Tensor]:
-    """What a weight keeps in memory."""
+    """Tensors that a weight keeps in memory."""
     return [tensor for part in parts_of(weight) for _, tensor in _fields(part)]
 
 

@@ -57,7 +57,7 @@ _ARM = (
     InstructionSet("neon", _NEON, ("-march=armv8-a",)),
 )
 INSTRUCTION_SETS = {"x86_64": _X86, "AMD64": _X86, "aarch64": _ARM, "arm64": _ARM}
-"""By architecture, as `platform.machine()` calls it; the best first."""
+"""Instruction sets by `platform.machine()`, the best first."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ def read_processor(root: Path = ROOT, architecture: str = "") -> Processor:
 
 
 def kind_of_processor() -> str:
-    """What this machine's processor is, and what it can do."""
+    """Describe this machine's processor and its instruction sets."""
     told = first_processor()
     wanted = ("model name", "flags", "Features", "CPU part")
     return "\n".join(told[name] for name in wanted if name in told) or platform.processor()
@@ -197,13 +197,13 @@ class Compiler:
 
 
 def user_cache() -> Path:
-    """What is kept for a user: `$XDG_CACHE_HOME/rootlace`, by default in ~/.cache."""
+    """The user's cache folder: `$XDG_CACHE_HOME/rootlace`, by default in ~/.cache."""
     base = Path(os.environ.get("XDG_CACHE_HOME", ""))
     return (base if base.is_absolute() else _home() / ".cache") / "rootlace"
 
 
 def default_cache() -> Path:
-    """Where libraries are kept."""
+    """Folder of the compiled libraries."""
     return user_cache() / "native"
 
 
@@ -369,7 +369,7 @@ def _shown(process: subprocess.Popen[str]) -> str:
 
 
 def _output(command: list[str]) -> str | None:
-    """What a command prints; None if it cannot be run or fails."""
+    """Output of a command; None if the command cannot be run or fails."""
     try:
         done = subprocess.run(
             command, stdin=subprocess.DEVNULL, capture_output=True, timeout=60, check=True

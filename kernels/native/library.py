@@ -32,7 +32,7 @@ class NativeError(RuntimeError):
 
 
 class NativeOutOfMemory(NativeError, MemoryError):
-    """There was no memory for what the call keeps beside its arguments."""
+    """The call had no memory for its own buffers."""
 
 
 # Handles ------------------------------------------------------------------------------------------
@@ -49,7 +49,7 @@ class Team:
 
 
 class Workspace:
-    """What the forward pass of one model keeps between steps."""
+    """Buffers that the forward pass of one model keeps between steps."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self.handle: int = library.rl_workspace_new()
@@ -272,7 +272,7 @@ class Status(c_int32):
 
 
 class Created(c_void_p):
-    """What a function made, for which there may be no memory."""
+    """A handle that a function made; null where memory ran out."""
 
 
 # Name -> (result, arguments). Arrays are passed as addresses.

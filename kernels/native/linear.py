@@ -46,7 +46,7 @@ TABLE = ctypes.c_float * 16
 
 
 def parts_packed(weight: Weight, gated: bool) -> tuple[Dense | Quantised, ...]:
-    """What is packed side by side: gate and values, or all."""
+    """Parts that are packed side by side: gate and values, or the whole weight."""
     parts = parts_of(weight)
     if not gated or len(parts) > 1:
         return parts
@@ -108,7 +108,7 @@ def _whole(weight: Quantised) -> bool:
 
 
 def scheme_of(weight: Quantised) -> native.Scheme:
-    """Of a weight that is `prepared`."""
+    """The C structure of a `prepared` weight's scheme."""
     code = CODES[weight.scheme.codes]
     units = weight.units
     return native.Scheme(
@@ -123,7 +123,7 @@ def scheme_of(weight: Quantised) -> native.Scheme:
 
 
 class Source:
-    """What is packed, for C; valid as long as this object is."""
+    """A weight to be packed, for C; valid as long as this object lives."""
 
     def __init__(self, weight: Quantised) -> None:
         parts = (weight.values, weight.scales, weight.offsets, weight.units, weight.offset_units)
@@ -240,7 +240,7 @@ class Packer:
     team: Team
     dtype: torch.dtype
     arena: Arena = field(default_factory=Arena)
-    """Where packed weights are allocated."""
+    """Allocates packed weights."""
     path_of: ChoosePath = lambda outputs, inputs, gated: ProductPath.BEST
 
     def __post_init__(self) -> None:
@@ -328,7 +328,7 @@ class PackedLinear:
 
     @property
     def structure(self) -> native.Linear:
-        """For C; valid as long as this object is."""
+        """The C structure; valid as long as this object lives."""
         return self._packed.structure(self._factor)
 
     def multiply(self, epilogue: Epilogue, x: Tensor, out: Tensor) -> None:
@@ -403,7 +403,7 @@ def _bias(weight: Weight) -> Tensor | None:
 LEAST_NUMBERS = 1 << 18
 """Products with smaller weights take too little time to matter."""
 MOST_NUMBERS = 1 << 21
-"""Of a larger weight, so many are measured."""
+"""Numbers of a larger weight that are measured."""
 ROWS = (256, 16, 1)
 """Rows of the products that are measured. All go the path that is chosen."""
 TURNS = 3
@@ -487,7 +487,7 @@ def kept_in(library: ctypes.CDLL, folder: Path) -> Path:
 
 
 def kept(file: Path) -> dict[str, Name]:
-    """What was chosen, by shape; nothing where the file is damaged or missing."""
+    """Read the choices by shape; empty where the file is damaged or missing."""
     try:
         found = json.loads(file.read_bytes())
     except (FileNotFoundError, ValueError):

@@ -34,7 +34,7 @@ def control_groups(root: Path, controller: str) -> Iterator[tuple[int, Path]]:
 
 
 def read_text(path: Path) -> str:
-    """What a file of the system says; "" where there is none."""
+    """Text of a system file; "" where the file does not exist."""
     try:
         return path.read_text("ascii").strip()
     except (OSError, UnicodeDecodeError):
@@ -167,7 +167,7 @@ def _nodes(folder: Path) -> dict[int, int]:
 
 
 def _quotas(root: Path) -> Iterator[float]:
-    """What each control group grants that this process is in, those around it included."""
+    """Quotas of the control groups that this process is in, outer groups included."""
     for version, group in control_groups(root, "cpu"):
         if version == 2:
             words = read_text(group / "cpu.max").split()

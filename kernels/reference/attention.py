@@ -230,7 +230,7 @@ class AttentionPlan:
 
     @property
     def arrays(self) -> list[np.ndarray]:
-        """None: everything is where it is needed."""
+        """No arrays: the plan's tensors are on their device already."""
         return []
 
     def bind(self, tensors: list[torch.Tensor]) -> AttentionPlan:

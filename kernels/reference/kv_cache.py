@@ -39,14 +39,14 @@ LOWER, UPPER = 0xFFFF, -0x10000
 
 
 def slot_bytes(bits: int, heads: int, dim: int) -> int:
-    """Of the keys, or the values, of one token in a layer."""
+    """Bytes of the keys, or the values, of one token in a layer."""
     # Triton's kernels use this, too: no other function may be called here.
     words = -(-heads * dim * bits // 32) + heads
     return -(-4 * words // ALIGNMENT) * ALIGNMENT
 
 
 def words_at(bits: int, heads: int, dim: int) -> int:
-    """Where a slot's scales and offsets begin."""
+    """Byte at which a slot's scales and offsets begin."""
     return -(-heads * dim * bits // 32) * 4
 
 

@@ -70,7 +70,7 @@ def _mix(x: Integers) -> Integers:
 
 
 def _shifted(x: Integers, by: int) -> Integers:
-    """To the right, as if without a sign."""
+    """Shift bits to the right, as of a number without a sign."""
     return (x >> by) & ((1 << (64 - by)) - 1)
 
 

@@ -222,7 +222,7 @@ class AttentionPlan:
 
 @dataclass(frozen=True)
 class BoundPlan:
-    """What `paged_attention` takes."""
+    """A plan whose arrays are on the device, as `paged_attention` takes it."""
 
     plan: AttentionPlan
     tensors: list[torch.Tensor]

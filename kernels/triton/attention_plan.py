@@ -226,7 +226,7 @@ class ExtendPlan:
 
     @property
     def arrays(self) -> list[np.ndarray]:
-        """What the kernels read of it: give them to `extend_attention` as device tensors."""
+        """Arrays that `extend_attention` takes as device tensors."""
         return [*(launch.items for launch in self.launches), self.merges]
 
 
@@ -399,7 +399,7 @@ class DecodePlan:
 
 
 def items_at(rows: int) -> int:
-    """Where the own items begin."""
+    """Place at which the rows' own items begin."""
     return -(-(HEADER + 3 * rows + 1) // FIELDS) * FIELDS
 
 

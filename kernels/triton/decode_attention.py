@@ -237,7 +237,7 @@ def decode_attention(
 
 
 def decode_key(dim: int, dtype: torch.dtype, fp8: bool) -> dict[str, int | str | bool]:
-    """What `decode_attention` is tuned by: the padded width, the type of queries, the cache's."""
+    """Keys of `decode_attention` in the tuning tables: padded width, types of queries and cache."""
     return {"head_dim": padded(dim, 16), "dtype": TYPE_NAMES[dtype], "fp8": fp8}
 
 

@@ -70,7 +70,7 @@ DIVISIBLE = (
     "q", "k_cache", "v_cache", "out", "lse", "part_out", "part_lse",
     "q_token_stride", "q_head_stride", "out_token_stride", "out_head_stride",
 )  # fmt: skip
-"""What is a multiple of 16 wherever the head size is."""
+"""Arguments that are multiples of 16 where the head size is."""
 
 
 @triton.jit(
@@ -358,7 +358,7 @@ def extend_attention(
 
 
 def variants(arch: int) -> list[Variant]:
-    """What is compiled ahead of time: head sizes, groups, caches and options of models."""
+    """Head sizes, groups, caches and options of models."""
     bf16, fp16, fp32 = torch.bfloat16, torch.float16, torch.float32
     cases: list[tuple[torch.dtype, Stored, int, int, int, bool]] = [
         # dtype, cache, head size, group, window, soft cap

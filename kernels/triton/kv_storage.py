@@ -151,7 +151,7 @@ def _code(values, offset, inverse, most: tl.constexpr):
 
 
 Stored = Literal["plain", "fp8", "int8", "int4"]
-"""What variants of kernels are named by."""
+"""Kinds of cache storage, which name the variants of kernels."""
 
 
 def stored_signature(stored: Stored, plain: str) -> tuple[dict[str, str], dict[str, Any]]:
@@ -170,7 +170,7 @@ def stored_signature(stored: Stored, plain: str) -> tuple[dict[str, str], dict[s
 
 
 def bits_of(scales: KVScaling | None) -> int:
-    """Of the integers of a cache; 0: it holds others."""
+    """Bits of a cache's integers; 0: the cache holds no integers."""
     return scales.bits if isinstance(scales, KVCodes) else 0
 
 

@@ -65,7 +65,7 @@ MIXTURE = "mlp"
 STACKED_SINCE = (0, 19, 1)
 """The version of PEFT from which on A has the inputs of stacked experts in every family."""
 PREFIX = "base_model.model."
-"""What PEFT puts before the name that a module has in the model."""
+"""The prefix of module names in PEFT's files."""
 A, B = ".lora_A.weight", ".lora_B.weight"
 
 
@@ -136,7 +136,7 @@ def load_adapter(
 
 
 def share_of(adapter: Adapter, shard: Shard) -> Adapter:
-    """What one of several ranks adds to its part of the products."""
+    """Cut an adapter to one rank's part of the products."""
 
     def part(name: str, whole: LowRank) -> LowRank:
         columns, rows = (
@@ -151,7 +151,7 @@ def share_of(adapter: Adapter, shard: Shard) -> Adapter:
 
 
 def _tensors(config: AdapterConfig) -> dict[str, torch.Tensor]:
-    """By the names that modules have in the model."""
+    """Read the adapter's tensors by the names that modules have in the model."""
     file = config.folder / WEIGHTS
     if not file.is_file():
         raise config.refuse(f"{WEIGHTS} is missing (older formats have to be converted to it)")

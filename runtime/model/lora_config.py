@@ -69,7 +69,7 @@ class AdapterConfig:
     layers: Sequence[int] | None
     layer_patterns: Sequence[str]
     version: tuple[int, ...]
-    """Of the PEFT that wrote it; empty where it does not say."""
+    """Version of the PEFT that wrote the adapter; empty where unknown."""
 
     @property
     def folder(self) -> Path:

@@ -130,7 +130,7 @@ class Linear(msgspec.Struct, array_like=True):
     bias: Array | None
     order: Array | None
     schemes: bytes
-    """Of codes, as C has them; empty: none."""
+    """`native.Scheme` structures of codes as bytes; empty: the weight is dense."""
     path: ProductPath
 
     @property
@@ -324,7 +324,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Kept:
+class CacheFile:
     """A file of the folder. `used`: when a start last mapped it, in seconds since 1970."""
 
     path: Path
@@ -343,7 +343,7 @@ class WeightCache:
 
     @classmethod
     def chosen(cls, folder: str, most_bytes: int | None = None) -> WeightCache | None:
-        """What the options of that name say; None where nothing is to be kept."""
+        """The cache that the options ask for; None where nothing is to be kept."""
         if folder == "off":
             return None
         path = Path(folder).expanduser() if folder else user_cache() / "weights"
@@ -393,13 +393,13 @@ class WeightCache:
         thread.start()
         return thread
 
-    def kept(self) -> list[Kept]:
-        """What is there, the one used last at the end."""
+    def kept(self) -> list[CacheFile]:
+        """List the folder's entries, the one used last at the end."""
         found = []
         for path in self._listed(SUFFIX):
             with suppress(OSError):  # deleted by another process
                 about = path.stat()
-                found.append(Kept(path, about.st_size, about.st_mtime))
+                found.append(CacheFile(path, about.st_size, about.st_mtime))
         return sorted(found, key=lambda one: (one.used, one.path))
 
     def clear(self) -> int:
@@ -447,7 +447,7 @@ class WeightCache:
                 taken -= self._delete(one)
         return True
 
-    def _delete(self, one: Kept) -> int:
+    def _delete(self, one: CacheFile) -> int:
         """How many bytes that made free."""
         try:
             one.path.unlink(missing_ok=True)

@@ -124,7 +124,7 @@ class ModelConfig:
 
     @classmethod
     def read(cls, given: str | Path, allow_pickle: bool = False) -> ModelConfig:
-        """That of the folder or GGUF file that `given` names; see `of`."""
+        """Read the configuration of the folder or GGUF file `given`; see `of`."""
         return replace(cls.of(model_source(given)), allow_pickle=allow_pickle)
 
     @classmethod
@@ -136,7 +136,7 @@ class ModelConfig:
         raw = raw if text is None else text
         architecture, family = _family(file, raw)
         if family is None:
-            return _foreign(source, architecture, raw)
+            return _run_by_transformers(source, architecture, raw)
         config = ConfigReader(file, raw)
         quantisation = source.quantisation(config)
         spec = with_head(family.read(config), architecture, config)
@@ -161,7 +161,7 @@ class ModelConfig:
 
     @property
     def file(self) -> Path:
-        """What faults of the configuration name."""
+        """The file that errors of the configuration name."""
         return self.source.config_file
 
 
@@ -174,8 +174,10 @@ def check_config(source: ModelSource) -> None:
         ModelConfig.of(source)
 
 
-def _foreign(source: ModelSource, architecture: str, raw: dict[str, Any]) -> ModelConfig:
-    """That of a model which transformers runs."""
+def _run_by_transformers(
+    source: ModelSource, architecture: str, raw: dict[str, Any]
+) -> ModelConfig:
+    """Configure a model that transformers' modules run."""
     # Only here: no other model should wait for transformers to be imported.
     from rootlace.runtime.model.transformers_backend.config import read_model
 

@@ -63,7 +63,7 @@ _DTYPES = {
 
 
 @dataclass(frozen=True)
-class _Place:
+class _TensorPlace:
     """Where a tensor lies in a file. `blocks` are those of its rows, which a GGUF file stores as
     bytes: how many, and of how many bytes; None: it has numbers."""
 
@@ -75,7 +75,7 @@ class _Place:
 
     @property
     def stored(self) -> tuple[torch.dtype, Shape]:
-        """As what a tensor of it has the file's bytes."""
+        """Type and shape of a tensor over the file's bytes."""
         if self.blocks is None:
             return _DTYPES[self.dtype], self.shape
         return torch.uint8, (*self.shape[:-1], *self.blocks)
@@ -97,13 +97,13 @@ class Checkpoint:
         self._folder = path.parent if path.is_file() else path
         self._files: dict[str, mmap.mmap | None] = {}
         self._pickled: dict[str, torch.Tensor] = {}
-        self._places: dict[str, _Place] = {}
+        self._places: dict[str, _TensorPlace] = {}
         if path.is_file():
             self._open_gguf(path)
         else:
             self._open_folder(allow_pickle)
         self.types: Mapping[str, str] = {n: place.dtype for n, place in self._places.items()}
-        """Of every stored tensor, by the name that safetensors or GGUF has for it."""
+        """The type of every stored tensor, as safetensors or GGUF names types."""
 
     @property
     def files(self) -> list[Path]:
@@ -167,7 +167,7 @@ class Checkpoint:
         if memory is not None and length > 0 and hasattr(mmap, "MADV_DONTNEED"):
             memory.madvise(mmap.MADV_DONTNEED, begin, length)
 
-    def _place(self, name: str, types: frozenset[str]) -> _Place:
+    def _place(self, name: str, types: frozenset[str]) -> _TensorPlace:
         place = self._places[name]
         if place.dtype not in types:
             raise UnsupportedModel(
@@ -202,10 +202,10 @@ class Checkpoint:
         header.pop("__metadata__", None)
         for weight, entry in header.items():
             begin = 8 + size + entry["data_offsets"][0]
-            self._add(weight, _Place(name, entry["dtype"], tuple(entry["shape"]), begin))
+            self._add(weight, _TensorPlace(name, entry["dtype"], tuple(entry["shape"]), begin))
 
-    def _add(self, weight: str, place: _Place) -> None:
-        """Who has a weight twice means one of them, and nothing says which."""
+    def _add(self, weight: str, place: _TensorPlace) -> None:
+        """Add a weight's place. Refuse a weight in two files: nothing says which one counts."""
         known = self._places.setdefault(weight, place)
         if known is not place:
             raise UnsupportedModel(
@@ -217,7 +217,7 @@ class Checkpoint:
         for weight, tensor in read_pickled(self._folder / name).items():
             kind = next((n for n, dtype in _DTYPES.items() if dtype == tensor.dtype), None)
             shape = tuple(tensor.shape)
-            self._add(weight, _Place(name, kind or str(tensor.dtype), shape, 0))
+            self._add(weight, _TensorPlace(name, kind or str(tensor.dtype), shape, 0))
             self._pickled[weight] = tensor
 
     def _open_gguf(self, path: Path) -> None:
@@ -226,7 +226,7 @@ class Checkpoint:
             blocks = (tensor.shape[-1] // kind.numbers, kind.bytes)
             whole = None if kind.name in FLOATS else blocks
             self._files[file] = tensor.mapping
-            self._places[name] = _Place(file, kind.name, tensor.shape, tensor.begin, whole)
+            self._places[name] = _TensorPlace(file, kind.name, tensor.shape, tensor.begin, whole)
 
 
 def _some(names: list[str], most: int = 5) -> str:

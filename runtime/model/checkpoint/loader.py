@@ -46,7 +46,7 @@ OWN_MAPPING = 4 << 20
 
 
 @dataclass(frozen=True)
-class Wanted:
+class Selection:
     """What is wanted of a part: its `rows`, by their places in the file, and its `columns` (None:
     all, as they are), and its `bias`."""
 
@@ -104,7 +104,7 @@ class Reader:
         *,
         transposed: bool = False,
         dtype: torch.dtype | None = None,
-        share: Wanted | None = None,
+        share: Selection | None = None,
     ) -> torch.Tensor:
         """The named weights, stacked along their rows, in memory of their own; `dtype` None: that
         of all weights. `share`: what is wanted of them, of which alone the file is read."""
@@ -151,20 +151,20 @@ class Reader:
         read = functools.partial(self._expert, spec, of_experts)
         return replace(layer, experts=OnDemand(spec.experts.count, read))
 
-    def _wanted(self, spec: ModelSpec, name: str, part: Part) -> Wanted:
-        """Of a part of a layer, of which a rank has a share."""
+    def _wanted(self, spec: ModelSpec, name: str, part: Part) -> Selection:
+        """Select the rows, columns and bias of a layer's part that this rank has."""
         order = row_order(spec, name)
         if self._shard is None:
-            return Wanted(order, None, bias=True)
+            return Selection(order, None, bias=True)
         rows = self._shard.rows(name, sum(part.rows))
         columns = None
         if part.columns is not None:
             columns = self._shard.columns(name, part.columns)
         if order is not None and rows is not None:
             order = [order[row] for row in rows]
-        return Wanted(rows if order is None else order, columns, self._shard.adds_bias(name))
+        return Selection(rows if order is None else order, columns, self._shard.adds_bias(name))
 
-    def _product(self, part: Part, columns: int, wanted: Wanted) -> Weight:
+    def _product(self, part: Part, columns: int, wanted: Selection) -> Weight:
         """A part's modules, joined."""
         if all(self._storage.layout(module) is None for module in part.modules):
             return self._dense_product(part, columns, wanted)
@@ -175,7 +175,7 @@ class Reader:
             start += rows
         return stacked(alike(found))
 
-    def _dense_product(self, part: Part, columns: int, wanted: Wanted) -> Dense:
+    def _dense_product(self, part: Part, columns: int, wanted: Selection) -> Dense:
         biased = part.bias and wanted.bias
         if self._shard is None:
             bias = _ordered(self.read(part.biases()), wanted.rows) if biased else None
@@ -188,9 +188,9 @@ class Reader:
         return Dense(matrix.view(-1, width), bias)
 
     def _share(
-        self, weight: Dense | Quantised, module: str, wanted: Wanted, start: int, rows: int
+        self, weight: Dense | Quantised, module: str, wanted: Selection, start: int, rows: int
     ) -> Dense | Quantised:
-        """What is wanted of a module's weight, whose rows begin at `start` of its part."""
+        """Cut the selection out of a module's weight, whose rows begin at `start` of its part."""
         if wanted.rows is not None:  # none of which is in another module than its neighbours
             own = wanted.of(start, rows)
             weight = rows_of(weight, torch.tensor(own, device=self._device))
@@ -204,7 +204,7 @@ class Reader:
         return weight if wanted.bias else replace(weight, bias=None)
 
     def _expert(self, spec: ModelSpec, parts: Mapping[str, Part], index: int) -> ExpertWeights:
-        """One expert; `parts` are those of all experts, or of stacks of them."""
+        """Read one expert; `parts` are those of all experts, or of stacks of experts."""
 
         def product(which: str) -> Weight:
             stack, own = f"experts.{which}", f"experts.{index}.{which}"
@@ -217,7 +217,9 @@ class Reader:
 
         return ExpertWeights(product("gate_up"), product("down"))
 
-    def _of_stack(self, part: Part, columns: int, count: int, wanted: Wanted, index: int) -> Weight:
+    def _of_stack(
+        self, part: Part, columns: int, count: int, wanted: Selection, index: int
+    ) -> Weight:
         """The weight of one expert, of modules that have a part of each one's. Behind the last
         expert they are let go of."""
         found: list[Dense | Quantised] = []
@@ -249,7 +251,7 @@ class Reader:
 
     def _both_up(self, keys: Part, values: Part) -> Dense:
         """`kv_up` of latent attention, head by head of these (`WeightNames`)."""
-        found, whole = [], Wanted(None, None, bias=True)
+        found, whole = [], Selection(None, None, bias=True)
         for head in range(keys.count or 0) if self._shard is None else self._shard.heads:
             k, v = (
                 self.dense(self._of_stack(part, part.columns or 0, part.count or 0, whole, head))
@@ -308,7 +310,7 @@ def _empty(shape: Shape, dtype: torch.dtype, device: torch.device) -> torch.Tens
     return mapped(size).view(dtype).view(shape)
 
 
-def _taken(parts: Mapping[str, torch.Tensor], wanted: Wanted) -> dict[str, torch.Tensor]:
+def _taken(parts: Mapping[str, torch.Tensor], wanted: Selection) -> dict[str, torch.Tensor]:
     """What is wanted of tensors that are stacked along their rows, one of which is copied at a time
     where its rows are picked."""
     found, start = {}, 0
@@ -350,7 +352,7 @@ KV_SCALES = {
     "k": ("self_attn.k_proj.k_scale", "self_attn.k_scale", "self_attn.attn.k_scale"),
     "v": ("self_attn.v_proj.v_scale", "self_attn.v_scale", "self_attn.attn.v_scale"),
 }
-"""What checkpoints call a layer's scales of an fp8 KV cache."""
+"""Names of a layer's scales of an fp8 KV cache."""
 KV_SCALE = "self_attn.kv_scale"
 """The name in old ones: one scale for keys and values."""
 
@@ -475,7 +477,7 @@ def checkpoint_dtype(config: ModelConfig) -> torch.dtype:
     if isinstance(named, torch.dtype):
         return named
     checkpoint = Checkpoint(config.path, config.allow_pickle)
-    if config.spec.foreign is not None:
+    if config.spec.transformers is not None:
         return checkpoint.tensor(next(iter(checkpoint.types))).dtype
     spec = _as_named(config.spec, checkpoint)
     storage = Storage(config.path, checkpoint.types, config.quantisation)
@@ -619,7 +621,7 @@ def _silent(what: str, fraction: float) -> None:
 GROUPS = (128, 32)
 """Inputs that share a scale in four bits: the first of these that divides their number."""
 HEAD = Scheme("int8")
-"""Of the head, whatever the layers have: every token's probability hangs on it."""
+"""Scheme of the head, whatever the layers have: every token's probability depends on it."""
 
 
 def rounded(weights_of: LoadWeights, codes: Literal["int8", "int4"]) -> LoadWeights:

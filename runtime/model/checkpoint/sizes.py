@@ -32,8 +32,8 @@ def weight_bytes(
     `--quantize` says. `head_apart`: as native kernels have them. The head then has memory of its
     own even where it is tied to the embedding, and quantised experts and heads whose columns are
     not in the order of the inputs are dense."""
-    if config.spec.foreign is not None:
-        return config.spec.foreign.numbers * dtype.itemsize
+    if config.spec.transformers is not None:
+        return config.spec.transformers.numbers * dtype.itemsize
     stored = quantised_bytes(config, dtype, head_apart=head_apart)
     if stored is not None:
         return stored
@@ -43,7 +43,7 @@ def weight_bytes(
 
 
 def dense_bytes(spec: ModelSpec, element: int, *, head_apart: bool) -> int:
-    """That of weights of so many bytes each; see `weight_bytes`."""
+    """Bytes of dense weights of `element` bytes each; see `weight_bytes`."""
     count = layer_numbers(spec) + norm_numbers(spec) + position_numbers(spec)
     return (count + _end_rows(spec, head_apart) * spec.hidden_size) * element
 
@@ -66,7 +66,7 @@ def rounded_bytes(spec: ModelSpec, element: int, codes: Literal["int8", "int4"])
 
 def layer_numbers(spec: ModelSpec) -> int:
     """How many numbers all layers have: products, their biases, norms."""
-    if spec.foreign is not None:
+    if spec.transformers is not None:
         return product_numbers(spec)
     return sum(
         math.prod(shape)
@@ -77,8 +77,8 @@ def layer_numbers(spec: ModelSpec) -> int:
 
 def product_numbers(spec: ModelSpec) -> int:
     """How many weights the products of all layers have. Where transformers runs them, all count."""
-    if spec.foreign is not None:
-        return spec.foreign.numbers - _end_rows(spec, False) * spec.hidden_size
+    if spec.transformers is not None:
+        return spec.transformers.numbers - _end_rows(spec, False) * spec.hidden_size
     return sum(part.numbers for _, part in _parts(spec))
 
 

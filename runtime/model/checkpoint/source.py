@@ -181,7 +181,7 @@ def stored_in(folder: Path, allow_pickle: bool) -> str | None:
 
 
 def weight_names(allow_pickle: bool) -> tuple[str, ...]:
-    """What is read as weights, or as their index: the first of these that is there."""
+    """Files that may have the weights or their index; the first that exists counts."""
     return (SINGLE, INDEX, *(PICKLED if allow_pickle else ()))
 
 
@@ -236,7 +236,7 @@ def _no_weights(given: str | Path, folder: Path) -> UnsupportedModel:
 
 
 def _name_one(folder: Path) -> str:
-    """What to do with a folder that has GGUF files."""
+    """Advise on a folder that has GGUF files."""
     found = sorted(path.name for path in folder.glob("*.gguf"))
     return f"name one of its GGUF files: {_some(found)}"
 
@@ -261,7 +261,7 @@ def _refusal(given: str | Path, why: str) -> UnsupportedModel:
 
 
 TEMPLATES = "additional_chat_templates"
-"""Where a folder has templates with names."""
+"""Folder of chat templates that have names."""
 GENERATION_CONFIG = "generation_config.json"
 
 
@@ -274,7 +274,7 @@ _GGUF_KEYS = {
     "num_key_value_heads": "attention.head_count_kv",
     "vocab_size": "vocab_size",
 }
-"""What GGUF files call some keys of `config.json`."""
+"""GGUF's names for some keys of `config.json`."""
 
 
 class ModelSource(Protocol):
@@ -289,13 +289,13 @@ class ModelSource(Protocol):
 
     @property
     def config_file(self) -> Path:
-        """What faults of the configuration name."""
+        """The file that errors of the configuration name."""
 
     def config(self) -> dict[str, Any]:
         """`config.json`."""
 
     def eos_token_id(self) -> Any:
-        """What ends a text: a token's id, a list of them, or None where nothing says so."""
+        """The ids of tokens that end a text: one, a list, or None where the model states none."""
 
     def generation_config(self) -> tuple[str, dict[str, Any]]:
         """How the model is to be sampled: where that stands, and what stands there by the names of
@@ -305,7 +305,7 @@ class ModelSource(Protocol):
         """How weights are stored, as `config` says; None: as they are."""
 
     def adapted(self, spec: ModelSpec) -> ModelSpec:
-        """What a family has read from `config`, as the weights are stored here."""
+        """Adapt the spec that a family has read to the way the weights are stored here."""
 
     def tokenizer_json(self) -> str:
         """`tokenizer.json`."""
@@ -314,13 +314,13 @@ class ModelSource(Protocol):
         """`tokenizer_config.json`, empty where there is none."""
 
     def chat_templates(self) -> dict[str, str]:
-        """In Jinja, by name: that of "default", and those that are used where their name says."""
+        """Chat templates in Jinja by name: "default", and others for the uses that they name."""
 
     def pooling(self) -> str:
-        """What vector of a text the model was trained for; see `read_pooling`."""
+        """The pooling that the model was trained for; see `read_pooling`."""
 
     def about(self) -> About:
-        """What is told of the model, as its files have it."""
+        """Summarise the model's files."""
 
 
 @dataclass(frozen=True)
@@ -370,12 +370,12 @@ class FolderSource:
 
     @cached_property
     def _pieces(self) -> Vocabulary | None:
-        """What SentencePiece's own file has; None where it is not needed."""
+        """The vocabulary of SentencePiece's own file; None where `tokenizer.json` exists."""
         there = [name for name in TOKENIZERS if (self.path / name).is_file()]
         return read_sentencepiece(self.path / there[0]) if there == [*TOKENIZERS[1:]] else None
 
     def chat_templates(self) -> dict[str, str]:
-        """In files of their own, as transformers saves them, else in `tokenizer_config.json`."""
+        """Read template files as transformers saves them, else `tokenizer_config.json`."""
         own = self.path / "chat_template.jinja"
         files = {file.stem: file for file in self.path.glob(f"{TEMPLATES}/*.jinja")}
         files |= {"default": own} if own.is_file() else {}

@@ -59,7 +59,7 @@ class LayerWeights:
     sinks: torch.Tensor | None = None  # [Nq]
     correction: torch.Tensor | None = None  # float32 [E]
     norm_biases: Mapping[str, torch.Tensor] = field(default_factory=dict)
-    """Those of the norms that have one, [H] each, by the norms' fields."""
+    """Biases [H] by the field of their norm."""
 
     def norm(self, name: str) -> tuple[torch.Tensor | None, torch.Tensor | None]:
         """A norm of the residual stream by its field: weight and bias, None where it has none."""
@@ -73,7 +73,7 @@ class LayerWeights:
         return getattr(self.experts[int(expert)], field)
 
     def products(self) -> Iterator[Weight]:
-        """What this layer multiplies by."""
+        """Weights of this layer's products."""
         found = (getattr(self, name) for name in PRODUCTS)
         yield from (weight for weight in found if weight is not None)
         for expert in self.experts:
@@ -95,7 +95,7 @@ class LayerWeights:
 
 
 class OnDemand(Sequence[Item]):
-    """So many layers or experts, each of which is read, by its number, whenever it is asked for."""
+    """A sequence of layers or experts that reads an item whenever the item is asked for."""
 
     def __init__(self, count: int, read: Callable[[int], Item]) -> None:
         self._count = count
@@ -141,7 +141,7 @@ class ModelWeights:
         return replace(self, layers=layers)
 
     def products(self) -> Iterator[Weight]:
-        """What the decoder multiplies by."""
+        """Weights of all products."""
         for layer in self.layers:
             yield from layer.products()
         if self.head is not None:
@@ -206,7 +206,7 @@ class Part:
         }
 
     def shape_in_stack(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """That of the tensor with as many of this shape as there are experts in it."""
+        """The shape of the stored tensor, which stacks `count` of these where `count` is set."""
         return shape if self.count is None else (self.count, *shape)
 
 
@@ -304,7 +304,7 @@ def _latent_parts(
 def _expert_parts(
     experts: Experts, stacks: str, hidden: int, part: Callable[..., Part]
 ) -> Iterator[tuple[str, Part]]:
-    """What stands in place of an MLP."""
+    """Parts of a mixture of experts, which replaces the MLP."""
     inner, shared, bias = experts.inner_size, experts.shared_size, experts.bias
     yield "router", part("router", (experts.count,), hidden, experts.router_bias)
     if experts.correction:
@@ -350,7 +350,7 @@ def row_order(spec: ModelSpec, name: str) -> list[int] | None:
 
 
 def _latent_order(spec: ModelSpec, latent: Latent, name: str) -> list[int] | None:
-    """What `row_order` says of latent attention, where the last numbers are rotated."""
+    """`row_order` of latent attention, where the last numbers are rotated."""
     attention = spec.attention
     rotated = attention.head_dim - latent.rank
     if not spec.rope.neighbours or name not in ("qkv", "q_up"):
@@ -374,7 +374,7 @@ def _latent_order(spec: ModelSpec, latent: Latent, name: str) -> list[int] | Non
 
 
 def _ungrouped(spec: ModelSpec) -> list[int]:
-    """All queries, keys and values, by their places in groups."""
+    """Rows of all queries, keys and values, by their places in groups."""
     heads, kv_heads, dim = (
         spec.attention.num_heads,
         spec.attention.num_kv_heads,
@@ -388,7 +388,7 @@ def _ungrouped(spec: ModelSpec) -> list[int]:
 
 
 def _turned(spec: ModelSpec, name: str) -> list[int] | None:
-    """What `row_order` says of rotations."""
+    """`row_order` of parts that are rotated."""
     attention, rope = spec.attention, spec.rope
     plain = rope.rotated is None and not rope.neighbours
     if plain or name not in ("qkv", "q_norm", "k_norm"):

@@ -111,7 +111,7 @@ class Ranks(Protocol):
         """The sum of all ranks' parts, of the same bits on every rank."""
 
     def first(self, tensor: torch.Tensor) -> torch.Tensor:
-        """That of rank 0."""
+        """Return rank 0's tensor on every rank."""
 
     @property
     def count(self) -> int:
@@ -164,4 +164,4 @@ BOTH_SUPPORT: Support = {
     **any_value("logit_multiplier", "logit_soft_cap", "parallel"),
     **any_value("names.positions", "learned_positions", "skipped_positions", "labels"),
 }
-"""What both decoders compute. A new feature begins in the table of the decoder that has it."""
+"""Values that both decoders compute. A new feature begins in the table of its decoder."""

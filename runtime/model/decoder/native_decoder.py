@@ -27,14 +27,14 @@ from rootlace.runtime.model.sampling.automaton_table import Mask, addresses_of
 MAX_HEAD_DIM, MAX_CACHED = 256, 1024
 """Of a head, and of what latent attention caches of a token (`src/latent.h`)."""
 SLOTS, DIMS = LANES, 2 * LANES
-"""What blocks and heads of integers are multiples of (`src/kv_codes.h`)."""
+"""Block sizes and head sizes of integer caches are multiples of these (`src/kv_codes.h`)."""
 TABLE_BYTES = 128 << 20
 """Memory for the rotations of all positions; beyond, those of each step are computed."""
 FIND_RUNS = -1
 FLOAT32 = torch.float32
 
 PARTS = ("plan", "elementwise", "linear", "attention")
-"""What `RlStep.nanos` counts."""
+"""Parts of a step that `RlStep.nanos` times."""
 
 
 SUPPORT: Support = {

@@ -35,9 +35,9 @@ from rootlace.runtime.model.lora import Adapter, LowRank
 
 
 PARTS = 3
-"""So many products of unlike weights make up queries, keys and values."""
+"""At most this many products of unlike weights make up queries, keys and values."""
 NORMS = ("input_norm", "attention_out_norm", "post_norm", "mlp_out_norm")
-"""Those of the residual stream, by the fields of `LayerWeights`."""
+"""Norms of the residual stream, by the fields of `LayerWeights`."""
 UNSORTED = ("head", "router", "shared_gate", "experts.")
 """Names, or how they begin, of weights whose activations are not put into another order."""
 
@@ -164,11 +164,11 @@ def _float32(tensor: torch.Tensor | None) -> torch.Tensor | None:
 
 GATED = {"silu": Epilogue.SILU_MUL, "gelu_tanh": Epilogue.GELU_MUL}
 PLAIN = {"relu": Epilogue.RELU, "gelu": Epilogue.GELU, "gelu_tanh": Epilogue.GELU_TANH}
-"""What follows an MLP's first product, by its activation, with a gate and without one."""
+"""Epilogues of an MLP's first product by activation, with a gate and without one."""
 KINDS = frozenset({"dense", *CODES})
 """The kinds of weights that the native kernels multiply by."""
 STEP = 32
-"""So many inputs of a product are multiplied at a time where there are tiles."""
+"""Inputs of a product that the tile unit multiplies at a time."""
 ADAPTED = ("qkv", "output", "gate_up", "down", "q_up")
 """The products that an `RlLowRank` is added to, in its order."""
 
@@ -230,7 +230,7 @@ class NativeWeights:
         """Cache and rotations are still to be set."""
 
     def _adapters(self, adapters: Sequence[Adapter]) -> ctypes.Array[native.LowRank] | None:
-        """What all of them do, adapter by adapter and layer by layer."""
+        """Low-rank products of all adapters, adapter by adapter and layer by layer."""
         layers = [layer for adapter in adapters for layer in adapter.layers]
         if not layers:
             return None

@@ -57,7 +57,7 @@ def _yarn(powers: torch.Tensor, theta: float, given: Mapping[str, Any]) -> torch
     dim, original = 2 * len(powers), given["original_max_position_embeddings"]
 
     def index(turns: float) -> float:
-        """Of the pair that turns so often within the original context."""
+        """Index of the pair that makes `turns` full turns within the original context."""
         return dim * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(theta))
 
     low, high = index(given.get("beta_fast") or 32), index(given.get("beta_slow") or 1)
@@ -109,7 +109,7 @@ _TABULATED_AT_ONCE = 65536
 
 
 def query_factors(growth: tuple[float, int], positions: torch.Tensor) -> torch.Tensor:
-    """What queries at positions [T] are multiplied by (`Attention.growth`), float32 [T]."""
+    """Factors of queries at positions [T] (`Attention.growth`), float32 [T]."""
     beta, length = growth
     return 1 + beta * torch.log(1 + torch.floor(positions / length))
 
@@ -155,7 +155,7 @@ class RotaryEmbedding:
         self._tables: tuple[torch.Tensor, torch.Tensor] | None = None
 
     def _choose_factors(self, requested: int | None, original: int, most: int) -> None:
-        """Of `longrope`; says which set serves all texts where both could."""
+        """Choose `longrope`'s set of factors; log which set serves all texts where both could."""
         if requested is None:
             self.context_length = min(most, original)
         if most <= original:

@@ -95,7 +95,7 @@ class LatentAttention:
         return torch.bmm(latents, values.transpose(1, 2)).transpose(0, 1).flatten(1)
 
     def _up(self, layer: LayerWeights) -> tuple[torch.Tensor, torch.Tensor]:
-        """What makes keys [N, plain, R] and values [N, values, R] of a latent."""
+        """Matrices that make keys [N, plain, R] and values [N, values, R] of a latent."""
         assert layer.kv_up is not None
         matrix = layer.kv_up.matrix.unflatten(0, (self._heads, -1))
         keys, values = matrix.split((self._latent.plain, self._latent.values), dim=1)
@@ -172,7 +172,7 @@ class Mixture:
 
 
 def _among(tokens: torch.Tensor, groups: Groups) -> Groups:
-    """Which of the rows that are these tokens go through each adapter."""
+    """Map each adapter to those of the rows `tokens` that go through the adapter."""
     return [(number, torch.isin(tokens, rows).nonzero()[:, 0]) for number, rows in groups]
 
 
@@ -198,7 +198,7 @@ def _best(ranked: torch.Tensor, count: int) -> torch.Tensor:
 
 
 def _in_best_groups(ranked: torch.Tensor, experts: Experts) -> torch.Tensor:
-    """What experts are ranked by, with -inf for those whose group does not count."""
+    """Set the ranks of experts outside the best groups to -inf."""
     grouped = ranked.unflatten(1, (experts.groups, -1))
     best = grouped.topk(experts.best_of_group, dim=-1).values.sum(dim=-1)
     counts = torch.zeros_like(best, dtype=torch.bool)
@@ -239,7 +239,7 @@ SUPPORT: Support = {
     **BOTH_SUPPORT,
     **any_value("attention.head_dim", "attention.scale"),
 }
-"""What this decoder, with its loader and rotations, can compute."""
+"""Values that this decoder, with its loader and rotations, computes."""
 GATED = ("silu", "gelu_tanh")
 PLAIN = ("relu", "gelu", "gelu_tanh")
 
@@ -250,7 +250,7 @@ def why_not(spec: ModelSpec) -> str | None:
 
 
 def _unfit(spec: ModelSpec) -> str | None:
-    """Which of a spec's values, each of them known, are not known together."""
+    """Name spec values that the decoder knows singly, but not together."""
     placement, activation = spec.norm.placement, spec.mlp.activation
     if (placement == "once") != spec.parallel and (placement != "before"):
         return f"norm.placement {placement!r} is not known with parallel {spec.parallel}"
@@ -414,7 +414,7 @@ class Decoder:
         self._capped(self._kernels.linear(hidden, self._weights.head, out))
 
     def _capped(self, logits: torch.Tensor) -> torch.Tensor:
-        """What the spec does to logits, in place."""
+        """Multiply and cap logits in place, as the spec says."""
         logits = _scaled(logits, self._spec.logit_multiplier)
         cap = self._spec.logit_soft_cap
         return logits.div_(cap).tanh_().mul_(cap) if cap else logits
@@ -436,7 +436,7 @@ class Decoder:
         return found
 
     def _query_factors(self, step: StepInput) -> torch.Tensor | None:
-        """What queries are multiplied by, [T, 1, 1]."""
+        """Factors of the queries, [T, 1, 1]; None: queries stay as they are."""
         growth = self._spec.attention.growth
         if growth is None:
             return None

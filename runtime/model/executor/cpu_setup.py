@@ -1,4 +1,4 @@
-"""What a model on a CPU is computed with: the native kernels where they can be had."""
+"""Set a model up on a CPU: with the native kernels where they can be had."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def on_cpu(setup: ModelSetup, weight_cache: WeightCache | None = None) -> Loaded
         return LoadedModel(forward, pool, kernels, context_length, names, packed.damage)
     if executor.threads is not None:
         torch.set_num_threads(executor.threads)
-    kernels = REFERENCE if config.spec.foreign is None else _beside_torch(setup)
+    kernels = REFERENCE if config.spec.transformers is None else _beside_torch(setup)
     decoder, inputs = setup.decoder(kernels), setup.inputs(kernels)
     pool = _pool(setup)
     found = ReferenceForward(decoder, kernels, inputs, pool)
@@ -152,7 +152,7 @@ def why_not_native(
     config: ModelConfig, kv_dtype: torch.dtype, block_size: int, ranks: int = 1
 ) -> str | None:
     """Why the native kernels cannot run a model, on so many ranks; None if they can."""
-    if config.spec.foreign is not None:
+    if config.spec.transformers is not None:
         return "transformers' modules compute with torch"
     codes = config.quantisation.codes if config.quantisation is not None else frozenset()
     unknown = " or ".join(sorted(codes - KINDS))
@@ -190,7 +190,7 @@ def _library(setup: ModelSetup) -> ctypes.CDLL | None:
         except NativeUnavailable as error:
             reason = str(error)
     check_without_native(executor.kernels, reason)
-    if config.spec.foreign is None:
+    if config.spec.transformers is None:
         log.warning("the reference kernels run, which are slower than native ones: %s", reason)
     return None
 

@@ -112,7 +112,7 @@ class GraphCounters:
     """Launches of graphs."""
     dropped: int = 0
     failed: int = 0
-    """What could not be captured; it is launched kernel by kernel for good."""
+    """Pieces of work that cannot be captured; they are launched kernel by kernel for good."""
     seconds: float = 0.0
     """Spent on capturing."""
 
@@ -146,7 +146,7 @@ class Graphs:
         return key in self._replays
 
     def missing(self, keys: Iterable[Hashable]) -> list[Hashable]:
-        """Those that might be captured and are not."""
+        """List the keys that can be captured and are not yet."""
         if not self.enabled:
             return []
         return [key for key in keys if key not in self._replays and key not in self._never]

@@ -77,13 +77,13 @@ class DeviceStep:
     sampling: SamplingPlan | None = None
     """Host work of sampling, where it was done before the forward pass was launched."""
     hidden: torch.Tensor | None = None
-    """Of prompt tokens to be scored."""
+    """Hidden states of the prompt tokens to be scored."""
     pooled: list[torch.Tensor] = field(default_factory=list)
     targets: torch.Tensor | None = None
     samples: Sequence[SampleRow] = ()
     fetched: Callable[[], list[np.ndarray]] | None = None
     parts: list[str] = field(default_factory=list)
-    """What each of the fetched tensors is."""
+    """The name of each fetched tensor."""
     error: Exception | None = None
 
 
@@ -338,7 +338,7 @@ class DeviceSteps:
         step.pooled = []
 
     def _sample(self, step: DeviceStep, samples: Sequence[SampleRow]) -> None:
-        """From logits that are there; if they are padded, by a graph if there is one."""
+        """Sample from the step's logits; from padded ones by a captured graph where one exists."""
         rows = step.rows
         sampling = step.sampling or self._sampler.plan(samples, rows or len(samples))
         if rows and sampling.kind is not None:
@@ -400,7 +400,7 @@ class DeviceSteps:
         self._decoder.write_logits(hidden, self._logits[: staged.bucket.rows])
 
     def _remember(self, sampling: SamplingPlan) -> None:
-        """What graphs are prepared for: the kinds used last."""
+        """Remember a kind of sampling, for which graphs are then prepared."""
         self._kinds.pop(sampling.kind, None)
         self._kinds[sampling.kind] = sampling
         if len(self._kinds) > PREPARED_KINDS:

@@ -83,7 +83,7 @@ def on_gpu(model: GpuModel, limits: StepLimits) -> tuple[DeviceSteps, torch.Tens
     # Which experts a step has, the host must know, and transformers' modules may have any:
     # no graph can be captured of that.
     spec = setup.config.spec
-    graphs = executor.cuda_graphs and spec.experts is None and spec.foreign is None
+    graphs = executor.cuda_graphs and spec.experts is None and spec.transformers is None
     most_graphs = KINDS * len(decode_buckets(limits.max_rows)) if graphs else 0
     with cuda.work():
         try:
@@ -148,7 +148,7 @@ def _steps(
 
 
 def _step_bytes(model: GpuModel, cuda: CudaDevice, limits: StepLimits) -> int:
-    """What steps take at their peak, with all that is kept for them, without the KV pool."""
+    """Measure the peak memory of steps and of their buffers, without the KV pool."""
     setup, block_size = model.setup, model.setup.cache.block_size
     plans, blocks = trial_steps(
         setup.config.spec.vocab_size,

@@ -1,4 +1,4 @@
-"""What a configuration may not ask for, of this model or on this machine."""
+"""Refuse configurations that do not fit the model or the machine; divide a machine's cores."""
 
 from __future__ import annotations
 
@@ -83,13 +83,14 @@ def _device(executor: ExecutorConfig, replica: int, replicas: int) -> str:
 def check_computable(config: ModelConfig) -> None:
     """Raises `UnsupportedModel` for a model that no decoder runs."""
     reason = torch_decoder.why_not(config.spec)
-    if config.spec.foreign is None and reason is not None:
+    if config.spec.transformers is None and reason is not None:
         raise UnsupportedModel(f"{config.file}: {reason}")
 
 
 def check_options(config: ModelConfig, executor: ExecutorConfig) -> None:
     """Raises `InvalidRequest` for what is not done to models that transformers runs."""
-    if config.spec.foreign is None:
+    modules = config.spec.transformers
+    if modules is None:
         return
     asked = {
         "quantize": executor.quantize != "none",
@@ -98,8 +99,7 @@ def check_options(config: ModelConfig, executor: ExecutorConfig) -> None:
     }
     for name in (name for name, given in asked.items() if given):
         raise InvalidRequest(
-            f"{name} is not supported for {config.spec.foreign.architecture}, which transformers' "
-            "modules run"
+            f"{name} is not supported for {modules.architecture}, which transformers' modules run"
         )
 
 
@@ -207,7 +207,7 @@ def _smaller(
     cache: CacheConfig,
     head_apart: bool,
 ) -> Iterator[tuple[str, int]]:
-    """What can be chosen instead, and the bytes that it needs: first what changes no number."""
+    """Choices that need less memory, with their bytes: first those that change no number."""
 
     def needed(kind: torch.dtype, other: ExecutorConfig, blocks: CacheConfig) -> int:
         weights = weight_bytes(config, kind, other.quantize, head_apart=head_apart)
@@ -223,7 +223,7 @@ def _smaller(
             yield "kv_dtype int4", needed(dtype, replace(executor, kv_dtype="int4"), cache)
     if dtype == torch.float32:
         yield "dtype bfloat16", needed(torch.bfloat16, executor, cache)
-    ours = config.spec.foreign is None
+    ours = config.spec.transformers is None
     if ours and config.quantisation is None and executor.quantize != "int4":
         if executor.quantize == "none":
             yield "quantize int8", needed(dtype, replace(executor, quantize="int8"), cache)

@@ -207,7 +207,7 @@ class ModelRunner:
 
 
 def chosen_device(name: str) -> torch.device:
-    """What `ExecutorConfig.device` means here. Raises `InvalidRequest`."""
+    """The device that `ExecutorConfig.device` names. Raises `InvalidRequest`."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     try:

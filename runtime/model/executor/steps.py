@@ -53,12 +53,12 @@ class ModelSetup:
     def decoder(self, kernels: KernelSet) -> StepDecoder:
         """Read the weights of a model that our torch decoder or transformers' modules run."""
         config, dtype, device, rotary = self.config, self.dtype, self.device, self.rotary
-        if config.spec.foreign is not None:
+        if config.spec.transformers is not None:
             # Only here: no other model should wait for transformers to be imported.
-            from rootlace.runtime.model.transformers_backend.loading import load_foreign
+            from rootlace.runtime.model.transformers_backend.loading import load_transformers
 
-            return load_foreign(
-                *(config, config.spec.foreign, dtype, device, rotary, kernels, self.kv_dtype),
+            return load_transformers(
+                *(config, config.spec.transformers, dtype, device, rotary, kernels, self.kv_dtype),
                 self.progress,
             )
         weights = self.weights().resident()
@@ -66,7 +66,7 @@ class ModelSetup:
         return Decoder(config.spec, weights, kernels, scales, self.adapters, self.ranks)
 
     def inputs(self, kernels: KernelSet) -> StepInputBuilder:
-        """What makes a decoder's input of plans."""
+        """Build the maker of decoder inputs."""
         block_size = self.cache.block_size
         return StepInputBuilder(
             self.config.spec, kernels, self.rotary, block_size, self.dtype, self.device

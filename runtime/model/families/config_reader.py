@@ -85,7 +85,7 @@ ONLY: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Kind:
-    """What values a key may have."""
+    """A kind of values that a key may have, and its name in messages."""
 
     words: str
     fits: Callable[[Any], bool]
@@ -119,7 +119,7 @@ REQUIRED: Any = object()
 
 
 def _cut(text: str, most: int = 100) -> str:
-    """What a message has of a text that may be long."""
+    """Cut a long text for a message."""
     return text if len(text) <= most else text[:most] + "..."
 
 
@@ -143,7 +143,7 @@ class ConfigReader:
         return view
 
     def name(self, key: str) -> str:
-        """What the file calls a key."""
+        """The file's name for a key."""
         return self._names.get(key, key)
 
     def get(self, key: str, kind: Kind, default: Any = REQUIRED) -> Any:

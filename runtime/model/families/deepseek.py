@@ -30,7 +30,7 @@ from rootlace.runtime.model.families.spec import (
 )
 
 NORM_EPS = 1e-6
-"""Of the norms of latents, whatever that of the others is."""
+"""Epsilon of the norms of latents; other norms may have another one."""
 NAMES = LLAMA.with_parts(
     qkv=("self_attn.q_a_proj", "self_attn.kv_a_proj_with_mqa"),
     q_norm="self_attn.q_a_layernorm",
@@ -123,7 +123,7 @@ def _attention(config: ConfigReader, rotated: int, rope: Rope) -> Attention:
 
 
 def _growth(rope: Rope) -> float:
-    """What YaRN multiplies queries and keys by, besides what it does to cos and sin."""
+    """YaRN's factor of queries and keys, besides that of cos and sin."""
     weight = rope.parameters.get("mscale_all_dim")
     if rope.kind != "yarn" or not weight:
         return 1.0

@@ -46,13 +46,13 @@ PLAIN_ACTIVATIONS: dict[str, Activation] = {
     "gelu_fast": "gelu_tanh",
     "relu": "relu",
 }
-"""Those of MLPs without a gate."""
+"""Activations of MLPs without a gate."""
 WINDOW = 4096
 """The sliding window of a file that does not say, in all families that have one."""
 
 
 COUNT_KEYS = ("num_experts", "num_local_experts", "n_routed_experts")
-"""What files call the number of experts."""
+"""Keys for the number of experts."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -187,7 +187,7 @@ def divided_heads(config: ConfigReader) -> None:
 
 
 def no_rope(config: ConfigReader) -> Rope:
-    """That of a family without rotation."""
+    """Rotate nothing: for a family with learned positions."""
     return Rope("default", {"rope_theta": 1e4}, unrotated_layers=tuple(range(config.layers())))
 
 
@@ -485,7 +485,7 @@ def _kind(
 def _named_kind(
     config: ConfigReader, where: str, parameters: dict[str, Any], kinds: Mapping[str, str]
 ) -> tuple[str, str]:
-    """What the file calls the rope type, and which it is. `type` is the older key."""
+    """The file's name for the rope type, and the type. `type` is the older key."""
     names = [parameters[key] for key in ("rope_type", "type") if key in parameters] or ["default"]
     for name in names:
         if not TEXT.fits(name):
@@ -535,7 +535,7 @@ def _check(
 
 
 def _of_attn_factor(parameters: dict[str, Any]) -> str:
-    """What to write for a key that other programs multiply YaRN's own factor by."""
+    """Advise on `attn_factor`, by which other programs multiply YaRN's own factor."""
     share: Any = parameters["attn_factor"]
     factor: Any = parameters.get("factor")
     meant = ""

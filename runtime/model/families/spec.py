@@ -259,7 +259,7 @@ class WeightNames:
 
 
 @dataclass(frozen=True)
-class Foreign:
+class TransformersModules:
     """Layers, embedding and head that are transformers' own modules, of the class `architecture`,
     with `numbers` parameters. A head has keys of `key_size` numbers and values of `value_size`; the
     cache has room for the larger. `norm`, `mlp`, `rope` and `names` of the spec then say nothing,
@@ -282,7 +282,7 @@ class ModelSpec:
     stream as attention found it, and both outputs are added to that. `learned_positions`: a row
     for each of so many positions is added to the embedding; in the checkpoint it stands behind
     `skipped_positions` others. `labels`: the head gives so many scores of a text instead of logits
-    of tokens; 0: there is no head. `foreign`: somebody else's modules compute the layers.
+    of tokens; 0: there is no head. `transformers`: its modules compute the layers.
     """
 
     vocab_size: int
@@ -305,7 +305,7 @@ class ModelSpec:
     learned_positions: int = 0
     skipped_positions: int = 0
     labels: int | None = None
-    foreign: Foreign | None = None
+    transformers: TransformersModules | None = None
 
     @property
     def head_rows(self) -> int:

@@ -67,7 +67,7 @@ def with_head(spec: ModelSpec, architecture: str, config: ConfigReader) -> Model
 
 
 def _without_logits(spec: ModelSpec, names: WeightNames, labels: int) -> ModelSpec:
-    """What is done to logits of tokens is not done to scores of labels."""
+    """Remove the multiplier and the cap of logits: scores of labels have neither."""
     return replace(
         spec,
         names=names,
@@ -107,7 +107,7 @@ def _bare(names: WeightNames) -> WeightNames | None:
 
 
 @dataclass(frozen=True)
-class Text:
+class TextModel:
     """A text model: a family's architecture and `model_type`, and what it has where the file does
     not say, as published files do not where a size is transformers' default."""
 
@@ -130,13 +130,13 @@ def _sizes(
     }
 
 
-_LLAMA = Text("LlamaForCausalLM", "llama", _sizes(32000, 4096, 11008, 32, 32, 2048))
-_MISTRAL = Text("MistralForCausalLM", "mistral", _sizes(32000, 4096, 14336, 32, 32, 131072))
-_MINISTRAL3 = Text(
+_LLAMA = TextModel("LlamaForCausalLM", "llama", _sizes(32000, 4096, 11008, 32, 32, 2048))
+_MISTRAL = TextModel("MistralForCausalLM", "mistral", _sizes(32000, 4096, 14336, 32, 32, 131072))
+_MINISTRAL3 = TextModel(
     "Ministral3ForCausalLM", "ministral3", _sizes(131072, 4096, 14336, 34, 32, 262144)
 )
-_QWEN2 = Text("Qwen2ForCausalLM", "qwen2", _sizes(151936, 4096, 22016, 32, 32, 32768))
-_QWEN2_VL = Text(
+_QWEN2 = TextModel("Qwen2ForCausalLM", "qwen2", _sizes(151936, 4096, 22016, 32, 32, 32768))
+_QWEN2_VL = TextModel(
     "Qwen2ForCausalLM",
     "qwen2",
     _sizes(
@@ -149,15 +149,15 @@ _QWEN2_VL = Text(
         eos_token_id=151645,
     ),
 )
-_QWEN3_VL = Text(
+_QWEN3_VL = TextModel(
     "Qwen3ForCausalLM",
     "qwen3",
     _sizes(151936, 4096, 22016, 32, 32, 128000, rope_theta=5e5),
 )
-_GEMMA3 = Text("Gemma3ForCausalLM", "gemma3_text", _sizes(262208, 2304, 9216, 26, 8, 131072))
+_GEMMA3 = TextModel("Gemma3ForCausalLM", "gemma3_text", _sizes(262208, 2304, 9216, 26, 8, 131072))
 _LLAVA = {"llama": _LLAMA, "mistral": _MISTRAL, "qwen2": _QWEN2}
 _IDEFICS = {"llama": _LLAMA}
-WHOLES: dict[str, Mapping[str, Text]] = {
+WHOLES: dict[str, Mapping[str, TextModel]] = {
     "Gemma3ForConditionalGeneration": {"gemma3_text": _GEMMA3},
     "Idefics3ForConditionalGeneration": _IDEFICS,
     "LlavaForConditionalGeneration": _LLAVA,

@@ -139,7 +139,7 @@ def adapted(file: GgufFile, spec: ModelSpec) -> ModelSpec:
 
 
 def _names(file: GgufFile, architecture: Architecture) -> WeightNames:
-    """What the tensors are called; what is joined in the first layer is so in all."""
+    """Name the tensors; parts that the first layer joins are joined in all layers."""
 
     def joined(one: str, *several: str) -> tuple[str, ...]:
         return several if f"blk.0.{several[0]}.weight" in file.tensors else (one,)
@@ -245,7 +245,7 @@ _SAMPLING = "general.sampling."
 """What the keys begin with that recommend how to sample (llama.cpp reads them since 2025-11)."""
 
 MIXES = {14: "Q4_K_S", 15: "Q4_K_M", 16: "Q5_K_S", 17: "Q5_K_M"}
-"""What files with tensors of several types are called, by `general.file_type`."""
+"""Names of mixed files by `general.file_type`."""
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ from rootlace.wire.errors import UnsupportedModel
 
 
 _LENGTH = struct.Struct("<Q")
-"""What stands before a text."""
+"""The length that precedes a text."""
 
 
 class Cursor:
@@ -84,7 +84,7 @@ class Cursor:
             self.refuse(f"{what} is not UTF-8: {error}", at)
 
     def texts(self, count: int, what: str) -> list[str]:
-        """So many texts, as `text` reads them: a vocabulary has hundreds of thousands."""
+        """Read `count` texts, as `text` does: a vocabulary has hundreds of thousands."""
         self.expect(_LENGTH.size * count, what)
         data = self._data
         found: list[str] = []
@@ -103,7 +103,7 @@ class Cursor:
         return found
 
     def numbers(self, form: str, count: int, what: str) -> array[int] | array[float]:
-        """So many numbers of the type that `struct` calls `form`, as many bytes as in the file."""
+        """Read `count` numbers of the `struct` type `form`, as many bytes as in the file."""
         size = struct.calcsize(f"<{form}")
         data = self.take(size * count, what)
         found: array[int] | array[float] = array(form)
@@ -163,7 +163,7 @@ TYPES: dict[int, TensorType] = {
     40: TensorType("NVFP4", 64, 36),
     41: TensorType("Q1_0", 128, 18),
 }
-"""By the number that a file has for each. Which of them can be multiplied by, `tensors` says."""
+"""Tensor types by their number in a file; `CODES` lists those that products can use."""
 
 
 # Values -------------------------------------------------------------------------------------------
@@ -181,7 +181,7 @@ _BOOL, _TEXT, _LIST = 7, 8, 9
 
 
 def read_metadata(cursor: Cursor, count: int) -> dict[str, Value]:
-    """So many keys and values."""
+    """Read `count` keys and their values."""
     found: dict[str, Value] = {}
     for index in range(count):
         at = cursor.at
@@ -236,7 +236,7 @@ _VERSIONS = (2, 3)
 _DIMENSIONS = 4
 _MOST_NUMBERS = 1 << 48
 _ALIGNMENT = 32
-"""What tensors are aligned to in a file that does not say."""
+"""Alignment of tensors in a file that does not state one."""
 _TABLE_ENTRY = 8 + 4 + 8 + 4 + 8
 """Bytes that a tensor takes in the table, at least."""
 _METADATA_ENTRY = 8 + 4 + 1
@@ -308,7 +308,7 @@ class GgufFile:
 
 @dataclass(frozen=True)
 class _Part:
-    """One file."""
+    """One file of a model, which may be split into several."""
 
     path: Path
     metadata: dict[str, Value]
@@ -355,7 +355,7 @@ class _Part:
 
 
 @dataclass(frozen=True)
-class _Place:
+class _TableEntry:
     """An entry of the table, at byte `at` of the file; `offset` counts from where tensors begin."""
 
     name: str
@@ -392,7 +392,7 @@ def _header(cursor: Cursor) -> tuple[int, int]:
     return cursor.u64("the number of tensors"), cursor.u64("the number of metadata keys")
 
 
-def _place(cursor: Cursor, index: int, alignment: int) -> _Place:
+def _place(cursor: Cursor, index: int, alignment: int) -> _TableEntry:
     at = cursor.at
     name = cursor.text(f"the name of tensor {index}")
     dimensions = cursor.u32(f"the dimensions of {name!r}")
@@ -412,7 +412,7 @@ def _place(cursor: Cursor, index: int, alignment: int) -> _Place:
     if offset % alignment or offset > _MOST_NUMBERS:
         cursor.refuse(f"{name!r} lies at {offset}, which is no multiple of {alignment}", at)
     size = numbers // kind.numbers * kind.bytes
-    return _Place(name, at, kind, tuple(reversed(sizes)), offset, size)
+    return _TableEntry(name, at, kind, tuple(reversed(sizes)), offset, size)
 
 
 def _names(path: Path, count: int) -> list[Path]:

@@ -79,7 +79,7 @@ _MARKER = re.compile(r"<(?!0x)[^<>\s]+>|\[[A-Z_/]+\]")
 
 
 class Kind(IntEnum):
-    """What a token is."""
+    """Kinds of tokens, by GGUF's numbers."""
 
     NORMAL = 1
     UNKNOWN = 2
@@ -362,7 +362,7 @@ PATTERNS: dict[str, tuple[str, ...]] = {
 WHOLE = frozenset(
     ("llama3", "llama-v3", "llama-bpe", "falcon3", "pixtral", "lfm2", "tekken", "glm4")
 )
-"""Those whose pieces, where they are tokens, stay whole, whatever merges there are."""
+"""Pre-tokenizers that keep a piece whole where the piece is a token, whatever the merges."""
 
 
 # Tokenizer ----------------------------------------------------------------------------------------

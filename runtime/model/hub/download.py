@@ -108,7 +108,7 @@ class Snapshot:
 
     @property
     def listed(self) -> frozenset[str] | None:
-        """All files that the commit has on the hub; None where that is not known."""
+        """Files that the commit has on the hub; None where the listing is not known."""
         try:
             return frozenset(json.loads(listing_file(self.folder).read_text("utf-8")))
         except (OSError, ValueError, TypeError):
@@ -139,12 +139,12 @@ class Snapshot:
 
 
 def listing_file(snapshot: Path) -> Path:
-    """What a snapshot's commit has on the hub is kept here, beside what the hub's tools keep."""
+    """The file that remembers which files a snapshot's commit has on the hub."""
     return snapshot.parent.parent / "rootlace" / f"{snapshot.name}.json"
 
 
 def snapshots(cache: Path | None = None) -> list[Snapshot]:
-    """All that are in the folder `cache` (None: the one that the hub's tools use)."""
+    """List the snapshots in the folder `cache` (None: the one that the hub's tools use)."""
     from huggingface_hub import constants, scan_cache_dir
     from huggingface_hub.errors import CacheNotFound
 
@@ -186,7 +186,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Stored:
+class HubFile:
     """A file as the hub has it. `sha256`: of large files alone."""
 
     size: int
@@ -278,7 +278,7 @@ class Hub:
         shards = index_files(here.folder / first) if indexed else []
         return [CONFIG, tokenizer_file(there), first, *shards]
 
-    def _listing(self, name: HubName) -> tuple[str, dict[str, Stored]]:
+    def _listing(self, name: HubName) -> tuple[str, dict[str, HubFile]]:
         """The commit that the hub has under this name, and its files."""
         from huggingface_hub import HfApi, errors
 
@@ -293,13 +293,13 @@ class Hub:
         except Exception as error:  # its HTTP client's own differ between its versions
             raise self._failure(name, error) from error
         files = {
-            one.rfilename: Stored(one.size or 0, one.lfs.sha256 if one.lfs else None)
+            one.rfilename: HubFile(one.size or 0, one.lfs.sha256 if one.lfs else None)
             for one in info.siblings or ()
         }
         return str(info.sha), files
 
     def _take(
-        self, name: HubName, commit: str, stored: dict[str, Stored], files: Sequence[str]
+        self, name: HubName, commit: str, stored: dict[str, HubFile], files: Sequence[str]
     ) -> Path:
         """The path of the first of these files in the cache; those that are not there are
         downloaded and checked."""
@@ -363,7 +363,7 @@ class Hub:
             )
 
     def _failure(self, name: HubName, error: Exception) -> RootlaceError:
-        """What the hub's client raised, as an error of ours."""
+        """Turn an exception of the hub's client into a typed error."""
         from huggingface_hub import errors
 
         why = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
@@ -389,7 +389,7 @@ class Hub:
         return ServerUnavailable(f"{name}: the Hugging Face hub cannot be reached: {why}")
 
 
-def _remember(name: HubName, snapshot: Path, stored: dict[str, Stored], *, whole: bool) -> None:
+def _remember(name: HubName, snapshot: Path, stored: dict[str, HubFile], *, whole: bool) -> None:
     """For when the hub is not asked: which commit this is, and what the hub has of it. One that is
     not `whole` here does not take the place of one that may be."""
     revision = name.revision or "main"
@@ -401,7 +401,7 @@ def _remember(name: HubName, snapshot: Path, stored: dict[str, Stored], *, whole
 
 
 def _write(file: Path, text: str) -> None:
-    """All at once, unless it says so already."""
+    """Write the file at once, unless it has this text already."""
     if file.is_file() and file.read_text("utf-8") == text:
         return
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -410,7 +410,7 @@ def _write(file: Path, text: str) -> None:
     other.replace(file)
 
 
-def _check(name: HubName, path: Path, stored: Stored) -> None:
+def _check(name: HubName, path: Path, stored: HubFile) -> None:
     """A file that was cut short or changed on its way is not kept."""
     with path.open("rb") as opened:
         found = hashlib.file_digest(opened, "sha256").hexdigest()

@@ -35,7 +35,7 @@ class HubName:
 
     @classmethod
     def parse(cls, text: str) -> HubName | None:
-        """None where `text` cannot be such a name."""
+        """Parse a name; None where `text` cannot be one."""
         found = _NAME.fullmatch(text)
         return None if found is None else cls(**found.groupdict())
 
@@ -57,7 +57,7 @@ ABOUT = (
     "additional_chat_templates/tool_use.jinja",
     *POOLING_FILES,
 )
-"""What else is read of a folder beside its weights, where it is there."""
+"""Further files that are read where a repository has them."""
 
 USUAL = "Q4_K_M"
 """The GGUF format that is taken where none is named and several are there."""
@@ -90,7 +90,7 @@ def gguf_files(name: HubName, files: Collection[str]) -> list[str]:
 
 
 def gguf_models(files: Collection[str]) -> dict[str, list[str]]:
-    """By name without number and ending, the files of each; projectors of images are no models."""
+    """Map each model, by its name without part number and ending, to its files; no projectors."""
     found: dict[str, list[str]] = {}
     for file in sorted(files):
         if file.endswith(".gguf") and "mmproj" not in file:
@@ -123,7 +123,7 @@ def weight_files(name: HubName, files: Collection[str], allow_pickle: bool = Fal
 
 
 def _matching(wanted: str, stems: Collection[str]) -> list[str]:
-    """By the file's name; else by the format; else by what the name ends with, as `UD-Q4_K_XL`."""
+    """Match the file's name, else its format, else the end of its name, as `UD-Q4_K_XL`."""
     last = {stem: stem.rpartition("/")[2].lower() for stem in stems}
     for found in (
         [stem for stem in stems if last[stem] == wanted],

@@ -92,7 +92,7 @@ class PackagedModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def packaged_models() -> dict[str, PackagedModel]:
-    """By name: ours, and what installed packages offer.
+    """List models by name: those of `packaged.toml` and those that installed packages offer.
 
     An entry point of the group `rootlace.models` names a file of its package, in the form of
     `packaged.toml`: `any-label = my_package:models.toml` is `my_package/models.toml`. A file that
@@ -392,7 +392,7 @@ def _file_of(distribution: metadata.Distribution, name: str) -> Path | None:
 
 
 def _recorded_sha256(distribution: metadata.Distribution, name: str) -> str | None:
-    """What the package's RECORD says of a file."""
+    """Read the sha256 of a file from the package's RECORD."""
     for file in distribution.files or ():
         if file.as_posix() == name and file.hash is not None and file.hash.mode == "sha256":
             value = file.hash.value
@@ -457,7 +457,7 @@ def local_model(given: str | Path, *, weights: bool = True, allow_pickle: bool =
 
 
 def known_name(given: str | Path) -> str:
-    """What clients call a model that was named so: the name itself; of a path nothing is known."""
+    """The name that clients use for a model: the given name; "" for a path."""
     if _packaged(given) is not None:
         return str(given)
     name = _hub_name(given)

@@ -37,7 +37,7 @@ def kv_identity(runner: ModelRunner, executor: ExecutorConfig, cache: CacheConfi
         native.load() if runner.kernels == "native" else None,
         runner.dtype,
         *(executor.quantize, executor.product_paths, executor.kv_dtype, runner.kernels, name),
-        version("transformers") if config.spec.foreign is not None else "",
+        version("transformers") if config.spec.transformers is not None else "",
         *map(str, (cache.block_size, runner.context_length, tuple(runner.kv_cache.shape[3:]))),
     )
     return hashlib.blake2b(key.encode(), digest_size=32).digest()
@@ -81,7 +81,7 @@ class BlockMover:
 
     @property
     def block_bytes(self) -> int:
-        """Of a block over all layers, keys and values."""
+        """Bytes of a block over all layers, keys and values."""
         return self._planes.shape[0] * self._planes.shape[2]
 
     @torch.inference_mode()

@@ -212,7 +212,7 @@ FULL_CONTEXTS = 64
 UINT4: torch.dtype = torch.uint4  # type: ignore[attr-defined]
 STORED = {"fp8_e4m3": torch.float8_e4m3fn, "int8": torch.uint8, "int4": UINT4}
 BITS = {torch.uint8: 8, UINT4: 4}
-"""Of the integers in a cache of these types."""
+"""Bits of the integers in a cache of these types."""
 
 
 def storage_dtype(kv_dtype: KVDtype, dtype: torch.dtype) -> torch.dtype:
@@ -221,7 +221,7 @@ def storage_dtype(kv_dtype: KVDtype, dtype: torch.dtype) -> torch.dtype:
 
 
 def codes(attention: Attention, dtype: torch.dtype) -> KVCodes | None:
-    """What integers a cache of `dtype` holds; None: it holds others than integers."""
+    """The integers that a cache of `dtype` holds; None: the cache holds floats."""
     bits = BITS.get(dtype)
     return None if bits is None else KVCodes(bits, attention.num_kv_heads)
 
@@ -236,7 +236,7 @@ def block_bytes(config: ModelConfig, block_size: int, dtype: torch.dtype) -> int
 
 
 def bytes_per_number(attention: Attention, dtype: torch.dtype) -> float:
-    """Of a key or value in a cache of `dtype`, with its share of the scales."""
+    """Bytes of one number of a key or value in a cache of `dtype`, its share of scales included."""
     slot, element = _slot(attention, dtype)
     return math.prod(slot) * element.itemsize / (attention.num_kv_heads * attention.head_dim)
 

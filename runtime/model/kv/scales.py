@@ -71,7 +71,7 @@ def kv_scales(
 
 
 def stored_scales(config: ModelConfig, device: torch.device) -> tuple[KVScales, ...] | None:
-    """What the checkpoint says; None where it says nothing (or the folder has no checkpoint)."""
+    """Scales stored in the checkpoint; None where it has none, or there is no checkpoint."""
     if not has_weights(config.path, config.allow_pickle):
         return None
     checkpoint = Checkpoint(config.path, config.allow_pickle)

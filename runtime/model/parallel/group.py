@@ -37,7 +37,7 @@ FIELDS: tuple[tuple[str, type[np.integer]], ...] = (
     ("duplicate_slots", np.int64),
     ("adapters", np.int32),
 )
-"""Of a plan, in this order, behind their shapes; `WANTED` behind them."""
+"""Arrays of a plan in the order of the message: shapes first, `WANTED` last."""
 WANTED = np.int64
 AXES = 2
 """Numbers that say an array's shape; the second is 0 for a vector."""
@@ -74,7 +74,7 @@ def decode(numbers: np.ndarray) -> StepPlan:
 
 
 def _are_rows() -> list[bool]:
-    """Which arrays have two axes."""
+    """Say for each array whether it has two axes."""
     return [name in ("block_tables", "copies") for name, _ in FIELDS] + [False]
 
 
@@ -147,7 +147,7 @@ class Group:
         return wide.to(part.dtype)
 
     def first(self, tensor: torch.Tensor) -> torch.Tensor:
-        """That of rank 0."""
+        """Return rank 0's tensor on every rank."""
         group, tensor = self._gpus or self._host, tensor.contiguous()
         group.broadcast([_bytes(tensor)], self._first()).wait()
         return tensor

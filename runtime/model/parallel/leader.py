@@ -121,9 +121,9 @@ class WorkerConfig(msgspec.Struct, frozen=True):
     log_format: Literal["text", "json"] = "text"
 
 
-class Said(msgspec.Struct, frozen=True):
+class WorkerMessage(msgspec.Struct, frozen=True):
     """A worker's line on its standard output: that it loads its weights or has loaded them, or why
-    not, as `Said(error's code, message)`."""
+    not, as `WorkerMessage(error's code, message)`."""
 
     what: str
     message: str = ""
@@ -152,7 +152,7 @@ class Workers:
         """Raises the typed error that a worker gave, or `ServerUnavailable` for one that ended
         without, or stopped."""
         for rank, process in self._ranks.items():
-            said = Said(LOADING)
+            said = WorkerMessage(LOADING)
             while said.what == LOADING:
                 said = _next_of(rank, process)
             if said.what != LOADED:
@@ -165,7 +165,7 @@ class Workers:
                 raise ExecutorLost(f"rank {rank} ended with code {process.returncode}")
 
     def pids(self) -> list[int]:
-        """For tests and tools."""
+        """Process ids of the ranks, for tests and tools."""
         return [process.pid for process in self._ranks.values()]
 
     def close(self) -> None:
@@ -179,7 +179,7 @@ class Workers:
                     pipe.close()
 
 
-def _next_of(rank: int, process: subprocess.Popen[bytes]) -> Said:
+def _next_of(rank: int, process: subprocess.Popen[bytes]) -> WorkerMessage:
     assert process.stdout is not None
     with selectors.DefaultSelector() as selector:
         selector.register(process.stdout, selectors.EVENT_READ)
@@ -190,7 +190,7 @@ def _next_of(rank: int, process: subprocess.Popen[bytes]) -> Said:
     line = process.stdout.readline()
     if not line:
         raise ServerUnavailable(f"rank {rank} ended with code {process.wait()}")
-    return msgspec.json.decode(line, type=Said)
+    return msgspec.json.decode(line, type=WorkerMessage)
 
 
 # Leader -------------------------------------------------------------------------------------------

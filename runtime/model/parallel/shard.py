@@ -51,7 +51,7 @@ class Shard:
 
     @property
     def heads(self) -> range:
-        """Its heads of queries."""
+        """The query heads of this rank."""
         return self._share(self.spec.attention.num_heads)
 
     def rows(self, name: str, total: int) -> list[int] | None:
@@ -97,7 +97,7 @@ class Shard:
         return range(self.rank * each, (self.rank + 1) * each)
 
     def _kv_heads(self) -> range:
-        """Its heads of keys. Where there are fewer than ranks, neighbours have the same one."""
+        """The key heads of this rank; neighbours share one where heads are fewer than ranks."""
         heads = self.spec.attention.num_kv_heads
         if heads >= self.count:
             return self._share(heads)
@@ -112,8 +112,10 @@ class Shard:
 
 def why_not(spec: ModelSpec, count: int) -> str | None:
     """Why a model cannot be divided among so many ranks; None if it can."""
-    if spec.foreign is not None:
-        return f"transformers' modules run {spec.foreign.architecture}, and they are not divided"
+    if spec.transformers is not None:
+        return (
+            f"transformers' modules run {spec.transformers.architecture}, and they are not divided"
+        )
     if count > spec.vocab_size:
         return f"there are {spec.vocab_size} tokens for {count} ranks"
     attention, experts = spec.attention, spec.experts

@@ -27,8 +27,8 @@ from rootlace.runtime.model.parallel.leader import (
     LOADING_SECONDS,
     LOGITS,
     RUN,
-    Said,
     WorkerConfig,
+    WorkerMessage,
     load_rank,
     share_of_logits,
 )
@@ -49,10 +49,10 @@ def main() -> int:
         processes.call_when_parent_ends(sys.stdin.buffer, lambda: os._exit(0))
         work(config)
     except RootlaceError as error:
-        _say(Said(error.code, str(error)))
+        _send(WorkerMessage(error.code, str(error)))
     except Exception as error:
         log.exception("a rank of the model could not go on")
-        _say(Said(InternalError.code, f"a rank failed: {error!r}"))
+        _send(WorkerMessage(InternalError.code, f"a rank failed: {error!r}"))
     return 1
 
 
@@ -72,7 +72,7 @@ def work(config: WorkerConfig) -> None:
 
     def ready() -> None:
         loading.set()
-        _say(Said(LOADED))
+        _send(WorkerMessage(LOADED))
 
     threading.Thread(target=_say_that_it_loads, args=(loading,), daemon=True).start()
     group = Group(Path(config.group), config.rank, shard.count, device, ready)
@@ -96,10 +96,10 @@ def follow(group: Group, forward: Forward, none: torch.Tensor) -> None:
 
 def _say_that_it_loads(ended: threading.Event) -> None:
     while not ended.wait(LOADING_SECONDS):
-        _say(Said(LOADING))
+        _send(WorkerMessage(LOADING))
 
 
-def _say(said: Said) -> None:
+def _send(said: WorkerMessage) -> None:
     # In one piece: two threads say something.
     os.write(sys.stdout.fileno(), msgspec.json.encode(said) + b"\n")
 

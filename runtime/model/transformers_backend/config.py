@@ -23,11 +23,11 @@ from transformers import (
 from rootlace.runtime.model.families.config_reader import names
 from rootlace.runtime.model.families.spec import (
     Attention,
-    Foreign,
     ModelSpec,
     Norm,
     PlainMlp,
     Rope,
+    TransformersModules,
     WeightNames,
 )
 from rootlace.wire.errors import UnsupportedModel
@@ -70,7 +70,7 @@ Attends = Callable[[Call], torch.Tensor]
 _attending: ContextVar[Attends] = ContextVar("attending")
 
 
-class Unattended(Exception):
+class UnsupportedAttention(Exception):
     """Why attention cannot be computed as a layer asks for it."""
 
 
@@ -125,11 +125,11 @@ def _mask(
 
 
 def window_of(call: Call) -> int | None:
-    """The window of a recorded call; None: full attention. Raises `Unattended`."""
+    """The window of a recorded call; None: full attention. Raises `UnsupportedAttention`."""
     if call.mask is None:
-        raise Unattended("it makes masks of its own, or none")
+        raise UnsupportedAttention("it makes masks of its own, or none")
     if not hasattr(call.mask, "window"):
-        raise Unattended("it changes its masks")
+        raise UnsupportedAttention("it changes its masks")
     found: int | None = call.mask.window
     return found
 
@@ -142,17 +142,21 @@ def _window(mask_function: Callable[..., torch.Tensor]) -> int | None:
         try:
             allowed = mask_function(zero, zero, torch.tensor(position), keys)
         except Exception as error:
-            raise Unattended("its masks depend on more than positions") from error
+            raise UnsupportedAttention("its masks depend on more than positions") from error
         allowed = allowed.broadcast_to(keys.shape)
         if bool(allowed[-1]):
-            raise Unattended("its attention is not causal")
+            raise UnsupportedAttention("its attention is not causal")
         count = int(allowed.sum())
         if not bool(allowed[position + 1 - count : position + 1].all()):
-            raise Unattended("it attends to other tokens than those before, or in a window")
+            raise UnsupportedAttention(
+                "it attends to other tokens than those before, or in a window"
+            )
         seen.append(count)
     window = max(seen)
     if seen != [min(window, position + 1) for position in POSITIONS]:
-        raise Unattended("it attends in chunks, or in windows that differ from token to token")
+        raise UnsupportedAttention(
+            "it attends in chunks, or in windows that differ from token to token"
+        )
     return None if window == POSITIONS[-1] + 1 else window
 
 
@@ -171,19 +175,21 @@ class Head:
     for its layers hands them over. Takes the model's layers away from it."""
 
     def __init__(self, model: PreTrainedModel) -> None:
-        self._given = _Given()
-        setattr(model, model.base_model_prefix, self._given)
+        self._layers = _GivenHidden()
+        setattr(model, model.base_model_prefix, self._layers)
         self._model = model
 
     def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
         """hidden [N, H] -> [N, V]."""
-        self._given.hidden = hidden.unsqueeze(0)
-        logits: torch.Tensor = self._model(inputs_embeds=self._given.hidden, use_cache=False).logits
+        self._layers.hidden = hidden.unsqueeze(0)
+        logits: torch.Tensor = self._model(
+            inputs_embeds=self._layers.hidden, use_cache=False
+        ).logits
         return logits[0]
 
 
 class _Output:
-    """What layers may have found, whatever a model calls it: hidden states, and nothing else."""
+    """Output of a model's layers: hidden states, by any name that the model uses."""
 
     def __init__(self, hidden: torch.Tensor) -> None:
         self.last_hidden_state = hidden
@@ -196,7 +202,7 @@ class _Output:
             raise AttributeError(name)
 
 
-class _Given(torch.nn.Module):
+class _GivenHidden(torch.nn.Module):
     hidden: torch.Tensor
 
     def forward(self, *args: Any, **kwargs: Any) -> _Output:
@@ -207,7 +213,7 @@ class _Given(torch.nn.Module):
 
 
 TOKENS = 7
-"""Of the text that is tried. No other size of a model is likely to be this."""
+"""Length of the trial text: a number that is no other size of a model."""
 HARMLESS = names(
     "dropout position_ids position_embeddings cache_position use_cache output_attentions "
     "output_hidden_states output_router_logits return_dict logits_to_keep is_causal "
@@ -217,8 +223,8 @@ HARMLESS = names(
 
 
 @dataclass(frozen=True)
-class Asked:
-    """What a layer asks of attention, without its numbers."""
+class LayerAttention:
+    """The attention that a layer asks for: sizes and options, no numbers."""
 
     heads: int
     kv_heads: int
@@ -234,28 +240,28 @@ class Recorder:
     """Attends to nothing, and remembers what was asked."""
 
     def __init__(self) -> None:
-        self.asked: list[Asked] = []
+        self.asked: list[LayerAttention] = []
 
     def __call__(self, call: Call) -> torch.Tensor:
         tokens, heads, size = call.queries.shape
         if tokens != TOKENS or len(call.keys) != TOKENS or len(call.values) != TOKENS:
-            raise Unattended("it attends to other tokens than those of the text")
+            raise UnsupportedAttention("it attends to other tokens than those of the text")
         if call.keys.shape[2] != size:
-            raise Unattended("its queries and keys have unlike sizes")
+            raise UnsupportedAttention("its queries and keys have unlike sizes")
         if getattr(call.layer, "is_causal", True) is False or call.others.get("is_causal") is False:
-            raise Unattended("its attention is not causal")
+            raise UnsupportedAttention("its attention is not causal")
         unknown = sorted(k for k, v in call.others.items() if v is not None and k not in HARMLESS)
         if unknown:
-            raise Unattended(f"its attention takes {', '.join(unknown)}")
+            raise UnsupportedAttention(f"its attention takes {', '.join(unknown)}")
         window = window_of(call)
         if call.others.get("sliding_window") not in (None, window):
-            raise Unattended("its attention has another window than its mask")
+            raise UnsupportedAttention("its attention has another window than its mask")
         if call.scale is not None and not isinstance(call.scale, (int, float)):
-            raise Unattended("its scale is no constant")
+            raise UnsupportedAttention("its scale is no constant")
         scale = size**-0.5 if call.scale is None else float(call.scale)
         kv_heads, value_size = call.values.shape[1:]
         self.asked.append(
-            Asked(
+            LayerAttention(
                 heads,
                 kv_heads,
                 size,
@@ -285,16 +291,16 @@ class _NothingFound(TorchDispatchMode):
 
 @dataclass(frozen=True)
 class Recorded:
-    """What the layers of a model asked for, and its sizes; `numbers`: how many parameters."""
+    """The attention of all layers, and the model's sizes; `numbers`: its parameters."""
 
-    asked: list[Asked]
+    asked: list[LayerAttention]
     hidden_size: int
     vocab_size: int
     numbers: int
 
 
 def record(model: PreTrainedModel) -> Recorded:
-    """Try out a model on the device `meta`. Raises `Unattended`."""
+    """Try out a model on the device `meta`. Raises `UnsupportedAttention`."""
     recorder = Recorder()
     numbers = sum(part.numel() for part in model.parameters())
     tokens = torch.zeros((1, TOKENS), dtype=torch.int64, device="meta")
@@ -308,12 +314,14 @@ def record(model: PreTrainedModel) -> Recorded:
                 use_cache=False,
             ).last_hidden_state[0]
             logits = Head(model)(hidden)
-    except Unattended:
+    except UnsupportedAttention:
         raise
     except Exception as error:
-        raise Unattended(f"its modules cannot be tried out: {first_line(error)}") from error
+        raise UnsupportedAttention(
+            f"its modules cannot be tried out: {first_line(error)}"
+        ) from error
     if not recorder.asked:
-        raise Unattended("its layers do not ask for attention")
+        raise UnsupportedAttention("its layers do not ask for attention")
     return Recorded(recorder.asked, hidden.shape[1], logits.shape[1], numbers)
 
 
@@ -328,15 +336,15 @@ def first_line(error: Exception) -> str:
 
 
 @dataclass(frozen=True)
-class ForeignModel:
-    """What transformers knows of a model without its weights."""
+class TransformersModel:
+    """A model that transformers can run, read without its weights."""
 
     spec: ModelSpec
     bos_token_id: int | None
     eos_token_id: int | list[int] | None
 
 
-def read_model(folder: Path, architecture: str) -> ForeignModel:
+def read_model(folder: Path, architecture: str) -> TransformersModel:
     """Raises `UnsupportedModel`, saying why, for a model whose layers ask for more than we have."""
     file = folder / "config.json"
     try:
@@ -360,19 +368,19 @@ def read_model(folder: Path, architecture: str) -> ForeignModel:
     text = config.get_text_config()
     try:
         spec = _spec(architecture, text, record(model))
-    except Unattended as error:
+    except UnsupportedAttention as error:
         raise UnsupportedModel(f"{file}: {architecture}: {error}") from error
     begin, end = (getattr(text, f"{name}_token_id", None) for name in ("bos", "eos"))
-    return ForeignModel(spec, begin, end)
+    return TransformersModel(spec, begin, end)
 
 
 def _spec(architecture: str, config: PreTrainedConfig, recorded: Recorded) -> ModelSpec:
     asked = recorded.asked
     if len(asked) < config.num_hidden_layers:
-        raise Unattended("it has layers without attention")
+        raise UnsupportedAttention("it has layers without attention")
     first, size = asked[0], max(asked[0].key_size, asked[0].value_size)
     if len({(one.heads, one.kv_heads, one.key_size, one.value_size) for one in asked}) > 1:
-        raise Unattended("its layers have heads of unlike numbers or sizes")
+        raise UnsupportedAttention("its layers have heads of unlike numbers or sizes")
     return ModelSpec(
         vocab_size=recorded.vocab_size,
         hidden_size=recorded.hidden_size,
@@ -384,13 +392,17 @@ def _spec(architecture: str, config: PreTrainedConfig, recorded: Recorded) -> Mo
         rope=Rope("default", {"rope_theta": 1e4}, unrotated_layers=tuple(range(len(asked)))),
         names=WeightNames("", "", {}, "", ""),
         tied_embeddings=bool(config.tie_word_embeddings),
-        foreign=Foreign(architecture, recorded.numbers, first.key_size, first.value_size),
+        transformers=TransformersModules(
+            architecture, recorded.numbers, first.key_size, first.value_size
+        ),
     )
 
 
-def _attention(first: Asked, size: int, asked: list[Asked]) -> Attention:
+def _attention(first: LayerAttention, size: int, asked: list[LayerAttention]) -> Attention:
     if first.heads % first.kv_heads or size % 2:
-        raise Unattended(f"{first.heads} heads of {size} numbers over {first.kv_heads} of keys")
+        raise UnsupportedAttention(
+            f"{first.heads} heads of {size} numbers over {first.kv_heads} of keys"
+        )
     return Attention(
         num_heads=first.heads,
         num_kv_heads=first.kv_heads,
@@ -407,7 +419,7 @@ def _context(config: PreTrainedConfig) -> int:
     begins: the longest text of a step would choose it for all."""
     most: Any = getattr(config, "max_position_embeddings", None)
     if type(most) is not int or most < 1:
-        raise Unattended("config.json has no max_position_embeddings")
+        raise UnsupportedAttention("config.json has no max_position_embeddings")
     parameters = getattr(config, "rope_parameters", None) or {}
     for found in (parameters, *parameters.values()):
         if isinstance(found, dict) and found.get("rope_type") == "longrope":

@@ -22,7 +22,7 @@ from rootlace.runtime.model.decoder.interface import StepInput
 from rootlace.runtime.model.decoder.rope import RotaryEmbedding
 from rootlace.runtime.model.decoder.step_input import StepInputBuilder
 from rootlace.runtime.model.decoder.torch_decoder import with_sinks
-from rootlace.runtime.model.families.spec import Foreign, ModelSpec
+from rootlace.runtime.model.families.spec import ModelSpec, TransformersModules
 from rootlace.runtime.model.kv import pool as kv_pool
 from rootlace.runtime.model.transformers_backend.config import (
     ATTENTION,
@@ -39,12 +39,12 @@ from rootlace.wire.errors import UnsupportedModel
 
 
 @dataclass(frozen=True)
-class ForeignDecoder:
+class TransformersDecoder:
     """See `StepDecoder`. `base` is the model without its head; `codes`, what integers a cache holds
     that does not hold the model's own numbers."""
 
     spec: ModelSpec
-    foreign: Foreign
+    modules: TransformersModules
     base: PreTrainedModel
     head: Head
     kernels: KernelSet
@@ -84,7 +84,7 @@ class ForeignDecoder:
 class _CachedAttention:
     """The attention of one step, whose layers ask in their order."""
 
-    def __init__(self, decoder: ForeignDecoder, step: StepInput, cache: torch.Tensor) -> None:
+    def __init__(self, decoder: TransformersDecoder, step: StepInput, cache: torch.Tensor) -> None:
         self._decoder = decoder
         self._step = step
         self._cache = cache
@@ -92,7 +92,7 @@ class _CachedAttention:
 
     def __call__(self, call: Call) -> torch.Tensor:
         index, self._layer = self._layer, self._layer + 1
-        attention, foreign = self._decoder.spec.attention, self._decoder.foreign
+        attention, modules = self._decoder.spec.attention, self._decoder.modules
         kernels, step, codes = self._decoder.kernels, self._step, self._decoder.codes
         # What is shorter than the cache's heads has zeros behind it, which add nothing.
         q, k, v = (
@@ -111,19 +111,19 @@ class _CachedAttention:
             k_cache,
             v_cache,
             step.attention[attention.windows[index]],
-            scale=foreign.key_size**-0.5 if call.scale is None else call.scale,
+            scale=modules.key_size**-0.5 if call.scale is None else call.scale,
             soft_cap=call.soft_cap,
             scales=codes,
             want_lse=call.sinks is not None,
         )
         if lse is not None and call.sinks is not None:
             out = with_sinks(out, lse, call.sinks)
-        return out[..., : foreign.value_size]
+        return out[..., : modules.value_size]
 
 
-# Agreement ----------------------------------------------------------------------------------------
+# Parity check -------------------------------------------------------------------------------------
 #
-# Whether steps of a foreign decoder agree with transformers' own attention.
+# Whether steps of our decoder compute what transformers' own attention does.
 #
 # What layers ask of attention is known (`recording`), but not whether something else mixes tokens.
 # So a model is run on a few tokens without any attention, where no token may change another, and
@@ -131,9 +131,9 @@ class _CachedAttention:
 
 
 LENGTHS = (11, 7)
-"""Of the texts; the longest first."""
+"""Lengths of the trial texts, the longest first."""
 CUTS = (0, 4, 6, 7, 11)
-"""Where they are cut into steps."""
+"""Token positions at which the trial texts are cut into steps."""
 BLOCK_SIZE = 16
 MOST_APART = {torch.float32: 0.01, torch.bfloat16: 0.15}
 """How far hidden states may be apart, as a share of their length. What mixes texts up changes them
@@ -142,13 +142,13 @@ changes much, too."""
 MOST_MIXED = 0.01
 """The same, where nothing is attended to: then only the rounding of products may differ."""
 COMPANY = 12
-"""So many tokens are in a step without attention."""
+"""Tokens of a trial step without attention."""
 
 
 @torch.inference_mode()
-def check_agreement(
+def check_parity(
     config: ModelConfig,
-    decoder: ForeignDecoder,
+    decoder: TransformersDecoder,
     base: PreTrainedModel,
     rotary: RotaryEmbedding,
     kernels: KernelSet,
@@ -251,31 +251,31 @@ def _alone(
 log = logging.getLogger(__name__)
 
 
-def load_foreign(
+def load_transformers(
     config: ModelConfig,
-    foreign: Foreign,
+    modules: TransformersModules,
     dtype: torch.dtype,
     device: torch.device,
     rotary: RotaryEmbedding,
     kernels: KernelSet,
     kv_dtype: torch.dtype,
     progress: Progress | None,
-) -> ForeignDecoder:
+) -> TransformersDecoder:
     """Read the weights, and compare a few steps with transformers' own. Raises
     `UnsupportedModel`."""
     log.info(
         "%s: %s is run by transformers' own modules (%s), with our cache and attention",
         config.path,
-        foreign.architecture,
+        modules.architecture,
         transformers.__version__,
     )
     if progress is not None:
         progress("weights", 0.0)
-    model = _load(config, foreign, dtype).to(device)
+    model = _load(config, modules, dtype).to(device)
     base, head = model.base_model, Head(model)
-    decoder = ForeignDecoder(config.spec, foreign, base, head, kernels)
+    decoder = TransformersDecoder(config.spec, modules, base, head, kernels)
     try:
-        check_agreement(config, decoder, base, rotary, kernels)
+        check_parity(config, decoder, base, rotary, kernels)
     except UnsupportedModel:
         raise
     except Exception as error:
@@ -286,11 +286,11 @@ def load_foreign(
     return decoder if codes is None else replace(decoder, codes=codes)
 
 
-def _load(config: ModelConfig, foreign: Foreign, dtype: torch.dtype) -> PreTrainedModel:
+def _load(config: ModelConfig, modules: TransformersModules, dtype: torch.dtype) -> PreTrainedModel:
     """Strict, where transformers would go on with random numbers."""
     transformers.utils.logging.disable_progress_bar()
     try:
-        model, found = getattr(transformers, foreign.architecture).from_pretrained(
+        model, found = getattr(transformers, modules.architecture).from_pretrained(
             config.path,
             dtype=dtype,
             attn_implementation=ATTENTION,

@@ -53,11 +53,11 @@ class Layout:
     """A way to store a weight."""
 
     marker: ClassVar[str]
-    """What the name of a module's codes ends with: a checkpoint that has it has this layout."""
+    """Ending of the codes' name: a checkpoint with such a tensor has this layout."""
 
     @property
     def codes(self) -> str:
-        """What the weight is read as: one of `rootlace.kernels.weights.CODES`."""
+        """Codes of the weight: a key of `rootlace.kernels.weights.CODES`."""
         raise NotImplementedError
 
     def stores(self, module: str, types: Mapping[str, str]) -> bool:
@@ -85,7 +85,7 @@ class Block:
     columns: int | None = None
 
     def shapes(self, rows: int, columns: int) -> tuple[Shape, ...]:
-        """Of the scales of a weight: a matrix, or fewer dimensions where they say as much."""
+        """Shapes that a weight's scales may have: a matrix, or fewer axes where others are 1."""
         high, wide = blocks(rows, self.rows), blocks(columns, self.columns)
         if (high, wide) == (1, 1):
             return (), (1,), (1, 1)
@@ -321,11 +321,11 @@ class Quantisation:
 
     @property
     def codes(self) -> frozenset[str]:
-        """What weights may be read as: some of `rootlace.kernels.weights.CODES`."""
+        """Codes that weights may have: keys of `rootlace.kernels.weights.CODES`."""
         return frozenset(layout.codes for rule in self.rules for layout in rule.layouts)
 
     def layouts(self, module: str) -> Sequence[Layout]:
-        """What the module may be stored in."""
+        """Layouts that the module may be stored in."""
         return next((rule.layouts for rule in self.rules if rule.pattern.match(module)), ())
 
 
@@ -342,7 +342,7 @@ PASSED_OVER = (
     ".output_scale",
     ".output_zero_point",
 )
-"""What a quantised module may have besides: how its activations were to be quantised."""
+"""Tensors that say how a module's activations were to be quantised; nothing reads them."""
 
 
 @dataclass(frozen=True)
@@ -355,7 +355,7 @@ class Storage:
     quantisation: Quantisation | None
 
     _found: dict[str, Layout | None] = field(default_factory=dict, init=False, repr=False)
-    """What is known of modules: their names are matched once."""
+    """Layouts of modules that were asked for: names are matched once."""
 
     def layout(self, module: str) -> Layout | None:
         """How the module is stored; None: as it is."""
@@ -390,7 +390,7 @@ class Storage:
         return {name: what for name, what in there.items() if name in self.types}
 
     def refusal(self, why: str) -> UnsupportedModel:
-        """What is wrong with the checkpoint."""
+        """Build the error about this checkpoint."""
         return UnsupportedModel(f"{self.folder}: {why}")
 
     def passed_over(self, name: str) -> bool:

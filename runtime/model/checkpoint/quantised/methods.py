@@ -46,7 +46,7 @@ LONGEST = 1000
 SHOWN = 60
 """Characters of a pattern that a message has."""
 MOST = 5_000_000
-"""Ways to match a name."""
+"""MatchCost to match a name."""
 NAME = 64
 """No module's name is longer."""
 DIGITS = 4
@@ -60,7 +60,7 @@ class TooManyWays(ValueError):
 
 
 @dataclass(frozen=True)
-class Ways:
+class MatchCost:
     """A bound of how often a pattern may be tried at one place: `choices` are independent ones, and
     `repetitions` those that may end at any character of a name."""
 
@@ -86,25 +86,25 @@ def shown(pattern: str) -> str:
     return repr(pattern if len(pattern) <= SHOWN else pattern[:SHOWN] + "...")
 
 
-def _sequence(items: Iterable[tuple[Any, Any]]) -> Ways:
+def _sequence(items: Iterable[tuple[Any, Any]]) -> MatchCost:
     choices, repetitions = 1, 0
     for operation, argument in items:
         found = _item(str(operation), argument)
         choices, repetitions = choices * found.choices, repetitions + found.repetitions
         if choices > MOST:
             raise TooManyWays("it has too many alternatives")
-    return Ways(choices, repetitions)
+    return MatchCost(choices, repetitions)
 
 
-def _either(branches: Iterable[Any]) -> Ways:
+def _either(branches: Iterable[Any]) -> MatchCost:
     found = [_sequence(branch) for branch in branches if branch is not None]
-    return Ways(sum(one.choices for one in found), max(one.repetitions for one in found))
+    return MatchCost(sum(one.choices for one in found), max(one.repetitions for one in found))
 
 
-def _item(operation: str, argument: Any) -> Ways:
+def _item(operation: str, argument: Any) -> MatchCost:
     match operation:
         case "LITERAL" | "NOT_LITERAL" | "ANY" | "IN" | "AT" | "GROUPREF" | "FAILURE":
-            return Ways()
+            return MatchCost()
         case "SUBPATTERN":
             return _sequence(argument[3])
         case "ASSERT" | "ASSERT_NOT":
@@ -120,10 +120,10 @@ def _item(operation: str, argument: Any) -> Ways:
     raise TooManyWays(f"{operation} is not known")
 
 
-def _repeated(least: int, most: int, body: Any) -> Ways:
+def _repeated(least: int, most: int, body: Any) -> MatchCost:
     ways = _sequence(body)
     if most <= 1:
-        return Ways(ways.choices + (most - least), ways.repetitions)
+        return MatchCost(ways.choices + (most - least), ways.repetitions)
     if body.getwidth()[0] == 0:
         raise TooManyWays("what is repeated in it may be nothing")
     if ways.repetitions:
@@ -131,12 +131,12 @@ def _repeated(least: int, most: int, body: Any) -> Ways:
     if ways.choices > 1:
         if most > FEW:
             raise TooManyWays("it has a choice in a repetition")
-        return Ways((ways.choices + 1) ** most)
+        return MatchCost((ways.choices + 1) ** most)
     if least == most:
-        return Ways()
+        return MatchCost()
     if _is_digit(body):
-        return Ways(1 + min(most - least, DIGITS))
-    return Ways(1 + most - least) if most - least < FEW else Ways(1, 1)
+        return MatchCost(1 + min(most - least, DIGITS))
+    return MatchCost(1 + most - least) if most - least < FEW else MatchCost(1, 1)
 
 
 def _is_digit(body: Any) -> bool:
@@ -224,7 +224,7 @@ def read_pattern(config: ConfigReader, key: str, pattern: str) -> re.Pattern[str
 
 
 def activations_remark(kind: str) -> str:
-    """For checkpoints whose activations were to be quantised, too."""
+    """Remark on checkpoints whose activations were meant to be quantised too."""
     return (
         f"activations are not rounded to {kind}, for which the weights were made: they keep the "
         "precision that they are computed in"
@@ -240,7 +240,7 @@ BITS = Kind("4 or 8", lambda bits: type(bits) is int and bits in (4, 8))
 
 
 def read_gptq(config: ConfigReader) -> Quantisation:
-    """Which modules are quantised, the file says, and in which order their columns are."""
+    """Read GPTQ's settings. The tensors say which modules are quantised, and the column order."""
     minus_one = _stored_minus_one(config)
     bits = config.get("bits", BITS)
     group = read_group(config, "group_size", 128)
@@ -377,7 +377,7 @@ STRUCTURE = Kind(
     "two sizes", lambda found: PAIR.fits(found) or bool(TEXT.fits(found) and SIZES.fullmatch(found))
 )
 CLASSES = ("Linear", "LinearBase")
-"""What targets call the classes of all modules that are multiplied by."""
+"""Class names in targets that mean all products."""
 
 
 def read_compressed_tensors(config: ConfigReader) -> Quantisation | None:
@@ -437,7 +437,7 @@ def _pattern(config: ConfigReader, key: str, name: str) -> re.Pattern[str]:
 
 
 def _read_remarks(config: ConfigReader) -> None:
-    """What says nothing about how weights are stored."""
+    """Pass over keys that say nothing about how weights are stored."""
     config.pass_over("version", "quantization_status", "global_compression_ratio", "run_compressed")
 
 
@@ -480,7 +480,7 @@ def _layout(group: ConfigReader, form: str | None) -> Layout | None:
 def _layout_of(
     form: str | None, bits: int, kind: str, symmetric: bool, block: Block
 ) -> Layout | None:
-    """What a format makes of such weights; None: it is not read."""
+    """The layout of a format; None: the format is not read."""
     if form == "pack-quantized" and kind == "int" and bits in (4, 8):
         return PackedInts(4 if bits == 4 else 8, block, symmetric)
     if form in NUMBERS and bits == 8 and kind == "int":
@@ -561,7 +561,7 @@ OTHERS = {
 
 KEY = "quantization_config"
 MLX = "quantization"
-"""Where MLX says it."""
+"""The key of `config.json` in which MLX describes quantisation."""
 
 
 def read_quantisation(config: ConfigReader) -> Quantisation | None:

@@ -164,16 +164,16 @@ QUANTISED: dict[str, Callable[[RawBlocks], Quantised]] = {
 # Reading ------------------------------------------------------------------------------------------
 
 
-Stored = Mapping[str, torch.Tensor]
+StoredTensors = Mapping[str, torch.Tensor]
 """A module's tensors, as `Layout.needed` names them."""
 
 AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
-"""Where in a number of 32 bits AWQ has each of eight neighbours."""
+"""Position of each of eight neighbours in AWQ's numbers of 32 bits."""
 MIDDLE = {4: 8, 8: 128}
-"""What is added to integers so that none is negative."""
+"""Offsets that make stored integers unsigned, by their bits."""
 
 
-def read_weight(layout: Layout, stored: Stored, rows: int, columns: int) -> Quantised:
+def read_weight(layout: Layout, stored: StoredTensors, rows: int, columns: int) -> Quantised:
     """W [rows, columns] without bias, in memory of its own. Raises ValueError for what the tensors
     of such a module cannot hold, with a text that goes on behind the module's name."""
     match layout:
@@ -192,14 +192,14 @@ def read_weight(layout: Layout, stored: Stored, rows: int, columns: int) -> Quan
     raise TypeError(f"{layout} has no reader")
 
 
-def _numbers(layout: Numbers, stored: Stored, rows: int, columns: int) -> Quantised:
+def _numbers(layout: Numbers, stored: StoredTensors, rows: int, columns: int) -> Quantised:
     block = layout.block or Block(rows=1)
     scales = _spread(_floats(stored[layout.scale]), block, rows, columns)
     shift = _shift(stored.get(".weight_zero_point"), layout.symmetric, block, rows, columns)
     return _weight(layout, stored[".weight"].clone(), scales, shift, columns)
 
 
-def _packed_ints(layout: PackedInts, stored: Stored, rows: int, columns: int) -> Quantised:
+def _packed_ints(layout: PackedInts, stored: StoredTensors, rows: int, columns: int) -> Quantised:
     shape = stored.get(".weight_shape")
     if shape is not None and shape.tolist() != [rows, columns]:
         raise ValueError(f".weight_shape is {shape.tolist()}, expected [{rows}, {columns}]")
@@ -219,9 +219,9 @@ def _packed_ints(layout: PackedInts, stored: Stored, rows: int, columns: int) ->
 
 
 def _zero_points(
-    layout: PackedInts, stored: Stored, rows: int, columns: int
+    layout: PackedInts, stored: StoredTensors, rows: int, columns: int
 ) -> torch.Tensor | None:
-    """Those of packed integers, which are packed too or, in old files, bytes."""
+    """Read zero points of packed integers: packed too or, in old files, bytes."""
     zeros = stored.get(".weight_zero_point")
     if zeros is None:
         return None
@@ -239,7 +239,7 @@ def _zero_points(
     )
 
 
-def _gptq(layout: Gptq, stored: Stored, rows: int, columns: int) -> Quantised:
+def _gptq(layout: Gptq, stored: StoredTensors, rows: int, columns: int) -> Quantised:
     # 32 / bits neighbours of a column are the bytes of a number: bytes go behind their row.
     words = _bytes(stored[".qweight"].unsqueeze(2)).permute(1, 0, 2)
     values = _signed(words.reshape(rows, columns * layout.bits // 8), layout.bits)
@@ -253,7 +253,7 @@ def _gptq(layout: Gptq, stored: Stored, rows: int, columns: int) -> Quantised:
     return _sorted(layout, values, scales, MIDDLE[layout.bits] - zeros, groups)
 
 
-def _awq(layout: Awq, stored: Stored, columns: int) -> Quantised:
+def _awq(layout: Awq, stored: StoredTensors, columns: int) -> Quantised:
     def in_order(packed: torch.Tensor) -> torch.Tensor:
         found = _unpacked(packed, 4).t().contiguous()
         return found.view(-1, 8, len(packed))[:, AWQ_ORDER].flatten(0, 1)
@@ -265,7 +265,7 @@ def _awq(layout: Awq, stored: Stored, columns: int) -> Quantised:
     return _sorted(layout, _signed(values, 4), scales, shift, groups)
 
 
-def _floats4(layout: Floats4 | Blocks, stored: Stored, rows: int, columns: int) -> Quantised:
+def _floats4(layout: Floats4 | Blocks, stored: StoredTensors, rows: int, columns: int) -> Quantised:
     if isinstance(layout, Blocks):
         values, scales = stored["_blocks"].reshape(rows, -1), stored["_scales"]
     else:
@@ -306,7 +306,7 @@ def _weight(
     columns: int,
     order: torch.Tensor | None = None,
 ) -> Quantised:
-    """Of codes and scales [rows, groups], where `shift` (small integers) is added to each code."""
+    """Build a weight of codes and scales [rows, groups]; `shift` is added to each code."""
     offsets = None
     if shift is not None and bool(shift.any()):
         offsets = scales.float() * shift
@@ -372,7 +372,7 @@ def _spread(found: torch.Tensor, block: Block, rows: int, columns: int | None) -
 def _shift(
     zeros: torch.Tensor | None, symmetric: bool, block: Block, rows: int, columns: int | None
 ) -> torch.Tensor | None:
-    """What zero points, if there are any, add to codes. Symmetric ones may be there as zeros."""
+    """The negated zero points, which are added to codes. Symmetric weights may have zeros."""
     if zeros is None:
         return None
     if symmetric and bool(zeros.float().any()):
@@ -402,7 +402,7 @@ def _bytes(words: torch.Tensor) -> torch.Tensor:
 
 
 def _halves(values: torch.Tensor) -> torch.Tensor:
-    """What is in the halves of bytes, the lower one first, as neighbours."""
+    """Split bytes into halves, the lower one first."""
     pairs = values.to(torch.int16)
     return ((pairs | (pairs << 4)) & 0x0F0F).view(torch.uint8)
 
