@@ -9,7 +9,7 @@ import math
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, ParamSpec, Protocol, TypeVar
 
 import msgspec
@@ -195,7 +195,7 @@ class Core:
                 f"{own} branches of this client are open: the last ones are for others"
             )
 
-    @property
+    @cached_property
     def max_prompt(self) -> int:
         """The longest sequence: the context window, or the KV cache where it is smaller."""
         return min(self.model_info.context_length, self.model_info.capacity_tokens)

@@ -194,7 +194,10 @@ class Detokenizer:
         """The new text that is certain."""
         if self._window is not None:
             return self._window.feed(token_ids)
-        data = b"".join([self._bytes[token_id] for token_id in token_ids])
+        if len(token_ids) == 1:
+            data = self._bytes[token_ids[0]]
+        else:
+            data = b"".join([self._bytes[token_id] for token_id in token_ids])
         if self._strip and data:
             data = data.removeprefix(b" ")
             self._strip = False

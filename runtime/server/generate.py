@@ -228,7 +228,8 @@ class Generation:
                 characters, tokens = log.progress.get(sample.index, (0, 0))
                 self._tells = self._tells and not tokens
                 sample.told(characters, tokens)
-                self._send(sample.take_chunk(self._op.op))
+                if (chunk := sample.take_chunk(self._op.op)) is not None:
+                    self._send(chunk)
         return bool(before)
 
     def _take(self, sample: Sample, update: EngineOutput) -> int | None:
@@ -236,13 +237,28 @@ class Generation:
         if self._log is not None:
             self._log.told(sample.index, update)
         before = len(sample.token_ids)
-        self._send(self._feed(sample, update))
-        taken = len(sample.token_ids) - before
-        return None if sample.finish is None else len(update.token_ids) - taken
+        chunk = self._feed(sample, update)
+        if chunk is not None:
+            (self._send if self._tells else self._emit)(chunk)
+        if sample.finish is None:
+            return None
+        return len(update.token_ids) - (len(sample.token_ids) - before)
 
-    def _send(self, chunk: Chunk | None) -> None:
-        if chunk is None:
-            return
+    def _take_facts(self, update: EngineOutput) -> None:
+        """What the first update and the last one say of the request."""
+        if update.cached_tokens is not None:
+            self._cached = update.cached_tokens
+        if update.queued is not None:
+            self._queued = update.queued
+        if update.report is not None:
+            self._report = update.report
+        self._pin = update.pin or self._pin
+        if update.prompt_targets is not None:
+            # They come in one update, and again if the engine died and the request is replayed.
+            self._prompt_scores = update
+
+    def _send(self, chunk: Chunk) -> None:
+        """Send a chunk; the first one says what was found of the prompt."""
         if self._tells and self._cached is not None:
             self._tells = False
             chunk = msgspec.structs.replace(
@@ -251,44 +267,35 @@ class Generation:
         self._emit(chunk)
 
     def _feed(self, sample: Sample, update: EngineOutput) -> Chunk | None:
-        if update.token_ids:
-            self._core.last_token = time.monotonic()
-            if self._first_token is None:
-                self._first_token = self._core.last_token
         before = len(sample.token_ids)
-        if sample.index == 0:
-            if update.cached_tokens is not None:
-                self._cached = update.cached_tokens
-            if update.queued is not None:
-                self._queued = update.queued
-            if update.report is not None:
-                self._report = update.report
-            self._pin = update.pin or self._pin
-            if update.prompt_targets is not None:
-                # They come in one update, and again if the engine died and the request is replayed.
-                self._prompt_scores = update
         chunk = None
         if self._op.stream:
             chunk = sample.feed_chunk(update, self._op.op)
         else:
             sample.feed(update)
+        if update.token_ids:
+            now = self._core.last_token = time.monotonic()
+            if self._first_token is None:
+                self._first_token = now
+            if sample.index == 0:
+                # The first and the latest stay; those between are far enough apart to draw.
+                told = self._progress
+                if len(told) > 1 and told[-1][0] - told[-2][0] < PROGRESS_SECONDS:
+                    told.pop()
+                told.append((now - self._started, len(sample.token_ids)))
+        if sample.index == 0 and (
+            update.cached_tokens is not None
+            or update.prompt_targets is not None
+            or update.finish is not None
+        ):
+            self._take_facts(update)
         if update.accepted or update.rejected:
             # A stop string may be found before the last of the tokens that came together.
             taken = len(sample.token_ids) - before
             accepted = sum(at < taken for at in update.accepted)
             self._accepted += accepted
             self._rejected += update.rejected + len(update.accepted) - accepted
-        if update.token_ids and sample.index == 0:
-            self._note_progress(len(sample.token_ids))
         return chunk
-
-    def _note_progress(self, tokens: int) -> None:
-        """The first sample has so many tokens now."""
-        told, now = self._progress, self._core.last_token - self._started
-        # The first and the latest stay; those between are far enough apart to draw.
-        if len(told) > 1 and told[-1][0] - told[-2][0] < PROGRESS_SECONDS:
-            told.pop()
-        told.append((now, tokens))
 
     def _engine_params(self, prompt: int) -> SamplingParams:
         """The parameters for the engine: no None where it needs a number, no stop strings."""

@@ -73,7 +73,10 @@ class SequenceState:
         return self.begin is not False
 
     def pending_length(self) -> int:
-        return sum(len(piece.text) for piece in self.pending)
+        length = 0
+        for piece in self.pending:
+            length += len(piece.text)
+        return length
 
     def prompt(self) -> np.ndarray:
         """The ids as the engine takes them: int32, a copy."""

@@ -202,9 +202,12 @@ class Tokenizer(Vocabulary):
         ids = list(self.bos_ids) if begin and previous is None else []
         position, after = 0, previous
         for atom in self._atoms(joined):
-            ids += self._ordinary(joined.text[position : atom.start], after, position == 0)
+            if atom.start > position:
+                ids += self._ordinary(joined.text[position : atom.start], after, position == 0)
             ids.append(atom.token.id)
             position, after = atom.end, atom.token.id
+        if position == len(joined.text):
+            return ids
         return ids + self._ordinary(joined.text[position:], after, position == 0)
 
     def settle(
@@ -308,7 +311,9 @@ class Tokenizer(Vocabulary):
     def _ordinary(self, text: str, after: int | None, first: bool) -> list[int]:
         """Ids of text in which no special token is recognised."""
         ids, encoding, shift = self._encode_text(text, after, first)
-        if encoding is None or not (cuts := self._cuts(text, encoding, shift)):
+        if encoding is None or self._made_of_text.isdisjoint(ids):
+            return ids
+        if not (cuts := self._cuts(text, encoding, shift)):
             return ids
         return self._parts(text, cuts, self._prefix(text, after, first))
 
@@ -349,7 +354,7 @@ class Tokenizer(Vocabulary):
         """Ids, the library's encoding, and the length of the dummy prefix in it."""
         if not text:
             return [], None, 0
-        prefix = self._prefix(text, after, first)
+        prefix = self._prefix(text, after, first) if self._dummy.where != "never" else ""
         try:
             # Only the batch call releases the interpreter's lock.
             encoding = self.fast.encode_batch([prefix + text], add_special_tokens=False)[0]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import AsyncGenerator, Iterator
-from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar, Literal, TypedDict
 
@@ -459,7 +458,7 @@ class Messages:
     async def _stream(self, asked: _Request) -> AsyncGenerator[dict[str, Any], None]:
         blocks, calls = Blocks(), 0
         begun = False
-        async with aclosing(self._chats.stream(asked.prepared)) as events:
+        with self._chats.stream(asked.prepared) as events:
             async for event in events:
                 if not begun:
                     begun = True

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any, Self
 
 import msgspec
 
@@ -25,6 +26,7 @@ from rootlace.runtime.server.http.chat_request import (
     pieces_of,
 )
 from rootlace.runtime.server.http.errors import InvalidParameter
+from rootlace.runtime.server.http.replies import DirectEvents
 from rootlace.runtime.server.http.request_fields import make_params
 from rootlace.runtime.server.sequence import OpenSequences
 from rootlace.runtime.server.served_model import ServedModel
@@ -231,7 +233,7 @@ class Chats:
             asked = calls_or_format(asked, request.choice, tools, form)
         elif asked is None and tools:
             asked = calls_among_text(tools, form, request.options)
-        prefix = "".join(text.text for text in begun)
+        prefix = "".join([text.text for text in begun]) if begun else ""
         before = end + lead if thoughts is None else ""
         answer = form.answer_prefix(before) if whole and begins else ""
         if thoughts is not None:
@@ -263,7 +265,7 @@ class Chats:
             form=form,
             prompt_end=end + lead,
             prefix=prefix,
-            tools=frozenset() if whole else frozenset(tool.name for tool in tools),
+            tools=frozenset([tool.name for tool in tools] if tools and not whole else ()),
             # The beginning of a constrained answer that has no thoughts is no beginning of any.
             reasoning=request.reasoning
             and form.always
@@ -292,8 +294,10 @@ class Chats:
     def _write(self, request: ChatRequest, parts: tuple[Part, ...]) -> Written | None:
         """The prompt of a branch that is to stay: the tokens of the one that it goes on from, and
         those of what is new. None for what is too long to be tokenized here."""
+        if not request.keep:
+            return None
         pieces = pieces_of(parts)
-        if not request.keep or sum(len(piece.text) for piece in pieces) > _most(self._gateway):
+        if sum(len(piece.text) for piece in pieces) > _most(self._gateway):
             return None
         text, encode = Joined.of(pieces), self._gateway.tokenizer.encode_pieces
         rest = None if request.behind is None else request.behind.rest(text)
@@ -357,7 +361,8 @@ class Chats:
     def _pins(
         self, request: ChatRequest, tools: tuple[Tool, ...], parts: tuple[Part, ...]
     ) -> tuple[Pin, ...]:
-        if not (self._gateway.model_info.caching and request.handling.cache.share):
+        caches = self._gateway.model_info.caching and request.handling.cache.share
+        if not (request.pinned and caches):
             return ()
         found = []
         for pinned in request.pinned:
@@ -388,38 +393,13 @@ class Chats:
                 Answer.of([*reader.feed(output.text), *reader.finish()])
                 for reader, output in zip(readers, generated.outputs, strict=True)
             ]
-            return await self._end(prepared, generated, readers, shots), answers
+            return await self.end(prepared, generated, readers, shots), answers
 
-    async def stream(
-        self, prepared: Prepared, direct: generation.Direct[AnswerDelta] | None = None
-    ) -> AsyncGenerator[AnswerDelta | FinalOutput, None]:
-        """The answers as they are written, but for what `direct` takes; at last `FinalOutput`."""
-        readers = [prepared.reader() for _ in range(prepared.job.params.n)]
+    def stream(self, prepared: Prepared) -> AnswerStream:
+        """The answers as they are written."""
+        return AnswerStream(self, self._gateway, prepared)
 
-        with generation.GenerationStream(self._gateway, [prepared.job], stream=True) as shots:
-
-            def said(chunk: Chunk) -> AnswerDelta:
-                deltas = readers[chunk.index].feed(chunk.text)
-                begun = None if chunk.cached_tokens is None else shots.begun(0, chunk)
-                return AnswerDelta(chunk.index, deltas, chunk.logprobs, begun)
-
-            if direct is not None:
-                take = direct.take
-                shots.divert(
-                    generation.Direct(
-                        direct.is_open, lambda chunks: take([said(chunk) for chunk in chunks])
-                    )
-                )
-            async for _, event in shots:
-                if isinstance(event, Chunk):
-                    yield said(event)
-                    continue
-                for index, reader in enumerate(readers):
-                    if rest := reader.finish():
-                        yield AnswerDelta(index, rest)
-                yield await self._end(prepared, event, readers, shots)
-
-    async def _end(
+    async def end(
         self,
         prepared: Prepared,
         generated: Generated,
@@ -445,6 +425,51 @@ class Chats:
         return min(found, generated.usage.completion_tokens)
 
 
+class AnswerStream:
+    """The answers of one chat request as they are written.
+
+    Iterating gives an `AnswerDelta` for each chunk, and at last `FinalOutput`. Leaving the `with`
+    block ends what still runs.
+    """
+
+    def __init__(self, chats: Chats, gateway: ServedModel, prepared: Prepared) -> None:
+        self._chats = chats
+        self._prepared = prepared
+        self._readers = [prepared.reader() for _ in range(prepared.job.params.n)]
+        self._stream = generation.GenerationStream(gateway, [prepared.job], stream=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._stream.__exit__(*error)
+
+    def divert(self, direct: DirectEvents, write: Callable[[AnswerDelta], list[Any]]) -> None:
+        """Write the payloads that `write` makes of deltas to `direct` at once, while that is open;
+        these deltas are not iterated."""
+
+        def take(chunks: list[Chunk]) -> None:
+            payloads: list[Any] = []
+            for chunk in chunks:
+                deltas = self._readers[chunk.index].feed(chunk.text)
+                payloads += write(AnswerDelta(chunk.index, deltas, chunk.logprobs))
+            direct.write(payloads)
+
+        self._stream.divert(generation.Direct(direct.is_open, take))
+
+    async def __aiter__(self) -> AsyncGenerator[AnswerDelta | FinalOutput, None]:
+        async for _, event in self._stream:
+            if isinstance(event, Chunk):
+                begun = None if event.cached_tokens is None else self._stream.begun(0, event)
+                deltas = self._readers[event.index].feed(event.text)
+                yield AnswerDelta(event.index, deltas, event.logprobs, begun)
+                continue
+            for index, reader in enumerate(self._readers):
+                if rest := reader.finish():
+                    yield AnswerDelta(index, rest)
+            yield await self._chats.end(self._prepared, event, self._readers, self._stream)
+
+
 def check_length(gateway: ServedModel, field: str, length: int) -> None:
     """Raises InvalidParameter for a text that is too long to be tokenized at once."""
     most = _most(gateway)
@@ -460,7 +485,9 @@ def _most(gateway: ServedModel) -> int:
 def _length(request: ChatRequest) -> int:
     """A conversation's length, as characters of a text that takes as long to tokenize as the
     template takes to write it; the prompt of a branch that is to stay is tokenized as well."""
-    characters = sum(len(message.get("content") or "") for message in request.messages)
+    characters = 0
+    for message in request.messages:
+        characters += len(message.get("content") or "")
     return (characters if request.keep else characters // 64) + 16 * len(request.messages)
 
 

@@ -16,7 +16,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
-from typing import Annotated, Generic, Self, TypeVar
+from typing import Annotated, Self
 
 import msgspec
 from aiohttp import web
@@ -60,14 +60,12 @@ from rootlace.wire.protocol import (
     Thoughts,
     Usage,
 )
-from rootlace.wire.sampling import PLAIN, Handling
+from rootlace.wire.sampling import PLAIN, Cache, Handling
 
 log = logging.getLogger(__name__)
 
 # Generation ---------------------------------------------------------------------------------------
 
-
-T = TypeVar("T")
 
 MAX_PINS = 4
 SAMPLES_AT_ONCE = 32
@@ -114,11 +112,14 @@ class GenerateRequest:
 
 
 @dataclass(frozen=True)
-class Direct(Generic[T]):
+class Direct:
     """Takes what comes in the middle of a stream at once, while `is_open` says so."""
 
     is_open: Callable[[], bool]
-    take: Callable[[list[T]], None]
+    take: Callable[[list[Chunk]], None]
+
+
+_NO_PIN = Cache()
 
 
 class GenerationStream:
@@ -135,7 +136,7 @@ class GenerationStream:
         self._events: asyncio.Queue[tuple[int, Chunk | Generated] | Exception] = asyncio.Queue()
         self._idle = False
         """Whether somebody iterates and waits for events."""
-        self._direct: Direct[Chunk] | None = None
+        self._direct: Direct | None = None
         self._fresh: list[Chunk] = []
         """Chunks of several samples, until all of an engine step have theirs."""
         self._gateway = gateway
@@ -199,7 +200,7 @@ class GenerationStream:
         self._kept = True
         return self._open
 
-    def divert(self, direct: Direct[Chunk]) -> None:
+    def divert(self, direct: Direct) -> None:
         """Chunks of an only request are taken by `direct`, in the callback that brings them, and
         are not iterated."""
         if len(self._requests) == 1:
@@ -280,7 +281,8 @@ class GenerationStream:
             "kept" if request.keep else "",
         )
         try:
-            for parts, cache in cut(request.parts, request.pins):
+            pinned_parts = cut(request.parts, request.pins) if request.pins else ()
+            for parts, cache in pinned_parts or ((request.parts, _NO_PIN),):
                 await perform(sequence, Append(0, 0, parts))
                 if cache.pin:
                     pinned = msgspec.structs.replace(handling, cache=cache)
@@ -301,12 +303,12 @@ class GenerationStream:
         # What is queued comes first.
         if self._direct is None or not self._idle or not self._events.empty():
             self._put(index, chunk)
-            return
-        self._fresh.append(chunk)
-        if self._requests[0].params.n == 1:
-            self._flush()
-        elif len(self._fresh) == 1:
-            self._loop.call_soon(self._flush)
+        elif self._requests[0].params.n == 1:
+            self._write([chunk], self._direct)
+        else:
+            if not self._fresh:
+                self._loop.call_soon(self._flush)
+            self._fresh.append(chunk)
 
     def _put(self, index: int, event: Chunk | Generated) -> None:
         if self._fresh:
@@ -315,16 +317,18 @@ class GenerationStream:
 
     def _flush(self) -> None:
         fresh, self._fresh = self._fresh, []
-        if not fresh:
-            return
-        if self._direct is None or not self._direct.is_open():
-            for chunk in fresh:
-                self._events.put_nowait((0, chunk))
-            return
+        if fresh:
+            self._write(fresh, self._direct)
+
+    def _write(self, chunks: list[Chunk], direct: Direct | None) -> None:
         try:
-            self._direct.take(fresh)
+            if direct is not None and direct.is_open():
+                direct.take(chunks)
+                return
         except Exception as error:
             self._events.put_nowait(error)
+        for chunk in chunks:
+            self._events.put_nowait((0, chunk))
 
     def _count_scores(self, event: Generated, index: int) -> None:
         """Raises InvalidRequest where those of all prompts are too many, for all are kept until the

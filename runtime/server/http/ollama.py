@@ -6,7 +6,6 @@ import asyncio
 import hashlib
 import time
 from collections.abc import AsyncGenerator
-from contextlib import aclosing
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import lru_cache
@@ -621,7 +620,7 @@ class Answers:
 
     async def _stream(self, asked: _Request) -> AsyncGenerator[dict[str, Any], None]:
         begun, blocks = time.monotonic(), Blocks()
-        async with aclosing(self._chats.stream(asked.prepared)) as events:
+        with self._chats.stream(asked.prepared) as events:
             async for event in events:
                 ended = isinstance(event, FinalOutput)
                 changes = (

@@ -175,8 +175,8 @@ def template_messages(messages: list[Message]) -> list[dict[str, Any]]:
 
 def tools_of(tools: list[Tool] | None) -> tuple[ChatTool, ...]:
     """The tools of a body."""
-    functions = [tool.function for tool in tools or ()]
-    return tuple(ChatTool(f.name, f.description, f.parameters, f.strict) for f in functions)
+    functions = [tool.function for tool in tools] if tools else []
+    return tuple([ChatTool(f.name, f.description, f.parameters, f.strict) for f in functions])
 
 
 def _message(message: Message, param: str) -> dict[str, Any]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, NotRequired, TypedDict
 
@@ -325,12 +324,9 @@ class ChatCompletions:
         def written(said: AnswerDelta) -> list[Any]:
             return writers[said.index].write(said.deltas, said.logprobs)
 
-        def take(said: list[AnswerDelta]) -> None:
-            direct.write([payload for each in said for payload in written(each)])
-
-        taking = generation.Direct(direct.is_open, take)
-        async with aclosing(self._chats.stream(asked.prepared, taking)) as events:
-            async for event in events:
+        with self._chats.stream(asked.prepared) as answers:
+            answers.divert(direct, written)
+            async for event in answers:
                 if not isinstance(event, FinalOutput):
                     yield written(event)
                     continue

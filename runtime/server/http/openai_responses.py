@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal, TypedDict
 
@@ -466,7 +465,7 @@ class Responses:
 
         started = {**asked.head, "status": "in_progress", "output": [], "usage": None}
         try:
-            async with aclosing(self._chats.stream(asked.prepared)) as events:
+            with self._chats.stream(asked.prepared) as events:
                 async for event in events:
                     if not number:
                         for name in ("response.created", "response.in_progress"):
