@@ -13,7 +13,7 @@ import urllib.request
 import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Self
 from urllib.parse import urlsplit
 
 import msgspec
@@ -189,6 +189,8 @@ class RuntimeEndpoint:
     another endpoint.
     """
 
+    _finalizer: Any = None
+
     def __init__(
         self,
         url: str,
@@ -197,15 +199,23 @@ class RuntimeEndpoint:
         model: str = "",
         **connection_options: Any,
     ) -> None:
-        self.url = url
+        self._address = url
         self._api_key = api_key or ""
         self._options = {"model": model, **connection_options}
         if model:
             self._options.setdefault("connect_timeout", LOAD_SECONDS)
         self._lock = threading.Lock()
         self._connection: Connection | None = None
-        self._finalizer: Any = None
         self.connect()
+
+    @property
+    def url(self) -> str | None:
+        """What it was made with."""
+        return self._address
+
+    @property
+    def endpoint(self) -> Self:
+        return self
 
     @property
     def model_info(self) -> protocol.ModelInfo:
@@ -219,7 +229,7 @@ class RuntimeEndpoint:
         """The connection; a new one if the last was lost."""
         with self._lock:
             if self._connection is None or self._connection.lost is not None:
-                address = program_address(self.url, self._api_key)
+                address = program_address(self._address, self._api_key)
                 connection = Connection(address, api_key=self._api_key, **self._options)
                 if self._finalizer is not None:
                     self._finalizer()
@@ -366,8 +376,6 @@ def endpoint_of(backend: Any = None) -> RuntimeEndpoint:
 
     Raises InvalidRequest when there is none, TypeError for an object that is not a backend.
     """
-    from rootlace.client.endpoint import RuntimeEndpoint
-
     if backend is None:
         if not _default:
             raise InvalidRequest(

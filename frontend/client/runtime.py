@@ -18,9 +18,8 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Self, TypeVar
 
-from rootlace.client import endpoint
 from rootlace.client.channel import Channel
-from rootlace.client.endpoint import Answer, Content, RuntimeEndpoint
+from rootlace.client.endpoint import Answer, RuntimeEndpoint, cache
 from rootlace.language import sampling
 from rootlace.language.expressions import Expression, Gen, items
 from rootlace.language.sampling import keyword, with_keywords
@@ -28,7 +27,7 @@ from rootlace.runtime.config import RuntimeConfig
 from rootlace.runtime.options import settings
 from rootlace.wire import protocol
 from rootlace.wire.errors import InvalidRequest, RootlaceError, ServerUnavailable, from_code
-from rootlace.wire.protocol import Text, VectorKind
+from rootlace.wire.protocol import Text
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -255,7 +254,7 @@ def runtime_config(
     return config
 
 
-class Runtime:
+class Runtime(RuntimeEndpoint):
     """Starts a runtime for `model` (also `model_path`) and connects to it: a folder or GGUF file,
     a name that `rootlace models` lists (`smollm2`), or a name on the Hugging Face hub
     (`Qwen/Qwen3-0.6B`), which is downloaded where it is not in the cache yet.
@@ -313,12 +312,13 @@ class Runtime:
             address = f"ipc://{self._folder / 'program.sock'}"
             path, name = _local(folder, options)
             config = runtime_config(path, address, options, name)
-            on_gone = self._give_up if options.get("state") else None
+            # A gateway that died too often: what waits for it is told.
+            on_gone = self.close if options.get("state") else None
             self._started = GatewayProcess(config, log, launch_timeout, on_gone)
             self._process = self._started
             self.program_address: str = self._started.ready["program_address"]
-            self.endpoint = RuntimeEndpoint(self.program_address, options.get("api_key"))
-            generate_once(self.endpoint.connect(), uses)
+            super().__init__(self.program_address, options.get("api_key"))
+            generate_once(self.connect(), uses)
         except BaseException:
             if self._process is not None:
                 self._process.stop(grace=1.0)
@@ -354,49 +354,13 @@ class Runtime:
 
     @property
     def model_name(self) -> str:
-        return self.endpoint.get_model_name()
-
-    def embed(
-        self,
-        texts: Sequence[Content],
-        *,
-        pooling: VectorKind | None = None,
-        normalise: bool = True,
-        adapter: str = "",
-    ) -> list[list[float]]:
-        """A vector for each text; see `RuntimeEndpoint.embed`."""
-        return self.endpoint.embed(texts, pooling=pooling, normalise=normalise, adapter=adapter)
-
-    async def async_embed(
-        self,
-        texts: Sequence[Content],
-        *,
-        pooling: VectorKind | None = None,
-        normalise: bool = True,
-        adapter: str = "",
-    ) -> list[list[float]]:
-        """`embed` for an event loop."""
-        return await self.endpoint.async_embed(
-            texts, pooling=pooling, normalise=normalise, adapter=adapter
-        )
-
-    def unpin(self, pin: str) -> None:
-        """Let a pinned prompt go, by the `cache_pin` of its meta information."""
-        self.endpoint.unpin(pin)
-
-    def flush_cache(self) -> None:
-        """Forget every cached prefix that no running request uses."""
-        self.endpoint.flush_cache()
-
-    def get_server_info(self) -> dict[str, Any]:
-        """The runtime's counters."""
-        return self.endpoint.get_server_info()
+        return self.get_model_name()
 
     def cache_prefix(self, prefix: str) -> None:
         """Compute a text's KV now, for requests that will start with it."""
         if not prefix:
             raise InvalidRequest("an empty prefix cannot be cached")
-        endpoint.cache(self.endpoint.connect(), [Text(prefix)])
+        cache(self.connect(), [Text(prefix)])
 
     def shutdown(self, grace: float = 10.0) -> None:
         """Stop the runtime: what runs is cancelled. Killed if it takes over `grace` seconds.
@@ -408,13 +372,9 @@ class Runtime:
             return
         self._process = None
         atexit.unregister(self.shutdown)
-        self.endpoint.close()
+        self.close()
         process.stop(grace)
         shutil.rmtree(self._folder, ignore_errors=True)
-
-    def _give_up(self) -> None:
-        """The gateway died too often: what waits for it is told."""
-        self.endpoint.close()
 
     def __enter__(self) -> Self:
         return self

@@ -334,7 +334,7 @@ class ServiceBackend(RuntimeEndpoint):
         for name in emulate:
             if isinstance(emulate, str) or name not in EMULATED:
                 raise InvalidRequest(f"emulate= takes a list of {', '.join(EMULATED)}")
-        self.url = url
+        self._address = url
         self._service = service
         self._emulate = frozenset(emulate)
         self._timeout = timeout

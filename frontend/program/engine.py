@@ -27,7 +27,7 @@ class _Request:
 
     def __init__(self, engine: Engine, prompt: Appendable, options: dict[str, Any], stream: bool):
         self.n: int = options.get("n", 1)
-        self.run = ProgramRun(engine.endpoint, {}, stream=stream)
+        self.run = ProgramRun(engine, {}, stream=stream)
         self._branch = Branch(self.run)
         try:
             self._branch.append(prompt)
@@ -71,7 +71,7 @@ def _reply(text: str, meta: Mapping[str, Any]) -> Reply:
     return {"text": text, "output_ids": info.pop("output_ids", []), "meta_info": info}
 
 
-class Engine:
+class Engine(Runtime):
     """Starts a runtime (see `Runtime` for the options) for generation from plain prompts.
 
     It can be given as the backend of programs as well.
@@ -85,8 +85,7 @@ class Engine:
         model: str | Path | None = None,
         **options: Any,
     ) -> None:
-        self._runtime = Runtime(model, model_path=model_path, **options)
-        self.endpoint = self._runtime.endpoint
+        super().__init__(model, model_path=model_path, **options)
 
     def generate(
         self,
@@ -163,24 +162,6 @@ class Engine:
             _cancel(requests)
             raise
         return requests, single
-
-    def flush_cache(self) -> None:
-        """Forget every cached prefix that no running request uses."""
-        self.endpoint.flush_cache()
-
-    def get_server_info(self) -> dict[str, Any]:
-        """The runtime's counters."""
-        return self.endpoint.get_server_info()
-
-    def shutdown(self) -> None:
-        """Stop the runtime."""
-        self._runtime.shutdown()
-
-    def __enter__(self) -> Engine:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.shutdown()
 
 
 def _logprob_options(

@@ -180,7 +180,7 @@ class Scripted(RuntimeEndpoint):
         self._cached: dict[str, Any] = {}
         self._ids: dict[str, int] = {}
         self.calls: list[Call] = []
-        self.url = "scripted"
+        self._address = "scripted"
         # Token ids are this backend's own: for another one, a saved state is text.
         path = f"scripted {uuid.uuid4().hex}"
         model = protocol.ModelInfo(
@@ -331,7 +331,7 @@ class Recorded(RuntimeEndpoint):
         self._real = None if backend is None else endpoint_of(backend)
         self._cassette = self._read()
         self._asked: dict[str, int] = {}
-        self.url = str(path)
+        self._address = str(path)
         self._channel = LocalChannel(self._cassette.model, self._answer)
 
     def _read(self) -> Cassette:

@@ -175,29 +175,9 @@ class InternalError(RootlaceError):
 
 
 _BY_CODE: dict[str, type[RootlaceError]] = {
-    cls.code: cls
-    for cls in (
-        InvalidRequest,
-        ModelNotFound,
-        InvalidConstraint,
-        ConstraintNotMet,
-        UnreadableValue,
-        ContextLengthExceeded,
-        UnsupportedModel,
-        Unauthorized,
-        ProtocolError,
-        Overloaded,
-        QuotaExceeded,
-        PinRefused,
-        ClientSuspended,
-        DeadlineImpossible,
-        DeadlineExceeded,
-        BudgetExceeded,
-        Cancelled,
-        ServerUnavailable,
-        StateLost,
-        InternalError,
-    )
+    kind.code: kind
+    for kind in [*vars().values()]
+    if isinstance(kind, type) and issubclass(kind, RootlaceError)
 }
 
 
