@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import math
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
 
@@ -56,10 +57,13 @@ class Expiry:
         while self._tokens > MAX_TOKENS:
             self._end(self._pop())
 
+    @property
+    def next_end(self) -> float:
+        """The earliest time at which `expire` has something to do."""
+        return self._heap[0][0] if self._heap else math.inf
+
     def expire(self) -> None:
-        """Forget at most `LOOKED_AT` expired entries; costs nothing while none has expired."""
-        if not self._heap:
-            return
+        """Forget at most `LOOKED_AT` expired entries."""
         now = self._clock()
         for _ in range(LOOKED_AT):
             if not self._heap or self._heap[0][0] > now:
@@ -125,10 +129,12 @@ class Pins:
         self._tree = tree
         self._clock = clock
         self._pins: dict[str, Pin] = {}
-        self._next_end = float("inf")
+        self.next_end = math.inf
+        """No pin expires before this time."""
         self.most = most
         self.blocks = 0
-        self._lost = 0
+        self.lost = 0
+        """Count of pins lost with the tree, until `take_lost`."""
 
     def __len__(self) -> int:
         return len(self._pins)
@@ -183,7 +189,7 @@ class Pins:
         node = self._tree.advance(node, tokens, len(tokens), program)
         self._pins[name] = Pin(name, namespace, node.end, node, until, holder)
         self._count()
-        self._next_end = min(self._next_end, until)
+        self.next_end = min(self.next_end, until)
 
     def release(self, name: str) -> bool:
         """Release a pin; False if the id is unknown."""
@@ -193,23 +199,23 @@ class Pins:
         return True
 
     def expire(self) -> None:
-        """Release expired pins; costs nothing while none has expired."""
+        """Release expired pins."""
         now = self._clock()
-        if now < self._next_end:
+        if now < self.next_end:
             return
         self._leave([name for name, pin in self._pins.items() if pin.until <= now])
-        self._next_end = min((pin.until for pin in self._pins.values()), default=float("inf"))
+        self.next_end = min((pin.until for pin in self._pins.values()), default=math.inf)
 
     def reset(self) -> None:
         """Forget all pins after the tree was lost."""
-        self._lost += len(self._pins)
+        self.lost += len(self._pins)
         self._pins.clear()
         self.blocks = 0
-        self._next_end = float("inf")
+        self.next_end = math.inf
 
     def take_lost(self) -> int:
         """Count of pins lost with the tree since the last call."""
-        lost, self._lost = self._lost, 0
+        lost, self.lost = self.lost, 0
         return lost
 
     def _leave(self, names: Iterable[str]) -> None:

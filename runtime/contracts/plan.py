@@ -226,6 +226,7 @@ class StepPlan:
     duplicate_tokens: np.ndarray  # [D] int32, indices into the flat tokens
     duplicate_slots: np.ndarray  # [D] int64
     samples: list[SampleRow] = field(default_factory=list)
+    """In the order of the rows; those of drafted rows come last, row by row."""
     wait_for_masks: Callable[[], None] | None = None
     """Waits until masks being filled on another thread are filled; None if none are."""
     prompt_scores: list[PromptScoreRow] = field(default_factory=list)
@@ -331,7 +332,7 @@ class Executor(Protocol):
     def vocab_size(self) -> int: ...
 
     def run(self, plan: StepPlan) -> StepResult:
-        """Run a whole step. Raises ValueError for a late plan."""
+        """Run a whole step. Raises RuntimeError for a late plan."""
 
     @property
     def overlaps(self) -> bool:
@@ -357,5 +358,5 @@ class Launched(Protocol):
 def run(executor: Executor, plan: StepPlan) -> StepResult:
     """Run a whole step, with none in flight."""
     if plan.late:
-        raise ValueError("a late plan follows another")
+        raise RuntimeError("a late plan follows another")
     return executor.collect(executor.launch(plan))

@@ -13,7 +13,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from queue import SimpleQueue
 
@@ -118,7 +118,19 @@ class Steps:
         """
         started = time.perf_counter()
         count = self.count
-        updates = self._overlapped() if self._overlap else self._plain()
+        plan = self._scheduler.plan()
+        self.planned = plan is not None
+        if self._move is not None:
+            try:
+                self._move(self._scheduler.kv.tiering.take_moves())
+            except Exception as error:  # the content of the pool is unknown now
+                raise ExecutorLost(f"blocks could not be moved: {error!r}") from error
+        if self._overlap:
+            updates = self._overlapped(plan)
+        elif plan is None:
+            updates = self._scheduler.take_updates()
+        else:
+            updates = self._run(plan)
         if self._running is not None or self.count > count:
             self.busy += time.perf_counter() - started
         return updates
@@ -130,23 +142,21 @@ class Steps:
 
     # ------------------------------------------------------------ the two ways
 
-    def _plain(self) -> list[EngineOutput]:
-        plan = self._plan()
-        if plan is None:
-            return self._scheduler.take_updates()
-        self._before_waiting(plan)
+    def _run(self, plan: StepPlan) -> list[EngineOutput]:
+        """Run a step without overlap."""
+        if updates := self._scheduler.held_back(plan):
+            self._send(updates)
         self._begin(plan)
+        before = time.perf_counter()
         try:
-            before = time.perf_counter()
             result = self._executor.run(plan)
-            self.waited += time.perf_counter() - before
         except Exception as error:
             return self._failed(plan, error)
+        self.waited += time.perf_counter() - before
         self._end(plan)
         return self._scheduler.commit(plan, result)
 
-    def _overlapped(self) -> list[EngineOutput]:
-        plan = self._plan()
+    def _overlapped(self, plan: StepPlan | None) -> list[EngineOutput]:
         updates = self._scheduler.take_updates()
         running, self._running = self._running, None
         launched, fault = self._launch(plan)
@@ -172,23 +182,6 @@ class Steps:
 
     # ------------------------------------------------------------ parts of a step
 
-    def _plan(self) -> StepPlan | None:
-        """The next step, after all moves that precede it."""
-        plan = self._scheduler.plan()
-        self.planned = plan is not None
-        moves = self._scheduler.kv.tiering.take_moves()
-        if self._move is not None:
-            try:
-                self._move(moves)
-            except Exception as error:  # the content of the pool is unknown now
-                raise ExecutorLost(f"blocks could not be moved: {error!r}") from error
-        return plan
-
-    def _before_waiting(self, plan: StepPlan) -> None:
-        """Send delayed updates: a step with prefill may take long."""
-        if updates := self._scheduler.held_back(plan):
-            self._send(updates)
-
     def _begin(self, plan: StepPlan) -> None:
         if self._record is not None:
             self._record.begin(plan.step, plan.rids, plan.context_len)
@@ -198,7 +191,8 @@ class Steps:
     def _end(self, plan: StepPlan, failed: bool = False) -> None:
         """Record that a step was computed, or failed."""
         self.count += 1
-        self._over(plan)
+        if self._record is not None:
+            self._record.end(plan.step)
         if self._note is not None and not failed:
             now = time.perf_counter()
             self._note(plan, now - max(self._begun[plan.step % 2], self._ended))
@@ -230,7 +224,8 @@ class Steps:
 
     def _land(self, running: Launched) -> tuple[list[EngineOutput], bool]:
         """The updates of a step, and whether it ran to its end."""
-        self._before_waiting(running.plan)
+        if updates := self._scheduler.held_back(running.plan):
+            self._send(updates)
         before = time.perf_counter()
         try:
             result = self._executor.collect(running)
@@ -313,45 +308,11 @@ class Resuming:
         return self._taken - begun
 
 
-class ResumingRequests:
-    """Requests whose matchers take in their earlier outputs, a part in each turn of the loop.
-
-    So other requests do not wait for the whole output.
-    """
-
-    def __init__(self) -> None:
-        self._by_rid: dict[int, Resuming] = {}
-
-    def __len__(self) -> int:
-        return len(self._by_rid)
-
-    def __contains__(self, rid: int) -> bool:
-        return rid in self._by_rid
-
-    def add(self, one: Resuming) -> None:
-        self._by_rid[one.request.rid] = one
-
-    def remove(self, rid: int) -> bool:
-        """Forget an aborted request; False if it is not here."""
-        return self._by_rid.pop(rid, None) is not None
-
-    def take(self) -> Iterator[Resuming]:
-        """Requests that become ready within the next `TOKENS_AT_ONCE` tokens, earliest first."""
-        left = TOKENS_AT_ONCE
-        for rid, one in list(self._by_rid.items()):
-            if left <= 0:
-                return
-            left -= max(1, one.advance(left))
-            if one.ready:
-                del self._by_rid[rid]
-                yield one
-
-
 # Mask filler --------------------------------------------------------------------------------------
 
 
 class MaskFiller:
-    """A `scheduler.rows.MaskFiller` on threads; slow matchers release the GIL.
+    """A `scheduler.masks.MaskFiller` on threads; slow matchers release the GIL.
 
     The thread that waits for masks fills some itself, so a worker that is scheduled late delays
     nothing.
@@ -460,7 +421,8 @@ class EngineLoop:
         self._steps = Steps(scheduler, executor, overlap, self._send_now, record, note, move)
         self._compiler = compiler
         self._compiling = CompilingRequests(compiler)
-        self._resuming = ResumingRequests()
+        self._resuming: dict[int, Resuming] = {}
+        """Requests whose matchers take in earlier outputs, a part in each turn."""
         self._jump_forward = jump_forward
         self._prepare = prepare
         self._executor_stats = executor_stats
@@ -482,39 +444,56 @@ class EngineLoop:
         self.turns += 1
         # With work to do, only look; without, sleep until a message comes.
         tiering = self._scheduler.kv.tiering
-        idle = self._paused or not (self._scheduler.has_work or tiering.handing.busy)
-        if idle and len(self._compiling):
-            self._compiling.wait(COMPILING_SECONDS)
+        compiling, resuming = self._compiling, self._resuming
+        idle = self._paused or not (
+            self._scheduler.has_work or (tiering.active and tiering.handing.busy)
+        )
+        if idle and compiling.by_rid:
+            compiling.wait(COMPILING_SECONDS)
             idle = False
-        idle = idle and not len(self._resuming)
+        idle = idle and not resuming
         wait = idle and (self._paused or not self._prepare())
-        nap = FETCHING_SECONDS if self._only_fetching else 0.0
+        fetching = tiering.active and not self._steps.planned and tiering.waiting
+        nap = FETCHING_SECONDS if fetching else 0.0
         for message in self._receive(int(1000 * (IDLE_SECONDS if wait else nap))):
             self._handle(message)
-        for waiting in self._compiling.take():
-            self._begin(waiting.request, waiting.grammar.result, waiting.waited)
-        for one in self._resuming.take():
-            self._add(one.request, one.matcher, one.waited)
-        if tiering.handing.busy:  # another engine waits for the blocks, and a step may take long
+        if compiling.by_rid:
+            for waiting in compiling.take():
+                self._begin(waiting.request, waiting.grammar.result, waiting.waited)
+        if resuming:
+            self._resume()
+        if tiering.active and tiering.handing.busy:
+            # Another engine waits for the blocks, and a step may take long.
             tiering.poll()
             self._outgoing += [HandedOver(*answer) for answer in tiering.handing.take_answers()]
             self._flush()
-        # Two statements: `_send_now` replaces the list while the step runs.
-        updates = [] if self._paused else self._steps.step()
-        self._outgoing += updates
-        if lost := self._scheduler.kv.retention.pins.take_lost():
-            self._outgoing.append(PinsLost(lost))
-        self._flush()
+        if not self._paused:
+            updates = self._steps.step()  # which may replace the list of outgoing messages
+            self._outgoing += updates
+        pins = self._scheduler.kv.retention.pins
+        if pins.lost:
+            self._outgoing.append(PinsLost(pins.take_lost()))
+        if self._outgoing or self._telling is not None:
+            self._flush()
         if self._stopping:
             updates = self._steps.finish()
             self._outgoing += updates
             self._flush()
         return not self._stopping
 
-    @property
-    def _only_fetching(self) -> bool:
-        """Whether there is nothing to compute until blocks were read."""
-        return not self._steps.planned and self._scheduler.kv.tiering.waiting
+    def _resume(self) -> None:
+        """Let matchers take in earlier outputs; add the requests whose matchers are ready.
+
+        At most `TOKENS_AT_ONCE` tokens, so that other requests do not wait for a whole output.
+        """
+        left = TOKENS_AT_ONCE
+        for rid, one in list(self._resuming.items()):
+            if left <= 0:
+                return
+            left -= max(1, one.advance(left))
+            if one.ready:
+                del self._resuming[rid]
+                self._add(one.request, one.matcher, one.waited)
 
     # ------------------------------------------------------------ sending
 
@@ -542,7 +521,7 @@ class EngineLoop:
                 self._record.received()
         elif isinstance(message, Abort):
             for rid in message.rids:
-                if self._compiling.remove(rid) or self._resuming.remove(rid):
+                if self._compiling.remove(rid) or self._resuming.pop(rid, None) is not None:
                     update: EngineOutput | None = EngineOutput(rid, finish="abort")
                 else:
                     update = self._scheduler.abort(rid)
@@ -594,7 +573,7 @@ class EngineLoop:
 
     def _submit(self, request: EngineRequest) -> None:
         constraint = request.constraint
-        if request.rid in self._compiling or request.rid in self._resuming:
+        if request.rid in self._compiling.by_rid or request.rid in self._resuming:
             self._refuse(request.rid, InvalidRequest(f"request id {request.rid} is in use"))
             return
         if constraint is None and request.thoughts is None:
@@ -605,8 +584,9 @@ class EngineLoop:
         grammar = self._compiler.cached(constraint)
         if grammar is not None:
             self._begin(request, lambda: grammar)
-        elif len(self._compiling) >= self._scheduler.config.max_waiting and not request.resumed:
-            count = len(self._compiling)
+            return
+        count = len(self._compiling.by_rid)
+        if count >= self._scheduler.config.max_waiting and not request.resumed:
             self._refuse(request.rid, Overloaded(f"{count} constraints are being compiled"))
         else:
             self._compiling.add(request, constraint)
@@ -618,7 +598,7 @@ class EngineLoop:
         if request.thoughts is not None:
             grammar = partial(self._behind_thoughts, request, request.thoughts, grammar)
         if len(request.output_ids):
-            self._resuming.add(Resuming(request, grammar, waited))
+            self._resuming[request.rid] = Resuming(request, grammar, waited)
         else:
             self._add(request, lambda: grammar().matcher(), waited)
 
@@ -658,8 +638,8 @@ class EngineLoop:
         counters = self._scheduler.stats()
         return {
             **counters,
-            "waiting": counters["waiting"] + len(self._compiling) + len(self._resuming),
-            "compiling": len(self._compiling),
+            "waiting": counters["waiting"] + len(self._compiling.by_rid) + len(self._resuming),
+            "compiling": len(self._compiling.by_rid),
             "compiled": self._compiling.compiled,
             "compile_seconds": self._compiling.seconds,
             "engine_busy_seconds": self._steps.busy,

@@ -70,24 +70,18 @@ class CompilingRequests:
 
     def __init__(self, compiler: Compiler) -> None:
         self._compiler = compiler
-        self._by_rid: dict[int, Waiting] = {}
+        self.by_rid: dict[int, Waiting] = {}
         self._done: SimpleQueue[int] = SimpleQueue()
         self._ready: list[int] = []
         self.compiled = 0
         """Count of requests that waited for their constraint, and total seconds waited."""
         self.seconds = 0.0
 
-    def __len__(self) -> int:
-        return len(self._by_rid)
-
-    def __contains__(self, rid: int) -> bool:
-        return rid in self._by_rid
-
     def add(self, request: EngineRequest, constraint: Constraint) -> None:
         """Compile the request's `constraint`, unless the compilation is under way already."""
         grammar = self._compiler.submit(constraint, request.client)
         rid = request.rid
-        self._by_rid[rid] = Waiting(request, grammar, time.monotonic())
+        self.by_rid[rid] = Waiting(request, grammar, time.monotonic())
         # Not the request: it would be kept, with its grammar, until a full garbage collection.
         grammar.add_done_callback(lambda _: self._done.put(rid))
 
@@ -96,7 +90,7 @@ class CompilingRequests:
 
         The compilation goes on, since other requests may want the same constraint.
         """
-        return self._by_rid.pop(rid, None) is not None
+        return self.by_rid.pop(rid, None) is not None
 
     def wait(self, seconds: float) -> None:
         """Wait at most `seconds` until a constraint is compiled."""
@@ -113,9 +107,9 @@ class CompilingRequests:
             self._ready.append(self._done.get())
         ready, self._ready = self._ready[:AT_ONCE], self._ready[AT_ONCE:]
         for rid in ready:
-            waiting = self._by_rid.get(rid)
+            waiting = self.by_rid.get(rid)
             if waiting is not None and waiting.grammar.done():
-                del self._by_rid[rid]
+                del self.by_rid[rid]
                 self.compiled += 1
                 self.seconds += waiting.waited
                 yield waiting

@@ -19,13 +19,12 @@ from itertools import islice
 import msgspec
 
 from rootlace.runtime.contracts.messages import EngineRequest
-from rootlace.runtime.scheduler.batch import PlanBuilder
+from rootlace.runtime.scheduler.batch import DepthFirst, PlanBuilder, depth_first
 from rootlace.runtime.scheduler.kv_manager import KVStore
 from rootlace.runtime.scheduler.offload.fetching import MOST_FETCHES
 from rootlace.runtime.scheduler.pacing import PromptPace, ServicePace
 from rootlace.runtime.scheduler.queue import PriorityQueues, PromptWork
 from rootlace.runtime.scheduler.request import Counters, Ending, InFlightStep, RequestState
-from rootlace.runtime.scheduler.rows import DepthFirst, depth_first
 from rootlace.wire.errors import (
     ContextLengthExceeded,
     DeadlineImpossible,
@@ -65,7 +64,7 @@ class RunningSet:
 
     def __init__(self, kv: KVStore, headroom: Headroom) -> None:
         self._kv = kv
-        self._headroom = headroom
+        self.headroom = headroom
         self.sequences: list[RequestState] = []
         self.preempted: list[RequestState] = []
         self.preemptions = 0
@@ -73,7 +72,10 @@ class RunningSet:
         self.full_at: int | None = None
         """Batch size when admission last stopped for lack of blocks; None if every waiting request
         fit."""
-        self._ordered: DepthFirst | None = None
+        self.prefilling = False
+        """Whether a running sequence still had prompt to compute at the last `secure`."""
+        self.ordered: DepthFirst | None = None
+        """The result of `depth_first`, until the order may have changed."""
         self._admissions = 0
 
     # ------------------------------------------------------------ coming and going
@@ -88,7 +90,7 @@ class RunningSet:
             self.preempted.remove(sequence)
         self._kv.attach(sequence)
         insort(self.sequences, sequence, key=by_order)
-        self._ordered = None
+        self.ordered = None
 
     def remove(self, sequence: RequestState) -> None:
         """End `sequence`, running or preempted; its computed tokens stay cached."""
@@ -101,14 +103,14 @@ class RunningSet:
         """Stop running `sequence`; its computed tokens stay cached."""
         self.sequences.remove(sequence)
         self._kv.release(sequence)
-        self._ordered = None
+        self.ordered = None
 
     def preempt(self, sequence: RequestState) -> None:
         """Release the blocks of `sequence` and queue it before any new request."""
         self.leave(sequence)
         insort(self.preempted, sequence, key=by_order)
         self.preemptions += 1
-        self.reserve = min(2 * self.reserve, self._headroom.most)
+        self.reserve = min(2 * self.reserve, self.headroom.most)
 
     def stand_back(self, alone: RequestState) -> None:
         """Stop all running requests except `alone`, so that `alone` is computed alone."""
@@ -126,7 +128,7 @@ class RunningSet:
         sequence.jumped = sequence.length - sequence.computed <= self._kv.block_size
         if not sequence.jumped:
             self._kv.store(sequence)
-            self._ordered = None
+            self.ordered = None
 
     def rollback(self, sequence: RequestState, length: int) -> None:
         """Drop the tokens of `sequence` behind `length` and queue it before any new request.
@@ -147,20 +149,16 @@ class RunningSet:
             sequence.forget_kv()
             insort(self.preempted, sequence, key=by_order)
         self.sequences = []
-        self._ordered = None
+        self.ordered = None
 
     # ------------------------------------------------------------ order
-
-    def moved(self) -> None:
-        """Invalidate the depth-first order after a handle moved."""
-        self._ordered = None
 
     def depth_first(self) -> DepthFirst:
         """The running sequences in depth-first order; a new object whenever the order may have
         changed."""
-        if self._ordered is None:
-            self._ordered = depth_first(self.sequences)
-        return self._ordered
+        if self.ordered is None:
+            self.ordered = depth_first(self.sequences)
+        return self.ordered
 
     # ------------------------------------------------------------ blocks
 
@@ -174,18 +172,24 @@ class RunningSet:
         """
         size = self._kv.block_size
         while True:
-            ready = [
-                s
-                for s in self.sequences
-                if s.decoding
-                and s.ending is None
-                and (not s.pending or (s.length + s.pending < s.full and not s.stands_by))
-            ]
+            ready: list[RequestState] = []
+            growing: list[RequestState] = []
+            self.prefilling = False
+            for s in self.sequences:
+                if not s.decoding:
+                    self.prefilling = True
+                elif s.ending is None and (
+                    not s.pending or (s.length + s.pending < s.full and not s.stands_by)
+                ):
+                    ready.append(s)
+                    if s.computed == s.table_len * size:
+                        growing.append(s)
             if not self.sequences:
                 return ready
-            growing = [s for s in ready if s.computed == s.table_len * size]
             oldest = self.sequences[0]
             stuck = not oldest.decoding and oldest.table_len * size <= oldest.computed
+            if not growing and not stuck:
+                return ready
             if self._kv.make_room(len(growing) + stuck, growing[0] if growing else oldest):
                 if growing:
                     self._kv.extend(growing)
@@ -197,7 +201,7 @@ class RunningSet:
                 self.preempt(victim)
             elif oldest.node is not None:
                 self._kv.isolate(oldest)
-                self._ordered = None
+                self.ordered = None
             else:
                 raise RuntimeError(f"{oldest} holds all blocks and wants more")  # see max_length
 
@@ -210,10 +214,6 @@ class RunningSet:
         return not (loss > 0 or sequence.decoding), priority, loss, -sequence.order
 
     # ------------------------------------------------------------ headroom
-
-    def relax(self) -> None:
-        """Lower the reserve by one step's share."""
-        self.reserve = max(self._headroom.decay * self.reserve, self._headroom.least)
 
     def _ahead(self, sequence: RequestState) -> int:
         """The length up to which `sequence` is promised blocks."""
@@ -353,7 +353,7 @@ class Prefill:
         if sequence.request.report and sequence.report is None:
             self._explain(sequence)
         if not forced and self._kv.rematch(sequence):
-            self._running.moved()
+            self._running.ordered = None
         self._count.cached_tokens += sequence.count_prompt(cached=True)
         wanted = sequence.target() - sequence.computed
         if not wanted:  # every token is cached
@@ -386,7 +386,7 @@ class Prefill:
             self.pin(sequence)
             if complete:
                 self._waiting.computed(sequence)
-            self._running.moved()
+            self._running.ordered = None
         sequence.count_prompt(cached=False)
         self._count.computed_tokens += count
         return count if complete else budget

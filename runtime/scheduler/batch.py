@@ -3,24 +3,223 @@
 rows       decode | decode | prefill chunk ........ | draft ....     depth-first order of the tree
 token_ids  t        t        t t t t t t t t t t t    t t t t
 samples    s        s                          s      s s s s       the last row of a chunk samples
+
+Sections: order of the rows, decode rows, plan builder.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
+from operator import attrgetter
 
 import numpy as np
 
-from rootlace.runtime.cache import BlockPool
-from rootlace.runtime.contracts.plan import PooledRow, PromptScoreRow, StepPlan
+from rootlace.runtime.cache import BlockPool, Node
+from rootlace.runtime.contracts.plan import PooledRow, PromptScoreRow, SampleRow, StepPlan
+from rootlace.runtime.scheduler.masks import Constraint, SampleRows
 from rootlace.runtime.scheduler.request import InFlightStep, RequestState
-from rootlace.runtime.scheduler.rows import Constraint, DecodeLayout, DepthFirst, SampleRows
 
 _NONE = np.empty(0, np.int64)
 _NO_TOKENS = np.empty(0, np.int32)
 _NO_COPIES = np.empty((0, 3), np.int32)
 _NO_FEEDS = np.empty((0, 2), np.int32)
+_LAST = attrgetter("last")
+
+
+# Order --------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class DepthFirst:
+    """Sequences ordered so that paths sharing a node are neighbours, at every depth.
+
+    `common[i]`: leading tokens that sequences i and i + 1 share in the tree.
+    """
+
+    sequences: list[RequestState]
+    common: list[int]
+
+    def only(self, members: Collection[RequestState]) -> DepthFirst:
+        """The sequences that are in `members`, in the same order."""
+        sequences: list[RequestState] = []
+        common: list[int] = []
+        shared = 0
+        for sequence, following in zip(self.sequences, [*self.common, 0], strict=True):
+            if sequence in members:
+                sequences.append(sequence)
+                common.append(shared)
+                shared = following
+            else:
+                shared = min(shared, following)
+        return DepthFirst(sequences, common[1:])
+
+
+def depth_first(sequences: list[RequestState]) -> DepthFirst:
+    """Order `sequences` depth first; siblings, and sequences at one node, keep the given order.
+
+    Costs O(nodes locked).
+    """
+    ending: dict[Node, list[RequestState]] = {}
+    children: dict[Node, list[Node]] = {}
+    roots: list[Node] = []
+    alone: list[RequestState] = []
+    for sequence in sequences:
+        node = sequence.node
+        if node is None:
+            alone.append(sequence)
+            continue
+        ending.setdefault(node, []).append(sequence)
+        if node in children:
+            continue
+        children[node] = []
+        while node.parent is not None:
+            child, node = node, node.parent
+            if node in children:
+                children[node].append(child)
+                break
+            children[node] = [child]
+        else:
+            roots.append(node)
+    ordered: list[RequestState] = []
+    common: list[int] = []
+    shared = 0  # tokens shared with the sequence before: where the two paths part
+    stack = roots[::-1]
+    while stack:
+        node = stack.pop()
+        shared = min(shared, 0 if node.parent is None else node.parent.end)
+        for sequence in ending.get(node, ()):
+            ordered.append(sequence)
+            common.append(shared)
+            shared = node.end
+        stack.extend(reversed(children[node]))
+    return DepthFirst(ordered + alone, [*common[1:], *([0] * len(alone))][: len(sequences) - 1])
+
+
+# Decode rows --------------------------------------------------------------------------------------
+
+
+_SPARE_COLUMNS = 32
+"""Spare columns of block tables: after this many more blocks per row the tables grow."""
+
+
+@dataclass(slots=True)
+class DecodeLayout:
+    """One token of each of R sequences, in the order of the rows.
+
+    The steps before and after share `block_tables`: entries behind a row's own blocks change.
+    """
+
+    sequences: list[RequestState]
+    token_ids: np.ndarray  # [R] int32, arbitrary where the token is pending
+    positions: np.ndarray  # [R] int32
+    slots: np.ndarray  # [R] int64
+    row_start: np.ndarray  # [R+1] int32: 0, 1, ... R
+    block_tables: np.ndarray  # [R, W] int32
+    common_blocks: np.ndarray  # [R-1] int32, see `StepPlan`
+    rids: np.ndarray  # [R] int64
+
+
+class DecodeRows:
+    """Lays decode rows out, reusing the arrays of the step before.
+
+    A decoding sequence gains a token per step, and at times a block at the end of its table. So
+    while the same sequences decode, a step's arrays follow from the step before, in time
+    independent of the context.
+    """
+
+    def __init__(self, block_size: int) -> None:
+        self._size = block_size
+        self._ready: list[RequestState] = []
+        self._order = DepthFirst([], [])
+        self._version = -1
+        self._last = _layout(self._order, block_size)
+        self._inside = 0
+        """Number of further steps in which no row begins a block."""
+
+    def lay_out(self, ready: list[RequestState], order: DepthFirst, version: int) -> DecodeLayout:
+        """The rows of `ready`, whose `computed` counts this step's token already.
+
+        Call it for every step. `order` has these sequences, and perhaps others, in the order of the
+        rows. `order` is a new object whenever the order changes. `version` changes whenever a table
+        changed other than at its end, or `computed` other than by a step's token.
+        """
+        reusable = order is self._order and version == self._version and ready == self._ready
+        self._ready, self._order, self._version = ready, order, version
+        following = self._following() if reusable else None
+        if following is None:
+            if len(ready) < len(order.sequences):
+                order = order.only(set(ready))
+            following = _layout(order, self._size)
+            self._inside = self._steps_inside(following.positions)
+        self._last = following
+        return following
+
+    def _following(self) -> DecodeLayout | None:
+        """The layout of the following step; None if the tables have no room."""
+        last = self._last
+        positions, slots = last.positions + 1, last.slots + 1
+        if self._inside:
+            self._inside -= 1
+        else:
+            tables, size = last.block_tables, self._size
+            columns, inside = np.divmod(positions, size)
+            rows = np.flatnonzero(inside == 0)
+            if len(rows):
+                columns = columns[rows]
+                if columns.max() >= tables.shape[1]:
+                    return None
+                sequences = last.sequences
+                blocks = [
+                    sequences[row].table[column]
+                    for row, column in zip(rows.tolist(), columns.tolist(), strict=True)
+                ]
+                tables[rows, columns] = blocks
+                slots[rows] = np.array(blocks, np.int64) * size
+            self._inside = size - 1 - int(inside.max(initial=0))  # perhaps no rows
+        token_ids = np.fromiter(map(_LAST, last.sequences), np.int32, len(last.sequences))
+        return DecodeLayout(
+            last.sequences,
+            token_ids,
+            positions,
+            slots,
+            last.row_start,
+            last.block_tables,
+            last.common_blocks,
+            last.rids,
+        )
+
+    def _steps_inside(self, positions: np.ndarray) -> int:
+        """Steps after `positions` in which no row begins a block."""
+        return self._size - 1 - int((positions % self._size).max(initial=0))
+
+
+def _layout(order: DepthFirst, size: int) -> DecodeLayout:
+    """The layout computed from the sequences alone."""
+    sequences = order.sequences
+    positions = np.array([sequence.computed for sequence in sequences], np.int32)
+    positions -= 1
+    columns = positions // size
+    tables = np.zeros((len(sequences), int(columns.max(initial=-1)) + 1 + _SPARE_COLUMNS), np.int32)
+    for row, sequence in enumerate(sequences):
+        used = int(columns[row]) + 1
+        tables[row, :used] = sequence.table[:used]
+    slots = tables[np.arange(len(sequences)), columns].astype(np.int64)
+    slots *= size
+    slots += positions - columns * size
+    return DecodeLayout(
+        sequences,
+        np.array([sequence.last for sequence in sequences], np.int32),
+        positions,
+        slots,
+        np.arange(len(sequences) + 1, dtype=np.int32),
+        tables,
+        np.array(order.common, np.int32) // size,
+        np.array([sequence.rid for sequence in sequences], np.int64),
+    )
+
+
+# Plan builder -------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
@@ -72,8 +271,9 @@ class PlanBuilder:
         self.step = step
         self._feeding = feeding
         self._have_adapters = adapters
-        self._decoding: list[RequestState] = []
-        self._chunks: list[_Chunk] = []
+        self.decoding: list[RequestState] = []
+        """Sequences with one next token, known or pending; the table has the slot."""
+        self.chunks: list[_Chunk] = []
         self._complete: list[RequestState] = []
         self._pool = pool
         self._block_size = pool.block_size
@@ -87,14 +287,6 @@ class PlanBuilder:
         self._guards: list[np.ndarray] = []
 
     # ------------------------------------------------------------ collecting
-
-    @property
-    def num_rows(self) -> int:
-        return len(self._decoding) + len(self._chunks)
-
-    def add_decodes(self, sequences: list[RequestState]) -> None:
-        """Add the next token, known or pending, of each sequence; the table has the slot."""
-        self._decoding = sequences
 
     def add_chunk(
         self,
@@ -118,7 +310,7 @@ class PlanBuilder:
         end = start + count
         # Copied: storing the chunk may replace written blocks with the tree's.
         table = sequence.table[: -(-end // size)].copy()
-        self._chunks.append(
+        self.chunks.append(
             _Chunk(sequence, start, count, self._flat, table, sample, *scores, *pooled)
         )
         self._flat += count
@@ -131,7 +323,7 @@ class PlanBuilder:
         """
         start, count = sequence.computed, len(constraints)
         table = sequence.table[: -(-(start + count) // self._block_size)].copy()
-        self._chunks.append(
+        self.chunks.append(
             _Chunk(
                 *(sequence, start, count, self._flat, table, False),
                 score_start=0,
@@ -148,9 +340,9 @@ class PlanBuilder:
         """
         size = self._block_size
         # Computed on demand: few steps share blocks that they write to.
-        for chunk in self._chunks[self._noted :]:
+        for chunk in self.chunks[self._noted :]:
             self._writers.update(dict.fromkeys(chunk.table[chunk.start // size :].tolist(), chunk))
-        self._noted = len(self._chunks)
+        self._noted = len(self.chunks)
         writer = self._writers.get(block)
         if writer is None:
             return count, 0
@@ -186,52 +378,50 @@ class PlanBuilder:
     # ------------------------------------------------------------ layout
 
     def build(
-        self,
-        order: DepthFirst,
-        sample_rows: SampleRows,
-        lay_out: Callable[[list[RequestState]], DecodeLayout],
+        self, order: DepthFirst, decode_rows: DecodeRows, sample_rows: SampleRows, version: int
     ) -> InFlightStep:
-        """Lay the rows out in `order`, which has every row's sequence; `lay_out` places decode
-        rows."""
-        decode = lay_out(self._decoding)
-        if self._chunks:
+        """Lay the rows out in `order`, which has every row's sequence.
+
+        `version`: see `DecodeRows.lay_out`.
+        """
+        decode = decode_rows.lay_out(self.decoding, order, version)
+        if self.chunks:
             flight = self._mixed(order, decode, sample_rows)
         else:
-            flight = self._decode_only(decode, sample_rows)
-        self.close()
+            sequences = decode.sequences
+            samples, wait_for_masks = plain_samples(list(enumerate(sequences)), sample_rows)
+            plan = StepPlan(
+                step=self.step,
+                token_ids=decode.token_ids,
+                positions=decode.positions,
+                slots=decode.slots,
+                row_start=decode.row_start,
+                context_len=decode.positions + 1,
+                block_tables=decode.block_tables,
+                copies=_NO_COPIES,
+                duplicate_tokens=_NO_TOKENS,
+                duplicate_slots=_NONE,
+                samples=samples,
+                wait_for_masks=wait_for_masks,
+                feeds=_feeds(sequences, range(len(sequences))) if self._feeding else _NO_FEEDS,
+                adapters=self._adapters(sequences) if self._have_adapters else _NO_TOKENS,
+                common_blocks=decode.common_blocks,
+                rids=decode.rids,
+            )
+            flight = InFlightStep(plan, sequences, [], [], [])
+            for sequence in sequences:
+                flight.sampled.append((sequence, sequence.epoch))
+        if self._guards:
+            self.close()
         for at, (sequence, _) in enumerate(flight.sampled):
             sequence.pending += 1
             sequence.sampled_at = at
         return flight
 
-    def _decode_only(self, decode: DecodeLayout, sample_rows: SampleRows) -> InFlightStep:
-        sequences = decode.sequences
-        samples, wait_for_masks = sample_rows.start(list(enumerate(sequences)))
-        plan = StepPlan(
-            step=self.step,
-            token_ids=decode.token_ids,
-            positions=decode.positions,
-            slots=decode.slots,
-            row_start=decode.row_start,
-            context_len=decode.positions + 1,
-            block_tables=decode.block_tables,
-            copies=_NO_COPIES,
-            duplicate_tokens=_NO_TOKENS,
-            duplicate_slots=_NONE,
-            samples=samples,
-            wait_for_masks=wait_for_masks,
-            feeds=_feeds(sequences, range(len(sequences))) if self._feeding else _NO_FEEDS,
-            adapters=self._adapters(sequences),
-            common_blocks=decode.common_blocks,
-            rids=decode.rids,
-        )
-        sampled = [(sequence, sequence.epoch) for sequence in sequences]
-        return InFlightStep(plan, sequences, sampled, [], [])
-
     def _mixed(
         self, order: DepthFirst, decode: DecodeLayout, sample_rows: SampleRows
     ) -> InFlightStep:
-        size, chunks = self._block_size, self._chunks
+        size, chunks = self._block_size, self.chunks
         members = {*decode.sequences, *(chunk.sequence for chunk in chunks)}
         if len(members) < len(order.sequences):
             order = order.only(members)
@@ -291,13 +481,15 @@ class PlanBuilder:
                 pooled.append(PooledRow(flat, states, sequence.pool.labels))
                 pooling.append((sequence, chunk.pool_start))
         sampled = [(row, sequences[row]) for row in sorted(sampling)]
-        samples, wait_for_masks = sample_rows.start(sampled)
+        samples, wait_for_masks = plain_samples(sampled, sample_rows)
         for chunk in chunks:
             if chunk.draft is not None:
                 row = row_of[chunk.sequence]
                 samples += sample_rows.drafted(row, chunk.sequence, chunk.draft)
                 sampled += [(row, chunk.sequence)] * chunk.count
-        wait_for_masks = sample_rows.start_drafts(wait_for_masks)
+        masks = sample_rows.masks
+        if masks.drafts or masks.drafts_handed:
+            wait_for_masks = masks.start_drafts(wait_for_masks)
         duplicate_tokens, duplicate_slots = _NO_TOKENS, _NONE
         if self._duplicates:
             written, targets = zip(*self._duplicates, strict=True)
@@ -318,8 +510,8 @@ class PlanBuilder:
             wait_for_masks=wait_for_masks,
             prompt_scores=scores,
             pooled=pooled,
-            feeds=_feeds(decode.sequences, flats.tolist()),
-            adapters=self._adapters(sequences),
+            feeds=_feeds(decode.sequences, flats.tolist()) if self._feeding else _NO_FEEDS,
+            adapters=self._adapters(sequences) if self._have_adapters else _NO_TOKENS,
             common_blocks=_common_blocks(order, context_len - counts, size),
             rids=np.array([sequence.rid for sequence in sequences], np.int64),
         )
@@ -340,8 +532,6 @@ class PlanBuilder:
 
     def _adapters(self, sequences: list[RequestState]) -> np.ndarray:
         """Adapter index of each row."""
-        if not self._have_adapters:
-            return _NO_TOKENS
         adapters = [sequence.adapter for sequence in sequences]
         return np.array(adapters, np.int32) if max(adapters, default=-1) >= 0 else _NO_TOKENS
 
@@ -360,3 +550,20 @@ def _feeds(sequences: list[RequestState], flats: Iterable[int]) -> np.ndarray:
         if sequence.computed > sequence.length
     ]
     return np.array(feeds, np.int32) if feeds else _NO_FEEDS
+
+
+def plain_samples(
+    rows: list[tuple[int, RequestState]], sample_rows: SampleRows
+) -> tuple[list[SampleRow], Callable[[], None] | None]:
+    """`SampleRows.start`, with the rows of most steps made here."""
+    samples: list[SampleRow] = []
+    for index, s in rows:
+        if s.pending or not s.plain:
+            return sample_rows.start(rows)
+        mask, matcher = None, s.matcher
+        if matcher is not None and (sample_rows.automata or (mask := matcher.ready) is None):
+            return sample_rows.start(rows)
+        samples.append(
+            SampleRow(index, s.params, s.tokens[: s.length], s.prompt_len, mask, simple=s.simple)
+        )
+    return samples, None

@@ -22,11 +22,12 @@ from rootlace.runtime.contracts.messages import (
     TreePage,
     adapter_and_namespace,
 )
+from rootlace.runtime.contracts.plan import StepPlan
 from rootlace.runtime.scheduler.admission import RunningSet
 from rootlace.runtime.scheduler.kv_manager import KVStore
 from rootlace.runtime.scheduler.offload.levels import Level
 from rootlace.runtime.scheduler.pacing import PromptPace, TickTimes
-from rootlace.runtime.scheduler.request import InFlightStep, RequestState
+from rootlace.runtime.scheduler.request import RequestState
 from rootlace.wire.protocol import CacheReport, Scope
 
 _Entry = tuple[int, int, Node, tuple[str, str]]
@@ -148,10 +149,10 @@ class CacheView:
         self._ticks = TickTimes()
         self._committed = 0.0
 
-    def note_step(self, flight: InFlightStep, now: float) -> float:
+    def note_step(self, plan: StepPlan, begun: float, now: float) -> float:
         """Record a committed step; return its duration in seconds."""
-        plan, seconds = flight.plan, now - max(flight.begun, self._committed)
-        self.pace.note(plan.num_tokens, len(plan.samples), seconds)
+        seconds = now - max(begun, self._committed)
+        self.pace.note(len(plan.token_ids), len(plan.samples), seconds)
         self._ticks.note(self._kv.tree.tick, now)
         self._committed = now
         return seconds

@@ -10,6 +10,7 @@ Sections: retention (pins, times to live), cache report, KV store.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Hashable
 
 import msgspec
@@ -49,6 +50,9 @@ class Retention:
         self._enabled = config.enabled
         self._num_blocks = tree.pool.num_blocks
         self._block_size = tree.block_size
+        self._clock = clock
+        self._due = math.inf
+        """No pin and no time to live ends before this time."""
 
     def check_pin(self, sequence: RequestState, longest: int) -> None:
         """Raise PinRefused if a prompt cannot be pinned now; an optional pin is skipped then.
@@ -101,6 +105,7 @@ class Retention:
             sequence.program,
             sequence.request.client,
         )
+        self._due = min(self._due, self.pins.next_end)
 
     def released(self, sequence: RequestState) -> None:
         """Start the time to live, if any, of the tokens that the sequence added to the tree."""
@@ -108,11 +113,14 @@ class Retention:
         if cache.ttl is not None and not cache.pin:
             known = sequence.tokens[: sequence.tree_len]
             self._expiry.keep(sequence.namespace, known, sequence.found, cache.ttl)
+            self._due = min(self._due, self._expiry.next_end)
 
-    def expire(self) -> None:
+    def expire(self, now: float | None = None) -> None:
         """Release expired pins and forget expired tokens."""
-        self.pins.expire()
-        self._expiry.expire()
+        if self._due <= (self._clock() if now is None else now):
+            self.pins.expire()
+            self._expiry.expire()
+            self._due = min(self.pins.next_end, self._expiry.next_end)
 
     def end(self) -> None:
         """Forget all tokens with a time to live, before a stop."""

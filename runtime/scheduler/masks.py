@@ -1,18 +1,23 @@
-"""Masks of a step: filled at once, or beside the step by a filler."""
+"""Sample rows of a step, and their masks: filled at once, or beside the step by a filler.
+
+Sections: mask jobs, masks, sample rows.
+"""
 
 from __future__ import annotations
 
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 from weakref import WeakSet
 
 import numpy as np
 
 from rootlace.runtime.contracts.matcher import Matcher
-from rootlace.runtime.contracts.plan import MaskRow
+from rootlace.runtime.contracts.plan import AutomatonState, MaskRow, SampleRow
+from rootlace.runtime.scheduler.request import RequestState
+from rootlace.wire.protocol import SamplingParams
 
 log = logging.getLogger(__name__)
 
@@ -198,8 +203,8 @@ class StepMasks:
         self._filler = filler or InlineFiller()
         self._slow: WeakSet[Matcher] = WeakSet()
         self._handed: list[MaskJob] = []
-        self._drafts: list[DraftJob] = []
-        self._drafts_handed: list[DraftJob] = []
+        self.drafts: list[DraftJob] = []
+        self.drafts_handed: list[DraftJob] = []
         self._spent = 0.0
         """Seconds spent on the spot in the step being planned."""
 
@@ -273,7 +278,7 @@ class StepMasks:
     ) -> list[np.ndarray]:
         """The masks of a `DraftJob`, readable when the step's masks are."""
         outs = np.zeros((len(draft) + 1 - first, self._words), np.int32)
-        self._drafts.append(DraftJob(matcher, draft, first, outs, failed))
+        self.drafts.append(DraftJob(matcher, draft, first, outs, failed))
         return list(outs)
 
     def start_drafts(self, wait: Callable[[], None] | None) -> Callable[[], None] | None:
@@ -281,9 +286,9 @@ class StepMasks:
 
         No matcher of a job may be used before the wait.
         """
-        drafts, self._drafts = self._drafts, []
-        self._learn(self._drafts_handed)
-        self._drafts_handed = drafts
+        drafts, self.drafts = self.drafts, []
+        self._learn(self.drafts_handed)
+        self.drafts_handed = drafts
         if not drafts:
             return wait
         deadline = time.perf_counter() + self._draft_seconds
@@ -315,3 +320,194 @@ class StepMasks:
                 self._slow.add(job.matcher)
             elif job.seconds:
                 self._slow.discard(job.matcher)
+
+
+# Sample rows --------------------------------------------------------------------------------------
+
+
+Constraint = np.ndarray | MaskRow | AutomatonState
+
+_PLAIN = SamplingParams(temperature=0.0, seed=0)
+
+
+class SampleRows:
+    """Makes the sample rows of each step.
+
+    A row whose last token is pending can still be planned. The next state of an automaton must be
+    all that the row needs of the token. A row with a mask of its own, or with penalties over all
+    tokens, is late: `final` makes the row when the token is known.
+
+    From `start` to the step's commit another thread may fill a matcher's mask, and nothing else may
+    use the matcher. `RequestState.stepped` notes whether the row got its automaton's state: only
+    then is the matcher asked for the next state.
+    """
+
+    def __init__(self, masks: StepMasks, automata: bool) -> None:
+        """`automata`: the executor advances the automata that matchers offer."""
+        self.masks = masks
+        self.automata = automata
+
+    def start(
+        self, rows: list[tuple[int, RequestState]]
+    ) -> tuple[list[SampleRow], Callable[[], None] | None]:
+        """The samples of a step's `rows` (row and sequence), and `StepPlan.wait_for_masks`."""
+        if self.automata:
+            constrained = [sequence for _, sequence in rows if sequence.matcher is not None]
+            constraints, wait = self._constraints(constrained)
+            return [
+                _row(index, sequence, sequence.pending, constraints.get(sequence))
+                for index, sequence in rows
+            ], wait
+        matchers = [None if s.pending else s.matcher for _, s in rows]
+        masks: list[np.ndarray | MaskRow | None] = [
+            None if matcher is None else matcher.ready for matcher in matchers
+        ]
+        missing = [
+            at
+            for at, (matcher, mask) in enumerate(zip(matchers, masks, strict=True))
+            if matcher is not None and mask is None
+        ]
+        wait = None
+        if missing:
+            asked = [matcher for at in missing if (matcher := matchers[at]) is not None]
+            found, wait = self.masks.start(asked)
+            for at, mask in zip(missing, found, strict=True):
+                masks[at] = mask
+        return [
+            _row(index, s, s.pending, mask) for (index, s), mask in zip(rows, masks, strict=True)
+        ], wait
+
+    def final(self, samples: list[SampleRow], live: dict[int, RequestState]) -> list[SampleRow]:
+        """`samples` without late ones, after the commit of the step before; waits for masks.
+
+        `live`: sequences of late samples that are still needed.
+        """
+        constrained = [s for s in live.values() if s.matcher is not None]
+        # The tokens are known: pending tokens are those to sample.
+        constraints, wait = self._constraints(constrained, known=True)
+        if wait is not None:
+            wait()
+        done = [dead_row(sample) if sample.late else sample for sample in samples]
+        for at, sequence in live.items():
+            done[at] = _row(samples[at].row, sequence, 0, constraints.get(sequence))
+        return done
+
+    def along(self, sequence: RequestState, draft: list[int]) -> list[Constraint | None]:
+        """Constraints of the next token of `sequence` and of each token behind a drafted one.
+
+        No token may be pending. Fewer constraints return where the matcher refuses a token or the
+        text ends.
+
+        Slow masks are filled beside the step, and the draft is cut then (see `DraftJob`). Until the
+        step's masks were waited for nothing may use the matcher.
+        """
+        matcher = sequence.matcher
+        if matcher is None:
+            return [None] * (len(draft) + 1)
+        constraints: list[Constraint | None] = []
+        begun = time.perf_counter()
+
+        def at_hand(place: int) -> bool:
+            state = _automaton(sequence, matcher) if self.automata else None
+            constraints.append(state or self.masks.at_hand(matcher, begun))
+            return constraints[-1] is not None
+
+        walk(matcher, draft, at_hand, sequence.fail)
+        self.masks.spend(begun)
+        if sequence.fault is not None:
+            return []
+        if constraints and constraints[-1] is None:
+            constraints[-1:] = self.masks.along(matcher, draft, len(constraints) - 1, sequence.fail)
+        return constraints
+
+    def drafted(
+        self, row: int, sequence: RequestState, constraints: list[Constraint | None]
+    ) -> list[SampleRow]:
+        """The samples of a row with a draft, with the constraints of `along`."""
+        params, last = sequence.params, len(constraints) - 1
+        samples = []
+        for at, constraint in enumerate(constraints):
+            state = constraint if isinstance(constraint, AutomatonState) else None
+            samples.append(
+                SampleRow(
+                    row,
+                    params,
+                    sequence.tokens[: sequence.length + at],
+                    sequence.prompt_len,
+                    None if isinstance(constraint, AutomatonState) else constraint,
+                    params.stop_token_ids if sequence.outputs + at < params.min_tokens else (),
+                    automaton=state,
+                    simple=sequence.simple,
+                    back=last - at,
+                )
+            )
+        return samples
+
+    def _constraints(
+        self, sequences: list[RequestState], *, known: bool = False
+    ) -> tuple[dict[RequestState, Constraint], Callable[[], None] | None]:
+        """The constraints of `sequences` that are not late; all have a matcher.
+
+        `known`: no token is pending.
+        """
+        constraints: dict[RequestState, Constraint] = {}
+        masked: dict[RequestState, Matcher] = {}
+        for sequence in sequences:
+            matcher = sequence.matcher
+            assert matcher is not None
+            ahead = sequence.pending and not known
+            state = None
+            if self.automata and (sequence.stepped or not ahead):
+                state = _automaton(sequence, matcher)
+            sequence.stepped = state is not None
+            if state is not None:
+                constraints[sequence] = state
+            elif not ahead:
+                masked[sequence] = matcher
+        if not masked:
+            return constraints, None
+        masks, wait = self.masks.start(list(masked.values()))
+        constraints.update(zip(masked, masks, strict=True))
+        return constraints, wait
+
+
+def dead_row(sample: SampleRow) -> SampleRow:
+    """The final form of a late row whose sample is no longer needed."""
+    return replace(sample, late=False, params=_PLAIN, mask=None, automaton=None, banned=())
+
+
+def _row(
+    index: int, sequence: RequestState, pending: int, constraint: Constraint | None = None
+) -> SampleRow:
+    """The sample row of `sequence`; `pending`: unknown tokens (0 or 1) before the sampled one."""
+    params = sequence.params
+    banned = params.stop_token_ids if sequence.outputs + pending < params.min_tokens else ()
+    tokens = sequence.tokens[: sequence.length]
+    state = None
+    if isinstance(constraint, AutomatonState):
+        state, constraint = constraint, None
+    if not pending:
+        return SampleRow(
+            index, params, tokens, sequence.prompt_len, constraint, banned,
+            automaton=state, simple=sequence.simple,
+        )  # fmt: skip
+    waits = sequence.penalised or (state is None and sequence.matcher is not None)
+    return SampleRow(
+        index,
+        params,
+        tokens,
+        sequence.prompt_len,
+        banned=banned,
+        source=sequence.sampled_at,
+        automaton=state,
+        late=waits,
+        simple=sequence.simple,
+    )
+
+
+def _automaton(sequence: RequestState, matcher: Matcher) -> AutomatonState | None:
+    try:
+        return matcher.automaton()
+    except BaseException:  # a panic in a compiled library is no Exception
+        log.exception("%r: its constraint does not say where its automaton stands", sequence)
+        return None

@@ -20,47 +20,42 @@ from rootlace.wire.errors import ConstraintNotMet, InternalError, from_code
 # Updates ------------------------------------------------------------------------------------------
 
 
-def due(sequence: RequestState, now: float, spacing: float = 0.0) -> bool:
-    """Whether to emit now: the first token always, later ones by `emit_every` and `emit_seconds`.
-
-    With many streams, each stream emits at most every `spacing` seconds; the next multiple of
-    `emit_seconds` counts. Emission times are multiples of the interval, so that streams with the
-    same interval are emitted together.
-    """
-    if not sequence.announced:
-        return True
-    request = sequence.request
-    if sequence.length - sequence.emitted < request.emit_every:
-        return False
-    seconds = request.emit_seconds
-    if 0 < seconds < spacing:
-        seconds *= -(-spacing // seconds)
-    return not seconds or now // seconds > sequence.emitted_at // seconds
-
-
 def next_update(
     sequence: RequestState, now: float, spacing: float = 0.0, *, held_back: bool = False
 ) -> EngineOutput | None:
-    """The next update of a request that goes on; None if there is nothing to emit.
+    """The next update of a request that goes on; None if nothing is due.
 
-    `spacing`: see `due`. `held_back`: ignore `emit_every` and `emit_seconds`.
+    The first token is due at once, later ones by `emit_every` and `emit_seconds`. With many
+    streams, each stream emits at most every `spacing` seconds; the next multiple of `emit_seconds`
+    counts. Emission times are multiples of the interval, so that streams with the same interval are
+    emitted together. `held_back`: ignore `emit_every` and `emit_seconds`.
 
     Tokens wait for their scores. Tokens of a checked constraint wait for the end of the request, as
     a rollback may drop them. Tokens forced before the first sample wait until the prompt is
     computed, since the first update also carries the prompt's figures.
     """
-    if held_back and not sequence.announced:
-        return None
+    if not sequence.announced:
+        if held_back:
+            return None
+    elif not held_back:
+        request = sequence.request
+        if sequence.length - sequence.emitted < request.emit_every:
+            return None
+        seconds = request.emit_seconds
+        if 0 < seconds < spacing:
+            seconds *= -(-spacing // seconds)
+        if seconds and now // seconds <= sequence.emitted_at // seconds:
+            return None
     stop = sequence.length
     if sequence.params.logprobs:
         # A step in flight returns the scores of later tokens.
         stop = sequence.emitted + sum(len(part.logprobs) for part in sequence.output_scores)
-    elif sequence.scores_missing:
+    elif sequence.score_next < sequence.score_stop:
         stop = sequence.score_next
     if sequence.held:
         settled = 0 if sequence.matcher is None else sequence.matcher.settled()
         stop = min(stop, sequence.prompt_len + settled)
-    if stop <= sequence.emitted or not (held_back or due(sequence, now, spacing)):
+    if stop <= sequence.emitted:
         return None
     update = _tokens(sequence, stop)
     sequence.emitted_at = now
@@ -166,26 +161,23 @@ class Suspects:
     """
 
     def __init__(self) -> None:
-        self._queue: deque[RequestState] = deque()
+        self.queue: deque[RequestState] = deque()
         self._accused: list[RequestState] = []
         """Requests of the last failing step of several."""
-
-    def __bool__(self) -> bool:
-        return bool(self._queue)
 
     def add(self, sequence: RequestState, until: int) -> None:
         """Compute `sequence` alone until its first `until` tokens are computed."""
         sequence.suspected_until = until
-        self._queue.append(sequence)
+        self.queue.append(sequence)
 
     def first(self) -> RequestState | None:
         """The sequence to compute alone now; None if none is left. No step may be in flight."""
-        while self._queue:
-            sequence = self._queue[0]
+        while self.queue:
+            sequence = self.queue[0]
             if not sequence.finished and sequence.computed < sequence.suspected_until:
                 return sequence
             sequence.suspected_until = 0
-            self._queue.popleft()
+            self.queue.popleft()
         self._accused = []  # a later failure has another cause
         return None
 

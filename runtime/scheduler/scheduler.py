@@ -25,16 +25,15 @@ from rootlace.runtime.scheduler.admission import (
     RunningSet,
     by_order,
 )
-from rootlace.runtime.scheduler.batch import PlanBuilder
+from rootlace.runtime.scheduler.batch import DecodeRows, PlanBuilder
 from rootlace.runtime.scheduler.inspection import CacheControl, CacheView
 from rootlace.runtime.scheduler.kv_manager import KVStore
-from rootlace.runtime.scheduler.masks import StepMasks
+from rootlace.runtime.scheduler.masks import SampleRows, StepMasks, dead_row
 from rootlace.runtime.scheduler.offload.levels import Tiers, as_measured
 from rootlace.runtime.scheduler.output import Rollback, Suspects, TokenIntake
 from rootlace.runtime.scheduler.pacing import PromptPace
 from rootlace.runtime.scheduler.queue import FairQueue, PriorityQueues, WaitingQueue
 from rootlace.runtime.scheduler.request import Counters, Ending, InFlightStep, RequestState
-from rootlace.runtime.scheduler.rows import DecodeRows, SampleRows, dead_row
 from rootlace.runtime.scheduler.speculation import Drafting
 from rootlace.wire.errors import (
     DeadlineImpossible,
@@ -91,6 +90,8 @@ class Scheduler:
             if getattr(config, name) < 1:
                 raise ValueError(f"{name} must be at least 1, not {getattr(config, name)}")
         self.config = config
+        self._checks = config.check_invariants
+        self._have_adapters = bool(adapters)
         pace = PromptPace()
         if tiers is not None and tiers.prefill_seconds is as_measured:
             tiers = replace(tiers, prefill_seconds=pace.seconds)
@@ -208,7 +209,8 @@ class Scheduler:
         else:
             self._running.remove(sequence)
         update = self._end(sequence, EngineOutput(rid, finish="abort"))
-        self._check_if_asked()
+        if self._checks:
+            self.check()
         return update
 
     @property
@@ -226,10 +228,12 @@ class Scheduler:
 
         With prefill in `plan`, which may take long, of all requests; always of preempted requests.
         """
-        now = self._clock()
         sequences = self._running.preempted
-        if plan.num_tokens > len(plan.samples):
+        if len(plan.token_ids) > len(plan.samples):
             sequences = [*self._running.sequences, *sequences]
+        if not self._streams or not sequences:
+            return []
+        now = self._clock()
         updates = [
             output.next_update(sequence, now, held_back=True)
             for sequence in sequences
@@ -244,43 +248,47 @@ class Scheduler:
         committed."""
         if len(self._flights) == MAX_FLIGHTS:
             raise RuntimeError("two plans are under way that were neither committed nor failed")
-        self.kv.retention.expire()
-        self.kv.tiering.poll()
-        for sequence in self._deadlines.late(self._clock()):
+        now = self._clock()
+        self.kv.retention.expire(now)
+        if self.kv.tiering.active:
+            self.kv.tiering.poll()
+        for sequence in self._deadlines.late(now):
             self._waiting.remove(sequence)
             late = DeadlineImpossible("others come first, for longer than its timeout allows")
             update = EngineOutput(sequence.rid, finish="error", code=late.code, error=str(late))
             self._updates.append(self._end(sequence, update))
-        if self._suspects and self._flights:
+        if self._flights and self._suspects.queue:
             return None
         # An attempt without rows evicted or preempted. The bound turns a mistake into an error
-        # instead of a
-        # hang.
+        # instead of a hang.
+        running = self._running
         for _ in range(3 * len(self._by_rid) + 3):
-            alone = self._suspects.first()
+            alone = self._suspects.first() if self._suspects.queue else None
             if alone is not None:
-                self._running.stand_back(alone)
-            builder = PlanBuilder(
-                self._count.steps,
-                self.kv.pool,
-                feeding=bool(self._flights),
-                adapters=bool(self._limits.adapters),
-            )
-            ready = self._running.secure(may_preempt=not self._flights)
+                running.stand_back(alone)
+            ready = running.secure(may_preempt=not self._flights)
             if ready is not None:  # otherwise the step in flight may free the missing blocks
+                builder = PlanBuilder(
+                    self._count.steps,
+                    self.kv.pool,
+                    feeding=bool(self._flights),
+                    adapters=self._have_adapters,
+                )
                 budget = self.config.max_step_tokens - len(ready)
                 if self._drafting.requests:
                     draft_budget = budget // 2  # the other half is for prefill
                     ready, left = self._drafting.plan(ready, builder, draft_budget)
                     budget -= draft_budget - left
-                builder.add_decodes(ready)
+                builder.decoding = ready
                 for sequence in ready:
                     sequence.computed += 1
-                self._prefill.plan(builder, budget, alone)
-                if builder.num_rows:
+                if running.prefilling or running.preempted or len(self._waiting):
+                    self._prefill.plan(builder, budget, alone)
+                if ready or builder.chunks:
                     return self._launch(builder)
-            if self._flights or not self._running.sequences:
-                self._check_if_asked()
+            if self._flights or not running.sequences:
+                if self._checks:
+                    self.check()
                 return None
         raise RuntimeError(f"no progress with {len(self._running.sequences)} running sequences")
 
@@ -298,18 +306,19 @@ class Scheduler:
     def commit(self, plan: StepPlan, result: StepResult) -> list[EngineOutput]:
         """Take in a step's results; return the updates."""
         flight = self._land(plan)
-        self.kv.tiering.saving.committed()
+        if self.kv.tiering.active:
+            self.kv.tiering.saving.committed()
         for (sequence, _, stop), scores in zip(flight.scored, result.prompt_scores, strict=True):
             sequence.take_scores(scores, stop)
         for (sequence, _), states in zip(flight.pooled, result.pooled, strict=True):
             output.take_states(sequence, states)
-        updates = self.take_updates()
+        updates, self._updates = self._updates, []
         for sequence in flight.complete:
             if not sequence.finished:
                 updates.append(self._finish(sequence))
         intake, now = self._intake, self._clock()
         spacing = self._streams / self.config.stream_rate
-        seconds = self.view.note_step(flight, now)
+        seconds = self.view.note_step(plan, flight.begun, now)
         if self._drafting.requests:
             self._drafting.note(plan, seconds)
         dropped = 0
@@ -325,7 +334,7 @@ class Scheduler:
             if sequence.plain and intake.try_take_fast(sequence, token, scored):
                 if sequence.prediction is not None:
                     self._drafting.settle(sequence)
-                if sequence.draft is not None or not output.due(sequence, now, spacing):
+                if sequence.draft is not None:
                     continue
                 update = output.next_update(sequence, now, spacing)
             else:
@@ -336,7 +345,8 @@ class Scheduler:
                 updates.append(update)
         self._count.dropped_samples += dropped
         self._count.output_tokens += len(flight.sampled) - dropped
-        self._check_if_asked()
+        if self._checks:
+            self.check()
         return updates
 
     def _take(
@@ -379,7 +389,7 @@ class Scheduler:
         guilty = self._suspects.accuse(flight)
         while self._flights:
             self._flights.popleft().drop()
-        if self._suspects:
+        if self._suspects.queue:
             flight.drop()
         updates = self.take_updates()
         self.kv.reset()
@@ -390,7 +400,8 @@ class Scheduler:
         self._running.restart()
         for sequence in self._by_rid.values():
             sequence.lose_pin()
-        self._check_if_asked()
+        if self._checks:
+            self.check()
         return updates
 
     # ------------------------------------------------------------ how things stand
@@ -442,17 +453,18 @@ class Scheduler:
     def _launch(self, builder: PlanBuilder) -> StepPlan:
         if self._flights and self._drafting.requests:
             self._drafting.launched(self._running.sequences)
-        order, version = self._running.depth_first(), self.kv.version
-        flight = builder.build(
-            order, self._sample_rows, lambda ready: self._decode_rows.lay_out(ready, order, version)
-        )
+        running = self._running
+        order = running.ordered or running.depth_first()
+        flight = builder.build(order, self._decode_rows, self._sample_rows, self.kv.version)
         flight.begun = self._clock()
-        self.kv.tiering.saving.launched()
+        if self.kv.tiering.active:
+            self.kv.tiering.saving.launched()
         self._flights.append(flight)
-        self._running.relax()
+        running.reserve = max(running.headroom.decay * running.reserve, running.headroom.least)
         self._count.steps += 1
         self._count.copies += len(flight.plan.copies)
-        self._check_if_asked()
+        if self._checks:
+            self.check()
         return flight.plan
 
     def _land(self, plan: StepPlan) -> InFlightStep:

@@ -15,10 +15,10 @@ from rootlace.runtime.contracts.messages import NO_TOKENS
 from rootlace.runtime.contracts.plan import MAX_DRAFTED, StepPlan
 from rootlace.runtime.scheduler.batch import PlanBuilder
 from rootlace.runtime.scheduler.kv_manager import KVStore
+from rootlace.runtime.scheduler.masks import SampleRows
 from rootlace.runtime.scheduler.pacing import DraftPace
 from rootlace.runtime.scheduler.prediction import MAX_DRAFT, PredictedText, Prediction
 from rootlace.runtime.scheduler.request import Counters, RequestState
-from rootlace.runtime.scheduler.rows import SampleRows
 
 _MARGIN = 1.7
 """Minimum ratio of a draft's savings to its cost: the cost is known roughly."""
@@ -122,7 +122,7 @@ class Drafting:
         self._rests = 0
         max_draft = min(MAX_DRAFT, MAX_DRAFTED // len(wanted))
         drafting = set()
-        self._sample_rows.begin_drafts()
+        self._sample_rows.masks.begin_drafts()
         for sequence, count in wanted:
             if count := self._draft(sequence, min(count, max_draft, budget), builder):
                 drafting.add(sequence)

@@ -291,7 +291,7 @@ def test_a_turn_takes_some_of_many_that_are_ready() -> None:
         requests.add(submit(rid, "a"), Constraint("regex", "a"))
     service.finish("a")
     turns = []
-    while len(requests):
+    while requests.by_rid:
         requests.wait(1e6)  # there is something already, or will never be
         turns.append([waiting.request.rid for waiting in requests.take()])
     assert [rid for turn in turns for rid in turn] == [*range(1, 97)]

@@ -168,7 +168,7 @@ def test_a_late_plan_is_sampled_before_anything_follows(runner: ModelRunner) -> 
     # Given up, it is in nobody's way.
     assert runner.run(first_plan(rows(runner, 1), PARAMS[:1])).token_ids[0] >= 0
     runner.collect(launched)
-    with pytest.raises(ValueError, match="late"):
+    with pytest.raises(RuntimeError, match="late"):
         run(runner, plan)
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from rootlace.runtime.contracts.plan import StepPlan
-from rootlace.runtime.scheduler.rows import DecodeRows, DepthFirst
+from rootlace.runtime.scheduler.batch import DecodeRows, DepthFirst
 from tests.scheduler.world import World
 
 OVERLAP = pytest.mark.parametrize("overlap", [False, True])

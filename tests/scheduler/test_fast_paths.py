@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from rootlace.runtime.contracts.messages import EngineRequest
 from rootlace.runtime.contracts.plan import MaskRow, SampleRow, TokenScores
-from rootlace.runtime.scheduler.masks import StepMasks
+from rootlace.runtime.scheduler.batch import DecodeRows, DepthFirst, plain_samples
+from rootlace.runtime.scheduler.masks import SampleRows, StepMasks
 from rootlace.runtime.scheduler.output import TokenIntake
 from rootlace.runtime.scheduler.request import RequestState
-from rootlace.runtime.scheduler.rows import DecodeRows, DepthFirst, SampleRows
 from rootlace.wire.protocol import SamplingParams
 from tests.scheduler.matchers import Digits, Script
 
@@ -69,7 +69,7 @@ ROWS = st.lists(
 @given(ROWS, st.booleans())
 @settings(max_examples=60)
 def test_sample_rows(rows, automata) -> None:
-    """`start` makes plain rows itself; they are those of `_start`."""
+    """Plain rows made by the batch are those of `SampleRows.start`."""
     made = []
     for rid, (temperature, min_tokens, penalty, kind, pending) in enumerate(rows):
         params = SamplingParams(
@@ -84,8 +84,8 @@ def test_sample_rows(rows, automata) -> None:
         one = sequence(rid, params, matcher)
         one.pending, one.sampled_at = pending, rid
         made.append((rid, one))
-    ours, wait = SampleRows(StepMasks(VOCAB), automata).start(made)
-    theirs, other_wait = SampleRows(StepMasks(VOCAB), automata)._start(made)
+    ours, wait = plain_samples(made, SampleRows(StepMasks(VOCAB), automata))
+    theirs, other_wait = SampleRows(StepMasks(VOCAB), automata).start(made)
     assert (wait is None) == (other_wait is None)
     assert len(ours) == len(theirs) == len(made)
     for mine, other in zip(ours, theirs, strict=True):

@@ -132,20 +132,23 @@ class NativeDecoder:
         Raises ValueError for tokens, positions, slots or copied blocks that do not exist. Block
         tables are trusted: checking them would take time that grows with the context.
         """
-        token_ids = _int32(plan.token_ids)
-        positions = _int32(plan.positions)
+        int32, as_array = np.int32, np.ascontiguousarray
+        token_ids = as_array(plan.token_ids, int32)
+        positions = as_array(plan.positions, int32)
         count = len(token_ids)
-        slots = np.asarray(plan.slots, np.int64)
-        sources = None
+        slots, sources = plan.slots, None
         if len(plan.duplicate_tokens):
             slots = np.concatenate((slots, plan.duplicate_slots))
             sources = np.concatenate((np.arange(count, dtype=np.int32), plan.duplicate_tokens))
-        slots = np.ascontiguousarray(slots, np.int64)
-        copies = _int32(plan.copies)
+        slots = as_array(slots, np.int64)
+        copies = as_array(plan.copies, int32)
         self._check(token_ids, positions, slots, copies)
-        wanted = np.concatenate(wanted_tokens(plan)).astype(np.int32)
-        hidden = torch.empty((len(wanted), self._spec.hidden_size), dtype=self.dtype)
-        all_wanted = len(wanted) == count and bool((wanted == np.arange(count)).all())
+        wanted, wanted_count = None, count
+        plain = len(plan.samples) == len(plan.context_len) == count
+        if not plain or plan.prompt_scores or plan.pooled:  # otherwise all tokens, in order
+            wanted = np.concatenate(wanted_tokens(plan)).astype(int32)
+            wanted_count = len(wanted)
+        hidden = torch.empty((wanted_count, self._spec.hidden_size), dtype=self.dtype)
         rotations = positions
         if self._tables is None:
             self._rotate_by(*self._rotary.rotations(torch.from_numpy(positions)))
@@ -153,13 +156,14 @@ class NativeDecoder:
         growth, factors = self._spec.attention.growth, None
         if growth is not None:
             factors = query_factors(growth, torch.from_numpy(positions)).to(self.dtype).float()
-        row_start, context_len = _int32(plan.row_start), _int32(plan.context_len)
-        tables = _int32(plan.block_tables)
-        adapters = _int32(adapter_of_tokens(plan)) if len(plan.adapters) else None
+        row_start = as_array(plan.row_start, int32)
+        context_len = as_array(plan.context_len, int32)
+        tables = as_array(plan.block_tables, int32)
+        adapters = as_array(adapter_of_tokens(plan), int32) if len(plan.adapters) else None
         step = native.Step(
             count,
             len(slots),
-            len(wanted),
+            wanted_count,
             len(copies),
             token_ids.ctypes.data,
             positions.ctypes.data,
@@ -167,7 +171,7 @@ class NativeDecoder:
             None if factors is None else factors.data_ptr(),
             slots.ctypes.data,
             None if sources is None else sources.ctypes.data,
-            None if all_wanted else wanted.ctypes.data,
+            None if wanted is None else wanted.ctypes.data,
             copies.ctypes.data,
             native.Rows(
                 len(context_len),
@@ -219,7 +223,7 @@ class NativeDecoder:
             self._logits = np.empty((count, self._model.vocab), np.float32)
             self._logits_at = self._logits.ctypes.data
         hidden = hidden.contiguous()
-        addresses, _kept = addresses_of(masks, self._spec.vocab_size)
+        addresses, _kept = addresses_of(masks, self._spec.vocab_size) if masks else (None, ())
         self._library.rl_logits(
             self._team.handle,
             self._address,
@@ -251,7 +255,3 @@ class NativeDecoder:
             raise ValueError("a slot is not in the KV cache")
         if not 0 <= positions.min() <= positions.max() < self._rotary.context_length:
             raise ValueError("a position is beyond the context")
-
-
-def _int32(values: np.ndarray) -> np.ndarray:
-    return np.ascontiguousarray(values, np.int32)

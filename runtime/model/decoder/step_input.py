@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from rootlace.runtime.model.decoder.rope import RotaryEmbedding
 from rootlace.runtime.model.families.spec import ModelSpec
 from rootlace.runtime.model.lora import adapted_tokens
 
+_ROW, _BACK = attrgetter("row"), attrgetter("back")
 NOT_FED = -1
 """Stands for a token that the step before does not have to find."""
 
@@ -122,8 +124,8 @@ def wanted_tokens(plan: StepPlan) -> list[np.ndarray]:
     """Flat tokens whose hidden states are needed: those before samples, then scored ranges, then
     pooled ones."""
     count = len(plan.samples)
-    rows = np.fromiter((sample.row for sample in plan.samples), np.int64, count)
-    back = np.fromiter((sample.back for sample in plan.samples), np.int64, count)
+    rows = np.fromiter(map(_ROW, plan.samples), np.int64, count)
+    back = np.fromiter(map(_BACK, plan.samples), np.int64, count)
     last = plan.row_start[rows + 1] - 1 - back
     scored = [
         np.arange(score.flat_start, score.flat_start + len(score.targets))

@@ -24,7 +24,7 @@ from rootlace.runtime.contracts.plan import (
 )
 from rootlace.runtime.model.decoder.interface import Forward
 from rootlace.runtime.model.sampling import sampler
-from rootlace.runtime.model.sampling.automaton_table import HostMasks
+from rootlace.runtime.model.sampling.automaton_table import HostMasks, Mask
 from rootlace.runtime.model.sampling.sampler import Sampler
 
 # Sources ------------------------------------------------------------------------------------------
@@ -35,21 +35,13 @@ from rootlace.runtime.model.sampling.sampler import Sampler
 def fed(plan: StepPlan, before: np.ndarray) -> StepPlan:
     """The plan with the tokens in place that its feeds name. before int32: the tokens that the plan
     launched before found; where it found none (-1) any token will do, its row has failed."""
-    if not len(plan.feeds):
-        return plan
     token_ids = plan.token_ids.copy()
     token_ids[plan.feeds[:, 0]] = np.maximum(before[plan.feeds[:, 1]], 0)
     return replace(plan, token_ids=token_ids)
 
 
-def resolved(rows: Sequence[SampleRow], before: np.ndarray) -> Sequence[SampleRow]:
-    """The rows without sources, and with masks in place of states of automata."""
-    if all(row.source < 0 and row.automaton is None for row in rows):
-        return rows
-    return [_resolved(row, before) for row in rows]
-
-
 def _resolved(row: SampleRow, before: np.ndarray) -> SampleRow:
+    """The row without a source, and with a mask in place of an automaton's state."""
     token_ids, mask, token = row.token_ids, row.mask, None
     if row.source >= 0:
         token = int(before[row.source])
@@ -111,11 +103,13 @@ class PlainSteps:
         last, self._last = self._last, step
         try:
             if last is not None:
-                step.before = _tokens_of(last, plan)
-            if plan.num_tokens or len(plan.copies):
-                step.hidden = self._forward.run(fed(plan, step.before))
-            if not plan.late:
-                self._finish(step, plan.samples)
+                step.before = _NO_TOKENS if last.result is None else last.result.token_ids
+                if last.result is None:
+                    _check_unneeded(last, plan)
+            if len(plan.token_ids) or len(plan.copies):
+                known = fed(plan, step.before) if len(plan.feeds) else plan
+                step.hidden = self._forward.run(known)
+            self._finish(step, plan.samples)
         except Exception as error:
             step.error = error
         return step
@@ -152,17 +146,38 @@ class PlainSteps:
     # ------------------------------------------------------------ parts of a step
 
     def _finish(self, step: PlainStep, samples: Sequence[SampleRow]) -> None:
+        """Sample, score and pool, unless a row is late: `sample` then brings the final rows."""
         plan, hidden = step.plan, step.hidden
         if hidden is None:
             step.result = StepResult(_NO_TOKENS, [], [])
             return
+        known = plain = True
+        masked = False
+        masks: list[Mask] = []
+        for row in samples:
+            if row.late:
+                return
+            if row.source >= 0 or row.automaton is not None:
+                known = False
+            if not row.simple or row.banned or row.params.logprobs:
+                plain = False
+            if row.mask is not None:
+                masked = True
+            masks.append(row.mask)
         if plan.wait_for_masks is not None:
             plan.wait_for_masks()
-        token_ids, found = self._sample(hidden[: len(samples)], resolved(samples, step.before))
+        step.hidden = None
+        if plain and known and 0 < len(samples) == len(hidden):
+            best = self._forward.best(hidden, masks if masked else ())
+            if best is not None:
+                step.result = StepResult(best, [None] * len(best), [])
+                return
+        if not known:
+            samples = [_resolved(row, step.before) for row in samples]
+        token_ids, found = self._sample(hidden[: len(samples)], samples)
         pooling = len(hidden) - sum(row.count for row in plan.pooled)
         prompt_scores = self._score_prompts(hidden[len(samples) : pooling], plan.prompt_scores)
         pooled = split_pooled(self._forward.logits, hidden[pooling:], plan.pooled)
-        step.hidden = None
         vectors = [part.numpy() for part in pooled]
         step.result = StepResult(token_ids, found, prompt_scores, vectors)
 
@@ -238,12 +253,9 @@ def split_pooled(
     ]
 
 
-def _tokens_of(last: PlainStep, plan: StepPlan) -> np.ndarray:
-    """What the step before `plan`'s found, if it is known or needed."""
-    if last.result is not None:
-        return last.result.token_ids
-    if last.error is None and last.plan.late:
+def _check_unneeded(last: PlainStep, plan: StepPlan) -> None:
+    """Raise RuntimeError if `plan` needs the tokens of a step without a result."""
+    if last.error is None:
         raise RuntimeError("a late plan is to be sampled before the next one is launched")
     if len(plan.feeds) or any(row.source >= 0 for row in plan.samples):
         raise RuntimeError("the step before failed, or there was none: its tokens are unknown")
-    return _NO_TOKENS

@@ -199,11 +199,9 @@ class ModelRunner:
         return self._steps.stats()
 
     def run(self, plan: StepPlan) -> StepResult:
-        """A step from beginning to end. Raises ValueError for a late plan, which cannot stand
+        """A step from beginning to end. Raises RuntimeError for a late plan, which cannot stand
         alone."""
-        if plan.late:
-            raise ValueError("a late plan cannot be run alone")
-        return self.collect(self.launch(plan))
+        return self._steps.collect(self._steps.launch(plan))
 
 
 def chosen_device(name: str) -> torch.device:

@@ -26,6 +26,8 @@ class Tiering:
     ) -> None:
         self._tree = tree
         self._tiers = tiers
+        self.active = bool(tiers.readable)
+        """Whether there is a level at all."""
         self._moves = Moves()
         self.saving = Saving(tree, tiers, self._moves)
         self.fetching = Fetching(tree, tiers, self._moves, make_room)
@@ -43,8 +45,6 @@ class Tiering:
 
     def poll(self) -> None:
         """Take in finished reads and writes, before a step is planned."""
-        if not self._tiers.readable:
-            return
         for at, level in enumerate(self._tiers.readable):
             for done in level.store.poll():
                 if done.read:
