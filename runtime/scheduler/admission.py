@@ -1,20 +1,18 @@
-"""Admission: running and preempted requests, prefill chunks, limits, and deadlines.
+"""Admission: running and preempted requests, prefill chunks, and limits.
 
- queue -> Limits, Deadlines (refuse) -> Prefill (admit, chunk) -> RunningSet (decode)
-                                           ^                         |
-                                           +-- preempt, rollback ----+
+ Limits (refuse) -> queue -> Prefill (admit, chunk) -> RunningSet (decode)
+                                ^                         |
+                                +-- preempt, rollback ----+
 
-Sections: running set, prefill, limits, deadlines.
+Sections: running set, prefill, limits.
 """
 
 from __future__ import annotations
 
-import heapq
 from bisect import insort
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from itertools import islice
 
 import msgspec
 
@@ -22,12 +20,11 @@ from rootlace.runtime.contracts.messages import EngineRequest
 from rootlace.runtime.scheduler.batch import DepthFirst, PlanBuilder, depth_first
 from rootlace.runtime.scheduler.kv_manager import KVStore
 from rootlace.runtime.scheduler.offload.fetching import MOST_FETCHES
-from rootlace.runtime.scheduler.pacing import PromptPace, ServicePace
-from rootlace.runtime.scheduler.queue import PriorityQueues, PromptWork
+from rootlace.runtime.scheduler.pacing import PromptPace
+from rootlace.runtime.scheduler.queue import WaitingQueue, first_victim
 from rootlace.runtime.scheduler.request import Counters, Ending, InFlightStep, RequestState
 from rootlace.wire.errors import (
     ContextLengthExceeded,
-    DeadlineImpossible,
     InvalidRequest,
     PinRefused,
 )
@@ -57,9 +54,7 @@ class RunningSet:
     per step, between 8 and 4096 tokens (`Headroom`). So preemptions stay rare although output
     lengths are unknown.
 
-    *Preemption.* The victim has the lowest priority and the fewest tokens to compute again.
-    Tokens that other running requests share do not count. Ties go to the youngest request. The
-    oldest request is never preempted.
+    *Preemption.* See `queue.first_victim`. The oldest request is never preempted.
     """
 
     def __init__(self, kv: KVStore, headroom: Headroom) -> None:
@@ -69,9 +64,6 @@ class RunningSet:
         self.preempted: list[RequestState] = []
         self.preemptions = 0
         self.reserve = headroom.least
-        self.full_at: int | None = None
-        """Batch size when admission last stopped for lack of blocks; None if every waiting request
-        fit."""
         self.prefilling = False
         """Whether a running sequence still had prompt to compute at the last `secure`."""
         self.ordered: DepthFirst | None = None
@@ -196,7 +188,7 @@ class RunningSet:
                 return ready
             if not may_preempt:
                 return None
-            victim = min(self.sequences[1:], key=self._rank, default=None)
+            victim = first_victim(self.sequences)
             if victim is not None:
                 self.preempt(victim)
             elif oldest.node is not None:
@@ -204,14 +196,6 @@ class RunningSet:
                 self.ordered = None
             else:
                 raise RuntimeError(f"{oldest} holds all blocks and wants more")  # see max_length
-
-    def _rank(self, sequence: RequestState) -> tuple[bool, int, int, int]:
-        """Sort key of preemption victims, lowest first.
-
-        Preempting a sequence helps if it holds blocks of its own or wants one.
-        """
-        priority, loss = sequence.request.handling.priority, _loss(sequence)
-        return not (loss > 0 or sequence.decoding), priority, loss, -sequence.order
 
     # ------------------------------------------------------------ headroom
 
@@ -239,16 +223,6 @@ class RunningSet:
         return self._kv.cost(sequence, self._ahead(sequence))
 
 
-def _loss(sequence: RequestState) -> int:
-    """Computed tokens of `sequence` that no other running sequence shares."""
-    node = sequence.node
-    if node is None:
-        return sequence.computed
-    while node.locks == 1 and node.parent is not None:
-        node = node.parent
-    return sequence.computed - node.end
-
-
 # Prefill ------------------------------------------------------------------------------------------
 
 
@@ -264,7 +238,7 @@ class Prefill:
         self,
         kv: KVStore,
         running: RunningSet,
-        waiting: PriorityQueues,
+        waiting: WaitingQueue,
         flights: deque[InFlightStep],
         counters: Counters,
         *,
@@ -297,43 +271,40 @@ class Prefill:
         for sequence in list(running.sequences):
             if budget and not sequence.decoding:
                 budget -= self._chunk(sequence, budget, builder)
-        if not budget or not (preempted or len(self._waiting)) or alone in running.sequences:
+        if not budget or not (preempted or self._waiting.count) or alone in running.sequences:
             return
         self._waiting.refresh()
-        aside: list[RequestState] = []
-        self._admit(builder, budget, alone, aside)
-        for sequence in aside:
-            self._waiting.bring_back(sequence)
+        deferred: list[RequestState] = []
+        self._admit(builder, budget, alone, deferred)
+        if deferred:
+            self._waiting.restore(deferred)
 
     def _admit(
         self,
         builder: PlanBuilder,
         budget: int,
         alone: RequestState | None,
-        aside: list[RequestState],
+        deferred: list[RequestState],
     ) -> None:
         """Admit sequences until budget, rows or blocks run out.
 
-        Sequences whose blocks are being read go to `aside`, with their room reserved; later
+        Sequences whose blocks are being read go to `deferred`, with their room reserved; later
         sequences are admitted meanwhile.
         """
         running, preempted = self._running, self._running.preempted
         promises = running.promises()
         while budget and len(running.sequences) < self._max_rows:
             following = alone or (preempted[0] if preempted else self._waiting.peek())
-            if following is None:
-                running.full_at = running.full_at if aside else None
-                return
-            if not running.fits(following, promises):
-                running.full_at = len(running.sequences)
+            if following is None or not running.fits(following, promises):
                 return
             if following.order >= 0 and self._awaits(following):
                 return
-            if alone is None and self._kv.tiering.fetching.holds_back(following):
-                if following.order >= 0 or len(aside) == MOST_FETCHES:
+            tiering = self._kv.tiering
+            if alone is None and tiering.active and tiering.fetching.holds_back(following):
+                if following.order >= 0 or len(deferred) == MOST_FETCHES:
                     return
-                self._waiting.set_aside(following)
-                aside.append(following)
+                self._waiting.defer(following)
+                deferred.append(following)
                 promises += running.wanted(following)
                 continue
             if following.order < 0:
@@ -341,7 +312,8 @@ class Prefill:
                 following.queued = self._clock() - following.arrived
             running.admit(following)
             budget -= self._chunk(following, budget, builder)
-            self._kv.tiering.let_go(following)
+            if tiering.active:
+                tiering.let_go(following)
             if alone is not None:
                 return
             if not following.finished:
@@ -517,132 +489,3 @@ class Limits:
             raise InvalidRequest("a request for a vector neither samples nor scores tokens")
         elif request.pooling == "labels" and not self.labels:
             raise InvalidRequest("this model has no head that scores labels")
-
-
-# Deadlines ----------------------------------------------------------------------------------------
-
-
-MARGIN = 1.25
-"""Safety factor on expected times: measured requests are older than the queue.
-
-`benchmarks/overload` shows the effect.
-"""
-SPARE = 64
-"""Entries of requests that left the queue, kept in the heap at least."""
-CONSIDERED = 256
-"""Queued requests whose cached prefix is looked up; later requests count as their mean."""
-
-
-class Deadlines:
-    """Refuses requests that would miss their deadlines, on arrival and in the queue.
-
-    Without refusal an overloaded engine starts every request late and finishes none in time. The
-    estimate uses the prefill pace and the durations of requests that ended lately, by batch size
-    (`ServicePace`). A request without competitors is never refused.
-    """
-
-    def __init__(
-        self,
-        waiting: PriorityQueues,
-        running: RunningSet,
-        cached: Callable[[RequestState], int],
-        pace: PromptPace,
-        max_rows: int,
-    ) -> None:
-        """`cached`: count of leading tokens of a sequence that need no computation."""
-        self._waiting = waiting
-        self._running = running
-        self._work = PromptWork(cached)
-        self._pace = pace
-        self._service = ServicePace()
-        self._max_rows = max_rows
-        self._heap: list[tuple[float, int, RequestState]] = []
-        """Deadlines of waiting requests, and of some that left the queue."""
-
-    def check(self, sequence: RequestState, now: float) -> None:
-        """Raise DeadlineImpossible if an arriving request is expected to miss its deadline."""
-        timeout = sequence.request.handling.timeout
-        if timeout is None:
-            return
-        ahead = self._waiting.ahead(sequence)
-        queued = [*self._running.preempted, *islice(ahead, CONSIDERED)]
-        count = len(queued) + sum(1 for _ in ahead)
-        seconds = self._until_done(sequence, queued, count, now)
-        left = sequence.arrived + timeout - now
-        if seconds * MARGIN > left:
-            raise DeadlineImpossible(
-                f"{count} requests come first; with them this one takes about {seconds:.3g} s, "
-                f"and its timeout leaves {max(left, 0):.3g} s"
-            )
-
-    def add(self, sequence: RequestState) -> None:
-        """Track the deadline of a queued request."""
-        timeout = sequence.request.handling.timeout
-        if timeout is None:
-            return
-        heapq.heappush(self._heap, (sequence.arrived + timeout, sequence.number, sequence))
-        if len(self._heap) > 2 * len(self._waiting) + SPARE:
-            # Entries of requests that left the queue would stay until their deadlines.
-            self._heap = [entry for entry in self._heap if _waits(entry[2])]
-            heapq.heapify(self._heap)
-
-    def ended(self, sequence: RequestState, now: float, *, whole: bool) -> None:
-        """Record the duration of an admitted sequence; `whole`: it was not aborted."""
-        assert sequence.queued is not None
-        seconds = now - sequence.arrived - sequence.queued
-        rows = len(self._running.sequences) + 1
-        self._service.note(seconds, rows, sequence.outputs, whole=whole)
-
-    def late(self, now: float) -> Iterator[RequestState]:
-        """Yield waiting requests that would miss their deadlines even if admitted now."""
-        heap, running = self._heap, self._running.sequences
-        if not len(self._waiting):
-            self._work.forget()
-        while heap and running and heap[0][0] < now + self._service.seconds(self._rows(0)):
-            deadline, _, sequence = heapq.heappop(heap)
-            if _waits(sequence) and deadline < now + self._duration(sequence, self._rows(0)):
-                yield sequence
-
-    def _until_done(
-        self, sequence: RequestState, queued: list[RequestState], count: int, now: float
-    ) -> float:
-        """Seconds until `sequence` is done behind `count` requests, the first of which are
-        `queued`."""
-        running = self._running.sequences
-        if not count and not running:
-            return 0.0  # measured requests shared their steps
-        computed = sum(
-            running_request.target() - running_request.computed for running_request in running
-        )
-        before = self._work.of_waiting(queued, now) * count // max(len(queued), 1)
-        prompt_tokens = self._work.of_next(sequence)
-        rows = self._rows(count)
-        # Queued requests start as earlier prompts are computed, or as rows become free.
-        excess = max(len(running) + count + 1 - self._max_batch, 0)
-        wait = max(
-            self._pace.seconds(computed + before),
-            self._service.seconds(rows) * excess / self._max_batch,
-        )
-        return wait + max(self._pace.seconds(prompt_tokens), self._duration(sequence, rows))
-
-    def _duration(self, sequence: RequestState, rows: int) -> float:
-        """Seconds from admission to the end, in a batch of `rows`.
-
-        0 if the constraint may end the request early: a yes or no, for example.
-        """
-        if sequence.matcher is not None:
-            return 0.0
-        return self._service.seconds(rows, sequence.max_tokens - sequence.outputs)
-
-    def _rows(self, count: int) -> int:
-        """Expected batch size of a request behind `count` queued requests."""
-        return min(len(self._running.sequences) + count + 1, self._max_batch)
-
-    @property
-    def _max_batch(self) -> int:
-        """The largest batch that blocks and configuration allow."""
-        return min(self._running.full_at or self._max_rows, self._max_rows)
-
-
-def _waits(sequence: RequestState) -> bool:
-    return sequence.order < 0 and not sequence.finished

@@ -18,7 +18,6 @@ from rootlace.runtime.contracts.messages import EngineOutput, EngineRequest
 from rootlace.runtime.contracts.plan import SampleRow, StepPlan, StepResult, TokenScores
 from rootlace.runtime.scheduler import output
 from rootlace.runtime.scheduler.admission import (
-    Deadlines,
     Headroom,
     Limits,
     Prefill,
@@ -31,8 +30,8 @@ from rootlace.runtime.scheduler.kv_manager import KVStore
 from rootlace.runtime.scheduler.masks import SampleRows, StepMasks, dead_row
 from rootlace.runtime.scheduler.offload.levels import Tiers, as_measured
 from rootlace.runtime.scheduler.output import Rollback, Suspects, TokenIntake
-from rootlace.runtime.scheduler.pacing import PromptPace
-from rootlace.runtime.scheduler.queue import FairQueue, PriorityQueues, WaitingQueue
+from rootlace.runtime.scheduler.pacing import PromptPace, ServicePace
+from rootlace.runtime.scheduler.queue import WaitingQueue
 from rootlace.runtime.scheduler.request import Counters, Ending, InFlightStep, RequestState
 from rootlace.runtime.scheduler.speculation import Drafting
 from rootlace.wire.errors import (
@@ -43,6 +42,8 @@ from rootlace.wire.errors import (
     RootlaceError,
 )
 
+MARGIN = 1.25
+"""Safety factor on expected times."""
 MAX_FLIGHTS = 2
 """Steps planned and not committed: a running step, and the step behind it."""
 
@@ -100,20 +101,10 @@ class Scheduler:
         self._limits = Limits(context_length, self.kv.capacity, vocab_size, labels, adapters)
         # Every running sequence can have one token in every step.
         self._max_rows = min(config.max_running, config.max_step_tokens)
-        self._waiting = PriorityQueues(
-            config.priority_seconds,
-            lambda: FairQueue(
-                lambda: WaitingQueue(
-                    config.policy, config.max_overtaken, config.max_delay, self.kv.estimate
-                ),
-                self.kv.estimate,
-            ),
-        )
+        self._waiting = WaitingQueue(config, self.kv.estimate)
         self._running = RunningSet(self.kv, headroom or Headroom())
         self.view = CacheView(self.kv, self._running, clock, pace)
-        self._deadlines = Deadlines(
-            self._waiting, self._running, self.kv.estimate, self.view.pace, self._max_rows
-        )
+        self._service = ServicePace()
         self._sample_rows = SampleRows(masks or StepMasks(vocab_size), automata)
         self._decode_rows = DecodeRows(cache.block_size)
         self._intake = TokenIntake()
@@ -157,7 +148,7 @@ class Scheduler:
         request waited before, which count as queued.
 
         Raises InvalidRequest; ContextLengthExceeded if not even one token fits; Overloaded if the
-        queue is full; PinRefused and DeadlineImpossible if `EngineRequest.handling` cannot be met;
+        queue is full; PinRefused if a pin cannot be met;
         ConstraintNotMet if a forced text fails its check. After an error nothing has changed.
         """
         try:
@@ -169,7 +160,7 @@ class Scheduler:
             if not request.resumed and self._waiting.crowds_out(
                 request.client, self.config.max_waiting
             ):
-                raise Overloaded(f"{len(self._waiting)} requests are waiting already")
+                raise Overloaded(f"{self._waiting.count} requests are waiting already")
             sequence = RequestState(
                 request,
                 matcher,
@@ -181,7 +172,6 @@ class Scheduler:
             )
             if not sequence.pinned:
                 self.kv.retention.check_pin(sequence, self._longest())
-            self._deadlines.check(sequence, self._clock())
             self._intake.begin(sequence)
         except RootlaceError:
             self._count.requests_refused += 1
@@ -194,8 +184,8 @@ class Scheduler:
         self._streams += request.emit_seconds > 0
         self._drafting.added(sequence)
         self._waiting.add(sequence)
-        self._deadlines.add(sequence)
-        self.kv.tiering.fetching.arrived(sequence)
+        if self.kv.tiering.active:
+            self.kv.tiering.fetching.arrived(sequence)
         if request.suspected:
             self._suspects.add(sequence, max(request.suspected, sequence.length))
 
@@ -252,8 +242,9 @@ class Scheduler:
         self.kv.retention.expire(now)
         if self.kv.tiering.active:
             self.kv.tiering.poll()
-        for sequence in self._deadlines.late(now):
-            self._waiting.remove(sequence)
+        running = self._running
+        others = self._waiting.count and running.sequences
+        for sequence in self._waiting.late(now, self._duration) if others else ():
             late = DeadlineImpossible("others come first, for longer than its timeout allows")
             update = EngineOutput(sequence.rid, finish="error", code=late.code, error=str(late))
             self._updates.append(self._end(sequence, update))
@@ -261,7 +252,6 @@ class Scheduler:
             return None
         # An attempt without rows evicted or preempted. The bound turns a mistake into an error
         # instead of a hang.
-        running = self._running
         for _ in range(3 * len(self._by_rid) + 3):
             alone = self._suspects.first() if self._suspects.queue else None
             if alone is not None:
@@ -282,7 +272,7 @@ class Scheduler:
                 builder.decoding = ready
                 for sequence in ready:
                     sequence.computed += 1
-                if running.prefilling or running.preempted or len(self._waiting):
+                if running.prefilling or running.preempted or self._waiting.count:
                     self._prefill.plan(builder, budget, alone)
                 if ready or builder.chunks:
                     return self._launch(builder)
@@ -425,7 +415,7 @@ class Scheduler:
             "pins": len(self.kv.retention.pins),
             "nodes": tree.num_nodes,
             "tree_tokens": tree.num_tokens,
-            "waiting": len(self._waiting) + len(self._running.preempted),
+            "waiting": self._waiting.count + len(self._running.preempted),
             "running": len(self._running.sequences),
             **self.kv.tiering.stats(),
         }
@@ -498,16 +488,32 @@ class Scheduler:
         self._drafting.ended(sequence)
         output.add_lost_drafts(sequence, update)
         sequence.finished = True
-        self.kv.tiering.let_go(sequence)
+        if self.kv.tiering.active:
+            self.kv.tiering.let_go(sequence)
         del self._by_rid[sequence.rid]
         self._streams -= sequence.request.emit_seconds > 0
         self._waiting.ended(sequence)
         if sequence.queued is not None:
-            whole = update.finish in ("stop", "length")
-            self._deadlines.ended(sequence, self._clock(), whole=whole)
+            seconds = self._clock() - sequence.arrived - sequence.queued
+            rows, whole = len(self._running.sequences) + 1, update.finish in ("stop", "length")
+            self._service.note(seconds, rows, sequence.outputs, whole=whole)
         self.cache.request_ended(sequence.namespace)
         self._count.by_finish[update.finish] += 1
         return update
+
+    def _duration(self, sequence: RequestState) -> float:
+        """Expected seconds from the admission of `sequence` to its end.
+
+        0 if the constraint may end the request early: a yes or no, for example.
+        """
+        if sequence.matcher is not None:
+            return 0.0
+        running = self._running.sequences
+        rows = min(len(running) + 1, self._max_rows)
+        seconds = self._service.seconds(rows, sequence.max_tokens - sequence.outputs)
+        prompts = sum(one.target() - one.computed for one in running)
+        pace = self.view.pace
+        return MARGIN * (pace.seconds(prompts) + max(pace.seconds(sequence.length), seconds))
 
     def _longest(self, except_for: RequestState | None = None) -> int:
         """The maximum length of any unfinished sequence, except `but`."""

@@ -22,7 +22,7 @@ def test_goodput_stays_when_three_times_as_much_is_offered(load: Load) -> None:
     for factor in (2, 3):
         assert found[factor].good >= 0.9 * best
         assert found[factor].late < 0.06
-        assert found[factor].refused_p50 < load.timeout / 10
+        assert found[factor].refused_p50 < load.timeout / 5
     assert found[0.5].refused == found[0.5].late == 0
 
 

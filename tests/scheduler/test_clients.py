@@ -9,8 +9,9 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rootlace.runtime.config import SchedulerConfig
 from rootlace.runtime.contracts.messages import EngineRequest
-from rootlace.runtime.scheduler.queue import COMPUTED, FairQueue, PriorityQueues, WaitingQueue
+from rootlace.runtime.scheduler.queue import COMPUTED, WaitingQueue
 from rootlace.runtime.scheduler.request import RequestState
 from rootlace.wire.protocol import SamplingParams
 
@@ -18,11 +19,8 @@ CLIENTS = "abcd"
 ARRIVAL = st.tuples(st.sampled_from(CLIENTS), st.integers(1, 30))
 
 
-def _queues(policy: str = "lpm") -> FairQueue:
-    def cached(sequence: RequestState) -> int:
-        return 0
-
-    return FairQueue(lambda: WaitingQueue(policy, 16, 0.25, cached), cached)  # type: ignore[arg-type]
+def _queues(policy: str = "lpm") -> WaitingQueue:
+    return WaitingQueue(SchedulerConfig(policy=policy), lambda sequence: 0)  # type: ignore[arg-type]
 
 
 def _sequence(number: int, client: str, length: int = 1) -> RequestState:
@@ -31,7 +29,7 @@ def _sequence(number: int, client: str, length: int = 1) -> RequestState:
     return RequestState(request, None, number, jumps=False, arrived=number, max_length=1 << 20)
 
 
-def _take(queues: FairQueue) -> RequestState:
+def _take(queues: WaitingQueue) -> RequestState:
     found = queues.peek()
     assert found is not None
     queues.take(found)
@@ -71,13 +69,13 @@ def test_clients_who_wait_get_as_much_as_each_other(steps, policy) -> None:
             waiting[client].append(_sequence(number, client, length))
             queues.add(waiting[client][-1])
             most = max(most, COMPUTED * length)
-        elif len(queues):
+        elif queues.count:
             taken = _take(queues)
             waiting[taken.request.client].remove(taken)
             got[taken.request.client] += COMPUTED * taken.length
         else:
-            assert queues.peek() is None and queues.first is None
-        assert len(queues) == sum(map(len, waiting.values())) == len(list(queues))
+            assert queues.peek() is None
+        assert queues.count == sum(map(len, waiting.values())) == len(list(queues))
         for one, other in combinations(CLIENTS, 2):
             if not (waiting[one] and waiting[other]):
                 since.pop((one, other), None)
@@ -87,7 +85,7 @@ def test_clients_who_wait_get_as_much_as_each_other(steps, policy) -> None:
             assert abs(ahead - began) <= 2 * most
     for sequence in [one for queue in waiting.values() for one in queue]:
         queues.remove(sequence)
-    assert not len(queues) and queues.peek() is None
+    assert not queues.count and queues.peek() is None
 
 
 def test_output_counts() -> None:
@@ -125,7 +123,7 @@ def test_clients_who_are_always_new_do_not_come_before_everybody() -> None:
 
 
 def test_the_last_places_of_the_queue_are_for_those_who_hold_few() -> None:
-    waiting = PriorityQueues(10.0, lambda: _queues("fcfs"))
+    waiting = _queues("fcfs")
     number = 0
     while not waiting.crowds_out("greedy", 16):
         waiting.add(_sequence(number, "greedy"))

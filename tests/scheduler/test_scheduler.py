@@ -443,8 +443,8 @@ def test_a_queue_that_is_never_empty_remembers_only_who_waits() -> None:
     scheduler = world.scheduler
     scheduler.config = dataclasses.replace(scheduler.config, check_invariants=False)
     for _ in range(60):
-        while len(scheduler._waiting) < 100:
+        while scheduler._waiting.count < 100:
             world.submit([len(world.jobs) % 7] * 9, 1)
         world.step()
-        assert len(scheduler._waiting._plain._queues[""]._rotation) <= 300
+        assert len(scheduler._waiting._queues[0, ""]._rotation) <= 300
     assert len(world.jobs) > 3000
