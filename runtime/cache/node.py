@@ -31,6 +31,7 @@ class Node:
         "children",
         "digest",
         "end",
+        "is_root",
         "key",
         "last_use",
         "locks",
@@ -71,16 +72,14 @@ class Node:
         """Key of this node's valid entry in the eviction queue, if it has one."""
         self.namespace: Hashable | None = None
         """Set on roots only."""
+        self.is_root = False
 
     @classmethod
     def root(cls, uid: int, namespace: Hashable) -> Node:
         node = cls(uid, None, 0, _NO_TOKENS, _NO_TOKENS)
         node.namespace = namespace
+        node.is_root = True
         return node
-
-    @property
-    def is_root(self) -> bool:
-        return self.namespace is not None
 
     @property
     def is_evictable(self) -> bool:
@@ -103,14 +102,6 @@ class Node:
         elif program not in self.programs:
             self.shared = self.shared or bool(self.programs)
             self.programs = (program, *self.programs[: MAX_PROGRAMS - 1])
-
-    def inherit(self, other: Node) -> None:
-        """Take over the history of `other`, of which this node becomes the upper part."""
-        self.last_use = other.last_use
-        self.uses = other.uses
-        self.worth = other.worth
-        self.programs = other.programs
-        self.shared = other.shared
 
     def absorb(self, upper: Node) -> None:
         """Take over the history of `upper`, which has the same users where that favours it."""
@@ -157,19 +148,19 @@ _TIDY_AT = 64
 class Programs:
     """Programs by name, and the tier of each node.
 
-    A tier falls only when a program is closed. A live program keeps the nodes where its requests
+    A tier falls only when a program is closed. A `live` program keeps the nodes where its requests
     ended, so that a close finds these nodes without a scan of the tree.
     """
 
     def __init__(self) -> None:
         self._open: dict[str, int] = {}
-        self._live: dict[int, set[Node]] = {}
+        self.live: dict[int, set[Node]] = {}
         self._tidy_at: dict[int, int] = {}
         self._opened = 0
 
     def tier(self, node: Node) -> int:
         """`CLOSED`, `NORMAL` or `LIVE`."""
-        if any(program in self._live for program in node.programs):
+        if not self.live.keys().isdisjoint(node.programs):
             return LIVE
         return CLOSED if node.programs and not node.shared else NORMAL
 
@@ -190,27 +181,25 @@ class Programs:
         if program is None:
             self._opened += 1
             program = self._open[name] = self._opened
-            self._live[program] = set()
+            self.live[program] = set()
         return program
 
     def ended_at(self, program: int, node: Node) -> None:
-        """Note that a request of `program` ended at `node`."""
-        nodes = self._live.get(program)
-        if nodes is None or node.is_root:
-            return
+        """Note that a request of the running `program` ended at `node`, which is no root."""
+        nodes = self.live[program]
         nodes.add(node)
         if len(nodes) > self._tidy_at.get(program, _TIDY_AT):
             nodes = {node.nearest_live() for node in nodes}
-            self._live[program] = nodes
+            self.live[program] = nodes
             self._tidy_at[program] = max(_TIDY_AT, 2 * len(nodes))
 
     def close(self, name: str) -> set[Node]:
         """Close a program; return the nodes where its requests ended, whose tier may be lower."""
         program = self._open.pop(name, 0)
         self._tidy_at.pop(program, None)
-        return {node.nearest_live() for node in self._live.pop(program, ())}
+        return {node.nearest_live() for node in self.live.pop(program, ())}
 
     def reset(self) -> None:
         """Forget all nodes after the tree was lost; programs stay open."""
         self._tidy_at = {}
-        self._live = {program: set() for program in self._live}
+        self.live = {program: set() for program in self.live}

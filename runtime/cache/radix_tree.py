@@ -136,7 +136,8 @@ class RadixTree:
             current = child
         if current is not node:
             for link in passed:
-                self._merge_if_possible(link)
+                if len(link.children) == 1:
+                    self._merge_if_possible(link)
         return current
 
     def insert(
@@ -179,7 +180,8 @@ class RadixTree:
             if not link.locks:
                 self.pool.unpin(link.blocks)
             link = link.parent
-        self.programs.ended_at(program, node)
+        if program in self.programs.live and not node.is_root:
+            self.programs.ended_at(program, node)
         self._settle(node)
 
     def close_program(self, name: str, wanted: bool = False) -> None:
@@ -286,7 +288,8 @@ class RadixTree:
         upper_blocks = node.blocks[: -(-cut // self.block_size) - first]
         upper = Node(next(self._uids), parent, node.start, node.tokens[:count], upper_blocks)
         upper.locks = node.locks
-        upper.inherit(node)
+        upper.last_use, upper.uses, upper.worth = node.last_use, node.uses, node.worth
+        upper.programs, upper.shared = node.programs, node.shared
         parent.children[int(upper.tokens[0])] = upper
         node.parent = upper
         node.start = cut
@@ -300,7 +303,7 @@ class RadixTree:
 
     def _merge_if_possible(self, node: Node) -> None:
         """Merge a node into its only child, unless the node has a reason to exist."""
-        if len(node.children) != 1 or node.is_root or not node.alive:
+        if node.is_root or not node.alive:
             return
         (child,) = node.children.values()
         if child.locks != node.locks or not child.same_users(node):
@@ -375,8 +378,10 @@ class RadixTree:
         """Queue, merge or drop `node`, which lost a handle or a child."""
         if not node.alive:
             return
-        if node.children:
+        if len(node.children) == 1:
             self._merge_if_possible(node)
+        elif node.children:
+            return
         elif not node.locks:
             if node.namespace is not None:
                 del self.roots[node.namespace]

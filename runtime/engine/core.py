@@ -144,7 +144,8 @@ class Steps:
 
     def _run(self, plan: StepPlan) -> list[EngineOutput]:
         """Run a step without overlap."""
-        if updates := self._scheduler.held_back(plan):
+        scheduler = self._scheduler
+        if scheduler.streams and (updates := scheduler.held_back(plan)):
             self._send(updates)
         self._begin(plan)
         before = time.perf_counter()
@@ -224,7 +225,8 @@ class Steps:
 
     def _land(self, running: Launched) -> tuple[list[EngineOutput], bool]:
         """The updates of a step, and whether it ran to its end."""
-        if updates := self._scheduler.held_back(running.plan):
+        scheduler = self._scheduler
+        if scheduler.streams and (updates := scheduler.held_back(running.plan)):
             self._send(updates)
         before = time.perf_counter()
         try:

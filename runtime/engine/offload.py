@@ -75,7 +75,7 @@ class OpenTiers:
     def begin(self, scheduler: Scheduler, runner: ModelRunner, block_size: int) -> None:
         """Measure prefill, which reads are compared with; the pool is empty."""
         tokens, seconds = prefill_seconds(runner, block_size)
-        scheduler.view.pace.begin(tokens, seconds)
+        scheduler.pace.begin(tokens, seconds)
         for level in self.tiers.readable:
             store = level.store
             log.info(

@@ -77,7 +77,8 @@ class RunningSet:
         if sequence.order < 0:
             sequence.order = self._admissions
             self._admissions += 1
-            sequence.admitted()
+            if sequence.predicted is not None:
+                sequence.admitted()
         else:
             self.preempted.remove(sequence)
         self._kv.attach(sequence)
@@ -316,6 +317,8 @@ class Prefill:
                 tiering.let_go(following)
             if alone is not None:
                 return
+            if not preempted and not self._waiting.count:
+                return
             if not following.finished:
                 promises += running.promise(following)
 
@@ -327,7 +330,8 @@ class Prefill:
         if not forced and self._kv.rematch(sequence):
             self._running.ordered = None
         self._count.cached_tokens += sequence.count_prompt(cached=True)
-        wanted = sequence.target() - sequence.computed
+        target = sequence.target()
+        wanted = target - sequence.computed
         if not wanted:  # every token is cached
             if not self._awaits(sequence) and self._may_pin(sequence, 0):
                 self.pin(sequence)
@@ -336,11 +340,11 @@ class Prefill:
         count = min(wanted, budget, self._kv.room(sequence))
         if count <= 0:
             return budget
-        if not self._may_pin(sequence, count):
+        if not sequence.pinned and not self._may_pin(sequence, count):
             return 0
         self._kv.grow(sequence, count, builder)
         end = sequence.computed + count
-        complete = end == sequence.target()
+        complete = end == target
         scores = (
             max(sequence.score_next, sequence.computed + 1),
             min(end + 1, sequence.score_stop),
@@ -355,8 +359,9 @@ class Prefill:
             sequence.jumped = not complete
         else:
             self._kv.store(sequence, builder)
-            self.pin(sequence)
-            if complete:
+            if not sequence.pinned:
+                self.pin(sequence)
+            if complete and self._waiting.count:
                 self._waiting.computed(sequence)
             self._running.ordered = None
         sequence.count_prompt(cached=False)

@@ -22,7 +22,6 @@ from rootlace.runtime.contracts.messages import (
     TreePage,
     adapter_and_namespace,
 )
-from rootlace.runtime.contracts.plan import StepPlan
 from rootlace.runtime.scheduler.admission import RunningSet
 from rootlace.runtime.scheduler.kv_manager import KVStore
 from rootlace.runtime.scheduler.offload.levels import Level
@@ -137,30 +136,21 @@ def _name(node: Node) -> tuple[str, str]:
 
 
 class CacheView:
-    """Explains and shows the cache without a change; measures prefill and tick times."""
+    """Explains and shows the cache without a change."""
 
     def __init__(
         self, kv: KVStore, running: RunningSet, clock: Callable[[], float], pace: PromptPace
     ) -> None:
-        self.pace = pace
+        self._pace = pace
         self._kv = kv
         self._running = running
         self._clock = clock
-        self._ticks = TickTimes()
-        self._committed = 0.0
-
-    def note_step(self, plan: StepPlan, begun: float, now: float) -> float:
-        """Record a committed step; return its duration in seconds."""
-        seconds = now - max(begun, self._committed)
-        self.pace.note(len(plan.token_ids), len(plan.samples), seconds)
-        self._ticks.note(self._kv.tree.tick, now)
-        self._committed = now
-        return seconds
+        self.ticks = TickTimes()
 
     def explain(self, namespace: Hashable, tokens: np.ndarray, scope: Scope) -> CacheReport:
         """Explain the cached prefix that the prompt `tokens` (int32) would get now."""
         report = self._kv.explain(namespace, tokens, len(tokens) - 1, scope)
-        saved = self.pace.seconds(report.matched)
+        saved = self._pace.seconds(report.matched)
         return msgspec.structs.replace(report, saved_seconds=saved)
 
     def tree_page(self, namespace: str | None, under: int, limit: int) -> TreePage:
@@ -170,7 +160,7 @@ class CacheView:
             self._kv.tree,
             self._running.sequences,
             self._kv.retention.pins.all(),
-            lambda node: self._ticks.seconds_since(node.last_use, now),
+            lambda node: self.ticks.seconds_since(node.last_use, now),
             self._kv.tiering.fetching.restored,
             namespace=namespace,
             under=under,
@@ -237,7 +227,7 @@ class CacheControl:
         self._sequences = sequences
         self._changed = changed
         self._below = LevelJournals(())
-        self._forgotten: set[Hashable] = set()
+        self.forgotten: set[Hashable] = set()
         """Namespaces to forget when their last request ends."""
 
     def flush(self) -> None:
@@ -294,13 +284,13 @@ class CacheControl:
 
     def request_ended(self, namespace: Hashable) -> None:
         """Apply a delayed forget after a request of `namespace` ended."""
-        if namespace in self._forgotten:
+        if namespace in self.forgotten:
             self._forget(namespace)
             self._kv.tiering.forget_namespace(adapter_and_namespace(namespace)[1])
 
     def _forget(self, kv: Hashable) -> None:
         self._kv.tree.forget_namespace(kv)
         if any(sequence.namespace == kv for sequence in self._sequences.values()):
-            self._forgotten.add(kv)
+            self.forgotten.add(kv)
         else:
-            self._forgotten.discard(kv)
+            self.forgotten.discard(kv)

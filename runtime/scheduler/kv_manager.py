@@ -51,7 +51,7 @@ class Retention:
         self._num_blocks = tree.pool.num_blocks
         self._block_size = tree.block_size
         self._clock = clock
-        self._due = math.inf
+        self.due = math.inf
         """No pin and no time to live ends before this time."""
 
     def check_pin(self, sequence: RequestState, longest: int) -> None:
@@ -105,7 +105,7 @@ class Retention:
             sequence.program,
             sequence.request.client,
         )
-        self._due = min(self._due, self.pins.next_end)
+        self.due = min(self.due, self.pins.next_end)
 
     def released(self, sequence: RequestState) -> None:
         """Start the time to live, if any, of the tokens that the sequence added to the tree."""
@@ -113,14 +113,14 @@ class Retention:
         if cache.ttl is not None and not cache.pin:
             known = sequence.tokens[: sequence.tree_len]
             self._expiry.keep(sequence.namespace, known, sequence.found, cache.ttl)
-            self._due = min(self._due, self._expiry.next_end)
+            self.due = min(self.due, self._expiry.next_end)
 
-    def expire(self, now: float | None = None) -> None:
+    def expire(self) -> None:
         """Release expired pins and forget expired tokens."""
-        if self._due <= (self._clock() if now is None else now):
+        if self.due <= self._clock():
             self.pins.expire()
             self._expiry.expire()
-            self._due = min(self.pins.next_end, self._expiry.next_end)
+            self.due = min(self.pins.next_end, self._expiry.next_end)
 
     def end(self) -> None:
         """Forget all tokens with a time to live, before a stop."""
@@ -241,11 +241,14 @@ class KVStore:
 
         Returns False, with nothing evicted, if impossible. For several sequences pass any of them.
         """
-        if self.pool.available < blocks:
+        pool = self.pool
+        if pool.free >= blocks:
+            return True
+        if self.tiering.active and pool.available < blocks:
             self.tiering.give_up()  # fetches and transfers may hold blocks
-        if self.pool.available < blocks:
+        if pool.available < blocks:
             return False
-        if self.pool.free < blocks:
+        if pool.free < blocks:
             self.tree.evicted.cause = Cause(sequence.namespace, sequence.request.program)
             self.tree.evict(max(blocks - self.pool.free, self._evict_at_least))
         return True

@@ -97,18 +97,14 @@ def add_prompt_figures(sequence: RequestState, update: EngineOutput) -> None:
     update.report = sequence.report
     update.pin = sequence.pin
     first, stop = sequence.score_from, sequence.prompt_len
+    if first >= stop:
+        return
     scored = sum(len(part.logprobs) for part in sequence.prompt_scores)
-    # An aborted request may have scores in flight.
-    if first < stop and scored == stop - max(first, 1):
+    if scored == stop - max(first, 1):  # an aborted request may have scores in flight
         update.prompt_targets = sequence.tokens[first:stop]
         if scored:
             update.prompt_scores = _joined(sequence.prompt_scores)
-        sequence.prompt_scores = []
-
-
-def add_lost_drafts(sequence: RequestState, update: EngineOutput) -> None:
-    """Add lost drafted tokens to the last update, right ones that are never emitted included."""
-    update.rejected += sequence.rejected + len(sequence.accepted)
+    sequence.prompt_scores = []
 
 
 def _tokens(sequence: RequestState, stop: int) -> EngineOutput:
@@ -268,7 +264,14 @@ class TokenIntake:
             except BaseException:  # `take` meets the same exception again
                 return False
         sequence.pending -= 1
-        sequence.append(token)
+        length = sequence.length
+        if length == len(sequence.tokens):
+            sequence.append(token)
+        else:
+            sequence.tokens[length] = token
+            sequence.last = token
+            sequence.length = length + 1
+            sequence.outputs += 1
         if scores is not None:
             sequence.output_scores.append(scores)
         return True

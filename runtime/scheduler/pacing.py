@@ -259,9 +259,12 @@ class TickTimes:
     def __init__(self) -> None:
         self._ticks: deque[int] = deque(maxlen=_SAMPLES)
         self._times: deque[float] = deque(maxlen=_SAMPLES)
+        self.due = 0.0
+        """The time before which `note` does nothing."""
 
     def note(self, tick: int, now: float) -> None:
-        if not self._times or now - self._times[-1] >= 1.0:
+        if now >= self.due:
+            self.due = now + 1.0
             self._ticks.append(tick)
             self._times.append(now)
 

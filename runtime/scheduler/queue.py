@@ -335,10 +335,12 @@ class WaitingQueue:
         if len(self._queues) == 1:
             (queue,) = self._queues.values()
             return queue.peek()
+        if not self._queues:
+            return None
         turns = self._turns()
-        first = min(turns, default=None)
-        if first is None or (found := self._queues[first[-2], first[-1]].peek()) is not None:
-            return None if first is None else found
+        first = min(turns)
+        if (found := self._queues[first[-2], first[-1]].peek()) is not None:
+            return found
         # All deferred: the next client's turn.
         offers = (self._queues[turn[-2], turn[-1]].peek() for turn in sorted(turns))
         return next((offered for offered in offers if offered is not None), None)

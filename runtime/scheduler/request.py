@@ -144,6 +144,7 @@ class RequestState:
         "last",
         "length",
         "matcher",
+        "max_tokens",
         "namespace",
         "node",
         "number",
@@ -202,6 +203,8 @@ class RequestState:
         """
         params = request.params
         outputs = len(request.output_ids)
+        assert params.max_tokens is not None
+        self.max_tokens = params.max_tokens
         self.request = request
         self.params = params
         self.rid = request.rid
@@ -315,12 +318,6 @@ class RequestState:
         self.jumped = False
         """Whether a few forced tokens are being computed outside of the tree, as decoded tokens
         are."""
-
-    @property
-    def max_tokens(self) -> int:
-        limit = self.request.params.max_tokens
-        assert limit is not None
-        return limit
 
     def drop_pending(self) -> None:
         """Ignore samples in flight, as another token follows."""
@@ -451,7 +448,7 @@ class RequestState:
     def match_limit(self) -> int:
         """Tokens that may come from the cache, as no score or state of them is requested."""
         limit = self.length - 1 if self.ending is None else self.target()
-        if self.scores_missing:
+        if self.score_next < self.score_stop:
             limit = min(limit, self.score_next - 1)
         if self.pool is not None:
             limit = min(limit, self.pool.next)

@@ -93,7 +93,7 @@ class Scheduler:
         self.config = config
         self._checks = config.check_invariants
         self._have_adapters = bool(adapters)
-        pace = PromptPace()
+        self.pace = pace = PromptPace()
         if tiers is not None and tiers.prefill_seconds is as_measured:
             tiers = replace(tiers, prefill_seconds=pace.seconds)
         self.kv = KVStore(cache, clock, tiers)
@@ -113,8 +113,10 @@ class Scheduler:
         self._updates: list[EngineOutput] = []
         self._flights: deque[InFlightStep] = deque()
         self._suspects = Suspects()
+        self._committed = 0.0
+        """Time of the last commit."""
         self._arrivals = 0
-        self._streams = 0
+        self.streams = 0
         """Requests that emit at intervals."""
         self._count = Counters()
         self._drafting = Drafting(self.kv, self._sample_rows, self._count)
@@ -126,7 +128,7 @@ class Scheduler:
             self._count,
             max_rows=self._max_rows,
             clock=clock,
-            pace=self.view.pace,
+            pace=pace,
             complete=lambda sequence: self._updates.append(self._finish(sequence)),
             longest=self._longest,
         )
@@ -155,7 +157,9 @@ class Scheduler:
             if request.rid in self._by_rid:
                 raise InvalidRequest(f"request id {request.rid} is in use")
             self.kv.retention.expire()
-            limits = self._limits.beside(self.kv.retention.pins.blocks * self.kv.block_size)
+            limits, pinned = self._limits, self.kv.retention.pins.blocks
+            if pinned:
+                limits = limits.beside(pinned * self.kv.block_size)
             limits.check(request, constrained=matcher is not None)
             if not request.resumed and self._waiting.crowds_out(
                 request.client, self.config.max_waiting
@@ -176,13 +180,15 @@ class Scheduler:
         except RootlaceError:
             self._count.requests_refused += 1
             raise
-        sequence.program = self.kv.tree.programs.open(request.program)
+        if request.program:
+            sequence.program = self.kv.tree.programs.open(request.program)
         self._arrivals += 1
         self._count.requests_added += 1
         self._count.prompt_tokens += sequence.prompt_len
         self._by_rid[request.rid] = sequence
-        self._streams += request.emit_seconds > 0
-        self._drafting.added(sequence)
+        self.streams += request.emit_seconds > 0
+        if len(request.prediction):
+            self._drafting.added(sequence)
         self._waiting.add(sequence)
         if self.kv.tiering.active:
             self.kv.tiering.fetching.arrived(sequence)
@@ -221,8 +227,6 @@ class Scheduler:
         sequences = self._running.preempted
         if len(plan.token_ids) > len(plan.samples):
             sequences = [*self._running.sequences, *sequences]
-        if not self._streams or not sequences:
-            return []
         now = self._clock()
         updates = [
             output.next_update(sequence, now, held_back=True)
@@ -239,7 +243,8 @@ class Scheduler:
         if len(self._flights) == MAX_FLIGHTS:
             raise RuntimeError("two plans are under way that were neither committed nor failed")
         now = self._clock()
-        self.kv.retention.expire(now)
+        if now >= self.kv.retention.due:
+            self.kv.retention.expire()
         if self.kv.tiering.active:
             self.kv.tiering.poll()
         running = self._running
@@ -275,12 +280,27 @@ class Scheduler:
                 if running.prefilling or running.preempted or self._waiting.count:
                     self._prefill.plan(builder, budget, alone)
                 if ready or builder.chunks:
-                    return self._launch(builder)
+                    break
             if self._flights or not running.sequences:
                 if self._checks:
                     self.check()
                 return None
-        raise RuntimeError(f"no progress with {len(self._running.sequences)} running sequences")
+        else:
+            raise RuntimeError(f"no progress with {len(running.sequences)} running sequences")
+        if self._flights and self._drafting.requests:
+            self._drafting.launched(running.sequences)
+        order = running.ordered or running.depth_first()
+        flight = builder.build(order, self._decode_rows, self._sample_rows, self.kv.version)
+        flight.begun = self._clock()
+        if self.kv.tiering.active:
+            self.kv.tiering.saving.launched()
+        self._flights.append(flight)
+        running.reserve = max(running.headroom.decay * running.reserve, running.headroom.least)
+        self._count.steps += 1
+        self._count.copies += len(flight.plan.copies)
+        if self._checks:
+            self.check()
+        return flight.plan
 
     def late_samples(self, plan: StepPlan) -> list[SampleRow]:
         """The samples of a late plan after the commit of the step before: none is late any more.
@@ -307,8 +327,13 @@ class Scheduler:
             if not sequence.finished:
                 updates.append(self._finish(sequence))
         intake, now = self._intake, self._clock()
-        spacing = self._streams / self.config.stream_rate
-        seconds = self.view.note_step(plan, flight.begun, now)
+        spacing = self.streams / self.config.stream_rate
+        seconds = now - max(flight.begun, self._committed)
+        self._committed = now
+        if len(plan.token_ids) > len(plan.samples):
+            self.pace.note(len(plan.token_ids), len(plan.samples), seconds)
+        if now >= self.view.ticks.due:
+            self.view.ticks.note(self.kv.tree.tick, now)
         if self._drafting.requests:
             self._drafting.note(plan, seconds)
         dropped = 0
@@ -348,7 +373,8 @@ class Scheduler:
         verdict = self._intake.take(sequence, token, scores)
         jumped = sequence.length > start + 1
         if verdict is not None or (jumped and sequence.scores_missing):
-            self._drafting.close(sequence)
+            if sequence.draft is not None:
+                self._drafting.close(sequence)
             sequence.drop_pending()
             self.kv.rewind(sequence, start)
         elif sequence.prediction is not None:
@@ -438,31 +464,12 @@ class Scheduler:
             assert sequence.pending == pending[sequence.rid], f"{sequence}: {sequence.pending}"
         assert self.kv.enabled or not self.kv.tree.roots, "the tree is in use"
 
-    # ------------------------------------------------------------ planning
-
-    def _launch(self, builder: PlanBuilder) -> StepPlan:
-        if self._flights and self._drafting.requests:
-            self._drafting.launched(self._running.sequences)
-        running = self._running
-        order = running.ordered or running.depth_first()
-        flight = builder.build(order, self._decode_rows, self._sample_rows, self.kv.version)
-        flight.begun = self._clock()
-        if self.kv.tiering.active:
-            self.kv.tiering.saving.launched()
-        self._flights.append(flight)
-        running.reserve = max(running.headroom.decay * running.reserve, running.headroom.least)
-        self._count.steps += 1
-        self._count.copies += len(flight.plan.copies)
-        if self._checks:
-            self.check()
-        return flight.plan
+    # ------------------------------------------------------------ inside
 
     def _land(self, plan: StepPlan) -> InFlightStep:
         if not self._flights or self._flights[0].plan is not plan:
             raise RuntimeError("this plan is not the oldest one under way")
         return self._flights.popleft()
-
-    # ------------------------------------------------------------ inside
 
     def _finish(self, sequence: RequestState) -> EngineOutput:
         """End an admitted sequence that has nothing more to compute."""
@@ -485,19 +492,22 @@ class Scheduler:
         """Forget `sequence`, whose last update is `update`."""
         assert update.finish is not None
         output.add_prompt_figures(sequence, update)
-        self._drafting.ended(sequence)
-        output.add_lost_drafts(sequence, update)
+        if sequence.predicted is not None:
+            self._drafting.ended(sequence)
+        # Right ones that are never emitted included.
+        update.rejected += sequence.rejected + len(sequence.accepted)
         sequence.finished = True
         if self.kv.tiering.active:
             self.kv.tiering.let_go(sequence)
         del self._by_rid[sequence.rid]
-        self._streams -= sequence.request.emit_seconds > 0
+        self.streams -= sequence.request.emit_seconds > 0
         self._waiting.ended(sequence)
         if sequence.queued is not None:
             seconds = self._clock() - sequence.arrived - sequence.queued
             rows, whole = len(self._running.sequences) + 1, update.finish in ("stop", "length")
             self._service.note(seconds, rows, sequence.outputs, whole=whole)
-        self.cache.request_ended(sequence.namespace)
+        if self.cache.forgotten:
+            self.cache.request_ended(sequence.namespace)
         self._count.by_finish[update.finish] += 1
         return update
 
@@ -512,7 +522,7 @@ class Scheduler:
         rows = min(len(running) + 1, self._max_rows)
         seconds = self._service.seconds(rows, sequence.max_tokens - sequence.outputs)
         prompts = sum(one.target() - one.computed for one in running)
-        pace = self.view.pace
+        pace = self.pace
         return MARGIN * (pace.seconds(prompts) + max(pace.seconds(sequence.length), seconds))
 
     def _longest(self, except_for: RequestState | None = None) -> int:

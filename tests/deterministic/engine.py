@@ -256,7 +256,7 @@ class EngineProcess:
             tiers=Tiers(levels, handed=handed),
         )
         if self._disk:
-            self.scheduler.view.pace.begin(1, 1.0)  # reading is faster than that
+            self.scheduler.pace.begin(1, 1.0)  # reading is faster than that
         self._inbox, self._outbox, self._beats = (
             self._connect(kind, address)
             for kind, address in (

@@ -84,7 +84,7 @@ class Engine:
         )
         if self.below is not None:
             self.below.begin(self.scheduler, self.runner, config.cache.block_size)
-            self.scheduler.view.pace.begin(1, 1e9)
+            self.scheduler.pace.begin(1, 1e9)
         self.outcomes: dict[int, Outcome] = {}
         move = self.below and self.below.move
         self.steps = Steps(self.scheduler, self.runner, False, self.take, move=move)

@@ -179,7 +179,7 @@ def test_a_deadline_that_has_no_room_for_the_prompts_before_it_is_refused() -> N
     """What is in time is begun all the same."""
     world = World(num_blocks=1024, max_step_tokens=128, policy="fcfs", context_length=4000)
     world.run([1] * 600, 1)  # now it knows its pace
-    pace = world.scheduler.view.pace.seconds(1)
+    pace = world.scheduler.pace.seconds(1)
     assert pace > 0
     long = world.submit([2] * 1000, 1)
     world.step()

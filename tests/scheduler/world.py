@@ -152,7 +152,7 @@ class World:
             tiers=Tiers(tuple(levels)) if levels else None,
         )
         if levels:
-            self.scheduler.view.pace.begin(1, 1.0)  # reading is faster than that
+            self.scheduler.pace.begin(1, 1.0)  # reading is faster than that
         self.max_length = min(context_length, num_blocks * block_size + 1)
         self.jobs: dict[int, Job] = {}
         self.released: list[tuple[Hashable, list[int]]] = []
