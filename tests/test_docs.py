@@ -148,7 +148,5 @@ def test_the_tour_is_short_and_names_what_is_there() -> None:
 
 
 def test_a_name_that_is_gone_is_seen() -> None:
-    stop = (
-        "1. [`queue.py`](../runtime/scheduler/queue.py). `Patience.no_such_name` and `WaitingQueue`."
-    )
-    assert unknown(stop) == ["Patience.no_such_name"]
+    stop = "1. [`queue.py`](../runtime/scheduler/queue.py). `ClientQueue.gone` and `WaitingQueue`."
+    assert unknown(stop) == ["ClientQueue.gone"]

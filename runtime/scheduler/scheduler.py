@@ -42,7 +42,7 @@ from rootlace.wire.errors import (
     RootlaceError,
 )
 
-MARGIN = 1.25
+MARGIN = 1.5
 """Safety factor on expected times."""
 MAX_FLIGHTS = 2
 """Steps planned and not committed: a running step, and the step behind it."""
