@@ -8,7 +8,7 @@ from rootlace.runtime.contracts.messages import EngineOutput, ThoughtTokens, Tok
 from rootlace.runtime.server.detokenizer import Detokenizer
 from rootlace.runtime.server.stops import Search, StopChecker
 from rootlace.runtime.server.tokenizer import Tokenizer
-from rootlace.runtime.structured.thoughts import Watch, Where
+from rootlace.runtime.structured.thoughts import Phase, Watch
 from rootlace.wire.protocol import Chunk, FinishReason, Output, SamplingParams, TokenLogprob
 
 
@@ -190,20 +190,20 @@ class Sample:
         self._length += len(text)
         self._ends.append(self._length if self._detokenizer.clean else -1)
         early = len(self._ends) < self._params.min_tokens
-        if self._watch is not None and self._place.where is not Where.BEHIND:
+        if self._watch is not None and self._place.phase is not Phase.BEHIND:
             before, self._place = self._place, self._watch.after(self._place, token_id)
-            if self._place.where is Where.MAYBE:
+            if self._place.phase is Phase.UNDECIDED:
                 self._undecided.append(text)
                 return
             early = early or not self._place.never
-            if before.where is Where.MAYBE:
+            if before.phase is Phase.UNDECIDED:
                 text = "".join([*self._undecided, text])
                 self._undecided = []
         self._texts.append(stops.skip(text) if early else stops.feed(text))
 
     def _end_checked(self, finish: FinishReason, update: EngineOutput, stops: StopChecker) -> None:
         rest = "".join([*self._undecided, self._detokenizer.flush()])
-        inside = self._watch is not None and self._place.where is Where.INSIDE
+        inside = self._watch is not None and self._place.phase is Phase.INSIDE
         self._texts.append(stops.skip(rest) if inside else stops.feed(rest))
         if stops.matched is not None:
             self.finish, self.matched = "stop", stops.matched

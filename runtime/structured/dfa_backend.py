@@ -1,7 +1,7 @@
-"""One request's place in a grammar that runs on an automaton, and the masks that requests share.
+"""One request's state in a grammar that runs on an automaton, and the masks that requests share.
 
-token 5 -> DfaMatcher (one request) --place--> DfaStates (all requests of a grammar)
-                                                 place -> mask row; place, token -> next place
+token 5 -> DfaMatcher (one request) --state--> DfaStates (all requests of a grammar)
+                                                 state -> mask row; state, token -> next state
 """
 
 from __future__ import annotations
@@ -24,12 +24,10 @@ from rootlace.runtime.structured.vocabulary.masks import TokenClasses, TokenTabl
 from rootlace.runtime.structured.vocabulary.vocabulary import ByteTrie, Vocabulary
 from rootlace.wire.errors import InvalidConstraint
 
-# Places -------------------------------------------------------------------------------------------
+# States -------------------------------------------------------------------------------------------
 #
-# What requests remember of the states of an automaton that they share.
-#
-# A state that a request has stood at is a `Place`, with its mask and the places that tokens lead
-# to.
+# What requests remember of the states of an automaton that they share: the mask of each state that
+# a request has reached, and the states after tokens.
 
 
 ENDED = -2
@@ -44,17 +42,17 @@ MAX_FORCED = 1 << 12
 class DfaState:
     """A state with memos for requests: a token is one lookup in a small table."""
 
-    __slots__ = ("goes_on", "mask", "onward", "quiet", "state")
+    __slots__ = ("after", "mask", "number", "unfinished", "unforced")
 
-    def __init__(self, state: int) -> None:
-        self.state = state
-        self.goes_on = False
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.unfinished = False
         """Whether more text has to follow here, or may."""
         self.mask: MaskRow | None = None
         """The filled row with the mask of this state; None before."""
-        self.quiet = False
+        self.unforced = False
         """Whether no text is forced here."""
-        self.onward: dict[int, DfaState] = {}
+        self.after: dict[int, DfaState] = {}
         """Maps an allowed token to the state after the token."""
 
 
@@ -62,36 +60,36 @@ class DfaStates:
     """The known states of one automaton. Thread-safe."""
 
     def __init__(self) -> None:
-        self._places: dict[int, DfaState] = {}
+        self._states: dict[int, DfaState] = {}
         self._steps = 0
 
     @property
     def nbytes(self) -> int:
-        return 300 * len(self._places) + 100 * self._steps
+        return 300 * len(self._states) + 100 * self._steps
 
-    def of(self, state: int) -> DfaState:
-        known = self._places.get(state)
-        return known if known is not None else self._places.setdefault(state, DfaState(state))
+    def of(self, number: int) -> DfaState:
+        known = self._states.get(number)
+        return known if known is not None else self._states.setdefault(number, DfaState(number))
 
-    def lead(self, place: DfaState, token_id: int, after: DfaState) -> None:
+    def remember(self, state: DfaState, token_id: int, after: DfaState) -> None:
         """Remember a step."""
         if self._steps >= MAX_STEPS:
             self.forget()
-        self._steps += token_id not in place.onward
-        place.onward[token_id] = after
+        self._steps += token_id not in state.after
+        state.after[token_id] = after
 
     def forget(self) -> None:
         """Forget masks and steps."""
         self._steps = 0
-        for place in list(self._places.values()):
-            place.onward, place.mask = {}, None
+        for state in list(self._states.values()):
+            state.after, state.mask = {}, None
 
 
-class PlacedGrammar:
+class DfaGrammar:
     """A grammar on an automaton over bytes, and what all requests remember of its states.
 
-    `Cursor` is a request's place in it. A kind of grammar says here what it knows by itself; where
-    that is None or False, the cursor asks the matcher of another grammar (`other`).
+    A subclass answers from the automaton what it can; where an answer is None or False, the
+    `DfaMatcher` of a request asks the matcher of another grammar (`other`).
     """
 
     backend: str
@@ -107,7 +105,7 @@ class PlacedGrammar:
         self.dfa = dfa
         self.canonicalizer = canonicalizer
         self.table = TokenTable(vocabulary.trie, vocabulary.eos_token_ids, dfa, max_table_bytes)
-        self.places = DfaStates()
+        self.states = DfaStates()
         self.trusted = True
         """Whether all requests may use what one request learned about a state."""
         self.texts: dict[int, bytes] = {}
@@ -116,14 +114,14 @@ class PlacedGrammar:
         """Maps a state and the relevant end of the text before to the forced tokens."""
         self._final: dict[int, bool] = {}
         # Both refer in circles, and would outlive this until a full collection of garbage.
-        weakref.finalize(self, _forget, self.places, self.table)
+        weakref.finalize(self, _forget, self.states, self.table)
 
     @property
     def nbytes(self) -> int:
-        memos = 300 * len(self.forced) + self.places.nbytes
+        memos = 300 * len(self.forced) + self.states.nbytes
         return self.dfa.nbytes + self.table.nbytes + memos
 
-    # ------------------------------------------------------------ what kinds of grammars know
+    # ------------------------------------------------------------ answers for matchers
 
     def row(self, state: int) -> MaskRow | None:
         """The row of the table that has, or will have, the mask of `state`."""
@@ -205,7 +203,7 @@ def _forget(*parts: DfaStates | TokenTable) -> None:
         part.forget()
 
 
-# Cursor -------------------------------------------------------------------------------------------
+# Matcher ------------------------------------------------------------------------------------------
 
 
 _OVER = (DEAD, ENDED)
@@ -215,17 +213,17 @@ _OVER = (DEAD, ENDED)
 class DfaMatcher(Matcher):
     """See `contracts.matcher.Matcher`.
 
-    Where the grammar does not know, the matcher of another grammar is asked. It is made when it is
-    first needed, and takes in then what it missed.
+    Where the grammar has no answer, the matcher of another grammar is asked. That matcher is made
+    at the first question, and takes in all earlier tokens then.
     """
 
-    def __init__(self, grammar: PlacedGrammar) -> None:
+    def __init__(self, grammar: DfaGrammar) -> None:
         self._grammar = grammar
         self._size = grammar.vocabulary.size
-        self.place = grammar.places.of(grammar.dfa.start)
-        """The state of the text; negative where the automaton does not know the text."""
+        self.state = grammar.states.of(grammar.dfa.start)
+        """The state of the text; the number is negative if the automaton does not know the text."""
         self._tokens: list[int] = []
-        self._before: list[DfaState] = []  # the place before each of them
+        self._before: list[DfaState] = []  # the state before each of them
         self._error = ""
         self._other: Matcher | None = None
         self._taken = 0
@@ -235,84 +233,84 @@ class DfaMatcher(Matcher):
 
     @property
     def ready(self) -> MaskRow | None:  # type: ignore[override]
-        return self.place.mask
+        return self.state.mask
 
     def allowed_mask(self) -> np.ndarray:
         return vocabulary.filled(self.fill_bitmask, self._size)
 
     def fill_bitmask(self, out: np.ndarray) -> None:
         out = vocabulary.writable(out, self._size)
-        state = self.place.state
-        if state >= 0 and self._grammar.write(state, out):
+        number = self.state.number
+        if number >= 0 and self._grammar.write(number, out):
             return
-        other = self._other_here() if state not in _OVER else None
+        other = self._other_here() if number not in _OVER else None
         if other is None:
             out[:] = 0
         else:
             other.fill_bitmask(out)
             self._error = other.error()
-        if state >= 0:
-            self._grammar.keep(state, out, failed=bool(self._error))
+        if number >= 0:
+            self._grammar.keep(number, out, failed=bool(self._error))
 
     def mask_row(self) -> MaskRow | None:
-        place = self.place
-        if place.mask is not None or place.state < 0:
-            return place.mask
-        row = self._grammar.row(place.state)
+        state = self.state
+        if state.mask is not None or state.number < 0:
+            return state.mask
+        row = self._grammar.row(state.number)
         if row is not None and row.address:
-            place.mask = row
+            state.mask = row
             if not self._grammar.trusted:  # lost meanwhile: masks may be forgotten already
-                place.mask = row = None
+                state.mask = row = None
         return row
 
     def prepare_mask(self) -> None:
-        place = self.place
-        unknown = place.mask is None and place.state >= 0
-        if unknown and not self._grammar.write(place.state, None) and self.mask_row() is not None:
+        state = self.state
+        unknown = state.mask is None and state.number >= 0
+        if unknown and not self._grammar.write(state.number, None) and self.mask_row() is not None:
             self.fill_bitmask(np.zeros(vocabulary.words_of(self._size), np.int32))
 
     def automaton(self) -> AutomatonState | None:
-        state = self.place.state
-        stepped = self._grammar.stepped() if state >= 0 else None
-        return AutomatonState(stepped, state) if stepped is not None else None
+        number = self.state.number
+        stepped = self._grammar.stepped() if number >= 0 else None
+        return AutomatonState(stepped, number) if stepped is not None else None
 
     # ------------------------------------------------------------ the text
 
     def try_advance_fast(self, token_id: int, jumps: bool) -> bool:
-        place = self.place
-        after = place.onward.get(token_id)
-        if after is None or not after.goes_on or (jumps and not after.quiet):
+        state = self.state
+        after = state.after.get(token_id)
+        if after is None or not after.unfinished or (jumps and not after.unforced):
             return False
         self._tokens.append(token_id)
-        self._before.append(place)
-        self.place = after
+        self._before.append(state)
+        self.state = after
         return True
 
     def advance(self, token_id: int) -> bool:
-        place = self.place
-        state = place.state
-        if state in _OVER or not 0 <= token_id < self._size:
+        state = self.state
+        number = state.number
+        if number in _OVER or not 0 <= token_id < self._size:
             return self._refuse(token_id)
-        following = place.onward.get(token_id)
+        following = state.after.get(token_id)
         if following is None:
-            after = self._step(state, token_id)
+            after = self._step(number, token_id)
             if after is None:
                 return False
             if after == DEAD:
                 return self._refuse(token_id)
-            following = self._grammar.places.of(after)
-            if state >= 0 and self._grammar.trusted:
-                following.goes_on = after >= 0 and self._grammar.is_final(after) is False
-                self._grammar.places.lead(place, token_id, following)
+            following = self._grammar.states.of(after)
+            if number >= 0 and self._grammar.trusted:
+                following.unfinished = after >= 0 and self._grammar.is_final(after) is False
+                self._grammar.states.remember(state, token_id, following)
         self._tokens.append(token_id)
-        self._before.append(place)
-        self.place = following
+        self._before.append(state)
+        self.state = following
         self._error = ""
         return True
 
-    def _step(self, state: int, token_id: int) -> int | None:
-        """The state after a token; None, with `error` set, where another matcher refuses it."""
-        after = self._grammar.step(state, token_id) if state >= 0 else None
+    def _step(self, number: int, token_id: int) -> int | None:
+        """The number of the state after a token; None, with `error` set, if that is refused."""
+        after = self._grammar.step(number, token_id) if number >= 0 else None
         if after is not None:
             return after
         other = self._other_here()
@@ -322,59 +320,59 @@ class DfaMatcher(Matcher):
             self._error = other.error()
             return None
         self._taken += 1
-        return self._grammar.after(state, token_id)
+        return self._grammar.after(number, token_id)
 
     def _refuse(self, token_id: int) -> bool:
         self._error = f"the constraint forbids token {token_id} after {len(self._tokens)} tokens"
         return False
 
     def is_accepting(self) -> bool:
-        state = self.place.state
-        if state != BEYOND:
-            return state == ENDED or self._grammar.dfa.accepting(state)
+        number = self.state.number
+        if number != BEYOND:
+            return number == ENDED or self._grammar.dfa.accepting(number)
         other = self._other_here()
         return other is not None and other.is_accepting()
 
     def is_finished(self) -> bool:
-        state = self.place.state
-        if state in _OVER:
-            return state == ENDED
-        known = self._grammar.is_final(state) if state >= 0 else None
+        number = self.state.number
+        if number in _OVER:
+            return number == ENDED
+        known = self._grammar.is_final(number) if number >= 0 else None
         if known is not None:
             return known
         other = self._other_here()
         return other is not None and other.is_finished()
 
     def forced_text(self) -> bytes:
-        state = self.place.state
-        if state in _OVER:
+        number = self.state.number
+        if number in _OVER:
             return b""
-        known = self._grammar.forced_text(state) if state >= 0 else None
+        known = self._grammar.forced_text(number) if number >= 0 else None
         if known is not None:
             return known
         other = self._other_here()
         if other is None:
             return b""
         text = other.forced_text()
-        if state >= 0 and not other.error():
-            self._grammar.texts[state] = text
+        if number >= 0 and not other.error():
+            self._grammar.texts[number] = text
         return text
 
     def forced_tokens(self) -> list[int]:
-        place, grammar = self.place, self._grammar
-        state = place.state
-        if state < 0:
-            other = self._other_here() if state == BEYOND else None
+        state, grammar = self.state, self._grammar
+        number = state.number
+        if number < 0:
+            other = self._other_here() if number == BEYOND else None
             return [] if other is None else other.forced_tokens()
         if not self.forced_text():
-            place.quiet = grammar.forced_text(state) is not None
+            state.unforced = grammar.forced_text(number) is not None
             return []
         tail = grammar.canonicalizer.tail(self._tokens)
         if tail is None:
             return []
-        known = grammar.forced.get((state, tail))
+        known = grammar.forced.get((number, tail))
         if known is None:
-            known = grammar.forced_tokens(state, tail)
+            known = grammar.forced_tokens(number, tail)
             if known is None:
                 other = self._other_here()
                 known = [] if other is None else other.forced_tokens()
@@ -382,7 +380,7 @@ class DfaMatcher(Matcher):
                     return known
             if len(grammar.forced) >= MAX_FORCED:
                 grammar.forced.clear()
-            grammar.forced[state, tail] = known
+            grammar.forced[number, tail] = known
         return list(known)
 
     def rollback(self, count: int) -> None:
@@ -390,7 +388,7 @@ class DfaMatcher(Matcher):
             raise ValueError(f"cannot undo {count} of {len(self._tokens)} tokens")
         self._error = ""
         if count:
-            self.place = self._before[-count]
+            self.state = self._before[-count]
             del self._tokens[-count:], self._before[-count:]
         if self._other is not None:  # it may have come to an error behind what is undone
             self._other.rollback(max(self._taken - len(self._tokens), 0))
@@ -409,7 +407,7 @@ class DfaMatcher(Matcher):
         return self._error
 
     def _other_here(self) -> Matcher | None:
-        """The other matcher at this place; None, with `error` set, if it cannot come here."""
+        """The other matcher at this state; None, with `error` set, if it cannot come here."""
         if self._other is None:
             try:
                 self._other = self._grammar.other()
@@ -538,7 +536,7 @@ class SteppedBuilds:
 # Regular constraints on our own automaton: it knows masks, steps and what is forced by itself.
 
 
-class AutomatonGrammar(PlacedGrammar):
+class AutomatonGrammar(DfaGrammar):
     """A regular language on a lazy automaton; see `contracts.matcher.Grammar`.
 
     Should the automaton get larger than it may while requests run on it, they ask `fallback()`
@@ -578,7 +576,7 @@ class AutomatonGrammar(PlacedGrammar):
                 self._fallback = self._make_fallback()
             return self._fallback.matcher()
 
-    # ------------------------------------------------------------ for cursors
+    # ------------------------------------------------------------ answers for matchers
 
     def stepped(self) -> SteppedAutomaton | None:
         """Made for the first who asks, on another thread."""

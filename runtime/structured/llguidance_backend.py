@@ -15,7 +15,7 @@ from llguidance import LLMatcher, LLParserLimits
 from rootlace.runtime.config import ConstraintConfig
 from rootlace.runtime.contracts.matcher import ForcedTokenizer, Matcher
 from rootlace.runtime.contracts.plan import MaskRow
-from rootlace.runtime.structured.dfa_backend import BEYOND, DfaMatcher, PlacedGrammar
+from rootlace.runtime.structured.dfa_backend import BEYOND, DfaGrammar, DfaMatcher
 from rootlace.runtime.structured.json_schema.to_regex import MARK
 from rootlace.runtime.structured.regex.lazy_dfa import DEAD, LazyDfa
 from rootlace.runtime.structured.regex.syntax import TooLarge
@@ -498,7 +498,7 @@ log = logging.getLogger(__name__)
 _HYBRID_MARK = ord(MARK)
 
 
-class HybridGrammar(PlacedGrammar):
+class HybridGrammar(DfaGrammar):
     """`inner`, whose declared part is `dfa`; see `contracts.matcher.Grammar`.
 
     Every mask that llguidance makes at a state is compared with what the automaton says of it: all
@@ -531,7 +531,7 @@ class HybridGrammar(PlacedGrammar):
     def other(self) -> Matcher:
         return self.inner.matcher()
 
-    # ------------------------------------------------------------ for cursors
+    # ------------------------------------------------------------ answers for matchers
 
     def row(self, state: int) -> MaskRow | None:
         # Of a state that is not trusted even two requests of one step may need different masks.
@@ -545,7 +545,7 @@ class HybridGrammar(PlacedGrammar):
         if not self._agrees(state, words):
             log.warning("a schema's automaton and llguidance do not agree; it is not used")
             self.trusted = False
-            self.places.forget()
+            self.states.forget()
         if self.trusted:
             self.table.store(row.row, words)
 

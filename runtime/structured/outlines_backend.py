@@ -16,7 +16,7 @@ import outlines_core
 
 from rootlace.runtime.config import ConstraintConfig
 from rootlace.runtime.contracts.matcher import ForcedTokenizer, Matcher
-from rootlace.runtime.structured.dfa_backend import ENDED, DfaMatcher, PlacedGrammar
+from rootlace.runtime.structured.dfa_backend import ENDED, DfaGrammar, DfaMatcher
 from rootlace.runtime.structured.regex import syntax
 from rootlace.runtime.structured.regex.lazy_dfa import DEAD, LazyDfa
 from rootlace.runtime.structured.regex.lookaround import has_look
@@ -39,10 +39,10 @@ BYTES_PER_TRANSITION = 64
 """Bytes of an index per transition while it is built, as measured."""
 
 
-class OutlinesGrammar(PlacedGrammar):
+class OutlinesGrammar(DfaGrammar):
     """A regular language on an outlines-core index; see `contracts.matcher.Grammar`.
 
-    Its cursors stand at states of our automaton of the same language, which says what is forced.
+    Its matchers stand at states of our automaton of the same language, which says what is forced.
     """
 
     backend = "outlines_core"
@@ -85,7 +85,7 @@ class OutlinesGrammar(PlacedGrammar):
     def matcher(self) -> Matcher:
         return DfaMatcher(self)
 
-    # ------------------------------------------------------------ for cursors
+    # ------------------------------------------------------------ answers for matchers
 
     def write(self, state: int, out: np.ndarray | None) -> bool:
         if not super().write(state, out):

@@ -17,20 +17,20 @@ from rootlace.runtime.structured.vocabulary.vocabulary import Vocabulary
 BASE_BYTES = 1 << 12
 
 
-class Where(Enum):
+class Phase(Enum):
     """The part of the text that comes next."""
 
-    MAYBE = auto()
+    UNDECIDED = auto()
     """The text may still begin with thoughts."""
     INSIDE = auto()
     BEHIND = auto()
 
 
-class Place(NamedTuple):
+class Position(NamedTuple):
     """`tail` is the end of the text as far as a tag may go on behind it; behind thoughts it is what
     the last of their tokens holds behind their end. `never`: there are none."""
 
-    where: Where
+    phase: Phase
     tail: bytes | tuple[int, ...]
     never: bool = False
 
@@ -46,26 +46,26 @@ class Watch:
     def __init__(self, thoughts: ThoughtTokens, token_bytes: _TokenBytes) -> None:
         self._bytes = None if thoughts.special else token_bytes
         self.begin, self.end = self._of(*thoughts.begin), self._of(*thoughts.end)
-        self.start = Place(Where.MAYBE if thoughts.begin else Where.INSIDE, self.begin[:0])
+        self.start = Position(Phase.UNDECIDED if thoughts.begin else Phase.INSIDE, self.begin[:0])
 
-    def after(self, place: Place, token: int) -> Place:
-        """The place behind a token more."""
-        if place.where is Where.BEHIND:
-            return place
-        seen = place.tail + self._of(token)  # type: ignore[operator]
-        if place.where is Where.INSIDE:
+    def after(self, position: Position, token: int) -> Position:
+        """The position behind a token more."""
+        if position.phase is Phase.BEHIND:
+            return position
+        seen = position.tail + self._of(token)  # type: ignore[operator]
+        if position.phase is Phase.INSIDE:
             return self._inside(seen)
         size = len(self.begin)
         if seen[:size] != self.begin[: len(seen)]:
-            return Place(Where.BEHIND, seen[:0], never=True)
-        return Place(Where.MAYBE, seen) if len(seen) < size else self._inside(seen[size:])
+            return Position(Phase.BEHIND, seen[:0], never=True)
+        return Position(Phase.UNDECIDED, seen) if len(seen) < size else self._inside(seen[size:])
 
-    def _inside(self, seen: bytes | tuple[int, ...]) -> Place:
+    def _inside(self, seen: bytes | tuple[int, ...]) -> Position:
         size = len(self.end)
         for at in range(len(seen) - size + 1):
             if seen[at : at + size] == self.end:
-                return Place(Where.BEHIND, seen[at + size :])
-        return Place(Where.INSIDE, seen[max(len(seen) - size + 1, 0) :])
+                return Position(Phase.BEHIND, seen[at + size :])
+        return Position(Phase.INSIDE, seen[max(len(seen) - size + 1, 0) :])
 
     def _of(self, *tokens: int) -> bytes | tuple[int, ...]:
         return tokens if self._bytes is None else b"".join(self._bytes[one] for one in tokens)
@@ -97,7 +97,7 @@ class _State(NamedTuple):
     text `taken` tokens were taken in, as long as it is `alive`. `rewound`: it began anew behind
     thoughts."""
 
-    place: Place
+    position: Position
     thought: int = 0
     left: tuple[int, ...] = ()
     taken: int = 0
@@ -131,10 +131,10 @@ class ThoughtMatcher(Matcher):
     def _begun(self, state: _State) -> _State:
         """The state with the end of the thoughts forced, if the budget is used up."""
         budget = self._thoughts.budget
-        if state.place.where is not Where.INSIDE or budget is None or state.thought < budget:
+        if state.position.phase is not Phase.INSIDE or budget is None or state.thought < budget:
             return state
-        behind = Place(Where.BEHIND, state.place.tail[:0])
-        return state._replace(place=behind, left=self._thoughts.close + self._thoughts.gap)
+        behind = Position(Phase.BEHIND, state.position.tail[:0])
+        return state._replace(position=behind, left=self._thoughts.close + self._thoughts.gap)
 
     # ------------------------------------------------------------ masks
 
@@ -146,7 +146,7 @@ class ThoughtMatcher(Matcher):
     def _is_inner(self) -> bool:
         """Whether the inner matcher alone decides."""
         state = self._state
-        behind = state.place.where is Where.BEHIND and not state.left
+        behind = state.position.phase is Phase.BEHIND and not state.left
         return behind and state.taken >= len(self._then)
 
     def allowed_mask(self) -> np.ndarray:
@@ -158,15 +158,15 @@ class ThoughtMatcher(Matcher):
         if state.left:
             out[:] = 0
             _allow(out, state.left[:1])
-        elif state.place.where is Where.INSIDE:
+        elif state.position.phase is Phase.INSIDE:
             out[:] = self._vocabulary.any_mask
             if self._inner is not None:
                 _forbid(out, self._eos)
-                _forbid(out, self._overrunning(state.place.tail))
+                _forbid(out, self._overrunning(state.position.tail))
         else:
             self._fill_inner(out)
-            if state.place.where is Where.MAYBE:
-                _allow(out, self._beginning(state.place.tail))
+            if state.position.phase is Phase.UNDECIDED:
+                _allow(out, self._beginning(state.position.tail))
 
     def _fill_inner(self, out: np.ndarray) -> None:
         state = self._state
@@ -227,28 +227,32 @@ class ThoughtMatcher(Matcher):
         state = self._state
         if state.left:
             return state._replace(left=state.left[1:]) if token == state.left[0] else None
-        if state.place.where is Where.BEHIND:
+        if state.position.phase is Phase.BEHIND:
             return state._replace(taken=state.taken + 1) if self._take(token) else None
-        place = self._watch.after(state.place, token)
-        if state.place.where is Where.INSIDE:
+        position = self._watch.after(state.position, token)
+        if state.position.phase is Phase.INSIDE:
             if self._inner is not None and token in self._eos:
                 return None
-            return self._thought(state._replace(place=place, thought=state.thought + 1))
+            return self._thought(state._replace(position=position, thought=state.thought + 1))
         taken = state.alive and self._take(token)
         if taken:
             state = state._replace(taken=state.taken + 1)
-        if place.where is Where.MAYBE or place.never:
-            return state._replace(place=place, alive=taken) if taken or not place.never else None
+        if position.phase is Phase.UNDECIDED or position.never:
+            return (
+                state._replace(position=position, alive=taken)
+                if taken or not position.never
+                else None
+            )
         self._give_back(state.taken, 0)
         self._error = ""
-        return self._thought(state._replace(place=place, taken=0, alive=True, rewound=True))
+        return self._thought(state._replace(position=position, taken=0, alive=True, rewound=True))
 
     def _thought(self, state: _State) -> _State:
         """The state behind a token of thoughts. The gap behind their end is forced for a constraint
         only, and not where the model has written white space itself."""
-        if state.place.where is Where.INSIDE:
+        if state.position.phase is Phase.INSIDE:
             return self._begun(state)
-        gap = self._thoughts.gap if self._inner is not None and not state.place.tail else ()
+        gap = self._thoughts.gap if self._inner is not None and not state.position.tail else ()
         return state._replace(left=gap)
 
     def _take(self, token: int) -> bool:
@@ -268,10 +272,10 @@ class ThoughtMatcher(Matcher):
 
     def try_advance_fast(self, token_id: int, jumps: bool) -> bool:
         state = self._state
-        if state.place.where is Where.INSIDE:
-            place = self._watch.after(state.place, token_id)
-            after = self._begun(state._replace(place=place, thought=state.thought + 1))
-            if after.place.where is not Where.INSIDE or token_id in self._eos:
+        if state.position.phase is Phase.INSIDE:
+            position = self._watch.after(state.position, token_id)
+            after = self._begun(state._replace(position=position, thought=state.thought + 1))
+            if after.position.phase is not Phase.INSIDE or token_id in self._eos:
                 return False
         elif self._inner is not None and self._is_inner:
             if not self._inner.try_advance_fast(token_id, jumps):
@@ -286,7 +290,7 @@ class ThoughtMatcher(Matcher):
 
     def ignores(self, token_id: int) -> bool:
         state = self._state
-        thinks = state.place.where is Where.INSIDE or bool(state.left)
+        thinks = state.position.phase is Phase.INSIDE or bool(state.left)
         return thinks and token_id in self._thoughts.stops
 
     def is_free(self) -> bool:
@@ -296,7 +300,7 @@ class ThoughtMatcher(Matcher):
         state = self._state
         if self._inner is None:
             return not state.left
-        mine = state.place.where is not Where.INSIDE and not state.left and state.alive
+        mine = state.position.phase is not Phase.INSIDE and not state.left and state.alive
         return mine and state.taken >= len(self._then) and self._inner.is_accepting()
 
     def is_finished(self) -> bool:
@@ -307,7 +311,7 @@ class ThoughtMatcher(Matcher):
 
     def forced_tokens(self) -> list[int]:
         state = self._state
-        if state.left or state.place.where is not Where.BEHIND:
+        if state.left or state.position.phase is not Phase.BEHIND:
             return list(state.left)
         if state.taken < len(self._then):
             return list(self._then[state.taken :])

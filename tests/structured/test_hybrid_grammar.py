@@ -26,7 +26,7 @@ from tests.structured.random_schemas import random_schema
 
 def _declared(matcher: DfaMatcher) -> bool:
     """Whether the automaton knows where the text stands."""
-    return matcher.place.state >= 0
+    return matcher.state.number >= 0
 
 
 GAP = gap_of(flexible=True)
@@ -155,7 +155,7 @@ def test_masks_are_llguidances(
         walker.walk(ours.matcher(), alone.matcher(), 40)
     assert grammar.trusted
     assert walker.left
-    assert any(place.onward for place in grammar.places._places.values()), "nothing was remembered"
+    assert any(state.after for state in grammar.states._states.values()), "nothing was remembered"
 
 
 @pytest.mark.slow
@@ -312,11 +312,11 @@ def test_trust_that_is_lost_while_a_row_is_looked_up_leaves_no_mask(
     def row_then_lost(state: int) -> MaskRow | None:
         row = looked_up(state)
         wrong.trusted = False
-        wrong.places.forget()
+        wrong.states.forget()
         return row
 
     monkeypatch.setattr(wrong, "row", row_then_lost)
-    matcher.place.mask = None
+    matcher.state.mask = None
     assert matcher.mask_row() is None
     assert matcher.ready is None and matcher.mask_row() is None
 

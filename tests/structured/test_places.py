@@ -119,8 +119,8 @@ def test_steps_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     here = found.of(0)
     assert found.of(0) is here
     for token in range(25):
-        found.lead(here, token, found.of(token % 3))
-        found.lead(here, token, found.of(token % 3))
-        assert here.onward[token] is found.of(token % 3)
-        assert len(here.onward) <= 10
+        found.remember(here, token, found.of(token % 3))
+        found.remember(here, token, found.of(token % 3))
+        assert here.after[token] is found.of(token % 3)
+        assert len(here.after) <= 10
     assert found.nbytes < 5000

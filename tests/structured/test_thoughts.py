@@ -12,7 +12,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from rootlace.runtime.contracts.messages import ThoughtTokens
 from rootlace.runtime.structured import GrammarCompiler
-from rootlace.runtime.structured.thoughts import ThoughtMatcher, Watch, Where
+from rootlace.runtime.structured.thoughts import Phase, ThoughtMatcher, Watch
 
 ENDS = ["<eos>", "<eot>"]
 MORE = [
@@ -236,7 +236,7 @@ def test_where_thoughts_stand_however_they_are_cut_into_tokens() -> None:
             data = rng.choice(fits)
             place = watch.after(place, vocabulary.token_of[data])
             at += len(data)
-            if place.where is Where.BEHIND and ended is None:
+            if place.phase is Phase.BEHIND and ended is None:
                 ended = at
         assert ended in (22, 23)
     assert watch.after(watch.start, vocabulary.token_of[b"th"]).never
