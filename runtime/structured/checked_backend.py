@@ -455,49 +455,33 @@ class CheckedGrammar:
         place: no text is taken back. `long_keys`: as `CheckedText` has it.
         """
         self.inner = inner
-        self._keys_only = keys_only
-        self._long_keys = long_keys
-        self._verifier_factory = verifier_factory
-        self._vocabulary = vocabulary
-        self._max_retreats = max_retreats
+        self.keys_only = keys_only
+        self.long_keys = long_keys
+        self.verifier_factory = verifier_factory
+        self.vocabulary = vocabulary
+        self.max_retreats = max_retreats
 
     @property
     def backend(self) -> str:
-        return self.inner.backend if self._keys_only else f"{self.inner.backend}+checked"
+        return self.inner.backend if self.keys_only else f"{self.inner.backend}+checked"
 
     @property
     def nbytes(self) -> int:
         return self.inner.nbytes + BASE_BYTES
 
     def matcher(self) -> CheckedMatcher:
-        return CheckedMatcher(
-            self.inner.matcher(),
-            self._verifier_factory(),
-            self._vocabulary,
-            self._max_retreats,
-            self._keys_only,
-            self._long_keys,
-        )
+        return CheckedMatcher(self)
 
 
 class CheckedMatcher(Matcher):
     """See `contracts.matcher.Matcher`. It decides what a refusal excludes, and where to go on."""
 
-    def __init__(
-        self,
-        inner: Matcher,
-        verifier: Verifier | Islands,
-        vocabulary: Vocabulary,
-        max_retreats: int,
-        keys_only: bool = False,
-        long_keys: bool = False,
-    ) -> None:
-        self._inner = inner
-        self._keys_only = keys_only
-        self._verifier = verifier
-        self._vocabulary = vocabulary
-        self._max_retreats = max_retreats
-        self._text = CheckedText(inner, verifier, vocabulary, long_keys)
+    def __init__(self, grammar: CheckedGrammar) -> None:
+        self._grammar = grammar
+        self._inner = grammar.inner.matcher()
+        self._verifier = grammar.verifier_factory()
+        self._vocabulary = grammar.vocabulary
+        self._text = CheckedText(self._inner, self._verifier, self._vocabulary, grammar.long_keys)
         self._refused: tuple[int, Violation] | None = None
         self._error = ""
         self.reset()
@@ -593,7 +577,7 @@ class CheckedMatcher(Matcher):
         self._rollbacks = 0
 
     def can_rollback(self) -> bool:
-        return not self._keys_only  # it draws a token anew, but takes nothing back
+        return not self._grammar.keys_only  # it draws a token anew, but takes nothing back
 
     def rollback_refused(self) -> int | None:
         if self._refused is None:
@@ -601,14 +585,14 @@ class CheckedMatcher(Matcher):
             return None
         token_id, violation = self._refused
         self._refused = None
-        if self._rollbacks >= self._max_retreats:
+        if self._rollbacks >= self._grammar.max_retreats:
             self._error = f"json_schema: {violation} (given up after {self._rollbacks} tries)"
             return None
         self._rollbacks += 1
         text = self._text
         before = len(text.tokens)
         text.exclude(self._refused_with(token_id, violation))
-        if not self._keys_only and self._another_beginning(violation):
+        if not self._grammar.keys_only and self._another_beginning(violation):
             self._error = ""
             return before - len(text.tokens)
         if text.try_another_token():

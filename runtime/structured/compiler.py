@@ -80,10 +80,13 @@ class GrammarCache:
 
     def get(self, key: Hashable) -> Grammar | None:
         with self._lock:
-            grammar = self._grammars.get(key)
-            if grammar is not None:
-                self._grammars.move_to_end(key)
-            return grammar
+            return self._get(key)
+
+    def _get(self, key: Hashable) -> Grammar | None:
+        grammar = self._grammars.get(key)
+        if grammar is not None:
+            self._grammars.move_to_end(key)
+        return grammar
 
     def get_or_build(self, key: Hashable, build: Callable[[], Grammar]) -> Grammar:
         """The grammar of `key`, built once however many threads ask at the same time.
@@ -91,9 +94,8 @@ class GrammarCache:
         Raises what `build` raises, in all of these threads; who asks later builds again.
         """
         with self._lock:
-            grammar = self._grammars.get(key)
+            grammar = self._get(key)
             if grammar is not None:
-                self._grammars.move_to_end(key)
                 return grammar
             own = key not in self._building
             building = self._building.setdefault(key, Future())

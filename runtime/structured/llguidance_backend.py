@@ -19,7 +19,6 @@ from rootlace.runtime.structured.dfa_backend import BEYOND, DfaGrammar, DfaMatch
 from rootlace.runtime.structured.json_schema.to_regex import MARK
 from rootlace.runtime.structured.regex.lazy_dfa import DEAD, LazyDfa
 from rootlace.runtime.structured.regex.syntax import TooLarge
-from rootlace.runtime.structured.vocabulary import vocabulary
 from rootlace.runtime.structured.vocabulary import vocabulary as bitmask
 from rootlace.runtime.structured.vocabulary.masks import TokenWalk
 from rootlace.runtime.structured.vocabulary.vocabulary import Vocabulary
@@ -39,8 +38,8 @@ REPLAYED = 32
 
 def mask_of(matcher: LLMatcher, vocabulary_size: int) -> np.ndarray:
     """int32: the packed mask; of no meaning where the matcher has an error after it."""
-    words = np.zeros(vocabulary.words_of(vocabulary_size), np.int32)
-    matcher.unsafe_compute_mask_ptr(vocabulary.address(words), words.nbytes)
+    words = np.zeros(bitmask.words_of(vocabulary_size), np.int32)
+    matcher.unsafe_compute_mask_ptr(bitmask.address(words), words.nbytes)
     return words
 
 
@@ -89,9 +88,9 @@ class Parser:
 
     def fill_bitmask(self, out: np.ndarray) -> None:
         """Fill a packed mask, which has no meaning if the matcher has an error afterwards."""
-        self.matcher.unsafe_compute_mask_ptr(vocabulary.address(out), out.nbytes)
+        self.matcher.unsafe_compute_mask_ptr(bitmask.address(out), out.nbytes)
         if _is_worn(self.matcher) and self._replay():
-            self.matcher.unsafe_compute_mask_ptr(vocabulary.address(out), out.nbytes)
+            self.matcher.unsafe_compute_mask_ptr(bitmask.address(out), out.nbytes)
             self._leave_if_worn()
 
     def take(self, token_id: int) -> bool:

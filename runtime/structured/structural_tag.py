@@ -1,4 +1,4 @@
-"""Structural tags as llguidance's grammars: see `tag_formats`."""
+"""Structural tags as llguidance's grammars."""
 
 from __future__ import annotations
 
@@ -40,8 +40,7 @@ from rootlace.wire.protocol import Constraint
 # `const_string`, and `any_text` within a `tag`:
 #
 #     {"type": "or", "elements": [{"type": "json_schema", "json_schema": {…}},
-#      {"type": "tags_with_separator", "separator": "
-# ", "at_least_one": true, "tags": [
+#      {"type": "tags_with_separator", "separator": "\n", "at_least_one": true, "tags": [
 #       {"begin": "<f>", "content": {"type": "json_schema", "json_schema": {…}}, "end": "</f>"}]}]}
 #
 # In free text everything may come, until a trigger is complete: then one of the tags that begin
@@ -305,8 +304,17 @@ def tag_is_suspicious(source: str) -> bool:
     )
 
 
+def schemas_of_tag(source: str) -> list[str]:
+    """The schemas of a structural tag, each as JSON text; none if the tag is malformed."""
+    try:
+        schemas = _schemas_of_tag(json.loads(source)) or []
+    except (ValueError, RecursionError):
+        return []  # the compiler refuses it
+    return [json.dumps(schema) for schema in schemas if isinstance(schema, dict)]
+
+
 def _schemas_of_tag(tag: Any) -> list[Any] | None:
-    """None where it nests too deep."""
+    """The schemas of a tag; None if the tag nests too deep."""
     found, stack = [], [(tag, 0)]
     while stack:
         node, depth = stack.pop()

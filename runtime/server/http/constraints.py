@@ -18,6 +18,7 @@ from rootlace.runtime.server.http.reply_headers import note_warning
 from rootlace.runtime.structured.gbnf import schemas_of_grammar
 from rootlace.runtime.structured.json_schema.json_text import WHITESPACES
 from rootlace.runtime.structured.json_schema.pattern import syntax_error
+from rootlace.runtime.structured.structural_tag import schemas_of_tag
 from rootlace.types.constraint_kinds import KINDS
 from rootlace.types.schema_keywords import Remark, patterns, remarks
 from rootlace.wire.protocol import CONSTRAINT_OPTIONS, Constraint, ConstraintKind
@@ -142,7 +143,7 @@ class Asked:
             if given.kind == "json_schema":
                 _check_keywords(given.source, self.param, self.param, strict)
             elif given.kind in ("structural_tag", "ebnf"):
-                within = _schemas_within if given.kind == "structural_tag" else schemas_of_grammar
+                within = schemas_of_tag if given.kind == "structural_tag" else schemas_of_grammar
                 for schema in within(given.source):
                     _check_keywords(schema, self.param, self.param, strict)
         for tool in self.tools:
@@ -202,21 +203,6 @@ def _check_keywords(source: str, param: str, whose: str, strict: bool) -> None:
         if strict and remark.misspelt:
             raise RefusedConstraint(param, f"{whose}: {remark}")
         note_warning(f"{whose}: {remark}")
-
-
-def _schemas_within(tag: str) -> Iterator[str]:
-    """The schemas of a structural tag, each as JSON text."""
-    try:
-        queue = [msgspec.json.decode(tag)]
-    except (msgspec.DecodeError, RecursionError):
-        return  # it will be refused
-    while queue:
-        node = queue.pop()
-        for key, value in node.items() if isinstance(node, dict) else enumerate(node):
-            if key in ("json_schema", "schema") and isinstance(value, dict):
-                yield msgspec.json.encode(value).decode()
-            elif isinstance(value, dict | list):
-                queue.append(value)
 
 
 _FIELDS = (

@@ -486,6 +486,9 @@ def _decimal(whole: Regex, low: _Limit | None, high: _Limit | None, places: int)
 # Spellings ----------------------------------------------------------------------------------------
 
 
+MAX_SIZE = 8192
+"""States of the automaton before determinisation, about. A string of up to 500 characters has so
+many; beyond, every position would need a mask row of its own, and llguidance is the better tool."""
 _BOUNDS = {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"}
 _ESCAPED_BY_NUMBER = re.compile(r"(?<!\\)(?:\\\\)*\\u")
 _ESCAPED_CONTROL = re.compile(r'(?<!\\)(?:\\\\)*\\[^"\\]')
@@ -500,16 +503,13 @@ class Ours:
     """Strings as `json.dumps(..., ensure_ascii=False)` writes them, free ones also with `\\/` and
     `\\uXXXX`, because models write these; numbers of bounded length."""
 
-    def __init__(self, max_size: int) -> None:
-        self._max_size = max_size
-
     def literal(self, value: Any, gap: Regex) -> Regex:
         return _literal(value, gap)
 
     def string(self, schema: dict[str, Any]) -> Regex:
         if schema.keys() == {"type"}:
             return any_string()
-        return string_of(content_of(schema, self._max_size), OURS)
+        return string_of(content_of(schema, MAX_SIZE), OURS)
 
     def number(self, schema: dict[str, Any]) -> Regex:
         low, high = _bounds(schema)
@@ -534,8 +534,7 @@ class Guidance:
     """Strings and numbers as llguidance 1.9 writes them. `escapes`: the letters that llguidance
     allows after a backslash in a free string."""
 
-    def __init__(self, escapes: str, max_size: int) -> None:
-        self._max_size = max_size
+    def __init__(self, escapes: str) -> None:
         self._escapes = guidance_escapes(escapes)
         self._respelt = _ESCAPED_CONTROL if "u" in escapes else _ESCAPED_BY_NUMBER
 
@@ -552,7 +551,7 @@ class Guidance:
         plain = _ESCAPED_PUNCTUATION.sub("", schema.get("pattern", ""))
         if "\\" in plain or "." in plain or "(?" in plain:
             raise NotRegular("a pattern that llguidance may read otherwise")
-        return string_of(content_of(schema, self._max_size), self._escapes)
+        return string_of(content_of(schema, MAX_SIZE), self._escapes)
 
     def number(self, schema: dict[str, Any]) -> Regex:
         said = schema.keys() - {"type"}

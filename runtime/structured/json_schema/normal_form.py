@@ -348,32 +348,28 @@ def _is_lost(pattern: str) -> bool:
 # Mask ---------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Mask:
-    """A schema that llguidance takes, and the keywords of the user's that it does not hold."""
-
-    schema: dict[str, Any]
-    residuals: tuple[Residual, ...]
+Mask = tuple[dict[str, Any], tuple[Residual, ...]]
+"""A schema that llguidance accepts, and the user's keywords that the schema does not hold."""
 
 
 def mask_of(normal: Normal) -> Mask:
-    weakened = weaken(normal.root, {**normal.definitions, **normal.shown})
+    root, definitions, lost = weaken(normal.root, {**normal.definitions, **normal.shown})
     notes: set[Residual] = set()
-    for name in weakened.definitions:
+    for name in definitions:
         notes |= normal.notes[name] | normal.lost[name]
-    for name, keyword in weakened.lost:
+    for name, keyword in lost:
         notes.add(Residual(_place(normal.places[name], keyword), keyword))
-    schema = dict(weakened.root)
-    if weakened.definitions:
-        schema["$defs"] = weakened.definitions
-    told = [name for name, shape in weakened.definitions.items() if tells_keys_apart(shape)]
+    schema = dict(root)
+    if definitions:
+        schema["$defs"] = definitions
+    told = [name for name, shape in definitions.items() if tells_keys_apart(shape)]
     if told and needs_controls(schema):
         # Keys may be spelt in two ways then, and the mask does not know one in the other.
         for name in told:
             notes.add(Residual(_place(normal.places[name], "properties"), "properties"))
     elif told:
         schema["x-guidance"] = dict(OPTIONS)
-    return Mask(schema, tuple(sorted(notes, key=lambda note: note.pointer)))
+    return schema, tuple(sorted(notes, key=lambda note: note.pointer))
 
 
 def _place(conjunction: Conjunction, keyword: str) -> str:
@@ -409,34 +405,34 @@ class PreparedSchema:
 
     @cached_property
     def _mask(self) -> Mask:
-        found = mask_of(self.normal)
-        if found.residuals:
+        schema, residuals = mask_of(self.normal)
+        if residuals:
             self._check_patterns(of_keys=False)
-            self._rules.watch(found.residuals)
-        return found
+            self._rules.watch(residuals)
+        return schema, residuals
 
     @property
     def mask_schema(self) -> dict[str, Any]:
         """A schema that allows every text of the user's schema (in the order of its properties),
         and more only where `residuals` says so. It refers to nothing outside, and llguidance
         accepts it."""
-        return self._mask.schema
+        return self._mask[0]
 
     @property
     def residuals(self) -> tuple[Residual, ...]:
-        return self._mask.residuals
+        return self._mask[1]
 
     @property
     def verifier_factory(self) -> Callable[[], Verifier] | None:
         """Makes a check of one text as it comes; None where the mask holds everything."""
         rules = self._rules  # not all of this, which may be a hundred thousand objects
-        return (lambda: Verifier(rules)) if self._mask.residuals else None
+        return (lambda: Verifier(rules)) if self.residuals else None
 
     def let_go(self) -> None:
         """Nothing is asked any more, but what `verifier_factory` made."""
         self.normal.let_go()
         if "_mask" in vars(self):
-            let_go(self._mask.schema.get("$defs", {}))
+            let_go(self.mask_schema.get("$defs", {}))
 
     def refuse_residuals(self, why: str) -> None:
         """Raises InvalidConstraint where there are any; `why` says why they must not be there."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -108,19 +107,16 @@ _STEPS = (
 """The keywords that are given up, one group after the other, until a shape is taken."""
 
 
-@dataclass(frozen=True)
-class Weakened:
-    """`lost`: the definition (its name) and the keyword that it does not hold any more."""
+def weaken(
+    root: dict[str, Any], definitions: Definitions
+) -> tuple[dict[str, Any], Definitions, list[tuple[str, str]]]:
+    """Give up keywords until llguidance accepts a schema: (root, definitions, lost keywords).
 
-    root: dict[str, Any]
-    definitions: Definitions
-    lost: tuple[tuple[str, str], ...]
-
-
-def weaken(root: dict[str, Any], definitions: Definitions) -> Weakened:
-    """`root` refers to one of the definitions; these refer to each other only."""
+    `root` refers to one of the definitions; the definitions refer to each other only. A lost
+    keyword comes with the name of its definition.
+    """
     if not accepted({**root, "$defs": definitions}):
-        return Weakened(root, definitions, ())
+        return root, definitions, []
     lost: list[tuple[str, str]] = []
     for name, definition in definitions.items():
         if _alone(definition):
@@ -131,7 +127,7 @@ def weaken(root: dict[str, Any], definitions: Definitions) -> Weakened:
             lost.append((name, "type"))
         definitions = {}
         root = {}
-    return Weakened(root, definitions, tuple(dict.fromkeys(lost)))
+    return root, definitions, list(dict.fromkeys(lost))
 
 
 def _alone(definition: Any) -> str:

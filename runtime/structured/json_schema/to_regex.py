@@ -20,7 +20,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from rootlace.runtime.structured.json_schema import json_text
-from rootlace.runtime.structured.json_schema.json_text import Guidance, NotRegular, Ours
+from rootlace.runtime.structured.json_schema.json_text import MAX_SIZE, Guidance, NotRegular, Ours
 from rootlace.runtime.structured.regex.syntax import (
     BLANK,
     NOTHING,
@@ -35,35 +35,30 @@ from rootlace.runtime.structured.regex.syntax import (
 
 MARK = "\0"
 """Marks begin with it. JSON has it nowhere."""
-MAX_SIZE = 8192
-"""States of the automaton before determinisation, about. A string of up to 500 characters has so
-many; beyond, every position would need a mask row of its own, and llguidance is the better tool."""
 MAX_VALUES = 2000
 """Schemas that are written, each as often as it is referred to."""
 _MAX_DEPTH = 32
 _OF_OBJECTS = {"properties", "required", "additionalProperties", "patternProperties"}
 
 
-def whole_regex(
-    root: Any, definitions: Mapping[str, Any], gap: Regex, max_size: int = MAX_SIZE
-) -> Regex | None:
+def whole_regex(root: Any, definitions: Mapping[str, Any], gap: Regex) -> Regex | None:
     """The JSON texts that we write for a schema, with `gap` between their tokens; None where they
     are no automaton of modest size.
 
     A tree that matches nothing (`syntax.NOTHING`) is returned only where no instance is valid.
     """
-    return _written(_Writer(definitions, Ours(max_size), gap, max_size), root)
+    return _written(_Writer(definitions, Ours(), gap), root)
 
 
-def declared_part(schema: Mapping[str, Any], gap: Regex, max_size: int = MAX_SIZE) -> Regex | None:
+def declared_part(schema: Mapping[str, Any], gap: Regex) -> Regex | None:
     """The declared part of a mask schema, or None where there is none to speak of."""
     options = schema.get("x-guidance", {})
     if not set(options) <= {"json_allowed_escapes"}:
         return None
-    spelling = Guidance(options.get("json_allowed_escapes", 'nrbtf\\"u'), max_size)
+    spelling = Guidance(options.get("json_allowed_escapes", 'nrbtf\\"u'))
     root = {key: value for key, value in schema.items() if key not in ("$defs", "x-guidance")}
     marks = (Literal(f"{MARK}{number};") for number in itertools.count())
-    writer = _Writer(schema.get("$defs", {}), spelling, gap, max_size, marks)
+    writer = _Writer(schema.get("$defs", {}), spelling, gap, marks)
     tree = _written(writer, root)
     return None if tree == NOTHING else tree
 
@@ -84,7 +79,6 @@ class _Writer:
         definitions: Mapping[str, Any],
         spelling: Ours | Guidance,
         gap: Regex,
-        max_size: int,
         marks: Iterator[Regex] | None = None,
     ) -> None:
         self._definitions = definitions
@@ -92,7 +86,6 @@ class _Writer:
         self._gap = gap
         self._comma = json_text.separated(",", gap)
         self._colon = json_text.separated(":", gap)
-        self._max_size = max_size
         self._marks = marks
         self._values = 0
 
@@ -118,7 +111,7 @@ class _Writer:
             raise NotRegular("keywords beside anyOf")
         options = schema.get("anyOf", [schema])
         tree = self._either([one for option in options for one in _typed(option)], depth, refs)
-        if size(tree, self._max_size, json_text.WHITESPACE) > self._max_size:
+        if size(tree, MAX_SIZE, json_text.WHITESPACE) > MAX_SIZE:
             raise NotRegular("too large")
         return tree
 
@@ -173,7 +166,7 @@ class _Writer:
 
     def _array(self, schema: dict[str, Any], depth: int, refs: frozenset[str]) -> Regex:
         least, most = schema.get("minItems", 0), schema.get("maxItems")
-        if max(least, most or 0) > self._max_size:
+        if max(least, most or 0) > MAX_SIZE:
             raise NotRegular("too large")
         items: list[Regex] = []
         for item in schema.get("prefixItems", ()):
