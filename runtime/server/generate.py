@@ -6,6 +6,7 @@ import secrets
 import time
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -51,6 +52,13 @@ PROGRESS_SECONDS = 0.01
 CHARACTERS_PER_TOKEN = 16
 """Of a prediction no more is looked at than so many for each token that the context may have."""
 
+_FIGURES = [
+    name
+    for name in Usage.__struct_fields__
+    if name in EngineOutput.__struct_fields__ and name not in ("accepted", "rejected")
+]
+"""Fields of a request's first `EngineOutput` that `Usage` carries under the same name."""
+
 
 class Generation:
     """Runs one operation. The first sample continues the branch; sample i has seed + i."""
@@ -72,7 +80,7 @@ class Generation:
         self._emit = emit
         self._samples: list[Sample] = []
         self._prompt_scores: EngineOutput | None = None
-        self._cached: int | None = None
+        self._figures: dict[str, Any] = {}
         self._tells = op.tell_cached
         self._prompt_tokens = 0
         self._report: CacheReport | None = None
@@ -247,7 +255,7 @@ class Generation:
     def _take_facts(self, update: EngineOutput) -> None:
         """What the first update and the last one say of the request."""
         if update.cached_tokens is not None:
-            self._cached = update.cached_tokens
+            self._figures = {name: getattr(update, name) for name in _FIGURES}
         if update.queued is not None:
             self._queued = update.queued
         if update.report is not None:
@@ -259,10 +267,11 @@ class Generation:
 
     def _send(self, chunk: Chunk) -> None:
         """Send a chunk; the first one says what was found of the prompt."""
-        if self._tells and self._cached is not None:
+        if self._tells and self._figures:
             self._tells = False
+            cached = self._figures["cached_tokens"]
             chunk = msgspec.structs.replace(
-                chunk, cached_tokens=self._cached, prompt_tokens=self._prompt_tokens
+                chunk, cached_tokens=cached, prompt_tokens=self._prompt_tokens
             )
         self._emit(chunk)
 
@@ -361,11 +370,11 @@ class Generation:
         timing = self._timing()
         usage = Usage(
             prompt_tokens=len(prompt),
-            cached_tokens=self._cached or 0,
             completion_tokens=sum([len(output.token_ids) for output in outputs]),
             forced_tokens=sum([output.forced_tokens for output in outputs]),
             accepted=self._accepted,
             rejected=self._rejected,
+            **self._figures,
         )
         self._core.metrics.generated(timing, usage.completion_tokens // len(outputs))
         report, finding = self._report, None
