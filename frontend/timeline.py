@@ -100,7 +100,7 @@ class Span(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
 
     @property
     def tokens_per_second(self) -> float | None:
-        """How fast tokens came after the first one of each sample."""
+        """Tokens per second after the first token of each sample."""
         later = self.completion_tokens - self.samples
         if self.first is None or later <= 0 or self.end <= self.first:
             return None
@@ -120,7 +120,7 @@ class Lane(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Timeline(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What `state.trace()` gives. `save(path)` writes it as a page, `to_json()` as JSON, and
+    """A run in time. `save(path)` writes it as a page, `to_json()` as JSON, and
     `str()` says it in a few lines.
 
     `lanes` are in the order of the tree: forks stand below what they were forked from. `forgotten`
@@ -136,7 +136,7 @@ class Timeline(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def spans(self) -> list[Span]:
-        """Those of all lanes, in the order in which their turn came."""
+        """The spans of all lanes, in order of their start."""
         return sorted((span for lane in self.lanes for span in lane.spans), key=lambda s: s.start)
 
     def total(self, field: str) -> int:

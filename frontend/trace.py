@@ -64,7 +64,7 @@ class Node:
 
 @dataclass(eq=False)
 class BranchGraph:
-    """What happens on one branch, in order, and the variables that it names."""
+    """The nodes of one branch in order, and the variables that the branch names."""
 
     nodes: list[Node] = field(default_factory=list)
     variables: dict[str, Any] = field(default_factory=dict)
@@ -72,7 +72,7 @@ class BranchGraph:
 
 @dataclass(eq=False)
 class Trace:
-    """What `Function.trace` gives; `str()` draws it as a tree, and `save(path)` as a page.
+    """The graph of a program; `str()` draws it as a tree, and `save(path)` as a page.
 
     `prefix` is the text every run of the program starts with. `stopped` says where and why the
     trace had to end early, or is "".
@@ -410,7 +410,7 @@ class Tracer:
         return self._last
 
     def mark(self, reference: Reference) -> str:
-        """What stands for `reference` inside a string until the string is appended."""
+        """Placeholder of `reference` inside a string, until the string is appended."""
         self._marked.append(reference)
         return f"{_OPEN}{len(self._marked) - 1}{_CLOSE}"
 
@@ -426,7 +426,7 @@ class Tracer:
         return _MARK.sub(lambda mark: repr(self._marked[int(mark[1])]), text)
 
     def leave_prefix(self) -> None:
-        """What follows is not the same in every run."""
+        """End the constant prefix: later text differs from run to run."""
         self.in_prefix = False
         if self._prefix_only:
             raise StopTracing("the constant prefix has ended")

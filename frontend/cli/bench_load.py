@@ -178,7 +178,7 @@ class Unusable(Exception):
 
 @dataclass(frozen=True)
 class Server:
-    """Where requests go."""
+    """The address, key and model that requests are sent to."""
 
     url: str
     api_key: str
@@ -340,7 +340,7 @@ async def _events(reply: aiohttp.ClientResponse) -> AsyncIterator[dict[str, Any]
 
 
 class Spread(NamedTuple):
-    """Of some times, in seconds."""
+    """Mean and percentiles of times, in seconds."""
 
     mean: float
     p50: float
@@ -394,12 +394,12 @@ class Figures:
         )
 
     def terms(self) -> str:
-        """What was asked, in a line, but for model and server."""
+        """The settings of the run in a line, without model and server."""
         names = [name for name in self.asked if name not in ("model", "url")]
         return ", ".join(f"{name} {self.asked[name]}" for name in names)
 
     def as_json(self) -> dict[str, Any]:
-        """Everything, times in seconds."""
+        """All figures and requests; times in seconds."""
         return {
             "asked": self.asked,
             "rates": self.rates,

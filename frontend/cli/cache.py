@@ -109,7 +109,7 @@ def _read(file: str) -> str:
 
 
 def _body(text: str) -> dict[str, Any]:
-    """What to explain: a completion or chat completion that was saved, or text."""
+    """The body to explain: a saved completion or chat completion, or a text as prompt."""
     try:
         given = json.loads(text)
     except ValueError:

@@ -1,4 +1,4 @@
-"""What commands have in common: how they fail, which model they mean, and which server they ask."""
+"""Shared by commands: failing with one line, finding the model, asking a running server."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def ask(url: str, path: str, api_key: str, body: dict[str, Any] | None = None) -
 
 
 def answer_of(url: str, path: str, api_key: str, body: dict[str, Any] | None = None) -> Any:
-    """The same, but raises ServerUnavailable where the server says that it may answer later."""
+    """As `ask`, but raises ServerUnavailable where the server may answer later."""
     data = None if body is None else json.dumps(body).encode()
     request = urllib.request.Request(url.rstrip("/") + path, data=data)
     request.add_header("Content-Type", "application/json")

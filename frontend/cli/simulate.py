@@ -69,7 +69,7 @@ def apart_of(
 
 
 def below_of(host: str | None, disk: str | None, token_bytes: int) -> tuple[Any, ...]:
-    """What `--host` and `--disk` ask for. Ends the command where they say something else."""
+    """Read `--host` and `--disk`. Ends the command for values of another form."""
     from rootlace.runtime.simulation.engine import Below
 
     found = []

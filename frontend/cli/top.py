@@ -23,7 +23,7 @@ _SUM = re.compile(r'^rootlace_(\w+_seconds)_(sum|count)(?:{model="(.*)"})? (\S+)
 
 @dataclass(frozen=True)
 class Sample:
-    """What the server said at a time: its counters, and sum and count of what it timed."""
+    """Metrics of the server at one time: counters, and sum and count of each timing."""
 
     when: float
     info: dict[str, Any]

@@ -1,4 +1,7 @@
-"""What programs need of a connection: `Connection` is one, others need no socket."""
+"""The interface of connections for programs, and waiting for results.
+
+`Connection` has a socket; local channels have none.
+"""
 
 from __future__ import annotations
 
@@ -151,7 +154,7 @@ Sink = Callable[[protocol.Event], None]
 
 @dataclass
 class Counters:
-    """What went over one connection so far; `round_trips`: how often a program had to wait."""
+    """Counts of one connection; `round_trips`: how often a program had to wait."""
 
     messages_sent: int = 0
     messages_received: int = 0

@@ -85,7 +85,7 @@ class Outbox:
         self._loop.call_later(self._coalesce, self._wake.set)
 
     def flush(self) -> None:
-        """Let what is in it leave now."""
+        """Send all queued operations now."""
         if self._ops and not self._flushing:
             self._flushing = True
             call_in_loop(self._loop, self._wake.set)
@@ -246,7 +246,7 @@ class Unanswered:
         return bool(self._sent)
 
     def sent(self, ops: list[Packed]) -> None:
-        """These are on their way."""
+        """Note that `ops` were sent."""
         for packed in ops:
             self._sent[packed[0]] = packed
 
@@ -262,7 +262,7 @@ class Unanswered:
             self._chunks.pop(event.op, None)
 
     def chunks(self) -> tuple[tuple[int, int, int, int], ...]:
-        """What came of streams that have not ended, as `Hello` says it."""
+        """Characters and tokens received of unfinished streams, in the form of `Hello.chunks`."""
         return tuple(
             (op, index, characters, tokens)
             for op, samples in self._chunks.items()
@@ -270,7 +270,7 @@ class Unanswered:
         )
 
     def take(self) -> list[Packed]:
-        """What is to be sent again, in the order in which it was sent."""
+        """Take out the unanswered operations, to be sent again in their order."""
         ops = list(self._sent.values())
         self._sent.clear()
         return ops
@@ -280,7 +280,7 @@ class Unanswered:
 
 
 RECONNECT_SECONDS = 0.2
-"""How often a connection that broke is tried to be made again."""
+"""Seconds between attempts to connect again."""
 
 
 class Connection:
@@ -333,13 +333,13 @@ class Connection:
         self._unanswered = Unanswered()
         self._kept = False
         self._cut: RootlaceError | None = None
-        """Why the line that there was is of no use any more."""
+        """Reason why the last line was given up."""
         self._answered = False
-        """Whether it brought anything but pongs."""
+        """Whether the line brought any event but pongs."""
         self._welcome = asyncio.Event()
         self._goodbye = asyncio.Event()
         self._over = asyncio.Event()
-        """The line is cut."""
+        """Set when the line is cut."""
         self._thread = threading.Thread(
             target=self._run_loop, name=f"rootlace-io {address}", daemon=True
         )
@@ -387,7 +387,7 @@ class Connection:
             _fail(self._sinks, op.op, self._lost)
 
     def flush(self) -> None:
-        """Send now what is queued: somebody is going to wait for it."""
+        """Send all queued operations now, because a program is about to wait."""
         self._outbox.flush()
 
     def count_round_trip(self) -> None:
@@ -528,7 +528,7 @@ class Connection:
                     sink(event)
 
     def _break(self, reason: RootlaceError) -> None:
-        """The line is of no use any more; another one may be."""
+        """Give up the line; a new one may be made."""
         passing = isinstance(reason, ServerUnavailable | Overloaded)
         if isinstance(reason, StateLost) or not passing:
             self._lose(reason)
@@ -552,11 +552,11 @@ class Connection:
 
 
 def _pong(_: protocol.Event) -> None:
-    """The answer to a ping: it says no more than that the server lives."""
+    """Ignore the answer to a ping; the server is alive."""
 
 
 def _fail(sinks: dict[int, Sink], op: int, reason: RootlaceError) -> None:
-    """Tell whoever waits for `op`, if anybody does."""
+    """End `op` with `reason`, if its sink still waits."""
     sink = sinks.pop(op, None)
     if sink is not None:
         sink(protocol.Failed.of(op, reason))

@@ -54,7 +54,7 @@ class Answer(Completion):
         return self._event()
 
     async def get_async(self) -> protocol.Event:
-        """The same, for an event loop."""
+        """`get` for an event loop."""
         await self.wait_async()
         return self._event()
 
@@ -110,7 +110,7 @@ def _input(content: Content, index: int) -> protocol.Text | protocol.Tokens:
 
 
 def vectors_of(event: protocol.Event) -> list[list[float]]:
-    """Those that the answer has."""
+    """The vectors of an answer."""
     assert isinstance(event, protocol.Embedded)
     found = []
     for data in event.vectors:
@@ -174,7 +174,7 @@ def cache(connection: Channel, texts: Sequence[protocol.Text], adapter: str | No
 _PUBLIC_KEY = re.compile("[0-9a-f]{64}")
 
 LOAD_SECONDS = 600.0
-"""How long a model that is asked for by its name may take to be loaded."""
+"""Seconds that loading a model by its name may take."""
 
 
 class RuntimeEndpoint:
@@ -210,7 +210,7 @@ class RuntimeEndpoint:
 
     @property
     def url(self) -> str | None:
-        """What it was made with."""
+        """The address that the endpoint was made with."""
         return self._address
 
     @property
@@ -219,7 +219,7 @@ class RuntimeEndpoint:
 
     @property
     def model_info(self) -> protocol.ModelInfo:
-        """What the runtime serves."""
+        """Description of the model that the runtime serves."""
         return self.connect().model
 
     def get_model_name(self) -> str:
@@ -317,7 +317,7 @@ class RuntimeEndpoint:
 
 
 def program_address(url: str, api_key: str) -> str:
-    """Where programs connect: `url` itself, or what the HTTP server at `url` says."""
+    """Address of the program socket: `url` itself, or as the HTTP server at `url` tells."""
     parts = urlsplit(url)
     if parts.scheme in ("tcp", "ipc", "inproc"):
         if parts.fragment and not _PUBLIC_KEY.fullmatch(parts.fragment):

@@ -344,12 +344,12 @@ class Runtime(RuntimeEndpoint):
 
     @property
     def pid(self) -> int:
-        """Of the gateway's process."""
+        """Process id of the gateway."""
         return int(self._started.ready["pid"])
 
     @property
     def url(self) -> str | None:
-        """Where HTTP is answered."""
+        """Address of the HTTP server; None without one."""
         return self._started.ready.get("http_address") or None
 
     @property
@@ -400,7 +400,7 @@ def _stop(started: Future[R]) -> None:
 
 
 def _local(model: str | Path, options: Mapping[str, Any]) -> tuple[str, str]:
-    """Where the model is, and what clients call it, "" where its path says that."""
+    """(Path of the model, name for clients: "" where the path names the model)."""
     from rootlace.runtime.model.hub.local import known_name, local_model
 
     allow_pickle = options.get("allow_pickle") is True

@@ -71,7 +71,7 @@ class ChatRequest:
     timeout: float = 600.0
 
     def told(self, hint: str) -> ChatRequest:
-        """The same request with `hint` behind what was asked."""
+        """The request with `hint` at the end of the last user message."""
         last = self.messages[-1] if self.messages else None
         if last is None or last.role != "user":
             return replace(self, messages=(*self.messages, Message("user", [hint])))
@@ -102,7 +102,7 @@ Tell = Callable[[int, str], None]
 
 @dataclass(frozen=True)
 class Abilities:
-    """What a service can be asked for. `options` are the sampling parameters, by our names and the
+    """The abilities of a service. `options` are the sampling parameters, by our names and the
     service's; `samples`: several answers at once."""
 
     options: Mapping[str, str]
@@ -110,7 +110,7 @@ class Abilities:
     continues: bool = False
     samples: bool = True
     advice: str = ""
-    """Why it does not go on with a message that has begun."""
+    """Reason why the service cannot continue a message that has begun."""
 
 
 class Service(Protocol):
@@ -306,7 +306,7 @@ def _reason(error: urllib.error.HTTPError) -> str:
 
 EMULATED = ("select", "regex")
 ATTEMPTS = 3
-"""How often an answer is asked for that is to be of a certain form."""
+"""Most attempts to get an answer of the wanted form."""
 
 Said = protocol.Generated | protocol.Selected
 
@@ -388,7 +388,7 @@ class ServiceBackend(RuntimeEndpoint):
         return ServerUnavailable(f"the backend of {self.url} was closed")
 
     def _work(self, branch: BranchText, op: Ask) -> Callable[[], Said]:
-        """What a thread is to do. Raises InvalidRequest for what cannot be asked for."""
+        """The work of a thread. Raises InvalidRequest for what the service does not have."""
         if isinstance(op, protocol.Select):
             if "select" not in self._emulate:
                 raise InvalidRequest(

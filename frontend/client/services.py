@@ -108,7 +108,7 @@ class _OpenAI:
 
 
 def openai_body(request: ChatRequest, abilities: Abilities) -> dict[str, Any]:
-    """What OpenAI's interface is asked, but for the model and the prompt or messages."""
+    """Body of a request to OpenAI's interface, without model, prompt and messages."""
     body: dict[str, Any] = {**options_of(request.params, abilities), "stream": request.stream}
     if request.params.n > 1:
         body["n"] = request.params.n

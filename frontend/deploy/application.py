@@ -65,9 +65,9 @@ class ByQueueAndKV:
 T = TypeVar("T")
 
 MORE_SECONDS = 30.0
-"""What Serve waits beyond the seconds in which what runs may end: an engine writes to its disk."""
+"""Seconds that Serve waits beyond the drain time, while an engine writes to its disk."""
 _OURS = {"min_replicas", "max_replicas", "policy"}
-"""What `autoscaling` cannot have: other arguments say it."""
+"""Keys that `autoscaling` refuses, because other arguments set them."""
 _NOT_HERE = {
     "load": "each engine is by itself",
     "idle_unload": "each engine is by itself",
@@ -78,7 +78,7 @@ _Count = Annotated[int, Meta(ge=1)]
 
 
 class _Arguments(msgspec.Struct, frozen=True):
-    """What `app` checks of its own arguments."""
+    """The arguments of `app` that are checked by type."""
 
     model: str
     replicas: tuple[_Count, _Count]

@@ -66,7 +66,7 @@ class EngineReplica:
         await self._host.start()
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
-        """What `autoscaling` looks at: requests that wait, and the part of the KV pool in use."""
+        """Metrics for autoscaling: waiting requests, and the used share of the KV pool."""
         found = await self._host.stats()
         used = found["blocks_used"] / max(found["blocks_total"], 1)
         return {"waiting": float(found["waiting"]), "kv": float(used)}

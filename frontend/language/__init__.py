@@ -1,4 +1,4 @@
-"""What a program is written with, and what stands behind it.
+"""The language of programs, and the state behind it.
 
 `expressions` (`gen`, `select`, roles) are values that can be joined with `+` and reused; `sampling`
 turns the options users write into what travels; `failures` remembers the line of the program that

@@ -19,7 +19,7 @@ from rootlace.language.variables import Awaited, Pending
 from rootlace.wire.errors import InvalidRequest
 
 Step = Appendable | Callable[[Any], object]
-"""What a fork goes on with: an expression, or a function that appends to the fork."""
+"""The continuation of a fork: an expression, or a function that appends to the fork."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What a program appends to its state: strings and immutable expressions, joined with `+`.
+"""Contents of a state: strings and immutable expressions, joined with `+`.
 
 An expression knows the line that made it, so that a failure on the server can name it.
 """

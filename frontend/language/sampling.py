@@ -56,7 +56,7 @@ class HandlingKeywords(TypedDict, total=False):
 
 
 def read_handling(options: Mapping[str, Any], caller: str) -> Handling:
-    """What canonical `options` say. Raises InvalidRequest for a value that makes no sense."""
+    """Read `Handling` from canonical `options`. Raises InvalidRequest for a wrong value."""
     if NAMES.isdisjoint(options):  # as nearly always
         return PLAIN
     given = {name: options[name] for name in NAMES & options.keys()}
@@ -285,7 +285,7 @@ def resolve(
     caller: str = "gen()",
     form: ToolFormat = PLAIN_TOOLS,
 ) -> Asked:
-    """What one `Generate` carries: the program's defaults, overridden by the call's own options.
+    """Contents of one `Generate`: the program's defaults, overridden by the call's own options.
     `form` is how the model calls tools.
 
     A constraint of the call's own replaces the program's, of whatever kind that is.
@@ -311,7 +311,7 @@ def resolve(
 def handling_of(
     defaults: Mapping[str, Any], own: Mapping[str, Any], caller: str = "gen()"
 ) -> Handling:
-    """How one request is served."""
+    """The handling of one request: that of the call over that of the program."""
     found = read_handling(own, caller)
     if not found.cache.share:
         raise InvalidRequest(f"{caller}: only a whole run is not shared: run(cache=...)")
@@ -363,12 +363,12 @@ def _built(name: Any, value: Any, *enforced: Any) -> Constraint:
 
 @functools.lru_cache(maxsize=128, typed=True)
 def _built_once(name: str, value: str, *enforced: Any) -> Constraint:
-    """The same, cached: programs ask for the same text again and again."""
+    """`_built` with a cache: programs repeat the same text."""
     return _built(name, value, *enforced)
 
 
 def _constraint_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of `options` that say how a constraint is enforced.
+    """The options that say how a constraint is enforced.
 
     Raises InvalidRequest for a value that is not one of theirs.
     """

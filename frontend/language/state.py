@@ -152,7 +152,7 @@ class Branch(Protocol):
         """The variable `name`. Raises UnknownVariable for a name the program has not used."""
 
     def pending(self) -> Iterable[Pending]:
-        """What must be over before `text`, `messages` and `error` say all there is to say."""
+        """Operations that must end before `text`, `messages` and `error` are complete."""
 
     def wait_for(self, pending: Iterable[Pending]) -> None: ...
 
@@ -173,14 +173,14 @@ class Branch(Protocol):
         """The text of the branch, or of the variable `name`, as it is generated."""
 
     def follow_async(self, name: str | None, with_meta: bool) -> AsyncIterator[Any]:
-        """The same on an event loop; `with_meta`: pairs of text and meta information."""
+        """`follow` on an event loop; `with_meta`: pairs of text and meta information."""
 
     def append(self, expression: Appendable) -> None: ...
 
     def set_variable(self, name: str, value: Any) -> None: ...
 
     def position(self) -> int:
-        """Where it stands, for `name_from`."""
+        """The end of the branch so far, for `name_from`."""
 
     def name_from(self, position: int, name: str) -> None:
         """Make what was appended since `position` the variable `name`."""
@@ -195,7 +195,7 @@ class Branch(Protocol):
         """A tool was called, and has just given its result."""
 
     def timeline(self) -> Timeline:
-        """What the whole run has done so far."""
+        """Timeline of the whole run so far."""
 
     def mark(self) -> Self:
         """A branch that stays where this one stands."""
@@ -209,14 +209,14 @@ class Branch(Protocol):
         more. What is left behind is cancelled."""
 
     def drop(self) -> None:
-        """Cancel it: nobody wants it any more, nor its failures."""
+        """Cancel the branch, and forget its failures."""
 
     def scope(self, name: str, defaults: Mapping[str, Any]) -> Self:
         """The same branch for a program `name` that is called on it: with variables of its own,
         and `defaults` that override the sampling options of the caller."""
 
     def saved(self) -> Saved:
-        """All that it holds, to be asked for once everything is over."""
+        """Contents of the branch. Call it once all operations are over."""
 
     def restore(self, saved: Saved) -> None:
         """Append what a state held that has ended."""
@@ -295,7 +295,7 @@ class Attempt:
 
 
 def offer_of(branch: Branch) -> Offer:
-    """What the model may have called. Raises InvalidRequest where nothing is new."""
+    """Take the tools of the latest generation. Raises InvalidRequest where nothing is new."""
     offer = branch.take_offer()
     if offer is None:
         raise InvalidRequest("call_tools(): nothing new was generated with gen(tools=...)")
@@ -303,14 +303,14 @@ def offer_of(branch: Branch) -> Offer:
 
 
 class State:
-    """What synchronous and asynchronous programs share: growing, forking, naming, following."""
+    """Base of synchronous and asynchronous states: appending, forking, naming, following."""
 
     def __init__(self, branch: Branch) -> None:
         self.branch = branch
         self.ret_value: Any = None
 
     def append(self, expression: Appendable | Sequence[Mapping[str, Any]]) -> None:
-        """What `s += expression` does: take text, an expression, or a list of messages such as
+        """Append as `s += expression` does: text, an expression, or a list of messages such as
         `messages()` gives. The text of another state (`s += other.text()`) keeps its messages.
 
         Returns at once; raises TypeError for anything else.
@@ -374,7 +374,7 @@ class State:
         return Forks(self, int(size), adapter)
 
     def mark(self) -> Mark:
-        """Where the state stands now, for `rollback`. Nothing is waited for or computed."""
+        """Mark the end of the state for `rollback`. Nothing is waited for or computed."""
         return Mark(self.branch.mark())
 
     def rollback(self, mark: Mark) -> None:
@@ -550,7 +550,7 @@ class ProgramState(State):
         branch.wait_for(branch.pending())
 
     def error(self) -> BaseException | None:
-        """What went wrong, or None; waits like `sync`."""
+        """The error of the program, or None; waits like `sync`."""
         self.sync()
         return self.branch.error()
 

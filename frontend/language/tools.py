@@ -34,8 +34,8 @@ _SECTION = re.compile(
 
 @dataclass(frozen=True)
 class Tool:
-    """What a model may call. `parameters` is the JSON schema of its arguments; `call` takes them
-    as JSON text and gives a value, or something to be awaited."""
+    """A function that a model may call. `parameters` is the JSON schema of the arguments; `call`
+    takes the arguments as JSON text and gives a value, or something to be awaited."""
 
     name: str
     description: str
@@ -193,8 +193,8 @@ def _documented(text: str) -> tuple[str, dict[str, str]]:
 
 
 def as_text(value: Any) -> str:
-    """What a tool gave, as the model is told: a string as it is, anything else as JSON if it has a
-    form there."""
+    """The result of a tool as text for the model: a string as it is, anything else as JSON where
+    JSON has a form for it."""
     if isinstance(value, str):
         return value
     dump = getattr(value, "model_dump_json", None)
@@ -233,7 +233,7 @@ class Offer(NamedTuple):
     form: ToolFormat
 
     def calls(self) -> list[ToolCall]:
-        """Those that the model wrote. To be asked for once it has."""
+        """The calls in the generated text, once that is complete."""
         written = self.said.written()
         return list(find_calls(written if isinstance(written, str) else written[0], self.form))
 
@@ -284,7 +284,7 @@ def _run(call: ToolCall, tools: Tools, timeout: float | None) -> ToolCall:
 
 
 async def run_call_async(call: ToolCall, tools: Tools, timeout: float | None) -> ToolCall:
-    """The same on an event loop; ordinary functions run in threads."""
+    """`run_call` on an event loop; ordinary functions run in threads."""
     began = time.perf_counter()
     done = await _run_async(call, tools, timeout)
     return replace(done, seconds=time.perf_counter() - began)

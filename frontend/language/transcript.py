@@ -70,7 +70,7 @@ class Written(Readable, Protocol):
     def text(self) -> str: ...
 
     def pieces(self) -> Iterable[str]:
-        """Its text, `Marked` where it stands for something else."""
+        """Texts of the value, `Marked` where they stand for something else."""
 
 
 Piece = str | Written
@@ -143,7 +143,7 @@ class Transcript:
             yield from part
 
     def excerpt(self, start: int = 0) -> Excerpt:
-        """Everything from piece `start` to the present end."""
+        """The pieces from `start` to the present end."""
         return Excerpt(self, start, len(self))
 
 
@@ -173,7 +173,7 @@ class Conversation:
         self.role = None
 
     def messages(self) -> list[dict[str, str]]:
-        """The finished ones."""
+        """The finished messages, as {"role", "content"}."""
         return [
             {"role": role, "content": content.get().lstrip()} for role, content in self._messages
         ]
@@ -202,8 +202,8 @@ _TokenId = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
 
 @dataclass(frozen=True)
 class SavedValue:
-    """What a `gen` or `select` gave: `texts` (one, or a list), read as `type` if that is not str,
-    and its meta information."""
+    """The result of a `gen` or `select`: `texts` (one, or a list), read as `type` if that is not
+    str, and the meta information."""
 
     texts: Any
     info: Any = None
@@ -238,7 +238,7 @@ class SavedValue:
 
 @dataclass(frozen=True)
 class Saved:
-    """All that a state holds. `pieces` are its text; `model` says whose token ids are in it."""
+    """Contents of a state. `pieces` are its text; `model` is the model of the token ids."""
 
     model: str
     pieces: tuple[str, ...]
@@ -261,7 +261,7 @@ class Saved:
 
 
 def read_json(text: str | bytes, kinds: Mapping[str, Any]) -> Saved:
-    """What `to_json` wrote; `kinds` are the types of variables. Raises InvalidRequest."""
+    """Read the JSON of `to_json`; `kinds` are the types of variables. Raises InvalidRequest."""
     try:
         record = msgspec.json.decode(text)
         if not isinstance(record, dict) or record.get("rootlace") != VERSION:

@@ -1,4 +1,4 @@
-"""What a program can read: values that may not be there yet.
+"""Values that a program reads, which may still be on their way.
 
 Everything readable says what must be over before it can be read. Then `get` gives the value, or
 raises the `ProgramError` of the operation that failed. The reader decides how to wait (blocking or
@@ -161,7 +161,7 @@ class Readable(Protocol):
     def meta(self) -> Any: ...
 
     def saved(self) -> Readable:
-        """The same without what it came from: for states that outlive their runtime."""
+        """The value without its operation, for states that outlive their runtime."""
 
 
 class Constant:

@@ -48,7 +48,7 @@ def complete(run: ProgramRun, body: Body, state: ProgramState | None = None) -> 
 async def complete_async(
     run: ProgramRun, body: Body, state: ProgramState | None = None
 ) -> ProgramState:
-    """The same for an `async def` program."""
+    """Run an `async def` program as `complete` does."""
     state = state or ProgramState(Branch(run))
     inner = AsyncProgramState(state.branch)
     state.ret_value = await run.execute_async(lambda: body(inner))
@@ -58,7 +58,7 @@ async def complete_async(
 def complete_in_own_loop(
     run: ProgramRun, body: Body, name: str, state: ProgramState | None = None
 ) -> ProgramState:
-    """The same where no event loop is running."""
+    """Run an `async def` program in an event loop of its own."""
     result: ProgramState = in_own_loop(complete_async(run, body, state), name)
     return result
 
@@ -239,7 +239,7 @@ class Journal:
 
 
 def _what_matters(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of `options` that what is generated depends on, as JSON can hold them."""
+    """The options that change the generated text, in a form that JSON can hold."""
     found = {
         name: value
         for name, value in options.items()

@@ -94,7 +94,7 @@ def _meta_of(chunk: protocol.Chunk, ids: Sequence[int]) -> dict[str, Any]:
 
 
 _TAG_PIECES = 64
-"""In so many pieces of a message, each a character or more, the tag that ends it may be written."""
+"""Most pieces, of a character or more each, over which the end tag of a message may be spread."""
 
 
 class Branch:
@@ -471,7 +471,7 @@ class Branch:
                     event.clear()
 
     async def steps_async(self, name: str | None, with_meta: bool = True) -> AsyncIterator[Step]:
-        """The same without blocking the running event loop."""
+        """`steps` without blocking the running event loop."""
         loop = asyncio.get_running_loop()
         event = asyncio.Event()
         with closing(self._steps(name, with_meta, lambda: call_in_loop(loop, event.set))) as steps:
@@ -483,7 +483,7 @@ class Branch:
                     event.clear()
 
     def _steps(self, name: str | None, with_meta: bool, wake: Callable[[], object]) -> Steps:
-        """After a None, to be asked again once `wake` has been called."""
+        """Yields new text. After a None, ask again once `wake` was called."""
         run = self.run
         source = self._text_steps(with_meta) if name is None else self._named_steps(name, with_meta)
         run.signal.subscribe(wake)

@@ -31,12 +31,23 @@ from rootlace.wire.sampling import Handling
 
 
 class Budget:
-    """What a run may use from now on: `timeout` seconds and `tokens`, each None for no bound."""
+    """Bounds of a run: `timeout` seconds and `tokens`, each None for no bound.
+
+    Forced tokens count, and so do those of lost forks; of a cancelled generation, the tokens that
+    had come. Tokens are counted when a generation ends, so generations side by side may each use
+    what was left when they began.
+    """
 
     def __init__(self, timeout: float | None, tokens: int | None) -> None:
+        """Raises InvalidRequest for a budget of nothing."""
+        wrong = isinstance(tokens, bool) or not isinstance(tokens, int | None)
+        if wrong or (tokens is not None and tokens < 1):
+            raise InvalidRequest(f"token_budget must be a number of tokens, not {tokens!r}")
         self._timeout = timeout
         self._deadline = time.monotonic() + (timeout or 0.0)
-        self._spending = None if tokens is None else Spending(tokens)
+        self._tokens = tokens
+        self._used = 0
+        self._lock = threading.Lock()
 
     def in_time(self, handling: Handling) -> Handling:
         """With a timeout that ends with the run's. Raises DeadlineExceeded if that has passed."""
@@ -51,68 +62,48 @@ class Budget:
         return msgspec.structs.replace(handling, timeout=timeout)
 
     def bounded(self, params: SamplingParams) -> tuple[SamplingParams, Share | None]:
-        """`params` within what is left of the tokens, and what is to be told of the outcome. Raises
-        BudgetExceeded if nothing is left."""
-        if self._spending is None:
+        """(`params` with at most the tokens that are left, the share of one generation).
+
+        Without a bound on tokens the share is None. Raises BudgetExceeded if nothing is left.
+        """
+        if self._tokens is None:
             return params, None
-        bounded = self._spending.bounded(params)
-        return bounded, Share(self._spending, cut=bounded is not params)
-
-
-@dataclass(frozen=True)
-class Share:
-    """What one generation takes of a budget; `cut`: it was given fewer tokens than it asked for."""
-
-    spending: Spending
-    cut: bool
-
-    def spend(self, result: Generated) -> BudgetExceeded | None:
-        """It has ended. The error that it ends with if that was too much."""
-        told = sum(len(output.token_ids) for output in result.outputs)
-        self.spending.add(told or result.usage.completion_tokens)  # other backends tell no ids
-        short = self.cut and any(output.finish_reason == "length" for output in result.outputs)
-        return self.spending.exceeded(short)
-
-    def lose(self, tokens: int) -> None:
-        """It failed or was cancelled, when there were so many tokens."""
-        self.spending.add(tokens)
-
-
-class Spending:
-    """What a run has used of its tokens, forced ones and those of lost forks included: of what was
-    cancelled, those that had come by then. They are counted when a generation has ended, so those
-    that run side by side may each use what was left when they were asked for."""
-
-    def __init__(self, tokens: int) -> None:
-        """Raises InvalidRequest for a budget of nothing."""
-        if isinstance(tokens, bool) or not isinstance(tokens, int) or tokens < 1:
-            raise InvalidRequest(f"token_budget must be a number of tokens, not {tokens!r}")
-        self._tokens = tokens
-        self._used = 0
-        self._lock = threading.Lock()
-
-    def bounded(self, params: SamplingParams) -> SamplingParams:
-        """`params` with what is left at most. Raises BudgetExceeded where that is nothing."""
         most = (self._tokens - self._used) // params.n
         if most <= 0:
             raise self._used_up()
         if params.max_tokens is not None and params.max_tokens <= most:
-            return params
+            return params, Share(self, cut=False)
         least = min(params.min_tokens, most)
-        return msgspec.structs.replace(params, max_tokens=most, min_tokens=least)
+        bounded = msgspec.structs.replace(params, max_tokens=most, min_tokens=least)
+        return bounded, Share(self, cut=True)
 
-    def add(self, tokens: int) -> None:
+    def add(self, tokens: int, short: bool = False) -> BudgetExceeded | None:
+        """Count `tokens`. Gives the error of having used too many, or (`short`) of wanting more
+        than were left."""
         with self._lock:
             self._used += tokens
-
-    def exceeded(self, short: bool) -> BudgetExceeded | None:
-        """The error of having used too much, or (`short`) of wanting more than was left."""
-        return self._used_up() if short or self._used > self._tokens else None
+        exceeded = self._tokens is not None and self._used > self._tokens
+        return self._used_up() if short or exceeded else None
 
     def _used_up(self) -> BudgetExceeded:
         return BudgetExceeded(
             f"the run's budget of {self._tokens} tokens is used up ({self._used} generated)"
         )
+
+
+@dataclass(frozen=True)
+class Share:
+    """One generation's part of a budget; `cut`: the generation got fewer tokens than it wanted."""
+
+    budget: Budget
+    cut: bool
+
+    def spend(self, result: Generated) -> BudgetExceeded | None:
+        """Count the tokens of `result`. Gives the error if they exceed the budget."""
+        told = sum(len(output.token_ids) for output in result.outputs)
+        short = self.cut and any(output.finish_reason == "length" for output in result.outputs)
+        # Other backends tell no ids.
+        return self.budget.add(told or result.usage.completion_tokens, short)
 
 
 # Meta info ----------------------------------------------------------------------------------------
@@ -166,13 +157,13 @@ class Owner(Protocol):
     def failure(self) -> Failure | None: ...
 
     def failed(self, operation: Operation, error: RootlaceError) -> Failure:
-        """`operation` failed with `error`; the failure that its readers get to see."""
+        """Note that `operation` failed with `error`. Gives the failure that its readers see."""
 
     def cancel(self) -> None:
         """Abort what runs and what is queued."""
 
     def notify(self) -> None:
-        """Something came for an operation of the branch."""
+        """Note that an event came for an operation of the branch."""
 
 
 class Operation(Completion):
@@ -274,7 +265,7 @@ class Generation(Operation):
 
     def on_failure(self) -> None:
         if self._share is not None:
-            self._share.lose(self.streamed)
+            self._share.budget.add(self.streamed)
 
     def requires(self) -> Iterable[Operation]:
         return (self,)
@@ -310,7 +301,7 @@ class Generation(Operation):
         return [(output.text, self._meta_of(result, output)) for output in result.outputs]
 
     def text(self) -> str:
-        """What the branch goes on from: the first sample."""
+        """Text of the first sample, from which the branch goes on."""
         return self._outcome().outputs[0].text
 
     def _outcome(self) -> protocol.Generated:

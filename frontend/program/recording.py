@@ -1,4 +1,4 @@
-"""What a run did and when, kept while it runs and told as a timeline."""
+"""Record of a run: entries with their times, kept while the run goes on, and its timeline."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from rootlace.wire import protocol
 from rootlace.wire.errors import Cancelled
 
 MOST = 20_000
-"""How many entries, and how many branches, are kept of a run."""
+"""Most entries, and most branches, that the record of a run keeps."""
 SHOWN = 4_000
-"""How many characters of a text a timeline tells; of a longer one its beginning and its end."""
+"""Most characters of a text in a timeline; a longer text keeps its beginning and its end."""
 LONGEST = 40
-"""How many characters the name of a branch has at most."""
+"""Most characters in the name of a branch."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ class Recording:
         self._ended = time.perf_counter()
 
     def timeline(self, program: str, model: str, error: BaseException | None) -> Timeline:
-        """What there has been so far."""
+        """The timeline so far."""
         now = self._ended or time.perf_counter()
         with self._lock:
             tracks = {number: _Track(*opened) for number, opened in self._opened.items()}
@@ -173,7 +173,7 @@ class Recording:
         )
 
     def _lanes(self, tracks: dict[int, _Track]) -> Iterable[Lane]:
-        """Those on which something happened, each behind its parent."""
+        """The branches with at least one entry, each behind its parent."""
         below: dict[int | None, list[int]] = {}
         for number, track in tracks.items():
             if track.shown:

@@ -84,7 +84,7 @@ class PrefixMatcher:
         return True, have[len(want) :]
 
     def give_up(self) -> tuple[Text, ...]:
-        """Everything held back, because something that is not text follows."""
+        """All text held back, to be sent because something else than text follows."""
         return merge(self._held)
 
 
@@ -171,7 +171,7 @@ class ProgramRun:
         self.connection.flush()
 
     def conclude(self, error: BaseException | None) -> None:
-        """The program is over; wake everybody who follows it."""
+        """End the run with `error` or None, and wake all followers."""
         self.error = error
         self.recording.end()
         self._closed.clear()
@@ -205,7 +205,7 @@ class ProgramRun:
             operation.add_callback(over.finish)
 
     def _unfinished(self, operations: Iterable[Pending]) -> Iterator[Pending]:
-        """Those that are not over when their turn comes. Before the first, everything is sent."""
+        """Yields operations that are unfinished at their turn; before the first, sends all."""
         sent = False
         for operation in operations:
             if not operation.done:
@@ -241,7 +241,7 @@ class ProgramRun:
         return value
 
     async def execute_async(self, body: Callable[[], Any]) -> Any:
-        """The same for a program that is a coroutine function."""
+        """Run a coroutine function, and wait for all its operations."""
         with self._to_the_end():
             value = await body()
             await self.wait_for_async(self.finish())
@@ -268,7 +268,7 @@ class ProgramRun:
 
 
 class _Ignored(Completion):
-    """The sink of a close or cancel: nobody cares whether it failed."""
+    """The sink of a close or cancel, of which a failure is ignored."""
 
     __slots__ = ()
 
@@ -431,7 +431,7 @@ class RemoteBranch:
             self._run.connection.send(protocol.Cancel(self.next_op(), self.id), _Ignored())
 
     def drop(self) -> None:
-        """Nobody holds the branch any more (called by the garbage collector)."""
+        """Close a branch without holders; called by the garbage collector."""
         if not self.closed and not self._run.ended.done:
             self._abandoned = True
             if not self._children and not self._quoting:
@@ -450,12 +450,12 @@ class RemoteBranch:
         return False
 
     def leave(self, other: RemoteBranch, mark: RemoteBranch) -> None:
-        """The state goes back to `mark`, and on from there in `other`."""
+        """Note that the state went back to `mark` and goes on in `other`."""
         other._stands = True
         self._stands, self._left_for = False, mark.id
 
     def abandon(self) -> None:
-        """The program wants nothing more of the branch, nor to hear of its failures."""
+        """Drop the branch, and count its failure as seen."""
         self.drop()
         if self.failure is not None:
             self.failure.seen = True

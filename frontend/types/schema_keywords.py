@@ -97,12 +97,12 @@ _LONGEST = 64
 _LONG = 1 << 17
 """Characters of a schema; a longer one is not looked through, for a server's loop would wait."""
 _COMPARED = 256
-"""So many names that are no keywords are compared with keywords: it takes 50 us each."""
+"""Most unknown names that are compared with the keywords; each comparison takes 50 us."""
 
 
 class Remark(NamedTuple):
-    """What is to be said of the keyword at `path`. `misspelt`: it is none, and constrains nothing.
-    Otherwise it is one of an older draft, and is read as that has it."""
+    """Remark on the keyword at `path`. `misspelt`: no such keyword exists, and nothing is
+    constrained. Otherwise the keyword is read as in the older draft that has it."""
 
     path: str
     says: str
@@ -139,7 +139,7 @@ def patterns(schema: str) -> Iterator[tuple[str, str]]:
 
 
 def older_keywords(schema: Any) -> Iterator[Remark]:
-    """Those of drafts before 2020-12, in what stands below no `$schema`."""
+    """Yields remarks on keywords of drafts before 2020-12, where no `$schema` says which draft."""
     for path, node in _nodes(schema, "$", undated=True):
         for name, value in node.items():
             says = ""

@@ -1,4 +1,4 @@
-"""What travels between a program and the gateway, and how.
+"""The messages between a program and the gateway.
 
 `protocol` is the specification: every operation, every event, their rules. `errors` are the typed
 errors that cross any border of Rootlace, `sockets` moves frames over ZeroMQ. `chat_format` writes

@@ -31,7 +31,7 @@ def role_format(chat: ChatFormat, role: str) -> RoleFormat:
 
 
 def begin(chat: ChatFormat, role: str, opened: bool) -> list[Text]:
-    """What is written before a message's content. `opened`: it is not the first message."""
+    """Texts before a message's content. `opened`: other messages stand before this one."""
     texts = []
     if not opened:
         texts.append(chat.opening)
@@ -42,7 +42,7 @@ def begin(chat: ChatFormat, role: str, opened: bool) -> list[Text]:
 
 
 def end(chat: ChatFormat, role: str) -> list[Text]:
-    """What is written after a message's content."""
+    """Texts after a message's content."""
     text = role_format(chat, role).end
     return [Text(text, special=True)] if text else []
 

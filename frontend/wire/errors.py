@@ -118,7 +118,7 @@ class ClientSuspended(Overloaded):
 
 
 class DeadlineImpossible(Overloaded):
-    """What is waiting already takes longer than the time that a request was given."""
+    """The queue already takes longer than the timeout of the request."""
 
     code = "deadline_impossible"
 
@@ -169,8 +169,8 @@ class InternalError(RootlaceError):
 
     @classmethod
     def of(cls, error: Exception) -> InternalError:
-        """What clients hear of an error that nobody expected. What it says is for the log: it may
-        name paths of the server."""
+        """The error for clients after an unexpected `error`. The message of `error` is for the log
+        alone: it may name paths of the server."""
         return cls(f"internal error ({type(error).__name__})")
 
 

@@ -38,7 +38,7 @@ Scope = Literal["own", "all"]
 
 
 class CacheReport(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """How far a prompt was cached, and why no further.
+    """Length of a prompt's cached prefix, and the reason why it ends there.
 
     The first `matched` of `limit` tokens were cached (the prompt's last token is always computed,
     for its logits are wanted). `reason` is the first that applies:
@@ -218,7 +218,7 @@ ConstraintKind = Literal["regex", "json_schema", "choices", "ebnf", "structural_
 
 
 class Constraint(_Wire):
-    """What the generated text must look like.
+    """A constraint on the generated text.
 
     `source` is the pattern (`regex`: Python's syntax), the schema as JSON text (`json_schema`), a
     JSON array of strings (`choices`), the grammar (`ebnf`: Lark or GBNF) or a JSON object with
@@ -254,7 +254,7 @@ class Text(_Wire, tag="text"):
 
 
 MAX_TOKENS = 2**22
-"""Of one part: a longer list is refused before any of it is made."""
+"""Most token ids of one part; a longer list is refused before any of it is made."""
 
 
 class Tokens(_Wire, tag="tokens"):
@@ -486,7 +486,7 @@ Op = (
 
 
 class RoleFormat(_Wire):
-    """What stands around the content of a message of one role."""
+    """Text before and after the content of a message of one role."""
 
     begin: str
     end: str
@@ -642,7 +642,7 @@ class Selected(_Event, tag="selected"):
 
 
 class Explained(_Event, tag="explained"):
-    """How far a branch is cached."""
+    """Length of a branch's cached prefix."""
 
     report: CacheReport
 

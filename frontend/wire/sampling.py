@@ -23,16 +23,16 @@ import msgspec
 
 
 PRIORITIES = 100
-"""A priority is from minus this to this."""
+"""Bound on the absolute value of a priority."""
 PIN_SECONDS = 300.0
-"""How long a pin lives that says nothing else."""
+"""Default lifetime of a pin, in seconds."""
 
 Seconds = Annotated[float, msgspec.Meta(gt=0, le=1e9)]
 Priority = Annotated[int, msgspec.Meta(ge=-PRIORITIES, le=PRIORITIES)]
 
 
 class Cache(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """What becomes of a prompt's KV.
+    """Handling of a prompt's KV.
 
     `pin`: it is held in the cache for `ttl` seconds (`PIN_SECONDS` by default), whatever else wants
     the memory; to pin it again renews that time. Where there is no room for it the request fails,
@@ -145,7 +145,7 @@ class Parameter(msgspec.Struct, frozen=True, kw_only=True):
     default: Any = None
 
     def fields(self, api: Api) -> tuple[str, ...]:
-        """What bodies of `api` call it, the name that wins first."""
+        """Names of the parameter in bodies of `api`; of several that are given, the first wins."""
         names: tuple[str, ...] | None = getattr(self, api)
         if names is not None:
             return names
@@ -175,7 +175,7 @@ _INT63 = 2**63 - 1
 
 
 class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """How one `Generate` samples. OpenAI's names where OpenAI has one.
+    """Sampling of one `Generate`, with OpenAI's names where OpenAI has one.
 
     `temperature=0` is greedy, and so is `top_p=0`. `top_k` is off at -1 and at 0. `seed=None` lets
     the gateway draw one; sampling then still depends on (seed, position) alone.
@@ -433,7 +433,7 @@ PARAMETERS = _described(SamplingParams)
 
 
 def names_in(api: Api) -> dict[str, str]:
-    """What bodies of `api` call the parameters that they have, by our names."""
+    """Names in bodies of `api`, by our name, of the parameters that `api` has."""
     fields = {name: about.fields(api) for name, about in PARAMETERS.items()}
     return {name: names[0] for name, names in fields.items() if names}
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 Content = Mapping[str, Any]
-"""What the arguments of a call have to be, made by `arguments`."""
+"""The content of a call: its arguments' schema, made by `arguments`."""
 Calls = Iterable[tuple[str, Content]]
 """For each tool: the text that begins its call, and the arguments that follow."""
 Around = tuple[str, str, str]
