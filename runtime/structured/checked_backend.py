@@ -245,7 +245,7 @@ class Islands:
 
 
 _GAPS = sorted({gap[at:].encode() for gap in WHITESPACES for at in range(len(gap))})
-"""White space that may stand before a value, and what may be left of it."""
+"""White space that may stand before a value, and its endings."""
 MAX_NUMBER = 24
 """Characters of a text that is one number, at most, while the number may not end."""
 
@@ -323,7 +323,7 @@ class CheckedText:
         return self._excluded_at(self.way[-1], token_id)
 
     def not_excluded(self, tokens: list[int]) -> list[int]:
-        """`tokens` up to the first that is excluded after those before it."""
+        """The leading `tokens`, up to the first one that is excluded at its place."""
         node: int | None = self.way[-1]
         for index, token in enumerate(tokens):
             if node is None:
@@ -389,8 +389,9 @@ class CheckedText:
         return self._vocabulary.token_bytes[self.tokens[index]]
 
     def begin_differently(self, place: int, start: int) -> bool:
-        """Go back to the first place from `place` on (but before this one) where, with what was
-        tried there excluded, something can follow. False, with nothing changed, if none is."""
+        """Go back to the first place from `place` on (but before this one) where something can
+        follow once the earlier attempts are excluded. False, with nothing changed, if there is
+        none."""
         tried = self.tokens[place:]
         text = b"".join(map(self._token, range(place, len(self.tokens))))
         self.back(len(tried))

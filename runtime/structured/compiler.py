@@ -91,7 +91,7 @@ class GrammarCache:
     def get_or_build(self, key: Hashable, build: Callable[[], Grammar]) -> Grammar:
         """The grammar of `key`, built once however many threads ask at the same time.
 
-        Raises what `build` raises, in all of these threads; who asks later builds again.
+        Raises what `build` raises, in all of these threads; a later call builds again.
         """
         with self._lock:
             grammar = self._get(key)

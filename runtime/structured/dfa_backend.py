@@ -194,7 +194,8 @@ class DfaGrammar:
         return None
 
     def other(self) -> Matcher:
-        """A new matcher that knows what the automaton does not. Raises InvalidConstraint."""
+        """A new matcher for the questions that the automaton cannot answer. Raises
+        InvalidConstraint."""
         raise InvalidConstraint("the automaton got too large")
 
 
@@ -463,7 +464,7 @@ def stepped_automaton(
 
 
 def _explore(dfa: LazyDfa, max_states: int) -> bool:
-    """Visit all states. False if there are too many; what was visited stays."""
+    """Visit all states. False if there are too many; visited states stay."""
     known = 0
     try:
         while known < dfa.num_states:
@@ -579,7 +580,7 @@ class AutomatonGrammar(DfaGrammar):
     # ------------------------------------------------------------ answers for matchers
 
     def stepped(self) -> SteppedAutomaton | None:
-        """Made for the first who asks, on another thread."""
+        """The device's automaton; the first call has another thread make it."""
         if self._builds is not None:
             with self._lock:
                 builds, self._builds = self._builds, None

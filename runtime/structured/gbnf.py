@@ -219,8 +219,8 @@ MAX_REGULAR_DEPTH = 100
 class Regular:
     """The rules of a grammar that are regular, as regular expressions.
 
-    These are the rules without recursion, and those that call themselves at their very beginning
-    or end only (`list ::= item ("," list)?` is `(item ",")* item`).
+    Regular are rules without recursion, and rules that call themselves only at their very beginning
+    or end (`list ::= item ("," list)?` is `(item ",")* item`).
     """
 
     def __init__(self, rules: Rules, root: str) -> None:
@@ -477,7 +477,7 @@ _DECODER = json.JSONDecoder()
 def with_exact_schemas(lark: str, exact: Callable[[int, dict[str, Any]], dict[str, Any]]) -> str:
     """The grammar with each schema replaced by `exact(line, schema)`; lines stay where they are.
 
-    What is no JSON is left for llguidance to complain about.
+    Text that is no JSON is left for llguidance to refuse.
     """
     parts: list[str] = []
     position = 0

@@ -142,7 +142,8 @@ class _ByteClasses(Alphabet):  # type: ignore[misc]
         self._class_of = class_of
 
     def intersect(self, other: _ByteClasses) -> Any:
-        """The classes that either tells apart and both read, and what they are to each of them."""
+        """The classes of bytes that either automaton tells apart and both read, with their classes
+        in each."""
         pairs = set(zip(self._class_of, other._class_of, strict=True))
         both = [pair for pair in pairs if _UNREAD not in pair]
         old = tuple({new: pair[side] for new, pair in enumerate(both)} for side in (0, 1))
@@ -263,7 +264,7 @@ class _Conflicts:
     """
 
     def __init__(self, lexed: _Lexed, known: dict[Regex, Language | None]) -> None:
-        """`known`: the languages that were looked at before; takes in those that were not."""
+        """`known`: languages of earlier lexemes, to which new ones are added."""
         self._lexed = lexed
         for regex in lexed.lexemes.values():
             if regex not in known:
@@ -386,8 +387,8 @@ def grammar_of(text: str) -> Regex | str:
 
 
 def lark_error(error: InvalidConstraint) -> InvalidConstraint:
-    """llguidance writes places as `line(column)`, and below it the lines around the place; those
-    are left out, because the last of them are not the user's."""
+    """The error of a Lark grammar with its place as line and column. llguidance appends the lines
+    around the place, which are left out: the last of them are not the user's."""
     lines = [line for line in str(error).splitlines() if not _LARK_EXCERPT.match(line)]
     said = _LARK_PLACE.sub(r"line \1, column \2", " ".join(" ".join(lines).split()))
     return InvalidConstraint(f"ebnf: {said}")

@@ -201,8 +201,10 @@ class LLGuidanceGrammar:
         return LLGuidanceMatcher(self)
 
     def forced_after(self, tail: bytes, text: bytes, following: _Following) -> list[int]:
-        """The canonicalizer's tokens. They depend on what it was told alone, so where all it asked
-        has the same answers again, they are the same."""
+        """The canonicalizer's tokens.
+
+        They depend only on the answers to its questions, so equal answers give equal tokens.
+        """
         key = (tail, text, following.may_end, following.digest())
         known = self._forced.get(key)
         if known is not None and following.agrees(known.answers):
@@ -230,8 +232,8 @@ class LLGuidanceGrammar:
         return found
 
     def _check_beginning(self, prototype: LLMatcher) -> None:
-        """Raises InvalidConstraint where a bound is met right behind what every text begins with,
-        as behind the brace of a large object: better now than in the middle of requests."""
+        """Raises InvalidConstraint if a bound is met right behind the common beginning of all
+        texts, as behind the brace of a large object: better now than in the middle of requests."""
         trial = prototype.deep_copy()
         beginning = trial.compute_ff_bytes()
         tokens = _path(_runs(beginning), self.vocabulary)

@@ -77,7 +77,7 @@ class ConstString(msgspec.Struct, tag_field="type", tag="const_string"):
 
 
 class Json(msgspec.Struct, tag_field="type", tag="json_schema"):
-    """`lenient`: what of the schema cannot be held is not, and a tag is not refused for it."""
+    """`lenient`: parts of the schema that no mask can hold are dropped instead of refused."""
 
     json_schema: dict[str, Any] | bool
     lenient: bool = False
@@ -149,7 +149,7 @@ class FreeText:
     """
 
     def __init__(self, rules: LexemeRules, literals: Sequence[str], free: Collection[int]) -> None:
-        """`free` are the special tokens that it may hold; those of the literals are among them.
+        """`free` are the special tokens that the text may hold, those of the literals among them.
         Raises TooLarge."""
         self._rules = rules
         self._literals = [runs(literal) for literal in literals]
@@ -536,7 +536,7 @@ class _Lark:
         return literal
 
     def _then(self, one: _Ways, other: _Ways) -> _Ways:
-        """Nothing follows what the sequence ends with."""
+        """One after the other; nothing follows an expression that ends the sequence."""
         if one.open and other.open and other.last:
             one = one._replace(open=self.rules.add("part", one.open))
         ways = [_joined(one.open, each) if one.open and each else "" for each in other]
@@ -556,7 +556,7 @@ def _either(ways: Iterable[_Ways]) -> _Ways:
 
 
 def _texts(notation: Any) -> Iterator[str]:
-    """All strings in it, but for those of schemas."""
+    """All strings in a tag, except those of schemas."""
     if isinstance(notation, str):
         yield notation
     elif isinstance(notation, list):

@@ -27,8 +27,9 @@ class Phase(Enum):
 
 
 class Position(NamedTuple):
-    """`tail` is the end of the text as far as a tag may go on behind it; behind thoughts it is what
-    the last of their tokens holds behind their end. `never`: there are none."""
+    """The position of a text. `tail` is the end of the text that a tag may go on behind. Behind
+    thoughts `tail` is the text of the last token behind their end. `never`: there are no thoughts.
+    """
 
     phase: Phase
     tail: bytes | tuple[int, ...]
@@ -265,7 +266,7 @@ class ThoughtMatcher(Matcher):
         return False
 
     def _give_back(self, taken: int, keep: int) -> None:
-        """Have the inner matcher undo what it took in, but for the first `keep` of `taken`."""
+        """Undo all but the first `keep` of `taken` tokens in the inner matcher."""
         own = len(self._then)
         if self._inner is not None:
             self._inner.rollback(max(taken - own, 0) - max(keep - own, 0))

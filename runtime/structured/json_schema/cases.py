@@ -50,9 +50,12 @@ the way to the schema. Properties are written in the order of ranks."""
 
 @dataclass(frozen=True)
 class Case:
-    """`values`: exactly these, which `source` lists (then nothing else is said). Otherwise values
-    of `types` (numbers only whole ones if `integer`) that satisfy `leaves`: schemas and those of
-    their keywords that are about one type. `notes`: what the case does not hold."""
+    """One case of a conjunction.
+
+    With `values` the case is exactly these values, which `source` lists. Otherwise the case is the
+    values of `types` (only whole numbers if `integer`) that satisfy `leaves`: schemas, each with
+    its keywords about one type. `notes`: keywords that the case does not hold.
+    """
 
     types: frozenset[str] = ALL_TYPES
     integer: bool = False
@@ -94,7 +97,7 @@ class _Partial:
         )
 
     def in_order(self) -> tuple[tuple[Located, dict[str, Any]], ...]:
-        """The leaves, as they come in what the user wrote."""
+        """The leaves in the order of the user's schema."""
         ranked = sorted(range(len(self.leaves)), key=self.ranks.__getitem__)
         return tuple(self.leaves[index] for index in ranked)
 
@@ -227,7 +230,7 @@ class Cases:
     def _positive(
         self, partial: _Partial, located: Located, rank: _Rank
     ) -> list[tuple[list[_Option], _Rank]]:
-        """Take in what a schema says. Returns the choices it leaves."""
+        """Take in the keywords of a schema. Returns the choices that are left."""
         schema = located.keywords
         leaf: dict[str, Any] = {}
         choices: list[tuple[list[_Option], _Rank]] = []
@@ -534,7 +537,7 @@ class Keys:
         leaf: dict[str, Any],
         notes: set[Residual],
     ) -> None:
-        """`satisfies` as in `Cases`; `notes` takes in what is not held."""
+        """`satisfies` as in `Cases`; keywords that are not held are added to `notes`."""
         self._checked = checked
         self._satisfies = satisfies
         self._located = located

@@ -77,9 +77,9 @@ def separated(separator: str, gap: Regex) -> Regex:
 
 @dataclass(frozen=True, eq=False)
 class Escapes:
-    """How the characters of a string are spelt: those of `plain` as they are; those of `letters`
-    with a backslash and a letter; those of `coded` as `\\u` and four digits (`capitals`: A to F in
-    either case)."""
+    """The spellings of characters in a string: characters of `plain` as they are, of `letters` as a
+    backslash and a letter, of `coded` as `\\u` and four digits (`capitals`: A to F in either
+    case)."""
 
     plain: Ranges
     letters: tuple[tuple[str, str], ...]
@@ -251,7 +251,7 @@ class OutOfReach(ValueError):
 
 
 _Limit = tuple[str, bool]
-"""Digits after a point, and whether what is equal to them is within the limit."""
+"""Digits after a point, and whether the limit itself is included."""
 
 
 @dataclass(frozen=True)
@@ -322,7 +322,7 @@ def tightest_integers(low: Bound | None, high: Bound | None) -> tuple[int | None
 
 
 def _natural_multiples(factor: int, places: int, low: int, high: int) -> Regex:
-    """0 <= low. A number is a head and its last `places` digits; those decide divisibility."""
+    """0 <= low. A number is a head and its last `places` digits, which decide divisibility."""
     block = 10**places
     options: list[Regex] = []
 

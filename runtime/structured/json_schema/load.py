@@ -52,7 +52,7 @@ EXCLUDED = "!excluded"
 UNMET = "!unmet"
 """Our own keyword for a negated keyword that no mask holds: the keyword and its value."""
 OWN = "\0"
-"""Stands in pointers to schemas of our own, behind the pointer to what they are made of."""
+"""Marks pointers to schemas of our own, behind the pointer to their origin."""
 _READ_WITH_OTHERS = {
     "exclusiveMinimum": 4, "exclusiveMaximum": 4, "then": 7, "else": 7,
     "minContains": 2019, "maxContains": 2019,
@@ -67,8 +67,8 @@ def is_tuple(schema: dict[str, Any]) -> bool:
 
 
 def _any_draft() -> Specification[Any]:
-    """How identifiers are read: as 2020-12 has it, and as draft 4 has it, whose `id` counts where
-    it is the name of a place."""
+    """The specification that reads identifiers as 2020-12 does, and as draft 4 does: its `id`
+    counts if the `id` names a place."""
 
     def anchors(specification: Specification[Any], contents: Any) -> list[Any]:
         older = isinstance(contents, dict) and isinstance(contents.get("id"), str)
@@ -160,8 +160,8 @@ their drafts have them, and all else as the newest has it."""
 
 
 def undated_as_today(flat: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """A schema in the dialect `UNDATED`: what it has of draft 7, and the rest in the newest shape.
-    Booleans for exclusive bounds are in neither."""
+    """Split a schema of the dialect `UNDATED` into keywords of draft 7 and keywords of 2020-12.
+    Booleans for exclusive bounds are in neither part."""
     rest = {k: v for k, v in flat.items() if k not in _EXCLUSIVE or not isinstance(v, bool)}
     names = ("dependencies", "additionalItems")
     older: dict[str, Any] = {name: rest.pop(name) for name in names if name in rest}
@@ -178,8 +178,8 @@ def dialect_of(schema: Any, default: Dialect = NEWEST) -> Dialect:
 
 
 def keywords(schema: dict[str, Any], dialect: Dialect) -> dict[str, Any]:
-    """The assertions of a schema in the shape they have in 2020-12. What asserts nothing in its own
-    draft is left out."""
+    """The assertions of a schema in the shape of 2020-12, without keywords that assert nothing in
+    the schema's own draft."""
     if dialect.number <= 7 and "$ref" in schema:
         return {"$ref": schema["$ref"]}
     found = {key: value for key, value in schema.items() if key in dialect.keywords}
@@ -215,7 +215,7 @@ def subschemas(schema: dict[str, Any]) -> list[tuple[str, Any]]:
 
 
 def pointer_part(name: str) -> str:
-    """A name as a part of a JSON pointer, in which `OWN` is nobody's but ours."""
+    """A name as a part of a JSON pointer, without the mark `OWN`."""
     return without_own(name.replace("~", "~0").replace("/", "~1"))
 
 
@@ -302,8 +302,8 @@ class CheckedSchema:
         return Located(schema, parent.resolver.in_subresource(resource), dialect, pointer)
 
     def members(self, located: Located, key: str | int) -> list[Located]:
-        """The schemas of a property (its key) or of an item (its index), of those right below
-        `located`."""
+        """The schemas right below `located` that apply to a property (its key) or an item (its
+        index)."""
         found, schema = [], located.keywords
         if isinstance(key, int):
             prefix = schema.get("prefixItems", ())
@@ -425,7 +425,7 @@ class CheckedSchema:
         return set(reached(start, lambda one: above.get(one, ())))
 
     def patterns(self) -> Iterator[tuple[str, str, bool]]:
-        """(pointer, pattern, whether it is one of keys) of what is in use."""
+        """(pointer, pattern, whether the pattern is for keys) of every pattern in use."""
         for located in self._closure():
             if isinstance(located.schema, dict):
                 if isinstance(located.schema.get("pattern"), str):
@@ -442,7 +442,8 @@ class CheckedSchema:
         return self._closures[unused]
 
     def _name_all(self, document: Any, name: str) -> None:
-        """Remember the pointer of every dict of a document; refuse what is nested too deep."""
+        """Remember the pointer of every dict of a document. Raises InvalidConstraint if nested too
+        deep."""
         queue = [(document, name, 0)]
         while queue:
             value, pointer, depth = queue.pop()
@@ -487,7 +488,8 @@ def invalid(pointer: str, reason: str) -> InvalidConstraint:
 
 
 def _check_shape(schema: Any, dialect: Dialect) -> None:
-    """Against the metaschema, one schema at a time: also those that it would not look into."""
+    """Check against the metaschema, one schema at a time, also schemas at places unknown to the
+    metaschema."""
     queue = [(schema, dialect, "#")]
     while queue:
         node, dialect, pointer = queue.pop()
@@ -514,7 +516,7 @@ def _check_shape(schema: Any, dialect: Dialect) -> None:
 
 
 def _without_subschemas(node: dict[str, Any]) -> dict[str, Any]:
-    """A schema with `{}` for those below it, and without what constrains nothing."""
+    """A schema with `{}` for its subschemas, and without keywords that constrain nothing."""
     flat: dict[str, Any] = {}
     for key, value in node.items():
         if key in MAP and isinstance(value, dict):
@@ -626,7 +628,7 @@ class Residual:
 
 
 def notes_of(leaves: Iterable[tuple[Located, dict[str, Any]]], keyword: str) -> list[Residual]:
-    """The places of a keyword among schemas (each with those of its keywords that matter)."""
+    """The places of a keyword among schemas, each with its relevant keywords."""
     return [
         Residual(f"{located.pointer}/{keyword}", keyword)
         for located, leaf in leaves
@@ -635,5 +637,5 @@ def notes_of(leaves: Iterable[tuple[Located, dict[str, Any]]], keyword: str) -> 
 
 
 def written(pointer: str) -> str:
-    """A pointer as far as it leads through what the user wrote."""
+    """The part of a pointer that leads through the user's schema."""
     return pointer.partition(OWN)[0]

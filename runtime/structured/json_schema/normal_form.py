@@ -54,11 +54,11 @@ MAX_PROBE = 24
 
 @dataclass
 class Normal:
-    """`root` is a part, `definitions` are what it refers to. `notes` says, of a definition, which
-    keywords it does not hold: those have to be checked.
+    """`root` is a part, which refers to `definitions`. `notes` has the keywords that a definition
+    does not hold, which have to be checked.
 
-    `shown` are the definitions that llguidance is given in other words, `lost` what those do not
-    hold beyond that; `places` says where in the user's schema a definition comes from.
+    `shown` are other definitions for llguidance, and `lost` the keywords that these do not hold
+    beyond `notes`. `places` maps a definition to its origin in the user's schema.
     """
 
     root: Any = True
@@ -328,7 +328,7 @@ def _patterns(shape: dict[str, Any]) -> Iterator[str]:
 
 
 def _dicts(schema: Any) -> Iterator[dict[str, Any]]:
-    """The objects in it; those among values (`enum`) are left out."""
+    """The objects in a schema, without those among values (`enum`)."""
     queue = [schema]
     while queue:
         part = queue.pop()
@@ -388,8 +388,9 @@ class PreparedSchema:
     def __init__(
         self, schema: dict[str, Any] | bool, documents: Mapping[str, Any] | None = None
     ) -> None:
-        """Raises InvalidConstraint, naming the JSON pointer, where the schema is malformed, refers
-        to what is not there or is found to be unsatisfiable. `documents` are schemas by URI."""
+        """Raises InvalidConstraint, naming the JSON pointer, where the schema is malformed, has a
+        reference that leads nowhere, or is found to be unsatisfiable. `documents` are schemas by
+        URI."""
         self._checked = CheckedSchema(schema, documents or {})
         self._check_patterns(of_keys=True)
         self._rules = Rules(self._checked)
@@ -429,7 +430,7 @@ class PreparedSchema:
         return (lambda: Verifier(rules)) if self.residuals else None
 
     def let_go(self) -> None:
-        """Nothing is asked any more, but what `verifier_factory` made."""
+        """Free memory. Only results of `verifier_factory` can be used afterwards."""
         self.normal.let_go()
         if "_mask" in vars(self):
             let_go(self.mask_schema.get("$defs", {}))
@@ -442,7 +443,7 @@ class PreparedSchema:
             raise invalid(place, f"no mask can hold {keyword!r} {why}")
 
     def _check_patterns(self, of_keys: bool) -> None:
-        """Refuse what a check could not search for."""
+        """Refuse patterns that a check cannot search for."""
         for pointer, pattern, is_of_keys in self._checked.patterns():
             if is_of_keys is of_keys:
                 try:

@@ -32,9 +32,12 @@ _SHORT = 1 << 14
 
 
 def grammar_of(schema: dict[str, Any]) -> str:
-    """A grammar of a schema without flexible white space. A short one is what llguidance's
-    `grammar_from_json_schema` makes of it, which takes a fifth of the time. But that is read before
-    llguidance lets go of the interpreter, a megabyte for 30 ms, and a rule of a grammar is not."""
+    """A grammar of a schema without flexible white space.
+
+    llguidance's `grammar_from_json_schema` form takes a fifth of the time, but is read before
+    llguidance lets go of the interpreter (30 ms per megabyte). So only short schemas have that
+    form.
+    """
     options = {**schema.get("x-guidance", {}), "whitespace_flexible": False}
     text = written({**schema, "x-guidance": options})
     if len(text) > _SHORT:

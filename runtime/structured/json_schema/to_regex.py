@@ -71,8 +71,11 @@ def _written(writer: _Writer, root: Any) -> Regex | None:
 
 
 class _Writer:
-    """Turns schemas into trees, one value at a time. With `marks`, what is not regular inside a
-    value is one of them; without, it makes the value not regular, too."""
+    """Turns schemas into trees, one value at a time.
+
+    With `marks`, a part of a value that is not regular becomes a mark; without, the whole value is
+    not regular.
+    """
 
     def __init__(
         self,
@@ -244,8 +247,11 @@ class _Writer:
 
 
 def joined(pairs: Sequence[tuple[Regex, bool]], comma: Regex) -> Regex:
-    """One or more of `pairs` in this order, those that must be there among them, separated by
-    commas; each is written once where some pair must, log n times where all may be left out."""
+    """One or more of `pairs` in this order, separated by commas, with all required pairs among
+    them.
+
+    Each pair is written once if some pair is required, log n times if none is.
+    """
     at = next((i for i, (_, must) in enumerate(pairs) if must), None)
     if at is not None:
         before = [optional(concat(pair, comma)) for pair, _ in pairs[:at]]

@@ -66,10 +66,9 @@ from rootlace.runtime.structured.regex.syntax import (
 class Shape:
     """Values of one type, or given values.
 
-    `said` is a schema in the keywords of the normal form, in which the schema of a part (a
-    property, an item) is the conjunction of what applies to the part. `shown` is what llguidance is
-    given instead where it does not take that (some of it for each), and `lost` what it then allows
-    too much of.
+    `said` is a schema in the keywords of the normal form, in which a part (a property, an item) has
+    the conjunction of what applies to the part. `shown` are schemas for llguidance where it does
+    not accept `said`, and `lost` the keywords that `shown` does not hold.
     """
 
     said: dict[str, Any]
@@ -124,7 +123,7 @@ def is_number(value: Any) -> bool:
 
 
 def numbers(case: Case, excluded: list[Any], notes: set[Residual]) -> list[Shape]:
-    """`notes` takes in what the shapes do not hold."""
+    """The shapes of the numbers of a case; keywords that they do not hold are added to `notes`."""
     low, low_open, high, high_open = -math.inf, False, math.inf, False
     multiples: list[Any] = []
     for _, leaf in case.leaves:
@@ -234,9 +233,11 @@ Leaf = tuple[Located, dict[str, Any]]
 
 
 class Shapes:
-    """Builds shapes, for one schema. `empty(conjunction)` says that nothing satisfies it,
-    `shapes_of(conjunction)` what it is and which keywords that does not hold; `satisfies` as in
-    `Cases`."""
+    """Builds shapes, for one schema.
+
+    `empty(conjunction)` tells whether nothing satisfies a conjunction. `shapes_of(conjunction)`
+    gives its shapes and the keywords that these do not hold. `satisfies` as in `Cases`.
+    """
 
     def __init__(
         self,
@@ -421,7 +422,7 @@ class Shapes:
     def _split(
         self, spec: _Object, leaves: tuple[Leaf, ...], notes: set[Residual]
     ) -> list[_Object]:
-        """Into objects whose number of properties llguidance can bound."""
+        """Split into objects whose number of properties llguidance can bound."""
         optional = [name for name in spec.optional if not self.empty(spec.properties[name])]
         needed = len(spec.required)
         least, most = spec.least, spec.most
@@ -466,9 +467,11 @@ class Shapes:
     def names(
         self, leaves: tuple[Leaf, ...], notes: set[Residual]
     ) -> tuple[list[str], Regex | str] | None:
-        """The keys that all `propertyNames` allow: those that are listed, and the others as a tree
-        (or as a pattern that llguidance alone can read). None where any key is allowed, or which
-        ones cannot be told: then that is noted."""
+        """The keys that all `propertyNames` allow: listed keys, and the others as a tree (or as a
+        pattern that only llguidance can read).
+
+        None where any key is allowed, or where the allowed keys cannot be told, which is noted.
+        """
         names = [
             self.child(located, "/propertyNames", leaf["propertyNames"])
             for located, leaf in leaves
@@ -660,7 +663,7 @@ def _held(
 
 
 def _require(schema: dict[str, Any], keyword: str, value: str) -> None:
-    """Beside what the keyword says already, if it says something else."""
+    """Add a keyword, in `allOf` if the schema has another value of the keyword already."""
     if schema.setdefault(keyword, value) != value:
         schema.setdefault("allOf", []).append({"type": "string", keyword: value})
 

@@ -126,7 +126,8 @@ _BOUNDED = {
 
 @lru_cache(maxsize=16)
 def bounded(validator_class: Any) -> Any:
-    """`validator_class` of jsonschema, none of whose checks is exponential in the value."""
+    """A subclass of jsonschema's `validator_class` without checks that are exponential in the
+    value."""
     if validator_class.VALIDATORS.get("pattern") is _pattern:
         return validator_class
     found = extend(
@@ -205,8 +206,12 @@ class _Open(NamedTuple):
 
 
 class _State(NamedTuple):
-    """`scalar` is what is being read that has no parts, if anything is: from `start`, with the
-    schemas it must satisfy. `complete`: the root is there and satisfies the schema."""
+    """The state of reading a text.
+
+    `scalar` is the kind of the string, number or literal that is being read, if any, from offset
+    `start`, with the `schemas` to satisfy. `complete`: the root is complete and satisfies the
+    schema.
+    """
 
     length: int = 0
     open: _Open | None = None
@@ -293,8 +298,8 @@ class Rules:
         return next(filter(None, self._errors(located, value)), None)
 
     def satisfies(self, located: Located, value: Any, holds: bool = True) -> bool:
-        """Whether it does (or, without `holds`, does not), for those who check formats as for
-        those who do not."""
+        """Whether `value` satisfies a schema (without `holds`: violates), both with and without a
+        check of formats."""
         errors = self._errors(located, value)
         return all((error is None) is holds for error in errors)
 
@@ -489,7 +494,7 @@ class Verifier:
         return state._replace(scalar=None, open=opened)
 
     def _end(self, state: _State, end: int) -> _State:
-        """A value that begins at `state.start`, in what is open, ends before `end`."""
+        """End the value that begins at `state.start`, within the open container, before `end`."""
         start, parent = state.start, state.open
         following = state._replace(scalar=None)
         if not isinstance(self._rules, Rules):

@@ -522,7 +522,7 @@ def with_length(regex: Regex, least: int, most: int | None) -> Regex | None:
 
 _NOTHING = r"[^\x{0}-\x{10FFFF}]"
 _SPECIAL = re.compile("[^0-9A-Za-z]")
-"""ASCII letters and digits stand as they are; for the rest nobody has to know what is special."""
+"""ASCII letters and digits stand as they are; all other characters are escaped."""
 
 
 def pattern_of(regex: Regex, max_length: int = 1 << 22) -> str:

@@ -80,7 +80,7 @@ class Canonicalizer:
     # ------------------------------------------------------------ public
 
     def prepare(self) -> None:
-        """Do now what is otherwise done at the first tokens of some request."""
+        """Do the work now that would delay the first tokens of some request."""
         if not self.unsupported:
             categories_by_first_byte()
             self._pre_tokenizer.know_frequent_cuts()
@@ -303,7 +303,7 @@ class Canonicalizer:
 
 
 def _without_beginning(spec: dict[str, Any]) -> dict[str, Any]:
-    """The tokenizer without what it does at the beginning of a text only, and without templates."""
+    """The tokenizer without steps for the beginning of a text only, and without templates."""
     spec = {**spec, "post_processor": None, "truncation": None, "padding": None}
     kept = [part for part in flat_parts(spec["normalizer"]) if part["type"] != "Prepend"]
     spec["normalizer"] = {"type": "Sequence", "normalizers": kept} if kept else None

@@ -122,7 +122,7 @@ class TokenWalk:
         table[states + 1] = (rows.astype(np.int64) + 1) * self._width
 
     def _grow(self) -> None:
-        """Have a place for every state there is: those that what is known leads to among them."""
+        """Make room for every known state, those reached by known steps among them."""
         need = (self._automaton.num_states + 1) * self._width
         if need > len(self._steps):
             more = max(need, 2 * len(self._steps)) - len(self._steps)
@@ -176,7 +176,7 @@ class TokenTable:
         return rows + self._walk.nbytes + 200 * len(self._row_of)
 
     def forget(self) -> None:
-        """Give no row out again; those that were stay as they are."""
+        """Give no row out again; given rows stay as they are."""
         self._row_of.clear()
 
     def filled(self, row: int) -> bool:

@@ -86,8 +86,8 @@ class PreTokenizer:
         self._ends: dict[tuple[str, str], Ends] = {}
 
     def know_frequent_cuts(self) -> None:
-        """Find out now, not at some request's first tokens, what is sure between ASCII characters:
-        of each class one, but for letters that only patterns name."""
+        """Find the sure cuts between ASCII characters now, not at the first tokens of some request:
+        one character of each class, without letters that only patterns name."""
         if not self.exists:
             return
         frequent = [
@@ -126,7 +126,8 @@ class PreTokenizer:
         return known
 
     def _has_known_cut(self, text: str) -> bool:
-        """Whether a cut in it is known to be sure: what is left of that need not be tried, too."""
+        """Whether a cut in the text is known to be sure; then the text before the cut need not be
+        tried."""
         return any(
             self._sure.get((self._class_of(before), self._class_of(after)))
             for before, after in pairwise(text)
@@ -149,9 +150,12 @@ class PreTokenizer:
     def outcomes(
         self, text: str, allows: Callable[[Continuation], bool], known: set[Ends]
     ) -> Iterator[Ends]:
-        """The ways in which `text` (not empty) can be cut when something follows it that `allows`
-        allows, but for those in `known`, where they are put. Where the text's own end is not among
-        the cuts, its last piece goes on."""
+        """The ways in which `text` (not empty) can be cut if followed by a text that `allows`
+        admits.
+
+        Ways in `known` are left out, and new ones are added to `known`. If the end of `text` is not
+        among the cuts, the last piece goes on.
+        """
         for sample, continuation in self._continuations(text) if self.exists else NO_CUT:
             # Whichever is less work comes first.
             ends = self._ends.get((text, sample))
@@ -190,7 +194,7 @@ class PreTokenizer:
 
 
 def flat_parts(spec: dict[str, Any] | None) -> list[dict[str, Any]]:
-    """A normalizer or pre-tokenizer of a tokenizer.json as the list of those it is made of."""
+    """A normalizer or pre-tokenizer of a tokenizer.json as a flat list of its parts."""
     if spec is None:
         return []
     if spec["type"] != "Sequence":
