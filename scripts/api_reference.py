@@ -82,11 +82,9 @@ def _parameter(about: Parameter) -> str:
 def _values(about: Parameter) -> str:
     if about.range is None or (about.range.high or 0) >= 1e6:
         return ""
-    low, high, is_open, off = about.range
+    low, high, off = about.range
     text = f"from {low}" if high is None else f"{low} to {high}"
-    return (
-        text.replace("from", "above") if is_open else text + (f", {off}" if off is not None else "")
-    )
+    return text if off is None else f"{text}, {off}"
 
 
 if __name__ == "__main__":

@@ -99,17 +99,13 @@ class Chain(Expression):
     parts: tuple[Appendable, ...]
 
 
-def _site() -> Site:
-    return call_site()
-
-
 @dataclass(frozen=True, slots=True)
 class Gen(Expression):
     """Let the model write. `options` are under canonical names (`rootlace.language.sampling`)."""
 
     name: str | None
     options: Mapping[str, Any]
-    site: Site = field(default_factory=_site, repr=False, compare=False)
+    site: Site = field(default_factory=call_site, repr=False, compare=False)
 
     @property
     def what(self) -> str:
@@ -124,7 +120,7 @@ class Select(Expression):
     choices: tuple[str, ...]
     method: ChoicesMethodName
     temperature: float = 0.0
-    site: Site = field(default_factory=_site, repr=False, compare=False)
+    site: Site = field(default_factory=call_site, repr=False, compare=False)
 
     @property
     def what(self) -> str:
@@ -134,13 +130,13 @@ class Select(Expression):
 @dataclass(frozen=True, slots=True)
 class RoleBegin(Expression):
     role: str
-    site: Site = field(default_factory=_site, repr=False, compare=False)
+    site: Site = field(default_factory=call_site, repr=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
 class RoleEnd(Expression):
     role: str
-    site: Site = field(default_factory=_site, repr=False, compare=False)
+    site: Site = field(default_factory=call_site, repr=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +144,7 @@ class TokenIds(Expression):
     """Token ids, appended unchanged (`ids`, and the offline engine's `input_ids`)."""
 
     ids: tuple[int, ...]
-    site: Site = field(default_factory=_site, repr=False, compare=False)
+    site: Site = field(default_factory=call_site, repr=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +152,7 @@ class ImagePart(Expression):
     """An image (`image`)."""
 
     part: Image
-    site: Site = field(default_factory=_site, repr=False, compare=False)
+    site: Site = field(default_factory=call_site, repr=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

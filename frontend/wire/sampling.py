@@ -75,22 +75,19 @@ endpoints; bodies of Anthropic's."""
 
 
 class Range(NamedTuple):
-    """The values from `low` (not `low` itself where it is `open`) to `high`; and `off`."""
+    """The values from `low` to `high`, and `off`."""
 
     low: float
     high: float | None = None
-    open: bool = False
     off: float | None = None
 
     def check(self, name: str, value: float) -> None:
         """Raise ValueError for a value outside, NaN included."""
-        low, high, is_open, off = self
-        if (value > low if is_open else value >= low) and (high is None or value <= high):
-            return
-        if off is not None and value == off:
+        low, high, off = self
+        if (value >= low and (high is None or value <= high)) or value == off:
             return
         if high is not None:
-            expected = f"be in {'(' if is_open else '['}{low}, {high}]"
+            expected = f"be in [{low}, {high}]"
         elif off is not None:
             expected = f"be {off} (off) or at least {low}"
         else:
