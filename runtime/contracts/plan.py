@@ -202,9 +202,11 @@ class PooledRow:
     labels: bool = False
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class StepPlan:
-    """One step. Shapes: T new tokens, R rows, C copies, D duplicates; all arrays are NumPy.
+    """One step: T new tokens, R rows, C copies, D duplicates; all arrays are NumPy.
+
+    Never changed once made; not frozen, for the reason of `SampleRow`.
 
     Order of effects: first every copy (its rows were computed in earlier steps); then each layer
     writes the T new keys and values to `slots`. Those of `duplicate_tokens` are written a second
@@ -285,7 +287,7 @@ class TokenScores:
         return TokenScores(self.logprobs[count:], self.top_ids[count:], self.top_logprobs[count:])
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class StepResult:
     """The executor's results: one token per `plan.samples`, and requested scores.
 

@@ -24,7 +24,8 @@ _NONE = np.empty(0, np.int64)
 _NO_TOKENS = np.empty(0, np.int32)
 _NO_COPIES = np.empty((0, 3), np.int32)
 _NO_FEEDS = np.empty((0, 2), np.int32)
-_LAST = attrgetter("last")
+_ROW, _EPOCH = attrgetter("row"), attrgetter("epoch")
+_LAST, _COMPUTED, _RID = attrgetter("last"), attrgetter("computed"), attrgetter("rid")
 
 
 # Order --------------------------------------------------------------------------------------------
@@ -197,7 +198,8 @@ class DecodeRows:
 def _layout(order: DepthFirst, size: int) -> DecodeLayout:
     """The layout computed from the sequences alone."""
     sequences = order.sequences
-    positions = np.array([sequence.computed for sequence in sequences], np.int32)
+    count = len(sequences)
+    positions = np.fromiter(map(_COMPUTED, sequences), np.int32, count)
     positions -= 1
     columns = positions // size
     tables = np.zeros((len(sequences), int(columns.max(initial=-1)) + 1 + _SPARE_COLUMNS), np.int32)
@@ -209,13 +211,13 @@ def _layout(order: DepthFirst, size: int) -> DecodeLayout:
     slots += positions - columns * size
     return DecodeLayout(
         sequences,
-        np.array([sequence.last for sequence in sequences], np.int32),
+        np.fromiter(map(_LAST, sequences), np.int32, count),
         positions,
         slots,
         np.arange(len(sequences) + 1, dtype=np.int32),
         tables,
         np.array(order.common, np.int32) // size,
-        np.array([sequence.rid for sequence in sequences], np.int64),
+        np.fromiter(map(_RID, sequences), np.int64, count),
     )
 
 
@@ -242,6 +244,8 @@ class _Chunk:
     draft: list[Constraint | None] | None = None
     """The constraint of the token sampled behind each of the rows; all rows but the first are
     drafted."""
+    row: int = -1
+    """The sequence's row in the plan."""
 
 
 @dataclass(slots=True)
@@ -408,9 +412,8 @@ class PlanBuilder:
                 common_blocks=decode.common_blocks,
                 rids=decode.rids,
             )
-            flight = InFlightStep(plan, sequences, [], [], [])
-            for sequence in sequences:
-                flight.sampled.append((sequence, sequence.epoch))
+            sampled = list(zip(sequences, map(_EPOCH, sequences), strict=True))
+            flight = InFlightStep(plan, sequences, sampled, [], [])
         if self._guards:
             self.close()
         for at, (sequence, _) in enumerate(flight.sampled):
@@ -422,21 +425,24 @@ class PlanBuilder:
         self, order: DepthFirst, decode: DecodeLayout, sample_rows: SampleRows
     ) -> InFlightStep:
         size, chunks = self._block_size, self.chunks
-        members = {*decode.sequences, *(chunk.sequence for chunk in chunks)}
+        members = set(decode.sequences)
+        width = int(decode.positions.max(initial=-1)) // size + 1
+        for chunk in chunks:
+            members.add(chunk.sequence)
+            width = max(width, len(chunk.table))
         if len(members) < len(order.sequences):
             order = order.only(members)
         sequences = order.sequences
-        row_of = {sequence: row for row, sequence in enumerate(sequences)}
-        decoding = np.array([row_of[sequence] for sequence in decode.sequences], np.int64)
+        row_of = dict(zip(sequences, range(len(sequences)), strict=True))
+        decoding = np.fromiter(map(row_of.__getitem__, decode.sequences), np.int64)
         counts = np.ones(len(sequences), np.int32)
         for chunk in chunks:
-            counts[row_of[chunk.sequence]] = chunk.count
+            chunk.row = row_of[chunk.sequence]
+            counts[chunk.row] = chunk.count
+        chunks.sort(key=_ROW)
         row_start = np.zeros(len(sequences) + 1, np.int32)
         np.cumsum(counts, out=row_start[1:])
         total = int(row_start[-1])
-        width = max(-(-(chunk.start + chunk.count) // size) for chunk in chunks)
-        if len(decoding):
-            width = max(width, int(decode.positions.max()) // size + 1)
         token_ids = np.empty(total, np.int32)
         positions = np.empty(total, np.int32)
         slots = np.empty(total, np.int64)
@@ -455,10 +461,9 @@ class PlanBuilder:
         scored: list[tuple[RequestState, int, int]] = []
         pooled: list[PooledRow] = []
         pooling: list[tuple[RequestState, int]] = []
-        chunks.sort(key=lambda chunk: row_of[chunk.sequence])
         for chunk in chunks:
             sequence, start, end = chunk.sequence, chunk.start, chunk.start + chunk.count
-            row = row_of[sequence]
+            row = chunk.row
             at, stop = int(row_start[row]), int(row_start[row + 1])
             where = np.arange(start, end)
             token_ids[at:stop] = sequence.tokens[start:end]
@@ -484,9 +489,8 @@ class PlanBuilder:
         samples, wait_for_masks = plain_samples(sampled, sample_rows)
         for chunk in chunks:
             if chunk.draft is not None:
-                row = row_of[chunk.sequence]
-                samples += sample_rows.drafted(row, chunk.sequence, chunk.draft)
-                sampled += [(row, chunk.sequence)] * chunk.count
+                samples += sample_rows.drafted(chunk.row, chunk.sequence, chunk.draft)
+                sampled += [(chunk.row, chunk.sequence)] * chunk.count
         masks = sample_rows.masks
         if masks.drafts or masks.drafts_handed:
             wait_for_masks = masks.start_drafts(wait_for_masks)
@@ -513,7 +517,7 @@ class PlanBuilder:
             feeds=_feeds(decode.sequences, flats.tolist()) if self._feeding else _NO_FEEDS,
             adapters=self._adapters(sequences) if self._have_adapters else _NO_TOKENS,
             common_blocks=_common_blocks(order, context_len - counts, size),
-            rids=np.array([sequence.rid for sequence in sequences], np.int64),
+            rids=np.fromiter(map(_RID, sequences), np.int64, len(sequences)),
         )
         return InFlightStep(
             plan=plan,

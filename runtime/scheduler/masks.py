@@ -215,10 +215,13 @@ class StepMasks:
 
         No matcher may be used before the masks were waited for.
         """
-        rows = [matcher.mask_row() for matcher in matchers]
-        filled = [
-            row is not None and (row.address != 0 or row.table.filled(row.row)) for row in rows
-        ]
+        rows: list[MaskRow | None] = []
+        filled: list[bool] = []
+        for matcher in matchers:
+            row = matcher.mask_row()
+            rows.append(row)
+            there = row is not None and (row.address != 0 or row.table.filled(row.row))
+            filled.append(there)
         if False not in filled:
             return rows, None  # type: ignore[return-value]
         buffers = iter(np.empty((filled.count(False), self._words), np.int32))
@@ -358,24 +361,24 @@ class SampleRows:
                 _row(index, sequence, sequence.pending, constraints.get(sequence))
                 for index, sequence in rows
             ], wait
-        matchers = [None if s.pending else s.matcher for _, s in rows]
-        masks: list[np.ndarray | MaskRow | None] = [
-            None if matcher is None else matcher.ready for matcher in matchers
-        ]
-        missing = [
-            at
-            for at, (matcher, mask) in enumerate(zip(matchers, masks, strict=True))
-            if matcher is not None and mask is None
-        ]
+        masks: list[np.ndarray | MaskRow | None] = []
+        missing: list[int] = []
+        asked: list[Matcher] = []
+        for at, (_, sequence) in enumerate(rows):
+            matcher, ready = sequence.matcher, None
+            if matcher is not None and not sequence.pending and (ready := matcher.ready) is None:
+                missing.append(at)
+                asked.append(matcher)
+            masks.append(ready)
         wait = None
         if missing:
-            asked = [matcher for at in missing if (matcher := matchers[at]) is not None]
             found, wait = self.masks.start(asked)
-            for at, mask in zip(missing, found, strict=True):
-                masks[at] = mask
-        return [
-            _row(index, s, s.pending, mask) for (index, s), mask in zip(rows, masks, strict=True)
-        ], wait
+            for at, made in zip(missing, found, strict=True):
+                masks[at] = made
+        samples: list[SampleRow] = []
+        for (index, sequence), mask in zip(rows, masks, strict=True):
+            samples.append(_row(index, sequence, sequence.pending, mask))
+        return samples, wait
 
     def final(self, samples: list[SampleRow], live: dict[int, RequestState]) -> list[SampleRow]:
         """`samples` without late ones, after the commit of the step before; waits for masks.

@@ -59,7 +59,8 @@ def next_update(
         return None
     update = _tokens(sequence, stop)
     sequence.emitted_at = now
-    add_prompt_figures(sequence, update)
+    if not sequence.announced:
+        add_prompt_figures(sequence, update)
     return update
 
 

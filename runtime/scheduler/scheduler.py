@@ -253,7 +253,7 @@ class Scheduler:
             late = DeadlineImpossible("others come first, for longer than its timeout allows")
             update = EngineOutput(sequence.rid, finish="error", code=late.code, error=str(late))
             self._updates.append(self._end(sequence, update))
-        if self._flights and self._suspects.queue:
+        if not self._by_rid or (self._flights and self._suspects.queue):
             return None
         # An attempt without rows evicted or preempted. The bound turns a mistake into an error
         # instead of a hang.
