@@ -42,28 +42,6 @@ def laid_out(keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
     return laid
 
 
-def codes_laid_out(keys: Tensor, values: Tensor, codes: KVCodes, dim: int) -> tuple[Tensor, Tensor]:
-    """Rows of integers [B, S, 1, W] as the native cache has them (`src/kv_codes.h`)."""
-    return _codes_laid_out(keys, codes, dim, True), _codes_laid_out(values, codes, dim, False)
-
-
-def _codes_laid_out(rows: Tensor, codes: KVCodes, dim: int, keys: bool) -> Tensor:
-    blocks, size = rows.shape[:2]
-    width, words = codes.heads * dim * codes.bits // 8, 4 * codes.heads
-    by_head = rows[..., :width].reshape(blocks, size, codes.heads, -1).transpose(1, 2)
-    if keys:
-        by_head = by_head.reshape(blocks, codes.heads, -1, LANES, by_head.shape[3] // 2, 2)
-        by_head = by_head.transpose(3, 4)
-    else:
-        by_head = by_head.reshape(blocks, codes.heads, size // 2, 2, -1).transpose(3, 4)
-    scales = rows[..., width : width + words].reshape(blocks, size, codes.heads, 4).transpose(1, 2)
-    laid = torch.zeros_like(rows)
-    flat = laid.view(blocks, -1)
-    flat[:, : size * width] = by_head.reshape(blocks, -1)
-    flat[:, size * width : size * (width + words)] = scales.reshape(blocks, -1)
-    return laid
-
-
 def rows_of(
     batch: AttentionBatch, runs: Sequence[tuple[int, int, int, int]] | None
 ) -> tuple[Rows, object]:
@@ -110,7 +88,7 @@ def attend(
 
     q [T, Nq, D], its tokens any distance apart; caches [B, S, Nk, D] as `laid_out` makes them,
     contiguous, or L of them a fixed distance apart [L, B, S, Nk, D]; with `codes`, rows of integers
-    [B, S, 1, W] as `codes_laid_out` makes them, or L; `runs` are (begin, end, low,
+    [B, S, 1, W] as `src/kv_codes.h` has them, or L; `runs` are (begin, end, low,
     high): rows begin : end have the blocks low : high of their tables in common (`RlRows` of
     api.h). `lse` float32 [T, Nq] receives the log-sum-exps. Returns `out` [T, Nq, D] (of the last
     layer), allocated if not given. Raises ValueError.

@@ -11,7 +11,6 @@ import torch
 from transformers import LlamaConfig
 
 from rootlace.kernels.interface import KVCodes
-from rootlace.kernels.native.attention import codes_laid_out
 from rootlace.kernels.reference.kv_cache import quantise
 from rootlace.runtime.config import CacheConfig, ExecutorConfig, KVDtype
 from rootlace.runtime.model.checkpoint.config import ModelConfig
@@ -19,6 +18,7 @@ from rootlace.runtime.model.executor.refusals import check_kv_dtype
 from rootlace.runtime.model.executor.runner import ModelRunner
 from rootlace.runtime.model.kv.pool import block_bytes, storage_dtype
 from rootlace.wire.errors import UnsupportedModel
+from tests.kernels.native.layouts import codes_laid_out
 from tests.model.checkpoints import SHAPE, save
 from tests.model.plans import Blocks, Row, Work, make_plan
 from tests.native import native_library

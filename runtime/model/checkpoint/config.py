@@ -181,14 +181,14 @@ def _run_by_transformers(
     # Only here: no other model should wait for transformers to be imported.
     from rootlace.runtime.model.transformers_backend.config import read_model
 
-    found = read_model(source.path, architecture)
+    spec, begin, end = read_model(source.path, architecture)
     eos = ConfigReader(source.config_file, {"": source.eos_token_id()}).get("", TOKENS.or_none())
     return ModelConfig(
         source=source,
-        spec=found.spec,
+        spec=spec,
         checkpoint_dtype=raw.get("dtype") or raw.get("torch_dtype"),
-        bos_token_id=found.bos_token_id,
-        eos_token_ids=_ids(found.eos_token_id if eos is None else eos),
+        bos_token_id=begin,
+        eos_token_ids=_ids(end if eos is None else eos),
     )
 
 

@@ -103,28 +103,6 @@ class Forward(Protocol):
         where there is no faster way than that."""
 
 
-class Ranks(Protocol):
-    """The processes that a model is divided among (`parallel`). All of them call the same methods
-    in the same order, with tensors of the same shapes."""
-
-    def summed(self, part: torch.Tensor) -> torch.Tensor:
-        """The sum of all ranks' parts, of the same bits on every rank."""
-
-    def first(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return rank 0's tensor on every rank."""
-
-    @property
-    def count(self) -> int:
-        """How many there are."""
-
-
-class MeetingRanks(Ranks, Protocol):
-    """Ranks that wait for each other once each has its weights."""
-
-    def agree(self, blocks: int) -> int:
-        """Meet the others; the least number of KV blocks that any of them has room for."""
-
-
 # Support ------------------------------------------------------------------------------------------
 
 

@@ -14,7 +14,7 @@ from rootlace.kernels.native.attention import LANES
 from rootlace.kernels.native.library import NativeError, Team, Workspace
 from rootlace.runtime.contracts.plan import StepPlan
 from rootlace.runtime.model.decoder import torch_decoder
-from rootlace.runtime.model.decoder.interface import BOTH_SUPPORT, Ranks
+from rootlace.runtime.model.decoder.interface import BOTH_SUPPORT
 from rootlace.runtime.model.decoder.native_weights import ADAPTED, GATED, PLAIN, NativeWeights
 from rootlace.runtime.model.decoder.rope import RotaryEmbedding, query_factors
 from rootlace.runtime.model.decoder.step_input import wanted_tokens
@@ -22,6 +22,7 @@ from rootlace.runtime.model.families import spec as support
 from rootlace.runtime.model.families.spec import ModelSpec, Support, one_of
 from rootlace.runtime.model.kv import pool as kv_pool
 from rootlace.runtime.model.lora import Adapter, adapter_of_tokens
+from rootlace.runtime.model.parallel.group import Group
 from rootlace.runtime.model.sampling.automaton_table import Mask, addresses_of
 
 MAX_HEAD_DIM, MAX_CACHED = 256, 1024
@@ -88,7 +89,7 @@ class NativeDecoder:
         rotary: RotaryEmbedding,
         cache: torch.Tensor,
         codes: KVCodes | None = None,
-        ranks: Ranks | None = None,
+        ranks: Group | None = None,
     ) -> None:
         """cache [layers, 2, num_blocks, block_size, kv_heads, head_dim] (1 in place of 2 of latent
         attention), of the weights' dtype, or rows of integers of `codes`. `ranks`: where spec and

@@ -21,7 +21,6 @@ from rootlace.runtime.model.checkpoint.weights import LayerWeights, ModelWeights
 from rootlace.runtime.model.decoder.interface import (
     BOTH_SUPPORT,
     Groups,
-    Ranks,
     StepDecoder,
     StepInput,
 )
@@ -37,6 +36,7 @@ from rootlace.runtime.model.families.spec import (
     any_value,
 )
 from rootlace.runtime.model.lora import Adapter
+from rootlace.runtime.model.parallel.group import Group
 from rootlace.runtime.model.sampling.automaton_table import Mask
 from rootlace.wire.errors import UnsupportedModel
 
@@ -130,7 +130,7 @@ class Mixture:
         experts: Experts,
         kernels: KernelSet,
         activate: GatedActivation,
-        ranks: Ranks | None = None,
+        ranks: Group | None = None,
         adapters: Sequence[Adapter] = (),
     ) -> None:
         """`activate` is that of MLPs whose activation is not clamped. `ranks`: where the MLPs are a
@@ -281,7 +281,7 @@ class Decoder:
         kernels: KernelSet,
         scales: Sequence[KVScaling] | None = None,
         adapters: Sequence[Adapter] = (),
-        ranks: Ranks | None = None,
+        ranks: Group | None = None,
     ) -> None:
         """`scales`: per layer, of a cache that is stored in few bits. `adapters`: those that a
         step's `AdaptedRows` may name. `ranks`: where spec and weights are one rank's (`Shard.own`),

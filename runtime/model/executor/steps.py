@@ -15,13 +15,14 @@ from rootlace.runtime.contracts.plan import SampleRow, StepPlan, StepResult
 from rootlace.runtime.model.checkpoint.config import ModelConfig
 from rootlace.runtime.model.checkpoint.loader import LoadWeights, Progress
 from rootlace.runtime.model.checkpoint.weights import ModelWeights
-from rootlace.runtime.model.decoder.interface import MeetingRanks, StepDecoder
+from rootlace.runtime.model.decoder.interface import StepDecoder
 from rootlace.runtime.model.decoder.rope import RotaryEmbedding
 from rootlace.runtime.model.decoder.step_input import StepInputBuilder
 from rootlace.runtime.model.decoder.torch_decoder import Decoder
 from rootlace.runtime.model.kv import pool as kv_pool
 from rootlace.runtime.model.kv.scales import kv_scaling
 from rootlace.runtime.model.lora import Adapter
+from rootlace.runtime.model.parallel.group import Group
 
 # Setup --------------------------------------------------------------------------------------------
 
@@ -39,7 +40,7 @@ class ModelSetup:
     weights_of: LoadWeights
     progress: Progress | None = None
     adapters: Sequence[Adapter] = ()
-    ranks: MeetingRanks | None = None
+    ranks: Group | None = None
 
     @property
     def kv_dtype(self) -> torch.dtype:

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import struct
 from array import array
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, field
-from typing import Any, NoReturn
+from typing import Any
 
 from rootlace.runtime.model.families.config_reader import (
     COUNT,
     FLAG,
+    IGNORED,
     NUMBER,
     REQUIRED,
     SIZE,
@@ -49,25 +50,22 @@ REMARKS = ("rope.scaling.finetuned", "tensor_data_layout", "vocab_size")
 """Keys that change nothing. How many tokens there are, the embedding says."""
 
 
-class Metadata:
-    """The keys of a file that begin with its architecture's name, without that; what is refused is
-    called by its whole name."""
+class Metadata(ConfigReader):
+    """The keys of a file that begin with its architecture's name, asked for without that name; what
+    is refused is called by its whole name."""
 
     def __init__(self, file: GgufFile, architecture: str) -> None:
-        self._file = file
+        self._tensors = file.tensors
         self._prefix = f"{architecture}."
         values = {
             key: value.tolist() if isinstance(value, array) else value
             for key, value in file.metadata.items()
             if key.startswith(self._prefix)
         }
-        self._reader = ConfigReader(file.path, values)
-        self._asked: set[str] = set()
+        super().__init__(file.path, values)
 
-    def get(self, key: str, kind: Kind, default: Any = REQUIRED) -> Any:
-        """As `ConfigReader.get`."""
-        self._asked.add(key)
-        return self._reader.get(self._prefix + key, kind, default)
+    def name(self, key: str) -> str:
+        return key if key.startswith(self._prefix) else self._prefix + key
 
     def size(self, key: str, default: Any = REQUIRED) -> int:
         """A positive integer. A list with one number for each layer counts as that number, if it is
@@ -83,33 +81,25 @@ class Metadata:
         """A number, as whoever wrote it will have written it: files have it rounded to float32."""
         return as_written(self.get(key, NUMBER, default))
 
-    def only(self, key: str, value: object) -> None:
-        """Refuse any other value of the key."""
-        self._asked.add(key)
-        self._reader.only(self._prefix + key, value)
-
-    def refuse(self, key: str, why: str) -> NoReturn:
-        self._reader.refuse(self._prefix + key, why)
-
     def has_tensor(self, name: str) -> bool:
-        return name in self._file.tensors
+        return name in self._tensors
 
     def floats(self, name: str) -> list[float] | None:
         """The numbers of a small tensor; None if the file does not have it."""
-        tensor = self._file.tensors.get(name)
+        tensor = self._tensors.get(name)
         if tensor is None:
             return None
         if tensor.type.name != "F32" or len(tensor.shape) != 1:
             self.refuse(name, f"it is a tensor of {tensor.type.name} {list(tensor.shape)}")
         return [as_written(one) for one in struct.unpack(f"<{tensor.shape[0]}f", tensor.data)]
 
-    def finish(self) -> None:
+    def finish(self, ignored: Set[str] = IGNORED) -> None:
         """Refuse the keys that nobody has read."""
-        for key in REMARKS:
-            self.get(key, Kind("anything", lambda value: True), None)
-        for key in ONLY.keys() - self._asked:
-            self.only(key, ONLY[key])
-        self._reader.finish()
+        self.pass_over(*REMARKS)
+        for key, value in ONLY.items():
+            if self.name(key) not in self._read:
+                self.only(key, value)
+        super().finish(ignored)
 
 
 def as_written(value: Any) -> Any:

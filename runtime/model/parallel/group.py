@@ -95,8 +95,9 @@ LOOPBACK = "127.0.0.1"
 
 
 class Group:
-    """All ranks of a model, as one of them sees them; see `decoder.interface.MeetingRanks`. They
-    meet by a file at `path` that only their user may read, and which is not there yet."""
+    """All ranks of a model, as one of them sees them. All call the same methods in the same order,
+    with tensors of the same shapes. They meet by a file at `path` that only their user may read,
+    and which is not there yet."""
 
     def __init__(
         self,

@@ -24,7 +24,7 @@ from rootlace.runtime.contracts.plan import ExecutorLost, StepPlan
 from rootlace.runtime.model.checkpoint.config import ModelConfig
 from rootlace.runtime.model.checkpoint.loader import LoadWeights, Progress, load_weights, rounded
 from rootlace.runtime.model.checkpoint.weights import ModelWeights
-from rootlace.runtime.model.decoder.interface import Forward, MeetingRanks
+from rootlace.runtime.model.decoder.interface import Forward
 from rootlace.runtime.model.decoder.rope import RotaryEmbedding
 from rootlace.runtime.model.decoder.torch_decoder import ReferenceForward
 from rootlace.runtime.model.executor.cpu_setup import LoadedModel, on_cpu
@@ -50,7 +50,7 @@ def load_rank(
     shard: Shard,
     dtype: torch.dtype,
     device: torch.device,
-    ranks: MeetingRanks,
+    ranks: Group,
     progress: Progress | None = None,
 ) -> LoadedModel:
     """One rank's part of a model: weights, decoder and its part of the KV pool. Its kernels sample

@@ -236,43 +236,26 @@ class LayerAttention:
     sinks: bool
 
 
-class Recorder:
-    """Attends to nothing, and remembers what was asked."""
-
-    def __init__(self) -> None:
-        self.asked: list[LayerAttention] = []
-
-    def __call__(self, call: Call) -> torch.Tensor:
-        tokens, heads, size = call.queries.shape
-        if tokens != TOKENS or len(call.keys) != TOKENS or len(call.values) != TOKENS:
-            raise UnsupportedAttention("it attends to other tokens than those of the text")
-        if call.keys.shape[2] != size:
-            raise UnsupportedAttention("its queries and keys have unlike sizes")
-        if getattr(call.layer, "is_causal", True) is False or call.others.get("is_causal") is False:
-            raise UnsupportedAttention("its attention is not causal")
-        unknown = sorted(k for k, v in call.others.items() if v is not None and k not in HARMLESS)
-        if unknown:
-            raise UnsupportedAttention(f"its attention takes {', '.join(unknown)}")
-        window = window_of(call)
-        if call.others.get("sliding_window") not in (None, window):
-            raise UnsupportedAttention("its attention has another window than its mask")
-        if call.scale is not None and not isinstance(call.scale, (int, float)):
-            raise UnsupportedAttention("its scale is no constant")
-        scale = size**-0.5 if call.scale is None else float(call.scale)
-        kv_heads, value_size = call.values.shape[1:]
-        self.asked.append(
-            LayerAttention(
-                heads,
-                kv_heads,
-                size,
-                value_size,
-                scale,
-                float(call.soft_cap),
-                window,
-                call.sinks is not None,
-            )
-        )
-        return call.queries.new_empty((tokens, heads, value_size))
+def layer_attention(call: Call) -> LayerAttention:
+    """What a layer of the trial asks for. Raises `UnsupportedAttention`."""
+    tokens, heads, size = call.queries.shape
+    if tokens != TOKENS or len(call.keys) != TOKENS or len(call.values) != TOKENS:
+        raise UnsupportedAttention("it attends to other tokens than those of the text")
+    if call.keys.shape[2] != size:
+        raise UnsupportedAttention("its queries and keys have unlike sizes")
+    if getattr(call.layer, "is_causal", True) is False or call.others.get("is_causal") is False:
+        raise UnsupportedAttention("its attention is not causal")
+    unknown = sorted(k for k, v in call.others.items() if v is not None and k not in HARMLESS)
+    if unknown:
+        raise UnsupportedAttention(f"its attention takes {', '.join(unknown)}")
+    window = window_of(call)
+    if call.others.get("sliding_window") not in (None, window):
+        raise UnsupportedAttention("its attention has another window than its mask")
+    if call.scale is not None and not isinstance(call.scale, (int, float)):
+        raise UnsupportedAttention("its scale is no constant")
+    scale = size**-0.5 if call.scale is None else float(call.scale)
+    sizes = (heads, call.values.shape[1], size, call.values.shape[2])
+    return LayerAttention(*sizes, scale, float(call.soft_cap), window, call.sinks is not None)
 
 
 class _NothingFound(TorchDispatchMode):
@@ -289,24 +272,19 @@ class _NothingFound(TorchDispatchMode):
         return func(*args, **kwargs)
 
 
-@dataclass(frozen=True)
-class Recorded:
-    """The attention of all layers, and the model's sizes; `numbers`: its parameters."""
+def record(model: PreTrainedModel) -> tuple[list[LayerAttention], int, int]:
+    """Try a model out on the device `meta` -> the attention of its layers, its hidden size and its
+    vocabulary size. Raises `UnsupportedAttention`."""
+    asked: list[LayerAttention] = []
 
-    asked: list[LayerAttention]
-    hidden_size: int
-    vocab_size: int
-    numbers: int
+    def attend(call: Call) -> torch.Tensor:
+        asked.append(layer_attention(call))
+        return call.queries.new_empty((TOKENS, asked[-1].heads, asked[-1].value_size))
 
-
-def record(model: PreTrainedModel) -> Recorded:
-    """Try out a model on the device `meta`. Raises `UnsupportedAttention`."""
-    recorder = Recorder()
-    numbers = sum(part.numel() for part in model.parameters())
     tokens = torch.zeros((1, TOKENS), dtype=torch.int64, device="meta")
     base = model.base_model
     try:
-        with torch.no_grad(), _NothingFound(), attending(recorder):
+        with torch.no_grad(), _NothingFound(), attending(attend):
             hidden = base(
                 input_ids=tokens,
                 position_ids=tokens,
@@ -320,9 +298,9 @@ def record(model: PreTrainedModel) -> Recorded:
         raise UnsupportedAttention(
             f"its modules cannot be tried out: {first_line(error)}"
         ) from error
-    if not recorder.asked:
+    if not asked:
         raise UnsupportedAttention("its layers do not ask for attention")
-    return Recorded(recorder.asked, hidden.shape[1], logits.shape[1], numbers)
+    return asked, hidden.shape[1], logits.shape[1]
 
 
 def first_line(error: Exception) -> str:
@@ -335,17 +313,11 @@ def first_line(error: Exception) -> str:
 # From a model folder that transformers can run to a spec.
 
 
-@dataclass(frozen=True)
-class TransformersModel:
-    """A model that transformers can run, read without its weights."""
-
-    spec: ModelSpec
-    bos_token_id: int | None
-    eos_token_id: int | list[int] | None
-
-
-def read_model(folder: Path, architecture: str) -> TransformersModel:
-    """Raises `UnsupportedModel`, saying why, for a model whose layers ask for more than we have."""
+def read_model(
+    folder: Path, architecture: str
+) -> tuple[ModelSpec, int | None, int | list[int] | None]:
+    """Read a model that transformers can run -> its spec, and the tokens that begin and end a text.
+    Raises `UnsupportedModel`, saying why, for a model whose layers ask for more than we have."""
     file = folder / "config.json"
     try:
         kind = getattr(transformers, architecture)
@@ -367,43 +339,26 @@ def read_model(folder: Path, architecture: str) -> TransformersModel:
         ) from error
     text = config.get_text_config()
     try:
-        spec = _spec(architecture, text, record(model))
+        spec = _spec(architecture, text, model)
     except UnsupportedAttention as error:
         raise UnsupportedModel(f"{file}: {architecture}: {error}") from error
     begin, end = (getattr(text, f"{name}_token_id", None) for name in ("bos", "eos"))
-    return TransformersModel(spec, begin, end)
+    return spec, begin, end
 
 
-def _spec(architecture: str, config: PreTrainedConfig, recorded: Recorded) -> ModelSpec:
-    asked = recorded.asked
+def _spec(architecture: str, config: PreTrainedConfig, model: PreTrainedModel) -> ModelSpec:
+    numbers = sum(part.numel() for part in model.parameters())
+    asked, hidden_size, vocab_size = record(model)
     if len(asked) < config.num_hidden_layers:
         raise UnsupportedAttention("it has layers without attention")
     first, size = asked[0], max(asked[0].key_size, asked[0].value_size)
     if len({(one.heads, one.kv_heads, one.key_size, one.value_size) for one in asked}) > 1:
         raise UnsupportedAttention("its layers have heads of unlike numbers or sizes")
-    return ModelSpec(
-        vocab_size=recorded.vocab_size,
-        hidden_size=recorded.hidden_size,
-        num_layers=len(asked),
-        max_context=_context(config),
-        norm=Norm(0.0),
-        attention=_attention(first, size, asked),
-        mlp=PlainMlp(0, "gelu"),
-        rope=Rope("default", {"rope_theta": 1e4}, unrotated_layers=tuple(range(len(asked)))),
-        names=WeightNames("", "", {}, "", ""),
-        tied_embeddings=bool(config.tie_word_embeddings),
-        transformers=TransformersModules(
-            architecture, recorded.numbers, first.key_size, first.value_size
-        ),
-    )
-
-
-def _attention(first: LayerAttention, size: int, asked: list[LayerAttention]) -> Attention:
     if first.heads % first.kv_heads or size % 2:
         raise UnsupportedAttention(
             f"{first.heads} heads of {size} numbers over {first.kv_heads} of keys"
         )
-    return Attention(
+    attention = Attention(
         num_heads=first.heads,
         num_kv_heads=first.kv_heads,
         head_dim=size,
@@ -411,6 +366,19 @@ def _attention(first: LayerAttention, size: int, asked: list[LayerAttention]) ->
         windows=tuple(one.window for one in asked),
         soft_cap=first.soft_cap,
         sinks=any(one.sinks for one in asked),
+    )
+    return ModelSpec(
+        vocab_size=vocab_size,
+        hidden_size=hidden_size,
+        num_layers=len(asked),
+        max_context=_context(config),
+        norm=Norm(0.0),
+        attention=attention,
+        mlp=PlainMlp(0, "gelu"),
+        rope=Rope("default", {"rope_theta": 1e4}, unrotated_layers=tuple(range(len(asked)))),
+        names=WeightNames("", "", {}, "", ""),
+        tied_embeddings=bool(config.tie_word_embeddings),
+        transformers=TransformersModules(architecture, numbers, first.key_size, first.value_size),
     )
 
 

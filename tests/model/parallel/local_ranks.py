@@ -25,7 +25,7 @@ SECONDS = 60.0
 
 
 class LocalRank:
-    """See `decoder.interface.MeetingRanks`."""
+    """See `parallel.group.Group`."""
 
     def __init__(self, rank: int, slots: list[torch.Tensor | None], all_here: threading.Barrier):
         self._rank = rank
