@@ -199,3 +199,16 @@ def test_a_deferred_request_is_offered_again() -> None:
         assert following is None if policy == "dfs" else following and following.number == 1
         queue.restore([first])
         assert queue.peek() is first
+
+
+def test_a_request_that_was_deferred_and_left_alone_is_offered_by_its_prefix() -> None:
+    queue = WaitingQueue(SchedulerConfig(), lambda sequence: 0)
+    first, second = _sequence(0, [0]), _sequence(1, [1])
+    queue.add(first)
+    queue.add(second)
+    queue.defer(first)
+    assert queue.peek() is second
+    queue.take(second)
+    queue.restore([first])
+    queue.add(_sequence(2, [2]))
+    assert queue.peek() is first
