@@ -207,7 +207,7 @@ class LocalChannel:
     ) -> None:
         self.counters = Counters()
         self.lost: RootlaceError | None = None
-        self._model = model
+        self.model = model
         self._ids = itertools.count(1)
         self._session = uuid.uuid4().hex
         self._sinks: dict[int, Sink] = {}
@@ -215,10 +215,6 @@ class LocalChannel:
         self._machine = Machine(answer, self._emit, spell)
         self._inbox: deque[Callable[[], object]] = deque()
         self._lock = threading.Lock()
-
-    @property
-    def model(self) -> protocol.ModelInfo:
-        return self._model
 
     @property
     def open_branches(self) -> int:
