@@ -346,10 +346,10 @@ class Generation(Operation):
         if result.usage.accepted or result.usage.rejected:
             meta["accepted_prediction_tokens"] = result.usage.accepted
             meta["rejected_prediction_tokens"] = result.usage.rejected
-        if result.pin:
-            meta["cache_pin"] = result.pin
-        if result.cache_report is not None:
-            meta["cache_report"] = msgspec.structs.asdict(result.cache_report)
+        if result.facts.pin:
+            meta["cache_pin"] = result.facts.pin
+        if result.facts.report is not None:
+            meta["cache_report"] = msgspec.structs.asdict(result.facts.report)
         return meta
 
 

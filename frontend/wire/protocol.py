@@ -618,16 +618,29 @@ class Done(_Event, tag="done"):
     usage: Usage | None = None
 
 
+class RequestFacts(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What the engine tells of a request beside its tokens. Results carry the facts whole.
+
+    A new fact is defined here, filled in by `scheduler/output.py` and printed in replies.
+    `cached_tokens` of the prompt were not computed. `queued`: seconds from arrival to admission.
+    `report` says why no more was cached, and `pin` is the id of what was pinned, where asked for.
+    """
+
+    cached_tokens: int = 0
+    queued: float = 0.0
+    report: CacheReport | None = None
+    pin: str = ""
+
+
 class Generated(_Event, tag="generated"):
-    """The samples of a `Generate`; `prompt_logprobs` from the index that it asked for, and
-    `cache_report` and `pin`, the id of what it pinned, where it asked for these."""
+    """The samples of a `Generate`; `prompt_logprobs` from the index that it asked for; `facts` of
+    its first sample."""
 
     outputs: tuple[Output, ...]
     usage: Usage
     timing: Timing = Timing()
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
-    cache_report: CacheReport | None = None
-    pin: str = ""
+    facts: RequestFacts = RequestFacts()
 
 
 class Selected(_Event, tag="selected"):

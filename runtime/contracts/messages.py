@@ -19,7 +19,7 @@ import msgspec
 import numpy as np
 
 from rootlace.runtime.contracts.plan import StepCost, TokenScores
-from rootlace.wire.protocol import CacheReport, Constraint, SamplingParams, Scope
+from rootlace.wire.protocol import CacheReport, Constraint, RequestFacts, SamplingParams, Scope
 from rootlace.wire.sampling import PLAIN, Handling
 
 # Request ------------------------------------------------------------------------------------------
@@ -155,9 +155,8 @@ class EngineOutput(msgspec.Struct, omit_defaults=True, eq=False, tag="update"):
 
     `finish` is "stop", "length", "abort" or "error" (then `code` and `error` say more). On "stop"
     by a token, `token_ids` includes the token and `matched` names it. `forced`: ascending indices
-    of `token_ids` that the constraint forced. `cached_tokens`, `queued` (seconds from arrival to
-    admission) and a requested `report` come with the first update. `pin`, the id of a new pin,
-    comes then or with `finish`.
+    of `token_ids` that the constraint forced. `facts` come with the first update and, as they are
+    then, with `finish`.
 
     `scores` has one row per token of `token_ids`. `prompt_targets` (int32) are the prompt's tokens
     from index `prompt_logprobs_from` on. `prompt_scores` has one row for each of these except the
@@ -174,16 +173,13 @@ class EngineOutput(msgspec.Struct, omit_defaults=True, eq=False, tag="update"):
     scores: TokenScores | None = None
     prompt_scores: TokenScores | None = None
     prompt_targets: np.ndarray | None = None
-    cached_tokens: int | None = None
     forced: tuple[int, ...] = ()
-    queued: float | None = None
-    report: CacheReport | None = None
+    facts: RequestFacts | None = None
     finish: str | None = None
     matched: int | None = None
     vector: np.ndarray | None = None
     accepted: tuple[int, ...] = ()
     rejected: int = 0
-    pin: str = ""
     code: str = ""
     error: str = ""
 

@@ -343,10 +343,12 @@ class Handover:
         def hear(update: EngineOutput) -> None:
             handed.give_back()
             said = handed.prompt
-            if update.cached_tokens is not None and said is not None:
-                if said.cached_tokens is not None:
-                    update.cached_tokens = min(update.cached_tokens, said.cached_tokens)
-                update.queued = (update.queued or 0.0) + (said.queued or 0.0)
+            if update.facts is not None and said is not None and said.facts is not None:
+                update.facts = msgspec.structs.replace(
+                    update.facts,
+                    cached_tokens=min(update.facts.cached_tokens, said.facts.cached_tokens),
+                    queued=update.facts.queued + said.facts.queued,
+                )
             self._dispatch.hear(update)
             handed.on_update(update)
 

@@ -16,6 +16,7 @@ from rootlace.runtime.contracts.messages import EngineOutput
 from rootlace.runtime.contracts.plan import TokenScores
 from rootlace.runtime.scheduler.request import Ending, InFlightStep, RequestState
 from rootlace.wire.errors import ConstraintNotMet, InternalError, from_code
+from rootlace.wire.protocol import RequestFacts
 
 # Updates ------------------------------------------------------------------------------------------
 
@@ -70,10 +71,17 @@ def last_update(sequence: RequestState, ending: Ending) -> EngineOutput:
     update = EngineOutput(sequence.rid) if failed else _tokens(sequence, sequence.length)
     update.finish, update.matched = ending.finish, ending.matched
     update.code, update.error = ending.code, ending.error
-    update.pin = sequence.pin
+    if sequence.announced:
+        update.facts = _facts(sequence)
     if sequence.pool is not None and not failed:
         update.vector = sequence.pool.vector()
     return update
+
+
+def _facts(sequence: RequestState) -> RequestFacts:
+    return RequestFacts(
+        sequence.cached_tokens, sequence.queued or 0.0, sequence.report, sequence.pin
+    )
 
 
 def take_states(sequence: RequestState, states: np.ndarray) -> None:
@@ -93,10 +101,7 @@ def add_prompt_figures(sequence: RequestState, update: EngineOutput) -> None:
     if sequence.announced or sequence.queued is None:
         return
     sequence.announced = True
-    update.cached_tokens = sequence.cached_tokens
-    update.queued = sequence.queued
-    update.report = sequence.report
-    update.pin = sequence.pin
+    update.facts = _facts(sequence)
     first, stop = sequence.score_from, sequence.prompt_len
     if first >= stop:
         return

@@ -6,7 +6,6 @@ import secrets
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -27,11 +26,11 @@ from rootlace.runtime.server.stops import searches_of
 from rootlace.runtime.server.tokenizer import Piece
 from rootlace.wire.errors import InvalidRequest, RootlaceError, StateLost
 from rootlace.wire.protocol import (
-    CacheReport,
     Chunk,
     Event,
     Generate,
     Generated,
+    RequestFacts,
     SamplingParams,
     Thoughts,
     Timing,
@@ -51,13 +50,6 @@ QUIET_TOKENS = 32
 PROGRESS_SECONDS = 0.01
 CHARACTERS_PER_TOKEN = 16
 """Of a prediction no more is looked at than so many for each token that the context may have."""
-
-_FIGURES = [
-    name
-    for name in Usage.__struct_fields__
-    if name in EngineOutput.__struct_fields__ and name not in ("accepted", "rejected")
-]
-"""Fields of a request's first `EngineOutput` that `Usage` carries under the same name."""
 
 
 class Generation:
@@ -80,14 +72,11 @@ class Generation:
         self._emit = emit
         self._samples: list[Sample] = []
         self._prompt_scores: EngineOutput | None = None
-        self._figures: dict[str, Any] = {}
+        self._facts: RequestFacts | None = None
         self._tells = op.tell_cached
         self._prompt_tokens = 0
-        self._report: CacheReport | None = None
-        self._pin = ""
         self._accepted = self._rejected = 0
         self._started = 0.0
-        self._queued = 0.0
         self._first_token: float | None = None
         self._progress: list[tuple[float, int]] = []
 
@@ -254,22 +243,17 @@ class Generation:
 
     def _take_facts(self, update: EngineOutput) -> None:
         """What the first update and the last one say of the request."""
-        if update.cached_tokens is not None:
-            self._figures = {name: getattr(update, name) for name in _FIGURES}
-        if update.queued is not None:
-            self._queued = update.queued
-        if update.report is not None:
-            self._report = update.report
-        self._pin = update.pin or self._pin
+        if update.facts is not None:
+            self._facts = update.facts
         if update.prompt_targets is not None:
             # They come in one update, and again if the engine died and the request is replayed.
             self._prompt_scores = update
 
     def _send(self, chunk: Chunk) -> None:
         """Send a chunk; the first one says what was found of the prompt."""
-        if self._tells and self._figures:
+        if self._tells and self._facts is not None:
             self._tells = False
-            cached = self._figures["cached_tokens"]
+            cached = self._facts.cached_tokens
             chunk = msgspec.structs.replace(
                 chunk, cached_tokens=cached, prompt_tokens=self._prompt_tokens
             )
@@ -292,11 +276,7 @@ class Generation:
                 if len(told) > 1 and told[-1][0] - told[-2][0] < PROGRESS_SECONDS:
                     told.pop()
                 told.append((now - self._started, len(sample.token_ids)))
-        if sample.index == 0 and (
-            update.cached_tokens is not None
-            or update.prompt_targets is not None
-            or update.finish is not None
-        ):
+        if sample.index == 0 and (update.facts is not None or update.prompt_targets is not None):
             self._take_facts(update)
         if update.accepted or update.rejected:
             # A stop string may be found before the last of the tokens that came together.
@@ -361,32 +341,34 @@ class Generation:
         """Until now. Where no token came, that is when the first one did."""
         total = time.monotonic() - self._started
         first = total if self._first_token is None else self._first_token - self._started
-        return Timing(self._queued, first, total, tuple(self._progress))
+        queued = 0.0 if self._facts is None else self._facts.queued
+        return Timing(queued, first, total, tuple(self._progress))
 
     def _generated(
         self, prompt: np.ndarray, prompt_logprobs: tuple[TokenLogprob, ...]
     ) -> Generated:
         outputs = tuple([sample.output() for sample in self._samples])
-        timing = self._timing()
+        timing, facts = self._timing(), self._facts or RequestFacts()
         usage = Usage(
             prompt_tokens=len(prompt),
+            cached_tokens=facts.cached_tokens,
             completion_tokens=sum([len(output.token_ids) for output in outputs]),
             forced_tokens=sum([output.forced_tokens for output in outputs]),
             accepted=self._accepted,
             rejected=self._rejected,
-            **self._figures,
         )
         self._core.metrics.generated(timing, usage.completion_tokens // len(outputs))
-        report, finding = self._report, None
+        finding = None
         if self._core.config.cache_reports != "off" and not self._sequence.private:
             sequence, lint = self._sequence, self._core.lint
             finding = lint.observe(
                 sequence.namespace, prompt, usage.cached_tokens, sequence.adapter
             )
-        if report is not None:
+        if facts.report is not None:
             advice = "" if finding is None else finding.says
-            report = with_texts(report, prompt, self._core.tokenizer, advice)
-        return Generated(self._op.op, outputs, usage, timing, prompt_logprobs, report, self._pin)
+            report = with_texts(facts.report, prompt, self._core.tokenizer, advice)
+            facts = msgspec.structs.replace(facts, report=report)
+        return Generated(self._op.op, outputs, usage, timing, prompt_logprobs, facts)
 
 
 def _for_sample(params: SamplingParams, index: int) -> SamplingParams:

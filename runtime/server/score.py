@@ -46,6 +46,7 @@ from rootlace.wire.protocol import (
     Embedded,
     Event,
     Part,
+    RequestFacts,
     SamplingParams,
     Select,
     Selected,
@@ -161,8 +162,8 @@ def _own_pooling(core: Core) -> Pooling:
 
 
 def _take_vectors(vector: Vector, update: EngineOutput) -> None:
-    if update.cached_tokens is not None:
-        vector.cached_tokens = update.cached_tokens
+    if update.facts is not None:
+        vector.cached_tokens = update.facts.cached_tokens
     if update.vector is not None:
         vector.values = update.vector
 
@@ -247,8 +248,7 @@ class _Scored:
         self.ids = ids
         self.start = start
         self.scores: EngineOutput | None = None
-        self.cached = 0
-        self.queued = 0.0
+        self.facts = RequestFacts()
 
     def logprobs(self, tokenizer: Tokenizer) -> tuple[TokenLogprob, ...]:
         """Raises InternalError where one is missing."""
@@ -288,7 +288,10 @@ class Selection:
         sequence.state.gained.append(Piece(choice))
         # The prompt is that of all choices, and what one found another may have computed.
         prompt = scored[0].start
-        usage = Usage(prompt_tokens=prompt, cached_tokens=min(prompt, *(s.cached for s in scored)))
+        usage = Usage(
+            prompt_tokens=prompt,
+            cached_tokens=min(prompt, *(s.facts.cached_tokens for s in scored)),
+        )
         total = time.monotonic() - started
         return Selected(
             op.op,
@@ -297,7 +300,7 @@ class Selection:
             tuple(scores),
             usage,
             logprobs,
-            Timing(max(s.queued for s in scored), total, total),
+            Timing(max(s.facts.queued for s in scored), total, total),
         )
 
     def _check(self) -> None:
@@ -379,10 +382,8 @@ class Selection:
 
 
 def _take(scored: _Scored, update: EngineOutput) -> None:
-    if update.cached_tokens is not None:
-        scored.cached = update.cached_tokens
-    if update.queued is not None:
-        scored.queued = update.queued
+    if update.facts is not None:
+        scored.facts = update.facts
     if update.prompt_targets is not None:
         scored.scores = update
 

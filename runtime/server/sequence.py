@@ -294,7 +294,7 @@ async def prefill(core: Core, sequence: TokenSequence, op: Prefill) -> Event:
 
     def note(update: EngineOutput) -> None:
         nonlocal cached
-        cached = update.cached_tokens if update.cached_tokens is not None else cached
+        cached = cached if update.facts is None else update.facts.cached_tokens
 
     requests = Requests(core.engine, sequence.account, sequence.source, sequence.paid)
     params = SamplingParams(max_tokens=0, temperature=0.0, seed=0)

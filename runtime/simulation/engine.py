@@ -462,10 +462,10 @@ class SimulatedEngine:
         """Record what a step did and move the clock."""
         times = self._times
         for update in updates:
-            if update.queued is not None and update.cached_tokens is not None:
-                at = self._workload.arrivals[update.rid] + update.queued
+            if update.facts is not None:
+                at = self._workload.arrivals[update.rid] + update.facts.queued
                 times.admitted[update.rid] = at
-                times.cached[update.rid] = update.cached_tokens
+                times.cached[update.rid] = update.facts.cached_tokens
         order = self._in_order(work.chunk_requests)
         took = time_step(
             self._cost,

@@ -270,9 +270,9 @@ class Ledger:
                 found = [one.logprob for one in output.logprobs]
                 if found != reference.logprobs(prompt, list(output.token_ids)):
                     self._wrong(sent, "other log-probabilities")
-        if end.pin and branch.share:
+        if end.facts.pin and branch.share:
             assert sent.ended is not None
-            self._world.pinned.append(Pinned(end.pin, sent.at, sent.ended))
+            self._world.pinned.append(Pinned(end.facts.pin, sent.at, sent.ended))
         elif op.handling.cache.pin is True:
             self._wrong(sent, "it was to be pinned")
         usage = end.usage

@@ -42,8 +42,8 @@ class Outcome:
             top_ids, top = update.scores.top_ids.tolist(), update.scores.top_logprobs.tolist()
             self.top.extend(zip(top_ids, top, strict=True))
         self.prompt += update.prompt_token_scores()
-        if update.cached_tokens is not None:
-            self.cached_tokens = update.cached_tokens
+        if update.facts is not None:
+            self.cached_tokens = update.facts.cached_tokens
         self.vector = update.vector
         self.finish = update.finish
         self.error = update.error

@@ -40,6 +40,7 @@ from rootlace.runtime.contracts.messages import (
     encode,
 )
 from rootlace.runtime.engine.client import EngineProcessConfig
+from rootlace.wire.protocol import RequestFacts
 from rootlace.wire.sampling import PIN_SECONDS
 
 DEADLY = 13
@@ -92,7 +93,13 @@ def main(folder: Path) -> None:
                     pins[pin] = PinnedPrefix(pin, *of, message.params.max_tokens or 0, ttl)
                 finish = None if last >= ENDLESS else "length"
                 outbox.send(
-                    encode([EngineOutput(message.rid, (last + 1,), finish=finish, pin=pin)])
+                    encode(
+                        [
+                            EngineOutput(
+                                message.rid, (last + 1,), finish=finish, facts=RequestFacts(pin=pin)
+                            )
+                        ]
+                    )
                 )
                 if finish:
                     running.discard(message.rid)

@@ -188,7 +188,7 @@ def test_pins_that_a_failing_step_loses_are_told() -> None:
     pinned = msgspec.structs.replace(submit(1, 5, 6, 7, 8, 9), handling=handling)
     poison, more = (submit(rid, CountingExecutor.poison) for rid in (2, 3))
     talk = Conversation([pinned], *[[]] * 5, [poison], *[[]] * 3, [more])
-    assert any(update.pin for update in talk.updates(1))
+    assert any(update.facts and update.facts.pin for update in talk.updates(1))
     lost = [m for m in talk.said if isinstance(m, PinsLost)]
     assert lost == [PinsLost(1)]  # none was left for the second fault
     assert talk.said.index(lost[0]) > talk.said.index(talk.end(1))

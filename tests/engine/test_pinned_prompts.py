@@ -25,6 +25,7 @@ from rootlace.runtime.contracts.messages import (
 )
 from rootlace.runtime.engine.client import EngineClient, cache_orders
 from rootlace.runtime.engine.client.cache_orders import PinnedPrompts
+from rootlace.wire.protocol import RequestFacts
 from rootlace.wire.sampling import PRIORITIES, Cache, Handling
 from tests.engine.test_client import PARAMS, client, kill
 from tests.waiting import soon
@@ -50,7 +51,7 @@ async def pin(client: EngineClient, *tokens: int, ttl: float | None = None) -> N
     ended = asyncio.Event()
 
     def hear(update: EngineOutput) -> None:
-        assert update.pin
+        assert update.facts and update.facts.pin
         ended.set()
 
     client.submit(request(client.next_rid(), *tokens, ttl=ttl, namespace="n"), hear)
@@ -139,7 +140,8 @@ class Engine:
         sent, self.sent = self.sent, []
         for message in [*sent, None]:
             if self._after == 0:
-                told += [EngineOutput(rid, finish="length", pin="p") for rid in self._waiting]
+                facts = RequestFacts(pin="p")
+                told += [EngineOutput(rid, finish="length", facts=facts) for rid in self._waiting]
                 self.pins |= {"p"} if self._waiting else set()
                 self._waiting.clear()
             self._after -= message is not None
@@ -216,7 +218,7 @@ def test_what_is_pinned_again_and_for_how_long(
     assert (one.handling.priority, one.handling.cache.pin) == (-PRIORITIES, "try")
     # It dies again: what was not pinned yet waits in the queue of requests anyway.
     known.note("b", one)
-    known.handle("b", EngineOutput(one.rid, pin="b", finish="length"))
+    known.handle("b", EngineOutput(one.rid, facts=RequestFacts(pin="b"), finish="length"))
     known.handle("c", EngineOutput(again["c"].rid, finish="error", code="x", error="y"))
     assert (known.restored, known.lost) == (1, 1)
     assert [name for name, _ in known.again(rids)] == ["b"]

@@ -24,7 +24,7 @@ from rootlace.runtime.replicas import handover
 from rootlace.runtime.replicas.dispatch import Dispatch
 from rootlace.runtime.replicas.handover import Apart, Handover, Slots
 from rootlace.wire.errors import ServerUnavailable
-from rootlace.wire.protocol import SamplingParams
+from rootlace.wire.protocol import RequestFacts, SamplingParams
 from rootlace.wire.sampling import Cache, Handling
 from tests.waiting import until
 
@@ -86,7 +86,7 @@ class Pair:
         assert prompt.params.max_tokens == 0 and not self.decoder.running
 
     async def computed(self, finish: str = "length", **fields: Any) -> None:
-        self.prefiller.says(EngineOutput(1, cached_tokens=32, queued=0.5, finish=finish, **fields))
+        self.prefiller.says(EngineOutput(1, facts=RequestFacts(32, 0.5), finish=finish, **fields))
         await turns()
 
     async def answered(self, checksums: tuple[int, ...]) -> None:
@@ -95,7 +95,7 @@ class Pair:
 
     def decoded(self) -> None:
         """The request ends as ever, and nothing is left of it."""
-        self.decoder.says(EngineOutput(1, token_ids=(7,), cached_tokens=399, queued=0.25))
+        self.decoder.says(EngineOutput(1, token_ids=(7,), facts=RequestFacts(399, 0.25)))
         self.decoder.says(EngineOutput(1, finish="stop"))
         assert self.heard[-1].finish == "stop"
         self.nothing_left()
@@ -126,7 +126,7 @@ def test_what_the_decoder_lacks_is_handed_over() -> None:
         assert offered.places == tuple(zip(slots[:3], (5, 6, 7), strict=True))
         assert pair.decoder.running[1][0] is pair.request
         pair.decoded()
-        assert (pair.heard[0].cached_tokens, pair.heard[0].queued) == (32, 0.75)
+        assert pair.heard[0].facts == RequestFacts(32, 0.75)
         assert pair.handover.counters() == {
             "prompts_apart": 1, "handed_over_blocks": 3, "not_handed_over": 0
         }  # fmt: skip

@@ -112,9 +112,10 @@ def test_the_report_comes_once_with_the_first_update(overlap: bool) -> None:
     reports = []
     for rid in rids:
         first, *later = world.jobs[rid].updates
-        assert first.report is not None and all(update.report is None for update in later)
-        assert first.report.matched == first.cached_tokens
-        reports.append(msgspec.structs.replace(first.report, saved_seconds=0.0))
+        assert first.facts is not None and first.facts.report is not None
+        assert all(update.facts in (None, first.facts) for update in later)
+        assert first.facts.report.matched == first.facts.cached_tokens
+        reports.append(msgspec.structs.replace(first.facts.report, saved_seconds=0.0))
     assert [(report.matched, report.reason) for report in reports] == [
         (0, "new"),
         (30, "differs"),
@@ -127,7 +128,7 @@ def test_a_prompt_whose_own_figures_are_wanted_is_computed() -> None:
     world.run(PROMPT, max_tokens=0)
     rids = [submit(world, PROMPT, scored_from=at) for at in (0, 10)]
     world.drain()
-    reports = [world.jobs[rid].updates[0].report for rid in rids]
+    reports = [world.jobs[rid].updates[0].facts.report for rid in rids]
     assert reports[0] == CacheReport(0, 29, "scored")
     assert reports[1] == CacheReport(9, 29, "scored")
 

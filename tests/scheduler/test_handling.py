@@ -158,10 +158,14 @@ def test_when_there_are_as_many_pins_as_may_be_one_can_be_renewed(
     (pin,) = world.scheduler.kv.retention.pins.all()
     until = pin.until
     renewed = world.run([1] * 8, 1, handling=pinned)
-    assert renewed.finish == "length" and {one.pin for one in renewed.updates} == {pin.id}
+    assert renewed.finish == "length" and {
+        one.facts.pin for one in renewed.updates if one.facts
+    } == {pin.id}
     assert pin.until > until
     tried = world.run([2] * 8, 1, handling=Handling(cache=Cache(pin="try")))
-    assert tried.finish == "length" and {one.pin for one in tried.updates} == {""}
+    assert tried.finish == "length" and {one.facts.pin for one in tried.updates if one.facts} == {
+        ""
+    }
     with pytest.raises(PinRefused):
         world.submit([2] * 8, 1, handling=pinned)
 

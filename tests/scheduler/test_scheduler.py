@@ -179,7 +179,9 @@ def test_nobody_is_overtaken_more_often_than_the_bound(policy, bound) -> None:
     world.drain()
     admitted = sorted(
         range(first, first + count),
-        key=lambda rid: next(u.queued for u in world.jobs[rid].updates if u.queued is not None),
+        key=lambda rid: next(
+            u.facts.queued for u in world.jobs[rid].updates if u.facts is not None
+        ),
     )
     worst = max(overtakings([rid - first for rid in admitted], count))
     assert worst <= (0 if policy == "fcfs" else bound)

@@ -38,7 +38,7 @@ def test_the_first_at_once_then_so_many_at_a_time_then_all(overlap, max_tokens) 
     assert sizes == [1, *([4] * ((max_tokens - 2) // 4)), *rest(max_tokens)]
     for updates in (single, pieces):
         assert [u.finish for u in updates[:-1]] == [None] * (len(updates) - 1)
-        assert updates[0].queued is not None and updates[0].cached_tokens is not None
+        assert updates[0].facts is not None
         assert all(len(u.scores.logprobs) == len(u.token_ids) for u in updates)
     assert joined(pieces) == joined(single)
 

@@ -53,8 +53,8 @@ class Job:
 
     @property
     def cached(self) -> int | None:
-        values = [u.cached_tokens for u in self.updates if u.cached_tokens is not None]
-        assert len(values) <= 1, "cached_tokens was told twice"
+        values = [u.facts.cached_tokens for u in self.updates if u.facts is not None]
+        assert len(set(values)) <= 1, "cached_tokens changed"
         return values[0] if values else None
 
     @property

@@ -23,7 +23,7 @@ from rootlace.runtime.contracts.messages import (
     Unpin,
 )
 from rootlace.runtime.contracts.plan import TokenScores
-from rootlace.wire.protocol import CacheReport
+from rootlace.wire.protocol import CacheReport, RequestFacts
 
 Script = Callable[[EngineRequest], "list[int] | Exception"]
 
@@ -214,13 +214,10 @@ class FakeEngine:
             scores=_made_up(new) if params.logprobs else None,
             prompt_scores=None if start is None else _prompt_scores(prompt, start),
             prompt_targets=None if start is None else request.token_ids[start:],
-            cached_tokens=len(prompt) // 2 if first else None,
             forced=forced,
             accepted=accepted,
             rejected=len(accepted),
-            queued=0.001 if first else None,
-            pin="p1" if first and request.handling.cache.pin is True else "",
-            report=made_up_report(request.token_ids) if first and request.report else None,
+            facts=_facts(request, prompt) if first or finish else None,
             finish=finish,
             matched=matched,
             vector=None if request.pooling == "none" else made_up_vector(prompt, request.pooling),
@@ -235,6 +232,15 @@ class FakeEngine:
         return [
             int.from_bytes(digest[i : i + 4], "little") % self.vocab_size for i in range(0, 32, 4)
         ]
+
+
+def _facts(request: EngineRequest, prompt: list[int]) -> RequestFacts:
+    return RequestFacts(
+        cached_tokens=len(prompt) // 2,
+        queued=0.001,
+        report=made_up_report(request.token_ids) if request.report else None,
+        pin="p1" if request.handling.cache.pin is True else "",
+    )
 
 
 def made_up_report(prompt: np.ndarray) -> CacheReport:

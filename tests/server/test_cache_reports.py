@@ -39,9 +39,9 @@ async def test_a_generation_says_why_so_much_was_cached(client: MakeClient) -> N
     )
     generated, silent = await c.result(3), await c.result(4)
     assert isinstance(generated, Generated) and isinstance(silent, Generated)
-    assert silent.cache_report is None
+    assert silent.facts.report is None
     assert [r.report for r in c.engine.submitted] == ["own", "", "", ""]
-    report, prompt = generated.cache_report, c.engine.submitted[0].token_ids.tolist()
+    report, prompt = generated.facts.report, c.engine.submitted[0].token_ids.tolist()
     assert report is not None and report.reason == "differs"
     decode = c.gateway.tokenizer.decode
     at = report.matched

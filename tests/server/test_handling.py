@@ -59,7 +59,7 @@ async def test_pins_reach_the_engine_and_are_named(client: MakeClient) -> None:
     assert isinstance(generated, Generated) and isinstance(await c.result(3), Done)
     assert [request.handling for request in c.engine.submitted] == [pin, pin]
     assert {request.client for request in c.engine.submitted} == {"session 1"}
-    assert generated.pin == "p1"
+    assert generated.facts.pin == "p1"
     # For one that it only tries the engine finds no room.
     c.send(Generate(5, 1, params=SamplingParams(max_tokens=1), handling=Handling(cache=TRY)))
     refused = await c.result(5)

@@ -318,7 +318,7 @@ class PinnedPrompts:
         known = self._pinned.get(pin)
         if known is None or known.again != update.rid:
             return
-        if update.pin:
+        if update.facts is not None and update.facts.pin:
             known.again = None
             self.restored += 1
         elif update.finish is not None:

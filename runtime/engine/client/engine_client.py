@@ -534,8 +534,10 @@ class EngineClient:
     def _handle(self, message: FromEngine) -> None:
         if isinstance(message, EngineOutput):
             # Updates come by the thousands a second, and heartbeats suffice for the pulse.
-            if message.pin and (pending := self._restarts.requests.get(message.rid)) is not None:
-                self._pinned.note(message.pin, pending.request)
+            if message.facts is not None and message.facts.pin:
+                pending = self._restarts.requests.get(message.rid)
+                if pending is not None:
+                    self._pinned.note(message.facts.pin, pending.request)
             self._restarts.handle(message)
             return
         self._pulse.note(message)

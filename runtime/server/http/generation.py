@@ -237,7 +237,7 @@ class GenerationStream:
                 self._count_scores(told, index)
                 if index in self._written:
                     told = msgspec.structs.replace(told, usage=self._counted(told.usage, index))
-                note_usage(told.usage, told.cache_report)
+                note_usage(told.usage, told.facts.report)
             elif told.cached_tokens is not None:
                 note_found(told.cached_tokens)
             yield index, told

@@ -232,10 +232,11 @@ def report_fields(report: CacheReport) -> ReportReply:
 def report_of(generated: Generated) -> Reports:
     """Those of a reply, where they were asked for."""
     found: Reports = {}
-    if generated.cache_report is not None:
-        found["cache_report"] = report_fields(generated.cache_report)
-    if generated.pin:
-        found["cache_pin"] = generated.pin
+    facts = generated.facts
+    if facts.report is not None:
+        found["cache_report"] = report_fields(facts.report)
+    if facts.pin:
+        found["cache_pin"] = facts.pin
     return found
 
 
@@ -253,9 +254,9 @@ def usage_of(results: Sequence[Generated]) -> UsageReply:
             "forced_tokens": sum(usage.forced_tokens for usage in usages)
         },
     }
-    if reports := [report_fields(each.cache_report) for each in results if each.cache_report]:
+    if reports := [report_fields(each.facts.report) for each in results if each.facts.report]:
         found["cache_reports"] = reports
-    if pins := [each.pin for each in results if each.pin]:
+    if pins := [each.facts.pin for each in results if each.facts.pin]:
         found["cache_pins"] = pins
     return found
 

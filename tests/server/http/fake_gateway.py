@@ -39,6 +39,7 @@ from rootlace.wire.protocol import (
     Open,
     Output,
     Prefill,
+    RequestFacts,
     Select,
     Selected,
     Text,
@@ -194,7 +195,7 @@ class FakeSession:
         report = self._gateway.report if op.cache_report else None
         pin = "p1" if op.handling.cache.pin else ""
         result = Generated(op.op, tuple(outputs), usage, prompt_logprobs=scored)
-        return msgspec.structs.replace(result, cache_report=report, pin=pin)
+        return msgspec.structs.replace(result, facts=RequestFacts(report=report, pin=pin))
 
     async def _sample(
         self, op: Generate, index: int, prompt: str, op_prompt: list[int], emit: Emit
