@@ -63,7 +63,7 @@ async def test_pins_reach_the_engine_and_are_named(client: MakeClient) -> None:
     # For one that it only tries the engine finds no room.
     c.send(Generate(5, 1, params=SamplingParams(max_tokens=1), handling=Handling(cache=TRY)))
     refused = await c.result(5)
-    assert isinstance(refused, Generated) and not refused.pin
+    assert isinstance(refused, Generated) and not refused.facts.pin
 
 
 async def test_what_is_not_shared_has_a_namespace_until_its_last_branch_is_closed(
