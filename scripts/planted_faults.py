@@ -53,7 +53,8 @@ ENGINE_CLIENT = "runtime/engine/client/engine_client.py"
 PULSE = "runtime/engine/client/engine_client.py"
 SESSION = "runtime/server/session.py"
 BRANCH = "runtime/server/branch.py"
-SAMPLE = "runtime/server/generate.py"
+SAMPLE = "runtime/server/sample.py"
+SEQUENCE = "runtime/server/sequence.py"
 SERVER = "runtime/server/programs.py"
 SESSION_LOG = "runtime/server/session_log.py"
 KEPT = "runtime/server/session_store.py"
@@ -130,9 +131,9 @@ FAULTS = (
     ),
     Fault(
         "a branch that is let go is still counted",
-        SESSION,
-        "        self._core.branch_count -= 1\n        self._core.branches_of",
-        "        self._core.branches_of",
+        SEQUENCE,
+        "        core.branch_count -= 1\n        core.branches_of",
+        "        core.branches_of",
     ),
     Fault(
         "a terminal event is sent twice where an operation fails",
@@ -157,9 +158,9 @@ FAULTS = (
     ),
     Fault(
         "a fork shares its parent's tokens",
-        BRANCH,
-        "BranchState(self.ids[:], self.pending",
-        "BranchState(self.ids, self.pending",
+        SEQUENCE,
+        "SequenceState(self.ids[:], self.pending",
+        "SequenceState(self.ids, self.pending",
     ),
     Fault(
         "a stop token stays in the branch",
@@ -244,8 +245,8 @@ FAULTS = (
     Fault(
         "state: text that is not tokenized yet is lost",
         SESSION_LOG,
-        "yield kept, BranchState(ids, kept.pending,",
-        "yield kept, BranchState(ids, (),",
+        "yield kept, SequenceState(ids, kept.pending,",
+        "yield kept, SequenceState(ids, (),",
     ),
 )
 
