@@ -11,6 +11,7 @@ import os
 import secrets
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from contextvars import ContextVar
@@ -189,6 +190,8 @@ class Account:
         self._refresh = refresh
         self._clock = clock
         self._quotas: dict[str, Quota] = {}
+        self.counted: Counter[str] = Counter()
+        """Requests, tokens and refusals since the server knows the key."""
         self.change(entry)
 
     def change(self, entry: KeyEntry) -> None:
@@ -209,7 +212,7 @@ class Account:
         self.check()
         if "requests" in self._quotas:
             self._quotas["requests"].take(1)
-        self._count(self.name, "requests", 1)
+        self._note("requests", 1)
 
     def check(self) -> None:
         """Raises QuotaExceeded if there is nothing left, Unauthorized if the key was removed."""
@@ -218,7 +221,7 @@ class Account:
             raise Unauthorized(f"the API key {self.name!r} was removed")
         for unit, quota in self._quotas.items():
             if wait := quota.seconds_to_wait():
-                self._count(self.name, "refused", 1)
+                self._note("refused", 1)
                 error = QuotaExceeded(
                     f"the API key {self.name!r} has used its {quota.per_minute} {unit} per minute; "
                     f"try again in {math.ceil(wait)} s"
@@ -239,7 +242,11 @@ class Account:
         """So many tokens of a kind ("prompt" or "completion") were asked for or made."""
         if "tokens" in self._quotas:
             self._quotas["tokens"].take(tokens)
-        self._count(self.name, f"{kind}_tokens", tokens)
+        self._note(f"{kind}_tokens", tokens)
+
+    def _note(self, what: str, count: int) -> None:
+        self.counted[what] += count
+        self._count(self.name, what, count)
 
     def namespace(self, salt: str) -> str:
         """The cache's namespace for the key's `salt`: no other key's, unless both are shared."""

@@ -207,13 +207,20 @@ class Core:
             there = f"there are {', '.join(known)}" if known else "there are none"
             raise InvalidRequest(f"the adapter {name!r} is not loaded: {there}")
 
-    async def status(self) -> dict[str, Any]:
-        """Counters of the engine and of the gateway."""
+    async def status(self, account: Account | None = None) -> dict[str, Any]:
+        """Counters of the engine and of the gateway; for a key, its own alone: from the others' it
+        could see what other keys do."""
+        if account is not None:
+            return {**account.counted, "branches": self.branches_of[client_of(account, "")]}
         return {
             **await self.engine.stats(),
             "sessions": self.session_count,
             "branches": self.branch_count,
         }
+
+    def shown_path(self, account: Account | None) -> str:
+        """The model's path for the operator; for a key its name, for paths tell of the machine."""
+        return self.model_info.path if account is None else self.model_info.name
 
     async def flush(self) -> None:
         """Forget every cached prefix that no running request uses."""

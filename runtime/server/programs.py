@@ -353,7 +353,8 @@ class ProgramServer:
         deliver = partial(self._deliver, connection)
         connection.session = Session(gateway, deliver, client, account, address, log)
         self._connections[identity] = connection
-        welcome = Welcome(0, PROTOCOL_VERSION, gateway.model_info, kept=log is not None)
+        shown = msgspec.structs.replace(model, path=gateway.shown_path(account))
+        welcome = Welcome(0, PROTOCOL_VERSION, shown, kept=log is not None)
         self._deliver(connection, [welcome])
 
     def _operate(self, connection: Connection, frame: bytes) -> None:

@@ -265,7 +265,7 @@ class Session:
             self._deliver()
             self.close()
         elif isinstance(op, GetStatus):
-            self._spawn(op.op, _status(self._core, op.op))
+            self._spawn(op.op, _status(self._core, op.op, self._account))
         elif isinstance(op, Unpin):
             self._spawn(op.op, _unpin(self._core, op, self._account))
         elif isinstance(op, Embed):
@@ -501,8 +501,8 @@ class Session:
             self._on_events(events)
 
 
-async def _status(core: Core, op: int) -> Event:
-    return Status(op, await core.status())
+async def _status(core: Core, op: int, account: Account | None) -> Event:
+    return Status(op, await core.status(account))
 
 
 async def _flush(core: Core, op: int) -> Event:

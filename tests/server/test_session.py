@@ -7,6 +7,8 @@ import random
 
 import pytest
 
+from rootlace.runtime.server.auth import Account, new_key
+from rootlace.runtime.server.session import Session
 from rootlace.runtime.server.tokenizer import Piece
 from rootlace.wire.errors import InternalError
 from rootlace.wire.protocol import (
@@ -228,3 +230,13 @@ async def test_what_may_wait_is_bounded(client: MakeClient) -> None:
     assert "overloaded" in {failed(c, op)[0] for op in range(5, 105)}
     assert c.terminal(200) == Done(200)  # the other branch lives, and there is room again
     assert c.session._backlog._waiting == 0
+
+
+async def test_a_key_is_told_of_its_own_counters_alone(client: MakeClient) -> None:
+    c = client()
+    _, entry = new_key("a")
+    account = Account(entry, lambda *given: None, lambda: None)
+    session = Session(c.gateway, c.events.extend, account=account)
+    session.handle([GetStatus(7)])
+    told = await c.result(7)
+    assert isinstance(told, Status) and told.values == {"branches": 0}

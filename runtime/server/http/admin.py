@@ -374,7 +374,7 @@ class ModelEntry(msgspec.Struct):
 
 
 class ServerInfo(msgspec.Struct):
-    """What is served, and counters as `status`."""
+    """What is served, and counters as `status`: for a key of the file, its own alone."""
 
     version: str
     model_path: str
@@ -405,8 +405,8 @@ class Info:
         info = self._gateway.model_info
         return json_response(
             ModelEntry(
-                model_path=info.path,
-                tokenizer_path=info.path,
+                model_path=self._gateway.shown_path(caller()),
+                tokenizer_path=self._gateway.shown_path(caller()),
                 is_generation=info.labels is None,
                 served_model_name=info.name,
                 context_length=info.context_length,
@@ -430,14 +430,15 @@ class Info:
 
     async def server_info(self, request: web.Request) -> web.Response:
         info = self._gateway.model_info
-        status = await self._gateway.status()
+        status = await self._gateway.status(caller())
+        blocks = self._gateway.engine.info.num_blocks
         return json_response(
             ServerInfo(
                 version=metadata.version("rootlace"),
-                model_path=info.path,
+                model_path=self._gateway.shown_path(caller()),
                 served_model_name=info.name,
                 context_length=info.context_length,
-                max_total_num_tokens=status.get("blocks_total", 0) * info.block_size,
+                max_total_num_tokens=status.get("blocks_total", blocks) * info.block_size,
                 page_size=info.block_size,
                 disable_radix_cache=not self._gateway.model_info.caching,
                 program_address=self._gateway.program_address,
@@ -474,7 +475,7 @@ class Info:
             display_name=name,
             created=self._started,
             created_at=datetime.fromtimestamp(self._started, UTC).isoformat(),
-            root=info.path,
+            root=self._gateway.shown_path(caller()),
             parent=None if name == info.name else info.name,
             max_model_len=info.context_length,
             default_sampling=info.sampling,

@@ -13,6 +13,7 @@ from typing import Any, cast
 import msgspec
 from aiohttp import web
 
+from rootlace.runtime.server.auth import caller
 from rootlace.runtime.server.http.admin import Info, ModelCard, model_list
 from rootlace.runtime.server.http.app import (
     ANSWERED,
@@ -178,7 +179,7 @@ class ModelRoutes:
                 display_name=room.name,
                 created=self._started,
                 created_at=_written(self._started),
-                root=room.config.gateway.model,
+                root=room.config.gateway.model if caller() is None else room.name,
                 parent=None,
             )
         ]
@@ -206,7 +207,7 @@ class ModelRoutes:
         room = self._rooms.room(request.query.get("model"))
         if room.gateway is not None:
             return await self._of(room.gateway).info.model_info(request)
-        path = room.config.gateway.model
+        path = room.config.gateway.model if caller() is None else room.name
         return json_response(
             {
                 "model_path": path,

@@ -282,7 +282,10 @@ class FakeGateway:
     async def tokenize(self, characters: int, call: Any, *args: Any, **kwargs: Any) -> Any:
         return call(*args, **kwargs)
 
-    async def status(self) -> dict[str, Any]:
+    def shown_path(self, account: Account | None) -> str:
+        return self.model_info.path if account is None else self.model_info.name
+
+    async def status(self, account: Account | None = None) -> dict[str, Any]:
         return {"running": 0, "blocks_total": 10}
 
     async def flush(self) -> None:

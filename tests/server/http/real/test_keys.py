@@ -177,3 +177,33 @@ async def test_a_key_sees_its_own_part_of_the_tree(
         async with served.http.get(f"/cache/tree{query}", headers=headers) as reply:
             (node,) = (await reply.json())["nodes"]
         assert asked[-1] == f"@a/{shown}" and node["namespace"] == shown
+
+
+async def test_a_key_sees_its_own_counters_and_no_path(
+    folder: str, serve: Serve, reference: FastTokenizer, tmp_path: Path
+) -> None:
+    """What another key's requests add to global counters would tell what that key does."""
+    path = str(tmp_path / "keys.json")
+    made = {name: new_key(name) for name in "ab"}
+    write_keys(path, [entry for _, entry in made.values()])
+    served = await serve_real(folder, serve, reference, keys_file=path, api_key="operator")
+    keys = {name: key for name, (key, _) in made.items()} | {"operator": "operator"}
+
+    async def ask(name: str, where: str, **body: Any) -> Any:
+        headers = {"Authorization": f"Bearer {keys[name]}"}
+        method = "POST" if body else "GET"
+        async with served.http.request(method, where, json=body or None, headers=headers) as reply:
+            assert reply.status == 200
+            return await reply.json()
+
+    before = await ask("b", "/get_server_info")
+    await ask("a", "/v1/completions", prompt="abc", max_tokens=2)
+    assert await ask("b", "/get_server_info") == before
+    assert before["status"] == {"branches": 0}
+    await ask("b", "/v1/completions", prompt="abc", max_tokens=2)
+    own = (await ask("b", "/get_server_info"))["status"]
+    assert own["requests"] == 1 and own["completion_tokens"] == 2 and own["prompt_tokens"] > 0
+    assert "sessions" in (await ask("operator", "/get_server_info"))["status"]
+    for where in ("/get_server_info", "/get_model_info", "/v1/models"):
+        assert folder not in str(await ask("b", where))
+        assert folder in str(await ask("operator", where))
