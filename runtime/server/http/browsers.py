@@ -104,20 +104,22 @@ _EXPOSED = "X-Request-Id, X-Rootlace-Cache, X-Rootlace-Warning, Retry-After"
 class Pages:
     """Which origins may ask ("*": any), and the host names by which the server may be addressed.
 
-    `guarded`: no key keeps strangers out, and the server listens on this machine only, so whoever
-    comes by another name, or from a page of another host, is refused.
+    `guarded`: no key keeps strangers out, so pages of other origins are refused. `local`: the
+    server listens on this machine only, so foreign host names are refused, too.
     """
 
     origins: frozenset[str]
     hosts: frozenset[str]
     guarded: bool
+    local: bool
 
     @classmethod
     def of(cls, config: GatewayConfig) -> Self:
         return cls(
             origins=frozenset(_listed(config.cors_origins)),
             hosts=frozenset(_listed(config.allowed_hosts)),
-            guarded=not (config.api_key or config.keys_file) and _is_loopback(config.host),
+            guarded=not (config.api_key or config.keys_file),
+            local=_is_loopback(config.host),
         )
 
     def may_read(self, origin: str) -> bool:
@@ -127,13 +129,15 @@ class Pages:
         """Raises Forbidden for a host name or a page that is not allowed."""
         if not self.guarded:
             return
-        host = _host_of(f"//{request.host}")
-        if not self._is_ours(host):
+        host = _host_of(f"//{request.host}") if self.local else None
+        if self.local and not self._is_ours(host):
             raise Forbidden(
                 f"this server is not known as {host or request.host!r}: start it with "
                 "--allowed-hosts NAME, or with an API key"
             )
         origin = request.headers.get("Origin", "")
+        if not origin and "Sec-Fetch-Site" not in request.headers:
+            return  # no browser
         if not self.may_read(origin) and self._is_foreign(request, origin):
             raise Forbidden(
                 f"pages of {origin or 'other origins'} may not ask: start the server with "

@@ -132,19 +132,23 @@ def _check_key(request: web.Request, keys: Keys) -> None:
 # Path and content type ----------------------------------------------------------------------------
 
 
-_NO_TYPE = "application/octet-stream"
+_OCTETS = "application/octet-stream"
 
 
 def _check_type(request: web.Request, takes: dict[str, str]) -> None:
     """Raises UnsupportedMediaType for a body of another type than the endpoint takes.
 
-    A web page may send a form or plain text to any server without asking it first; for JSON its
-    browser asks, and learns that the page may not. A body of no type is taken for JSON: aiohttp
-    calls it octets, as its clients do, and no browser sends octets without asking first.
+    A web page may send a form, plain text or a body of no type to any server without asking it
+    first; for JSON its browser asks, and learns that the page may not. Octets, as some clients call
+    JSON, count as JSON: no browser sends them without asking first.
     """
     resource, given = request.match_info.route.resource, request.content_type
     wanted = JSON if resource is None else takes.get(resource.canonical, JSON)
-    if given != wanted and not (given == _NO_TYPE and wanted == JSON):
+    if "Content-Type" not in request.headers:
+        if not request.body_exists:
+            return
+        given = "of no type"
+    if given != wanted and not (given == _OCTETS and wanted == JSON):
         raise UnsupportedMediaType(
             f"the body is {given}: {request.path} takes {wanted}; "
             f"send the header Content-Type: {wanted}"

@@ -122,3 +122,17 @@ async def test_host_names(serve: Serve, config: dict[str, Any], host: str, statu
     served = await serve(FakeGateway(**config))
     async with served.http.get("/health", headers={"Host": host}) as reply:
         assert reply.status == status
+
+
+async def test_pages_are_kept_out_of_a_public_server_without_a_key(serve: Serve) -> None:
+    served = await serve(FakeGateway(host="0.0.0.0"))
+    pages = (
+        ({"Origin": "https://page.example"}, 403),
+        ({"Sec-Fetch-Site": "cross-site"}, 403),
+        ({"Host": "server.example", "Origin": "https://server.example"}, 200),
+        ({"Host": "server.example"}, 200),
+    )
+    for headers, status in pages:
+        async with served.http.post("/flush_cache", headers=headers) as reply:
+            assert reply.status == status, headers
+    assert served.gateway.flushed == 2

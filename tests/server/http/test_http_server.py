@@ -437,7 +437,8 @@ async def test_who_sends_too_slowly_is_let_go(
     host, port = served.url.removeprefix("http://").split(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     if sent == b"POST body":
-        sent = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n{"
+        head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json"
+        sent = head + b"\r\nContent-Length: 9\r\n\r\n{"
     writer.write(sent)
     said = await soon(reader.readline())
     assert said == (b"HTTP/1.1 408 Request Timeout\r\n" if sent.startswith(b"POST") else b"")
