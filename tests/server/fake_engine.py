@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -234,7 +234,7 @@ class FakeEngine:
         ]
 
 
-def _facts(request: EngineRequest, prompt: list[int]) -> RequestFacts:
+def _facts(request: EngineRequest, prompt: Sequence[int]) -> RequestFacts:
     return RequestFacts(
         cached_tokens=len(prompt) // 2,
         queued=0.001,
