@@ -200,7 +200,7 @@ PLAIN_TOOLS = ToolFormat()
 # Protocol -----------------------------------------------------------------------------------------
 
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 
 FinishReason = Literal["stop", "length", "abort"]
 ChoicesMethod = Literal[

@@ -216,8 +216,10 @@ class ClientQueue:
 
     def restore(self) -> None:
         """Offer deferred requests again."""
-        for number in self.deferred:
-            heapq.heappush(self._heap, (-self.requests[number].estimate, number))
+        if self._policy == "lpm" and self.deferred:
+            # Entries of deferred requests may have been dropped from the heap, or not.
+            self._heap = [(-one.estimate, key) for key, one in self.requests.items()]
+            heapq.heapify(self._heap)
         self.deferred.clear()
 
     def take(self, sequence: RequestState) -> None:

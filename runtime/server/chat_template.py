@@ -171,7 +171,14 @@ def _without_suffix(text: str, suffix: str) -> str:
 # What in the content of a conversation looks like a special token, or could become one.
 
 
-_SHORT = 32
+_USUAL = frozenset(
+    {
+        *("messages", "tools", "role", "content", "name", "system", "user", "assistant", "tool"),
+        *("tool_calls", "tool_call_id", "id", "type", "function", "arguments", "parameters"),
+        *("description", "properties", "required", "object", "array", "items", "string", "enum"),
+    }
+)
+"""Names and values that come with nearly every conversation. What clients write is not kept."""
 
 
 class Lookalikes:
@@ -192,19 +199,18 @@ class Lookalikes:
         self._cores = {c[1:-1].casefold() for c in contents}
         self._longest = max(map(len, contents), default=0)
         self._words = frozenset(words)
-        self._short = lru_cache(4096)(self._text)
-        """Names, roles and other short texts come with every message."""
+        self._usual = lru_cache(1024)(self._text)
 
     def marked(self, value: Any, mark: str) -> Any:
         """`value` with the mark in all its texts, and the names of its items."""
         if isinstance(value, str):
-            return (self._short if len(value) <= _SHORT else self._text)(value, mark)
+            return self._text(value, mark)
         if isinstance(value, dict):
             found = {}
             for name, one in value.items():
-                name = self._short(name, mark) if type(name) is str else self.marked(name, mark)
-                short = type(one) is str and len(one) <= _SHORT
-                found[name] = self._short(one, mark) if short else self.marked(one, mark)
+                name = self._usual(name, mark) if name in _USUAL else self.marked(name, mark)
+                usual = type(one) is str and one in _USUAL
+                found[name] = self._usual(one, mark) if usual else self.marked(one, mark)
             return found
         if isinstance(value, list | tuple):
             return [self.marked(one, mark) for one in value]

@@ -291,7 +291,12 @@ class Requests:
         account = self._account
         most = None if account is None else account.entry.max_pins
         request = msgspec.structs.replace(make(rid), client=self._client, max_pins=most)
-        self._engine.submit(request, partial(self._pass_on, on_update))
+        try:
+            self._engine.submit(request, partial(self._pass_on, on_update))
+        except BaseException:
+            self._running.discard(rid)
+            self._abort()  # those before it, which nobody will wait for
+            raise
         if self._account is not None:
             self._account.used("prompt", len(request.token_ids) - self._paid)
             self._paid = 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import hashlib
 import logging
 import time
 from collections import deque
@@ -353,7 +354,10 @@ class ProgramServer:
         deliver = partial(self._deliver, connection)
         connection.session = Session(gateway, deliver, client, account, address, log)
         self._connections[identity] = connection
-        shown = msgspec.structs.replace(model, path=gateway.shown_path(account))
+        shown = model
+        if account is not None:  # a saved state tells by the path whose token ids it holds
+            digest = hashlib.blake2b(model.path.encode(), digest_size=8).hexdigest()
+            shown = msgspec.structs.replace(model, path=f"{model.name}#{digest}")
         welcome = Welcome(0, PROTOCOL_VERSION, shown, kept=log is not None)
         self._deliver(connection, [welcome])
 

@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 #
 # Branches and operations have the client's ids, of which it uses none twice.
 
-VERSION = 1
+VERSION = 2
 APPLICATION = int.from_bytes(b"Rtlc")
 """What `pragma application_id` says of a file of ours."""
 

@@ -212,3 +212,16 @@ def test_a_request_that_was_deferred_and_left_alone_is_offered_by_its_prefix() -
     queue.restore([first])
     queue.add(_sequence(2, [2]))
     assert queue.peek() is first
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "lpm", "dfs"])
+def test_offering_deferred_requests_again_takes_no_memory(policy: str) -> None:
+    queue = _queue(policy, 16, 0.25, lambda sequence: 1)
+    waiting = [_sequence(number, [number, 2, 3]) for number in range(3)]
+    for one in waiting:
+        queue.add(one)
+    for _ in range(100):
+        queue.deferred.update(one.number for one in waiting[:2])
+        assert queue.peek() in (None, waiting[2])
+        queue.restore()
+    assert queue.peek() is not None and len(queue._heap) <= len(waiting)

@@ -9,6 +9,7 @@ import pytest
 from rootlace.runtime.server.auth import Account, new_key
 from rootlace.runtime.server.session import Session
 from rootlace.runtime.server.tokenizer import Tokenizer
+from rootlace.wire.errors import Overloaded
 from rootlace.wire.protocol import (
     Append,
     Chunk,
@@ -258,3 +259,23 @@ async def test_context_length(client: MakeClient, stories: Tokenizer) -> None:
     c.send(Open(10, 4), Append(11, 4, text("hello" * 100_000)))
     await c.result(11)
     assert failed(c, 11)[0] == "context_length_exceeded"
+
+
+async def test_where_one_sample_finds_no_place_none_is_computed(client: MakeClient) -> None:
+    """The engine is away, and no more may wait for it."""
+    c = client()
+    c.engine.paused = True
+    submit, given = c.engine.submit, 0
+
+    def full(*args: Any) -> None:
+        nonlocal given
+        given += 1
+        if given == 3:
+            raise Overloaded("no more may wait")
+        submit(*args)
+
+    c.engine.submit = full  # type: ignore[method-assign]
+    c.send(Open(1, 1), Append(2, 1, text("Once")), Generate(3, 1, params=SamplingParams(n=4)))
+    await c.result(3)
+    assert failed(c, 3)[0] == "overloaded" and given == 3
+    assert len(c.engine.aborted) == 2 and not c.engine.running

@@ -37,3 +37,12 @@ def test_long_texts_are_looked_through_at_once(text: str) -> None:
     """With a pattern that tries each token at each place this takes as long as a test may."""
     long = text * (2**23 // len(text)) + "x"
     assert Lookalikes(LLAMA).marked(long, MARK).replace(MARK, "") == long
+
+
+def test_what_clients_write_is_not_kept() -> None:
+    found = Lookalikes(LLAMA)
+    given = {"role": "user", "content": "secret", "another secret": "x" * 9, "tool": "secret"}
+    for _ in range(2):
+        found.marked([given], MARK)
+    kept = found._usual.cache_info()
+    assert kept.currsize == 4 and kept.hits  # role, user, content, tool

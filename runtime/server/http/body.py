@@ -341,7 +341,7 @@ def note_source(request: web.Request, front_secret: str) -> None:
     says ("": there is none)."""
     if front_secret:
         secret, _, said = request.headers.get(_HEADER, "").partition(" ")
-        if hmac.compare_digest(secret.encode(), front_secret.encode()):
+        if hmac.compare_digest(secret.encode("utf-8", "surrogateescape"), front_secret.encode()):
             request[_ADDRESS] = said
     _SOURCE.set(address_of(request))
 

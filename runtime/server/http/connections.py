@@ -22,6 +22,8 @@ log = logging.getLogger(__name__)
 
 MOST = 4096
 """Unless the configuration says otherwise, or descriptors are few."""
+FIRST_SECONDS = 1.0
+"""A new connection has so long to send its first request before it counts as idle."""
 _SAID = 200
 """So many characters are told of what was received instead of HTTP."""
 
@@ -81,8 +83,9 @@ class Connections:
         self._address: dict[web.RequestHandler, str] = {}
         """The address of each connection, as `owner_of` says."""
         self._count: Counter[str] = Counter()
-        self._idle: dict[str, dict[web.RequestHandler, None]] = {}
-        """By address, connections that wait for a request, in the order in which they began to."""
+        self._idle: dict[str, dict[web.RequestHandler, float]] = {}
+        """By address, connections that wait for a request, in the order in which they began to; and
+        from which time of the loop's clock they count as idle."""
 
     def __len__(self) -> int:
         return len(self._address)
@@ -100,7 +103,7 @@ class Connections:
             idle.force_close()
         self._address[handler] = address
         self._count[address] += 1
-        self.end(handler)
+        self.end(handler, FIRST_SECONDS)
         return True
 
     def close(self, handler: web.RequestHandler) -> None:
@@ -120,18 +123,20 @@ class Connections:
             if not idle:
                 del self._idle[self._address[handler]]
 
-    def end(self, handler: web.RequestHandler) -> None:
-        """The connection waits for its next request."""
+    def end(self, handler: web.RequestHandler, seconds: float = 0.0) -> None:
+        """The connection waits for its next request, and is idle if none comes in `seconds`."""
         if handler in self._address:
-            self._idle.setdefault(self._address[handler], {})[handler] = None
+            idle_at = asyncio.get_running_loop().time() + seconds
+            self._idle.setdefault(self._address[handler], {})[handler] = idle_at
 
     def _longest_idle(self, address: str | None) -> web.RequestHandler | None:
         """The connection that has waited for longest and sent its last reply, of `address` or of
         the address that has most."""
-        counts = self._count
+        counts, now = self._count, asyncio.get_running_loop().time()
         for one in [address] if address else sorted(self._idle, key=lambda one: -counts[one]):
-            for handler in self._idle.get(one, ()):
-                if handler.transport is None or not handler.transport.get_write_buffer_size():
+            for handler, idle_at in self._idle.get(one, {}).items():
+                transport = handler.transport
+                if idle_at <= now and not (transport and transport.get_write_buffer_size()):
                     return handler
         return None
 

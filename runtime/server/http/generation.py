@@ -33,6 +33,7 @@ from rootlace.runtime.server.http.request_fields import Prompt, remaining
 from rootlace.runtime.server.score import find_vectors
 from rootlace.runtime.server.sequence import OpenSequences
 from rootlace.runtime.server.served_model import ServedModel
+from rootlace.runtime.server.server_state import Turn
 from rootlace.wire.errors import (
     DeadlineExceeded,
     InternalError,
@@ -157,6 +158,7 @@ class GenerationStream:
         """Log-probabilities of prompts, alternatives included."""
         self._loop = asyncio.get_running_loop()
         self._next: asyncio.Handle | None = None
+        self._turn = Turn()
         self._begin(0)
 
     def _begin(self, index: int) -> None:
@@ -198,7 +200,9 @@ class GenerationStream:
         """The sequences, which are the caller's to close. Until then, what those that were kept
         have in the cache is evicted last."""
         self._kept = True
-        return self._open
+        opened = self._open
+        opened.end = lambda error: opened.close()
+        return opened
 
     def divert(self, direct: Direct) -> None:
         """Chunks of an only request are taken by `direct`, in the callback that brings them, and
@@ -257,6 +261,8 @@ class GenerationStream:
         failure: RootlaceError
         try:
             async with asyncio.timeout(request.handling.timeout):
+                while self._turn.over:
+                    await self._turn.next()
                 result = await self._generate(index, request)
         except TimeoutError:
             failure = DeadlineExceeded.after(request.handling.timeout or 0.0)
@@ -398,8 +404,11 @@ async def behind_prompts(
     results: dict[int, Result] = {}
     waiting = enumerate(asked)
     unloaded: list[RootlaceError] = []
+    turn = Turn()
 
     async def perform(index: int, parts: tuple[Part, ...], op: Explain | Generate | Select) -> None:
+        while turn.over:
+            await turn.next()
         if not isinstance(op, Explain):
             left = remaining(handling, clock() - started)
             op = msgspec.structs.replace(op, handling=left)

@@ -90,7 +90,8 @@ def request_middleware(
         except Exception as error:
             return reply_to(request, error)
         finally:
-            connections.end(request.protocol)
+            if request.content.is_eof():  # or the rest of the body is still to be read
+                connections.end(request.protocol)
 
     return handle
 

@@ -208,3 +208,21 @@ def test_the_bound_follows_the_descriptors(
     processes.take_descriptors()
     assert now == (limits[0] if taken is None else taken, limits[1])
     assert (most_connections(None), most_connections(7)) == (most, 7)
+
+
+async def test_a_new_connection_is_not_idle_before_it_could_ask(serve: Serve) -> None:
+    async with place(serve, 2) as peers:
+        busy = await peers.busy()
+        first = await peers.connect()
+        assert (await peers.refused()).startswith(b"HTTP/1.1 503 ")
+        assert await peers.ask(first) == b"HTTP/1.1 200 OK"
+        assert not busy[0].at_eof()
+
+
+async def test_a_refused_body_is_read_before_its_connection_is_idle(serve: Serve) -> None:
+    async with place(serve, 1) as peers:
+        reader, writer = await peers.connect()
+        writer.write(b"POST /generate HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99\r\n\r\n{")
+        assert await soon(reader.readline()) == b"HTTP/1.1 415 Unsupported Media Type\r\n"
+        assert (await peers.refused()).startswith(b"HTTP/1.1 503 ")
+        assert b"the body is of no type" in await soon(reader.readuntil(b"}"))

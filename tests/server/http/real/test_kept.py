@@ -186,3 +186,12 @@ async def test_a_session_of_one_line(real: Served) -> None:
     assert ids_of(engine.submitted[-1]) == [*expected, 7, 8, 9, 5]
     programs = [request.program for request in engine.submitted]
     assert set(programs) - set(engine.released) == {programs[-1]}
+
+
+async def test_what_is_held_goes_with_its_model(real: Served) -> None:
+    async with real.http.post("/v1/responses", json={"input": "a"}) as reply:
+        assert reply.status == 200
+    gateway: Any = real.gateway
+    assert gateway.branch_count == 1
+    gateway.close()
+    assert gateway.session_count == gateway.branch_count == 0 and engine_of(real).released
