@@ -170,8 +170,8 @@ def test_others_go_on_while_a_constraint_is_compiled() -> None:
     assert [m.rid for m in talk.said if isinstance(m, EngineOutput) and m.finish] == [2, 1]
     assert talk.tokens(1) == [7, 7, 7] and talk.end(1).finish == "stop"
     assert talk.of(1)[0].forced == (0, 1, 2)
-    queued = talk.of(1)[0].queued
-    assert queued is not None and queued >= 0.02, "compilation is part of the wait"
+    facts = talk.of(1)[0].facts
+    assert facts is not None and facts.queued >= 0.02, "compilation is part of the wait"
 
 
 def test_who_asks_for_the_same_constraint_shares_its_compilation_and_its_failure() -> None:

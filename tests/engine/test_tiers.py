@@ -312,9 +312,9 @@ def test_the_version_of_transformers_counts_where_it_computes(
     given = config(model, None)
     runner = ModelRunner.load(given.executor, given.cache, 512, 16)
     own, found = runner.config, []
-    for foreign in (None, SimpleNamespace(architecture="")):
+    for modules in (None, SimpleNamespace(architecture="")):
         runner.config = dataclasses.replace(
-            own, spec=dataclasses.replace(own.spec, foreign=foreign)
+            own, spec=dataclasses.replace(own.spec, transformers=modules)
         )
         for version in ("1", "2"):
             monkeypatch.setattr(block_mover, "version", lambda _, version=version: version)
