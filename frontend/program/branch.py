@@ -109,6 +109,8 @@ class Branch:
         self.transcript: Transcript = Transcript(parent.transcript if parent else None)
         self.conversation: Conversation = parent.conversation.copy() if parent else Conversation()
         self.variables: dict[str, Readable] = dict(parent.variables) if parent else {}
+        self._restored: Mapping[str, Readable] = {}
+        """Variables of the state that the run goes on from."""
         self.defaults: Mapping[str, Any] = parent.defaults if parent else run.defaults
         self._parts: list[protocol.Part] = []
         self._start = self.transcript.start
@@ -215,6 +217,7 @@ class Branch:
 
     def restore(self, saved: Saved) -> None:
         self._append_pieces(saved.pieces, saved.model)
+        self._restored = saved.variables
         self.variables.update(saved.variables)
 
     # ------------------------------------------------------------ writing
@@ -403,14 +406,18 @@ class Branch:
     def find(self, name: str) -> Readable:
         """The variable `name`; whoever follows a running program waits until it is named."""
         run, variables = self.run, self.variables
-        if run.watched_from_outside() and name not in variables:
-            run.wait_until(lambda: name in variables)
+        if run.watched_from_outside() and not self._is_named(name):
+            run.wait_until(lambda: self._is_named(name))
         found = variables.get(name)
         if found is None:
             if run.error is not None:
                 raise run.error
             raise unknown(name, variables)
         return found
+
+    def _is_named(self, name: str) -> bool:
+        """Whether this run named the variable, which it may have restored under the same name."""
+        return name in self.variables and self.variables[name] is not self._restored.get(name)
 
     def pending(self) -> tuple[Pending, ...]:
         if self.run.watched_from_outside():
@@ -515,11 +522,10 @@ class Branch:
     def _named_steps(self, name: str, with_meta: bool) -> Steps:
         """One variable, from the moment the program names it. If it never does, there is no
         text."""
-        variables = self.variables
         while True:
             ended = self.run.ended.done
-            if name in variables:
-                yield from _steps_of(variables[name], with_meta)
+            if self._is_named(name) or (ended and name in self.variables):
+                yield from _steps_of(self.variables[name], with_meta)
                 return
             if ended:
                 return

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import threading
 from dataclasses import dataclass
 
 import pytest
@@ -239,3 +240,40 @@ def test_what_cannot_be_saved_or_read() -> None:
     state["lock"] = object()
     with pytest.raises(InvalidRequest, match="the variable 'lock' cannot be written as JSON"):
         state.to_json()
+
+
+def test_who_follows_a_turn_is_given_its_answer_and_not_that_of_the_turn_before(
+    gateway: FakeGateway,
+) -> None:
+    gateway.script = lambda text, op: "two" if "Second" in text else "one"
+    restored, go_on = threading.Event(), threading.Event()
+
+    @rl.function
+    def turn(s, question):
+        restored.set()
+        assert go_on.wait(60)
+        s += rl.user(question) + rl.assistant(rl.gen("answer"))
+
+    go_on.set()
+    first = turn.run("First")
+    for read in (lambda state: "".join(state.text_iter("answer")), lambda state: state["answer"]):
+        restored.clear()
+        go_on.clear()
+        second = turn.run("Second", after=first, stream=True)
+        assert restored.wait(60)
+        threading.Timer(0.05, go_on.set).start()
+        assert read(second) == "two"
+        second.sync()
+
+
+def test_a_variable_that_a_turn_does_not_name_is_that_of_the_turn_before(
+    gateway: FakeGateway,
+) -> None:
+    first = chat.run("Hello?")
+
+    @rl.function
+    def silent(s):
+        s += "Bye."
+
+    second = silent.run(after=first, stream=True)
+    assert "".join(second.text_iter("answer")) == first["answer"] == second["answer"]
