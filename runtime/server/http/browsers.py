@@ -136,8 +136,8 @@ class Pages:
                 "--allowed-hosts NAME, or with an API key"
             )
         origin = request.headers.get("Origin", "")
-        if not origin and "Sec-Fetch-Site" not in request.headers:
-            return  # no browser
+        if not is_browser(request):
+            return
         if not self.may_read(origin) and self._is_foreign(request, origin):
             raise Forbidden(
                 f"pages of {origin or 'other origins'} may not ask: start the server with "
@@ -195,6 +195,11 @@ class Pages:
         except ValueError:
             return False
         return True
+
+
+def is_browser(request: web.Request) -> bool:
+    """Whether a browser asks for a page: with each POST to another origin one says from where."""
+    return bool(request.headers.get("Origin")) or "Sec-Fetch-Site" in request.headers
 
 
 def allow_page(pages: Pages, request: web.Request, response: web.StreamResponse) -> None:

@@ -19,7 +19,7 @@ from aiohttp.web import BaseRequest, RequestKey, StreamResponse
 from rootlace.runtime.logs import request_id
 from rootlace.runtime.server.auth import Account, Keys, set_caller
 from rootlace.runtime.server.http.body import address_of, nearest, note_source
-from rootlace.runtime.server.http.browsers import Pages, is_page
+from rootlace.runtime.server.http.browsers import Pages, is_browser, is_page
 from rootlace.runtime.server.http.connections import CONNECTIONS
 from rootlace.runtime.server.http.errors import (
     Forbidden,
@@ -146,8 +146,8 @@ def _check_type(request: web.Request, takes: dict[str, str]) -> None:
     resource, given = request.match_info.route.resource, request.content_type
     wanted = JSON if resource is None else takes.get(resource.canonical, JSON)
     if "Content-Type" not in request.headers:
-        if not request.body_exists:
-            return
+        if not (request.body_exists and is_browser(request)):
+            return  # LiteLLM asks Ollama's `/api/chat` so
         given = "of no type"
     if given != wanted and not (given == _OCTETS and wanted == JSON):
         raise UnsupportedMediaType(

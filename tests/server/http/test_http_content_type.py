@@ -16,7 +16,7 @@ async def test_bodies_say_that_they_are_json(served: Served) -> None:
     for one in posts:
         path = one.path.replace("{id}", "x")
         for given in ("text/plain; application/json", "application/x-www-form-urlencoded", ""):
-            headers = {"Content-Type": given} if given else {}
+            headers = {"Content-Type": given} if given else {"Sec-Fetch-Site": "same-origin"}
             async with served.http.post(
                 path, data=b"{}", headers=headers, skip_auto_headers=["Content-Type"]
             ) as reply:
@@ -25,7 +25,9 @@ async def test_bodies_say_that_they_are_json(served: Served) -> None:
             assert (given or "of no type").partition(";")[0] in said
             assert f"Content-Type: {one.takes}" in said
     assert not served.gateway.sessions and not served.gateway.flushed
-    for given in ("Application/JSON; charset=utf-8", "application/octet-stream"):
-        headers = {"Content-Type": given}
-        async with served.http.post("/generate", data=b'{"text": "a"}', headers=headers) as reply:
+    for given in ("Application/JSON; charset=utf-8", "application/octet-stream", ""):
+        headers = {"Content-Type": given} if given else {}
+        async with served.http.post(
+            "/generate", data=b'{"text": "a"}', headers=headers, skip_auto_headers=["Content-Type"]
+        ) as reply:
             assert reply.status == 200, headers
