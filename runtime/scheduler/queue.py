@@ -306,6 +306,11 @@ class WaitingQueue:
         """Clocks of waiting clients, and of clients that waited since the queue was empty."""
         self._now = 0
         """Starting value of a client's clock."""
+        self._arrivals: dict[int, list[tuple[float, int, str]]] = {}
+        """By priority, heap of (arrival, number, client), of some that left the queue, too."""
+        self._turns: dict[int, list[tuple[int, int, str]]] = {}
+        """By priority, heap of (clock, number of a request that waited then, client). Another clock
+        than the client's is outdated."""
         self.count = 0
         self._deadlines: list[tuple[float, int, RequestState]] = []
         """Heap of deadlines of waiting requests, and of some that left the queue."""
@@ -317,13 +322,20 @@ class WaitingQueue:
 
     def add(self, sequence: RequestState) -> None:
         request = sequence.request
-        key = request.handling.priority, request.client
+        priority, client = key = request.handling.priority, request.client
+        arrivals = self._arrivals.setdefault(priority, [])
+        heapq.heappush(arrivals, (sequence.arrived, sequence.number, client))
         queue = self._queues.get(key)
         if queue is None:
             queue = self._queues[key] = ClientQueue(self._config, self._estimate)
-            self._clocks[request.client] = max(self._clocks.get(request.client, 0), self._now)
-        queue.add(sequence)
+            queue.add(sequence)
+            self._set_clock(client, max(self._clocks.get(client, 0), self._now))
+        else:
+            queue.add(sequence)
         self.count += 1
+        if len(arrivals) > 2 * self.count + _SPARE:
+            arrivals[:] = [one for one in arrivals if self._is_queued(priority, one)]
+            heapq.heapify(arrivals)
         if request.handling.timeout is not None:
             deadline = sequence.arrived + request.handling.timeout
             heapq.heappush(self._deadlines, (deadline, sequence.number, sequence))
@@ -339,31 +351,65 @@ class WaitingQueue:
             return queue.peek()
         if not self._queues:
             return None
-        turns = self._turns()
-        first = min(turns)
-        if (found := self._queues[first[-2], first[-1]].peek()) is not None:
+        priorities = self._by_turn()
+        if (found := self._next(priorities[0]).peek()) is not None:
             return found
         # All deferred: the next client's turn.
-        offers = (self._queues[turn[-2], turn[-1]].peek() for turn in sorted(turns))
+        place = {priority: at for at, priority in enumerate(priorities)}
+        turns = sorted(
+            (place[priority], self._clocks[client], queue.first.number, client, priority)
+            for (priority, client), queue in self._queues.items()
+        )
+        offers = (self._queues[turn[-1], turn[-2]].peek() for turn in turns)
         return next((offered for offered in offers if offered is not None), None)
 
-    def _turns(self) -> list[tuple[float, int, int, int, int, str]]:
-        """Sort keys of the queues: the smallest one is next; the last two parts name the queue."""
+    def _by_turn(self) -> list[int]:
+        """The priorities of waiting requests, the one whose turn it is first."""
         seconds = self._config.priority_seconds
-        first: dict[int, float] = {}
-        for (priority, _), queue in self._queues.items():
-            arrived = queue.first.arrived - seconds * priority
-            first[priority] = min(first.get(priority, arrived), arrived)
-        return [
-            (first[key[0]], -key[0], self._clocks[key[1]], queue.first.number, *key)
-            for key, queue in self._queues.items()
-        ]
+        found = []
+        for priority, arrivals in list(self._arrivals.items()):
+            while arrivals and not self._is_queued(priority, arrivals[0]):
+                heapq.heappop(arrivals)
+            if arrivals:
+                found.append((arrivals[0][0] - seconds * priority, -priority))
+            else:
+                del self._arrivals[priority]
+        return [-priority for _, priority in sorted(found)]
+
+    def _is_queued(self, priority: int, arrival: tuple[float, int, str]) -> bool:
+        queue = self._queues.get((priority, arrival[2]))
+        return queue is not None and arrival[1] in queue.requests
+
+    def _next(self, priority: int) -> ClientQueue:
+        """The queue of the client with the smallest clock, of those of a waiting priority."""
+        turns = self._turns[priority]
+        while True:
+            clock, _, client = turns[0]
+            queue = self._queues.get((priority, client))
+            if queue is not None and self._clocks[client] == clock:
+                return queue
+            heapq.heappop(turns)
+
+    def _set_clock(self, client: str, clock: int) -> None:
+        self._clocks[client] = clock
+        for priority in self._arrivals:
+            queue = self._queues.get((priority, client))
+            if queue is None:
+                continue
+            turns = self._turns.setdefault(priority, [])
+            heapq.heappush(turns, (clock, queue.first.number, client))
+            if len(turns) > 2 * len(self._queues) + _REMEMBERED:
+                turns[:] = [
+                    (self._clocks[name], one.first.number, name)
+                    for (of, name), one in self._queues.items()
+                    if of == priority
+                ]
+                heapq.heapify(turns)
 
     def refresh(self) -> None:
         """Renew some estimates; call once per step with room for more requests."""
         if self.count > 1:
-            turn = min(self._turns())
-            self._queues[turn[-2], turn[-1]].refresh()
+            self._next(self._by_turn()[0]).refresh()
 
     def computed(self, sequence: RequestState) -> None:
         """Update estimates after all tokens of `sequence` entered the tree, or will this step."""
@@ -382,14 +428,16 @@ class WaitingQueue:
 
     def take(self, sequence: RequestState) -> None:
         """Remove an admitted `sequence`."""
-        client = sequence.request.client
+        client, clock = sequence.request.client, None
         if self.count > 1:
             work = work_of(sequence.length, self._estimate(sequence))
-            clock = self._clocks[client]
-            self._now = max(self._now + work // len(self._queues), clock)
-            self._clocks[client] = clock + work
+            before = self._clocks[client]
+            self._now = max(self._now + work // len(self._queues), before)
+            clock = before + work
         self._queue_of(sequence).take(sequence)
         self._left(sequence)
+        if clock is not None:
+            self._set_clock(client, clock)
 
     def remove(self, sequence: RequestState) -> None:
         """Remove a `sequence` that was not admitted."""
@@ -401,7 +449,7 @@ class WaitingQueue:
         if self._queues and sequence.outputs:
             client = sequence.request.client
             clock = max(self._clocks.get(client, 0), self._now)
-            self._clocks[client] = clock + COMPUTED * sequence.outputs
+            self._set_clock(client, clock + COMPUTED * sequence.outputs)
             if len(self._clocks) > len(self._queues) + _REMEMBERED:
                 self._clocks = {name: self._clocks[name] for _, name in self._queues}
 
@@ -412,7 +460,8 @@ class WaitingQueue:
         """
         if self.count < max_waiting - max_waiting // 8:
             return False
-        own = sum(len(q.requests) for (_, name), q in self._queues.items() if name == client)
+        queues = [self._queues.get((priority, client)) for priority in self._arrivals]
+        own = sum(len(queue.requests) for queue in queues if queue is not None)
         return self.count >= max_waiting or own * max(len(self._queues), 1) >= self.count
 
     def late(self, now: float, seconds: Callable[[RequestState], float]) -> list[RequestState]:
@@ -442,6 +491,8 @@ class WaitingQueue:
         del self._queues[key]
         if not self._queues:  # no clients left to compare
             self._clocks.clear()
+            self._arrivals.clear()
+            self._turns.clear()
             self._now = 0
 
 

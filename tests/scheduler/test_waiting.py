@@ -14,6 +14,7 @@ from rootlace.runtime.contracts.messages import EngineRequest
 from rootlace.runtime.scheduler.queue import REFRESHED, ClientQueue, WaitingQueue, work_of
 from rootlace.runtime.scheduler.request import RequestState
 from rootlace.wire.protocol import SamplingParams
+from rootlace.wire.sampling import Handling
 
 
 def _sequence(number: int, prompt: list[int], namespace: str = "") -> RequestState:
@@ -225,3 +226,49 @@ def test_offering_deferred_requests_again_takes_no_memory(policy: str) -> None:
         assert queue.peek() in (None, waiting[2])
         queue.restore()
     assert queue.peek() is not None and len(queue._heap) <= len(waiting)
+
+
+@given(st.randoms(use_true_random=False))
+@settings(max_examples=60)
+def test_whose_turn_it_is_follows_from_arrivals_and_clocks(dice: random.Random) -> None:
+    """The heaps say what a look at all queues does."""
+    queue = WaitingQueue(SchedulerConfig(priority_seconds=3.0), lambda sequence: 0)
+    waiting: list[RequestState] = []
+    for number in range(120):
+        if not waiting or dice.random() < 0.55:
+            ids = np.zeros(dice.randrange(1, 40), np.int32)
+            request = EngineRequest(
+                number,
+                ids,
+                SamplingParams(max_tokens=4, seed=0),
+                client=dice.choice("abcdef"),
+                handling=Handling(priority=dice.randrange(3)),
+            )
+            arrived = float(number)
+            new = RequestState(
+                request, None, number, jumps=False, arrived=arrived, max_length=1 << 20
+            )
+            queue.add(new)
+            waiting.append(new)
+        elif dice.random() < 0.2:
+            gone = waiting.pop(dice.randrange(len(waiting)))
+            queue.remove(gone)
+            gone.outputs = dice.randrange(50)
+            queue.ended(gone)
+        if waiting and dice.random() < 0.5:
+            taken = queue.peek()
+            assert taken is not None
+            first = {
+                priority: min(
+                    one.first.arrived for (of, _), one in queue._queues.items() if of == priority
+                )
+                for priority, _ in queue._queues
+            }
+            turn = min(first, key=lambda priority: (first[priority] - 3.0 * priority, -priority))
+            clocks = {c: queue._clocks[c] for priority, c in queue._queues if priority == turn}
+            assert taken.request.handling.priority == turn
+            assert clocks[taken.request.client] == min(clocks.values())
+            queue.take(taken)
+            waiting.remove(taken)
+            kept = sum(map(len, queue._arrivals.values())) + sum(map(len, queue._turns.values()))
+            assert kept <= 4 * queue.count + 3 * 1200
