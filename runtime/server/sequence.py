@@ -158,7 +158,7 @@ class OpenSequences:
     def begin(
         self, namespace: str = "", adapter: str = "", share: bool = True, program: str = ""
     ) -> TokenSequence:
-        """An empty sequence. Raises Overloaded, InvalidRequest, ServerUnavailable."""
+        """An empty sequence. Raises Overloaded, and InvalidRequest for an unknown adapter."""
         core = self._core
         core.check_share(self.client)
         if core.branch_count >= (most := core.config.max_branches):
@@ -166,7 +166,7 @@ class OpenSequences:
         core.check_adapter(adapter)
         sequence = TokenSequence(
             self.namespace(namespace, share),
-            f"{self.number}:{program}" if program else "",
+            self.program(program),
             adapter,
             self.account,
             self.source,
@@ -174,6 +174,10 @@ class OpenSequences:
         )
         self.add(sequence)
         return sequence
+
+    def program(self, name: str) -> str:
+        """The engine's name of a program that the client calls `name`; "" of none."""
+        return f"{self.number}:{name}" if name else ""
 
     def namespace(self, name: str, share: bool) -> str:
         """That of the tree for what the client calls `name`; one of its own unless `share`."""
@@ -227,7 +231,7 @@ def _nothing(error: RootlaceError) -> None:
 
 # Growth -------------------------------------------------------------------------------------------
 #
-# How a branch grows without sampling: appended parts, settled tokens, prefill.
+# How a sequence grows without sampling: appended parts, settled tokens, prefill.
 
 
 # Short texts are joined to pieces of up to this many characters: the cost of an append grows with

@@ -132,6 +132,14 @@ class Turn:
     def __init__(self) -> None:
         self._clock = asyncio.get_running_loop().time
         self._end = self._clock() + TURN_SECONDS
+        self._waiting = asyncio.Lock()
+
+    async def wait(self) -> None:
+        """Wait for a turn that has time left, one task after another: of thousands that wait, one
+        is woken in a turn."""
+        async with self._waiting:
+            while self.over:
+                await self.next()
 
     @property
     def over(self) -> bool:

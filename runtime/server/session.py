@@ -338,7 +338,7 @@ class Session:
         if op.branch in self._branches:
             raise InvalidRequest(f"branch {op.branch} is open already")
         parent = self._branches.get(op.parent) if op.parent is not None else None
-        program = f"{self._alive.number}:{op.program}" if op.program else ""
+        program = self._alive.program(op.program)
         namespace, adapter = self._alive.namespace(op.namespace, op.share), op.adapter or ""
         if parent is not None:
             program, namespace = parent.program, parent.namespace
@@ -392,7 +392,7 @@ class Session:
         for kept, state in log.branches():
             branch = Branch(
                 kept.branch,
-                f"{self._alive.number}:{kept.program}" if kept.program else "",
+                self._alive.program(kept.program),
                 kept.namespace,
                 self._emit,
                 kept.adapter,

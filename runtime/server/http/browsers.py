@@ -129,15 +129,14 @@ class Pages:
         """Raises Forbidden for a host name or a page that is not allowed."""
         if not self.guarded:
             return
-        host = _host_of(f"//{request.host}") if self.local else None
-        if self.local and not self._is_ours(host):
+        if self.local and not self._is_ours(host := _host_of(f"//{request.host}")):
             raise Forbidden(
                 f"this server is not known as {host or request.host!r}: start it with "
                 "--allowed-hosts NAME, or with an API key"
             )
-        origin = request.headers.get("Origin", "")
         if not is_browser(request):
             return
+        origin = request.headers.get("Origin", "")
         if not self.may_read(origin) and self._is_foreign(request, origin):
             raise Forbidden(
                 f"pages of {origin or 'other origins'} may not ask: start the server with "

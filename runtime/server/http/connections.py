@@ -22,6 +22,8 @@ log = logging.getLogger(__name__)
 
 MOST = 4096
 """Unless the configuration says otherwise, or descriptors are few."""
+LOOK_SECONDS = 0.1
+"""Where no connection is idle, they are looked through again after so long."""
 FIRST_SECONDS = 1.0
 """A new connection has so long to send its first request before it counts as idle."""
 _SAID = 200
@@ -86,6 +88,8 @@ class Connections:
         self._idle: dict[str, dict[web.RequestHandler, float]] = {}
         """By address, connections that wait for a request, in the order in which they began to; and
         from which time of the loop's clock they count as idle."""
+        self._look_at = 0.0
+        """Nothing is idle before this time of the loop's clock, unless a reply ends."""
 
     def __len__(self) -> int:
         return len(self._address)
@@ -128,16 +132,22 @@ class Connections:
         if handler in self._address:
             idle_at = asyncio.get_running_loop().time() + seconds
             self._idle.setdefault(self._address[handler], {})[handler] = idle_at
+            if not seconds:
+                self._look_at = 0.0
 
     def _longest_idle(self, address: str | None) -> web.RequestHandler | None:
         """The connection that has waited for longest and sent its last reply, of `address` or of
         the address that has most."""
         counts, now = self._count, asyncio.get_running_loop().time()
+        if now < self._look_at:
+            return None
         for one in [address] if address else sorted(self._idle, key=lambda one: -counts[one]):
             for handler, idle_at in self._idle.get(one, {}).items():
                 transport = handler.transport
                 if idle_at <= now and not (transport and transport.get_write_buffer_size()):
                     return handler
+        if address is None:
+            self._look_at = now + LOOK_SECONDS
         return None
 
 

@@ -260,19 +260,20 @@ class GenerationStream:
         request = self._requests[index]
         failure: RootlaceError
         try:
-            async with asyncio.timeout(request.handling.timeout):
-                while self._turn.over:
-                    await self._turn.next()
+            async with asyncio.timeout(request.handling.timeout) as deadline:
+                if len(self._requests) > 1:
+                    await self._turn.wait()
                 result = await self._generate(index, request)
-        except TimeoutError:
-            failure = DeadlineExceeded.after(request.handling.timeout or 0.0)
         except RootlaceError as error:
             # Its traceback has the frames that have this: left to the garbage collector, refusals
             # would cost a server under overload a fifth of its time.
             failure = self._named(error.with_traceback(None), index)
         except Exception as error:
-            log.exception("a request failed")
-            failure = InternalError.of(error)
+            if deadline.expired():
+                failure = DeadlineExceeded.after(request.handling.timeout or 0.0)
+            else:
+                log.exception("a request failed")
+                failure = InternalError.of(error)
         else:
             self._put(index, result)
             return
@@ -327,14 +328,14 @@ class GenerationStream:
             self._write(fresh, self._direct)
 
     def _write(self, chunks: list[Chunk], direct: Direct | None) -> None:
+        if direct is None or not direct.is_open():
+            for chunk in chunks:
+                self._events.put_nowait((0, chunk))
+            return
         try:
-            if direct is not None and direct.is_open():
-                direct.take(chunks)
-                return
+            direct.take(chunks)
         except Exception as error:
             self._events.put_nowait(error)
-        for chunk in chunks:
-            self._events.put_nowait((0, chunk))
 
     def _count_scores(self, event: Generated, index: int) -> None:
         """Raises InvalidRequest where those of all prompts are too many, for all are kept until the
@@ -407,8 +408,7 @@ async def behind_prompts(
     turn = Turn()
 
     async def perform(index: int, parts: tuple[Part, ...], op: Explain | Generate | Select) -> None:
-        while turn.over:
-            await turn.next()
+        await turn.wait()
         if not isinstance(op, Explain):
             left = remaining(handling, clock() - started)
             op = msgspec.structs.replace(op, handling=left)
@@ -438,9 +438,11 @@ async def behind_prompts(
     opened = gateway.open_sequences(end, account, source(), stays_wanted=False)
     workers = [asyncio.create_task(work()) for _ in range(min(at_once, count))]
     try:
-        async with asyncio.timeout(handling.timeout):
+        async with asyncio.timeout(handling.timeout) as deadline:
             await asyncio.gather(*workers)
     except TimeoutError:
+        if not deadline.expired():
+            raise
         raise DeadlineExceeded.after(handling.timeout or 0.0) from None
     except asyncio.CancelledError:
         if unloaded:

@@ -147,7 +147,7 @@ def _check_type(request: web.Request, takes: dict[str, str]) -> None:
     wanted = JSON if resource is None else takes.get(resource.canonical, JSON)
     if "Content-Type" not in request.headers:
         if not (request.body_exists and is_browser(request)):
-            return  # LiteLLM asks Ollama's `/api/chat` so
+            return  # such as LiteLLM's to Ollama's `/api/chat`
         given = "of no type"
     if given != wanted and not (given == _OCTETS and wanted == JSON):
         raise UnsupportedMediaType(

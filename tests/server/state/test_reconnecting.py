@@ -77,7 +77,7 @@ class Client:
 PROGRAM = (
     Open(1, 1),
     Append(2, 1, (Text("Once"),)),
-    Generate(3, 1, params=SamplingParams(max_tokens=6), stream=True),
+    Generate(3, 1, params=SamplingParams(max_tokens=6, seed=3), stream=True),
 )
 
 
