@@ -120,7 +120,7 @@ tests/clients/vercel/node_modules/.ready: tests/clients/vercel/package.json
 clients-env: $(CLIENTS)/.ready tests/clients/vercel/node_modules/.ready
 
 clients: clients-env
-	$(CLIENTS)/bin/python -m pytest -n $(WORKERS) --dist loadfile tests/clients tests/test_deploy.py --ignore tests/clients/test_page.py --ignore tests/clients/test_pydantic_ai.py
+	$(CLIENTS)/bin/python -m pytest -n $(WORKERS) --dist loadfile tests/clients tests/deploy tests/test_deploy.py --ignore tests/clients/test_page.py --ignore tests/clients/test_pydantic_ai.py
 
 first-changes: $(READY)
 	$(BIN)/python scripts/first_changes.py --run

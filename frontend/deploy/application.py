@@ -153,6 +153,7 @@ def app(
     apart = apart_of(config.gateway, 2 * prefill)
     way = msgspec.json.encode(apart and transfer_of(apart, shared=False))
 
+    from pydantic import ValidationError
     from ray import serve
     from ray.serve.config import AutoscalingConfig, AutoscalingPolicy
 
@@ -169,8 +170,11 @@ def app(
         further = {"min_replicas": least, "max_replicas": most, **given.autoscaling}
         try:
             scaled = {"autoscaling_config": AutoscalingConfig(policy=policy, **further)}
-        except ValueError as error:
-            raise InvalidRequest(f"autoscaling: {error}") from None
+        except ValidationError as error:
+            said = "; ".join(
+                f"{'.'.join(map(str, found['loc']))}: {found['msg']}" for found in error.errors()
+            )
+            raise InvalidRequest(f"autoscaling: {said}") from None
     seconds = config.gateway.drain_seconds
     engine = msgspec.json.encode(config.engine)
     key = secrets.token_hex(16)

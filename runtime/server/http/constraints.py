@@ -62,10 +62,11 @@ class JsonSchema(Body):
 
 
 class ResponseFormat(Body):
-    """OpenAI's, and `structural_tag`: sglang's with `structures` and `triggers`, or xgrammar's with
-    a `format`."""
+    """OpenAI's; `json_object` with llama.cpp's `schema`; and `structural_tag`: sglang's with
+    `structures` and `triggers`, or xgrammar's with a `format`."""
 
     type: Literal["text", "json_object", "json_schema", "structural_tag"]
+    schema: dict[str, Any] | bool | None = None
     json_schema: JsonSchema | None = None
     structures: list[dict[str, Any]] | None = None
     triggers: list[str] | None = None
@@ -305,11 +306,29 @@ def _only_one(
     return Asked(Constraint(kind, json_source(source), **options), param, strict)
 
 
+_OF_TYPE: Mapping[str, tuple[str, ...]] = {
+    "json_object": ("schema",),
+    "json_schema": ("json_schema",),
+    "structural_tag": ("structures", "triggers", "format"),
+}
+
+
 def _response_format(given: ResponseFormat | None) -> tuple[ConstraintKind, Source | None]:
-    if given is None or given.type == "text":
+    if given is None:
+        return "json_schema", None
+    for kind, names in _OF_TYPE.items():
+        for name in names:
+            if kind != given.type and getattr(given, name) is not None:
+                # A schema that is not enforced must not look like one that is.
+                param = f"response_format.{name}"
+                says = f"{param} belongs to type {kind!r}, not to {given.type!r}"
+                if given.type == "json_schema":
+                    says += "; the schema of this type is response_format.json_schema.schema"
+                raise InvalidParameter(param, says)
+    if given.type == "text":
         return "json_schema", None
     if given.type == "json_object":
-        return "json_schema", {"type": "object"}
+        return "json_schema", {"type": "object"} if given.schema is None else given.schema
     if given.type == "structural_tag" and given.format is not None:
         return "structural_tag", {"type": "structural_tag", "format": given.format}
     if given.type == "structural_tag":

@@ -278,9 +278,15 @@ def tool_choice(body: ResponsesBody) -> ToolChoice:
 def constraint_of(body: ResponsesBody) -> Asked | None:
     """That of `text.format`."""
     form = body.text.format if body.text is not None else None
-    if form is None or form.type == "text":
+    if form is None:
         return None
-    schema = {"type": "object"} if form.type == "json_object" else form.schema
+    if form.type == "text":
+        if form.schema is not None:
+            raise InvalidParameter("text.format.schema", "a schema needs the type 'json_schema'")
+        return None
+    schema = form.schema
+    if schema is None and form.type == "json_object":
+        schema = {"type": "object"}
     if schema is None:
         raise InvalidParameter("text.format.schema", "text.format.schema is missing")
     return Asked(Constraint("json_schema", json_source(schema)), "text.format", form.strict is True)

@@ -268,6 +268,7 @@ async def test_constraints(served: Served) -> None:
         ({"background": True}, "background"),
         ({"max_output_tokens": -1}, "max_output_tokens"),
         ({"text": {"format": {"type": "json_schema"}}}, "text.format.schema"),
+        ({"text": {"format": {"type": "text", "schema": {}}}}, "text.format.schema"),
         ({"n": 2}, "n"),
         ({"max_tokens": 2}, "max_tokens"),
         (
