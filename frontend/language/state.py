@@ -436,7 +436,8 @@ class State:
     ) -> AsyncIterator[Any]:
         """`text_iter` for an event loop; with `return_meta_data`, pairs of text and information.
 
-        The last pair of a variable carries its final information, and may have no text.
+        No pair is without text. Log-probabilities in a pair are those of its own tokens, counts
+        those of all so far. `get_meta_info` has the final information.
         """
         async for step in self.branch.follow_async(var_name, return_meta_data):
             yield step

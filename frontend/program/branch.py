@@ -54,8 +54,8 @@ Steps = Generator[Step | None, None, None]
 
 
 def _steps_of(readable: Readable, with_meta: bool) -> Steps:
-    """A generation as it comes, anything else once it is whole. The meta information of a chunk
-    lists all tokens so far, so it is made only `with_meta`."""
+    """A generation as it comes, anything else once it is whole. Meta information lists all tokens
+    so far, so it is made only `with_meta`."""
     if not isinstance(readable, Generation):
         while not all(operation.done for operation in readable.requires()):
             yield None
@@ -64,6 +64,7 @@ def _steps_of(readable: Readable, with_meta: bool) -> Steps:
         return
     seen = length = 0
     ids: list[int] = []
+    scores: list[protocol.TokenLogprob] = []
     done = False
     while not done:
         done = readable.done  # before reading: what comes later is read in the next round
@@ -71,8 +72,9 @@ def _steps_of(readable: Readable, with_meta: bool) -> Steps:
             seen += 1
             length += len(chunk.text)
             ids.extend(chunk.token_ids)
+            scores.extend(chunk.logprobs)
             if with_meta and (chunk.text or chunk.token_ids):
-                yield chunk.text, _meta_of(chunk, ids)
+                yield chunk.text, _meta_of(ids, scores)
             elif chunk.text:
                 yield chunk.text, None
         if not done:
@@ -81,13 +83,19 @@ def _steps_of(readable: Readable, with_meta: bool) -> Steps:
     yield readable.text()[length:], metas[0] if isinstance(metas, list) else metas
 
 
-def _meta_of(chunk: protocol.Chunk, ids: Sequence[int]) -> dict[str, Any]:
+def _meta_of(ids: Sequence[int], scores: Sequence[protocol.TokenLogprob]) -> dict[str, Any]:
     meta: dict[str, Any] = {
         "finish_reason": None,
         "completion_tokens": len(ids),
         "output_ids": list(ids),
     }
-    return meta | (logprob_meta("output", chunk.logprobs) if chunk.logprobs else {})
+    return meta | (logprob_meta("output", scores) if scores else {})
+
+
+def _with_new_scores(meta: dict[str, Any], told: int) -> dict[str, Any]:
+    """With the log-probabilities of tokens from number `told` on alone, as sglang's pairs have."""
+    cut = ("output_token_logprobs", "output_top_logprobs")
+    return {name: value[told:] if name in cut else value for name, value in meta.items()}
 
 
 # Branch -------------------------------------------------------------------------------------------
@@ -459,11 +467,14 @@ class Branch:
             raise
 
     async def follow_async(self, name: str | None, with_meta: bool) -> AsyncIterator[Any]:
+        told = 0
         async for text, meta in self.steps_async(name, with_meta):
-            if with_meta:
-                yield text, meta
+            if text and with_meta:
+                yield text, meta and _with_new_scores(meta, told)
             elif text:
                 yield text
+            if meta and text:
+                told = 0 if meta.get("finish_reason") else meta.get("completion_tokens", 0)
 
     def steps(self, name: str | None, with_meta: bool = True) -> Iterator[Step]:
         """The text of the branch, or of the variable `name`, as it comes. At the end, raises what

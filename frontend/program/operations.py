@@ -130,6 +130,8 @@ def logprob_meta(
     """Log-probabilities as (logprob, id, text), and the best alternatives if there are some (or
     `top` says that they were asked for)."""
     meta: dict[str, Any] = {f"{kind}_token_logprobs": list(map(triple, logprobs))}
+    if kind == "output":
+        meta["output_token_logprobs_length"] = len(logprobs)
     if top or any(token.top for token in logprobs):
         meta[f"{kind}_top_logprobs"] = [
             [(logprob, token_id, text) for token_id, logprob, text in token.top]

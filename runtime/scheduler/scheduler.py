@@ -196,7 +196,8 @@ class Scheduler:
             self._suspects.add(sequence, max(request.suspected, sequence.length))
 
     def abort(self, rid: int) -> EngineOutput | None:
-        """End a request now; None if the id is unknown. Computed tokens stay cached."""
+        """End a request now, with the tokens not yet emitted; None if the id is unknown. Computed
+        tokens stay cached."""
         sequence = self._by_rid.get(rid)
         if sequence is None:
             return None
@@ -204,7 +205,9 @@ class Scheduler:
             self._waiting.remove(sequence)
         else:
             self._running.remove(sequence)
-        update = self._end(sequence, EngineOutput(rid, finish="abort"))
+        update = output.next_update(sequence, self._clock(), held_back=True) or EngineOutput(rid)
+        update.finish = "abort"
+        update = self._end(sequence, update)
         if self._checks:
             self.check()
         return update

@@ -279,6 +279,7 @@ class Requests:
         self._paid = paid
         self._client = client_of(account, source)
         self._running: set[int] = set()
+        self._stopped = False
         self._all_ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def add(
@@ -336,6 +337,11 @@ class Requests:
         finally:
             self._abort()
 
+    def stop(self) -> None:
+        """End all requests; each has a last update with the tokens that came until then."""
+        self._stopped = True
+        self._engine.abort(self._running - {_MORE})
+
     def _abort(self) -> None:
         running, self._running = self._running - {_MORE}, set()
         if running:
@@ -350,7 +356,7 @@ class Requests:
         try:
             if update.finish == "error":
                 raise from_code(update.code, update.error)
-            if update.finish == "abort":
+            if update.finish == "abort" and not self._stopped:
                 raise Cancelled("the engine ended the request")
             unwanted = on_update(update)
         except Exception as error:

@@ -105,7 +105,7 @@ class Generation:
         await settle(core, sequence, everything=True)
         state = sequence.state
         if not state.ids:
-            raise InvalidRequest("the branch is empty: there is nothing to generate from", "prompt")
+            raise InvalidRequest("the prompt is empty: there is nothing to generate from", "prompt")
         prompt = state.prompt()
         self._prompt_tokens = len(prompt)
         rows = self._scored_rows(len(prompt))
@@ -125,6 +125,7 @@ class Generation:
         goes_on = self._log is not None and self._go_on(self._log)
         paid = len(state.ids) if goes_on else sequence.paid
         requests = Requests(core.engine, sequence.account, sequence.source, paid)
+        sequence.stop = requests.stop
         sequence.paid = 0
         # Where a stop string may come, each token counts: the engine is to stop at once.
         stops = bool(op.params.stop or searches)
@@ -155,7 +156,10 @@ class Generation:
                 ),
                 partial(self._take, sample),
             )
-        await requests.finish(sequence.wait)
+        try:
+            await requests.finish(sequence.wait)
+        finally:
+            sequence.stop = None
         scores: tuple[TokenLogprob, ...] = ()
         if self._prompt_scores is not None:
             scores = await call_for(rows, self._prompt_logprobs, self._prompt_scores)

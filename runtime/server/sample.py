@@ -11,6 +11,8 @@ from rootlace.runtime.server.tokenizer import Tokenizer
 from rootlace.runtime.structured.thoughts import Phase, Watch
 from rootlace.wire.protocol import Chunk, FinishReason, Output, SamplingParams, TokenLogprob
 
+_FINISHES: dict[str, FinishReason] = {"stop": "stop", "abort": "abort"}
+
 
 class Sample:
     """Turns the engine's updates of one request into chunks and an output.
@@ -71,7 +73,7 @@ class Sample:
             self.forced_at += [len(self.token_ids) + at for at in update.forced]
         self.token_ids += update.token_ids
         if update.finish is not None:
-            self.finish = "stop" if update.finish == "stop" else "length"
+            self.finish = _FINISHES.get(update.finish, "length")
             self.matched = update.matched
             self._decode(len(self.token_ids) - self._trims_last(update))
             self._texts.append(self._detokenizer.flush())
@@ -92,7 +94,7 @@ class Sample:
                 del self.logprobs[len(self.token_ids) :]
                 return
         if update.finish is not None:
-            self._end_checked("stop" if update.finish == "stop" else "length", update, stops)
+            self._end_checked(_FINISHES.get(update.finish, "length"), update, stops)
 
     def _trims_last(self, update: EngineOutput) -> bool:
         """Whether the update's last token is a stop token, which is left out of the text."""

@@ -111,6 +111,8 @@ class TokenSequence:
         self.paid = 0
         """Tokens that were charged for prefills, and are not charged again."""
         self.closed = False
+        self.stop: Callable[[], None] | None = None
+        """Ends a running generation, which then has what came so far."""
         self.state = SequenceState()
 
     async def wait(self, future: asyncio.Future[T]) -> T:
@@ -331,7 +333,7 @@ async def explain(core: Core, sequence: TokenSequence, op: Explain) -> Event:
     )
     prompt = np.concatenate((state.prompt(), np.array(pending, np.int32)))
     if not len(prompt):
-        raise InvalidRequest("the branch is empty: there is nothing to explain", "prompt")
+        raise InvalidRequest("the prompt is empty: there is nothing to explain", "prompt")
     return Explained(op.op, await core.explain(prompt, sequence.namespace, sequence.adapter))
 
 

@@ -328,6 +328,30 @@ def test_streams_are_what_the_run_says(runtime: rl.Runtime) -> None:
     assert state.text() == whole.text()
 
 
+@pytest.mark.parametrize("ends", [{"max_tokens": 12}, {"max_tokens": 40, "stop": "e"}])
+async def test_pairs_of_a_stream_have_the_scores_of_their_own_tokens(
+    runtime: rl.Runtime, ends: dict[str, Any]
+) -> None:
+    """What sglang's own test of streams asks (`test_stream_logprobs`)."""
+
+    @rl.function
+    def program(s):
+        s += "Count: " + rl.gen("n", temperature=0, return_logprob=True, top_logprobs_num=2, **ends)
+
+    state = program.run(backend=runtime, stream=True)
+    told, text, scores, tops = 0, "", [], []
+    async for piece, meta in state.text_async_iter("n", return_meta_data=True):
+        assert piece and meta["output_token_logprobs_length"] == meta["completion_tokens"]
+        assert len(meta["output_token_logprobs"]) == meta["completion_tokens"] - told
+        told, text = meta["completion_tokens"], text + piece
+        scores += meta["output_token_logprobs"]
+        tops += meta["output_top_logprobs"]
+    final = state.get_meta_info("n")
+    assert text == state["n"]
+    assert scores == final["output_token_logprobs"][: len(scores)]
+    assert tops == final["output_top_logprobs"][: len(tops)]
+
+
 async def test_hundreds_of_programs_on_one_loop(runtime: rl.Runtime) -> None:
     @rl.function
     async def agent(s, number):

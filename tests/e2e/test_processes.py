@@ -6,7 +6,11 @@ import os
 import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
+
+import httpx
 
 from rootlace.wire import protocol
 from rootlace.wire.protocol import Append, Generate, Open, SamplingParams, Text
@@ -76,6 +80,24 @@ def test_an_engine_killed_in_mid_stream_is_replaced_and_the_text_goes_on(start_s
     chunks = [e for e in client.events if isinstance(e, protocol.Chunk) and e.op == disturbed]
     assert "".join(c.text for c in chunks) == got.outputs[0].text
     client.close()
+
+
+def test_an_aborted_request_keeps_what_was_generated(server: Server, client: RawClient) -> None:
+    def post(path: str, **body: Any) -> Any:
+        return httpx.post(f"{server.url}{path}", json=body, timeout=END_SECONDS).json()
+
+    sampling = {"max_new_tokens": 900, "temperature": 0, "ignore_eos": True}
+    before = client.status()["output_tokens"]
+    with ThreadPoolExecutor() as threads:
+        asked = threads.submit(post, "/generate", text="Once", rid="r", sampling_params=sampling)
+        eventually(lambda: client.status()["output_tokens"] - before > 9)
+        post("/abort_request", rid="r")
+        cut = asked.result()
+    whole = post("/generate", text="Once", sampling_params=sampling)
+    count = cut["meta_info"]["completion_tokens"]
+    assert cut["meta_info"]["finish_reason"]["type"] == "abort" and count > 9
+    assert cut["output_ids"] == whole["output_ids"][:count]
+    assert cut["text"] and whole["text"].startswith(cut["text"])
 
 
 def test_no_process_is_left_when_the_gateway_is_killed(start_server) -> None:

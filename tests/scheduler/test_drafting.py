@@ -306,7 +306,7 @@ def test_samples_share_what_is_predicted_and_those_that_wait_follow_nothing() ->
 
 
 def test_an_abort_tells_what_was_drafted_in_vain() -> None:
-    """Of a step under way, and tokens that were right and were not told of."""
+    """Of a step under way; tokens that were right are told with the abort."""
     world = World(overlap=True)
     rid = world.submit(PROMPT, LENGTH, predict=list, emit_every=100)
     sequence = world.scheduler._by_rid[rid]
@@ -316,7 +316,8 @@ def test_an_abort_tells_what_was_drafted_in_vain() -> None:
         world.step()
     assert world.stats["accepted_tokens"] and sequence.draft is not None
     world.abort(rid)
-    assert told(world.jobs[rid]) == (0, world.stats["drafted_tokens"])
+    right = world.stats["accepted_tokens"]
+    assert told(world.jobs[rid]) == (right, world.stats["drafted_tokens"] - right)
     world.expect_empty()
 
 

@@ -70,16 +70,22 @@ def test_forced_tokens_are_counted_within_their_piece() -> None:
     assert len(pieces) < len(single)
 
 
-def test_an_abort_tells_no_tokens() -> None:
-    world = World()
-    world.jobs[0] = Job([1], SamplingParams(max_tokens=50, seed=0), "")
-    params = world.jobs[0].params
+@pytest.mark.parametrize("logprobs", [False, True])
+@pytest.mark.parametrize("overlap", [False, True])
+def test_an_abort_tells_what_was_generated(overlap: bool, logprobs: bool) -> None:
+    world = World(overlap=overlap)
+    params = SamplingParams(max_tokens=50, seed=0, logprobs=logprobs)
+    world.jobs[0] = Job([1], params, "")
+    whole = [token for update in told(world, 1, world.jobs[0]) for token in update.token_ids]
     world.scheduler.add(EngineRequest(0, np.array([1], np.int32), params, emit_every=8))
     for _ in range(6):
         world.step()
-    update = world.scheduler.abort(0)
-    assert update is not None and update.finish == "abort" and not update.token_ids
     assert [len(u.token_ids) for u in world.jobs[0].updates] == [1]
+    update = world.scheduler.abort(0)
+    assert update is not None and update.finish == "abort"
+    got = [*world.jobs[0].updates[0].token_ids, *update.token_ids]
+    assert len(got) >= 4 and got == whole[: len(got)]
+    assert update.scores is None or len(update.scores.logprobs) == len(update.token_ids)
 
 
 @pytest.mark.parametrize("overlap", [False, True])

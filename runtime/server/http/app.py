@@ -310,6 +310,14 @@ def endpoints(gateway: Gateway, shared: Shared | None = None) -> list[Endpoint]:
             reply=Embedded,
         ),
         Endpoint(
+            "POST",
+            "/api/embeddings",
+            models.embed_one,
+            "Ollama's older way to a text's vector",
+            ollama.EmbeddingsBody,
+            reply=ollama.EmbeddedOne,
+        ),
+        Endpoint(
             "POST", "/api/show", models.show, "the served model", ollama.ShowBody, reply=Shown
         ),
         Endpoint("GET", "/api/tags", models.tags, "the served model", reply=Entries),

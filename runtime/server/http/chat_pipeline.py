@@ -384,6 +384,39 @@ class Chats:
             begin=bool(pieces) and not pieces[0].special,
         )
 
+    async def fitting(self, request: ChatRequest) -> ChatRequest:
+        """The request without its oldest turns, as few as let the prompt and its answer fit. What
+        the system says at the beginning and the last turn stay; an answer without `max_tokens`
+        gets an eighth of the context."""
+        most = self._gateway.max_prompt
+        room = min(request.fields.get("max_tokens") or most // 8, most // 2)
+        turns = [at for at, one in enumerate(request.messages) if one["role"] == "user"]
+        lead = (
+            [one for one in request.messages[: turns[0]] if one["role"] == "system"]
+            if turns
+            else []
+        )
+
+        async def fits(dropped: int) -> bool:
+            short = without(dropped)
+            if _length(short) > _most(self._gateway):
+                return False
+            return len(await self.encode(replace(short, keep=False, behind=None))) + room <= most
+
+        def without(dropped: int) -> ChatRequest:
+            if not dropped:
+                return request
+            return replace(request, messages=[*lead, *request.messages[turns[dropped] :]])
+
+        few, many = 0, max(len(turns) - 1, 0)
+        while few < many:
+            middle = (few + many) // 2
+            if await fits(middle):
+                many = middle
+            else:
+                few = middle + 1
+        return without(few)
+
     async def run(self, prepared: Prepared) -> tuple[FinalOutput, list[Answer]]:
         """The whole answers. What is to stay open is the caller's to close."""
         with generation.GenerationStream(self._gateway, [prepared.job]) as shots:

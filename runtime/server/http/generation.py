@@ -31,7 +31,7 @@ from rootlace.runtime.server.http.replies import json_response
 from rootlace.runtime.server.http.reply_headers import note_found, note_usage
 from rootlace.runtime.server.http.request_fields import Prompt, remaining
 from rootlace.runtime.server.score import find_vectors
-from rootlace.runtime.server.sequence import OpenSequences
+from rootlace.runtime.server.sequence import OpenSequences, TokenSequence
 from rootlace.runtime.server.served_model import ServedModel
 from rootlace.runtime.server.server_state import Turn
 from rootlace.wire.errors import (
@@ -154,6 +154,7 @@ class GenerationStream:
         self._written: dict[int, tuple[int, ...]] = {}
         """By request: how many tokens were computed up to each pin."""
         self._aborted: set[int] = set()
+        self._sequences: dict[int, TokenSequence] = {}
         self._scores = 0
         """Log-probabilities of prompts, alternatives included."""
         self._loop = asyncio.get_running_loop()
@@ -211,7 +212,10 @@ class GenerationStream:
             self._direct = direct
 
     def abort(self, index: int) -> None:
-        """End one request: its outputs are empty ones, ended by "abort"."""
+        """End one request, by "abort": its outputs have what was generated."""
+        if (sequence := self._sequences.get(index)) is not None and sequence.stop is not None:
+            sequence.stop()
+            return
         self._aborted.add(index)
         outputs = (Output("", (), "abort"),) * self._requests[index].params.n
         self._put(index, Generated(0, outputs, Usage()))
@@ -298,6 +302,7 @@ class GenerationStream:
                     computed = done.usage.prompt_tokens - done.usage.cached_tokens
                     self._written[index] = (*self._written.get(index, ()), computed)
             op = request.operation(self._stream)
+            self._sequences[index] = sequence
             result = await perform(sequence, op, partial(self._take, index))
             assert isinstance(result, Generated)
             return result

@@ -204,6 +204,16 @@ class EmbedBody(HandlingBody, kw_only=True):
     options: Annotated[dict[str, Any] | None, _SERVER] = None
 
 
+class EmbeddingsBody(HandlingBody, kw_only=True):
+    """`POST /api/embeddings`, the older interface: one text, whose vector keeps its length."""
+
+    model: str
+    prompt: str
+    cache_salt: str | None = None
+    keep_alive: Annotated[float | str | None, _STAYS] = None
+    options: Annotated[dict[str, Any] | None, _SERVER] = None
+
+
 def fields_of(options: Options | None) -> dict[str, Any]:
     """The options by the names of `SamplingParams`."""
     named = {} if options is None else sampling_fields(options, "ollama")
@@ -331,6 +341,12 @@ class Embedded(TypedDict):
     prompt_eval_count: int
 
 
+class EmbeddedOne(TypedDict):
+    """A vector as the model gives it."""
+
+    embedding: list[float]
+
+
 class Models:
     """The handlers."""
 
@@ -390,28 +406,46 @@ class Models:
         if body.dimensions is not None and not 0 < body.dimensions <= size:
             raise InvalidParameter("dimensions", f"dimensions must be from 1 to {size}")
         texts = [body.input] if isinstance(body.input, str) else body.input
+        vectors, total = await self._vectors(body, model, texts, dimensions=body.dimensions)
+        reply: Embedded = {"model": model, "embeddings": vectors, "prompt_eval_count": total}
+        return json_response(reply)
+
+    async def embed_one(self, request: web.Request) -> web.Response:
+        body = await read_body(request, EmbeddingsBody)
+        model = check_name(self._gateway, body.model)
+        if not body.prompt:  # as Ollama
+            return json_response(EmbeddedOne(embedding=[]))
+        vectors, _ = await self._vectors(body, model, [body.prompt], ("prompt",), normalise=False)
+        return json_response(EmbeddedOne(embedding=vectors[0]))
+
+    async def _vectors(
+        self,
+        body: EmbedBody | EmbeddingsBody,
+        model: str,
+        texts: list[str],
+        names: tuple[str, ...] = (),
+        dimensions: int | None = None,
+        normalise: bool = True,
+    ) -> tuple[list[list[float]], int]:
+        """A vector for each text, and the number of tokens of all; `names` are errors' fields."""
         account = admitted()
         found = await find_vectors(
             self._gateway,
             [Prompt(text=text).parts() for text in texts],
             None,
-            normalise=True,
-            dimensions=body.dimensions,
+            normalise=normalise,
+            dimensions=dimensions,
             namespace=namespace_of(account, body.cache_salt),
             account=account,
             source=source(),
             adapter=adapter_of(self._gateway, model),
             handling=handling_without_pin(body),
+            names=names,
         )
         total = sum(vector.prompt_tokens for vector in found)
         cached = sum(vector.cached_tokens for vector in found)
         note_usage(Usage(prompt_tokens=total, cached_tokens=cached), None)
-        reply: Embedded = {
-            "model": model,
-            "embeddings": [vector.values.tolist() for vector in found],
-            "prompt_eval_count": total,
-        }
-        return json_response(reply)
+        return [vector.values.tolist() for vector in found], total
 
     async def _entry(self) -> Entry:
         info = self._gateway.model_info

@@ -198,7 +198,7 @@ class _Request:
         """OpenAI's, of the whole answer."""
         usage = usage_of([ended.generated])
         details, found = usage["completion_tokens_details"], ended.generated.usage
-        details["reasoning_tokens"] = ended.reasoning_tokens
+        usage["reasoning_tokens"] = details["reasoning_tokens"] = ended.reasoning_tokens
         if self.prepared.job.prediction:
             details["accepted_prediction_tokens"] = found.accepted
             details["rejected_prediction_tokens"] = found.rejected

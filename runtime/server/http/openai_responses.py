@@ -175,9 +175,7 @@ class ResponsesBody(HandlingBody):
     prompt: Annotated[Any, refused("no prompts are stored")] = None
     top_logprobs: Annotated[int | None, refused("use /v1/chat/completions", 0)] = None
     context_management: Annotated[Any, refused("the whole conversation is read")] = None
-    truncation: Annotated[
-        str | None, refused("a conversation that is too long is an error", "disabled")
-    ] = None
+    truncation: Literal["auto", "disabled"] | None = None
 
 
 RESPONSES_BODY = with_sampling(ResponsesBody, "openai")
@@ -346,7 +344,7 @@ class ResponseHead(TypedDict):
     tool_choice: str | dict[str, Any]
     tools: list[dict[str, Any]]
     top_p: float
-    truncation: Literal["disabled"]
+    truncation: Literal["auto", "disabled"]
 
 
 class ResponseReply(ResponseHead):
@@ -446,6 +444,8 @@ class Responses:
             behind=previous.held if previous and previous.response["model"] == model else None,
             param="input",
         )
+        if body.truncation == "auto":
+            request = await self._chats.fitting(request)
         prepared = await self._chats.prepare(request)
         return _Request(
             prepared,
@@ -570,7 +570,7 @@ def _head(body: ResponsesBody, model: str, params: SamplingParams) -> ResponseHe
         "tool_choice": body.tool_choice or "auto",
         "tools": tools,
         "top_p": params.top_p,
-        "truncation": "disabled",
+        "truncation": body.truncation or "disabled",
     }
 
 

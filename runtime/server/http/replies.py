@@ -194,11 +194,13 @@ class Reports(TypedDict):
 
 
 class UsageReply(TypedDict):
-    """OpenAI's `usage`, with reports on the cache and pins where they were asked for."""
+    """OpenAI's `usage`, with reports on the cache and pins where they were asked for, and of chats
+    with `reasoning_tokens` where sglang's clients look for it."""
 
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
+    reasoning_tokens: NotRequired[int]
     prompt_tokens_details: PromptTokens
     completion_tokens_details: CompletionTokens
     cache_reports: NotRequired[list[ReportReply]]

@@ -13,6 +13,7 @@ import msgspec
 
 from rootlace.runtime.server.http.body import Body
 from rootlace.runtime.server.http.errors import InvalidParameter
+from rootlace.runtime.server.http.reply_headers import note_warning
 from rootlace.wire.protocol import ModelInfo, Part, Text, Tokens
 from rootlace.wire.sampling import (
     PARAMETERS,
@@ -243,12 +244,16 @@ def make_params(
         given["max_tokens"] = max(given["max_tokens"], own.get("min_tokens", 0))
     vocab_size = model.vocab_size
     for key in ("stop_token_ids", "logit_bias"):
+        param = names.get(key, key)
         for token in given.get(key, ()):
-            if not 0 <= token < vocab_size:
-                param = names.get(key, key)
-                raise InvalidParameter(
-                    param, f"{param}: {token} is not a token id (vocabulary of {vocab_size})"
-                )
+            if 0 <= token < vocab_size:
+                continue
+            says = f"{param}: {token} is not a token id (vocabulary of {vocab_size})"
+            if key == "logit_bias" or token < 0:
+                raise InvalidParameter(param, says)
+            note_warning(f"{says}, so nothing stops at it")
+    if stops := given.get("stop_token_ids"):
+        given["stop_token_ids"] = tuple(token for token in stops if token < vocab_size)
     try:
         return SamplingParams(**given, given=TUNED)
     except BadParameter as error:

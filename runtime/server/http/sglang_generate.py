@@ -148,6 +148,7 @@ class MetaInfo(Reports):
     e2e_latency: NotRequired[float]
     input_token_logprobs: NotRequired[list[TokenLikelihood]]
     output_token_logprobs: NotRequired[list[TokenLikelihood]]
+    output_token_logprobs_length: NotRequired[int]
     input_top_logprobs: NotRequired[list[list[TokenLikelihood] | None]]
     output_top_logprobs: NotRequired[list[list[TokenLikelihood] | None]]
 
@@ -324,9 +325,6 @@ class Generate:
                     elapsed = time.monotonic() - begun
                     made = await call_for(rows_of([event]), _replies, [one], [event], elapsed)
                     replies = dict(enumerate(made, first[prompt]))
-                    for choice in replies.keys() & grown.keys():
-                        if event.outputs[0].finish_reason == "abort":
-                            grown[choice].complete(replies[choice], cached.get(prompt, 0))
                 for choice, reply in replies.items():
                     index = choice - first[prompt]
                     if index:
@@ -350,16 +348,6 @@ class _Grown:
     ids: list[int] = field(default_factory=list)
     logprobs: dict[str, list[Any]] = field(default_factory=dict)
 
-    def complete(self, reply: dict[str, Any], cached: int) -> None:
-        """Give a request that was aborted what it had come to."""
-        reply["text"], reply["output_ids"] = self.text, list(self.ids)
-        reply["meta_info"] |= {
-            "prompt_tokens": self.prompt_tokens,
-            "completion_tokens": len(self.ids),
-            "cached_tokens": cached,
-            **self.logprobs,
-        }
-
     def add(self, asked: _Asked, chunk: Chunk, cached: int) -> dict[str, Any]:
         self.text += chunk.text
         self.ids += chunk.token_ids
@@ -373,6 +361,7 @@ class _Grown:
         if asked.logprobs:
             for name, new in _logprobs("output", chunk.logprobs, asked).items():
                 meta[name] = self.logprobs[name] = [*self.logprobs.get(name, ()), *new]
+            meta["output_token_logprobs_length"] = len(self.logprobs["output_token_logprobs"])
         return {"text": self.text, "output_ids": list(self.ids), "meta_info": meta}
 
 
@@ -406,6 +395,7 @@ def _reply(asked: _Asked, result: Generated, output: Output, elapsed: float) -> 
         for side, tokens in (("input", result.prompt_logprobs), ("output", output.logprobs)):
             for name, rows in _logprobs(side, tokens, asked).items():
                 meta[name] = in_parts(rows)
+        meta["output_token_logprobs_length"] = len(output.logprobs)
     return {"text": output.text, "output_ids": list(output.token_ids), "meta_info": meta}
 
 

@@ -116,6 +116,8 @@ class FakeSequence:
     def __init__(self, session: FakeSession) -> None:
         self.session = session
         self.ids: list[int] = []
+        self.stopped = asyncio.Event()
+        self.stop: Callable[[], None] | None = None
 
 
 class FakeSession:
@@ -142,8 +144,9 @@ class FakeSession:
         self.closed = True
 
     async def perform(
-        self, op: Append | Prefill | Generate | Select | Explain, ids: list[int], emit: Emit
+        self, op: Append | Prefill | Generate | Select | Explain, sequence: FakeSequence, emit: Emit
     ) -> Event:
+        ids = sequence.ids
         match op:
             case Append():
                 for part in op.parts:
@@ -167,9 +170,11 @@ class FakeSession:
             case Explain():
                 return Explained(op.op, self._gateway.report or CacheReport(0, 1, "new"))
             case Generate():
-                return await self._generate(op, ids, emit)
+                return await self._generate(op, sequence, emit)
 
-    async def _generate(self, op: Generate, prompt: list[int], emit: Emit) -> Generated:
+    async def _generate(self, op: Generate, sequence: FakeSequence, emit: Emit) -> Generated:
+        prompt = sequence.ids
+        sequence.stop = sequence.stopped.set
         if self._gateway.fail is not None:
             raise from_code(self._gateway.fail.code, str(self._gateway.fail))
         text = self._gateway.tokenizer.decode(prompt)
@@ -177,7 +182,7 @@ class FakeSession:
             raise from_code("context_length_exceeded", "the prompt is too long")
         outputs = []
         for index in range(op.params.n):
-            outputs.append(await self._sample(op, index, text, prompt, emit))
+            outputs.append(await self._sample(op, index, text, sequence, emit))
         params = op.params
         scored: tuple[TokenLogprob, ...] = ()
         if params.prompt_logprobs_from is not None:
@@ -198,7 +203,7 @@ class FakeSession:
         return msgspec.structs.replace(result, facts=RequestFacts(report=report, pin=pin))
 
     async def _sample(
-        self, op: Generate, index: int, prompt: str, op_prompt: list[int], emit: Emit
+        self, op: Generate, index: int, prompt: str, sequence: FakeSequence, emit: Emit
     ) -> Output:
         params = op.params
         said: list[int] = []
@@ -208,7 +213,9 @@ class FakeSession:
                 finish, matched = "length", None
                 break
             if char == PAUSE:
-                await asyncio.sleep(3600)
+                await sequence.stopped.wait()
+                finish, matched = "abort", None
+                break
             if char in params.stop:
                 matched = char
                 break
@@ -217,7 +224,7 @@ class FakeSession:
             logprobs = tuple(_score(i, params.top_logprobs) for i in ids) if params.logprobs else ()
             if op.stream:
                 first = op.tell_cached and len(said) == len(ids) and index == 0
-                about = (len(op_prompt) // 2, len(op_prompt)) if first else ()
+                about = (len(sequence.ids) // 2, len(sequence.ids)) if first else ()
                 emit(Chunk(op.op, index, char, tuple(ids), logprobs, *about))
                 await asyncio.sleep(0)
             self._gateway.generated += 1
@@ -277,7 +284,7 @@ class FakeGateway:
 
     async def perform(self, sequence: FakeSequence, op: Any, emit: Emit | None = None) -> Event:
         sequence.session.ops.append(op)
-        return await sequence.session.perform(op, sequence.ids, emit or (lambda event: None))
+        return await sequence.session.perform(op, sequence, emit or (lambda event: None))
 
     async def tokenize(self, characters: int, call: Any, *args: Any, **kwargs: Any) -> Any:
         return call(*args, **kwargs)

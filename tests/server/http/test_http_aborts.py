@@ -41,6 +41,7 @@ async def test_abort(served: Served) -> None:
         await post(served, "/abort", rid="r")
     aborted, other = await whole
     assert aborted["meta_info"]["finish_reason"]["type"] == "abort"
+    assert (aborted["text"], aborted["output_ids"]) == ("ab", list(b"ab"))
     assert (other["text"], other["meta_info"]["finish_reason"]["type"]) == ("ok", "stop")
     assert (await post(served, "/abort", rid="r"))["aborted"] == 0
     await post(served, "/abort", status=400)

@@ -97,6 +97,7 @@ MINIMAL = {path: body for path, body, _ in reversed(BODIES)} | {
     "/v1/score": {"query": "a", "items": ["b"], "labels": ["c"]},
     "/v1/rerank": {"query": "a", "documents": ["b"], "method": "judge"},
     "/api/embed": {"model": "fake", "input": "a"},
+    "/api/embeddings": {"model": "fake", "prompt": ""},
     "/select": {"text": "a", "choices": ["b", "c"]},
     "/generate": {"text": "a"},
     "/detokenize": {"tokens": [97]},

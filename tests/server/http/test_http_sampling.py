@@ -432,3 +432,14 @@ async def test_programs(client: MakeClient) -> None:
     assert drawn(named) == {"temperature": 1.0, "top_p": 0.8, "top_k": -1}
     assert drawn(greedy) == {"temperature": 0.0, "top_p": 1.0, "top_k": 20}
     assert not any(params.given for params in (plain, named, greedy))
+
+
+async def test_a_stop_token_that_cannot_come_is_told_and_left_out(served: Served) -> None:
+    """sglang's clients send ids of other vocabularies; one below 0 is a fault."""
+    size = served.gateway.model_info.vocab_size
+    for stops, status in (([3, size], 200), ([-1], 400)):
+        body = {"prompt": "x", "stop_token_ids": stops}
+        async with served.http.post("/v1/completions", json=body) as reply:
+            assert reply.status == status
+            assert status == 400 or str(size) in reply.headers["X-Rootlace-Warning"]
+    assert served.gateway.last_generate.params.stop_token_ids == (3,)

@@ -37,6 +37,18 @@ async def test_how_embeddings_are_served(real: Served, path: str) -> None:
     assert status == 408 and "0.01 s" in said and not engine.running
 
 
+async def test_a_vector_for_ollamas_older_clients(real: Served, reference: FastTokenizer) -> None:
+    """As the model gives it, where `/api/embed` makes its length 1."""
+    wanted = made_up_vector(tuple(reference.encode("a").ids), "last")
+    for prompt, vector in (("a", wanted), ("", np.empty(0))):
+        body = {"model": "tiny:latest", "prompt": prompt}
+        async with real.http.post("/api/embeddings", json=body) as reply:
+            assert reply.status == 200
+            assert np.allclose((await reply.json())["embedding"], vector)
+    async with real.http.post("/api/embeddings", json={"model": "tiny", "prompt": "x " * 600}) as r:
+        assert r.status == 400 and "prompt" in await r.text()
+
+
 async def test_embeddings(real: Served, reference: FastTokenizer) -> None:
     client = real.openai()
     texts = ["héllo", "good <|end|>"]

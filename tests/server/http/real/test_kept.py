@@ -195,3 +195,43 @@ async def test_what_is_held_goes_with_its_model(real: Served) -> None:
     assert gateway.branch_count == 1
     gateway.close()
     assert gateway.session_count == gateway.branch_count == 0 and engine_of(real).released
+
+
+async def test_the_oldest_turns_go_where_the_context_is_full(real: Served) -> None:
+    """With `truncation: auto`; as few as must, and the system's words and the last turn stay."""
+    engine = engine_of(real)
+    system = {"role": "system", "content": "be brief"}
+    turns = [
+        {"role": role, "content": f"{number} {word} " + "x " * 20}
+        for number in range(12)
+        for role, word in (("user", "asked"), ("assistant", "said"))
+    ]
+    last = {"role": "user", "content": "and now?"}
+
+    async def ask(given: list[Any], **more: Any) -> tuple[int, Any]:
+        body = {"input": given, "store": False, "max_output_tokens": 100, **more}
+        async with real.http.post("/v1/responses", json=body) as reply:
+            return reply.status, await reply.json()
+
+    status, said = await ask([system, *turns, last])
+    assert status == 400 and said["error"]["code"] == "context_length_exceeded"
+    status, said = await ask([system, *turns, last], truncation="auto")
+    assert status == 200 and said["truncation"] == "auto"
+    short = ids_of(engine.submitted[-1])
+    lengths = []
+    for dropped in range(12):
+        if (await ask([system, *turns[2 * dropped :], last]))[0] == 200:
+            lengths.append(len(ids_of(engine.submitted[-1])))
+            if ids_of(engine.submitted[-1]) == short:
+                break
+    else:
+        pytest.fail("what was left is no end of the conversation")
+    assert lengths[-1] + 100 <= 512 and all(length + 100 > 512 for length in lengths[:-1])
+    # What fits is left as it is, and what cannot fit is an error.
+    assert (await ask([system, last], truncation="auto"))[0] == 200
+    whole = ids_of(engine.submitted[-1])
+    assert (await ask([system, last]))[0] == 200 and ids_of(engine.submitted[-1]) == whole
+    huge = {"role": "user", "content": "x " * 600}
+    status, said = await ask([system, *turns, huge], truncation="auto")
+    assert status == 400 and said["error"]["code"] == "context_length_exceeded"
+    assert (await ask([last], truncation="last"))[0] == 400
