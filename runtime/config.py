@@ -142,7 +142,7 @@ class ExecutorConfig:
         False, "Read pytorch_model.bin where there is no safetensors file: tensors, and no code."
     )
     quantize: Literal["none", "int8", "int4"] = option(
-        "none", "Round weights while they are read: to int8, or to int4 in groups of 128."
+        "none", "Round weights while they are read: to int8, or to int4 in groups of 32."
     )
     weight_cache: str = option(
         "",

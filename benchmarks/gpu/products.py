@@ -10,7 +10,7 @@ import torch
 from benchmarks.gpu.setting import Findings, Setting
 from benchmarks.gpu.timing import OURS, time_rates
 from rootlace.kernels import Dense, KernelSet, Quantised, Scheme
-from rootlace.kernels.reference.layers import quantise
+from rootlace.kernels.reference.layers import INT4, quantise
 from rootlace.kernels.weights import tensors
 
 SHAPE = (28672, 4096)
@@ -62,7 +62,7 @@ def weights_of(
         return Quantised(scheme, halves(), scales, offsets, units=units, offset_units=-units)
 
     def in_groups(codes: Scheme, dtype: torch.dtype) -> Quantised:
-        return Quantised(codes, halves(), filled(0.01, inputs // 32, dtype))
+        return Quantised(codes, halves(), filled(0.01, inputs // (codes.group or inputs), dtype))
 
     def floats() -> Quantised:
         values = matrix().to(torch.float8_e4m3fn)
@@ -71,9 +71,8 @@ def weights_of(
     return {
         "bfloat16": lambda: Dense(matrix()),
         "int8": lambda: quantise(matrix(), Scheme("int8")),
-        "int4 in groups of 128": lambda: quantise(
-            matrix(), Scheme("int4", 128), scales=torch.bfloat16
-        ),
+        "int4": lambda: quantise(matrix(), INT4),
+        "int4 in groups of 128": partial(in_groups, Scheme("int4", 128), torch.bfloat16),
         "uint4 with units": nested,
         "fp8_e4m3": floats,
         "e2m1": partial(in_groups, Scheme("e2m1", 32), torch.float32),

@@ -217,10 +217,17 @@ def feed_tokens(token_ids: torch.Tensor, feeds: torch.Tensor, found: torch.Tenso
 WEIGHTS = frozenset({"dense", *CODES})
 """The kinds of weights that `linear` multiplies by."""
 
-LARGEST = {"int8": 127, "int4": 7}
-"""The integers that `quantise` makes are -largest ... largest."""
-AT_ONCE = 1 << 20
+INT8 = Scheme("int8")
+INT4 = Scheme("uint4", 32, offsets=True)
+"""What `quantise` rounds to: integers of -127 ... 127, with a float32 scale for each group; or of
+0 ... 15, with a scale and an offset of 16 bits for 32 inputs of an output."""
+AT_ONCE = 1 << 18
 """So many weights are rounded at a time, which bounds the memory that this takes beside them."""
+CUTS = (0.0, 0.03, 0.06)
+"""Shares of a group's range that are tried to be cut off, at either end."""
+HALF_RANGE = (2.0**-10, 2.0**15)
+"""Matrices whose largest magnitude is between these have scales and offsets in float16, which tells
+numbers apart there that differ by 2^-14 of it. Others have them in bfloat16."""
 
 
 def linear(x: torch.Tensor, weight: Weight, out: torch.Tensor | None = None) -> torch.Tensor:
@@ -235,41 +242,92 @@ def linear(x: torch.Tensor, weight: Weight, out: torch.Tensor | None = None) -> 
     return torch.addmm(weight.bias, x, matrix.t(), out=out)
 
 
-def quantise(
-    matrix: torch.Tensor,
-    scheme: Scheme,
-    bias: torch.Tensor | None = None,
-    scales: torch.dtype = torch.float32,
-) -> Quantised:
-    """Round W [outputs, inputs] to the nearest int8 or int4 without offsets; a group's largest
-    magnitude becomes the largest integer, as far as a scale of that type allows. Raises ValueError
-    where groups do not fit the inputs, or for another scheme."""
-    if scheme.codes not in LARGEST or scheme.offsets:
+def quantise(matrix: torch.Tensor, scheme: Scheme, bias: torch.Tensor | None = None) -> Quantised:
+    """Round W [outputs, inputs] to int8 of any groups, or to `INT4`.
+
+    int8: a group's largest magnitude becomes 127, weights the nearest integer. INT4: scale and
+    offset are those of the least squared error that a search finds (`_fitted`). Raises ValueError
+    where groups do not fit the inputs, or for another scheme.
+    """
+    if scheme != INT4 and (scheme.codes != "int8" or scheme.offsets):
         raise ValueError(f"weights are not rounded to {scheme}")
     outputs, inputs = matrix.shape
     group = scheme.group or inputs
+    if inputs % group:
+        raise ValueError(f"{inputs} inputs are not whole groups of {group}")
     code = CODES[scheme.codes]
-    if inputs % group or inputs % code.in_byte:
-        raise ValueError(f"{inputs} inputs are not whole groups of {group} in {scheme.codes}")
     values = matrix.new_empty((outputs, inputs // code.in_byte), dtype=code.dtype)
-    found = matrix.new_empty((outputs, inputs // group), dtype=scales)
+    kind, shape = torch.float32, (outputs, inputs // group)
+    if scheme == INT4:
+        largest = float(matrix.abs().max()) if matrix.numel() else 0.0
+        kind = torch.float16 if HALF_RANGE[0] < largest < HALF_RANGE[1] else torch.bfloat16
+    scales = matrix.new_empty(shape, dtype=kind)
+    offsets = matrix.new_empty(shape, dtype=kind) if scheme.offsets else None
     rows = max(1, AT_ONCE // inputs)
     for begin in range(0, outputs, rows):
         some = slice(begin, begin + rows)
-        _round(matrix[some], LARGEST[scheme.codes], values[some], found[some])
-    return Quantised(scheme, values, found, bias=bias)
+        groups = matrix[some].float().unflatten(1, (-1, group))
+        if offsets is None:
+            scales[some] = groups.abs().amax(dim=2) / 127
+            steps = torch.where(scales[some] > 0, scales[some], 1.0).unsqueeze(2)
+            values[some] = (groups / steps).round_().clamp_(-127, 127).flatten(1)
+        else:
+            codes, scales[some], offsets[some] = _fitted(groups, kind)
+            halves = codes.to(torch.uint8).flatten(1)
+            torch.bitwise_or(halves[:, ::2], halves[:, 1::2] << 4, out=values[some])
+    return Quantised(scheme, values, scales, offsets, bias)
 
 
-def _round(rows: torch.Tensor, largest: int, values: torch.Tensor, scales: torch.Tensor) -> None:
-    groups = rows.float().view(*scales.shape, -1)
-    scales.copy_(groups.abs().amax(dim=2) / largest)
-    steps = torch.where(scales > 0, scales.float(), 1.0).unsqueeze(2)
-    rounded = (groups / steps).round_().clamp_(-largest, largest).to(torch.int8).flatten(1)
-    if values.dtype == torch.int8:
-        values.copy_(rounded)
-        return
-    halves = rounded.view(torch.uint8) & 15
-    torch.bitwise_or(halves[:, ::2], halves[:, 1::2] << 4, out=values)
+def _fitted(
+    groups: torch.Tensor, kind: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Codes of 0 ... 15 (float32 [..., group]) of groups of numbers x, scales s and offsets o of
+    `kind` [...] such that the sum of (code * s + o - x)^2 is small.
+
+    Codes are the nearest integers for a range of which `CUTS` are cut off. For given codes c the
+    best scale is cov(c, x) / var(c), which leaves var(x) - cov(c, x)^2 / var(c) as error: the cuts
+    of the least error are taken, and fitted once more. What spans the whole range is kept where
+    that is better: numbers that lie on a grid are met exactly.
+    """
+    low, high = groups.aminmax(dim=-1, keepdim=True)
+    mean = groups.mean(dim=-1, keepdim=True)
+    centred, span = groups - mean, high - low
+
+    def nearest(scale: torch.Tensor, offset: torch.Tensor) -> torch.Tensor:
+        inverse = torch.where(scale > 0, 1 / scale, 0.0)
+        return (groups - offset).mul_(inverse).round_().clamp_(0, 15)
+
+    def fit(codes: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        middle = codes.mean(dim=-1, keepdim=True)
+        both = torch.linalg.vecdot(codes, centred).unsqueeze(-1)
+        own = torch.linalg.vecdot(codes, codes).unsqueeze(-1) - codes.shape[-1] * middle**2
+        scale = torch.where(own > 0, both / own, 0.0)
+        return scale, mean - scale * middle, scale * both  # what it takes from the error
+
+    scale, offset = span / 15, low
+    gain = torch.full_like(low, -1.0)
+    for below in CUTS:
+        for above in CUTS:
+            begin, width = low + span * below, span * (1 - below - above)
+            found = fit(nearest(width / 15, begin))
+            better = found[2] > gain
+            scale, offset, gain = (
+                torch.where(better, new, old)
+                for new, old in zip(found, (scale, offset, gain), strict=True)
+            )
+    scale, offset, _ = fit(nearest(scale, offset))
+    best: list[tuple[torch.Tensor, ...]] = []
+    for one, other in ((scale, offset), (span / 15, low)):
+        one, other = one.to(kind), other.to(kind)
+        codes = nearest(one.float(), other.float())
+        error = (codes * one.float() + other.float() - groups).square_().sum(-1, keepdim=True)
+        best.append((codes, one, other, error))
+    fitted, whole = best
+    take = fitted[3] < whole[3]
+    codes, scale, offset = (
+        torch.where(take, one, other) for one, other in zip(fitted[:3], whole[:3], strict=True)
+    )
+    return codes, scale.squeeze(-1), offset.squeeze(-1)
 
 
 def dequantise(weight: Quantised) -> torch.Tensor:

@@ -12,8 +12,7 @@ import pytest
 import torch
 from transformers import AutoTokenizer, LlamaConfig, PreTrainedConfig, PreTrainedModel, Qwen3Config
 
-from rootlace.kernels import Scheme
-from rootlace.kernels.reference.layers import dequantise, quantise
+from rootlace.kernels.reference.layers import INT4, INT8, dequantise, quantise
 from rootlace.runtime.config import CacheConfig, ExecutorConfig
 from rootlace.runtime.model.executor.runner import ModelRunner
 from rootlace.wire.protocol import SamplingParams
@@ -158,17 +157,15 @@ def test_greedy_tokens_are_those_of_the_rounded_weights(
     hf = exact_model(sized(real), tmp_path, device)
     for name, module in hf.named_modules():
         if isinstance(module, torch.nn.Linear):
-            scheme, scales = Scheme("int8"), torch.float32
-            if codes == "int4" and name != "lm_head":
-                scheme, scales = Scheme("int4", 128), torch.bfloat16
-            numbers = dequantise(quantise(module.weight.data, scheme, scales=scales))
+            scheme = INT4 if codes == "int4" and name != "lm_head" else INT8
+            numbers = dequantise(quantise(module.weight.data, scheme))
             module.weight = torch.nn.Parameter(numbers, requires_grad=False)
     schedules = {name: SCHEDULES[name] for name in ("overlapped", "chunked")}
     check_greedy(Model("rounded", tmp_path, hf, device), real, schedules, quantize=codes)
 
 
 def sized(real: bool) -> LlamaConfig:
-    """The wide configuration, on a CPU a narrow one of whole groups of 128 inputs."""
+    """The wide configuration, on a CPU a narrow one of whole groups of inputs."""
     small = {**SHAPE, "hidden_size": 128, "intermediate_size": 128, "num_hidden_layers": 2}
     return LlamaConfig(**(WIDE if real else small))
 

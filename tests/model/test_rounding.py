@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from rootlace.kernels import Dense, Quantised, Scheme
-from rootlace.kernels.reference.layers import dequantise, quantise
+from rootlace.kernels import Dense, Quantised
+from rootlace.kernels.reference.layers import INT4, INT8, dequantise, quantise
 from rootlace.runtime.config import CacheConfig, ExecutorConfig
 from rootlace.runtime.model.checkpoint.config import ModelConfig
 from rootlace.runtime.model.checkpoint.loader import load_weights, rounded
@@ -46,19 +46,14 @@ def test_products_are_rounded_and_nothing_else(folder: Path, codes: Any) -> None
     assert torch.equal(weights.embedding, plain.embedding)
     head, plain_head = weights.head, plain.head
     assert isinstance(head, Quantised) and isinstance(plain_head, Dense)
-    assert torch.equal(dequantise(head), dequantise(quantise(plain_head.matrix, Scheme("int8"))))
+    assert torch.equal(dequantise(head), dequantise(quantise(plain_head.matrix, INT8)))
     assert len(weights.layers) == len(plain.layers)
     for layer, dense in zip(weights.layers, plain.layers, strict=True):
         for name in PRODUCTS:
             weight, numbers = getattr(layer, name), getattr(dense, name)
-            inputs = numbers.shape[1]
-            group = next((size for size in (128, 32) if inputs % size == 0), None)
-            scheme = Scheme("int8") if codes == "int8" or not group else Scheme("int4", group)
+            scheme = INT8 if codes == "int8" or numbers.shape[1] % 32 else INT4
             assert weight.scheme == scheme
-            scales = torch.float32 if scheme.group is None else torch.bfloat16
-            expected = quantise(numbers.matrix, scheme, numbers.bias, scales)
-            assert torch.equal(weight.values, expected.values)
-            assert torch.equal(weight.scales, expected.scales)
+            assert torch.equal(dequantise(weight), dequantise(quantise(numbers.matrix, scheme)))
             assert (weight.bias is None) == (numbers.bias is None)
         assert torch.equal(layer.input_norm, dense.input_norm)  # type: ignore[arg-type]
     assert reported[-1] == f"layer {len(plain.layers)} of {len(plain.layers)}"
@@ -74,10 +69,7 @@ def test_experts_are_rounded_and_what_chooses_them_is_not(tmp_path: Path) -> Non
         assert torch.equal(dequantised(layer.part(name)), dense.part(name).matrix)
     for name in ("gate_up", "experts.0.gate_up", "experts.5.down"):
         numbers = dense.part(name).matrix
-        group = 32 if numbers.shape[1] % 32 == 0 else None
-        scheme = Scheme("int4", group) if group else Scheme("int8")
-        scales = torch.bfloat16 if group else torch.float32
-        expected = dequantise(quantise(numbers, scheme, None, scales))
+        expected = dequantise(quantise(numbers, INT8 if numbers.shape[1] % 32 else INT4))
         assert torch.equal(dequantised(layer.part(name)), expected)
     sizes = [
         weight_bytes(config, torch.float32, quantize, head_apart=False)

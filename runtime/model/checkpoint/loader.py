@@ -16,7 +16,7 @@ import torch
 
 from rootlace.kernels import Dense, Quantised, Scheme, Weight
 from rootlace.kernels.native.machine import mapped
-from rootlace.kernels.reference.layers import AT_ONCE, dequantise, quantise
+from rootlace.kernels.reference.layers import AT_ONCE, INT4, INT8, dequantise, quantise
 from rootlace.kernels.weights import columns_of, rows_of, stacked
 from rootlace.runtime.model.checkpoint.config import ModelConfig
 from rootlace.runtime.model.checkpoint.files import Checkpoint
@@ -618,9 +618,7 @@ def _silent(what: str, fraction: float) -> None:
 # Weights rounded to few bits while they are read (`--quantize`), layer by layer.
 
 
-GROUPS = (128, 32)
-"""Inputs that share a scale in four bits: the first of these that divides their number."""
-HEAD = Scheme("int8")
+HEAD = INT8
 """Scheme of the head, whatever the layers have: every token's probability depends on it."""
 
 
@@ -638,38 +636,29 @@ def rounded(weights_of: LoadWeights, codes: Literal["int8", "int4"]) -> LoadWeig
         if config.quantisation is not None:
             raise _already(config.quantisation.method)
         weights = weights_of(config, dtype, device, progress)
-        layers = weights.layers
+        layers, head = weights.layers, weights.head
+        scheme = INT8 if codes == "int8" else INT4
+        if config.spec.labels is None:
+            assert head is not None
+            head = _round(head, HEAD)
         return replace(
             weights,
             layers=OnDemand(
-                len(layers), lambda at: layers[at].with_products(lambda one: _rounded(one, codes))
+                len(layers), lambda at: layers[at].with_products(lambda one: _round(one, scheme))
             ),
-            head=weights.head if config.spec.labels is not None else _rounded_head(weights),
+            head=head,
         )
 
     return load
 
 
-def _rounded_head(weights: ModelWeights) -> Weight:
-    assert weights.head is not None
-    return _round(weights.head, HEAD)
-
-
-def _rounded(weight: Weight, codes: Literal["int8", "int4"]) -> Weight:
-    if codes == "int8":
-        return _round(weight, Scheme("int8"))
-    inputs = weight.shape[1]
-    group = next((size for size in GROUPS if inputs % size == 0), None)
-    # Fewer bits would tell little of a number in a group of any size.
-    return _round(weight, Scheme("int4", group) if group else Scheme("int8"))
-
-
 def _round(weight: Weight, scheme: Scheme) -> Weight:
+    """Inputs that are no whole groups are rounded to int8: fewer bits would tell little of a number
+    in a group of any size."""
     if not isinstance(weight, Dense):
         raise _already(weight.kind)
-    # Where groups are small their scales weigh, and half as many bits do.
-    scales = torch.float32 if scheme.group is None else torch.bfloat16
-    return quantise(weight.matrix, scheme, weight.bias, scales)
+    fits = weight.shape[1] % (scheme.group or 1) == 0
+    return quantise(weight.matrix, scheme if fits else INT8, weight.bias)
 
 
 def _already(how: str) -> InvalidRequest:

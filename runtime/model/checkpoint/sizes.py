@@ -59,8 +59,8 @@ def rounded_bytes(spec: ModelSpec, element: int, codes: Literal["int8", "int4"])
     products = rounded_numbers(spec)
     others = layer_numbers(spec) - products + norm_numbers(spec) + position_numbers(spec)
     others += spec.vocab_size * spec.hidden_size
-    # In four bits 128 weights share a scale of two bytes.
-    layers = products if codes == "int8" else products // 2 + products // 64
+    # In four bits 32 weights share a scale and an offset of two bytes each.
+    layers = products if codes == "int8" else products // 2 + products // 8
     return others * element + layers + spec.head_rows * spec.hidden_size
 
 
