@@ -519,7 +519,8 @@ class HybridGrammar(DfaGrammar):
     ) -> None:
         super().__init__(vocabulary, dfa, canonicalizer, max_table_bytes)
         self.inner = inner
-        self._any = TokenWalk(vocabulary.trie, _AnythingAtMarks(dfa))
+        self._marks = _Marks(dfa)
+        self._any = TokenWalk(vocabulary.trie, self._marks)
         self._checking = threading.Lock()
 
     @property
@@ -560,6 +561,17 @@ class HybridGrammar(DfaGrammar):
         missing = declared & self.vocabulary.without_zeros & ~words
         return not (missing | words & ~(any_ | declared)).any()
 
+    def run(self, state: int, data: bytes) -> int | None:
+        """The state after `data`; `DEAD` where the text is, or may be, that of a mark."""
+        try:
+            for byte in data:
+                if state == DEAD or self._marks.may_begin(state)[byte]:
+                    return DEAD
+                state = self.dfa.step(state, byte)
+        except TooLarge:
+            return None
+        return state
+
     def step(self, state: int, token_id: int) -> int | None:
         row = self.row(state)
         if row is None or not self.table.filled(row.row):
@@ -580,12 +592,17 @@ class HybridGrammar(DfaGrammar):
         return super().after(state, token_id)
 
 
-class _AnythingAtMarks:
-    """The automaton, but that anything follows where a mark does (`walk.Automaton`). Its
-    state s is s + 1 here; 0 is behind a mark."""
+_NONE = np.zeros(256, bool)
+_DIGITS = np.frombuffer(b"0123456789abcdef", np.uint8)
+
+
+class _Marks:
+    """The automaton, but that anything follows a byte with which the text of a mark may begin
+    (`masks.Automaton`). Its state s is s + 1 here; 0 is behind a mark."""
 
     def __init__(self, dfa: LazyDfa) -> None:
         self._dfa = dfa
+        self._known: dict[int, np.ndarray] = {}
 
     @property
     def num_states(self) -> int:
@@ -593,14 +610,31 @@ class _AnythingAtMarks:
 
     @property
     def byte_classes(self) -> np.ndarray:
-        return self._dfa.byte_classes
+        return np.arange(256, dtype=np.uint8)
+
+    def may_begin(self, state: int) -> np.ndarray:
+        """bool [256]: the bytes with which the text of a mark may begin at a state."""
+        known = self._known.get(state)
+        if known is None:
+            known = _NONE
+            marked = self._dfa.step(state, _HYBRID_MARK)
+            if marked != DEAD:
+                known = np.zeros((16, 16), bool)
+                for high, after in enumerate(self._after(marked)):
+                    if after != DEAD:
+                        known[high] = self._after(after) != DEAD
+                known = known.reshape(256)
+            self._known[state] = known
+        return known
+
+    def _after(self, state: int) -> np.ndarray:
+        return self._dfa.transitions(np.array([state]))[0, _DIGITS]
 
     def transitions(self, states: np.ndarray) -> np.ndarray:
         rows = np.zeros((len(states), 256), np.int32)
-        inner = np.flatnonzero(states)
-        found = self._dfa.transitions(states[inner] - 1) + 1
-        found[found == 0] = DEAD
-        marked = found[:, _HYBRID_MARK] > 0
-        found[marked] = np.maximum(found[marked], 0)
-        rows[inner] = found
+        for row, state in zip(rows, (states - 1).tolist(), strict=True):
+            if state >= 0:
+                row[:] = self._dfa.transitions(np.array([state]))[0] + 1
+                row[row == 0] = DEAD
+                row[self.may_begin(state)] = 0
         return rows

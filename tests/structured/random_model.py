@@ -82,4 +82,8 @@ class RandomModel:
 def accepts(grammar: Grammar, vocabulary: Vocabulary, text: bytes) -> bool:
     """Whether a grammar takes a text in (its canonical tokens), and as a whole."""
     matcher = grammar.matcher()
-    return all(map(matcher.advance, vocabulary.encode(text))) and matcher.is_accepting()
+    for token in vocabulary.encode(text):
+        matcher.prepare_mask()
+        if not matcher.advance(token):
+            return False
+    return matcher.is_accepting()

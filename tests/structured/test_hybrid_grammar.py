@@ -71,6 +71,29 @@ SCHEMAS: dict[str, Any] = {
         "additionalProperties": False,
     },
     "anything else": {"properties": {"a": {"type": "string", "minLength": 2, "maxLength": 4}}},
+    "keys that share bytes of a character": {
+        "type": "object",
+        "properties": {"имя": COUNT, "имущество": {}, "é": NAME, "": COUNT},
+    },
+    "keys that patterns refuse": {
+        "type": "object",
+        "properties": {"foo": NAME, "bar": COUNT, "x": {}},
+        "patternProperties": {"^bar": NAME, "^fo+$": False, "é": {}},
+        "additionalProperties": False,
+    },
+    "a key declared in one case only": {
+        "dependentSchemas": {"bar": {"properties": {"foo": COUNT, "bar": COUNT}}},
+    },
+    "a value that another case leaves open": {
+        "if": {"properties": {"foo": {"const": "then"}}, "required": ["foo"]},
+        "then": {"properties": {"bar": NAME}, "required": ["bar"]},
+        "else": {"properties": {"baz": NAME}, "required": ["baz"]},
+    },
+    "numbers as constants": {
+        "type": "object",
+        "properties": {"x": {"enum": [0.0, 0.5, 1.0, 1e21, "a"]}, "y": {"const": 2.5}},
+        "required": ["x"],
+    },
     "alternatives": {
         "type": "object",
         "properties": {

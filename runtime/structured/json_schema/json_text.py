@@ -199,6 +199,14 @@ def text_of(value: Any) -> str:
     return text
 
 
+def type_of(value: Any) -> str:
+    """The type of a JSON value, as schemas name it."""
+    for kind, name in ((bool, "boolean"), (str, "string"), (list, "array"), (dict, "object")):
+        if isinstance(value, kind):
+            return name
+    return "null" if value is None else "number"
+
+
 def digits(least: int, most: int | None) -> Regex:
     return repeat(Chars(((0x30, 0x39),)), least, most)
 
@@ -535,12 +543,14 @@ class Guidance:
     allows after a backslash in a free string."""
 
     def __init__(self, escapes: str) -> None:
-        self._escapes = guidance_escapes(escapes)
+        self.escapes = guidance_escapes(escapes)
         self._respelt = _ESCAPED_CONTROL if "u" in escapes else _ESCAPED_BY_NUMBER
 
     def literal(self, value: Any, gap: Regex) -> Regex:
         tree = _literal(value, gap)
-        if not isinstance(tree, Literal) or "\x7f" in tree.text or self._respelt.search(tree.text):
+        if isinstance(value, float) or not isinstance(tree, Literal):
+            raise NotRegular("a value that llguidance writes in its own way")
+        if "\x7f" in tree.text or self._respelt.search(tree.text):
             raise NotRegular("a value that is spelt in several ways")
         return tree
 
@@ -551,7 +561,7 @@ class Guidance:
         plain = _ESCAPED_PUNCTUATION.sub("", schema.get("pattern", ""))
         if "\\" in plain or "." in plain or "(?" in plain:
             raise NotRegular("a pattern that llguidance may read otherwise")
-        return string_of(content_of(schema, MAX_SIZE), self._escapes)
+        return string_of(content_of(schema, MAX_SIZE), self.escapes)
 
     def number(self, schema: dict[str, Any]) -> Regex:
         said = schema.keys() - {"type"}

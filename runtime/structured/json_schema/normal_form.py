@@ -42,7 +42,7 @@ from rootlace.runtime.structured.json_schema.to_llguidance import string_matcher
 from rootlace.runtime.structured.json_schema.to_regex import whole_regex
 from rootlace.runtime.structured.json_schema.type_shapes import Shape, Shapes
 from rootlace.runtime.structured.json_schema.validate import Rules, Verifier
-from rootlace.runtime.structured.regex.syntax import Regex
+from rootlace.runtime.structured.regex.syntax import Regex, TooLarge
 from rootlace.wire.errors import InvalidConstraint
 
 Satisfies = Callable[..., bool]
@@ -348,12 +348,26 @@ def _is_lost(pattern: str) -> bool:
 # Mask ---------------------------------------------------------------------------------------------
 
 
+MAX_PROPERTIES = 12_000
+"""Of one object. llguidance goes through them one within the other, and has no bound of its own."""
 Mask = tuple[dict[str, Any], tuple[Residual, ...]]
 """A schema that llguidance accepts, and the user's keywords that the schema does not hold."""
 
 
 def mask_of(normal: Normal) -> Mask:
-    root, definitions, lost = weaken(normal.root, {**normal.definitions, **normal.shown})
+    """Raises InvalidConstraint where llguidance cannot hold all of it together."""
+    sizes = {name: _most_properties(part) for name, part in normal.definitions.items()}
+    largest = max(sizes, key=sizes.__getitem__, default="")
+    try:
+        if largest and sizes[largest] > MAX_PROPERTIES:
+            raise TooLarge(f"more than {MAX_PROPERTIES} properties")
+        root, definitions, lost = weaken(normal.root, {**normal.definitions, **normal.shown})
+    except TooLarge as error:
+        said = f"{sizes[largest]} properties here, {len(sizes)} schemas in all"
+        raise invalid(
+            written(normal.places[largest][0].located.pointer),
+            f"the schema is too large for a mask ({said}): {error}",
+        ) from None
     notes: set[Residual] = set()
     for name in definitions:
         notes |= normal.notes[name] | normal.lost[name]
@@ -370,6 +384,11 @@ def mask_of(normal: Normal) -> Mask:
     elif told:
         schema["x-guidance"] = dict(OPTIONS)
     return schema, tuple(sorted(notes, key=lambda note: note.pointer))
+
+
+def _most_properties(definition: Any) -> int:
+    options = definition.get("anyOf", [definition]) if isinstance(definition, dict) else []
+    return max((len(option.get("properties", ())) for option in options), default=0)
 
 
 def _place(conjunction: Conjunction, keyword: str) -> str:

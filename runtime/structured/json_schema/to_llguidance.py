@@ -9,6 +9,8 @@ from typing import Any
 
 from llguidance import LLMatcher, LLTokenizer
 
+from rootlace.runtime.structured.regex.syntax import TooLarge
+
 # Guidance -----------------------------------------------------------------------------------------
 #
 # What llguidance says of schemas and patterns.
@@ -94,6 +96,7 @@ def _byte_tokenizer() -> LLTokenizer:
 
 
 Definitions = dict[str, Any]
+_TOO_LARGE = "schema too large"
 
 _STEPS = (
     ("minProperties", "maxProperties"),
@@ -116,20 +119,18 @@ def weaken(
     """Give up keywords until llguidance accepts a schema: (root, definitions, lost keywords).
 
     `root` refers to one of the definitions; the definitions refer to each other only. A lost
-    keyword comes with the name of its definition.
+    keyword comes with the name of its definition. Raises TooLarge where llguidance refuses what is
+    left, too.
     """
-    if not accepted({**root, "$defs": definitions}):
-        return root, definitions, []
     lost: list[tuple[str, str]] = []
-    for name, definition in definitions.items():
-        if _alone(definition):
-            definitions[name] = _weakened(definition, name, lost)
-    if accepted({**root, "$defs": definitions}):
-        # Something about how they stand together: only the types are left of all.
-        for name in definitions:
-            lost.append((name, "type"))
-        definitions = {}
-        root = {}
+    refused = accepted({**root, "$defs": definitions})
+    if refused and not refused.startswith(_TOO_LARGE):
+        for name, definition in definitions.items():
+            if _alone(definition):
+                definitions[name] = _weakened(definition, name, lost)
+        refused = accepted({**root, "$defs": definitions})
+    if refused:
+        raise TooLarge(refused.splitlines()[0])
     return root, definitions, list(dict.fromkeys(lost))
 
 

@@ -16,25 +16,36 @@ schemas") says where marks stand, and why texts that lead to one state then go o
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from rootlace.runtime.structured.json_schema import json_text
 from rootlace.runtime.structured.json_schema.json_text import MAX_SIZE, Guidance, NotRegular, Ours
+from rootlace.runtime.structured.json_schema.pattern import (
+    NotTranslated,
+    in_all,
+    regex_of_pattern,
+)
+from rootlace.runtime.structured.regex.lazy_dfa import DEAD, LazyDfa
 from rootlace.runtime.structured.regex.syntax import (
+    ALL,
     BLANK,
     NOTHING,
+    Chars,
     Literal,
     Regex,
+    TooLarge,
     concat,
     either,
+    one_of,
     optional,
     repeat,
     size,
 )
 
 MARK = "\0"
-"""Marks begin with it. JSON has it nowhere."""
+"""Marks begin with it. JSON has it nowhere. Behind it is the first byte of the text that the mark
+stands for, in two hexadecimal digits, and the number of the mark."""
 MAX_VALUES = 2000
 """Schemas that are written, each as often as it is referred to."""
 _MAX_DEPTH = 32
@@ -57,10 +68,12 @@ def declared_part(schema: Mapping[str, Any], gap: Regex) -> Regex | None:
         return None
     spelling = Guidance(options.get("json_allowed_escapes", 'nrbtf\\"u'))
     root = {key: value for key, value in schema.items() if key not in ("$defs", "x-guidance")}
-    marks = (Literal(f"{MARK}{number};") for number in itertools.count())
-    writer = _Writer(schema.get("$defs", {}), spelling, gap, marks)
-    tree = _written(writer, root)
-    return None if tree == NOTHING else tree
+    for scalars in (True, False):
+        writer = _Writer(schema.get("$defs", {}), spelling, gap, itertools.count(), scalars)
+        tree = _written(writer, root)
+        if tree is not None:
+            return None if tree == NOTHING else tree
+    return None
 
 
 def _written(writer: _Writer, root: Any) -> Regex | None:
@@ -74,7 +87,7 @@ class _Writer:
     """Turns schemas into trees, one value at a time.
 
     With `marks`, a part of a value that is not regular becomes a mark; without, the whole value is
-    not regular.
+    not regular. With `scalars`, of a value that may be anything only objects and arrays are marked.
     """
 
     def __init__(
@@ -82,7 +95,8 @@ class _Writer:
         definitions: Mapping[str, Any],
         spelling: Ours | Guidance,
         gap: Regex,
-        marks: Iterator[Regex] | None = None,
+        marks: Iterator[int] | None = None,
+        scalars: bool = False,
     ) -> None:
         self._definitions = definitions
         self._spelling = spelling
@@ -90,6 +104,7 @@ class _Writer:
         self._comma = json_text.separated(",", gap)
         self._colon = json_text.separated(":", gap)
         self._marks = marks
+        self._scalars = scalars
         self._values = 0
 
     def value(self, schema: Any, depth: int, refs: frozenset[str]) -> Regex:
@@ -109,7 +124,10 @@ class _Writer:
         if schema is False:
             return NOTHING
         if schema is True or not schema:
-            raise NotRegular("anything")
+            if not self._scalars:
+                raise NotRegular("anything")
+            scalars = [{"type": name} for name in ("null", "boolean", "number", "string")]
+            return either(self._either(scalars, depth, refs), self._mark(b"["), self._mark(b"{"))
         if "anyOf" in schema and len(schema) > 1:
             raise NotRegular("keywords beside anyOf")
         options = schema.get("anyOf", [schema])
@@ -125,26 +143,48 @@ class _Writer:
         except NotRegular:
             if self._marks is None:
                 raise
-            return next(self._marks)
+            return self._mark(self._first(schema, ()))
+
+    def _first(self, schema: Any, refs: tuple[str, ...]) -> bytes:
+        """The bytes with which a value may begin."""
+        if not isinstance(schema, dict) or not schema:
+            return _ANY_VALUE
+        if "$ref" in schema:
+            name = schema["$ref"].removeprefix("#/$defs/")
+            return b"" if name in refs else self._first(self._definitions[name], (*refs, name))
+        options = schema.get("anyOf", [schema])
+        if options != [schema]:
+            return b"".join(self._first(option, refs) for option in options)
+        return b"".join(map(_begins, _typed(schema)))
+
+    def _mark(self, first: Collection[int]) -> Regex:
+        """A mark that stands for a text which begins with one of the bytes `first`."""
+        assert self._marks is not None
+        halves: dict[str, str] = {}
+        for high in sorted({byte >> 4 for byte in first}):
+            lows = "".join(f"{byte & 15:x}" for byte in sorted(set(first)) if byte >> 4 == high)
+            halves[lows] = halves.get(lows, "") + f"{high:x}"
+        begun = either(*(concat(one_of(high), one_of(low)) for low, high in halves.items()))
+        return concat(Literal(MARK), begun, Literal(f"{next(self._marks)};"))
 
     def _either(self, options: list[dict[str, Any]], depth: int, refs: frozenset[str]) -> Regex:
         """One of some schemas of one type, or of values. One that is not regular is marked if its
         first byte tells it from all others: then nothing of it is in their texts."""
         trees: list[Regex] = []
-        marked: list[str] = []
+        marked: list[bytes] = []
         for option in options:
             try:
                 trees.append(self._option(option, depth, refs))
             except NotRegular:
                 if self._marks is None:
                     raise
-                marked.append(_kind(option))
-        if not marked or self._marks is None:
+                marked.append(_begins(option))
+        if not marked:
             return either(*trees)
-        kinds = [_kind(option) for option in options]
-        if not trees or any(kinds.count(kind) > 1 for kind in marked) or "" in kinds:
+        first = [byte for option in options for byte in set(_begins(option))]
+        if not trees or any(first.count(byte) > 1 for byte in b"".join(marked)):
             raise NotRegular("a choice that its first byte does not make")
-        return either(*trees, next(self._marks))
+        return either(*trees, self._mark(b"".join(marked)))
 
     def _option(self, schema: dict[str, Any], depth: int, refs: frozenset[str]) -> Regex:
         if list(schema) == ["enum"]:
@@ -223,27 +263,79 @@ class _Writer:
             elif name in required:
                 return NOTHING
         if is_open:
-            names = [json_text.text_of(name)[1:-1] for name in properties]
-            pairs.append((self._undeclared(names, '"'), False))
+            names = [json_text.text_of(name).encode()[1:] for name in properties]
+            pairs.append((self._undeclared(names, b'"', self._other_keys(schema)), False))
         empty = concat(Literal("{"), self._gap, Literal("}"))
         if not pairs:
             return empty
         full = json_text.enclosed("{", joined(pairs, self._comma), "}", self._gap)
         return full if any(must for _, must in pairs) else either(empty, full)
 
-    def _undeclared(self, names: list[str], begun: str) -> Regex:
-        """Properties that are not declared, from the first one on: their key up to where it can
-        become none of `names` any more, letter by letter, every place of it marked.
+    def _other_keys(self, schema: dict[str, Any]) -> Callable[[bytes], bool]:
+        """Tells whether some key that is not declared begins so. Raises NotRegular."""
+        patterns: dict[str, Any] = schema.get("patternProperties", {})
+        if not patterns:
+            return lambda begun: True
+        assert isinstance(self._spelling, Guidance)
+        try:
+            trees = {pattern: regex_of_pattern(pattern) for pattern in patterns}
+            refused = [tree for pattern, tree in trees.items() if patterns[pattern] is False]
+            allowed = [tree for pattern, tree in trees.items() if patterns[pattern] is not False]
+            if schema.get("additionalProperties", True) is not False:
+                allowed = [repeat(Chars(ALL), 0, None)]
+            names = map(Literal, schema.get("properties", ()))
+            keys = in_all([either(*allowed)], but=[*refused, *names])
+            dfa = LazyDfa(json_text.string_of(keys, self._spelling.escapes), MAX_SIZE)
+            # Found out now, while a refusal can still be taken in.
+            known = {b"": dfa.start}
+            for name in schema.get("properties", ()):
+                text = json_text.text_of(name).encode()
+                known |= {text[:end]: dfa.run(dfa.start, text[:end]) for end in range(len(text))}
+        except (NotTranslated, TooLarge) as error:
+            raise NotRegular(str(error)) from None
+        return lambda begun: known.get(begun, DEAD) != DEAD
 
-        `names` all go on behind `begun`.
+    def _undeclared(
+        self, names: list[bytes], begun: bytes, possible: Callable[[bytes], bool]
+    ) -> Regex:
+        """Properties that are not declared, from the first one on: their key up to where it can
+        become none of `names` any more, byte by byte, every place of it marked.
+
+        `names` all go on behind `begun`, up to their last quote. `possible` tells whether a key
+        that is not declared may begin so.
         """
-        assert self._marks is not None
-        following: dict[str, list[str]] = {}
+        following: dict[int, list[bytes]] = {}
         for name in names:
-            if name:
+            if name != b'"':
                 following.setdefault(name[0], []).append(name[1:])
-        inner = [self._undeclared(rest, letter) for letter, rest in following.items()]
-        return concat(Literal(begun), either(next(self._marks), *inner))
+        declared = {name[0] for name in names}
+        inner = [
+            self._undeclared(rest, begun + bytes((byte,)), possible)
+            for byte, rest in following.items()
+            if possible(begun + bytes((byte,)))
+        ]
+        other = self._mark([byte for byte in range(0x20, 0x100) if byte not in declared])
+        last = begun[-1:].decode(errors="surrogateescape")  # a byte of a character, perhaps
+        return concat(Literal(last), either(other, *inner))
+
+
+_FIRST = {
+    "null": b"n",
+    "boolean": b"tf",
+    "integer": b"-0123456789",
+    "number": b"-0123456789",
+    "string": b'"',
+    "array": b"[",
+    "object": b"{",
+}
+_ANY_VALUE = bytes(sorted(set(b"".join(_FIRST.values()))))
+
+
+def _begins(schema: dict[str, Any]) -> bytes:
+    """The bytes with which a value of one type, or one of given values, may begin."""
+    if "enum" not in schema:
+        return _FIRST.get(schema.get("type", ""), _ANY_VALUE)
+    return b"".join({_FIRST[json_text.type_of(value)] for value in schema["enum"]})
 
 
 def joined(pairs: Sequence[tuple[Regex, bool]], comma: Regex) -> Regex:
@@ -273,9 +365,3 @@ def _typed(schema: dict[str, Any]) -> list[dict[str, Any]]:
     """A schema as one per type that it names."""
     names = schema.get("type")
     return [{**schema, "type": name} for name in names] if isinstance(names, list) else [schema]
-
-
-def _kind(schema: dict[str, Any]) -> str:
-    """The kind of value that the first byte tells; empty if the byte does not tell."""
-    name = schema.get("type", "")
-    return "number" if name == "integer" else str(name)

@@ -21,7 +21,7 @@ from rootlace.runtime.structured.json_schema.cases import (
     Conjunction,
     Keys,
 )
-from rootlace.runtime.structured.json_schema.json_text import NotRegular, content_of
+from rootlace.runtime.structured.json_schema.json_text import NotRegular, content_of, type_of
 from rootlace.runtime.structured.json_schema.load import (
     EXCLUDED,
     OURS,
@@ -344,8 +344,8 @@ class Shapes:
     def _arrays(self, leaves: tuple[Leaf, ...], notes: set[Residual]) -> list[Shape]:
         least = max((leaf.get("minItems", 0) for _, leaf in leaves), default=0)
         most = min((leaf.get("maxItems", math.inf) for _, leaf in leaves), default=math.inf)
-        length = max((len(leaf.get("prefixItems", ())) for _, leaf in leaves), default=0)
-        places: list[list[Atom]] = [[] for _ in range(length)]
+        given = max((len(leaf.get("prefixItems", ())) for _, leaf in leaves), default=0)
+        places: list[list[Atom]] = [[] for _ in range(given)]
         rest: list[Atom] = []
         contained: list[tuple[Located, dict[str, Any]]] = []
         for located, leaf in leaves:
@@ -358,6 +358,7 @@ class Shapes:
         for located, leaf in leaves:
             if leaf.get("unevaluatedItems", True) is not True:
                 self._unevaluated_items(located, leaf, places, rest, notes)
+        length = len(places)
         for located, leaf in contained:
             wanted, at_most = leaf.get("minContains", 1), leaf.get("maxContains", math.inf)
             if leaf["contains"] is True or leaf["contains"] == {}:
@@ -673,7 +674,7 @@ def _listed(values: tuple[Any, ...], source: Residual | None) -> Shape:
     held = [value for value in values if _is_held(value)]
     if len(held) == len(values):
         return Shape({"enum": held})
-    kinds = sorted({_type_of(value) for value in values if not _is_held(value)})
+    kinds = sorted({type_of(value) for value in values if not _is_held(value)})
     shown: list[dict[str, Any]] = [{"enum": held}] if held else []
     shown += [{"type": kind} for kind in kinds]
     return Shape({"enum": list(values)}, tuple(shown), frozenset({source} if source else ()))
@@ -685,10 +686,6 @@ def _is_held(value: Any) -> bool:
     if isinstance(value, dict):
         return all(map(_is_held, value.values()))
     return not isinstance(value, int) or abs(value) < MAX_INTEGER
-
-
-def _type_of(value: Any) -> str:
-    return "array" if isinstance(value, list) else "object" if isinstance(value, dict) else "number"
 
 
 def _any(patterns: dict[str, Conjunction]) -> Conjunction:

@@ -252,7 +252,7 @@ class _Builder:
         nfa = self._nfa
         match regex:
             case Literal(text):
-                return nfa.leaf(text.encode(), following) if text else following
+                return nfa.leaf(_bytes(text), following) if text else following
             case Chars(ranges):
                 if len(ranges) == 1 and ranges[0][0] == ranges[0][1]:
                     return nfa.leaf(chr(ranges[0][0]).encode(), following)
@@ -345,7 +345,12 @@ def _words(options: tuple[Regex, ...]) -> tuple[list[bytes], list[Regex]]:
     """The options that are texts, as ascending distinct UTF-8, and the others."""
     texts = {option.text for option in options if isinstance(option, Literal)}
     others: list[Regex] = [option for option in options if not isinstance(option, Literal)]
-    return sorted(text.encode() for text in texts), others
+    return sorted(map(_bytes, texts)), others
+
+
+def _bytes(text: str) -> bytes:
+    """Its UTF-8, where a lone byte of a character stands as Python's surrogate escape."""
+    return text.encode(errors="surrogateescape")
 
 
 def flat(item: Regex, least: int, most: int | None) -> tuple[Regex, int, int | None]:

@@ -24,7 +24,7 @@ LAST = 0x10FFFF
 
 @dataclass(frozen=True, slots=True)
 class Literal:
-    """This text; the empty one too."""
+    """This text; the empty one too. A surrogate escape is a byte of a character."""
 
     text: str
 
@@ -426,7 +426,7 @@ def size(regex: Regex, limit: int, uncounted: Regex | None = None) -> int:
         return 0
     match regex:
         case Literal(text):
-            return len(text.encode()) + 1
+            return len(text.encode(errors="surrogateescape")) + 1
         case Chars(ranges):
             # Beyond ASCII a character is a small automaton over its two to four bytes.
             return 1 if not ranges or ranges[-1][1] < 0x80 else 8

@@ -284,3 +284,51 @@ def test_leap_days_whoever_holds_the_mask(schema: Any, backend: str) -> None:
     for year in (1900, 2000, 2021, 2023, 2024, 2100, 2400):
         text = json.dumps(f"{year}-02-29").encode()
         assert accepts(grammar, vocabulary, text) == calendar.isleap(year), year
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"if": {"prefixItems": [{"const": "a"}]}},
+        {"if": {"prefixItems": [{"const": "a"}]}, "then": True},
+        {"anyOf": [{"prefixItems": [{"const": "a"}]}, True]},
+        {"contains": {"const": "a"}},
+        {"allOf": [{"prefixItems": [{"const": "a"}]}]},
+    ],
+    ids=json.dumps,
+)
+def test_items_that_an_alternative_evaluates(
+    compiler: GrammarCompiler, schema: dict[str, Any]
+) -> None:
+    schema = {"type": "array", "minItems": 1, "unevaluatedItems": False, **schema}
+    validator = jsonschema.Draft202012Validator(schema)
+    grammar = compiler.compile(json_schema=schema)
+    for value in ([], ["a"], ["b"], ["a", "a"], ["a", "b"], ["a", "a", "a"]):
+        taken = accepts(grammar, compiler.vocabulary, _dumped(value))
+        assert taken == validator.is_valid(value), value
+
+
+MANY = {"type": "integer"}
+
+
+@pytest.mark.parametrize(
+    "wide, said",
+    [
+        ({f"p{i}": {"type": "integer"} for i in range(14_000)}, "14000 properties here.*12000"),
+        ({f"p{i}": {} for i in range(30_000)}, "30000 properties here.*12000"),
+        pytest.param(
+            {f"p{i}": {"properties": {f"q{j}": MANY for j in range(110)}} for i in range(130)},
+            "130 properties here, 14433 schemas in all.*schema too large",
+            marks=pytest.mark.slow,
+        ),
+    ],
+    ids=["integers", "anything", "together"],
+)
+def test_a_schema_that_no_mask_holds_is_refused(
+    compiler: GrammarCompiler, wide: dict[str, Any], said: str
+) -> None:
+    """Its place and its size are named; nothing weaker is served."""
+    schema = {"properties": {"rows": {"items": {"properties": wide, "required": list(wide)}}}}
+    place = "json_schema: #/properties/rows/items"
+    with pytest.raises(InvalidConstraint, match=f"{place}: .*{said}"):
+        compiler.compile(json_schema=schema)
