@@ -79,6 +79,7 @@ class SchedulerConfig:
     """Iteration-level scheduling.
 
     `max_step_tokens` bounds the tokens computed in one step (decode rows count one each),
+    `step_seconds` its expected duration (None, without a device that says better: unbounded),
     `max_running` the rows, `max_waiting` the queue (beyond it a request is refused as overloaded).
     A waiting request may be overtaken by `max_overtaken` later ones, and by more as long as their
     work is at most `max_delay` times what was waiting when it came (docs/simulation.md). Among
@@ -87,6 +88,12 @@ class SchedulerConfig:
 
     max_step_tokens: Positive = option(
         2048, "Tokens computed in one step at most.", aliases=("chunked_prefill_size",)
+    )
+    step_seconds: Seconds | None = option(
+        None,
+        "What a step should take at most, as measured: prompts are cut, and requests wait; "
+        "0: whatever it takes.",
+        shown="0.25 on a CPU, 0 on a GPU",
     )
     max_running: Positive = option(
         256, "Requests in one step at most.", aliases=("max_running_requests",)

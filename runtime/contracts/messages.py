@@ -108,8 +108,10 @@ class EngineRequest(msgspec.Struct, frozen=True, omit_defaults=True, eq=False, t
 
     `handling` is the client's, except for `cache.share`, which `namespace` expresses.
 
-    `client` names the queue among waiting clients: the name of an API key, or the origin of the
-    request. The client may have `max_pins` pins (None: no limit of its own).
+    `client` names the queue among waiting clients: an API key, or the address of the request. The
+    client may have `max_pins` pins (None: no limit of its own). `origin` says who within the client
+    asks, and takes turns with its others: of a key an address and a connection, of an address a
+    connection.
 
     `prediction` (int32) is the client's guess of the output; a right guess only makes the output
     faster. `thoughts` come before the answer: the constraint holds behind them.
@@ -131,6 +133,7 @@ class EngineRequest(msgspec.Struct, frozen=True, omit_defaults=True, eq=False, t
     suspected: int = 0
     resumed: bool = False
     client: str = ""
+    origin: tuple[str, ...] = ()
     max_pins: int | None = None
     prediction: np.ndarray = NO_TOKENS
     thoughts: ThoughtTokens | None = None

@@ -33,7 +33,8 @@ class StepCost:
 
     `step + prefill * (prompt tokens computed) + decode * (decode rows)
     + context * (tokens of context that decode rows read)
-    + pair * (pairs of a prompt token and a token it attends to)`.
+    + pair * (pairs of a prompt token and a token it attends to)
+    + score * (tokens whose log-probabilities are computed)`.
 
     `max_step_tokens` is the budget of the described engine. `source`: origin of the figures, and
     whether measured.
@@ -46,6 +47,7 @@ class StepCost:
     pair: float = 0.0
     max_step_tokens: int = 2048
     source: str = ""
+    score: float = 0.0
 
     def __post_init__(self) -> None:
         for part in fields(self):
@@ -59,13 +61,13 @@ class StepCost:
         return asdict(self)
 
 
-PRIOR = StepCost(step=2e-3, prefill=1e-4, decode=2e-4, context=1e-9, pair=1e-9)
+PRIOR = StepCost(step=2e-3, prefill=1e-4, decode=2e-4, context=1e-9, pair=1e-9, score=5e-5)
 """The cost of an engine before any measurement."""
 
 
 def mean_cost(costs: Sequence[StepCost]) -> StepCost:
     """Mean of the measured costs of equal engines."""
-    names = ("step", "prefill", "decode", "context", "pair")
+    names = ("step", "prefill", "decode", "context", "pair", "score")
     means = {name: sum(getattr(one, name) for one in costs) / len(costs) for name in names}
     return replace(costs[0], **means)
 

@@ -45,6 +45,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 HEARTBEAT_SECONDS = 1.0
+STEP_SECONDS = 0.25
+"""Bound of a step on a CPU, where a step of `max_step_tokens` can take many seconds."""
 SWITCH_SECONDS = 0.0005
 """Seconds a compiling thread keeps the interpreter once the loop wants it.
 
@@ -122,8 +124,11 @@ def _serve(
         from rootlace.runtime.engine.offload import open_tiers
 
         below = open_tiers(engine, runner, config.replicas, config.transfer)
+    schedule = engine.scheduler
+    if schedule.step_seconds is None and runner.device.type == "cpu":
+        schedule = dataclasses.replace(schedule, step_seconds=STEP_SECONDS)
     scheduler = Scheduler(
-        engine.scheduler,
+        schedule,
         cache,
         runner.context_length,
         vocab_size=runner.vocab_size,
@@ -188,9 +193,7 @@ def _serve(
         prepare=lambda: runner.prepare() or process.idle(),
         executor_stats=runner.stats,
         telling=(
-            Telling(
-                scheduler.cache, engine.scheduler.max_step_tokens, bytes.fromhex(config.digest_key)
-            )
+            Telling(scheduler.cache, scheduler.cost, bytes.fromhex(config.digest_key))
             if config.digest_key
             else None
         ),

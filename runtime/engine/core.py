@@ -82,24 +82,18 @@ class Steps:
         overlap: bool,
         send: Callable[[list[EngineOutput]], None],
         record: StepRecord | None = None,
-        note: Callable[[StepPlan, float], None] | None = None,
         move: Callable[[np.ndarray], None] | None = None,
     ) -> None:
         """`send` receives updates that should not wait until the step is over.
 
-        `record` receives the step in flight, `note` the seconds of each step. `move` moves blocks
-        between the pool and offload levels.
+        `record` receives the step in flight. `move` moves blocks between the pool and offload
+        levels.
         """
         self._scheduler = scheduler
         self._executor = executor
         self._overlap = overlap
         self._send = send
         self._record = record
-        self._note = note
-        self._begun = [0.0, 0.0]
-        """Start times of the steps in flight, by step number modulo 2."""
-        self._ended = 0.0
-        """End time of the last step."""
         self._move = move
         self._running: Launched | None = None
         self.count = 0
@@ -186,18 +180,12 @@ class Steps:
     def _begin(self, plan: StepPlan) -> None:
         if self._record is not None:
             self._record.begin(plan.step, plan.rids, plan.context_len)
-        if self._note is not None:
-            self._begun[plan.step % 2] = time.perf_counter()
 
-    def _end(self, plan: StepPlan, failed: bool = False) -> None:
+    def _end(self, plan: StepPlan) -> None:
         """Record that a step was computed, or failed."""
         self.count += 1
         if self._record is not None:
             self._record.end(plan.step)
-        if self._note is not None and not failed:
-            now = time.perf_counter()
-            self._note(plan, now - max(self._begun[plan.step % 2], self._ended))
-            self._ended = now
 
     def _over(self, plan: StepPlan) -> None:
         """Record that a step is no longer in flight."""
@@ -257,7 +245,7 @@ class Steps:
         if isinstance(error, ExecutorLost):
             raise error
         log.error("step %d of %d rows failed", plan.step, plan.num_rows, exc_info=error)
-        self._end(plan, failed=True)
+        self._end(plan)
         reason = error if isinstance(error, RootlaceError) else InternalError(repr(error))
         return self._scheduler.fail(plan, reason)
 
@@ -419,8 +407,7 @@ class EngineLoop:
         self._scheduler = scheduler
         self._record = record
         self._telling = telling
-        note = None if telling is None else telling.note
-        self._steps = Steps(scheduler, executor, overlap, self._send_now, record, note, move)
+        self._steps = Steps(scheduler, executor, overlap, self._send_now, record, move)
         self._compiler = compiler
         self._compiling = CompilingRequests(compiler)
         self._resuming: dict[int, Resuming] = {}

@@ -25,7 +25,6 @@ from rootlace.runtime.contracts.messages import (
     EngineRequest,
     FromEngine,
 )
-from rootlace.runtime.contracts.plan import StepPlan
 from rootlace.runtime.scheduler.inspection import CacheControl
 from rootlace.runtime.scheduler.pacing import MeasuredCost
 from rootlace.wire.protocol import Constraint
@@ -200,10 +199,12 @@ _STEPS = 256
 class Telling:
     """Reports changes of the cache, and measured cost of steps, to the router."""
 
-    def __init__(self, cache: CacheControl, max_step_tokens: int, digest_key: bytes = b"") -> None:
+    def __init__(
+        self, cache: CacheControl, measured: MeasuredCost, digest_key: bytes = b""
+    ) -> None:
         cache.keep_journal(digest_key)
         self._cache = cache
-        self._cost = MeasuredCost(max_step_tokens)
+        self._cost = measured
         self._next_cost = 2
         self._number = 0
         self._all_of_it = False
@@ -211,10 +212,6 @@ class Telling:
     def tell_all(self) -> None:
         """Report the whole content of the cache next."""
         self._all_of_it = True
-
-    def note(self, plan: StepPlan, seconds: float) -> None:
-        """Record the duration of a step."""
-        self._cost.note(plan, seconds)
 
     def take(self) -> list[FromEngine]:
         """Reports to send now; often none."""

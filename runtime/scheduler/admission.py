@@ -16,11 +16,12 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
+from rootlace.runtime.cache.radix_tree import common_prefix
 from rootlace.runtime.contracts.messages import EngineRequest
 from rootlace.runtime.scheduler.batch import DepthFirst, PlanBuilder, depth_first
 from rootlace.runtime.scheduler.kv_manager import KVStore
 from rootlace.runtime.scheduler.offload.fetching import MOST_FETCHES
-from rootlace.runtime.scheduler.pacing import PromptPace
+from rootlace.runtime.scheduler.pacing import DECODED, PromptPace, StepBudget
 from rootlace.runtime.scheduler.queue import WaitingQueue, first_victim
 from rootlace.runtime.scheduler.request import Counters, Ending, InFlightStep, RequestState
 from rootlace.wire.errors import (
@@ -227,12 +228,21 @@ class RunningSet:
 # Prefill ------------------------------------------------------------------------------------------
 
 
+_LANES = 2
+"""Prompts that may be cut at a time, where steps are short; shorter ones go beside these."""
+
+
 class Prefill:
     """Chooses the prefill chunks that fill the budget left by decode rows.
 
     The order is: sequences in prefill by admission, preempted sequences, waiting sequences. A chunk
     cut by blocks or budget ends the phase. The next sequence might need the tokens behind the cut
     and would compute them a second time.
+
+    Where steps are bounded in time, a long prompt takes many, so it shares them: each of the
+    sequences in prefill gets an equal part, and so do all others together. These others are those
+    that one step ends, and one of another client that will be cut, too. Whoever needs the tokens
+    behind a cut waits for them.
     """
 
     def __init__(
@@ -265,44 +275,97 @@ class Prefill:
         self._complete = complete
         self._longest = longest
 
-    def plan(self, builder: PlanBuilder, budget: int, alone: RequestState | None = None) -> None:
-        """Add chunks of at most `budget` tokens in all; if `alone` is given, admit no other
-        sequence."""
-        running, preempted = self._running, self._running.preempted
-        for sequence in list(running.sequences):
-            if budget and not sequence.decoding:
-                budget -= self._chunk(sequence, budget, builder)
-        if not budget or not (preempted or self._waiting.count) or alone in running.sequences:
+    def plan(
+        self, builder: PlanBuilder, budget: StepBudget, alone: RequestState | None = None
+    ) -> None:
+        """Add chunks within `budget`; if `alone` is given, admit no other sequence."""
+        running = self._running
+        begun = [one for one in running.sequences if not one.decoding]
+        may_admit = running.preempted or self._waiting.count
+        if not may_admit or alone in running.sequences:
+            self._go_on(begun, budget, builder)
             return
-        self._waiting.refresh()
-        deferred: list[RequestState] = []
-        self._admit(builder, budget, alone, deferred)
-        if deferred:
-            self._waiting.restore(deferred)
+        if not begun or budget.cost is None:
+            if self._go_on(begun, budget, builder):
+                self._admit(builder, budget, alone, [])
+            return
+        long = [
+            one
+            for one in begun
+            if one.target() - one.computed > budget.room(one, one.computed) // (len(begun) + 1)
+        ]
+        if self._go_on([one for one in begun if one not in long], budget, builder):
+            part = budget.split(len(long) + 1)
+            self._admit(builder, part, alone, long)
+            budget.give_back(part)
+            self._go_on(long, budget, builder)
+
+    def _go_on(self, begun: list[RequestState], budget: StepBudget, builder: PlanBuilder) -> bool:
+        """Plan chunks of sequences in prefill; return whether others may follow.
+
+        Where steps are bounded in time, they share the budget.
+        """
+        for at, sequence in enumerate(begun):
+            if not budget.open or sequence.finished:
+                continue
+            part = budget.split(1 if budget.cost is None else len(begun) - at)
+            room = self._chunk(sequence, part, builder)
+            budget.give_back(part)
+            if not room:
+                return False
+        return budget.open
 
     def _admit(
         self,
         builder: PlanBuilder,
-        budget: int,
+        budget: StepBudget,
         alone: RequestState | None,
+        long: list[RequestState],
+    ) -> None:
+        """Admit sequences until budget, rows or blocks run out; `long` ones are in prefill."""
+        self._waiting.refresh()
+        deferred: list[RequestState] = []
+        self._admit_others(builder, budget, alone, long, deferred)
+        if deferred:
+            self._waiting.restore(deferred)
+
+    def _admit_others(
+        self,
+        builder: PlanBuilder,
+        budget: StepBudget,
+        alone: RequestState | None,
+        long: list[RequestState],
         deferred: list[RequestState],
     ) -> None:
-        """Admit sequences until budget, rows or blocks run out.
+        """Admit sequences; later ones are admitted while those in `deferred` wait.
 
-        Sequences whose blocks are being read go to `deferred`, with their room reserved; later
-        sequences are admitted meanwhile.
+        These are sequences whose blocks are being read, with their room reserved, and those of
+        which `_waits` says so.
         """
         running, preempted = self._running, self._running.preempted
         promises = running.promises()
-        while budget and len(running.sequences) < self._max_rows:
+        decoding = budget.decoding
+        while budget.open and len(running.sequences) < self._max_rows:
             following = alone or (preempted[0] if preempted else self._waiting.peek())
             if following is None or not running.fits(following, promises):
                 return
             if following.order >= 0 and self._awaits(following):
                 return
+            if budget.cost is not None and alone is None and running.sequences:
+                beyond = decoding > budget.decode_limit / DECODED
+                crowded = decoding > budget.decode_limit and self._crowds(following, beyond)
+                if crowded or self._waits(following, budget, long):
+                    if following.order >= 0:
+                        return
+                    if crowded or len(deferred) >= MOST_FETCHES:
+                        self._waiting.hold(following)
+                    else:
+                        self._waiting.defer(following)
+                    deferred.append(following)
+                    continue
             tiering = self._kv.tiering
             if alone is None and tiering.active and tiering.fetching.holds_back(following):
-                if following.order >= 0 or len(deferred) == MOST_FETCHES:
+                if following.order >= 0 or len(deferred) >= MOST_FETCHES:
                     return
                 self._waiting.defer(following)
                 deferred.append(following)
@@ -312,18 +375,45 @@ class Prefill:
                 self._waiting.take(following)
                 following.queued = self._clock() - following.arrived
             running.admit(following)
-            budget -= self._chunk(following, budget, builder)
+            decoding += budget.decodes(following)
+            room = self._chunk(following, budget, builder)
             if tiering.active:
                 tiering.let_go(following)
-            if alone is not None:
+            if alone is not None or not room:
+                return
+            if not (following.decoding or following.finished):  # cut
                 return
             if not preempted and not self._waiting.count:
                 return
             if not following.finished:
                 promises += running.promise(following)
 
-    def _chunk(self, sequence: RequestState, budget: int, builder: PlanBuilder) -> int:
-        """Plan up to `budget` tokens of `sequence`; return the budget used (all without blocks)."""
+    def _crowds(self, following: RequestState, beyond: bool) -> bool:
+        """Whether `following` would make decode steps longer than they should be.
+
+        They may be as long as the whole bound for clients that have no row yet, but not `beyond`.
+        """
+        if following.order >= 0 or not following.samples_more:
+            return False
+        return beyond or any(one.place == following.place for one in self._running.sequences)
+
+    def _waits(self, following: RequestState, budget: StepBudget, long: list[RequestState]) -> bool:
+        """Whether `following` should let others go first, where steps are bounded in time."""
+        if not long:
+            return False
+        start = following.computed if following.order >= 0 else self._kv.estimate(following)
+        for one in long:
+            if one.namespace == following.namespace:
+                limit = min(following.match_limit(), one.length)
+                shared = common_prefix(following.tokens[:limit], one.tokens[:limit])
+                if shared > max(one.computed, start):
+                    return True
+        if following.target() - start <= budget.room(following, start):
+            return False
+        return len(long) >= _LANES or any(one.place == following.place for one in long)
+
+    def _chunk(self, sequence: RequestState, budget: StepBudget, builder: PlanBuilder) -> bool:
+        """Plan tokens of `sequence` within `budget`; False if blocks are lacking."""
         forced = sequence.jumped
         if sequence.request.report and sequence.report is None:
             self._explain(sequence)
@@ -336,12 +426,13 @@ class Prefill:
             if not self._awaits(sequence) and self._may_pin(sequence, 0):
                 self.pin(sequence)
                 self._complete(sequence)
-            return 0
-        count = min(wanted, budget, self._kv.room(sequence))
+            return True
+        room = self._kv.room(sequence)
+        count = min(wanted, budget.room(sequence, sequence.computed), room)
         if count <= 0:
-            return budget
+            return False
         if not sequence.pinned and not self._may_pin(sequence, count):
-            return 0
+            return True
         self._kv.grow(sequence, count, builder)
         end = sequence.computed + count
         complete = end == target
@@ -352,6 +443,7 @@ class Prefill:
         pool = sequence.pool
         pooled = (0, 0) if pool is None else pool.plan(sequence.computed, end)
         builder.add_chunk(sequence, count, complete=complete, scores=scores, pooled=pooled)
+        budget.spend(sequence.computed, count, max(scores[1] - scores[0], 0))
         sequence.score_next = max(scores)
         sequence.computed = end
         sequence.decoding = complete
@@ -366,7 +458,7 @@ class Prefill:
             self._running.ordered = None
         sequence.count_prompt(cached=False)
         self._count.computed_tokens += count
-        return count if complete else budget
+        return complete or count < room
 
     def pin(self, sequence: RequestState) -> None:
         """Pin the prompt of `sequence`, if requested and the whole prompt is in the tree."""

@@ -1,21 +1,28 @@
-"""Measured times: cost of steps, pace of prefill, duration of requests, cost of drafts, ticks."""
+"""Measured times: cost of steps and what a step may compute, pace of prefill, duration of requests,
+cost of drafts, ticks."""
 
 from __future__ import annotations
 
 import math
 from bisect import bisect_right
 from collections import deque
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from rootlace.runtime.contracts.plan import PRIOR, StepCost, StepPlan
+from rootlace.runtime.scheduler.request import RequestState
 
 # Measured cost of steps ---------------------------------------------------------------------------
 
 
+_PARTS = ("step", "prefill", "decode", "context", "pair", "score")
+"""The coefficients of `StepCost`."""
 _STEPS_KEPT = 0.99
 """Weight of the older steps beside the next one."""
+_FARTHEST = 2.0
+_SOLVED_AFTER = 8
+"""Steps after which coefficients are found again, at the latest; sooner among the first ones."""
 _PRIOR_WEIGHT = 1e-3
 """Weight of the prior, scaled to the measured times, beside the steps."""
 
@@ -23,34 +30,52 @@ _PRIOR_WEIGHT = 1e-3
 class MeasuredCost:
     """Least squares over recent steps with nonnegative coefficients.
 
-    Each step is weighed by its duration, so that a relative error counts the same in short and long
-    steps. Where the steps do not separate the coefficients, `PRIOR` does.
+    Each step is weighed by its forecast, so that a relative error counts the same in short and long
+    steps. A step counts as at most `_FARTHEST` times slower or faster than its forecast: one that
+    stood still with the machine is no measure. Where the steps do not separate the coefficients,
+    `PRIOR` does.
     """
 
     def __init__(self, max_step_tokens: int) -> None:
-        self._max_step_tokens = max_step_tokens
-        prior = PRIOR
-        self._units = np.array([prior.step, prior.prefill, prior.decode, prior.context, prior.pair])
-        self._products = np.zeros((5, 5))
-        self._sums = np.zeros(5)
+        prior = self._cost = replace(PRIOR, max_step_tokens=max_step_tokens)
+        self._units = np.array([getattr(prior, name) for name in _PARTS])
+        self._products = np.zeros((len(_PARTS), len(_PARTS)))
+        self._sums = np.zeros(len(_PARTS))
+        self._solution = np.ones(len(_PARTS))
+        """The coefficients in units of the prior."""
         self.steps = 0
+        self._solved = 0
+        """Steps of which the coefficients are."""
 
     def note(self, plan: StepPlan, seconds: float) -> None:
         """Record the duration of a step."""
+        seconds = max(seconds, 1e-6)
+        parts = _work(plan) * self._units
+        expected = float(parts @ self._solution) if self.steps else seconds
         self.steps += 1
-        parts = _work(plan) * self._units / max(seconds, 1e-6)
+        parts /= expected
         self._products = _STEPS_KEPT * self._products + np.outer(parts, parts)
-        self._sums = _STEPS_KEPT * self._sums + parts
+        ratio = min(max(seconds / expected, 1 / _FARTHEST), _FARTHEST)
+        self._sums = _STEPS_KEPT * self._sums + parts * ratio
+        if self.steps >= self._solved + min(self.steps // _SOLVED_AFTER, _SOLVED_AFTER):
+            self._solve()
+
+    def seconds(self, plan: StepPlan) -> float:
+        """Forecast of a step; 0 while nothing was measured."""
+        return float((_work(plan) * self._units) @ self._solution) if self.steps else 0.0
 
     def cost(self) -> StepCost:
-        if not self.steps:
-            return replace(PRIOR, max_step_tokens=self._max_step_tokens)
+        if self._solved < self.steps:
+            self._solve()
+        return self._cost
+
+    def _solve(self) -> None:
         # Factor by which the prior as a whole is too low.
         scale = self._sums.sum() / self._products.sum()
         weights = _PRIOR_WEIGHT * np.maximum(np.diag(self._products), 1e-12)
         products = self._products + np.diag(weights)
         sums = self._sums + weights * scale
-        solution, known = np.zeros(5), np.ones(5, bool)
+        solution, known = np.zeros(len(_PARTS)), np.ones(len(_PARTS), bool)
         while known.any():
             solution[:] = 0.0
             solution[known] = np.linalg.solve(products[np.ix_(known, known)], sums[known])
@@ -59,14 +84,13 @@ class MeasuredCost:
             known &= solution > 0
         if not solution[:2].any():
             solution[0] = 1.0
-        step, prefill, decode, context, pair = (solution * self._units).tolist()
-        return StepCost(
-            step, prefill, decode, context, pair, self._max_step_tokens, "measured as it runs"
-        )
+        self._solution, self._solved = solution, self.steps
+        found = dict(zip(_PARTS, (solution * self._units).tolist(), strict=True))
+        self._cost = replace(self._cost, **found, source="measured as it runs")
 
 
 def _work(plan: StepPlan) -> np.ndarray:
-    """Factors of the `StepCost` coefficients, float64 [5]; the first is 1 for the step."""
+    """Factors of the `StepCost` coefficients, float64 [parts]; the first is 1 for the step."""
     counts = np.diff(plan.row_start)
     prompts = counts > 1
     chunks, ends = counts[prompts].astype(np.float64), plan.context_len[prompts]
@@ -77,8 +101,114 @@ def _work(plan: StepPlan) -> np.ndarray:
             len(counts) - len(chunks),
             plan.context_len[~prompts].sum(),
             np.dot(chunks, ends - chunks / 2),
+            sum(len(row.targets) for row in plan.prompt_scores),
         ]
     )
+
+
+# Budget of a step ---------------------------------------------------------------------------------
+
+
+_LEAST_CHUNK = 8
+"""Tokens that a step computes of a prompt, whatever they cost."""
+_FIRST_CHUNK = 64
+"""Tokens of the first step, when nothing is measured."""
+DECODED = 0.75
+"""Share of a step that decode rows may take before requests wait for them to end."""
+
+
+@dataclass(slots=True)
+class StepBudget:
+    """What a step may still compute of prompts: `tokens`, which cost `seconds` by `cost`.
+
+    `cost` None: the tokens alone are bounded.
+    """
+
+    tokens: int
+    seconds: float = math.inf
+    cost: StepCost | None = None
+    decoding: float = 0.0
+    """Seconds of the decode rows in a step like this, and of the step itself."""
+    decode_limit: float = math.inf
+    """Seconds of these from which on no further request of the same client is admitted."""
+
+    @property
+    def open(self) -> bool:
+        """Whether another token fits."""
+        return self.tokens > 0 and self.seconds > 0
+
+    @classmethod
+    def of(
+        cls, tokens: int, limit: float, measured: MeasuredCost, rows: list[RequestState]
+    ) -> StepBudget:
+        """What is left for prompts of a step of `limit` seconds (0: any) beside decode `rows`.
+
+        A quarter of the limit at least, so that prompts go on; and as much as a step costs that
+        computes nothing, so that a large model does not spend most of its time on that.
+        """
+        if not limit:
+            return cls(tokens)
+        if not measured.steps:
+            return cls(min(tokens, _FIRST_CHUNK), cost=measured.cost())
+        cost = measured.cost()
+        decoding = cost.step + sum(cost.decode + cost.context * row.length for row in rows)
+        seconds = max(limit - decoding, cost.step, limit * (1 - DECODED))
+        return cls(tokens, seconds, cost, decoding, max(limit * DECODED, 2 * cost.step))
+
+    def split(self, parts: int) -> StepBudget:
+        """Take one of `parts` equal parts out, of at least one token."""
+        part = replace(self, tokens=-(-self.tokens // parts), seconds=self.seconds / parts)
+        self.tokens -= part.tokens
+        self.seconds -= part.seconds if math.isfinite(part.seconds) else 0.0
+        return part
+
+    def give_back(self, part: StepBudget) -> None:
+        """Add what is left of a part."""
+        self.tokens += part.tokens
+        if math.isfinite(part.seconds):
+            self.seconds += part.seconds
+
+    def room(self, sequence: RequestState, start: int) -> int:
+        """Tokens of `sequence` from `start` on that fit."""
+        cost = self.cost
+        if cost is None or math.isinf(self.seconds):
+            return self.tokens
+        least = min(_LEAST_CHUNK, self.tokens)
+        # Tokens before the first scored one cost less.
+        plain = sequence.score_next - 1 - start if sequence.scores_missing else self.tokens
+        count = _within(self.seconds, cost.prefill + cost.pair * start, cost.pair)
+        if count > plain:
+            plain = max(plain, 0)
+            left = self.seconds - self._price(start, plain, 0)
+            each = cost.prefill + cost.score + cost.pair * (start + plain)
+            count = plain + _within(left, each, cost.pair)
+        return int(max(min(count, self.tokens), least))
+
+    def spend(self, start: int, count: int, scored: int) -> None:
+        """Note a chunk of `count` tokens from `start` on, `scored` of which get scores."""
+        self.tokens -= count
+        if self.cost is not None:
+            self.seconds = max(self.seconds - self._price(start, count, scored), 0.0)
+
+    def decodes(self, sequence: RequestState) -> float:
+        """Seconds that `sequence` takes of every step once it decodes."""
+        cost = self.cost
+        if cost is None or not sequence.samples_more:
+            return 0.0
+        return cost.decode + cost.context * sequence.length
+
+    def _price(self, start: int, count: int, scored: int) -> float:
+        cost = self.cost
+        assert cost is not None
+        pairs = count * (start + count / 2)
+        return cost.prefill * count + cost.pair * pairs + cost.score * scored
+
+
+def _within(seconds: float, each: float, pair: float) -> float:
+    """Tokens that fit into `seconds`: the first costs `each`, and every one `pair` more."""
+    if pair > 0:
+        return (math.sqrt(each * each + 2 * pair * max(seconds, 0.0)) - each) / pair
+    return seconds / each if each > 0 else math.inf
 
 
 # Pace ---------------------------------------------------------------------------------------------

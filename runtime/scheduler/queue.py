@@ -1,7 +1,8 @@
 """The queue of requests that were not admitted yet: who comes next, and who is preempted first.
 
  priority   whose first request came earliest, each step of priority counted as seconds of waiting
-   client   the one with the least work admitted and generated since others wait
+   client   the one with the least work admitted and generated since others wait: of keys and
+            addresses, of a key's addresses, of an address's connections
      policy   fcfs, lpm (longest cached prefix) or dfs (order of prompts)
 
 One ageing rule bounds the policy: the first request of a client is overtaken by few others, or by
@@ -12,14 +13,14 @@ from __future__ import annotations
 
 import heapq
 from bisect import bisect_left, insort
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 
 from rootlace.runtime.cache.radix_tree import common_prefix
 from rootlace.runtime.config import SchedulerConfig
-from rootlace.runtime.scheduler.request import RequestState
+from rootlace.runtime.scheduler.request import Place, RequestState
 
 COMPUTED, CACHED = 8, 1
 """Cost per token: 8 computed, 1 cached, as a cached token takes blocks and attention."""
@@ -121,6 +122,8 @@ class ClientQueue:
         self._heap: list[tuple[int, int]] = []
         self._rotation: deque[int] = deque()
         self.deferred: set[int] = set()
+        self.held = False
+        """Whether none is offered."""
 
     @property
     def first(self) -> RequestState:
@@ -197,6 +200,8 @@ class ClientQueue:
 
         None if only deferred requests remain, and requests that may not overtake deferred ones.
         """
+        if self.held:
+            return None
         number, first = next(iter(self.requests.items()))
         if len(self.requests) == 1:
             return None if number in self.deferred else first.sequence
@@ -216,6 +221,7 @@ class ClientQueue:
 
     def restore(self) -> None:
         """Offer deferred requests again."""
+        self.held = False
         if self._policy == "lpm" and self.deferred:
             # Entries of deferred requests may have been dropped from the heap, or not.
             self._heap = [(-one.estimate, key) for key, one in self.requests.items()]
@@ -282,35 +288,114 @@ def _key_of(sequence: RequestState) -> bytes:
 # All clients --------------------------------------------------------------------------------------
 
 
+@dataclass(slots=True)
+class _Turns:
+    """Members of one level, who share by start-time fair queueing; those `below` share a member's
+    part in the same way.
+
+    A clock per member counts the work of its requests when they are admitted, and of their outputs
+    when they end; the waiting member with the smallest clock comes next. An idle member earns no
+    credit: its clock restarts at the last admitted member's clock, or at the mean share admitted
+    since (as in WF2Q+). Without the mean share, new members would always start at the same place,
+    before all others. So of two waiting members, one exceeds the other by at most one request of
+    each (and their outputs).
+    """
+
+    clocks: dict[str, int] = field(default_factory=dict)
+    """Of waiting members, and of those that waited since nobody did."""
+    now: int = 0
+    """Starting value of a member's clock."""
+    waiting: dict[tuple[int, str], int] = field(default_factory=dict)
+    """By priority and member, how many queues it has."""
+    below: dict[str, _Turns] = field(default_factory=dict)
+    heaps: dict[int, list[tuple[int, int, str]]] = field(default_factory=dict)
+    """By priority (clock, number of the entry, member). Another clock than the member's is
+    outdated."""
+    entries: int = 0
+
+    def begin(self, priority: int, name: str) -> None:
+        """A queue of a member begins."""
+        queues = self.waiting.get((priority, name), 0)
+        self.waiting[priority, name] = queues + 1
+        if not queues:
+            self.heaps.setdefault(priority, [])
+            self.set_clock(name, max(self.clocks.get(name, 0), self.now))
+
+    def end(self, priority: int, name: str) -> None:
+        """A queue of a member is empty."""
+        if self.waiting[priority, name] > 1:
+            self.waiting[priority, name] -= 1
+            return
+        del self.waiting[priority, name]
+        if not any((each, name) in self.waiting for each in self.heaps):
+            self.below.pop(name, None)
+        if not self.waiting:  # nobody is left to compare
+            self.clocks.clear()
+            self.heaps.clear()
+            self.now = 0
+
+    def charge(self, name: str, work: int) -> None:
+        """A request of a waiting member is admitted."""
+        before = self.clocks[name]
+        self.now = max(self.now + work // len(self.waiting), before)
+        self.set_clock(name, before + work)
+
+    def charge_late(self, name: str, work: int) -> None:
+        """A member has had more than was charged on admission."""
+        if self.waiting:
+            self.set_clock(name, max(self.clocks.get(name, 0), self.now) + work)
+            if len(self.clocks) > len(self.waiting) + _REMEMBERED:
+                self.clocks = {member: self.clocks[member] for _, member in self.waiting}
+
+    def set_clock(self, name: str, clock: int) -> None:
+        self.clocks[name] = clock
+        for priority, heap in self.heaps.items():
+            if (priority, name) not in self.waiting:
+                continue
+            self.entries += 1
+            heapq.heappush(heap, (clock, self.entries, name))
+            if len(heap) > 2 * len(self.waiting) + _REMEMBERED:
+                current = [one for one in heap if self._is_current(priority, one)]
+                heap[:] = {one[2]: one for one in sorted(current, reverse=True)}.values()
+                heapq.heapify(heap)
+
+    def next(self, priority: int) -> str:
+        """The member whose turn it is, of those of a waiting priority."""
+        heap = self.heaps[priority]
+        while not self._is_current(priority, heap[0]):
+            heapq.heappop(heap)
+        return heap[0][2]
+
+    def _is_current(self, priority: int, entry: tuple[int, int, str]) -> bool:
+        clock, _, name = entry
+        return (priority, name) in self.waiting and self.clocks[name] == clock
+
+
 class WaitingQueue:
     """All waiting requests: priorities, within these clients, within these the policy.
 
     *Priority.* One step is worth `priority_seconds` of waiting. So a request waits for later ones
     of higher priority only within that time, and no request waits for ever.
 
-    *Clients* share by start-time fair queueing. A clock per client counts the work of its requests
-    when they are admitted, and of their outputs when they end; the waiting client with the smallest
-    clock comes next. An idle client earns no credit: its clock restarts at the last admitted
-    client's clock, or at the mean share admitted since (as in WF2Q+). Without the mean share, new
-    clients would always start at the same place, before all others. So of two waiting clients, one
-    exceeds the other by at most one request of each (and their outputs).
+    *Clients* take turns (`_Turns`): keys and addresses, within a key its addresses, and within an
+    address its connections, as a request's `place` says. So a client that shares an address with
+    others, behind a proxy, does not hold all of it.
     """
 
     def __init__(self, config: SchedulerConfig, estimate: Callable[[RequestState], int]) -> None:
         """`estimate`: count of cached leading tokens of a sequence."""
         self._config = config
         self._estimate = estimate
-        self._queues: dict[tuple[int, str], ClientQueue] = {}
+        self._queues: dict[tuple[int, Place], ClientQueue] = {}
         """By priority and client; none is empty."""
-        self._clocks: dict[str, int] = {}
-        """Clocks of waiting clients, and of clients that waited since the queue was empty."""
-        self._now = 0
-        """Starting value of a client's clock."""
-        self._arrivals: dict[int, list[tuple[float, int, str]]] = {}
+        self._turns = _Turns()
+        self._held: Counter[Place] = Counter()
+        """Waiting requests of a client, and of all of its key or address."""
+        self._arrivals: dict[int, list[tuple[float, int, Place]]] = {}
         """By priority, heap of (arrival, number, client), of some that left the queue, too."""
-        self._turns: dict[int, list[tuple[int, int, str]]] = {}
-        """By priority, heap of (clock, number of a request that waited then, client). Another clock
-        than the client's is outdated."""
+        self._others: list[ClientQueue] | None = None
+        """Clients in order of their turns, the first one last, from the one that has requests to
+        offer; None if a request came, went or is offered again since."""
         self.count = 0
         self._deadlines: list[tuple[float, int, RequestState]] = []
         """Heap of deadlines of waiting requests, and of some that left the queue."""
@@ -321,23 +406,27 @@ class WaitingQueue:
                 yield one.sequence
 
     def add(self, sequence: RequestState) -> None:
-        request = sequence.request
-        priority, client = key = request.handling.priority, request.client
+        self._others = None
+        handling = sequence.request.handling
+        priority, place = key = handling.priority, sequence.place
         arrivals = self._arrivals.setdefault(priority, [])
-        heapq.heappush(arrivals, (sequence.arrived, sequence.number, client))
+        heapq.heappush(arrivals, (sequence.arrived, sequence.number, place))
         queue = self._queues.get(key)
         if queue is None:
             queue = self._queues[key] = ClientQueue(self._config, self._estimate)
-            queue.add(sequence)
-            self._set_clock(client, max(self._clocks.get(client, 0), self._now))
-        else:
-            queue.add(sequence)
+            turns = self._turns
+            for name in place:
+                turns.begin(priority, name)
+                turns = turns.below.setdefault(name, _Turns())
+        queue.add(sequence)
         self.count += 1
+        self._held[place] += 1
+        self._held[place[:1]] += 1
         if len(arrivals) > 2 * self.count + _SPARE:
             arrivals[:] = [one for one in arrivals if self._is_queued(priority, one)]
             heapq.heapify(arrivals)
-        if request.handling.timeout is not None:
-            deadline = sequence.arrived + request.handling.timeout
+        if handling.timeout is not None:
+            deadline = sequence.arrived + handling.timeout
             heapq.heappush(self._deadlines, (deadline, sequence.number, sequence))
             if len(self._deadlines) > 2 * self.count + _SPARE:
                 # Entries of requests that left the queue would stay until their deadlines.
@@ -355,13 +444,19 @@ class WaitingQueue:
         if (found := self._next(priorities[0]).peek()) is not None:
             return found
         # All deferred: the next client's turn.
-        place = {priority: at for at, priority in enumerate(priorities)}
-        turns = sorted(
-            (place[priority], self._clocks[client], queue.first.number, client, priority)
-            for (priority, client), queue in self._queues.items()
-        )
-        offers = (self._queues[turn[-1], turn[-2]].peek() for turn in turns)
-        return next((offered for offered in offers if offered is not None), None)
+        if self._others is None:
+            turn = {priority: at for at, priority in enumerate(priorities)}
+            ordered = sorted(
+                (turn[priority], [turns.clocks[name] for turns, name in self._path(place)], at)
+                for at, (priority, place) in enumerate(self._queues)
+            )
+            queues = list(self._queues.values())
+            self._others = [queues[at] for _, _, at in reversed(ordered)]
+        while self._others:
+            if (found := self._others[-1].peek()) is not None:
+                return found
+            self._others.pop()
+        return None
 
     def _by_turn(self) -> list[int]:
         """The priorities of waiting requests, the one whose turn it is first."""
@@ -376,35 +471,26 @@ class WaitingQueue:
                 del self._arrivals[priority]
         return [-priority for _, priority in sorted(found)]
 
-    def _is_queued(self, priority: int, arrival: tuple[float, int, str]) -> bool:
+    def _is_queued(self, priority: int, arrival: tuple[float, int, Place]) -> bool:
         queue = self._queues.get((priority, arrival[2]))
         return queue is not None and arrival[1] in queue.requests
 
-    def _next(self, priority: int) -> ClientQueue:
-        """The queue of the client with the smallest clock, of those of a waiting priority."""
-        turns = self._turns[priority]
-        while True:
-            clock, _, client = turns[0]
-            queue = self._queues.get((priority, client))
-            if queue is not None and self._clocks[client] == clock:
-                return queue
-            heapq.heappop(turns)
+    def _path(self, place: Place) -> Iterator[tuple[_Turns, str]]:
+        """The levels of a client, with its name in each; ends where nobody waits."""
+        turns: _Turns | None = self._turns
+        for name in place:
+            if turns is None:
+                return
+            yield turns, name
+            turns = turns.below.get(name)
 
-    def _set_clock(self, client: str, clock: int) -> None:
-        self._clocks[client] = clock
-        for priority in self._arrivals:
-            queue = self._queues.get((priority, client))
-            if queue is None:
-                continue
-            turns = self._turns.setdefault(priority, [])
-            heapq.heappush(turns, (clock, queue.first.number, client))
-            if len(turns) > 2 * len(self._queues) + _REMEMBERED:
-                turns[:] = [
-                    (self._clocks[name], one.first.number, name)
-                    for (of, name), one in self._queues.items()
-                    if of == priority
-                ]
-                heapq.heapify(turns)
+    def _next(self, priority: int) -> ClientQueue:
+        """The queue of the client whose turn it is, of those of a waiting priority."""
+        turns, place = self._turns, []
+        while turns.waiting:
+            place.append(turns.next(priority))
+            turns = turns.below[place[-1]]
+        return self._queues[priority, tuple(place)]
 
     def refresh(self) -> None:
         """Renew some estimates; call once per step with room for more requests."""
@@ -421,23 +507,24 @@ class WaitingQueue:
         """Offer others instead of `sequence` until `restore`, while its blocks are being read."""
         self._queue_of(sequence).deferred.add(sequence.number)
 
+    def hold(self, sequence: RequestState) -> None:
+        """Offer nothing of the client of `sequence` until `restore`."""
+        self._queue_of(sequence).held = True
+
     def restore(self, deferred: list[RequestState]) -> None:
-        """Offer deferred requests again."""
+        """Offer deferred requests again, and all of their clients."""
+        self._others = None
         for sequence in deferred:
             self._queue_of(sequence).restore()
 
     def take(self, sequence: RequestState) -> None:
         """Remove an admitted `sequence`."""
-        client, clock = sequence.request.client, None
         if self.count > 1:
             work = work_of(sequence.length, self._estimate(sequence))
-            before = self._clocks[client]
-            self._now = max(self._now + work // len(self._queues), before)
-            clock = before + work
+            for turns, name in self._path(sequence.place):
+                turns.charge(name, work)
         self._queue_of(sequence).take(sequence)
         self._left(sequence)
-        if clock is not None:
-            self._set_clock(client, clock)
 
     def remove(self, sequence: RequestState) -> None:
         """Remove a `sequence` that was not admitted."""
@@ -447,22 +534,25 @@ class WaitingQueue:
     def ended(self, sequence: RequestState) -> None:
         """Charge the outputs of an ended `sequence` to its client."""
         if self._queues and sequence.outputs:
-            client = sequence.request.client
-            clock = max(self._clocks.get(client, 0), self._now)
-            self._set_clock(client, clock + COMPUTED * sequence.outputs)
-            if len(self._clocks) > len(self._queues) + _REMEMBERED:
-                self._clocks = {name: self._clocks[name] for _, name in self._queues}
+            for turns, name in self._path(sequence.place):
+                turns.charge_late(name, COMPUTED * sequence.outputs)
 
-    def crowds_out(self, client: str, max_waiting: int) -> bool:
-        """Whether a queue of at most `max_waiting` has no room for another request of `client`.
+    def crowds_out(self, place: Place, max_waiting: int) -> bool:
+        """Whether a queue of at most `max_waiting` has no room for another request of a client.
 
-        The last eighth is for clients with fewer waiting requests than the mean client.
+        The last eighth is for clients with fewer waiting requests than the mean one of their key or
+        address, and half of this for keys and addresses with fewer than the mean of these.
         """
-        if self.count < max_waiting - max_waiting // 8:
+        spare = max_waiting - self.count
+        if spare > max_waiting // 8:
             return False
-        queues = [self._queues.get((priority, client)) for priority in self._arrivals]
-        own = sum(len(queue.requests) for queue in queues if queue is not None)
-        return self.count >= max_waiting or own * max(len(self._queues), 1) >= self.count
+        whole, own = self._held[place[:1]], self._held[place]
+        if spare <= 0 or whole * len(self._turns.waiting) < self.count:
+            return spare <= 0
+        if spare <= max_waiting // 16 or place[0] not in self._turns.below:
+            return True
+        within = self._turns.below[place[0]].below.values()
+        return own * sum(len(turns.waiting) for turns in within) >= whole
 
     def late(self, now: float, seconds: Callable[[RequestState], float]) -> list[RequestState]:
         """Requests that would miss their deadlines even if admitted now, which stop waiting.
@@ -479,21 +569,24 @@ class WaitingQueue:
         return found
 
     def _queue_of(self, sequence: RequestState) -> ClientQueue:
-        request = sequence.request
-        return self._queues[request.handling.priority, request.client]
+        return self._queues[sequence.request.handling.priority, sequence.place]
 
     def _left(self, sequence: RequestState) -> None:
         """Update the clients after one of the requests left the queue."""
+        self._others = None
         self.count -= 1
-        key = sequence.request.handling.priority, sequence.request.client
+        priority, place = key = sequence.request.handling.priority, sequence.place
+        for held in (place, place[:1]):
+            self._held[held] -= 1
+            if not self._held[held]:
+                del self._held[held]
         if self._queues[key].requests:
             return
         del self._queues[key]
-        if not self._queues:  # no clients left to compare
-            self._clocks.clear()
+        for turns, name in list(self._path(place)):
+            turns.end(priority, name)
+        if not self._queues:
             self._arrivals.clear()
-            self._turns.clear()
-            self._now = 0
 
 
 def _waits(sequence: RequestState) -> bool:

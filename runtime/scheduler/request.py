@@ -65,6 +65,14 @@ class Pool:
 _PENALTIES = [each for each in PARAMETERS.values() if each.history]
 
 
+Place = tuple[str, ...]
+"""Who asks: key or address, then what `EngineRequest.origin` says; "" where nothing is said."""
+
+
+def place_of(request: EngineRequest) -> Place:
+    return (request.client, *request.origin, *("", "")[len(request.origin) :])
+
+
 @dataclass(frozen=True, slots=True)
 class Ending:
     """Why a request ends; fields as in `EngineOutput`."""
@@ -143,6 +151,7 @@ class RequestState:
         self.adapter = adapter
         """Number of the adapter; -1: none."""
         self.namespace = kv_namespace(request.namespace, request.adapter)
+        self.place = place_of(request)
         self.program = 0
         """The cache's id of the request's program."""
         self.number = number
@@ -266,6 +275,11 @@ class RequestState:
         if self.predicted is not None:
             self.prediction = Prediction(self.predicted, self.prompt_len)
             self.prediction.follow(self.tokens, self.length)
+
+    @property
+    def samples_more(self) -> bool:
+        """Whether more than one token is to be sampled."""
+        return self.ending is None and self.length + 1 < self.full
 
     def close_draft(self) -> int:
         """Close the draft; return the count of its tokens that were sampled."""

@@ -30,9 +30,15 @@ from rootlace.runtime.scheduler.kv_manager import KVStore
 from rootlace.runtime.scheduler.masks import SampleRows, StepMasks, dead_row
 from rootlace.runtime.scheduler.offload.levels import Tiers, as_measured
 from rootlace.runtime.scheduler.output import Rollback, Suspects, TokenIntake
-from rootlace.runtime.scheduler.pacing import PromptPace, ServicePace
+from rootlace.runtime.scheduler.pacing import MeasuredCost, PromptPace, ServicePace, StepBudget
 from rootlace.runtime.scheduler.queue import WaitingQueue
-from rootlace.runtime.scheduler.request import Counters, Ending, InFlightStep, RequestState
+from rootlace.runtime.scheduler.request import (
+    Counters,
+    Ending,
+    InFlightStep,
+    RequestState,
+    place_of,
+)
 from rootlace.runtime.scheduler.speculation import Drafting
 from rootlace.wire.errors import (
     DeadlineImpossible,
@@ -94,6 +100,8 @@ class Scheduler:
         self._checks = config.check_invariants
         self._have_adapters = bool(adapters)
         self.pace = pace = PromptPace()
+        self.cost = MeasuredCost(config.max_step_tokens)
+        self._step_seconds = config.step_seconds or 0.0
         if tiers is not None and tiers.prefill_seconds is as_measured:
             tiers = replace(tiers, prefill_seconds=pace.seconds)
         self.kv = KVStore(cache, clock, tiers)
@@ -161,9 +169,8 @@ class Scheduler:
             if pinned:
                 limits = limits.beside(pinned * self.kv.block_size)
             limits.check(request, constrained=matcher is not None)
-            if not request.resumed and self._waiting.crowds_out(
-                request.client, self.config.max_waiting
-            ):
+            place = place_of(request)
+            if not request.resumed and self._waiting.crowds_out(place, self.config.max_waiting):
                 raise Overloaded(f"{self._waiting.count} requests are waiting already")
             sequence = RequestState(
                 request,
@@ -281,7 +288,8 @@ class Scheduler:
                 for sequence in ready:
                     sequence.computed += 1
                 if running.prefilling or running.preempted or self._waiting.count:
-                    self._prefill.plan(builder, budget, alone)
+                    bounded = StepBudget.of(budget, self._step_seconds, self.cost, ready)
+                    self._prefill.plan(builder, bounded, alone)
                 if ready or builder.chunks:
                     break
             if self._flights or not running.sequences:
@@ -333,6 +341,7 @@ class Scheduler:
         spacing = self.streams / self.config.stream_rate
         seconds = now - max(flight.begun, self._committed)
         self._committed = now
+        self.cost.note(plan, seconds)
         if len(plan.token_ids) > len(plan.samples):
             self.pace.note(len(plan.token_ids), len(plan.samples), seconds)
         if now >= self.view.ticks.due:

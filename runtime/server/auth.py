@@ -287,8 +287,14 @@ def set_caller(account: Account | None) -> None:
 
 def client_of(account: Account | None, source: str) -> str:
     """Whose turn it is, and whose share: the key's or, without one, that of the address or session
-    `source`. None of these looks like a key's."""
-    return source if account is None else f"key {account.name}"
+    of `source`, which names a connection behind `#`. None of these looks like a key's."""
+    return source.partition("#")[0] if account is None else f"key {account.name}"
+
+
+def origin_of(account: Account | None, source: str) -> tuple[str, ...]:
+    """Who within `client_of` asks: of a key the address and the connection, else the connection."""
+    address, _, connection = source.partition("#")
+    return tuple(filter(None, ("" if account is None else address, connection)))
 
 
 def namespace_of(account: Account | None, salt: str | None) -> str:

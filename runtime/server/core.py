@@ -23,7 +23,7 @@ from rootlace.runtime.contracts.messages import (
     Ready,
     ToEngine,
 )
-from rootlace.runtime.server.auth import Account, client_of
+from rootlace.runtime.server.auth import Account, client_of, origin_of
 from rootlace.runtime.server.cache_lint import PromptLint, with_texts
 from rootlace.runtime.server.chat_template import ChatTemplate
 from rootlace.runtime.server.metrics import Metrics
@@ -277,7 +277,7 @@ class Requests:
         self._engine = engine
         self._account = account
         self._paid = paid
-        self._client = client_of(account, source)
+        self._client, self._origin = client_of(account, source), origin_of(account, source)
         self._running: set[int] = set()
         self._stopped = False
         self._all_ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -291,7 +291,9 @@ class Requests:
         self._running.add(rid)
         account = self._account
         most = None if account is None else account.entry.max_pins
-        request = msgspec.structs.replace(make(rid), client=self._client, max_pins=most)
+        request = msgspec.structs.replace(
+            make(rid), client=self._client, origin=self._origin, max_pins=most
+        )
         try:
             self._engine.submit(request, partial(self._pass_on, on_update))
         except BaseException:

@@ -148,6 +148,8 @@ class OpenSequences:
         self.number = next(core.numbers)
         self.account = account
         self.source = source or f"session {self.number}"
+        if source and "#" not in source:
+            self.source = f"{source}#{self.number}"
         self.client = client_of(account, self.source)
         self.end = end
         self.open: set[TokenSequence] = set()

@@ -284,7 +284,7 @@ class EngineProcess:
             telling=(
                 Telling(
                     self.scheduler.cache,
-                    engine.scheduler.max_step_tokens,
+                    self.scheduler.cost,
                     bytes.fromhex(config.digest_key),
                 )
                 if config.replicas > 1

@@ -23,6 +23,7 @@ from rootlace.runtime.routing.index import PrefixIndex
 from rootlace.runtime.routing.router import BelowPools
 from rootlace.runtime.scheduler.inspection import CacheControl
 from rootlace.runtime.scheduler.offload.levels import Level
+from rootlace.runtime.scheduler.pacing import MeasuredCost
 from tests.cache.test_radix_tree import Cache
 from tests.simulated_store import SimulatedStore
 
@@ -70,7 +71,7 @@ def test_a_table_is_right_again_after_any_loss() -> None:
     dice = random.Random(3)
     cache, index = Cache(block_size=4, num_blocks=60), PrefixIndex(1000)
     kv, below = _Kv(cache), BelowPools(1, 1000)
-    telling = Telling(CacheControl(kv, {}, lambda: None), 64)  # type: ignore[arg-type]
+    telling = Telling(CacheControl(kv, {}, lambda: None), MeasuredCost(64))  # type: ignore[arg-type]
 
     def ask() -> None:
         if dice.random() < 0.8:
@@ -115,7 +116,7 @@ def test_a_table_is_right_again_after_any_loss() -> None:
 
 def test_a_level_that_reads_nothing_any_more_is_told() -> None:
     kv = _Kv(Cache(block_size=4, num_blocks=60))
-    telling = Telling(CacheControl(kv, {}, lambda: None), 64)  # type: ignore[arg-type]
+    telling = Telling(CacheControl(kv, {}, lambda: None), MeasuredCost(64))  # type: ignore[arg-type]
     assert [said.below[0].seconds for said in telling.take()] == [pytest.approx(1e-6)]  # type: ignore[union-attr]
     kv.store.working = False
     assert [said.below[0].seconds for said in telling.take()] == [math.inf]  # type: ignore[union-attr]

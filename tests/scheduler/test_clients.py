@@ -125,12 +125,12 @@ def test_clients_who_are_always_new_do_not_come_before_everybody() -> None:
 def test_the_last_places_of_the_queue_are_for_those_who_hold_few() -> None:
     waiting = _queues("fcfs")
     number = 0
-    while not waiting.crowds_out("greedy", 16):
+    while not waiting.crowds_out(("greedy", "", ""), 16):
         waiting.add(_sequence(number, "greedy"))
         number += 1
     assert number == 14
     for client in ("a", "b"):
-        assert not waiting.crowds_out(client, 16)
+        assert not waiting.crowds_out((client, "", ""), 16)
         waiting.add(_sequence(number, client))
         number += 1
-    assert all(waiting.crowds_out(client, 16) for client in ("greedy", "a", "new"))
+    assert all(waiting.crowds_out((client, "", ""), 16) for client in ("greedy", "a", "new"))

@@ -242,6 +242,7 @@ def test_whose_turn_it_is_follows_from_arrivals_and_clocks(dice: random.Random) 
                 ids,
                 SamplingParams(max_tokens=4, seed=0),
                 client=dice.choice("abcdef"),
+                origin=dice.choice([(), ("1",), ("2",), ("1", "x"), ("1", "y")]),
                 handling=Handling(priority=dice.randrange(3)),
             )
             arrived = float(number)
@@ -265,10 +266,15 @@ def test_whose_turn_it_is_follows_from_arrivals_and_clocks(dice: random.Random) 
                 for priority, _ in queue._queues
             }
             turn = min(first, key=lambda priority: (first[priority] - 3.0 * priority, -priority))
-            clocks = {c: queue._clocks[c] for priority, c in queue._queues if priority == turn}
+            level = queue._turns
             assert taken.request.handling.priority == turn
-            assert clocks[taken.request.client] == min(clocks.values())
+            for depth, name in enumerate(taken.place):
+                before = taken.place[:depth]
+                names = {p[depth] for of, p in queue._queues if of == turn and p[:depth] == before}
+                assert level.clocks[name] == min(level.clocks[one] for one in names)
+                level = level.below[name]
             queue.take(taken)
             waiting.remove(taken)
-            kept = sum(map(len, queue._arrivals.values())) + sum(map(len, queue._turns.values()))
+            heaps = queue._turns.heaps
+            kept = sum(map(len, queue._arrivals.values())) + sum(map(len, heaps.values()))
             assert kept <= 4 * queue.count + 3 * 1200

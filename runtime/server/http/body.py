@@ -343,7 +343,9 @@ def note_source(request: web.Request, front_secret: str) -> None:
         secret, _, said = request.headers.get(_HEADER, "").partition(" ")
         if hmac.compare_digest(secret.encode("utf-8", "surrogateescape"), front_secret.encode()):
             request[_ADDRESS] = said
-    _SOURCE.set(address_of(request))
+    peer = None if request.transport is None else request.transport.get_extra_info("peername")
+    connection = f"#{peer[1]}" if isinstance(peer, tuple) else ""
+    _SOURCE.set(owner_of(address_of(request)) + connection)
 
 
 def address_of(request: web.BaseRequest) -> str:
@@ -352,7 +354,8 @@ def address_of(request: web.BaseRequest) -> str:
 
 
 def source() -> str:
-    """The address of the client whose request the running task answers, or "batches"."""
+    """The client whose request the running task answers, or "batches": its address (of IPv6, a /64)
+    and behind `#` its connection."""
     return _SOURCE.get()
 
 
@@ -392,7 +395,7 @@ class Receiving:
     async def read(self, request: web.Request) -> bytes:
         """The body of a request. Raises DeadlineExceeded for one that comes too slowly, and
         Overloaded where there is no room for it."""
-        client = client_of(caller(), owner_of(source()))
+        client = client_of(caller(), source())
         body = bytearray()
         try:
             async with asyncio.timeout(BODY_SECONDS):

@@ -1,0 +1,190 @@
+"""Steps are bounded by what they cost: nobody waits long for a long prompt, or for many requests.
+
+Time is that of the simulated executor, so that a slow machine changes nothing.
+"""
+
+from __future__ import annotations
+
+import random
+import statistics
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+
+from rootlace.runtime.config import CacheConfig, SchedulerConfig
+from rootlace.runtime.contracts.messages import EngineRequest
+from rootlace.runtime.scheduler.scheduler import Scheduler
+from rootlace.wire.protocol import SamplingParams
+from tests.scheduler.world import World
+from tests.simulated_executor import CostModel, SimulatedExecutor
+
+BOUND = 0.25
+SLOW = CostModel(step=8e-3, token=1.5e-3, context=2e-7)
+"""Of a small model on two cores."""
+VOCABULARY = 1000
+
+
+@dataclass
+class Load:
+    """Requests that are there from the beginning: prompts, outputs, tokens scored from where."""
+
+    requests: list[tuple[list[int], int, int | None]]
+    connections: int = 1
+
+    def __iter__(self) -> Iterator[tuple[int, EngineRequest]]:
+        for number, (prompt, outputs, scored) in enumerate(self.requests):
+            params = SamplingParams(
+                max_tokens=outputs, seed=number, temperature=0.0, prompt_logprobs_from=scored
+            )
+            origin = (f"connection {number * self.connections // len(self.requests)}",)
+            ids = np.array(prompt, np.int32)
+            yield number, EngineRequest(number, ids, params, client="proxy", origin=origin)
+
+
+def _prompt(dice: random.Random, length: int) -> list[int]:
+    return [dice.randrange(VOCABULARY) for _ in range(length)]
+
+
+def _load(name: str) -> Load:
+    dice = random.Random(name)
+    if name == "prompt":
+        return Load([(_prompt(dice, 4000), 1, None)])
+    if name == "prompts":
+        return Load([(_prompt(dice, 2000), 1, None) for _ in range(6)], connections=6)
+    if name == "select":
+        shared = _prompt(dice, 50)
+        return Load([(shared + _prompt(dice, 3), 0, 50) for _ in range(4096)])
+    if name == "echo":
+        return Load([(_prompt(dice, 3000), 0, 0)])
+    assert name == "samples"
+    prompts = [_prompt(dice, 40) for _ in range(16)]
+    return Load([(prompts[at // 128], 12, None) for at in range(16 * 128)], connections=16)
+
+
+LOADS = ("prompt", "prompts", "select", "echo", "samples")
+
+
+class Run:
+    """A load, and single tokens asked for beside it at random moments, one after another."""
+
+    def __init__(self, load: Load, bound: float, cost: CostModel, beside: bool = True) -> None:
+        self.executor = SimulatedExecutor(4096, 16, 8192, VOCABULARY, cost)
+        self.scheduler = Scheduler(
+            SchedulerConfig(step_seconds=bound),
+            CacheConfig(num_blocks=4096),
+            8192,
+            self.executor.clock,
+            vocab_size=VOCABULARY,
+        )
+        self.ended: dict[int, float] = {}
+        self.outputs: dict[int, list[int]] = {}
+        self.steps: list[float] = []
+        self.waits: list[float] = []
+        self.end = 0.0
+        left = set()
+        for number, request in load:
+            self.scheduler.add(request)
+            left.add(number)
+        dice = random.Random(7)
+        asked: tuple[float, int] | None = None
+        following, due = 1_000_000, 2.4 * bound
+        while left:
+            began = self.executor.clock()
+            if beside and asked is None and due <= began:
+                following += 1
+                ids = np.array([5, *_prompt(dice, 20)], np.int32)
+                params = SamplingParams(max_tokens=1, seed=0)
+                self.scheduler.add(
+                    EngineRequest(following, ids, params, client="proxy", origin=("other",))
+                )
+                asked = due, following
+            plan = self.scheduler.plan()
+            assert plan is not None
+            updates = self.scheduler.commit(plan, self.executor.run(plan))
+            now = self.executor.clock()
+            self.steps.append(now - began)
+            for update in updates:
+                self.outputs.setdefault(update.rid, []).extend(update.token_ids)
+                if update.finish is None:
+                    continue
+                assert update.finish == "length"
+                if update.rid in left:
+                    left.discard(update.rid)
+                    self.end = now
+                elif asked is not None:
+                    self.waits.append(now - asked[0])
+                    due, asked = now + dice.uniform(0.05, 0.4), None
+
+
+@pytest.mark.parametrize("load", LOADS)
+@pytest.mark.parametrize("slower", [1, 10])
+def test_a_single_token_waits_for_no_load(load: str, slower: int) -> None:
+    """Where all else is ten times slower, the bound is, too."""
+    cost = replace(
+        SLOW, step=SLOW.step * slower, token=SLOW.token * slower, context=SLOW.context * slower
+    )
+    run = Run(_load(load), BOUND * slower, cost)
+    assert len(run.waits) >= 5 or slower > 1
+    if run.waits:
+        assert statistics.median(run.waits) <= 2 * BOUND * slower
+        assert max(run.waits) <= 1.0 * slower
+    assert statistics.median(run.steps) <= BOUND * slower * 1.05
+    assert max(run.steps[4:]) <= 2 * BOUND * slower
+
+
+@pytest.mark.parametrize("load", LOADS)
+def test_the_load_gets_as_much_as_in_long_steps_and_the_same_tokens(load: str) -> None:
+    bounded = Run(_load(load), BOUND, SLOW, beside=False)
+    whole = Run(_load(load), 0.0, SLOW, beside=False)
+    assert bounded.outputs == whole.outputs
+    assert whole.end / bounded.end >= 0.9
+    assert max(whole.steps) > 4 * BOUND, "the load is one that would stop everybody"
+
+
+def test_a_machine_that_stood_still_makes_no_step_shorter_for_long() -> None:
+    executor = SimulatedExecutor(4096, 16, 1 << 16, VOCABULARY, SLOW)
+    held = 0.0
+    scheduler = Scheduler(
+        SchedulerConfig(step_seconds=BOUND),
+        CacheConfig(num_blocks=4096),
+        1 << 16,
+        lambda: executor.clock() + held,
+        vocab_size=VOCABULARY,
+    )
+    ids = np.array(_prompt(random.Random(1), 12_000), np.int32)
+    scheduler.add(EngineRequest(1, ids, SamplingParams(max_tokens=1, seed=0)))
+    sizes = []
+    for step in range(40):
+        plan = scheduler.plan()
+        assert plan is not None
+        sizes.append(plan.num_tokens)
+        result = executor.run(plan)
+        held += 300.0 if step == 20 else 0.0
+        scheduler.commit(plan, result)
+    assert sizes[0] == 64, "nothing is known of the first step"
+    assert min(sizes[21:]) > 0.7 * sizes[20]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_whatever_is_cut_nothing_else_comes_out(seed: int) -> None:
+    """Every plan is checked against the memory; prompts share prefixes, which are cut within."""
+    dice = random.Random(seed)
+    world = World(num_blocks=160, step_seconds=0.03, max_waiting=1000)
+    world.executor._cost = SLOW
+    known = [[dice.randrange(100) for _ in range(dice.randrange(2, 90))] for _ in range(4)]
+    for _ in range(40):
+        prompt = dice.choice(known)[: dice.randrange(1, 90)]
+        prompt += [dice.randrange(100) for _ in range(dice.randrange(1, 60))]
+        known.append(prompt)
+        scored = (
+            {"prompt_logprobs_from": dice.randrange(len(prompt))} if dice.random() < 0.3 else {}
+        )
+        outputs = dice.randrange(6)
+        world.submit(prompt, outputs, client=dice.choice("ab"), **scored)  # type: ignore[arg-type]
+        for _ in range(dice.randrange(3)):
+            world.step()
+    world.drain()
+    for job in world.jobs.values():
+        world.expect_cold(job)
