@@ -102,7 +102,7 @@ def integers_are_multiplied(instructions: str, weight: Quantised, dtype: torch.d
     set_of_instructions = instructions.removesuffix("-twin")
     if dtype != BFLOAT16 or weight.kind == "fp8_e4m3":
         return False
-    return set_of_instructions == "avx512-bf16" or (
+    return set_of_instructions in ("avx512-bf16", "avx2") or (
         one_scale(weight) and set_of_instructions not in ("generic", "neon")
     )
 
@@ -132,12 +132,17 @@ def integer_product(
         sums = [(part @ codes).float() for part in (high, numbers - 256 * high)]
         return (sums[0] * 256 + sums[1]) * (largest / most) * scales.T
     y = torch.zeros(len(x), len(weight.values))
+
+    def add(sums: torch.Tensor, factors: torch.Tensor) -> torch.Tensor:
+        """y + sums * factors, rounded once."""
+        return (y.double() + sums.float().double() * factors.double()).float()
+
     for group, inputs in enumerate(torch.arange(x.shape[1]).split(weight.group)):
         for some in inputs.split(512):
-            y += (numbers[:, some] @ codes[some]).float() * scales[:, group]
+            y = add(numbers[:, some] @ codes[some], scales[:, group])
         if weight.offsets is not None:
             offsets = of_groups(weight.offsets, weight.offset_units)
-            y += numbers[:, inputs].sum(1, keepdim=True).float() * offsets[:, group]
+            y = add(numbers[:, inputs].sum(1, keepdim=True), offsets[:, group])
     return y * (largest / most)
 
 

@@ -158,43 +158,29 @@ struct Codes {
 
 namespace detail {
 
-template <class Convert>
-Vec converted(const char* p, int size, Convert&& convert) {
-  Vec all;
-  for (int i = 0; i < LANES; i += NATIVE) {
-    const Native some = convert(p + i * size);
-    std::memcpy(reinterpret_cast<char*>(&all) + 4 * i, &some, sizeof some);
-  }
-  return all;
-}
-
-// use(load), where load(p) gets 16 of such numbers.
+// use(load), where load(p) gets a register of such numbers.
 template <class Use>
 auto with_numbers(int32_t numbers, Use&& use) {
   switch (numbers) {
     case RL_NUMBERS_FLOAT32:
-      return use([](const char* p) { return load(reinterpret_cast<const float*>(p)); });
+      return use([](const char* p) { return load_as<Native>(p); });
     case RL_NUMBERS_BFLOAT16:
-      return use([](const char* p) { return load(reinterpret_cast<const bf16*>(p)); });
+      return use([](const char* p) { return (Native)(Isa::from_uint16(p) << 16); });
     case RL_NUMBERS_FLOAT16:
-      return use([](const char* p) {
-        return converted(p, 2, [](const char* at) { return Isa::from_half(at); });
-      });
+      return use([](const char* p) { return Isa::from_half(p); });
     case RL_NUMBERS_INT8:
-      return use([](const char* p) {
-        return converted(p, 1, [](const char* at) { return Isa::from_int8(at); });
-      });
+      return use([](const char* p) { return Isa::from_int8(p); });
     default:
-      return use([](const char* p) {
-        return converted(p, 1, [](const char* at) {
-          return __builtin_convertvector(Isa::from_uint8(at), Native);
-        });
-      });
+      return use([](const char* p) { return __builtin_convertvector(Isa::from_uint8(p), Native); });
   }
 }
 
 inline Vec load_numbers(int32_t numbers, const char* p) {
-  return with_numbers(numbers, [&](auto load) { return load(p); });
+  return with_numbers(numbers, [&](auto load) {
+    Native all[LANES / NATIVE];
+    for (int i = 0; i < LANES / NATIVE; i++) all[i] = load(p + i * NATIVE * size_of(numbers));
+    return load_as<Vec>(all);
+  });
 }
 
 }  // namespace detail

@@ -48,19 +48,13 @@ class ShortRows {
     char* sums = reinterpret_cast<char*>(to + sums_at(inputs_));
     std::memcpy(sums, &sum, sizeof sum);
     for (int i = 0; i < inputs_; i += CHUNK) {
-      Vec some;
-      if (i + CHUNK <= inputs_) {
-        some = load(x + i);
-      } else {
-        bf16 rest[CHUNK] = {};
-        std::memcpy(static_cast<void*>(rest), x + i, (inputs_ - i) * sizeof *x);
-        some = load(rest);
+      bf16 rest[CHUNK] = {};
+      const bf16* from = x + i;
+      if (i + CHUNK > inputs_) {
+        std::memcpy(static_cast<void*>(rest), from, (inputs_ - i) * sizeof *x);
+        from = rest;
       }
-      // 1.5 * 2^23 + n, whose last 16 bits are n; ties to even.
-      const Words bits = reinterpret_cast<Words>(rounded(some * scale.steps) + 12582912.0f);
-      const Halves numbers = __builtin_convertvector(bits, Halves);
-      std::memcpy(to + i, &numbers, sizeof numbers);
-      for (int k = 0; k < CHUNK; k++) sum += to[i + k];
+      sum += Isa::put_shorts(from, scale.steps, to + i);
       std::memcpy(sums += sizeof sum, &sum, sizeof sum);
     }
     std::memcpy(to + scale_at(inputs_), &scale.scale, sizeof scale.scale);

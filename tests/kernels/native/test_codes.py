@@ -20,16 +20,29 @@ from tests.kernels.quantised_cases import (
     FORMS,
     integer_product,
     make,
+    numbers_of,
+    of_groups,
     one_scale,
 )
 
 DTYPES = (torch.float32, torch.bfloat16)
 NATIVE = [form for form in FORMS if form[0].group != 8]
-ROWS = (1, 6, 33, 130)
+ROWS = (*range(1, 10), 33, 130)
 
 
 def dense(weight: Quantised, dtype: torch.dtype) -> Dense:
     return Dense(dequantise(weight).to(dtype), weight.bias)
+
+
+def exact_parts(weight: Quantised) -> tuple[torch.Tensor, torch.Tensor]:
+    """What codes stand for, float64 [outputs, inputs]: codes times scales, and offsets."""
+    spread = weight.shape[1] // weight.scales.shape[1]
+    scales = of_groups(weight.scales, weight.units).double().repeat_interleave(spread, 1)
+    offsets = torch.zeros_like(scales)
+    if weight.offsets is not None:
+        offsets = of_groups(weight.offsets, weight.offset_units).double()
+        offsets = offsets.repeat_interleave(spread, 1)
+    return numbers_of(weight).double() * scales, offsets
 
 
 def assert_same(
@@ -207,6 +220,28 @@ def test_integers_are_no_coarser_than_bfloat16(machine: Machine) -> None:
     bound = 16384**0.5 * largest / 65278 * matrix.norm(dim=1)
     assert (error <= bound + 2.0**-23 * length).all()
     assert (bound <= 2.0**-8.99 * length).all()
+
+
+@pytest.mark.parametrize("form", [form for form in NATIVE if form[0].codes != "fp8_e4m3"], ids=str)
+def test_integers_in_groups_are_as_near_as_their_rounding_says(machine: Machine, form: Any) -> None:
+    """Against float64. A number is rounded by half a step at most, a step being the row's largest
+    magnitude / 32,639; what follows in float32, 2 steps for each group of at most 512 inputs and the
+    row's scale, by 2^-24 of all terms each."""
+    for outputs, inputs in ((1, 32), (49, 64), (100, 1056)):
+        weight = make(form, outputs, inputs, seed=inputs)
+        if not machine.multiplies_integers(weight, torch.bfloat16):
+            pytest.skip("this set of instructions multiplies the numbers that codes stand for")
+        packed = machine.packed_weight(weight, torch.bfloat16)
+        codes, offsets = exact_parts(weight)
+        matrix = codes + offsets
+        for rows in (*range(1, 10), 33):
+            x = random(rows, inputs, dtype=torch.bfloat16, seed=rows)
+            found = multiplied(packed, Epilogue.FLOAT32, x).double()
+            step = x.double().abs().amax(1, keepdim=True) / 32639
+            rounded = step / 2 * matrix.abs().sum(1)
+            terms = (x.double().abs() + step) @ (codes.abs() + offsets.abs()).T
+            steps = 2 * (inputs // min(weight.group, 512) + 1) + 6
+            assert ((found - x.double() @ matrix.T).abs() <= rounded + steps * 2.0**-24 * terms).all()
 
 
 @pytest.mark.parametrize("form", [NATIVE[0], NATIVE[9]], ids=str)

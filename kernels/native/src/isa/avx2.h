@@ -42,6 +42,52 @@ struct Avx2 : Plain<8> {
     }
   }
 
+  static constexpr bool GROUPS = true, DIGITS = true;
+  static constexpr int SHORT_SHIFT = 128;
+  [[gnu::always_inline]] static NativeInts shorts(const void* p) {
+    return (NativeInts)_mm256_cvtepi8_epi16(load_as<__m128i>(p));
+  }
+  // Twice the bytes of 16 integers, each SHORT_SHIFT more than it is: so their upper halves are zero.
+  using ShortTable = __m256i;
+  static ShortTable short_table(const float* numbers, int factor) {
+    uint8_t bytes[16];
+    for (int i = 0; i < 16; i++)
+      bytes[i] = static_cast<uint8_t>(static_cast<int>(numbers[i] * factor) + SHORT_SHIFT);
+    return _mm256_broadcastsi128_si256(load_as<__m128i>(bytes));
+  }
+  [[gnu::always_inline]] static NativeInts look_up_shorts(ShortTable table, const void* p, int digit) {
+    const __m256i places = _mm256_or_si256((__m256i)digits(p, digit), _mm256_set1_epi16(-0x8000));
+    return (NativeInts)_mm256_shuffle_epi8(table, places);
+  }
+  static int32_t put_shorts(const bf16* x, float steps, int16_t* to) {
+    __m256i some[2];
+    for (int i = 0; i < 2; i++) {
+      const __m256i bits = _mm256_slli_epi32(_mm256_cvtepu16_epi32(load_as<__m128i>(x + 8 * i)), 16);
+      some[i] = _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_castsi256_ps(bits), _mm256_set1_ps(steps)));
+    }
+    const __m256i both = _mm256_packs_epi32(some[0], some[1]);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), _mm256_permute4x64_epi64(both, 0xd8));
+    const __m256i pairs = _mm256_madd_epi16(both, _mm256_set1_epi16(1));
+    const __m128i fours = _mm_add_epi32(_mm256_castsi256_si128(pairs), _mm256_extracti128_si256(pairs, 1));
+    const __m128i twos = _mm_add_epi32(fours, _mm_shuffle_epi32(fours, 0x4e));
+    return _mm_cvtsi128_si32(twos) + _mm_extract_epi32(twos, 1);
+  }
+  template <int ROWS, int COLUMNS, class Word>
+  [[gnu::always_inline]] static void add_shorts(NativeInts (&sums)[ROWS][COLUMNS],
+                                                const NativeInts (&panel)[COLUMNS], Word&& word) {
+#pragma GCC unroll 16
+    for (int i = 0; i < ROWS; i++) {
+      const __m256i own = _mm256_set1_epi32(word(i));
+#pragma GCC unroll 16
+      for (int j = 0; j < COLUMNS; j++) {
+        __m256i sum = _mm256_madd_epi16((__m256i)panel[j], own);
+        sum = _mm256_add_epi32((__m256i)sums[i][j], sum);
+        asm("" : "+x"(sum));  // else GCC would add in another order, and keep what it has not added yet
+        sums[i][j] = (NativeInts)sum;
+      }
+    }
+  }
+
   struct Table {
     __m256 low, high;
   };
@@ -60,6 +106,9 @@ struct Avx2 : Plain<8> {
   }
   [[gnu::always_inline]] static NativeInts from_uint8(const void* p) {
     return (NativeInts)_mm256_cvtepu8_epi32(_mm_cvtsi64_si128(load_as<int64_t>(p)));
+  }
+  [[gnu::always_inline]] static Native from_half(const void* p) {
+    return (Native)_mm256_cvtph_ps(load_as<__m128i>(p));
   }
   [[gnu::always_inline]] static Native from_e4m3(const void* p) {
     return from_float<3, 7>(from_uint8(p), 0x80);

@@ -10,8 +10,9 @@ namespace rootlace {
 struct Avx512 : Plain<16> {
   static constexpr const char* NAME = "avx512";
 
-  static constexpr int TILE_ROWS = 8;
+  static constexpr int TILE_ROWS = 8, SHORT_ROWS = 8;
   static constexpr int tile_vecs(int) { return 3; }
+  static constexpr int short_vecs(int) { return 3; }
   static constexpr int attention_vecs(int) { return 4; }
 
   static Native multiply_add(Native a, Native b, Native c) {
@@ -61,6 +62,14 @@ struct Avx512 : Plain<16> {
     const __m512i second = _mm512_packus_epi16(lower[0], lower[1]);
     _mm512_storeu_si512(high, _mm512_permutexvar_epi32(order, first));
     _mm512_storeu_si512(low, _mm512_permutexvar_epi32(order, second));
+  }
+
+  static int32_t put_shorts(const bf16* x, float steps, int16_t* to) {
+    const __m512i bits = _mm512_slli_epi32(_mm512_cvtepu16_epi32(load_as<__m256i>(x)), 16);
+    const __m512i numbers =
+        _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_castsi512_ps(bits), _mm512_set1_ps(steps)));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), _mm512_cvtepi32_epi16(numbers));
+    return _mm512_reduce_add_epi32(numbers);
   }
 
   static constexpr bool BYTES = true;

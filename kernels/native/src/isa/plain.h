@@ -210,11 +210,17 @@ struct Plain {
   }
 
   // Whether products of integers of 16 bits with codes in groups are faster (../group_products.h). Of those:
-  // pairs of codes of eight bits; the i-th digits of words, whose integers are in a table; and sums.
-  static constexpr bool GROUPS = false;
+  // pairs of codes of eight bits; the i-th digits of words, or the integers that a table has for these,
+  // which are more than they are by SHORT_SHIFT; and sums. DIGITS: whether digits are faster.
+  static constexpr bool GROUPS = false, DIGITS = false;
+  static constexpr int SHORT_SHIFT = 0, SHORT_ROWS = 5;  // rows of a tile
+  static constexpr int short_vecs(int rows) { return rows == 1 ? 3 : rows == 2 ? 2 : 1; }
   static NativeInts shorts(const void* p) {
     const auto bytes = load_as<std::array<int8_t, WIDTH * 2>>(p);
     return pairs([&](int i) { return bytes[i]; });
+  }
+  static NativeInts digits(const void* p, int digit) {
+    return load_as<NativeInts>(p) >> 4 * digit & 0x000f000f;
   }
   using ShortTable = std::array<int16_t, 16>;
   static ShortTable short_table(const float* numbers, int factor) {
@@ -239,6 +245,17 @@ struct Plain {
     std::array<int16_t, WIDTH * 2> all;
     for (int i = 0; i < WIDTH * 2; i++) all[i] = number(i);
     return load_as<NativeInts>(all.data());
+  }
+
+  // 16 numbers times `steps`, rounded to the nearest integers, and their sum.
+  static int32_t put_shorts(const bf16* x, float steps, int16_t* to) {
+    int32_t sum = 0;
+    for (int i = 0; i < LANES; i++) {
+      // 1.5 * 2^23 + n, whose last 16 bits are n; ties to even.
+      const NativeInts bits = (NativeInts)(rounded(splat(to_float(x[i]) * steps)) + 12582912.0f);
+      sum += to[i] = static_cast<int16_t>(bits[0]);
+    }
+    return sum;
   }
 
   // Of 64 numbers times `steps`, rounded to the nearest integers n: n = 256 high + low.

@@ -106,15 +106,16 @@ inline float bfdot(float sum, uint32_t a, uint32_t b) {
 }
 
 struct Avx2Twin : FusedTwin<8> {
-  static constexpr bool BYTES = true;
+  static constexpr bool BYTES = true, GROUPS = true, DIGITS = true;
   static constexpr const char* NAME = "avx2-twin";
 };
 
 struct Avx512Twin : FusedTwin<16> {
   static constexpr bool BYTES = true;
   static constexpr const char* NAME = "avx512-twin";
-  static constexpr int TILE_ROWS = 8;
+  static constexpr int TILE_ROWS = 8, SHORT_ROWS = 8;
   static constexpr int tile_vecs(int) { return 3; }
+  static constexpr int short_vecs(int) { return 3; }
   static constexpr int attention_vecs(int) { return 4; }
 
   // VREDUCEPS, whose difference is rounded down as the number is, and VSCALEFPS. (VRCP14PS has no
