@@ -225,8 +225,8 @@ def test_integers_are_no_coarser_than_bfloat16(machine: Machine) -> None:
 @pytest.mark.parametrize("form", [form for form in NATIVE if form[0].codes != "fp8_e4m3"], ids=str)
 def test_integers_in_groups_are_as_near_as_their_rounding_says(machine: Machine, form: Any) -> None:
     """Against float64. A number is rounded by half a step at most, a step being the row's largest
-    magnitude / 32,639; what follows in float32, 2 steps for each group of at most 512 inputs and the
-    row's scale, by 2^-24 of all terms each."""
+    magnitude / 32,639; what follows in float32, two additions for each group of at most 512 inputs
+    and a few factors, by 2^-24 of all terms each."""
     for outputs, inputs in ((1, 32), (49, 64), (100, 1056)):
         weight = make(form, outputs, inputs, seed=inputs)
         if not machine.multiplies_integers(weight, torch.bfloat16):
@@ -241,7 +241,9 @@ def test_integers_in_groups_are_as_near_as_their_rounding_says(machine: Machine,
             rounded = step / 2 * matrix.abs().sum(1)
             terms = (x.double().abs() + step) @ (codes.abs() + offsets.abs()).T
             steps = 2 * (inputs // min(weight.group, 512) + 1) + 6
-            assert ((found - x.double() @ matrix.T).abs() <= rounded + steps * 2.0**-24 * terms).all()
+            assert (
+                (found - x.double() @ matrix.T).abs() <= rounded + steps * 2.0**-24 * terms
+            ).all()
 
 
 @pytest.mark.parametrize("form", [NATIVE[0], NATIVE[9]], ids=str)
