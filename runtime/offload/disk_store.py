@@ -11,6 +11,7 @@ wrong.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import logging
 import os
@@ -150,6 +151,10 @@ RECORD = np.dtype(
 """`used`: seconds since 1970. `crc`: of key and block. `check`: CRC-32 of the fields before it."""
 _CHECKED = RECORD.itemsize - 4
 
+FULL = (errno.ENOSPC, errno.EDQUOT)
+RESERVE = 0.05, 1 << 30
+"""What stays free of a file system: this share, at most so many bytes."""
+
 log = logging.getLogger(__name__)
 
 
@@ -181,19 +186,28 @@ class SlotFile:
         self.block_bytes = block_bytes
         self.num_slots = num_slots
         self.path = folder / BLOCKS
+        self._folder = folder
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
         self._index = os.open(folder / INDEX, flags, 0o600)
         self._blocks = os.open(self.path, flags, 0o600)
         self._records = np.zeros(num_slots, RECORD)
         header = (MAGIC + identity + block_bytes.to_bytes(8, "little")).ljust(HEADER_BYTES, b"\0")
         found = os.pread(self._index, HEADER_BYTES, 0)
+        self._unwritten = b""
+        """The header, until there is room for it."""
         if found != header:
             if found:
                 log.warning("%s: blocks of something else are dropped", folder)
             os.ftruncate(self._blocks, 0)
             os.ftruncate(self._index, 0)
-            _write(self._index, header, 0)
+            self._unwritten = header
         self._read_index(folder)
+        self._stored = self._records["filled"].astype(bool)
+        """Slots whose bytes have their place on the disk."""
+        wanted, free = block_bytes * int(np.count_nonzero(~self._stored)), self.free_bytes()
+        if free < wanted:
+            room = max(free, 0) / 1e9
+            log.warning("%s: the disk has room for %.1f of %.1f GB", folder, room, wanted / 1e9)
 
     @staticmethod
     def slots_in(most_bytes: int, block_bytes: int) -> int:
@@ -231,27 +245,40 @@ class SlotFile:
             for slot in slots.tolist()
         ]
 
+    def free_bytes(self) -> int:
+        """How much more may be written; the disk keeps its `RESERVE`."""
+        disk = shutil.disk_usage(self._folder)
+        return disk.free - min(int(RESERVE[0] * disk.total), RESERVE[1])
+
     def write(self, slot: int, block: np.ndarray) -> None:
-        """Write a block (uint8), which is not indexed before `publish`. Raises OSError."""
+        """Write a block (uint8), which is not indexed before `publish`. Raises OSError, with an
+        `errno` of `FULL` where it would leave less than the reserve."""
+        if not self._stored[slot] and self.free_bytes() < self.block_bytes:
+            raise OSError(errno.ENOSPC, "the disk is full but for what is kept free", self.path)
         if self._records["filled"][slot]:
             self.erase([slot])
         _write(self._blocks, block.data, slot * self.block_bytes)
+        self._stored[slot] = True
 
     def publish(self, slot: int, crc: int, key: bytes, owner: bytes) -> None:
         """Index a written slot; `crc` is the `checksum` of key and block. Raises OSError."""
+        if self._unwritten:
+            _write(self._index, self._unwritten, 0)
+            self._unwritten = b""
         record = np.zeros(1, RECORD)
         record["key"], record["owner"] = np.void(key), np.void(owner)
         record["used"], record["filled"] = time.time(), 1
         record["crc"] = crc
         record["check"] = _check(record)
+        _write(self._index, record.tobytes(), HEADER_BYTES + slot * RECORD.itemsize)
         self._records[slot] = record[0]
-        self._put(slot)
 
     def erase(self, slots: Iterable[int]) -> None:
         """Remove slots from the index. Raises OSError."""
         for slot in slots:
-            self._records[slot] = np.zeros(1, RECORD)[0]
-            self._put(slot)
+            if self._records["filled"][slot]:
+                self._records[slot] = np.zeros(1, RECORD)[0]
+                _write(self._index, bytes(RECORD.itemsize), HEADER_BYTES + slot * RECORD.itemsize)
 
     def expect(self, slots: Sequence[int]) -> None:
         """Do nothing: a disk reads no block ahead."""
@@ -305,10 +332,6 @@ class SlotFile:
                 record["check"] = _check(record)
         last = max(np.flatnonzero(self._records["filled"]), default=-1)
         _write(self._index, self._records[: last + 1].tobytes(), HEADER_BYTES)
-
-    def _put(self, slot: int) -> None:
-        data = self._records[slot : slot + 1].tobytes()
-        _write(self._index, data, HEADER_BYTES + slot * RECORD.itemsize)
 
 
 def checksum(key: bytes, block: np.ndarray) -> int:

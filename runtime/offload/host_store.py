@@ -99,6 +99,8 @@ class HostStore:
 
 PROBE_BYTES = 32 << 20
 _MOST = 32
+ASSUMED_RATE = 500e6
+"""Bytes per second that a disk without room for a probe is taken to read."""
 PROBE = "probe"
 
 
@@ -106,12 +108,16 @@ def block_seconds(file: SlotFile, folder: Path, kept: Sequence[Kept]) -> float:
     """Measured seconds to read a block and its checksum in random order.
 
     Reads existing blocks or, if few, a temporary file: at most 32 blocks and 32 MiB, at least one
-    block. Raises OSError.
+    block. A full disk has no room for the file: without blocks its rate is assumed. Raises OSError.
     """
     size = file.block_bytes
     count = min(max(PROBE_BYTES // size, 1), _MOST)
     order = np.random.default_rng(0)
     buffer = np.empty(size, np.uint8)
+    if file.free_bytes() < count * size:
+        if not kept:
+            return size / ASSUMED_RATE
+        count = min(count, len(kept))
     if len(kept) >= count:
         file.forget_pages()
         chosen = [kept[at] for at in order.choice(len(kept), count, replace=False).tolist()]

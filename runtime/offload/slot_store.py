@@ -19,7 +19,7 @@ from typing import Protocol
 import numpy as np
 
 from rootlace.runtime.contracts.block_store import BlockLost, Done
-from rootlace.runtime.offload.disk_store import DamagedBlock, checksum
+from rootlace.runtime.offload.disk_store import FULL, DamagedBlock, checksum
 
 # Block file ---------------------------------------------------------------------------------------
 
@@ -80,13 +80,46 @@ class Buffers:
 log = logging.getLogger(__name__)
 
 
-class Switch:
-    """On until the store fails; no failure counts after `closed`."""
+FIRST_PAUSE, LONGEST_PAUSE = 1.0, 64.0
+"""Seconds until a full disk is written to again; each pause is twice the one before."""
 
-    def __init__(self, path: Path) -> None:
+
+class Switch:
+    """On until the store fails; no failure counts after `closed`.
+
+    A full disk is still read, and written to again after a pause.
+    """
+
+    def __init__(self, path: Path, clock: Callable[[], float]) -> None:
         self._path = path
+        self._clock = clock
         self.on = True
         self.closed = False
+        self._pause = self._until = 0.0
+
+    @property
+    def full(self) -> bool:
+        """Whether the last write found no room."""
+        return self._pause > 0
+
+    @property
+    def writes(self) -> bool:
+        return self.on and (not self._pause or self._clock() >= self._until)
+
+    def wrote(self) -> None:
+        if self._pause:
+            self._pause = 0.0
+            log.warning("%s: there is room again; blocks are kept there", self._path)
+
+    def failed(self, error: OSError) -> None:
+        """Note that a write failed."""
+        if error.errno not in FULL:
+            self.off(error)
+            return
+        if not self._pause:
+            log.warning("%s: no more blocks are kept there for now: %s", self._path, error)
+        self._pause = min(2 * self._pause or FIRST_PAUSE, LONGEST_PAUSE)
+        self._until = self._clock() + self._pause
 
     def off(self, error: OSError) -> None:
         """Switch the store off: no more reads or writes."""
@@ -284,7 +317,7 @@ class Writer:
 
     def erase(self, slots: list[int]) -> None:
         if slots:
-            self.ask(lambda: self._file.erase(slots))
+            self.ask(lambda: self._erase(slots))
 
     def ask(self, task: Callable[[], None]) -> None:
         """Queue a task behind all earlier ones."""
@@ -327,7 +360,7 @@ class Writer:
             try:
                 task()
             except OSError as error:
-                self._switch.off(error)
+                self._switch.failed(error)
             with self._change:
                 self._busy = False
                 self._change.notify_all()
@@ -336,12 +369,19 @@ class Writer:
         self._file.publish(slot, self.checksums[slot], key, owner)
         del self.checksums[slot]
 
+    def _erase(self, slots: list[int]) -> None:
+        try:
+            self._file.erase(slots)
+        except OSError as error:  # what is to be forgotten would be found at the next start
+            self._switch.off(error)
+
     def _write(self, slot: int, key: bytes, block: np.ndarray) -> None:
         ok = False
         try:
-            if self._switch.on:
+            if self._switch.writes:
                 self._file.write(slot, block)
                 self.checksums[slot] = checksum(key, block)
+                self._switch.wrote()
                 ok = True
         finally:
             with self._change:
@@ -362,7 +402,7 @@ class SlotStore:
     """A `Writer` and a `Reader` of one file: see `StoreState` and `StoreMemory`.
 
     A failed write switches the store off, with a warning; so does a read that hangs. No read or
-    write follows.
+    write follows. On a full disk writing alone pauses: what is there is read.
     """
 
     def __init__(
@@ -377,7 +417,7 @@ class SlotStore:
         `buffer_bytes`: memory for blocks being written, and as much for blocks being read.
         """
         self._file = file
-        self._switch = Switch(file.path.parent)
+        self._switch = Switch(file.path.parent, clock)
         self.num_slots = file.num_slots
         count = max(buffer_bytes // file.block_bytes, LEAST_BUFFERS)
         there, back = (
@@ -393,7 +433,7 @@ class SlotStore:
 
     @property
     def room(self) -> int:
-        return self.writer.room if self._switch.on else 0
+        return self.writer.room if self._switch.writes else 0
 
     def reserve(self, slot: int, key: bytes) -> None:
         self.writer.reserve(slot, key)
@@ -428,6 +468,7 @@ class SlotStore:
             "read_bytes": self.reader.read_bytes,
             "damaged_blocks": self.reader.damaged_blocks,
             "working": int(self.working),
+            "full": int(self._switch.full),
         }
 
     # ------------------------------------------------------------ memory

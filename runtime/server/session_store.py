@@ -16,8 +16,10 @@ rows in one transaction. So a full disk costs nothing but time: the rows stay ma
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import logging
+import shutil
 import sqlite3
 import time
 import zlib
@@ -25,6 +27,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import IO
 
 import msgspec
 
@@ -267,6 +270,9 @@ class KeptSession:
 SYNC_SECONDS = 1.0
 RETRY_SECONDS = 2.0
 """How often writing is tried again where the disk is full."""
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+LEAST_ROOM = 1 << 20
+"""Bytes; what fails for the disk where less is free fails for want of room."""
 RECLAIM_SECONDS = 600.0
 """How long what an absent client had is kept for its return."""
 MAX_DETACHED = 1024
@@ -317,33 +323,16 @@ class SessionStore:
         self._sync_due = False
         self._sessions: dict[int, KeptSession] = {}
         self._last_place = 0
-        with contextlib.ExitStack() as stack:
-            try:
-                folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-                self._lock = stack.enter_context((folder / "lock").open("wb"))
-                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                self._path.touch(mode=0o600)
-                self._file = stack.enter_context(contextlib.closing(_connect(self._path)))
-                self._open()
-                self._read()
-            except BlockingIOError:
-                raise InvalidRequest(
-                    f"{folder} is used by another server; give it its own"
-                ) from None
-            except (sqlite3.OperationalError, OSError) as error:
-                raise InvalidRequest(f"{self._path} cannot keep state: {error}") from error
-            except (
-                sqlite3.Error,
-                msgspec.DecodeError,
-                ValueError,
-                LookupError,
-                TypeError,
-            ) as error:
-                raise InvalidRequest(
-                    f"{self._path} is damaged, or not a file of Rootlace: {error}; move it away to"
-                    " start without what it has"
-                ) from error
-            stack.pop_all()
+        self._held = contextlib.ExitStack()
+        """What `close` closes: the folder's lock, and the file."""
+        self._lock: IO[bytes] | None = None
+        self._file: sqlite3.Connection | None = None
+        """None where the disk was too full to open it."""
+        try:
+            self._take_folder(read=True)
+        except BaseException:
+            self._held.close()
+            raise
         now = clock()
         self._of_key: dict[str, KeptSession] = {}
         for session in self._sessions.values():
@@ -410,17 +399,15 @@ class SessionStore:
         if not self._changed or (self._retry_at is not None and self._clock() < self._retry_at):
             return
         try:
-            self._commit()
-        except sqlite3.Error as error:
-            if self._file.in_transaction:
+            if self._file is None:
+                self._take_folder(read=False)
+            if self._file is None:
+                return
+            self._commit(self._file)
+        except (sqlite3.Error, InvalidRequest) as error:
+            if self._file is not None and self._file.in_transaction:
                 self._file.execute("rollback")
-            if self._retry_at is None:
-                log.error(
-                    "%s: programs are not kept any more, and would not survive a restart: %s",
-                    self._path,
-                    error,
-                )
-            self._retry_at = self._clock() + RETRY_SECONDS
+            self._wait(error)
             return
         self._changed.clear()
         if self._retry_at is not None:
@@ -436,10 +423,68 @@ class SessionStore:
             self._retry_at = self._clock()
         self.flush()
         self._thread.shutdown()
-        self._file.close()
-        self._lock.close()
+        self._held.close()
 
-    def _open(self) -> None:
+    def _wait(self, error: Exception) -> None:
+        if self._retry_at is None:
+            log.error(
+                "%s: programs are not kept any more, and would not survive a restart: %s",
+                self._path,
+                error,
+            )
+        self._retry_at = self._clock() + RETRY_SECONDS
+
+    def _take_folder(self, read: bool) -> None:
+        """Lock the folder and open its file; `read` what the file has. Where the disk is too full
+        for that, do so later: an old file is read all the same. Raises InvalidRequest."""
+        folder = self._path.parent
+        try:
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            if self._lock is None:
+                with contextlib.ExitStack() as opened:
+                    lock = opened.enter_context((folder / "lock").open("wb"))
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    self._lock = lock
+                    self._held.push(opened.pop_all())
+            self._path.touch(mode=0o600)
+            try:
+                with contextlib.ExitStack() as opened:
+                    file = opened.enter_context(contextlib.closing(_connect(self._path)))
+                    self._open(file)
+                    if read:
+                        self._read(file)
+                    self._held.push(opened.pop_all())
+                    self._file = file
+            except sqlite3.OperationalError as error:
+                if not _is_full(error, folder):
+                    raise
+                if read:
+                    with contextlib.closing(_connect(self._path)) as old:
+                        # The index of the log is in memory then, where else it has a file.
+                        old.execute("pragma locking_mode = exclusive")
+                        if old.execute("select name from sqlite_master").fetchall():
+                            self._read(old)
+                self._wait(error)
+        except BlockingIOError:
+            raise InvalidRequest(f"{folder} is used by another server; give it its own") from None
+        except (sqlite3.OperationalError, OSError) as error:
+            if isinstance(error, OSError) and error.errno in _FULL:
+                self._wait(error)
+            else:
+                raise InvalidRequest(f"{self._path} cannot keep state: {error}") from error
+        except (
+            sqlite3.Error,
+            msgspec.DecodeError,
+            ValueError,
+            LookupError,
+            TypeError,
+        ) as error:
+            raise InvalidRequest(
+                f"{self._path} is damaged, or not a file of Rootlace: {error}; move it away to"
+                " start without what it has"
+            ) from error
+
+    def _open(self, file: sqlite3.Connection) -> None:
         """Raises InvalidRequest for another version, ValueError or sqlite3.Error for damage."""
         if old := next(self._path.parent.glob("programs-*.*"), None):
             raise InvalidRequest(
@@ -447,25 +492,25 @@ class SessionStore:
                 " does not read: let its programs end with that version, or delete"
                 f" {old.with_name('programs-*')} to start without them"
             )
-        ask = self._file.execute
+        ask = file.execute
         (version,), (application,) = (
             ask(f"pragma {name}").fetchone() for name in ("user_version", "application_id")
         )
         if (version, application) == (0, 0) and not ask("select * from sqlite_master").fetchall():
-            self._file.executescript(_TABLES)
+            file.executescript(_TABLES)
         elif application != APPLICATION:
             raise ValueError("it belongs to another program")
         elif version != VERSION:
             raise InvalidRequest(f"{self._path} has version {version} of the format, not {VERSION}")
-        self._file.executescript(_SETTINGS)
+        file.executescript(_SETTINGS)
         (state,) = ask("pragma quick_check(1)").fetchone()
         if state != "ok":
             raise ValueError(state)
 
-    def _read(self) -> None:
+    def _read(self, file: sqlite3.Connection) -> None:
         """Take the rows into memory. Raises ValueError, LookupError, TypeError, sqlite3.Error or
         msgspec.DecodeError for what was not written so."""
-        for place, checksum, data in self._file.execute("select * from rows order by place"):
+        for place, checksum, data in file.execute("select * from rows order by place"):
             row = _decoder.decode(data)
             if zlib.crc32(data) != checksum or row.place != place:
                 raise ValueError(f"row {place} is not what was written")
@@ -480,13 +525,13 @@ class SessionStore:
             if session.holders.keys() != session.segments.keys():
                 raise ValueError(f"segments of client {session.client.place} are missing")
 
-    def _commit(self) -> None:
+    def _commit(self, file: sqlite3.Connection) -> None:
         rows = [(p, zlib.crc32(row), row) for p, row in self._changed.items() if row is not None]
         gone = [(place,) for place, row in self._changed.items() if row is None]
-        self._file.execute("begin immediate")
-        self._file.executemany("insert or replace into rows values (?, ?, ?)", rows)
-        self._file.executemany("delete from rows where place = ?", gone)
-        self._file.execute("commit")
+        file.execute("begin immediate")
+        file.executemany("insert or replace into rows values (?, ?, ?)", rows)
+        file.executemany("delete from rows where place = ?", gone)
+        file.execute("commit")
 
     def _sync(self) -> None:
         self._sync_due = False
@@ -497,6 +542,14 @@ def _share(sessions: Collection[tuple[int, KeptSession]]) -> float:
     """How much of what absent clients may have these have, by number or by bytes."""
     size = sum(size for size, _ in sessions)
     return max(len(sessions) / MAX_DETACHED, size / MAX_DETACHED_BYTES)
+
+
+def _is_full(error: sqlite3.OperationalError, folder: Path) -> bool:
+    """Whether SQLite found no room, for which it has several errors."""
+    return error.sqlite_errorcode == sqlite3.SQLITE_FULL or (
+        error.sqlite_errorname.startswith("SQLITE_IOERR")
+        and shutil.disk_usage(folder).free < LEAST_ROOM
+    )
 
 
 def _connect(path: Path) -> sqlite3.Connection:

@@ -213,26 +213,107 @@ def test_a_process_that_is_killed_leaves_whole_blocks(tmp_path: Path) -> None:
     again.close()
 
 
-def test_a_full_disk_switches_the_store_off(
+class Disk:
+    """The file system of a test: so many bytes are free, and writing takes them."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, free: int, total: int) -> None:
+        self.free, self.total = free, total
+        self._write = os.pwrite
+        monkeypatch.setattr("os.pwrite", self.pwrite)
+        monkeypatch.setattr("shutil.disk_usage", lambda path: self)
+
+    def pwrite(self, file: int, data: memoryview, at: int) -> int:
+        new = max(at + len(data) - os.fstat(file).st_size, 0)
+        if new > self.free:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        self.free -= new
+        return self._write(file, data, at)
+
+
+def try_to_save(store: SlotStore, slot: int) -> bool:
+    store.reserve(slot, key_of(slot))
+    store.buffer(slot)[:] = block_of(key_of(slot))
+    store.filled(slot)
+    assert store.writer.wait(60)
+    (done,) = store.poll()
+    if done.ok:
+        store.publish(slot, key_of(slot), OWNER)
+        assert store.writer.wait(60)
+    return done.ok
+
+
+@pytest.mark.parametrize("reserved", [True, False])
+def test_a_full_disk_is_read_and_written_to_again_later(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    reserved: bool,
+) -> None:
+    """`reserved`: what is kept free is met first; otherwise the system itself has no more room."""
+    now = [0.0]
+    total = 20 * SIZE if reserved else 0
+    disk = Disk(monkeypatch, 5 * SIZE, total)
+    reserve = total // 20
+    file = SlotFile(tmp_path, ME, SIZE, 8)
+    assert "has room for 0.0 of 0.0 GB" in caplog.text
+    store = SlotStore(file, 0.0, buffer_bytes=4 * SIZE, clock=lambda: now[0])
+    saved = 0
+    while try_to_save(store, saved):
+        saved += 1
+    assert saved >= 3 and disk.free >= reserve
+    assert store.working and store.room == 0 and store.stats()["full"] == 1
+    found = read(store, 0, key_of(0))
+    assert found is not None and np.array_equal(found, block_of(key_of(0)))
+    # What is on its way meanwhile is dropped without a look at the disk.
+    assert not try_to_save(store, saved)
+    pauses = []
+    for _ in range(9):
+        begun = now[0]
+        while not store.room:
+            now[0] += 1.0
+        pauses.append(now[0] - begun)
+        assert not try_to_save(store, saved)
+    assert pauses == [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 64.0, 64.0]
+    assert caplog.text.count("no more blocks are kept there for now") == 1
+    disk.free += 4 * SIZE
+    now[0] += 64.0
+    assert store.room and try_to_save(store, saved) and store.stats()["full"] == 0
+    assert "there is room again" in caplog.text
+    store.erase([0])
+    assert store.writer.wait(60) and store.working
+    assert store.close(dict.fromkeys(range(saved + 1), True))
+    again = opened(tmp_path)
+    assert sorted(one.slot for one in again._file.kept()) == list(range(1, saved + 1))
+    assert again.close()
+
+
+def test_a_store_that_begins_on_a_full_disk_is_used_when_there_is_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, disk = [0.0], Disk(monkeypatch, 0, 0)
+    file = SlotFile(tmp_path, ME, SIZE, 8)
+    assert block_seconds(file, tmp_path, file.kept()) > 0
+    store = SlotStore(file, 0.0, buffer_bytes=4 * SIZE, clock=lambda: now[0])
+    assert not try_to_save(store, 0)
+    disk.free, now[0] = 100 * SIZE, 1.0
+    assert try_to_save(store, 0) and store.close({0: True})
+    again = opened(tmp_path)
+    assert [one.key for one in again._file.kept()] == [key_of(0)] and again.close()
+
+
+def test_a_disk_that_fails_switches_the_store_off(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     store = opened(tmp_path)
     save(store, 0, key_of(0))
-    write = os.pwrite
 
-    def full(file: int, data: memoryview, at: int) -> int:
-        if at >= SIZE:
-            raise OSError(errno.ENOSPC, "No space left on device")
-        return write(file, data, at)
+    def broken(file: int, data: memoryview, at: int) -> int:
+        raise OSError(errno.EIO, "Input/output error")
 
-    monkeypatch.setattr("os.pwrite", full)
-    store.reserve(1, key_of(1))
-    store.buffer(1)[:] = 0
-    store.filled(1)
-    assert store.writer.wait(60)
-    assert store.poll() == [Done(1, read=False, ok=False)]
+    monkeypatch.setattr("os.pwrite", broken)
+    assert not try_to_save(store, 1)
     assert not store.working and store.room == 0 and store.stats()["working"] == 0
-    assert "No space left on device" in caplog.text
+    assert "Input/output error" in caplog.text
     assert read(store, 0, key_of(0)) is None  # nothing is read any more, either
     store.close({0: True})
 

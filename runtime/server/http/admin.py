@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from contextlib import suppress
 from datetime import UTC, datetime
 from importlib import metadata
 from typing import Annotated, Any, ClassVar, TypeVar
@@ -179,6 +180,14 @@ def _as_asked(shown: T) -> T:
 
 READY_SECONDS = 10.0
 """A token this long ago shows that the engine works; a probe may take as long."""
+LOOK_SECONDS = 0.2
+"""How long the engine is waited for, to say what does not work as it should."""
+
+
+class Ready(Status, omit_defaults=True):
+    """`degraded`: what does not work as it should, while the server serves."""
+
+    degraded: tuple[str, ...] = ()
 
 
 class Health:
@@ -187,6 +196,8 @@ class Health:
     def __init__(self, gateway: ServedModel) -> None:
         self._gateway = gateway
         self._probe: asyncio.Task[None] | None = None
+        self._looks: asyncio.Task[None] | None = None
+        self._degraded: tuple[str, ...] = ()
 
     async def health(self, request: web.Request) -> web.Response:
         """200 while the engine answers; needs no API key."""
@@ -217,7 +228,24 @@ class Health:
                 ) from None
             except RootlaceError as error:
                 raise ServerUnavailable(f"no token can be made: {error}") from None
-        return json_response(Status("ready"))
+        if self._looks is None or self._looks.done():
+            self._looks = asyncio.create_task(self._look())
+        # A long step must not make the server look unready: then what was seen last is told.
+        await asyncio.wait((self._looks,), timeout=LOOK_SECONDS)
+        return json_response(Ready("ready", self._degraded))
+
+    async def _look(self) -> None:
+        with suppress(RootlaceError):
+            status = await self._gateway.status()
+            said = {
+                "the disk of --cache-disk is full: blocks there are read, and none are written": (
+                    status.get("disk_full")
+                ),
+                "the disk of --cache-disk failed, and is not used any more": (
+                    status.get("disk_working") == 0
+                ),
+            }
+            self._degraded = tuple(text for text, holds in said.items() if holds)
 
     async def metrics(self, request: web.Request) -> web.Response:
         """For Prometheus."""

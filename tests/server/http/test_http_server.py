@@ -232,6 +232,28 @@ async def test_ready_is_of_the_model_that_is_asked_for(served: Served) -> None:
             assert status == 200 or "'fake'" in (await reply.json())["error"]["message"]
 
 
+async def test_ready_tells_of_a_disk_that_is_not_written_to(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    status = await served.gateway.status()
+
+    async def ready(**disk: int) -> dict[str, Any]:
+        async def told(account: object = None) -> dict[str, Any]:
+            return {**status, **disk}
+
+        monkeypatch.setattr(served.gateway, "status", told)
+        monkeypatch.setattr(admin, "LOOK_SECONDS", 60.0)
+        async with served.http.get("/ready") as reply:
+            assert reply.status == 200
+            return await reply.json()
+
+    assert await ready(disk_working=1, disk_full=0) == {"status": "ready"}
+    (said,) = (await ready(disk_working=1, disk_full=1))["degraded"]
+    assert "--cache-disk is full" in said
+    (said,) = (await ready(disk_working=0, disk_full=0))["degraded"]
+    assert "failed" in said
+
+
 async def test_ready_follows_tokens(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     async with served.http.get("/ready") as reply:  # no token yet: one is made
         assert reply.status == 200

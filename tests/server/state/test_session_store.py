@@ -13,6 +13,7 @@ import subprocess
 import sys
 from array import array
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -318,6 +319,7 @@ def test_a_full_disk_is_told_once_and_what_happened_meanwhile_is_kept_later(
         store.flush()
 
     happen(("open", 1, None))
+    assert store._file is not None
     (pages,) = store._file.execute("pragma page_count").fetchone()
     store._file.execute(f"pragma max_page_count = {pages}").fetchone()
     with caplog.at_level(logging.WARNING):
@@ -341,6 +343,55 @@ def test_a_full_disk_is_told_once_and_what_happened_meanwhile_is_kept_later(
     assert held(died, "key") == replayed(changes)
     died.close()
     store.close()
+
+
+@pytest.mark.parametrize("old", [False, True])
+def test_a_store_starts_on_a_full_disk_and_keeps_everything_later(
+    old: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Opening a file takes room: for its tables if it is new, else for an index of its log."""
+    now, full, folder = [100.0], [False], tmp_path / "state"
+    if old:
+        store = SessionStore(folder)
+        store.begin("before", "")
+        store.close()
+    connect, opens = session_store._connect, SessionStore._open
+
+    def connected(path: Path) -> sqlite3.Connection:
+        file = connect(path)
+        if full[0] and not old:
+            file.execute("pragma max_page_count = 1").fetchone()
+        return file
+
+    def opened(self: SessionStore, file: sqlite3.Connection) -> None:
+        if full[0] and old:
+            error = sqlite3.OperationalError("disk I/O error")
+            error.sqlite_errorcode = sqlite3.SQLITE_IOERR_SHMSIZE
+            error.sqlite_errorname = "SQLITE_IOERR_SHMSIZE"
+            raise error
+        opens(self, file)
+
+    monkeypatch.setattr(session_store, "_connect", connected)
+    monkeypatch.setattr(SessionStore, "_open", opened)
+    if old:
+        monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=4096))
+    full[0] = True
+    store = SessionStore(folder, clock=lambda: now[0])
+    assert (store.find("before") is not None) is old
+    with pytest.raises(InvalidRequest, match="used by another server"):
+        SessionStore(folder)
+    store.begin("key", "")
+    for _ in range(3):
+        store.flush()
+        now[0] += session_store.RETRY_SECONDS
+    assert [r.levelname for r in caplog.records] == ["ERROR"]
+    full[0] = False
+    store.flush()
+    assert "kept again" in caplog.text
+    store.close()
+    after = SessionStore(folder)
+    assert after.find("key") is not None and (after.find("before") is not None) is old
+    after.close()
 
 
 def test_the_log_is_synced_a_second_later_and_does_not_grow_for_ever(tmp_path: Path) -> None:
