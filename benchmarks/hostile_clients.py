@@ -4,14 +4,20 @@ A server with the embedded model is asked for a token over and over, while other
 middle of a stream, send their requests a byte at a time, or send as much as the server takes.
 Prints the latencies of who behaves; the engine checks its blocks after every step, and at the end
 nothing may run.
+
+With `--model FILE` the others ask for much at once instead: a long prompt, the best of 4,096
+choices, scores of a prompt, or samples by the hundred. Each load runs with each of `--bounds`,
+seconds of a step (0: none), for `--seconds` at most; tokens that the engine computed and drew in a
+second say what the load got. All connections come from one address, as behind a proxy.
 """
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from urllib.parse import urlsplit
 
 import aiohttp
@@ -23,6 +29,7 @@ from benchmarks.common import Report, console_of, new_parser, table_of
 from rootlace.runtime.assets import demo_model
 
 VANISHING, SLOW = 1000, 500
+PROMPT, CHOICES, SAMPLES, ASKERS = 4000, 4096, 128, 32
 
 
 @dataclass(frozen=True)
@@ -35,6 +42,10 @@ class Latency:
     median: float
     p99: float
     most: float
+    bound: float | None = None
+    """Seconds of a step at most; None: as by default."""
+    tokens_per_second: float = 0.0
+    """Computed and drawn for all, while the load lasted."""
 
 
 class Server:
@@ -104,9 +115,55 @@ async def large(server: Server) -> None:
                 await reply.read()
 
 
-async def measure(server: Server, load: Callable[[Server], Awaitable[None]]) -> Latency:
+async def _post(server: Server, path: str, body: object) -> None:
+    """Ask on a connection of its own, for as long as it takes."""
+    patience = aiohttp.ClientTimeout(total=None)
+    async with (
+        aiohttp.ClientSession(server.url, timeout=patience) as session,
+        session.post(path, json=body) as reply,
+    ):
+        if reply.status != 200:
+            raise RuntimeError(await reply.text())
+        await reply.read()
+
+
+def _ids(count: int, seed: int = 0) -> list[int]:
+    return np.random.default_rng(seed).integers(1000, 9000, count).tolist()
+
+
+async def prompt(server: Server) -> None:
+    """Two long prompts, one after the other."""
+    for seed in (1, 2):
+        await _post(server, "/v1/completions", {"prompt": _ids(PROMPT, seed), "max_tokens": 1})
+
+
+async def select(server: Server) -> None:
+    choices = [f" number {number}" for number in range(CHOICES)]
+    await _post(server, "/select", {"text": "The best of all numbers is", "choices": choices})
+
+
+async def echo(server: Server) -> None:
+    body = {"prompt": _ids(PROMPT, 3), "max_tokens": 0, "echo": True, "logprobs": 1}
+    await _post(server, "/v1/completions", body)
+
+
+async def samples(server: Server) -> None:
+    def body(seed: int) -> dict[str, object]:
+        asked = {"prompt": _ids(40, seed), "n": SAMPLES, "max_tokens": 8, "ignore_eos": True}
+        return {**asked, "seed": seed}
+
+    bodies = (body(100 + seed) for seed in range(ASKERS))
+    await asyncio.gather(*(_post(server, "/v1/completions", one) for one in bodies))
+
+
+async def measure(
+    server: Server, load: Callable[[Server], Awaitable[None]], seconds: float | None = None
+) -> Latency:
+    """Ask for single tokens until the load ends, or is ended after `seconds`."""
     began = time.perf_counter()
     hostile = asyncio.ensure_future(load(server))
+    if seconds is not None:
+        asyncio.get_running_loop().call_later(seconds, hostile.cancel)
     taken = []
     async with aiohttp.ClientSession(server.url) as session:
         while not hostile.done():
@@ -118,23 +175,62 @@ async def measure(server: Server, load: Callable[[Server], Awaitable[None]]) -> 
                 await reply.read()
             taken.append(1000 * (time.perf_counter() - before))
             await asyncio.sleep(0.01)
-    await hostile
+    if not hostile.cancelled():
+        await hostile
     median, p99 = map(float, np.percentile(taken, [50, 99]))
     seconds = time.perf_counter() - began
     return Latency(load.__name__, seconds, len(taken), median, p99, max(taken))
 
 
+def _beside_much(args: argparse.Namespace) -> list[Latency]:
+    """A server for each load and bound: what one leaves in the cache is no other's."""
+    found = []
+    for load in args.loads or BIG:
+        for bound in args.bounds:
+            with rl.Runtime(args.model, device="cpu", http_port=0, step_seconds=bound) as runtime:
+                server = Server(str(runtime.url))
+                asyncio.run(measure(server, nothing, 5.0))  # the first steps are no measure
+                before = _computed(runtime)
+                one = asyncio.run(measure(server, BIG[load], args.seconds))
+                rate = (_computed(runtime) - before) / one.seconds
+                found.append(replace(one, bound=bound, tokens_per_second=rate))
+                print(found[-1], flush=True)
+    return found
+
+
+def _computed(runtime: rl.Runtime) -> int:
+    status = runtime.endpoint.get_server_info()
+    return int(status["computed_tokens"] + status["output_tokens"])
+
+
+SMALL = {load.__name__: load for load in (nothing, vanish, slow, large)}
+BIG = {load.__name__: load for load in (nothing, prompt, select, echo, samples)}
+
+
 def main() -> None:
     parser = new_parser("hostile_clients", __doc__)
-    known = {load.__name__: load for load in (nothing, vanish, slow, large)}
-    parser.add_argument("--loads", nargs="+", choices=known, default=list(known))
+    parser.add_argument("--loads", nargs="+", choices=SMALL | BIG)
+    parser.add_argument("--model", help="ask much of this one")
+    parser.add_argument("--bounds", nargs="+", type=float, default=[0.0, 0.25])
+    parser.add_argument("--seconds", type=float, default=60.0)
     args = parser.parse_args()
     console, report = console_of(100), Report("hostile_clients", args)
+    if args.model:
+        found = _beside_much(args)
+        columns = {"bound": "{bound:g}", "tokens/s": "{tokens_per_second:,.0f}"}
+        columns |= {name: f"{{{name}:,.0f}}" for name in ("requests", "median", "p99", "most")}
+        rows = {f"{one.load} {one.bound:g}": asdict(one) for one in found}
+        console.print(table_of("ms for a token meanwhile", rows, columns))
+        report.add("latencies", found)
+        console.print(report.foreign_line())
+        report.write()
+        return
     with rl.Runtime(
         demo_model(), dtype="float32", device="cpu", http_port=0, check_invariants=True
     ) as runtime:
         server = Server(str(runtime.url))
-        found = [asyncio.run(measure(server, load)) for load in map(known.__getitem__, args.loads)]
+        loads = [SMALL[name] for name in args.loads or SMALL]
+        found = [asyncio.run(measure(server, load)) for load in loads]
         for _ in range(100):
             status = runtime.endpoint.get_server_info()
             if not status["running"] and not status["sessions"] - 1:

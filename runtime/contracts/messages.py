@@ -558,10 +558,12 @@ class Heartbeat(_Message, tag="heartbeat"):
     """Sent about once a second, whatever the engine's loop is doing.
 
     `turns` counts the loop's turns, idle ones too: a constant count means a hung loop or a long
-    step. A suspended process, or one whose interpreter is held, sends no heartbeat.
+    step. A suspended process, or one whose interpreter is held, sends no heartbeat. `step_seconds`:
+    how long the steps in flight should take, by what steps took here; -1 if too few were measured.
     """
 
     turns: int
+    step_seconds: float = -1.0
 
 
 class Below(NamedTuple):

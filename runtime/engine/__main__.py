@@ -80,7 +80,7 @@ def serve(config: EngineProcessConfig) -> None:
     context = zmq.Context()
     loops: list[EngineLoop] = []
     try:
-        with heartbeat(context, config.outbox, lambda: loops[0].turns if loops else 0):
+        with heartbeat(context, config.outbox, loops):
             _serve(config, context, loops)
     finally:
         # The last messages must still leave; the gateway may be reading them right now.
@@ -211,7 +211,7 @@ def _serve(
 
 @contextlib.contextmanager
 def heartbeat(
-    context: zmq.Context[zmq.Socket[bytes]], address: str, turns: Callable[[], int]
+    context: zmq.Context[zmq.Socket[bytes]], address: str, loops: list[EngineLoop]
 ) -> Iterator[None]:
     """Send heartbeats to `address` from a separate thread: a long step delays none of them."""
     ended = threading.Event()
@@ -219,7 +219,7 @@ def heartbeat(
     def run() -> None:
         with _connect(context, zmq.PUSH, address) as socket:
             while True:
-                socket.send(encode([Heartbeat(turns())]))
+                socket.send(encode([loops[0].heartbeat() if loops else Heartbeat(0)]))
                 if ended.wait(HEARTBEAT_SECONDS):
                     return
 

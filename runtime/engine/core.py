@@ -35,6 +35,7 @@ from rootlace.runtime.contracts.messages import (
     GetTree,
     HandedOver,
     HandOver,
+    Heartbeat,
     Offered,
     Pause,
     Pinned,
@@ -65,6 +66,10 @@ from rootlace.wire.errors import (
 )
 
 # Steps --------------------------------------------------------------------------------------------
+
+
+TRUSTED_STEPS = 8
+"""Measured steps from which on a forecast says whether the loop hangs."""
 
 
 class Steps:
@@ -104,6 +109,8 @@ class Steps:
         """Seconds of these spent in the executor: launching, or waiting for results."""
         self.planned = False
         """Whether the last call had a step."""
+        self._forecasts = [0.0, 0.0]
+        """Seconds of the steps in flight, by step number modulo 2."""
 
     def step(self) -> list[EngineOutput]:
         """Plan, run and commit as far as possible; return the updates. Does nothing without work.
@@ -133,6 +140,11 @@ class Steps:
         """Wait for the step in flight, if any."""
         running, self._running = self._running, None
         return [] if running is None else self._land(running)[0]
+
+    @property
+    def forecast(self) -> float:
+        """Seconds that the steps in flight should take; -1 if too few were measured."""
+        return -1.0 if self._scheduler.cost.steps < TRUSTED_STEPS else sum(self._forecasts)
 
     # ------------------------------------------------------------ the two ways
 
@@ -178,17 +190,18 @@ class Steps:
     # ------------------------------------------------------------ parts of a step
 
     def _begin(self, plan: StepPlan) -> None:
+        self._forecasts[plan.step % 2] = self._scheduler.cost.seconds(plan)
         if self._record is not None:
             self._record.begin(plan.step, plan.rids, plan.context_len)
 
     def _end(self, plan: StepPlan) -> None:
         """Record that a step was computed, or failed."""
         self.count += 1
-        if self._record is not None:
-            self._record.end(plan.step)
+        self._over(plan)
 
     def _over(self, plan: StepPlan) -> None:
         """Record that a step is no longer in flight."""
+        self._forecasts[plan.step % 2] = 0.0
         if self._record is not None:
             self._record.end(plan.step)
 
@@ -483,6 +496,10 @@ class EngineLoop:
             if one.ready:
                 del self._resuming[rid]
                 self._add(one.request, one.matcher, one.waited)
+
+    def heartbeat(self) -> Heartbeat:
+        """How far the loop is; read by another thread."""
+        return Heartbeat(self.turns, self._steps.forecast)
 
     # ------------------------------------------------------------ sending
 

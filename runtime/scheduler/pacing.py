@@ -51,7 +51,9 @@ class MeasuredCost:
         """Record the duration of a step."""
         seconds = max(seconds, 1e-6)
         parts = _work(plan) * self._units
-        expected = float(parts @ self._solution) if self.steps else seconds
+        expected = float(parts @ self._solution) if self.steps else 0.0
+        if expected < 1e-3 * seconds:  # no step before had such work
+            expected = seconds
         self.steps += 1
         parts /= expected
         self._products = _STEPS_KEPT * self._products + np.outer(parts, parts)

@@ -19,7 +19,6 @@ from rootlace.runtime.cache.tier import HourlyBytes
 from rootlace.runtime.contracts.matcher import Grammar
 from rootlace.runtime.contracts.messages import (
     FromEngine,
-    Heartbeat,
     Ready,
     StepRecord,
     ToEngine,
@@ -365,7 +364,7 @@ class EngineProcess:
 
     def _beat(self) -> None:
         if self.code is None and not self.suspended and self.loop is not None:
-            self._beats.send(encode([Heartbeat(self.loop.turns)]))
+            self._beats.send(encode([self.loop.heartbeat()]))
             self._clock.call_later(1.0, self._beat)
 
 

@@ -17,12 +17,25 @@ class Asleep(Exception):
 
 
 @pytest.mark.parametrize(
-    ("heard", "naps"),
-    [(lambda nap: nap, None), (lambda nap: min(nap, 5), 605), (lambda nap: None, 20)],
-    ids=["goes on", "stands still", "is silent"],
+    ("heard", "step", "naps"),
+    [
+        (lambda nap: nap, -1.0, None),
+        (lambda nap: min(nap, 5), -1.0, 605),
+        (lambda nap: None, -1.0, 20),
+        # A rank hangs, say: the loop waits for it.
+        (lambda nap: min(nap, 5), 0.3, 25),
+        (lambda nap: min(nap, 5), 0.0, 25),
+        # A step of a machine that is ten, or a hundred times slower.
+        (lambda nap: min(nap, 5), 3.0, 65),
+        (lambda nap: min(nap, 5), 60.0, 1205),
+    ],
+    ids=["goes on", "still", "silent", "late", "no step", "slow", "slower"],
 )
 async def test_an_engine_hangs_that_is_silent_or_whose_loop_stands_still(
-    heard: Callable[[int], int | None], naps: int | None, monkeypatch: pytest.MonkeyPatch
+    heard: Callable[[int], int | None],
+    step: float,
+    naps: int | None,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """An idle loop goes round, too: it may be idle for ever."""
     engine, taken = engine_client.Pulse(), 0
@@ -33,7 +46,7 @@ async def test_an_engine_hangs_that_is_silent_or_whose_loop_stands_still(
         if taken == 10_000:
             raise Asleep
         if (turns := heard(taken)) is not None:
-            engine.note(Heartbeat(turns))
+            engine.note(Heartbeat(turns, step))
 
     monkeypatch.setattr(engine_client.asyncio, "sleep", nap)
     if naps is None:

@@ -11,13 +11,13 @@ import pytest
 from rootlace.runtime.config import CacheConfig, SchedulerConfig
 from rootlace.runtime.contracts.messages import EngineOutput, EngineRequest
 from rootlace.runtime.contracts.plan import ExecutorLost, SampleRow, StepPlan, StepResult
-from rootlace.runtime.engine.core import Steps
+from rootlace.runtime.engine.core import TRUSTED_STEPS, Steps
 from rootlace.runtime.scheduler.scheduler import Scheduler
 from rootlace.wire.errors import Overloaded
 from rootlace.wire.protocol import SamplingParams
 from tests.engine.harness import Harness, Outcome
 from tests.scheduler.matchers import Script, Stepped
-from tests.simulated_executor import SimulatedExecutor, SimulatedStep
+from tests.simulated_executor import CostModel, SimulatedExecutor, SimulatedStep
 
 VOCAB = 50
 
@@ -243,3 +243,28 @@ def test_held_back_tokens_come_with_their_scores(overlap: bool, seed: int) -> No
     assert any(forced for _, _, forced in at_once)
     assert all(len(tokens) == len(scores) for tokens, scores, _ in at_once)
     assert told(0.02) == at_once
+
+
+@pytest.mark.parametrize("slower", [1.0, 10.0])
+def test_a_step_under_way_is_forecast_by_those_before(slower: float) -> None:
+    """Nothing is said of the first ones, and a slow machine's steps are expected to be slow."""
+    cost = CostModel(step=0.05 * slower, token=0.01 * slower, context=0.0)
+    executor = SimulatedExecutor(64, 4, 200, 100, cost)
+    scheduler = Scheduler(
+        SchedulerConfig(), CacheConfig(4, 64), 200, executor.clock, vocab_size=100
+    )
+    seen: list[float] = []
+
+    class Looks(SimulatedExecutor):
+        def run(self, plan: StepPlan) -> StepResult:
+            seen.append(steps.forecast)
+            return executor.run(plan)
+
+    steps = Steps(scheduler, Looks(64, 4, 200, 100), False, lambda updates: None)
+    scheduler.add(
+        EngineRequest(1, np.array([1, 2], np.int32), SamplingParams(max_tokens=30, seed=0))
+    )
+    while scheduler.has_work:
+        steps.step()
+    assert set(seen[:TRUSTED_STEPS]) == {-1.0} and steps.forecast == 0.0
+    assert seen[TRUSTED_STEPS:] == pytest.approx([0.06 * slower] * (30 - TRUSTED_STEPS), rel=0.05)

@@ -59,5 +59,8 @@ def test_steps_of_one_kind_give_a_cost_that_can_be_used() -> None:
     assert seconds(found, [], [100, 100]) == pytest.approx(0.01, rel=0.02)
     assert found.prefill > 0, "it is not taken to cost nothing"
     for _ in range(50):
+        measured.note(plan([], []), 0.01)
+    measured.note(plan([(8, 8)], [1]), 0.01)
+    for _ in range(50):
         measured.note(plan([(8, 8)], []), 1e-9)  # less than anything costs
     assert measured.cost().step + measured.cost().prefill > 0

@@ -122,10 +122,15 @@ STALL_SECONDS = 30.0
 SILENCE_SECONDS = 20.0
 """Seconds without a message, even a heartbeat, after which the process hangs."""
 STUCK_SECONDS = 600.0
-"""Seconds without a turn of the loop after which the engine hangs despite heartbeats.
+"""Seconds without a turn of the loop after which the engine hangs despite heartbeats, while nothing
+says how long its steps take."""
+LATE_STEPS = 20.0
+"""So many times its forecast a step may take before the engine hangs, `LATE_SECONDS` at least.
 
-No step takes so long.
+A forecast is of steps on this machine, so one that is slow has longer ones.
 """
+LATE_SECONDS = 20.0
+"""As long as a process may be silent: it does not matter what of it hangs."""
 LOADING_SECONDS = 100.0
 """Seconds of silence during loading after which the process hangs: loading sends heartbeats."""
 NAP_SECONDS = 1.0
@@ -139,6 +144,7 @@ class Pulse:
         self._turns = 0
         self._received = False
         self._moving = False
+        self._step_seconds = -1.0
 
     @property
     def steady(self) -> bool:
@@ -149,6 +155,7 @@ class Pulse:
         """Take note of any message of the process."""
         self._received = True
         if isinstance(message, Heartbeat):
+            self._step_seconds = message.step_seconds
             if message.turns == self._turns:
                 return  # the process lives, but its loop has not moved
             self._turns = message.turns
@@ -169,7 +176,8 @@ class Pulse:
             stuck = 0.0 if self._moving else stuck + NAP_SECONDS
             if silent >= silence:
                 return f"nothing was heard of it for {silent:g} seconds"
-            if stuck >= STUCK_SECONDS and not loading:
+            late = max(LATE_STEPS * self._step_seconds, LATE_SECONDS)
+            if stuck >= (STUCK_SECONDS if self._step_seconds < 0 else late) and not loading:
                 return f"its loop has stood at turn {self._turns} for {stuck:g} seconds"
 
 
