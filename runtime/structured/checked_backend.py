@@ -54,7 +54,6 @@ _MARK = {"rootlace": "island"}
 _ISLAND = re.compile(r'%json\s*\{"rootlace": "island"\}')
 _TOKENS = re.compile(r"<\[([0-9,\-]+)\]>")
 _BEGINS = frozenset(b' \t\n\r{["-0123456789tfn')
-_RULES = UniqueKeys()
 _NAME = re.compile(rb"\xff\[(\d+)\]")
 """How special tokens are written among bytes."""
 
@@ -62,8 +61,11 @@ _NAME = re.compile(rb"\xff\[(\d+)\]")
 class IslandGrammar:
     """A grammar with a token for each JSON value. Thread-safe."""
 
-    def __init__(self, lark: str, config: ConstraintConfig, special: frozenset[int]) -> None:
+    def __init__(
+        self, lark: str, config: ConstraintConfig, special: frozenset[int], rules: UniqueKeys
+    ) -> None:
         """`special` are the special tokens that a text may hold. Raises InvalidConstraint."""
+        self.rules = rules
         self.numbers = {id_: _SPECIAL + index for index, id_ in enumerate(sorted(special))}
         self.size = _SPECIAL + len(self.numbers)
         marked = with_exact_schemas(lark, lambda *_: _MARK)
@@ -172,7 +174,9 @@ class Islands:
             return self._within(reading, token, after)
         parser = reading.parser
         if token in _BEGINS and parser.matcher.validate_tokens([_JSON]) == 1:
-            violation = self._within(_Reading(parser.copy(), Verifier(_RULES)), token, after)
+            violation = self._within(
+                _Reading(parser.copy(), Verifier(self._grammar.rules)), token, after
+            )
         else:
             violation = None
         if parser.take(token):
@@ -229,8 +233,15 @@ class Islands:
     def accepts(self) -> bool:
         return True
 
-    def number_length(self) -> int:
-        return 0
+    def digits_left(self) -> int | None:
+        """As of a `Verifier`; None where some reading is not within a number."""
+        most = -1
+        for reading in self._readings:
+            left = None if reading.json is None else reading.json.digits_left()
+            if left is None:
+                return None
+            most = max(most, left)
+        return None if most < 0 else most
 
     def open_starts(self) -> list[int]:
         return []
@@ -246,8 +257,6 @@ class Islands:
 
 _GAPS = sorted({gap[at:].encode() for gap in WHITESPACES for at in range(len(gap))})
 """White space that may stand before a value, and its endings."""
-MAX_NUMBER = 24
-"""Characters of a text that is one number, at most, while the number may not end."""
 
 
 class CheckedText:
@@ -294,8 +303,12 @@ class CheckedText:
             np.bitwise_and.at(out, tokens >> 5, ~(np.int32(1) << (tokens & 31)))
 
     def _taken(self) -> list[np.ndarray]:
-        """The tokens that would make a key one that is there already, if there are any."""
+        """The tokens that would make a key one that is there already, or a number too long, if
+        there are any."""
         ends = [self._vocabulary.order.beginning_with(end) for end in self._verifier.taken()]
+        left = self._verifier.digits_left()
+        if left is not None:
+            ends.append(self._vocabulary.beginning_with_digits(left + 1))
         return [tokens for tokens in ends if len(tokens)]
 
     def ends_too_early(self) -> bool:
@@ -313,8 +326,6 @@ class CheckedText:
         own = self.way[-1] in self._remaining or self.ends_too_early()
         if not own and (self._long_keys or not self._taken()):
             return True
-        if self.ends_too_early() and self._verifier.number_length() > MAX_NUMBER:
-            return False  # a number for which no end was found: nothing would ever refuse it
         words = np.zeros(self._words, np.int32)
         self.fill_bitmask(words)
         return bool(words.any())
@@ -451,7 +462,7 @@ class CheckedGrammar:
         keys_only: bool = False,
         long_keys: bool = False,
     ) -> None:
-        """`keys_only`: all that is checked is that no object has a key twice. The mask holds that,
+        """`keys_only`: all that is checked are `UniqueKeys`. The mask holds that,
         but for tokens that hold a whole key and for odd spellings, each of which is refused at its
         place: no text is taken back. `long_keys`: as `CheckedText` has it.
         """

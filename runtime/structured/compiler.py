@@ -27,12 +27,13 @@ from rootlace.runtime.structured.gbnf import SpecialTokens, names_tokens, with_e
 from rootlace.runtime.structured.json_schema.json_text import WHITESPACE, gap_of
 from rootlace.runtime.structured.json_schema.normal_form import (
     PreparedSchema,
+    has_numbers,
     has_open_keys,
     keywords_within,
 )
 from rootlace.runtime.structured.json_schema.to_llguidance import written
 from rootlace.runtime.structured.json_schema.to_regex import declared_part
-from rootlace.runtime.structured.json_schema.validate import UniqueKeys, Verifier
+from rootlace.runtime.structured.json_schema.validate import UniqueKeys, Verifier, digits_needed
 from rootlace.runtime.structured.llguidance_backend import HybridGrammar, LLGuidanceGrammar
 from rootlace.runtime.structured.outlines_backend import OutlinesGrammar
 from rootlace.runtime.structured.regex import syntax
@@ -377,11 +378,12 @@ def _masked_schema(
     if compiler.config.backend == "auto":
         inner = _with_automaton(compiler, llguidance, mask, whitespace)
     checks = prepared.verifier_factory
-    if checks is None and not has_open_keys(mask):
+    if checks is None and not _is_followed(mask):
         return inner
+    rules = UniqueKeys(digits_needed(mask))
     return CheckedGrammar(
         inner,
-        checks or (lambda: Verifier(UniqueKeys())),
+        checks or (lambda: Verifier(rules)),
         compiler.vocabulary,
         compiler.config.max_retreats,
         keys_only=checks is None,
@@ -406,13 +408,20 @@ def _with_automaton(
     return HybridGrammar(compiler.vocabulary, inner, dfa, canonicalizer, table_bytes)
 
 
+def _is_followed(mask: dict[str, Any]) -> bool:
+    """Whether llguidance's mask lets a key come twice, or a number go on for ever."""
+    return has_open_keys(mask) or has_numbers(mask)
+
+
 def _each_key_once(
     compiler: GrammarCompiler, inner: LLGuidanceGrammar, lark: str, masks: list[dict[str, Any]]
 ) -> Grammar:
-    """`inner`, the grammar `lark`, where no object of its schemas (`masks`) has a key twice."""
-    if not any(map(has_open_keys, masks)):
+    """`inner`, the grammar `lark`, where no object of its schemas (`masks`) has a key twice, and
+    numbers come to an end."""
+    if not any(map(_is_followed, masks)):
         return inner
-    islands = IslandGrammar(lark, compiler.config, inner.special)
+    rules = UniqueKeys(max(map(digits_needed, masks)))
+    islands = IslandGrammar(lark, compiler.config, inner.special, rules)
     return CheckedGrammar(
         inner,
         lambda: Islands(islands),

@@ -40,9 +40,10 @@ from rootlace.runtime.structured.regex.syntax import (
     with_length,
 )
 
-MAX_DIGITS = 20
-"""The digits we write at most before or after the decimal point. Python's own `json` refuses
-integers of more than 4,300 digits, and a model that has begun a number should end it."""
+MAX_DIGITS, EXPONENT_DIGITS = 20, 2
+"""The digits of a number at most before or after the decimal point, and of its exponent (so that no
+double overflows). Python's own `json` refuses integers of more than 4,300 digits, and a model that
+has begun a number should end it."""
 
 
 _SPACES, _TABS = 24, 6
@@ -216,9 +217,8 @@ def any_integer() -> Regex:
     return either(Literal("0"), concat(optional(Literal("-")), _positive()))
 
 
-def any_number(most: int | None = MAX_DIGITS, exponent: int | None = 2) -> Regex:
-    """A number of at most so many digits, before the point as behind it and in the exponent (two
-    there, so that no double overflows)."""
+def any_number(most: int | None = MAX_DIGITS, exponent: int | None = EXPONENT_DIGITS) -> Regex:
+    """A number of at most so many digits, before the point as behind it and in the exponent."""
     fraction = concat(Literal("."), digits(1, most))
     power = concat(one_of("eE"), optional(one_of("+-")), digits(1, exponent))
     natural = either(Literal("0"), _positive(most))

@@ -276,6 +276,12 @@ def has_open_keys(mask: dict[str, Any]) -> bool:
     return any(map(_is_open, _within(mask)))
 
 
+def has_numbers(mask: dict[str, Any]) -> bool:
+    """Whether some value in the schema of a mask may be a number that is not given."""
+    parts = (part.get("type", "") for part in _within(mask) if isinstance(part, dict))
+    return any("number" in types or "integer" in types for types in parts)
+
+
 def keywords_within(mask: dict[str, Any]) -> set[str]:
     """All that are in use in the schema of a mask."""
     return {keyword for schema in _within(mask) if isinstance(schema, dict) for keyword in schema}

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from decimal import Decimal
 from enum import Enum, auto
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -14,6 +16,11 @@ from jsonschema.exceptions import best_match
 from jsonschema.validators import extend, validator_for
 from referencing.jsonschema import lookup_recursive_ref
 
+from rootlace.runtime.structured.json_schema.json_text import (
+    EXPONENT_DIGITS,
+    MAX_DIGITS,
+    type_of,
+)
 from rootlace.runtime.structured.json_schema.load import CheckedSchema, Located, Residual
 from rootlace.runtime.structured.json_schema.pattern import checker, searcher
 from rootlace.wire.errors import InvalidConstraint
@@ -222,11 +229,37 @@ class _State(NamedTuple):
     complete: bool = False
 
 
+_FAR = {"maximum": 1, "exclusiveMaximum": 1, "minimum": -1, "exclusiveMinimum": -1}
+
+
+def digits_needed(schema: Any) -> int:
+    """How many digits in a row a number may have: `MAX_DIGITS`, or more where a number of the
+    schema has more and some value needs them."""
+    most = MAX_DIGITS
+    queue = [("", schema)]
+    while queue:
+        key, value = queue.pop()
+        if isinstance(value, dict):
+            queue += value.items()
+        elif isinstance(value, list):
+            queue += ((key, item) for item in value)
+        elif type_of(value) == "number" and math.isfinite(value):
+            whole, _, fraction = format(Decimal(repr(value)), "f").lstrip("-").partition(".")
+            # Numbers of fewer digits are within a bound that is far away.
+            far = isinstance(value, float) and _FAR.get(key, 0) * value > 0
+            most = max(most, len(fraction), 0 if far else len(whole))
+    return most
+
+
 class UniqueKeys:
-    """Rules for texts whose mask holds everything except that keys differ: see `Rules`."""
+    """Rules for texts whose mask holds everything except that keys differ and how long numbers
+    get: see `Rules`."""
 
     checks = False
     root: Schemas = ()
+
+    def __init__(self, digits: int) -> None:
+        self.digits = digits
 
     def of_member(self, parents: Schemas, key: str | int) -> Schemas:
         return ()
@@ -243,6 +276,7 @@ class Rules:
 
     def __init__(self, checked: CheckedSchema) -> None:
         self._checked = checked
+        self.digits = digits_needed(checked.schema)
         # Whoever checks the text may check formats or not: it has to be right for both.
         self._validators = [
             bounded(checked.dialect.validator)(
@@ -393,10 +427,17 @@ class Verifier:
         """Whether the text is complete and satisfies the schema."""
         return self.violation() is None
 
-    def number_length(self) -> int:
-        """How long the number is that is being read; 0 where none is."""
+    def digits_left(self) -> int | None:
+        """How many digits may follow those of the number that is being read; None outside one."""
         state = self._states[-1]
-        return len(self._text) - state.start if state.scalar is _Scalar.NUMBER else 0
+        if state.scalar is not _Scalar.NUMBER:
+            return None
+        return self._digits_left(self._text[state.start :])
+
+    def _digits_left(self, number: bytearray) -> int:
+        run = len(number) - len(number.rstrip(b"0123456789"))
+        is_exponent = b"e" in number or b"E" in number
+        return (EXPONENT_DIGITS if is_exponent else self._rules.digits) - run
 
     def open_starts(self) -> list[int]:
         """Offsets of the values that are being read, the innermost first."""
@@ -436,6 +477,8 @@ class Verifier:
             return self._end(state, offset + 1) if begun in _LITERALS else state
         if scalar is _Scalar.NUMBER:
             if byte in NUMBER_BYTES:
+                if self._digits_left(self._text[state.start : offset + 1]) < 0:
+                    raise _Refused(state.start, "", "#", "a number has too many digits in a row")
                 return state
             state = self._end(state, offset)  # it ends before this byte
         if byte in _WHITESPACE:
