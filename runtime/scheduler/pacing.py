@@ -20,6 +20,11 @@ _PARTS = ("step", "prefill", "decode", "context", "pair", "score")
 """The coefficients of `StepCost`."""
 _STEPS_KEPT = 0.99
 """Weight of the older steps beside the next one."""
+_FIRST_STEPS, _FIRST_KEPT = 4, 0.5
+"""The first steps load what they need, so they are soon forgotten: so many, and their weight."""
+_FIRST_WEIGHT = 0.5
+"""Weight of the prior besides, divided by the steps: a few steps tell little of what makes them."""
+_LARGEST_KEPT = 0.9
 _FARTHEST = 2.0
 _SOLVED_AFTER = 8
 """Steps after which coefficients are found again, at the latest; sooner among the first ones."""
@@ -44,21 +49,27 @@ class MeasuredCost:
         self._solution = np.ones(len(_PARTS))
         """The coefficients in units of the prior."""
         self.steps = 0
+        self.largest = 0.0
+        """Prompt tokens of the largest step lately."""
         self._solved = 0
         """Steps of which the coefficients are."""
 
     def note(self, plan: StepPlan, seconds: float) -> None:
         """Record the duration of a step."""
         seconds = max(seconds, 1e-6)
-        parts = _work(plan) * self._units
+        work = _work(plan)
+        if work[1]:
+            self.largest = max(work[1], _LARGEST_KEPT * self.largest)
+        parts = work * self._units
         expected = float(parts @ self._solution) if self.steps else 0.0
         if expected < 1e-3 * seconds:  # no step before had such work
             expected = seconds
         self.steps += 1
         parts /= expected
-        self._products = _STEPS_KEPT * self._products + np.outer(parts, parts)
+        kept = _STEPS_KEPT if self.steps > _FIRST_STEPS else _FIRST_KEPT
+        self._products = kept * self._products + np.outer(parts, parts)
         ratio = min(max(seconds / expected, 1 / _FARTHEST), _FARTHEST)
-        self._sums = _STEPS_KEPT * self._sums + parts * ratio
+        self._sums = kept * self._sums + parts * ratio
         if self.steps >= self._solved + min(self.steps // _SOLVED_AFTER, _SOLVED_AFTER):
             self._solve()
 
@@ -74,7 +85,8 @@ class MeasuredCost:
     def _solve(self) -> None:
         # Factor by which the prior as a whole is too low.
         scale = self._sums.sum() / self._products.sum()
-        weights = _PRIOR_WEIGHT * np.maximum(np.diag(self._products), 1e-12)
+        weight = _PRIOR_WEIGHT + _FIRST_WEIGHT / self.steps
+        weights = weight * np.maximum(np.diag(self._products), 1e-12)
         products = self._products + np.diag(weights)
         sums = self._sums + weights * scale
         solution, known = np.zeros(len(_PARTS)), np.ones(len(_PARTS), bool)
@@ -114,7 +126,8 @@ def _work(plan: StepPlan) -> np.ndarray:
 _LEAST_CHUNK = 8
 """Tokens that a step computes of a prompt, whatever they cost."""
 _FIRST_CHUNK = 64
-"""Tokens of the first step, when nothing is measured."""
+"""Tokens of the first step, when nothing is measured. Later ones have at most twice as many as the
+largest lately, so that no forecast goes far beyond what it follows from."""
 DECODED = 0.75
 """Share of a step that decode rows may take before requests wait for them to end."""
 
@@ -145,17 +158,20 @@ class StepBudget:
     ) -> StepBudget:
         """What is left for prompts of a step of `limit` seconds (0: any) beside decode `rows`.
 
-        A quarter of the limit at least, so that prompts go on; and as much as a step costs that
-        computes nothing, so that a large model does not spend most of its time on that.
+        A quarter of the limit at least, so that prompts go on. And as much as a step costs that
+        computes nothing, so that a large model does not spend most of its time on that; but no more
+        than the limit, as steps of one size do not tell the two apart.
         """
         if not limit:
             return cls(tokens)
-        if not measured.steps:
-            return cls(min(tokens, _FIRST_CHUNK), cost=measured.cost())
+        tokens = min(tokens, max(_FIRST_CHUNK, int(2 * measured.largest)))
         cost = measured.cost()
+        if not measured.steps:
+            return cls(tokens, cost=cost)
         decoding = cost.step + sum(cost.decode + cost.context * row.length for row in rows)
-        seconds = max(limit - decoding, cost.step, limit * (1 - DECODED))
-        return cls(tokens, seconds, cost, decoding, max(limit * DECODED, 2 * cost.step))
+        fixed = min(cost.step, limit)
+        seconds = max(limit - decoding, fixed, limit * (1 - DECODED))
+        return cls(tokens, seconds, cost, decoding, max(limit * DECODED, cost.step + fixed))
 
     def split(self, parts: int) -> StepBudget:
         """Take one of `parts` equal parts out, of at least one token."""
