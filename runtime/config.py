@@ -148,6 +148,11 @@ class ExecutorConfig:
     allow_pickle: bool = option(
         False, "Read pytorch_model.bin where there is no safetensors file: tensors, and no code."
     )
+    ignore_config_keys: tuple[str, ...] = option(
+        (),
+        "Keys of config.json that nobody knows and that change nothing, separated by commas; a key "
+        "that is known to matter is refused all the same.",
+    )
     quantize: Literal["none", "int8", "int4"] = option(
         "none", "Round weights while they are read: to int8, or to int4 in groups of 32."
     )

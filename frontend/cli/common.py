@@ -6,7 +6,7 @@ import importlib.util
 import json
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from typing import Annotated, Any, NoReturn
 
@@ -115,13 +115,15 @@ def described_model(given: str) -> str:
 
     try:
         source = model_source(local_model(given, weights=False))
-        check_config(source)
+        check_config(source, ignored=None)
     except RootlaceError as error:
         fail(str(error))
     return str(source.path.absolute())
 
 
-def served_model(given: str | None, allow_pickle: bool = False) -> str:
+def served_model(
+    given: str | None, allow_pickle: bool = False, ignored: Collection[str] = ()
+) -> str:
     """As `described_model`, None: the embedded demo model; ends the command too if it cannot be
     served."""
     from rootlace.runtime.assets import demo_model
@@ -133,7 +135,7 @@ def served_model(given: str | None, allow_pickle: bool = False) -> str:
         if given is None:
             return str(demo_model())
         source = servable_source(local_model(given, allow_pickle=allow_pickle), allow_pickle)
-        check_config(source)
+        check_config(source, ignored)
     except (RootlaceError, FileNotFoundError) as error:
         fail(str(error))
     return str(source.path.absolute())

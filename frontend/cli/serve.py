@@ -87,13 +87,15 @@ def serve(
     configs = []
     models = _named(model or [model_option])
     names = {name for name, _ in models}
+    keys = [key for some in settings["ignore_config_keys"] for key in some.split(",")]
+    settings = {**settings, "ignore_config_keys": keys}
     sampling = [one for some in settings["default_sampling"] for one in some.split(",")]
     for name, given in models:
         own = settings if name is None else {**settings, "served_name": name}
         # What begins with a model's name is for that alone.
         mine = [one for one in sampling if one.partition(":")[0] not in names - {name}]
         own = {**own, "default_sampling": [one.removeprefix(f"{name}:") for one in mine]}
-        folder = served_model(given, settings.get("allow_pickle", False))  # may be downloaded
+        folder = served_model(given, settings.get("allow_pickle", False), keys)  # may be downloaded
         try:
             called = "" if given is None else known_name(given)
             made = msgspec.convert(

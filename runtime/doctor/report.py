@@ -417,7 +417,7 @@ def examine(executor: ExecutorConfig, progress: Progress) -> Report:
 
 
 def _read_config(executor: ExecutorConfig) -> ModelConfig:
-    config = ModelConfig.read(executor.model, executor.allow_pickle)
+    config = ModelConfig.read(executor.model, executor.allow_pickle, executor.ignore_config_keys)
     check_computable(config)
     check_options(config, executor)
     check_context_length(executor.context_length, config)

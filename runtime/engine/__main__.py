@@ -98,7 +98,7 @@ def _serve(
 ) -> None:
     """`loops`: receives the loop before it runs."""
     engine = config.engine
-    check_config(model_source(engine.executor.model))
+    check_config(model_source(engine.executor.model), engine.executor.ignore_config_keys)
     read_adapters(engine.executor.adapters)
     if config.replicas > 1:
         from rootlace.runtime.model.executor.refusals import take_share

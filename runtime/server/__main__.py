@@ -36,8 +36,9 @@ def main() -> int:
     except (msgspec.DecodeError, TypeError, ValueError) as error:
         return _refuse(InvalidRequest(f"the configuration cannot be read: {error}"))
     try:
-        allow_pickle = config.engine.executor.allow_pickle
-        check_config(servable_source(config.gateway.model, allow_pickle))
+        executor = config.engine.executor
+        source = servable_source(config.gateway.model, executor.allow_pickle)
+        check_config(source, executor.ignore_config_keys)
         asyncio.run(_run(config))
     except RootlaceError as error:
         return _refuse(error)

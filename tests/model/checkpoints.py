@@ -21,6 +21,8 @@ from transformers import (
     GPTNeoXConfig,
     GptOssConfig,
     GraniteConfig,
+    InternLM3Config,
+    IQuestCoderConfig,
     LlamaConfig,
     Ministral3Config,
     MinistralConfig,
@@ -91,6 +93,9 @@ def configs() -> dict[str, PreTrainedConfig]:
         "llama": LlamaConfig(**SHAPE, head_dim=16),
         "llama-tied": LlamaConfig(**SHAPE, tie_word_embeddings=True),
         "llama-biased": LlamaConfig(**SHAPE, attention_bias=True, mlp_bias=True),
+        "internlm3": InternLM3Config(**SHAPE, head_dim=16),
+        "internlm3-biased": InternLM3Config(**SHAPE, attention_bias=True, mlp_bias=True),
+        "iquestcoder": IQuestCoderConfig(**SHAPE, rms_norm_eps=0.25),
         "llama-mha": LlamaConfig(**{**SHAPE, "num_key_value_heads": 4}),
         "llama-mqa": LlamaConfig(**{**SHAPE, "num_key_value_heads": 1}, head_dim=24),
         "llama-llama3": LlamaConfig(

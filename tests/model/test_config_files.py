@@ -112,6 +112,36 @@ def test_finetuned_is_a_remark(tmp_path: Path) -> None:
         assert file.exists() and ModelConfig.read(tmp_path).spec.max_context == 1024
 
 
+def test_keys_that_the_user_knows_to_be_harmless(tmp_path: Path) -> None:
+    write_config("llama", tmp_path, {"remark": 3, "other": [1]})
+    with pytest.raises(UnsupportedModel, match=r"other \[1\].*--ignore-config-keys"):
+        ModelConfig.read(tmp_path)
+    with pytest.raises(UnsupportedModel, match=r"remark 3: this key is not known"):
+        ModelConfig.read(tmp_path, ignored=["other"])
+    plain = ModelConfig.read(tmp_path, ignored=["other", "remark", "absent"])
+    write_config("llama", tmp_path, {})
+    assert plain.spec == ModelConfig.read(tmp_path).spec
+    # What counts is not passed over, whether a family reads it or only one value is supported.
+    for edit in ({"rms_norm_eps": 1e-3}, {"use_mrope": True}):
+        write_config("llama", tmp_path, edit)
+        with pytest.raises(UnsupportedModel, match=f"{next(iter(edit))}.*changes what is computed"):
+            ModelConfig.read(tmp_path, ignored=list(edit))
+
+
+def test_internlm3_as_it_is_published(tmp_path: Path) -> None:
+    """By its own architecture, and by the names that its own code has for keys."""
+    edit = {"attention_bias": ABSENT, "mlp_bias": ABSENT, "architectures": ["InternLM3ForCausalLM"]}
+    for bias in (False, True):
+        write_config("internlm3", tmp_path, {"attention_bias": bias, "mlp_bias": bias})
+        saved = ModelConfig.read(tmp_path).spec
+        write_config("internlm3", tmp_path, {**edit, "qkv_bias": bias, "bias": bias})
+        assert ModelConfig.read(tmp_path).spec == saved
+        assert saved.attention.output_bias is bias
+    write_config("internlm3", tmp_path, {**edit, "qkv_bias": True, "bias": False})
+    with pytest.raises(UnsupportedModel, match="qkv_bias True: only the same value"):
+        ModelConfig.read(tmp_path)
+
+
 ODD = [None, True, 0, -1, 1, 5e-324, 1e308, 10**400, "x", [["x"]], [0], {"x": []}]
 
 

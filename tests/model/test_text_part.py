@@ -143,6 +143,22 @@ def test_files_as_they_were_published(name: str, config: dict[str, Any], tmp_pat
     assert (spec.num_layers, spec.hidden_size) == (32, 4096)
 
 
+@pytest.mark.parametrize("name", ["gemma3", "mistral3"])
+def test_a_head_that_no_file_names_is_the_embedding(name: str, tmp_path: Path) -> None:
+    """transformers leaves the key out where it is the default of the whole."""
+    config = configs()[name]
+    config.architectures = [f"{name.capitalize()}ForConditionalGeneration"]
+    config.save_pretrained(tmp_path)
+    file = tmp_path / "config.json"
+    raw = json.loads(file.read_text())
+    raw.pop("tie_word_embeddings", None)
+    file.write_text(json.dumps(raw))
+    assert type(config).from_pretrained(tmp_path).tie_word_embeddings is True
+    assert ModelConfig.read(tmp_path).spec.tied_embeddings
+    file.write_text(json.dumps({**raw, "tie_word_embeddings": False}))
+    assert not ModelConfig.read(tmp_path).spec.tied_embeddings
+
+
 def test_refusals(tmp_path: Path) -> None:
     configs()["gemma3"].save_pretrained(tmp_path)
     _changed(tmp_path, architectures=["Gemma3ForConditionalGeneration"])

@@ -6,7 +6,7 @@ Imports no torch, so that a model that is refused is refused at once.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib.util import find_spec
@@ -123,16 +123,19 @@ class ModelConfig:
     published: ModelSpec | None = None
 
     @classmethod
-    def read(cls, given: str | Path, allow_pickle: bool = False) -> ModelConfig:
+    def read(
+        cls, given: str | Path, allow_pickle: bool = False, ignored: Collection[str] = ()
+    ) -> ModelConfig:
         """Read the configuration of the folder or GGUF file `given`; see `of`."""
-        return replace(cls.of(model_source(given)), allow_pickle=allow_pickle)
+        return replace(cls.of(model_source(given), ignored), allow_pickle=allow_pickle)
 
     @classmethod
-    def of(cls, source: ModelSource) -> ModelConfig:
+    def of(cls, source: ModelSource, ignored: Collection[str] | None = ()) -> ModelConfig:
         """Raises `UnsupportedModel`, naming file and field, for whatever cannot be run exactly as
-        the checkpoint means it."""
+        the checkpoint means it, but for keys that are to be `ignored` (None: any that nobody
+        knows)."""
         file, raw = source.config_file, source.config()
-        text = text_part(file, raw)
+        text = text_part(file, raw, ignored)
         raw = raw if text is None else text
         architecture, family = _family(file, raw)
         if family is None:
@@ -142,7 +145,7 @@ class ModelConfig:
         spec = with_head(family.read(config), architecture, config)
         if text is not None:
             spec = replace(spec, names=inside(spec.names))
-        config.finish()
+        config.finish(by_user=ignored)
         return cls(
             source=source,
             spec=source.adapted(spec),
@@ -165,13 +168,13 @@ class ModelConfig:
         return self.source.config_file
 
 
-def check_config(source: ModelSource) -> None:
+def check_config(source: ModelSource, ignored: Collection[str] | None = ()) -> None:
     """As `ModelConfig.of`, without importing torch or transformers: of a model that transformers
     runs only what is in its file is judged."""
     file, raw = source.config_file, source.config()
-    _, family = _family(file, text_part(file, raw) or raw)
+    _, family = _family(file, text_part(file, raw, ignored) or raw)
     if family is not None:
-        ModelConfig.of(source)
+        ModelConfig.of(source, ignored)
 
 
 def _run_by_transformers(

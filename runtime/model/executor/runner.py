@@ -85,7 +85,9 @@ class ModelRunner:
         device = chosen_device(executor.device)
         if device.type == "cuda":
             torch.cuda.set_device(device)  # what kernels are launched on
-        config = ModelConfig.read(executor.model, executor.allow_pickle)
+        config = ModelConfig.read(
+            executor.model, executor.allow_pickle, executor.ignore_config_keys
+        )
         check_computable(config)
         check_options(config, executor)
         check_parallel(config, executor, cache, device)

@@ -2,7 +2,8 @@
 
 A key that nobody reads is refused also where transformers would not look at it: its author meant
 something, and a model that is computed otherwise than it was meant is worse than one that is
-refused. A user who knows better removes the key. `IGNORED` lists keys that change nothing.
+refused. `IGNORED` lists keys that change nothing; a user who knows of more names them
+(`--ignore-config-keys`).
 
 Imports no torch: a model that is refused is refused at once.
 """
@@ -10,7 +11,7 @@ Imports no torch: a model that is refused is refused at once.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, Set
+from collections.abc import Callable, Collection, Iterator, Mapping, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -44,7 +45,11 @@ IGNORED = names(
     "max_sequence_length tokenizer_model_max_length "
     # Where a folder comes from, and remarks of tools.
     "_name_or_path name_or_path _commit_hash transformers_version auto_map "
-    "is_llama_config transformers.js_config unsloth_fixed unsloth_version "
+    "is_llama_config transformers.js_config unsloth_fixed unsloth_version _unsloth_version "
+    "base_model base_model_name_or_path created_by framework language library_name license "
+    "model_name model_version pipeline_tag tags trust_remote_code version "
+    "bos_token eos_token pad_token sep_token unk_token max_seq_len max_seq_length seq_length "
+    "use_fast_tokenizer use_flash_attn use_flash_attention "
     # How to sample: old checkpoints say it here, and `TUNED` below.
     "assistant_confidence_threshold assistant_early_exit assistant_ensemble_weight "
     "assistant_lookbehind bad_words_ids begin_suppress_tokens cache_config cache_implementation "
@@ -207,11 +212,18 @@ class ConfigReader:
         value = _cut(repr(self._values.get(key)))
         raise UnsupportedModel(f"{self._file}: {self._inside}{_cut(key)} {value}: {why}")
 
-    def finish(self, ignored: Set[str] = IGNORED) -> None:
-        """Refuse the keys that nobody has read, unless they change nothing (those that are
-        `ignored`) or have no value."""
-        for key in sorted(self._values.keys() - self._read - ignored):
+    def finish(
+        self, harmless: Set[str] = IGNORED, by_user: Collection[str] | None = frozenset()
+    ) -> None:
+        """Refuse the keys that nobody has read, unless they change nothing (`harmless`) or have no
+        value. Of others the user may say so (`by_user`; None: of all)."""
+        for key in sorted(self._read.union(ONLY).intersection(by_user or ())):
+            if key in self._values:
+                self.refuse(key, "--ignore-config-keys names it, and it changes what is computed")
+        for key in sorted(self._values.keys() - self._read - harmless):
             if key in ONLY:
                 self.only(key, ONLY[key])
-            elif self._values[key] is not None:
-                self.refuse(key, "this key is not known; remove it if it changes nothing")
+            elif self._values[key] is not None and by_user is not None and key not in by_user:
+                self.refuse(
+                    key, "this key is not known; if it changes nothing: --ignore-config-keys NAME"
+                )

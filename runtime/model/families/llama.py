@@ -38,10 +38,31 @@ from rootlace.runtime.model.families.reading import (
 )
 from rootlace.runtime.model.families.spec import ModelSpec, Rope
 
+# transformers has no modules for these: their configurations are of other model types, and saved
+# with Llama's architecture.
+_OTHER_DEFAULTS = {
+    "internlm3": {"num_key_value_heads": 2, "head_dim": 128, "rms_norm_eps": 1e-5},
+    "iquestcoder": {"num_key_value_heads": 8, "head_dim": 128, "rms_norm_eps": 1e-5},
+}
 
-@family("LlamaForCausalLM", "llama", bos=1, eos=2)
+
+@family(
+    "LlamaForCausalLM InternLM3ForCausalLM IQuestCoderForCausalLM",
+    "llama internlm3 iquestcoder",
+    bos=1,
+    eos=2,
+)
 def llama(config: ConfigReader) -> ModelSpec:
-    """Llama 2, 3 and their like."""
+    """Llama 2, 3 and their like; InternLM 3 and IQuest Coder."""
+    kind = config.get("model_type", TEXT)
+    config = config.renamed({}, **_OTHER_DEFAULTS.get(kind, {}))
+    if kind == "internlm3":
+        other = {"attention_bias": "qkv_bias", "mlp_bias": "bias"}
+        config = config.renamed({name: key for name, key in other.items() if key in config})
+        if config.flag("attention_bias", False) != config.flag("mlp_bias", False):
+            config.refuse("attention_bias", "only the same value as of the MLP's is supported")
+    if kind == "iquestcoder":
+        config.only("clip_qkv", None)
     mlp = gated_mlp(config, bias=config.flag("mlp_bias", False))
     return decoder(config, grouped_attention(config, **biases(config)), mlp=mlp)
 

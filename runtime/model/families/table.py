@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import importlib
 import pkgutil
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -172,6 +172,10 @@ WHOLES: dict[str, Mapping[str, TextModel]] = {
 """Models that see, by their architectures: their text models, by the `model_type` of their
 `text_config`, or by their own where keys of texts and of images are not apart."""
 
+TIED = names("Gemma3ForConditionalGeneration Mistral3ForConditionalGeneration")
+"""Those whose head is the embedding where the whole does not say; a head of its own in the weights
+counts more."""
+
 OF_ALL = names(
     "architectures model_type bos_token_id eos_token_id dtype torch_dtype quantization_config "
     "tie_word_embeddings"
@@ -203,9 +207,12 @@ STARTS = (
 """How those of the text model begin in place of "model.", and what its head is called."""
 
 
-def text_part(file: Path, raw: Mapping[str, Any]) -> dict[str, Any] | None:
+def text_part(
+    file: Path, raw: Mapping[str, Any], ignored: Collection[str] | None = ()
+) -> dict[str, Any] | None:
     """The `config.json` of the text model in a model that sees; None: it is no such model. Raises
-    `UnsupportedModel` for a text model of no known family, and for keys that nobody knows."""
+    `UnsupportedModel` for a text model of no known family, and for keys that nobody knows;
+    `ignored` as in `ConfigReader.finish`."""
     config = ConfigReader(file, raw)
     architectures = config.get("architectures", TEXTS.or_none(), None) or []
     name = next((one for one in architectures if one in WHOLES), None)
@@ -216,7 +223,7 @@ def text_part(file: Path, raw: Mapping[str, Any]) -> dict[str, Any] | None:
     if apart:
         # Some files say what texts have once more for the whole.
         again = {key for key, value in text.items() if value is None or raw.get(key) == value}
-        config.finish(IGNORED | OF_ALL | OF_IMAGES | again)
+        config.finish(IGNORED | OF_ALL | OF_IMAGES | again, ignored)
     kind = str(text.get("model_type"))
     if kind not in WHOLES[name]:
         raise UnsupportedModel(
@@ -225,6 +232,8 @@ def text_part(file: Path, raw: Mapping[str, Any]) -> dict[str, Any] | None:
         )
     found = WHOLES[name][kind]
     text = {key: value for key, value in text.items() if key not in OF_IMAGES}
+    if name in TIED:
+        text["tie_word_embeddings"] = True
     text |= {key: raw[key] for key in OF_ALL if key in raw}
     rotations = [key for key in ("rope_scaling", "rope_parameters") if type(text.get(key)) is dict]
     for key in rotations:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import struct
 from array import array
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Collection, Mapping, Set
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -93,13 +93,15 @@ class Metadata(ConfigReader):
             self.refuse(name, f"it is a tensor of {tensor.type.name} {list(tensor.shape)}")
         return [as_written(one) for one in struct.unpack(f"<{tensor.shape[0]}f", tensor.data)]
 
-    def finish(self, ignored: Set[str] = IGNORED) -> None:
+    def finish(
+        self, harmless: Set[str] = IGNORED, by_user: Collection[str] | None = frozenset()
+    ) -> None:
         """Refuse the keys that nobody has read."""
         self.pass_over(*REMARKS)
         for key, value in ONLY.items():
             if self.name(key) not in self._read:
                 self.only(key, value)
-        super().finish(ignored)
+        super().finish(harmless, by_user)
 
 
 def as_written(value: Any) -> Any:

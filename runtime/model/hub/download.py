@@ -232,7 +232,7 @@ class Hub:
             about = [CONFIG, *(file for file in ABOUT if file in stored)]
             path = self._take(name, commit, stored, about).parent
             # What cannot be served is refused before gigabytes are downloaded.
-            check_config(model_source(path))
+            check_config(model_source(path), ignored=None)
             if weights:
                 first = weight_files(name, stored, self.allow_pickle)
                 index = self._take(name, commit, stored, [first, tokenizer_file(stored)])

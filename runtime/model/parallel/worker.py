@@ -65,7 +65,7 @@ def work(config: WorkerConfig) -> None:
     device = torch.device(executor.device)
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    model = ModelConfig.read(executor.model, executor.allow_pickle)
+    model = ModelConfig.read(executor.model, executor.allow_pickle, executor.ignore_config_keys)
     dtype = getattr(torch, executor.dtype)
     shard = Shard(model.spec, config.rank, executor.tensor_parallel)
     loading = threading.Event()

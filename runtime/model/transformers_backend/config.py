@@ -295,9 +295,10 @@ def record(model: PreTrainedModel) -> tuple[list[LayerAttention], int, int]:
     except UnsupportedAttention:
         raise
     except Exception as error:
-        raise UnsupportedAttention(
-            f"its modules cannot be tried out: {first_line(error)}"
-        ) from error
+        why = first_line(error)
+        if isinstance(error, NotImplementedError) and "meta tensor" in why:
+            why = "they choose what to compute by numbers that only an input gives"
+        raise UnsupportedAttention(f"its modules cannot be tried out: {why}") from error
     if not asked:
         raise UnsupportedAttention("its layers do not ask for attention")
     return asked, hidden.shape[1], logits.shape[1]
