@@ -16,6 +16,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from itertools import chain
@@ -319,7 +320,7 @@ def _remove_unused(folder: Path) -> None:
 def compile_library(
     compiler: Compiler, sources: Path, work: Path, library: Path, link: Sequence[str] = ()
 ) -> None:
-    """Compile each source by a process of its own, all at once, then link them, with these flags
+    """Compile each source by a process of its own, then link them, with these flags
     too. Objects are left in `work`. Raises `NativeUnavailable`."""
     flags = [*FLAGS, *compiler.target]
     parts = _files(sources, ".cpp")
@@ -332,40 +333,32 @@ def compile_library(
 
 
 def _run_all(commands: Iterable[list[str]]) -> None:
-    """Raises `NativeUnavailable` if one fails; none is left running."""
-    running: list[subprocess.Popen[str]] = []
-    try:
-        for command in commands:
-            running.append(
-                subprocess.Popen(
-                    command,
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.STDOUT,
-                    text=True,
-                    errors="replace",
-                )
-            )
-        until = time.monotonic() + COMPILE_SECONDS
-        for process in running:
-            output, _ = process.communicate(timeout=max(until - time.monotonic(), 0))
-            if process.returncode:
-                said = output.strip()[:SHOWN_CHARACTERS] or f"exit status {process.returncode}"
-                raise NativeUnavailable(f"{_shown(process)}: {said}")
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise NativeUnavailable(f"the compiler does not work: {error}") from error
-    finally:
-        for process in running:
-            if process.poll() is None:
-                process.kill()
-                process.wait()
-            if process.stdout is not None:
-                process.stdout.close()
+    """As many at a time as there are cores: each takes much memory. Raises `NativeUnavailable` if
+    one fails; none is left running."""
+    until = time.monotonic() + COMPILE_SECONDS
 
+    def run(command: list[str]) -> None:
+        done = subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            timeout=max(until - time.monotonic(), 0),
+        )
+        if done.returncode:
+            said = done.stdout.strip()[:SHOWN_CHARACTERS] or f"exit status {done.returncode}"
+            raise NativeUnavailable(f"{' '.join(command)}: {said}")
 
-def _shown(process: subprocess.Popen[str]) -> str:
-    args = process.args
-    return " ".join(map(str, args)) if isinstance(args, list) else str(args)
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        try:
+            for running in [pool.submit(run, command) for command in commands]:
+                running.result()
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise NativeUnavailable(f"the compiler does not work: {error}") from error
+        finally:
+            pool.shutdown(cancel_futures=True)
 
 
 def _output(command: list[str]) -> str | None:
