@@ -31,6 +31,7 @@ from rootlace.runtime.structured.json_schema.normal_form import (
     has_open_keys,
     keywords_within,
 )
+from rootlace.runtime.structured.json_schema.to_lark import has_own_spelling, lark_of
 from rootlace.runtime.structured.json_schema.to_llguidance import written
 from rootlace.runtime.structured.json_schema.to_regex import declared_part
 from rootlace.runtime.structured.json_schema.validate import UniqueKeys, Verifier, digits_needed
@@ -321,7 +322,7 @@ def _lark(compiler: GrammarCompiler, constraint: Constraint, lark: str) -> Gramm
     take = partial(_schema_in_grammar, compiler, constraint.whitespace, masks)
     lark = with_exact_schemas(lark, take)
     try:
-        inner = _user_llguidance(compiler, lark)
+        inner = _user_llguidance(compiler, _with_constants(lark, masks, constraint.whitespace))
         if names_tokens(constraint.source):  # then bytes do not tell what its text is
             return inner
         return _each_key_once(compiler, inner, lark, masks)
@@ -343,7 +344,8 @@ def _tag(compiler: GrammarCompiler, constraint: Constraint) -> Grammar:
 
     special = SpecialTokens(vocabulary.special_tokens, vocabulary.eos_token_ids)
     lark = lark_of_structural_tag(constraint.source, schema_at, special)
-    return _each_key_once(compiler, _llguidance(compiler, lark, special.free), lark, masks)
+    exact = _with_constants(lark, masks, constraint.whitespace)
+    return _each_key_once(compiler, _llguidance(compiler, exact, special.free), lark, masks)
 
 
 def _schema(compiler: GrammarCompiler, constraint: Constraint) -> Grammar:
@@ -371,19 +373,24 @@ def _masked_schema(
     if constraint.strict:
         prepared.refuse_residuals("here (strict)")
     mask = prepared.mask_schema
-    llguidance = _llguidance(
-        compiler, f"start: %json {written(_with_whitespace(mask, whitespace))}"
-    )
+    gap = gap_of(whitespace == "flexible")
+    rules = lark_of(mask, gap)
+    if rules is None:
+        lark = f"start: %json {written(_with_whitespace(mask, whitespace))}"
+    else:
+        lark = "\n".join([f"start: {rules[0]}", *rules[1]])
+    llguidance = _llguidance(compiler, lark)
     inner: Grammar = llguidance
     if compiler.config.backend == "auto":
-        inner = _with_automaton(compiler, llguidance, mask, whitespace)
+        declared = declared_part(mask, gap, exact=rules is not None)
+        inner = _with_automaton(compiler, llguidance, declared)
     checks = prepared.verifier_factory
     if checks is None and not _is_followed(mask):
         return inner
-    rules = UniqueKeys(digits_needed(mask))
+    unique = UniqueKeys(digits_needed(mask))
     return CheckedGrammar(
         inner,
-        checks or (lambda: Verifier(rules)),
+        checks or (lambda: Verifier(unique)),
         compiler.vocabulary,
         compiler.config.max_retreats,
         keys_only=checks is None,
@@ -392,10 +399,9 @@ def _masked_schema(
 
 
 def _with_automaton(
-    compiler: GrammarCompiler, inner: LLGuidanceGrammar, schema: dict[str, Any], whitespace: str
+    compiler: GrammarCompiler, inner: LLGuidanceGrammar, regex: Regex | None
 ) -> Grammar:
-    """`inner` with an automaton of the part that its schema declares, if there is one."""
-    regex = declared_part(schema, gap_of(whitespace == "flexible"))
+    """`inner` with an automaton of the part that its schema declares, `regex`, if there is one."""
     if regex is None:
         return inner
     try:
@@ -406,6 +412,29 @@ def _with_automaton(
         return inner
     canonicalizer, table_bytes = compiler.canonicalizer(), compiler.config.max_table_bytes
     return HybridGrammar(compiler.vocabulary, inner, dfa, canonicalizer, table_bytes)
+
+
+def _with_constants(lark: str, masks: list[dict[str, Any]], whitespace: str) -> str:
+    """The grammar with rules in place of the schemas whose constants `%json` would respell."""
+    if not any(map(has_own_spelling, masks)):
+        return lark
+    prefix = "own"
+    while prefix in lark.lower():
+        prefix += "x"
+    rules: list[str] = []
+
+    def take(_: int, schema: dict[str, Any]) -> dict[str, Any] | str:
+        options = schema.get("x-guidance", {})
+        said = {key: value for key, value in options.items() if key in _OF_WHITESPACE}
+        if said != _whitespace(whitespace):
+            return schema
+        found = lark_of(schema, gap_of(whitespace == "flexible"), f"{prefix}{len(rules)}_")
+        if found is None:
+            return schema
+        rules.extend(found[1])
+        return found[0]
+
+    return "\n".join([with_exact_schemas(lark, take), *rules])
 
 
 def _is_followed(mask: dict[str, Any]) -> bool:
@@ -420,7 +449,7 @@ def _each_key_once(
     numbers come to an end."""
     if not any(map(_is_followed, masks)):
         return inner
-    rules = UniqueKeys(max(map(digits_needed, masks)))
+    rules = UniqueKeys(digits_needed(masks))
     islands = IslandGrammar(lark, compiler.config, inner.special, rules)
     return CheckedGrammar(
         inner,

@@ -474,8 +474,11 @@ _TOKEN = re.compile(
 _DECODER = json.JSONDecoder()
 
 
-def with_exact_schemas(lark: str, exact: Callable[[int, dict[str, Any]], dict[str, Any]]) -> str:
-    """The grammar with each schema replaced by `exact(line, schema)`; lines stay where they are.
+def with_exact_schemas(
+    lark: str, exact: Callable[[int, dict[str, Any]], dict[str, Any] | str]
+) -> str:
+    """The grammar with each schema replaced by `exact(line, schema)`, another schema or the name of
+    a rule; lines stay where they are.
 
     Text that is no JSON is left for llguidance to refuse.
     """
@@ -489,9 +492,10 @@ def with_exact_schemas(lark: str, exact: Callable[[int, dict[str, Any]], dict[st
             except (ValueError, RecursionError):
                 return "".join(parts) + lark[position:]
             line = lark.count("\n", 0, found.start()) + 1
-            replaced = json.dumps(exact(line, schema))
-            breaks = "\n" * lark.count("\n", found.end(), end)
-            parts += [lark[position : found.end()], replaced, breaks]
+            given = exact(line, schema)
+            replaced = given if isinstance(given, str) else f"%json {json.dumps(given)}"
+            breaks = "\n" * lark.count("\n", found.start(), end)
+            parts += [lark[position : found.start()], replaced, breaks]
         else:
             parts.append(lark[position:end])
         position = end

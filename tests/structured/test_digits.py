@@ -124,7 +124,9 @@ def test_a_number_that_a_schema_wants_longer(
 
 
 def test_digits_that_a_schema_needs() -> None:
-    assert digits_needed({"maximum": 1e300, "minimum": -1e300}) == MAX_DIGITS
-    assert digits_needed({"maximum": -1e30}) == 31
-    assert digits_needed({"properties": {"a": {"enum": ["x", [10**22]]}}}) == 23
-    assert digits_needed({"exclusiveMaximum": 1e-25, "enum": [True]}) == 25
+    usual = (MAX_DIGITS, EXPONENT_DIGITS)
+    assert digits_needed({"type": "number", "minimum": -5, "maximum": 1e99}) == usual
+    assert digits_needed({"maximum": -1e30}) == (31, EXPONENT_DIGITS)
+    assert digits_needed({"properties": {"a": {"enum": ["x", [10**22]]}}}) == (23, EXPONENT_DIGITS)
+    assert digits_needed({"exclusiveMaximum": 1e-25, "enum": [True]}) == (25, EXPONENT_DIGITS)
+    assert digits_needed([{"const": 1e300}]) == (301, 3)

@@ -53,6 +53,9 @@ OBJECTS: dict[str, dict[str, Any]] = {
     "open union": {"json_schema": {"anyOf": [{"type": "null"}, PAIR]}},
     "constant": {"json_schema": {"const": {"a": 1, "b": 2}}},
     "constant in a union": {"json_schema": {"anyOf": [{"const": {"a": 1, "b": 2}}, TREE]}},
+    "numbers as constants": {
+        "json_schema": {**PAIR, "properties": {"a": {"enum": [1, 1.5]}, "b": N}}
+    },
     "checked": {"json_schema": CHECKED},
     "structural tag": {"structural_tag": TAG},
     "schema in a grammar": {"ebnf": f"start: %json {json.dumps(PAIR)}"},
@@ -62,6 +65,9 @@ LISTS: dict[str, dict[str, Any]] = {
     "array": {"json_schema": {"type": "array", "items": N}},
     "tuple": {"json_schema": {"type": "array", "prefixItems": [N, N], "items": False}},
     "array of anything": {"json_schema": {"type": "array"}},
+    "numbers as constants": {
+        "json_schema": {"type": "array", "prefixItems": [{"enum": [1, 1.5]}, N], "minItems": 2}
+    },
     "constant": {"json_schema": {"const": [1, 2]}},
 }
 """What holds [1, 2]."""

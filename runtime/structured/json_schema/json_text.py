@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
 from fractions import Fraction
@@ -118,6 +118,11 @@ def guidance_escapes(letters: str) -> Escapes:
         _CONTROLS + "\x7f" if "u" in letters else "",
         capitals=True,
     )
+
+
+def key_escapes(mask: Mapping[str, Any]) -> Escapes:
+    """The spellings of keys that a mask schema does not name, and of llguidance's strings."""
+    return guidance_escapes(mask.get("x-guidance", {}).get("json_allowed_escapes", 'nrbtf\\"u'))
 
 
 def free_character() -> Regex:
@@ -539,12 +544,11 @@ class Ours:
 
 
 class Guidance:
-    """Strings and numbers as llguidance 1.9 writes them. `escapes`: the letters that llguidance
-    allows after a backslash in a free string."""
+    """Strings and numbers as llguidance 1.9 writes them in a mask schema."""
 
-    def __init__(self, escapes: str) -> None:
-        self.escapes = guidance_escapes(escapes)
-        self._respelt = _ESCAPED_CONTROL if "u" in escapes else _ESCAPED_BY_NUMBER
+    def __init__(self, mask: Mapping[str, Any]) -> None:
+        self._escapes = key_escapes(mask)
+        self._respelt = _ESCAPED_CONTROL if self._escapes.coded else _ESCAPED_BY_NUMBER
 
     def literal(self, value: Any, gap: Regex) -> Regex:
         tree = _literal(value, gap)
@@ -561,7 +565,7 @@ class Guidance:
         plain = _ESCAPED_PUNCTUATION.sub("", schema.get("pattern", ""))
         if "\\" in plain or "." in plain or "(?" in plain:
             raise NotRegular("a pattern that llguidance may read otherwise")
-        return string_of(content_of(schema, MAX_SIZE), self.escapes)
+        return string_of(content_of(schema, MAX_SIZE), self._escapes)
 
     def number(self, schema: dict[str, Any]) -> Regex:
         said = schema.keys() - {"type"}

@@ -34,10 +34,10 @@ from rootlace.runtime.structured.json_schema.load import (
     CheckedSchema,
     Residual,
     invalid,
-    subschemas,
     written,
 )
 from rootlace.runtime.structured.json_schema.pattern import searcher
+from rootlace.runtime.structured.json_schema.to_lark import within
 from rootlace.runtime.structured.json_schema.to_llguidance import string_matcher, weaken
 from rootlace.runtime.structured.json_schema.to_regex import whole_regex
 from rootlace.runtime.structured.json_schema.type_shapes import Shape, Shapes
@@ -273,27 +273,18 @@ def tells_keys_apart(schema: Any) -> bool:
 def has_open_keys(mask: dict[str, Any]) -> bool:
     """Whether keys may come in some value that the schema of a mask does not name: llguidance does
     not know them apart, so one could come twice."""
-    return any(map(_is_open, _within(mask)))
+    return any(map(_is_open, within(mask)))
 
 
 def has_numbers(mask: dict[str, Any]) -> bool:
     """Whether some value in the schema of a mask may be a number that is not given."""
-    parts = (part.get("type", "") for part in _within(mask) if isinstance(part, dict))
+    parts = (part.get("type", "") for part in within(mask) if isinstance(part, dict))
     return any("number" in types or "integer" in types for types in parts)
 
 
 def keywords_within(mask: dict[str, Any]) -> set[str]:
     """All that are in use in the schema of a mask."""
-    return {keyword for schema in _within(mask) if isinstance(schema, dict) for keyword in schema}
-
-
-def _within(mask: dict[str, Any]) -> Iterator[Any]:
-    """The schemas in it, the booleans among them."""
-    queue: list[Any] = [mask]
-    while queue:
-        schema = queue.pop()
-        yield schema
-        queue += [below for _, below in subschemas(schema)] if isinstance(schema, dict) else ()
+    return {keyword for schema in within(mask) if isinstance(schema, dict) for keyword in schema}
 
 
 def _is_open(schema: Any) -> bool:

@@ -16,11 +16,17 @@ schemas") says where marks stand, and why texts that lead to one state then go o
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from rootlace.runtime.structured.json_schema import json_text
-from rootlace.runtime.structured.json_schema.json_text import MAX_SIZE, Guidance, NotRegular, Ours
+from rootlace.runtime.structured.json_schema.json_text import (
+    MAX_SIZE,
+    Escapes,
+    Guidance,
+    NotRegular,
+    Ours,
+)
 from rootlace.runtime.structured.json_schema.pattern import (
     NotTranslated,
     in_all,
@@ -61,15 +67,17 @@ def whole_regex(root: Any, definitions: Mapping[str, Any], gap: Regex) -> Regex 
     return _written(_Writer(definitions, Ours(), gap), root)
 
 
-def declared_part(schema: Mapping[str, Any], gap: Regex) -> Regex | None:
-    """The declared part of a mask schema, or None where there is none to speak of."""
-    options = schema.get("x-guidance", {})
-    if not set(options) <= {"json_allowed_escapes"}:
+def declared_part(schema: Mapping[str, Any], gap: Regex, exact: bool = False) -> Regex | None:
+    """The declared part of a mask schema, or None where there is none to speak of. `exact`: as
+    `to_lark` writes it, not as llguidance's `%json` does."""
+    if not set(schema.get("x-guidance", {})) <= {"json_allowed_escapes"}:
         return None
-    spelling = Guidance(options.get("json_allowed_escapes", 'nrbtf\\"u'))
+    spelling = Ours() if exact else Guidance(schema)
+    keys = json_text.key_escapes(schema)
     root = {key: value for key, value in schema.items() if key not in ("$defs", "x-guidance")}
     for scalars in (True, False):
-        writer = _Writer(schema.get("$defs", {}), spelling, gap, itertools.count(), scalars)
+        marks = itertools.count()
+        writer = _Writer(schema.get("$defs", {}), spelling, gap, marks, scalars, keys)
         tree = _written(writer, root)
         if tree is not None:
             return None if tree == NOTHING else tree
@@ -97,6 +105,7 @@ class _Writer:
         gap: Regex,
         marks: Iterator[int] | None = None,
         scalars: bool = False,
+        keys: Escapes = json_text.OURS,
     ) -> None:
         self._definitions = definitions
         self._spelling = spelling
@@ -105,6 +114,7 @@ class _Writer:
         self._colon = json_text.separated(":", gap)
         self._marks = marks
         self._scalars = scalars
+        self._keys = keys
         self._values = 0
 
     def value(self, schema: Any, depth: int, refs: frozenset[str]) -> Regex:
@@ -276,19 +286,18 @@ class _Writer:
         patterns: dict[str, Any] = schema.get("patternProperties", {})
         if not patterns:
             return lambda begun: True
-        assert isinstance(self._spelling, Guidance)
+        names = schema.get("properties", ())
         try:
-            trees = {pattern: regex_of_pattern(pattern) for pattern in patterns}
-            refused = [tree for pattern, tree in trees.items() if patterns[pattern] is False]
-            allowed = [tree for pattern, tree in trees.items() if patterns[pattern] is not False]
+            parts = keys_of_patterns(patterns, names)
+            allowed = [tree for pattern, tree in parts.items() if patterns[pattern] is not False]
             if schema.get("additionalProperties", True) is not False:
-                allowed = [repeat(Chars(ALL), 0, None)]
-            names = map(Literal, schema.get("properties", ()))
-            keys = in_all([either(*allowed)], but=[*refused, *names])
-            dfa = LazyDfa(json_text.string_of(keys, self._spelling.escapes), MAX_SIZE)
+                refused = [tree for pattern, tree in parts.items() if patterns[pattern] is False]
+                but = [*refused, *map(Literal, names)]
+                allowed = [in_all([repeat(Chars(ALL), 0, None)], but=but)]
+            dfa = LazyDfa(json_text.string_of(either(*allowed), self._keys), MAX_SIZE)
             # Found out now, while a refusal can still be taken in.
             known = {b"": dfa.start}
-            for name in schema.get("properties", ()):
+            for name in names:
                 text = json_text.text_of(name).encode()
                 known |= {text[:end]: dfa.run(dfa.start, text[:end]) for end in range(len(text))}
         except (NotTranslated, TooLarge) as error:
@@ -317,6 +326,12 @@ class _Writer:
         other = self._mark([byte for byte in range(0x20, 0x100) if byte not in declared])
         last = begun[-1:].decode(errors="surrogateescape")  # a byte of a character, perhaps
         return concat(Literal(last), either(other, *inner))
+
+
+def keys_of_patterns(patterns: Iterable[str], names: Iterable[str]) -> dict[str, Regex]:
+    """The keys of each pattern but for `names`. Raises NotTranslated or TooLarge."""
+    but = list(map(Literal, names))
+    return {pattern: in_all([regex_of_pattern(pattern)], but=but) for pattern in patterns}
 
 
 _FIRST = {

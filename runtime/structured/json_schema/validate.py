@@ -232,10 +232,10 @@ class _State(NamedTuple):
 _FAR = {"maximum": 1, "exclusiveMaximum": 1, "minimum": -1, "exclusiveMinimum": -1}
 
 
-def digits_needed(schema: Any) -> int:
-    """How many digits in a row a number may have: `MAX_DIGITS`, or more where a number of the
-    schema has more and some value needs them."""
-    most = MAX_DIGITS
+def digits_needed(schema: Any) -> tuple[int, int]:
+    """How many digits in a row a number may have, and how many its exponent: `MAX_DIGITS` and
+    `EXPONENT_DIGITS`, or more where a number of the schema has more and some value needs them."""
+    most, exponent = MAX_DIGITS, EXPONENT_DIGITS
     queue = [("", schema)]
     while queue:
         key, value = queue.pop()
@@ -248,7 +248,9 @@ def digits_needed(schema: Any) -> int:
             # Numbers of fewer digits are within a bound that is far away.
             far = isinstance(value, float) and _FAR.get(key, 0) * value > 0
             most = max(most, len(fraction), 0 if far else len(whole))
-    return most
+            power = "" if key in _FAR else repr(value).partition("e")[2].lstrip("+-")
+            exponent = max(exponent, len(power))
+    return most, exponent
 
 
 class UniqueKeys:
@@ -258,7 +260,7 @@ class UniqueKeys:
     checks = False
     root: Schemas = ()
 
-    def __init__(self, digits: int) -> None:
+    def __init__(self, digits: tuple[int, int]) -> None:
         self.digits = digits
 
     def of_member(self, parents: Schemas, key: str | int) -> Schemas:
@@ -437,7 +439,7 @@ class Verifier:
     def _digits_left(self, number: bytearray) -> int:
         run = len(number) - len(number.rstrip(b"0123456789"))
         is_exponent = b"e" in number or b"E" in number
-        return (EXPONENT_DIGITS if is_exponent else self._rules.digits) - run
+        return self._rules.digits[is_exponent] - run
 
     def open_starts(self) -> list[int]:
         """Offsets of the values that are being read, the innermost first."""

@@ -1,0 +1,123 @@
+"""Constants are written as they are, whichever machine holds the text and whoever asks."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from rootlace.runtime.config import ConstraintConfig
+from rootlace.runtime.structured.checked_backend import CheckedGrammar
+from rootlace.runtime.structured.compiler import GrammarCompiler
+from rootlace.runtime.structured.llguidance_backend import HybridGrammar
+from tests.structured.random_model import RandomModel, accepts, byte_vocabulary
+from tests.structured.test_digits import tag_of
+
+VALUES: list[Any] = [
+    0.0, 0.5, 1.0, -0.0, 1e21, 1e-7, 1.5e300, 5e-324, 12345678901234567890.0, 0.1 + 0.2, 7, None,
+    "a", "é", "x\x7fy", "\x01", "\n", 'q"\\', [1.0, [2.50]], {"k": 1e3, "\x7f": []}, [], {},
+]  # fmt: skip
+NEAR = [
+    "0",
+    "1",
+    "-0",
+    "0.50",
+    "1.00",
+    "1e21",
+    "0.0000001",
+    "7.0",
+    "2",
+    "nil",
+    '"\\u0061"',
+    "[1,[2.5]]",
+]
+CONSTANT = {"enum": VALUES}
+OBJECT = {"type": "object", "properties": {"x": CONSTANT}, "required": ["x"]}
+CLOSED = {**OBJECT, "additionalProperties": False}
+TREE = {
+    "$ref": "#/$defs/t",
+    "$defs": {"t": {**CLOSED, "properties": {"x": CONSTANT, "t": {"$ref": "#/$defs/t"}}}},
+}
+NUMBERS = {"n": {"type": "number", "minimum": 0, "exclusiveMaximum": 1.55}, "s": {"format": "date"}}
+ROUTES: dict[str, tuple[str, dict[str, Any]]] = {
+    "bare": ("%s", {"json_schema": CONSTANT}),
+    "closed": ('{"x":%s}', {"json_schema": CLOSED}),
+    "open": ('{"x":%s}', {"json_schema": OBJECT}),
+    "open, another key behind": ('{"x":%s,"xy":{"x":2.00}}', {"json_schema": OBJECT}),
+    "optional, before others": (
+        '{"x":%s,"n":1.5,"z":[]}',
+        {"json_schema": {"type": "object", "properties": {"x": CONSTANT, **NUMBERS}}},
+    ),
+    "of any key": (
+        '{"b":1,"x":%s}',
+        {
+            "json_schema": {
+                "type": "object",
+                "properties": {"b": {}},
+                "additionalProperties": CONSTANT,
+            }
+        },
+    ),
+    "of a pattern": (
+        '{"ab":%s,"b":2}',
+        {"json_schema": {"type": "object", "patternProperties": {"^a": CONSTANT}}},
+    ),
+    "array": ("[7,%s]", {"json_schema": {"type": "array", "items": CONSTANT, "minItems": 2}}),
+    "tuple": (
+        "[%s,1,{}]",
+        {
+            "json_schema": {
+                "type": "array",
+                "prefixItems": [CONSTANT, {"type": "integer"}],
+                "minItems": 1,
+            }
+        },
+    ),
+    "union": ('{"x":%s}', {"json_schema": {"anyOf": [{"type": "boolean"}, OBJECT]}}),
+    "recursive": ('{"x":7,"t":{"x":%s}}', {"json_schema": TREE}),
+    "checked": ('{"x":%s,"y":2}', {"json_schema": {**OBJECT, "not": {"required": ["z"]}}}),
+    "in a tag": ('<a>{"x":%s}</a>', tag_of(OBJECT)),
+    "closed, in a tag": ('<a>{"x":%s}</a>', tag_of(CLOSED)),
+    "in a grammar": ('={"x":%s};', {"ebnf": f'start: "=" %json {json.dumps(OBJECT)} ";"'}),
+}
+VOCABULARY = byte_vocabulary()
+COMPILERS = {
+    backend: GrammarCompiler(VOCABULARY, config=ConstraintConfig(backend=backend))
+    for backend in ("auto", "llguidance")
+}
+
+
+def written(value: Any, **options: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, **options)
+
+
+@pytest.mark.parametrize("backend", COMPILERS)
+@pytest.mark.parametrize("name", ROUTES)
+def test_all_routes_write_a_constant_as_it_is(name: str, backend: str) -> None:
+    form, given = ROUTES[name]
+    for whitespace, separators in (("flexible", None), ("compact", (",", ":"))):
+        grammar = COMPILERS[backend].compile(**given, whitespace=whitespace)
+        texts = {written(value, separators=separators): True for value in VALUES}
+        texts |= dict.fromkeys(NEAR, False)
+        found = {t: accepts(grammar, VOCABULARY, (form % t).encode()) for t in texts}
+        assert found == texts
+        inner = grammar.inner if isinstance(grammar, CheckedGrammar) else grammar
+        assert not isinstance(inner, HybridGrammar) or inner.trusted
+
+
+@pytest.mark.parametrize("name", ["open", "optional, before others", "recursive", "tuple", "union"])
+def test_what_comes_of_it_is_one_of_them(name: str) -> None:
+    _, given = ROUTES[name]
+    grammar = COMPILERS["auto"].compile(**given)
+    ended = 0
+    for seed in range(12):
+        text = RandomModel(VOCABULARY, seed).generate(grammar).text
+        if text is not None:
+            ended += 1
+            value = json.loads(text)
+            if isinstance(value, dict) and "x" in value:
+                assert value["x"] in VALUES, text
+    assert ended > 6
+    inner = grammar.inner if isinstance(grammar, CheckedGrammar) else grammar
+    assert isinstance(inner, HybridGrammar) and inner.trusted
