@@ -10,6 +10,7 @@ READY := $(VENV)/.ready
 RUNTIME := $(VENV)/.runtime
 CLIENTS := .venv-clients
 TOOLS := .venv-tools
+OLDEST := .venv-oldest
 MYPY_TREE := build/mypy
 
 # What `make soak` and `make fuzz` take, and which readers of tests/corpora the latter tries.
@@ -32,13 +33,15 @@ PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-r
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check test first-changes clients api-fuzz docs simulate fuzz soak audit sbom clients-env kernels lint mypy-tree format wheel clean
+.PHONY: help setup demo check test test-oldest newest first-changes clients api-fuzz docs simulate fuzz soak audit sbom clients-env kernels lint mypy-tree format wheel clean
 .PHONY: gpu-check gpu-test gpu-bench gpu-wheels
 
 help:
 	@echo "make demo    set up .venv, run a program on a real model (the embedded one where it cannot be had)"
 	@echo "make check   two minutes: what to run before each commit"
 	@echo "make test    all tests"
+	@echo "make test-oldest  all tests, with the lowest versions that pyproject.toml admits"
+	@echo "make newest  which dependencies have newer releases than the tested ones"
 	@echo "make clients the tests with clients and linters whose packages are heavy, in an environment of its own"
 	@echo "make first-changes  each change that CONTRIBUTING.md shows, made in a copy of the tree and tested there"
 	@echo "make api-fuzz  all that the OpenAPI document admits, and much that it does not (a minute)"
@@ -122,8 +125,21 @@ clients-env: $(CLIENTS)/.ready tests/clients/vercel/node_modules/.ready
 clients: clients-env
 	$(CLIENTS)/bin/python -m pytest -n $(WORKERS) --dist loadfile tests/clients tests/deploy tests/test_deploy.py --ignore tests/clients/test_page.py --ignore tests/clients/test_pydantic_ai.py
 
+# The lowest versions that pyproject.toml admits.
+$(OLDEST)/.ready: $(REQUIREMENTS) scripts/newest.py $(READY)
+	@mkdir -p build
+	$(BIN)/python scripts/newest.py --lowest > build/lowest.txt
+	$(BIN)/python scripts/setup_env.py --venv $(OLDEST) --editable --extras runtime,test,clients --constraints build/lowest.txt
+	@touch $@
+
+test-oldest: $(OLDEST)/.ready
+	$(OLDEST)/bin/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+
 first-changes: $(READY)
 	$(BIN)/python scripts/first_changes.py --run
+
+newest: $(READY)
+	$(BIN)/python scripts/newest.py
 
 api-fuzz: $(CLIENTS)/.ready
 	$(CLIENTS)/bin/python scripts/api_fuzz.py

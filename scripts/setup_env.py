@@ -202,6 +202,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--extras", default="", help="extras to install, such as runtime,test")
     parser.add_argument("--editable", action="store_true", help="install this checkout in place")
     parser.add_argument("--wheel", type=Path, help="install this wheel instead of the checkout")
+    parser.add_argument("--constraints", type=Path, help="versions to take, not the tested ones")
     parser.add_argument("--models", default="", help="models to download, such as smollm2")
     return parser.parse_args()
 
@@ -210,6 +211,9 @@ def main() -> int:
     arguments = parse_arguments()
     if sys.version_info < OLDEST_PYTHON:
         raise SetupError(f"Python 3.11 or newer is needed, this is {sys.version.split()[0]}")
+    if arguments.constraints:
+        global CONSTRAINTS
+        CONSTRAINTS = arguments.constraints.resolve()
     python = make_venv(arguments.venv)
     extras = [extra for extra in arguments.extras.split(",") if extra]
     if "runtime" in extras:
