@@ -167,7 +167,8 @@ class RopeAndWrite(Protocol):
     given. k_cache, v_cache [B, S, Nk, D] of one layer, of qkv's dtype, or float8_e4m3fn with
     `KVScales` (stored: value / scale, rounded to nearest, saturated at 448), or as `KVCodes` say.
     Write i goes to slot `slots[i]` (int64 [M]) and holds token `tokens[i]`; None: token i (M = T).
-    With `tokens`, its first T entries are 0..T-1. Returns the rotated queries [T, Nq, D].
+    With `tokens`, its first T entries are 0..T-1. Returns the rotated queries [T, Nq, D], where
+    keys become integers of 4 bits mixed as these are (`reference/kv_cache.py`).
     """
 
     def __call__(

@@ -143,8 +143,8 @@ class ExecutorConfig:
         "KV cache; auto: the weights' type; fp8_e4m3, int8: half of bfloat16; int4: 0.3 of it.",
         aliases=("kv_cache_dtype",),
     )
-    """"auto": that of the model. "fp8_e4m3": a byte per element, scaled per layer and head. "int8",
-    "int4": integers, scaled per token and head."""
+    """"auto": that of the model. "fp8_e4m3": a byte per element, scaled per layer and head. "int8":
+    integers, scaled per token and head; "int4": per 32 of its numbers."""
     allow_pickle: bool = option(
         False, "Read pytorch_model.bin where there is no safetensors file: tensors, and no code."
     )

@@ -10,38 +10,53 @@ import torch
 
 # Kv codes -----------------------------------------------------------------------------------------
 #
-# A KV cache of integers: each token's keys and values rounded by themselves, head by head.
+# A KV cache of integers: each token's keys and values rounded by themselves, group by group.
 #
 #     offset = floor(min_d x[d])                        rounded down to bfloat16
 #     scale = ceil((max_d x[d] - offset) / (2^b - 1))   rounded up to bfloat16; 0 below 2^-100
 #     code[d] = clamp(round((x[d] - offset) * (1 / scale)), 0, 2^b - 1)      all 0 where scale is 0
 #     what is read: code[d] * scale + offset            in float32, then in the type asked for
 #
+# A group is all numbers of a head or, with codes of 4 bits, 32 of them: 16 neighbours and those
+# that are D / 2 further. The last group has what is left where D is not whole groups.
+#
+# Some channels of keys are large in all tokens, and would have the others of their group rounded to
+# few values. So keys that are rounded to 4 bits are mixed before, and queries, which leaves their
+# products as they are: by a Walsh-Hadamard matrix, whose entries are all of one size (`mixed`; as
+# QuaRot does, arXiv:2404.00456).
+#
 # With codes of b bits. What is read is within scale / 2 of x (and the last place of float32), since
 # no x lies outside offset ... offset + (2^b - 1) scale. `code * scale` has at most 16 bits and is
 # exact in float32, so it makes no difference whether the sum is fused with it. Numbers that are not
-# finite, or that lie further apart than float32 reaches, make all numbers of their head NaN.
+# finite, or that lie further apart than float32 reaches, make all numbers of their group NaN.
 #
 # Nothing but the token decides what is stored, and attention reads what is stored also for the
 # tokens of its own step: results depend neither on chunks nor on company, nor on where blocks
 # begin.
 #
 # A slot of the cache is one row of bytes: the codes of all heads, from the next multiple of 4 on a
-# word per head with scale (lower half) and offset (upper half), and nothing up to a multiple of
-# `ALIGNMENT`. Two codes of 4 bits share a byte: that of number d, in the lower half, with that of
-# d + D / 2.
+# word per group, head by head, with scale (lower half) and offset (upper half), and nothing up to a
+# multiple of `ALIGNMENT`. Two codes of 4 bits share a byte: that of number d, in the lower half,
+# with that of d + D / 2. So a group is 16 bytes.
 
 
 ALIGNMENT = 16
+GROUP_BYTES = 16
 LEAST_SCALE = 2.0**-100
 LOWER, UPPER = 0xFFFF, -0x10000
 """Halves of a word, as int32."""
 
+# Triton's kernels use these, too: they may call no other function.
+
+
+def num_groups(bits: int, dim: int) -> int:
+    """Groups of a head, and so words."""
+    return 1 if bits == 8 else -(-dim // 32)
+
 
 def slot_bytes(bits: int, heads: int, dim: int) -> int:
     """Bytes of the keys, or the values, of one token in a layer."""
-    # Triton's kernels use this, too: no other function may be called here.
-    words = -(-heads * dim * bits // 32) + heads
+    words = -(-heads * dim * bits // 32) + heads * (1 if bits == 8 else -(-dim // 32))
     return -(-4 * words // ALIGNMENT) * ALIGNMENT
 
 
@@ -50,25 +65,49 @@ def words_at(bits: int, heads: int, dim: int) -> int:
     return -(-heads * dim * bits // 32) * 4
 
 
+def mixing_steps(half: int) -> int:
+    """`mixed` mixes 2 to this power neighbours within each half of a head."""
+    return (half & -half).bit_length() - 1
+
+
+def mixed(x: torch.Tensor) -> torch.Tensor:
+    """Queries or keys [..., D] times an orthogonal matrix of numbers +-1 / sqrt(2w): each half in
+    groups of w neighbours, the largest power of two that divides D / 2, and then the halves. In
+    float32, rounded once; D is even."""
+    wide, half = x.float(), x.shape[-1] // 2
+    steps = mixing_steps(half)
+    for distance in [*(1 << step for step in range(steps)), half]:
+        first, second = wide.unflatten(-1, (-1, 2, distance)).unbind(-2)
+        wide = torch.stack((first + second, first - second), dim=-2).flatten(-3)
+    return wide.mul_((2 << steps) ** -0.5).to(x.dtype)
+
+
 def quantise(values: torch.Tensor, bits: int) -> torch.Tensor:
     """Finite [M, Nk, D] of any floating-point type -> uint8 [M, slot_bytes]."""
     count, heads, dim = values.shape
-    wide, most = values.float(), float(2**bits - 1)
-    offset = _rounded_down(wide.amin(2))
+    wide, most = values.float().unsqueeze(2), float(2**bits - 1)  # [M, Nk, groups, numbers]
+    if bits == 4:
+        # The last byte stands for those that a smaller group lacks.
+        byte = torch.arange(num_groups(4, dim) * GROUP_BYTES, device=values.device)
+        byte = byte.clamp_(max=dim // 2 - 1).view(-1, GROUP_BYTES)
+        wide = values.float()[..., torch.cat((byte, byte + dim // 2), dim=1)]
+    offset = _rounded_down(wide.amin(3))
     # By a tensor: on a GPU torch would multiply by the inverse of a number, which rounds otherwise.
-    scale = _rounded_up((wide.amax(2) - offset) / wide.new_full((), most))
+    scale = _rounded_up((wide.amax(3) - offset) / wide.new_full((), most))
     scale = torch.where(scale < LEAST_SCALE, 0.0, scale)
     inverse = torch.where(scale > 0.0, 1.0 / scale, 0.0)
-    found = ((wide - offset.unsqueeze(2)) * inverse.unsqueeze(2)).round_().clamp_(0.0, most)
+    found = ((wide - offset.unsqueeze(3)) * inverse.unsqueeze(3)).round_().clamp_(0.0, most)
     codes = found.nan_to_num_(0.0).to(torch.uint8)
     if bits == 4:
-        codes = codes[..., : dim // 2] | codes[..., dim // 2 :] << 4
-    strange = (wide - wide).sum(2)  # 0, or NaN where a number is not finite
-    halves = torch.stack((scale + strange, offset + strange), dim=2).to(torch.bfloat16)
+        codes = codes[..., :GROUP_BYTES] | codes[..., GROUP_BYTES:] << 4
+    codes = codes.flatten(2)[..., : dim * bits // 8]
+    strange = (wide - wide).sum(3)  # 0, or NaN where a number is not finite
+    halves = torch.stack((scale + strange, offset + strange), dim=3).to(torch.bfloat16)
     stored = values.new_zeros((count, slot_bytes(bits, heads, dim)), dtype=torch.uint8)
     stored[:, : heads * dim * bits // 8] = codes.flatten(1)
-    words = words_at(bits, heads, dim)
-    stored[:, words : words + 4 * heads] = halves.view(torch.uint8).flatten(1)
+    words = halves.view(torch.uint8).flatten(1)
+    begin = words_at(bits, heads, dim)
+    stored[:, begin : begin + words.shape[1]] = words
     return stored
 
 
@@ -77,11 +116,15 @@ def dequantise(
 ) -> torch.Tensor:
     """uint8 [M, slot_bytes] -> [M, Nk, D] in `dtype`."""
     codes = stored[:, : heads * dim * bits // 8].unflatten(1, (heads, -1))
+    begin, groups = words_at(bits, heads, dim), num_groups(bits, dim)
+    words = stored[:, begin : begin + 4 * heads * groups].contiguous().view(torch.bfloat16)
+    scale, offset = words.float().view(-1, heads, groups, 2).unbind(3)
     if bits == 4:
+        scale, offset = (
+            part.repeat_interleave(GROUP_BYTES, dim=2)[..., : dim // 2].repeat(1, 1, 2)
+            for part in (scale, offset)
+        )
         codes = torch.cat((codes & 15, codes >> 4), dim=2)
-    words = words_at(bits, heads, dim)
-    halves = stored[:, words : words + 4 * heads].contiguous().view(torch.bfloat16).float()
-    scale, offset = halves.view(-1, heads, 2, 1).unbind(2)
     return codes.float().mul_(scale).add_(offset).to(dtype)
 
 

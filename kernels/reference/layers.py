@@ -11,8 +11,8 @@ import functools
 import torch
 
 from rootlace.kernels.interface import KVCodes, KVScaling
+from rootlace.kernels.reference.kv_cache import mixed, write_kv
 from rootlace.kernels.reference.kv_cache import quantise as quantise_kv
-from rootlace.kernels.reference.kv_cache import write_kv
 from rootlace.kernels.weights import (
     CODES,
     Codes,
@@ -186,6 +186,8 @@ def rope_and_write(
     q, k, v = qkv.split((qkv.shape[1] - 2 * kv_heads, kv_heads, kv_heads), dim=1)
     q, k = rope(q, k, cos, sin, q_norm, k_norm, eps)
     if isinstance(scales, KVCodes):
+        if scales.bits == 4:
+            q, k = mixed(q), mixed(k)
         k, v = (quantise_kv(part, scales.bits).unsqueeze(1) for part in (k, v))
     elif scales is not None:
         k, v = _stored(k, scales.k, k_cache.dtype), _stored(v, scales.v, v_cache.dtype)

@@ -72,6 +72,10 @@ _WHOLE = tl.constexpr(12582912.0)
 """1.5 * 2^23, whose last place is 1: a number below 2^22 that is added to it is rounded."""
 
 
+_GROUP_BYTES = tl.constexpr(kv_cache.GROUP_BYTES)
+
+_num_groups = triton.constexpr_function(kv_cache.num_groups)
+_mixing_steps = triton.constexpr_function(kv_cache.mixing_steps)
 _slot_bytes = triton.constexpr_function(kv_cache.slot_bytes)
 _words_at = triton.constexpr_function(kv_cache.words_at)
 
@@ -90,11 +94,37 @@ def load_codes(
     code = tl.load(at + (column % width)[None, :], mask=inside, other=0)
     if BITS == 4:
         code = (code >> (column // width * 4).to(tl.uint8)[None, :]) & 15
-    word = words + slot * (slot_size // 4) + first_word + head
-    word = tl.load(word, mask=seen, other=0)
+    groups: tl.constexpr = _num_groups(BITS, DIM)
+    words += slot[:, None] * (slot_size // 4) + first_word + head * groups
+    if groups == 1:
+        word = tl.load(words, mask=seen[:, None], other=0)
+    elif column.shape[0] == DIM and groups * 32 == DIM:
+        # Each word is loaded once, and stands for both halves of its group.
+        word = tl.load(words + tl.arange(0, groups)[None, :], mask=seen[:, None], other=0)
+        shape: tl.constexpr = (slot.shape[0], 2, groups, _GROUP_BYTES)
+        word = tl.broadcast_to(word[:, None, :, None], shape)
+        word = tl.reshape(word, (slot.shape[0], DIM))
+    else:
+        word = tl.load(words + (column % width // _GROUP_BYTES)[None, :], mask=inside, other=0)
     scale = (word << 16).to(tl.float32, bitcast=True)
     offset = (word & _UPPER).to(tl.float32, bitcast=True)
-    return round_to(code.to(tl.float32) * scale[:, None] + offset[:, None], dtype)
+    return round_to(code.to(tl.float32) * scale + offset, dtype)
+
+
+@triton.jit
+def mixed(first, second, column, HALF: tl.constexpr):
+    """Both halves [heads, columns] of queries or keys, `kv_cache.mixed`, in their dtype."""
+    kind: tl.constexpr = first.dtype
+    first, second = first.to(tl.float32), second.to(tl.float32)
+    steps: tl.constexpr = _mixing_steps(HALF)
+    for step in tl.static_range(steps):
+        other = column ^ (1 << step)
+        later = other < column
+        beside_1, beside_2 = tl.gather(first, other, 1), tl.gather(second, other, 1)
+        first = tl.where(later, beside_1 - first, first + beside_1)
+        second = tl.where(later, beside_2 - second, second + beside_2)
+    factor: tl.constexpr = (2 << steps) ** -0.5
+    return round_to((first + second) * factor, kind), round_to((first - second) * factor, kind)
 
 
 @triton.jit
@@ -108,22 +138,29 @@ def store_codes(
     """
     slot_size: tl.constexpr = _slot_bytes(BITS, KV_HEADS, 2 * HALF)
     first_word: tl.constexpr = _words_at(BITS, KV_HEADS, 2 * HALF) // 4
+    groups: tl.constexpr = _num_groups(BITS, 2 * HALF)
     most: tl.constexpr = (1 << BITS) - 1
-    across = column < HALF
-    wide_1, wide_2 = first.to(tl.float32), second.to(tl.float32)
+    # [heads, groups, columns of a group], padded to powers of two.
+    together: tl.constexpr = column.shape[1] if groups == 1 else _GROUP_BYTES
+    shape: tl.constexpr = (column.shape[0], column.shape[1] // together, together)
+    across = tl.reshape(column, shape) < HALF
+    wide_1, wide_2 = (
+        tl.reshape(first.to(tl.float32), shape),
+        tl.reshape(second.to(tl.float32), shape),
+    )
     low = tl.where(across, tl.minimum(wide_1, wide_2), float("inf"))
     high = tl.where(across, tl.maximum(wide_1, wide_2), float("-inf"))
-    pattern = tl.min(low, 1).to(tl.int32, bitcast=True)
+    pattern = tl.min(low, 2).to(tl.int32, bitcast=True)
     pattern = tl.where(pattern < 0, pattern + _LOWER, pattern) & _UPPER
     offset = pattern.to(tl.float32, bitcast=True)
-    spread = tl.max(high, 1) - offset
+    spread = tl.max(high, 2) - offset
     pattern = tl.div_rn(spread, tl.full(spread.shape, most, tl.float32)).to(tl.int32, bitcast=True)
     scale = ((pattern + _LOWER) & _UPPER).to(tl.float32, bitcast=True)
     scale = tl.where(scale < _LEAST_SCALE, 0.0, scale)
     ones = tl.full(scale.shape, 1.0, tl.float32)
     inverse = tl.where(scale > 0.0, tl.div_rn(ones, tl.where(scale > 0.0, scale, 1.0)), 0.0)
-    code_1 = _code(wide_1, offset, inverse, most)
-    code_2 = _code(wide_2, offset, inverse, most)
+    code_1 = tl.reshape(_code(wide_1, offset, inverse, most), column.shape)
+    code_2 = tl.reshape(_code(wide_2, offset, inverse, most), column.shape)
 
     row = slot * slot_size + head * (2 * HALF * BITS // 8) + column
     if BITS == 4:
@@ -131,18 +168,19 @@ def store_codes(
     else:
         tl.store(cache + row, code_1.to(tl.uint8), mask=inside)
         tl.store(cache + row + HALF, code_2.to(tl.uint8), mask=inside)
-    strange = tl.sum((wide_1 - wide_1) + (wide_2 - wide_2), 1)  # 0, or NaN
+    strange = tl.sum((wide_1 - wide_1) + (wide_2 - wide_2), 2)  # 0, or NaN
     lower = (scale + strange).to(tl.int32, bitcast=True) >> 16
     upper = (offset + strange).to(tl.int32, bitcast=True)
-    word = ((lower & _LOWER) | (upper & _UPPER))[:, None]
-    place = words + slot * (slot_size // 4) + first_word + head
-    tl.store(place, word, mask=head < KV_HEADS)
+    group = tl.arange(0, shape[1])[None, :]
+    place = words + slot * (slot_size // 4) + first_word + head * groups + group
+    word = (lower & _LOWER) | (upper & _UPPER)
+    tl.store(place, word, mask=(head < KV_HEADS) & (group < groups))
 
 
 @triton.jit
 def _code(values, offset, inverse, most: tl.constexpr):
     """int32. The bounds stand between product and sum, which else would be rounded as one."""
-    scaled = (values - offset[:, None]) * inverse[:, None]
+    scaled = (values - offset[:, :, None]) * inverse[:, :, None]
     scaled = tl.minimum(tl.maximum(scaled, 0.0), most * 1.0)
     return (scaled + _WHOLE).to(tl.int32, bitcast=True) & most
 

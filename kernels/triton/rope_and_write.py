@@ -19,7 +19,13 @@ import triton
 import triton.language as tl
 
 from rootlace.kernels.interface import KVCodes, KVScaling
-from rootlace.kernels.triton.kv_storage import bits_of, check_cache, scale_arguments, store_codes
+from rootlace.kernels.triton.kv_storage import (
+    bits_of,
+    check_cache,
+    mixed,
+    scale_arguments,
+    store_codes,
+)
 from rootlace.kernels.triton.launching import Launch, Variant, settings
 from rootlace.kernels.triton.numerics import (
     TYPE_NAMES,
@@ -144,6 +150,8 @@ def rope_and_write_kernel(
             if q_norm_ptr is not None:
                 first, second = _norm(first, second, q_norm_ptr, column, eps, HALF)
             first, second = _rotate(first, second, cos, sin)
+            if BITS == 4:
+                first, second = mixed(first, second, column, HALF)
             target = q_out_ptr + (token * Q_HEADS + head) * (2 * HALF) + column
             tl.store(target, first, mask=inside)
             tl.store(target + HALF, second, mask=inside)
@@ -158,6 +166,8 @@ def rope_and_write_kernel(
         if k_norm_ptr is not None:
             first, second = _norm(first, second, k_norm_ptr, column, eps, HALF)
         first, second = _rotate(first, second, cos, sin)
+        if BITS == 4:
+            first, second = mixed(first, second, column, HALF)
         _store(
             k_cache_ptr, k_scale_ptr, slot, head, column, first, second, inside,
             KV_HEADS, HALF, BITS,

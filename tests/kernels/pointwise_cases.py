@@ -150,6 +150,21 @@ class RopeCase:
     block_size: int = 16
 
 
+def mixing(dim: int, device: torch.device) -> torch.Tensor:
+    """The matrix by which queries and keys are mixed for integers of 4 bits, from its definition:
+    entries of Hadamard's are -1 where the places have an odd number of binary digits in common."""
+    half = dim // 2
+    width = next(1 << power for power in range(10, -1, -1) if half % (1 << power) == 0)
+    matrix = torch.zeros((dim, dim), dtype=torch.float64)
+    for i in range(dim):
+        for j in range(dim):
+            if i % half // width == j % half // width:
+                digits = (i % half % width) & (j % half % width)
+                odd = digits.bit_count() + (i >= half and j >= half)
+                matrix[i, j] = (-1) ** odd / (2 * width) ** 0.5
+    return matrix.to(device)
+
+
 def check_rope_and_write(kernels: KernelSet, device: torch.device, case: RopeCase) -> None:
     """Queries and stored keys and values; every other byte of the cache stays."""
     q_heads, kv_heads = case.heads
@@ -205,7 +220,8 @@ def check_rope_and_write(kernels: KernelSet, device: torch.device, case: RopeCas
         wide = rms_norm_exactly(part, norm, 1e-6) if case.norm else part.double()
         pairs = torch.complex(*wide.chunk(2, dim=-1))
         turned = pairs * torch.complex(cos.double(), sin.double()).unsqueeze(1)
-        exact.append(torch.cat((turned.real, turned.imag), dim=-1))
+        wide = torch.cat((turned.real, turned.imag), dim=-1)
+        exact.append(wide @ mixing(dim, device) if case.bits == 4 else wide)
     close(q, exact[0], expected_q)
 
     written = torch.zeros(blocks * case.block_size, dtype=torch.bool, device=device)

@@ -11,7 +11,7 @@ import torch
 from transformers import LlamaConfig
 
 from rootlace.kernels.interface import KVCodes
-from rootlace.kernels.reference.kv_cache import quantise
+from rootlace.kernels.reference.kv_cache import mixed, quantise
 from rootlace.runtime.config import CacheConfig, ExecutorConfig, KVDtype
 from rootlace.runtime.model.checkpoint.config import ModelConfig
 from rootlace.runtime.model.executor.refusals import check_kv_dtype
@@ -31,6 +31,14 @@ BITS: dict[KVDtype, int] = {"int8": 8, "int4": 4}
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("model")
     save(LlamaConfig(**SHAPE, head_dim=32), path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def of_groups(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Heads of four groups each where integers have 4 bits."""
+    path = tmp_path_factory.mktemp("model")
+    save(LlamaConfig(**SHAPE, head_dim=128), path)
     return path
 
 
@@ -63,38 +71,40 @@ def test_what_is_stored_is_the_cache_of_float32_in_integers(
     for kind in (0, 1):
         exact = plain.kv_cache[0, kind, tables[0]].flatten(0, 1)
         stored = runner.kv_cache[0, kind, tables[1]].flatten(0, 1)[:, 0]
+        exact = mixed(exact) if kind == 0 and kv_dtype == "int4" else exact
         assert torch.equal(stored, quantise(exact, BITS[kv_dtype]))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("kv_dtype", BITS)
 def test_native_kernels_store_the_same_bytes(
-    folder: Path, kv_dtype: KVDtype, dtype: Literal["float32", "bfloat16"]
+    of_groups: Path, kv_dtype: KVDtype, dtype: Literal["float32", "bfloat16"]
 ) -> None:
     native_library()
-    runners = [load(folder, one, "native", dtype) for one in ("auto", kv_dtype)]
+    runners = [load(of_groups, one, "native", dtype) for one in ("auto", kv_dtype)]
     assert [one.kernels for one in runners] == ["native", "native"]
     tables = [first_prompt(one).table for one in runners]
     plain, stored = (one.kv_cache[0][:, table] for one, table in zip(runners, tables, strict=True))
     # Each as the rows of its slots: keys are in panels of 16 slots, values in pairs for bfloat16.
     step = 4 // plain.element_size()
-    keys = plain[0].reshape(-1, 2, 1, 32 // step, 16, step).permute(0, 2, 4, 1, 3, 5)
-    values = plain[1].reshape(-1, 2, SIZE // step, 32, step).permute(0, 2, 4, 1, 3)
+    keys = plain[0].reshape(-1, 2, 1, 128 // step, 16, step).permute(0, 2, 4, 1, 3, 5)
+    values = plain[1].reshape(-1, 2, SIZE // step, 128, step).permute(0, 2, 4, 1, 3)
     codes = KVCodes(BITS[kv_dtype], 2)
-    exact = [part.reshape(-1, 2, 32) for part in (keys, values)]
+    exact = [part.reshape(-1, 2, 128) for part in (keys, values)]
+    exact[0] = mixed(exact[0]) if kv_dtype == "int4" else exact[0]
     rows = [quantise(part, codes.bits).view(-1, SIZE, 1, stored.shape[4]) for part in exact]
-    used = SIZE * 2 * (32 * codes.bits // 8 + 4)
-    for found, wanted in zip(stored, codes_laid_out(rows[0], rows[1], codes, 32), strict=True):
+    used = SIZE * 2 * (128 + 4 if kv_dtype == "int8" else 64 + 4 * 4)
+    for found, wanted in zip(stored, codes_laid_out(rows[0], rows[1], codes, 128), strict=True):
         assert torch.equal(found.flatten(1)[:, :used], wanted.flatten(1)[:, :used])
 
 
-def test_memory_given_holds_more_blocks(folder: Path) -> None:
+def test_memory_given_holds_more_blocks(of_groups: Path) -> None:
     counts = []
     for kv_dtype in ("auto", "int8", "int4"):
-        config = ExecutorConfig(model=str(folder), kv_dtype=kv_dtype, kv_memory_bytes=1 << 20)  # type: ignore[arg-type]
+        config = ExecutorConfig(model=str(of_groups), kv_dtype=kv_dtype, kv_memory_bytes=1 << 20)  # type: ignore[arg-type]
         counts.append(ModelRunner.load(config, CacheConfig(SIZE), 64, 4).num_blocks)
-    # A slot's keys in a layer: 2 heads of 32 numbers, or of as many codes and a word, rounded up.
-    slots = (2 * 32 * 4, 2 * (32 + 4) + 8, 2 * (16 + 4) + 8)
+    # A slot's keys in a layer: 2 heads of 128 numbers, or of as many codes and words, rounded up.
+    slots = (2 * 128 * 4, 2 * (128 + 4) + 8, 2 * (64 + 4 * 4))
     assert counts == [(1 << 20) // (3 * 2 * SIZE * slot) for slot in slots]
 
 

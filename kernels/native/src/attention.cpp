@@ -169,6 +169,7 @@ class Work {
     const auto* keys = static_cast<const uint8_t*>(call_.k_cache);
     const auto* values = static_cast<const uint8_t*>(call_.v_cache);
     CodePanels panels;
+    panels.apart = codes_.block_size;
     for (int i = 0; i < PANELS; i++) {
       const int key = block * KEY_BLOCK + i * LANES;
       const int64_t first = slot(key < keys_end_ ? key : (keys_end_ - 1) / LANES * LANES);

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 
 from rootlace.kernels import KernelSet
 from rootlace.kernels.interface import KVCodes
-from rootlace.kernels.reference.kv_cache import quantise
+from rootlace.kernels.reference.kv_cache import mixed, quantise
 from rootlace.runtime.contracts.plan import PooledRow
 from rootlace.runtime.model.checkpoint.config import ModelConfig
 from rootlace.runtime.model.checkpoint.loader import Progress
@@ -103,6 +103,8 @@ class _CachedAttention:
         )
         k_cache, v_cache = self._cache[index]
         if codes is not None:
+            if codes.bits == 4:
+                q, k = mixed(q), mixed(k)
             k, v = (quantise(part, codes.bits).unsqueeze(1) for part in (k, v))
         # Layers have rotated queries and keys already.
         kernels.write_kv(k_cache, v_cache, k, v, step.write_slots, step.write_tokens)

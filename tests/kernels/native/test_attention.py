@@ -155,7 +155,10 @@ def test_equals_the_formula(machine: Machine, dtype: torch.dtype, window: int | 
 @pytest.mark.parametrize("kv_dtype", INTEGERS)
 def test_integers_are_read_as_what_they_stand_for(machine: Machine, kv_dtype: torch.dtype) -> None:
     """To the bit, whatever is fetched while others are computed."""
-    shapes = (((4, 2), 64, 16, None), ((8, 1), 96, 128, 70), ((6, 6), 32, 48, None))
+    shapes = (
+        *(((4, 2), 64, 16, None), ((8, 1), 96, 128, 70)),
+        *(((6, 6), 32, 48, None), ((4, 2), 256, 16, None)),
+    )
     for dtype, (heads, dim, block_size, window) in itertools.product(DTYPES, shapes):
         case = AttentionCase(MIX, block_size, heads, dim, dtype, kv_dtype, window)
         tensors = make_attention(case, CPU)

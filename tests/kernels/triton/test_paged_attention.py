@@ -92,7 +92,9 @@ def test_integers_are_read_as_what_they_stand_for(
     monkeypatch.setattr(attention_plan, "SPLIT", 64)
     monkeypatch.setattr(attention, "AttentionRules", lambda: RULES)
     rows = ((1, 70), (1, 90), (1, 51), (7, 100), (40, 45))
-    for dtype, head_dim, window in ((torch.bfloat16, 24, None), (torch.float32, 32, 30)):
+    for dtype, head_dim, window in (
+        (torch.bfloat16, 24, None), (torch.float32, 64, 30), (torch.bfloat16, 40, None),
+    ):  # fmt: skip
         case = AttentionCase(
             rows, head_dim=head_dim, dtype=dtype, kv_dtype=kv_dtype, window=window,
             shared=((0, 3, 48),),

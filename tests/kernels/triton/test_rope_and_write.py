@@ -36,6 +36,8 @@ BASE = RopeCase()
         replace(BASE, bits=8, duplicates=2),
         replace(BASE, bits=4, heads=(3, 3), head_dim=20),
         replace(BASE, bits=4, norm=True, dtype=torch.float32, head_dim=32),
+        replace(BASE, bits=4, heads=(6, 3), head_dim=128, duplicates=2),
+        replace(BASE, bits=4, heads=(2, 1), head_dim=80),
     ],
     ids=str,
 )
