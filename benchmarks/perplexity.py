@@ -1,9 +1,9 @@
 """What few bits cost a real model: `python -m benchmarks.perplexity --gguf FILE --text FILE`.
 
-Perplexity of a text, in windows whose first token is given, for each `--quantize`, each `--kv-dtype`,
-and then both together. Weights that the file has quantised are made numbers before they are rounded.
-Each row is compared with the file as it is, in the same type and on the same tokens: what counts is
-the difference. `BOUNDS` says what may be recommended.
+Perplexity of a text, in windows whose first token is given, for each `--quantize`, each
+`--kv-dtype`, and then both together. Weights that the file has quantised are made numbers before
+they are rounded. Each row is compared with the file as it is, in the same type and on the same
+tokens: what counts is the difference. `BOUNDS` says what may be recommended.
 
 A file of Q4_1 has its weights on the grid that int4 finds: they are met exactly, so that its row of
 int4 says little of models that were not rounded before.

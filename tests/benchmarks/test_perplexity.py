@@ -1,0 +1,66 @@
+"""What few bits cost: the measurement, on a tiny model and on a real one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from benchmarks.perplexity import log_likelihoods, measure
+from rootlace.runtime.model.checkpoint.config import ModelConfig
+from rootlace.runtime.server.tokenizer import Tokenizer
+from tests.model.checkpoints import configs, reference, reference_logprobs, save
+from tests.native import native_library
+from tests.real_model import SMOLLM2, needs_smollm2
+
+TEXT = """The harbour lay still under a thin layer of fog when the first boats came back. Nobody had
+expected them before noon, since the wind had turned in the night and the sea outside the bay was
+rough. An old man counted the sails from the end of the pier, once and then again, and shook his
+head. "There are seven," he said to the girl beside him. "Nine went out on Monday." She looked at
+the water for a while before she answered. "Then two of them found more fish than the others, and
+are still at work." He laughed, because that was what her grandmother would have said, and because
+it was more likely than anything that he had thought of. By the evening both boats were home, low
+in the water and late, and the price of mackerel fell by a third."""
+
+
+def test_likelihoods_are_transformers_own(tmp_path: Path) -> None:
+    save(configs()["llama"], tmp_path)
+    windows = [np.array(ids, np.int32) for ids in ([5, 150, 7, 32, 9, 11], [4, 77, 8, 3])]
+    import torch
+
+    model = reference(tmp_path, torch.float32)
+    expected = [
+        reference_logprobs(model, list(ids))[range(len(ids) - 1), ids[1:]] for ids in windows
+    ]
+    found = log_likelihoods(str(tmp_path), "float32", windows, "none", "auto")
+    np.testing.assert_allclose(found, np.concatenate(expected), atol=1e-4)
+
+
+def test_results_are_compared_with_the_model_as_it_is(tmp_path: Path) -> None:
+    native_library()
+    save(configs()["llama"], tmp_path)
+    windows = [np.arange(3, 60, dtype=np.int32)]
+    plain, int8, int4, cache = measure(
+        str(tmp_path), "float32", windows, [("int8", "auto"), ("int4", "auto"), ("none", "int8")]
+    )
+    assert (plain.growth, plain.deviation) == (0, 0)
+    assert 0 < int8.deviation < int4.deviation and cache.deviation > 0
+    assert int4.growth == pytest.approx(int4.perplexity / plain.perplexity - 1)
+    assert plain.bound is None and int8.bound is not None
+
+
+@needs_smollm2
+def test_few_bits_keep_a_real_model() -> None:
+    """The mean |difference| of a token's log-probability. The file's weights lie on a grid of int4
+    already: only its head is rounded, as with int8."""
+    native_library()
+    assert SMOLLM2 is not None
+    ids = Tokenizer.read(ModelConfig.read(SMOLLM2).source).encode(TEXT)
+    pairs = [("int8", "auto"), ("int4", "auto"), ("none", "int8"), ("none", "int4")]
+    windows = [np.array(ids, np.int32)]
+    plain, *found = measure(str(SMOLLM2), "float32", windows, pairs)  # type: ignore[arg-type]
+    assert 5 < plain.perplexity < 40
+    most = {"int8 auto": 0.04, "int4 auto": 0.04, "none int8": 0.03, "none int4": 0.3}
+    assert all(one.deviation < most[f"{one.quantize} {one.kv_dtype}"] for one in found), found
+    assert all(one.growth < 0.15 for one in found), found
