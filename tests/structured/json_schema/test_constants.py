@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import json
+import random
+from collections import Counter
 from typing import Any
 
+import jsonschema
 import pytest
 
 from rootlace.runtime.config import ConstraintConfig
 from rootlace.runtime.structured.checked_backend import CheckedGrammar
 from rootlace.runtime.structured.compiler import GrammarCompiler
+from rootlace.runtime.structured.json_schema.normal_form import PreparedSchema
+from rootlace.runtime.structured.json_schema.to_lark import lark_of
 from rootlace.runtime.structured.llguidance_backend import HybridGrammar
+from rootlace.runtime.structured.regex.syntax import BLANK
+from rootlace.wire.errors import InvalidConstraint
+from tests.structured.json_schema import small_schemas
 from tests.structured.random_model import RandomModel, accepts, byte_vocabulary
 from tests.structured.test_digits import tag_of
 
@@ -121,3 +129,38 @@ def test_what_comes_of_it_is_one_of_them(name: str) -> None:
     assert ended > 6
     inner = grammar.inner if isinstance(grammar, CheckedGrammar) else grammar
     assert isinstance(inner, HybridGrammar) and inner.trusted
+
+
+def halves(schema: Any, within: bool = False) -> Any:
+    """With the whole numbers among constants a half larger."""
+    if isinstance(schema, dict):
+        return {k: halves(v, within or k in ("const", "enum")) for k, v in schema.items()}
+    if isinstance(schema, list):
+        return [halves(item, within) for item in schema]
+    return schema + 0.5 if within and type(schema) is int else schema
+
+
+@pytest.mark.slow
+def test_agrees_with_jsonschema_where_constants_are_rules_of_our_own() -> None:
+    count: Counter[bool] = Counter()
+    for seed in range(1000, 1200):
+        source = random.Random(seed)
+        schema = halves(small_schemas.rooted(source))
+        try:
+            grammar = COMPILERS["auto"].compile(json_schema=schema, whitespace="compact")
+            mask = PreparedSchema(schema).mask_schema
+        except InvalidConstraint:
+            continue
+        if lark_of(mask, BLANK) is None:
+            continue
+        validator = jsonschema.Draft202012Validator(schema)
+        for number in range(20):
+            value = halves(small_schemas.value(source), within=number % 2 == 0)
+            orders = small_schemas.orders(value)
+            texts = [written(one, separators=(",", ":")).encode() for one in orders]
+            valid = validator.is_valid(value)
+            count[valid] += 1
+            assert any(accepts(grammar, VOCABULARY, t) for t in texts) == valid, (schema, value)
+        inner = grammar.inner if isinstance(grammar, CheckedGrammar) else grammar
+        assert not isinstance(inner, HybridGrammar) or inner.trusted
+    assert min(count.values()) > 100
