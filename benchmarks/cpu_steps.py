@@ -9,6 +9,9 @@ The percentages beside linear layers, attention and logits are the shares of the
 ceilings that they reach: the least time that the part could take, over the time that it took. The
 least time is that of reading its bytes, or of its operations at the rate of a large product,
 whichever is longer. Above 100 %, a cache held what was read, as it does the smallest model.
+
+With `--gguf FILE` a real file's steps, in the default type or `--dtype`, without anything beside;
+the bytes are those of its codes and scales.
 """
 
 from __future__ import annotations
@@ -30,14 +33,16 @@ from benchmarks.common import Report, console_of, new_parser, new_table
 from benchmarks.random_models import MODELS, SIZES, make_model
 from benchmarks.step_plans import random_tables, random_tokens, step_plan
 from rootlace.kernels.native.machine import usable_cores
+from rootlace.kernels.weights import tensors
 from rootlace.runtime.config import CacheConfig, ExecutorConfig, KVDtype
 from rootlace.runtime.contracts.plan import StepPlan
 from rootlace.runtime.doctor.ceilings import Elements, Row, best_seconds, step_work
 from rootlace.runtime.model.checkpoint.config import ModelConfig
-from rootlace.runtime.model.checkpoint.loader import LoadWeights, checkpoint_dtype, load_weights
+from rootlace.runtime.model.checkpoint.loader import LoadWeights, load_weights
 from rootlace.runtime.model.decoder.native_decoder import PARTS, NativeDecoder
 from rootlace.runtime.model.decoder.rope import RotaryEmbedding
 from rootlace.runtime.model.executor.cpu_setup import LoadedModel, on_cpu
+from rootlace.runtime.model.executor.runner import chosen_dtype
 from rootlace.runtime.model.executor.steps import ModelSetup
 from rootlace.runtime.model.families.spec import ModelSpec
 from rootlace.runtime.model.kv import pool as kv_pool
@@ -83,20 +88,28 @@ Limits = tuple[float, float]
 """Flop/s of a large product, bytes/s of reading."""
 
 
-def least_seconds(spec: ModelSpec, case: Case, size: Elements, limits: Limits) -> dict[str, float]:
+def least_seconds(
+    spec: ModelSpec,
+    case: Case,
+    size: Elements,
+    limits: Limits,
+    read: tuple[int, int] | None = None,
+) -> dict[str, float]:
     """What the products of the layers, attention and the output head take at least. Products read
-    their weights, attention reads each key and value once, however many rows share it."""
+    their weights, attention reads each key and value once, however many rows share it. `read`: the
+    bytes of the layers' weights and of the head's, where these are codes."""
     rate, bandwidth = limits
     whole = step_work(spec, [Row(case.new, case.context)] * case.rows, size)
     two, one = (step_work(spec, [Row(1, context)], size).read for context in (2, 1))
     token = two - one
     weights = whole.read - token * case.rows * case.context
     head = spec.vocab_size * spec.hidden_size
+    layers, last = read or (weights - head * size.weight, head * size.weight)
     keys = case.rows * (case.context - case.shared) + case.shared
     work = {
-        "linear": (whole.products - 2 * head * case.rows, weights - head * size.weight),
+        "linear": (whole.products - 2 * head * case.rows, layers),
         "attention": (whole.attention, token * keys),
-        "logits": (2 * head * case.rows, head * size.weight),
+        "logits": (2 * head * case.rows, last),
     }
     return {part: max(flops / rate, read / bandwidth) for part, (flops, read) in work.items()}
 
@@ -109,7 +122,7 @@ def loaded(
     dtype: torch.dtype | None = None,
 ) -> tuple[LoadedModel, ModelSpec]:
     config = ModelConfig.read(folder)
-    dtype = dtype or checkpoint_dtype(config)
+    dtype = dtype or chosen_dtype(executor, config)
     cpu = torch.device("cpu")
     rotary = RotaryEmbedding(config, None, cpu, dtype)
     model = on_cpu(ModelSetup(config, executor, cache, dtype, cpu, rotary, weights_of))
@@ -119,6 +132,15 @@ def loaded(
     else:
         model.pool.normal_()
     return model, config.spec
+
+
+def product_bytes(file: Path) -> tuple[int, int]:
+    """Of the weights of a file's layers that steps multiply by, and of its head's."""
+    weights = load_weights(ModelConfig.read(file), torch.bfloat16, torch.device("cpu"), None)
+    products = (one for layer in weights.layers for one in layer.products())
+    layers = sum(tensor.nbytes for one in products for tensor in tensors(one))
+    head = tensors(weights.head) if weights.head is not None else [weights.embedding]
+    return layers, sum(tensor.nbytes for tensor in head)
 
 
 class Subject:
@@ -221,10 +243,13 @@ def measure(
     limits: Limits,
     beside: str | None = None,
     kv_dtype: KVDtype = "auto",
+    dtype: torch.dtype | None = None,
 ) -> list[Result]:
     """The fastest step of each case, `seconds` being spent on it, and on one of `BESIDE`."""
     tables = [case.tables() for case in cases]
-    subject = Subject(folder, max(table.size for table in tables), threads, kv_dtype=kv_dtype)
+    blocks = max(table.size for table in tables)
+    subject = Subject(folder, blocks, threads, dtype=dtype, kv_dtype=kv_dtype)
+    read = product_bytes(folder) if folder.is_file() else None
     peer = BESIDE[beside](folder, threads) if beside else None
     results = []
     for case, table in zip(cases, tables, strict=True):
@@ -237,7 +262,7 @@ def measure(
             found.append(subject.run(plan))
         best, parts = min(found, key=lambda one: one[0])
         shown = {part: 1e3 * parts[part] for part in SHOWN}
-        least = least_seconds(subject.spec, case, subject.size, limits)
+        least = least_seconds(subject.spec, case, subject.size, limits, read)
         least = {part: 1e3 * spent for part, spent in least.items()}
         theirs = 1e3 * best_seconds(peer.step(case, known), seconds) if peer else None
         results.append(Result(name, case.name, 1e3 * best, shown, least, theirs))
@@ -263,6 +288,8 @@ def main() -> None:
     option = parser.add_argument
     option("--models", type=Path, metavar="DIR", default=MODELS, help="holds them, or gets them")
     option("--sizes", nargs="+", choices=SIZES, default=["a", "b"])
+    option("--gguf", type=Path, nargs="+", default=[], metavar="FILE", help="in place of these")
+    option("--dtype", choices=["float32", "bfloat16"], help="of --gguf; by default the default")
     option("--rows", type=int, nargs="+", default=[1, 8, 32], help="of the decode steps")
     option("--context", type=int, default=300, help="tokens of each of these rows")
     option("--shared", type=int, default=0, help="how many of them all rows have in common")
@@ -282,11 +309,18 @@ def main() -> None:
         *(Case(f"prefill {n}{behind}", 1, n, args.behind + n) for n in args.prefill),
     ]
     console, report = console_of(140), Report("cpu_steps", args)
-    ceilings = measure_apart(args.threads, "bfloat16", args.seconds)
+    ceilings = measure_apart(args.threads, args.dtype or "bfloat16", args.seconds)
     rate, bandwidth = ceilings["gemm_rate"], ceilings["read_bandwidth"]
     results: list[Result] = []
     limits, beside = (rate, bandwidth), None if args.alone else args.beside
-    for size, kv_dtype in itertools.product(args.sizes, args.kv_dtype):
+    dtype = args.dtype and getattr(torch, args.dtype)
+    for file, kv_dtype in itertools.product(args.gguf, args.kv_dtype):
+        name = file.stem if kv_dtype == "auto" else f"{file.stem}, {kv_dtype}"
+        results += measure(
+            name, file, cases, args.threads, args.seconds, limits, None, kv_dtype, dtype
+        )
+    sizes = [] if args.gguf else args.sizes
+    for size, kv_dtype in itertools.product(sizes, args.kv_dtype):
         folder = make_model(size, args.models / size)
         name = size if kv_dtype == "auto" else f"{size}, {kv_dtype}"
         results += measure(

@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from rootlace.runtime.config import CacheConfig
+from rootlace.runtime.config import CacheConfig, ExecutorConfig
 from rootlace.runtime.model.checkpoint.config import ModelConfig
 from rootlace.runtime.model.checkpoint.sizes import weight_bytes
 from rootlace.runtime.model.executor.cpu_setup import why_not_native
@@ -80,7 +80,7 @@ def delete_packed_models(folder: str) -> int:
 def _examined(name: str, path: Path, weights: int, free: int) -> CachedModel:
     try:
         config = ModelConfig.read(path)
-        dtype = chosen_dtype("auto", config)
+        dtype = chosen_dtype(ExecutorConfig(), config)
         native = why_not_native(config, dtype, CacheConfig().block_size) is None
         needs = weight_bytes(config, dtype, "none", head_apart=native)
     except UnsupportedModel as error:

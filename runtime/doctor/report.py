@@ -443,7 +443,7 @@ def _on_this_machine(
     measured: Measured,
     attempt: Attempts,
 ) -> ModelReport:
-    spec, dtype = config.spec, chosen_dtype(executor.dtype, config)
+    spec, dtype = config.spec, chosen_dtype(executor, config)
     kv_dtype = kv_pool.storage_dtype(executor.kv_dtype, dtype)
     name, why = kernels.name, kernels.why_not_better
     if name == "native":

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+from math import prod
 from pathlib import Path
 
 import pytest
 from rich.console import Console
+from safetensors import safe_open
 
-from benchmarks.cpu_steps import SHOWN, Case, least_seconds, measure, show
+from benchmarks.cpu_steps import SHOWN, Case, least_seconds, measure, product_bytes, show
 from benchmarks.random_models import CONFIGS
 from rootlace.runtime.doctor.ceilings import Elements
 from rootlace.runtime.model.checkpoint.config import ModelConfig
 from tests.model.checkpoints import configs, save
+from tests.model.gguf.converting import convert
 from tests.native import native_library
 
 
@@ -39,6 +42,23 @@ def test_parts_add_up(tmp_path: Path) -> None:
         assert result.parts["linear"] > 0 and result.parts["attention"] > 0
         assert 0.5 < sum(result.parts.values()) / result.milliseconds < 1 + 1e-6
     show(results, Console())
+
+
+def test_a_file_reads_its_codes(tmp_path: Path) -> None:
+    """Of Q8_0: 34 bytes for 32 numbers; norms are not multiplied."""
+    native_library()
+    save(configs()["llama"], tmp_path / "hf")
+    file = convert(tmp_path / "hf", tmp_path / "m.gguf", "Q8_0")
+    spec = ModelConfig.read(file).spec
+    layers, head = product_bytes(file)
+    with safe_open(tmp_path / "hf/model.safetensors", "pt") as stored:
+        shapes = {name: stored.get_slice(name).get_shape() for name in stored.keys()}  # noqa: SIM118
+    numbers = sum(prod(shape) for name, shape in shapes.items() if "_proj." in name)
+    assert layers == numbers * 34 // 32
+    assert head == spec.vocab_size * spec.hidden_size * 34 // 32
+    (found,) = measure("m", file, [Case("decode", 1, 1, 20)], 1, 0.01, (1e18, 1e9))
+    assert found.least["linear"] == pytest.approx(1e3 * layers / 1e9)
+    assert found.least["logits"] == pytest.approx(1e3 * head / 1e9)
 
 
 LAYERS, HEAD = 12 * (2 * 768 * 768 + 2 * 256 * 768 + 3 * 768 * 3072), 32_000 * 768

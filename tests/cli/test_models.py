@@ -95,7 +95,7 @@ def test_models_are_listed(hub: Hub, tiny_model: Path, monkeypatch: pytest.Monke
     model = ModelConfig.read(found["path"])
     executor = ExecutorConfig(model=found["path"], device="cpu")
     cache = CacheConfig(16, min(4096, found["context"]) // 16)
-    dtype, needs = chosen_dtype("auto", model), found["needs"]
+    dtype, needs = chosen_dtype(executor, model), found["needs"]
     check_memory(model, dtype, executor, cache, needs, head_apart=True)
     with pytest.raises(InvalidRequest):
         check_memory(model, dtype, executor, cache, needs - 1, head_apart=True)

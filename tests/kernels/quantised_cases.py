@@ -102,7 +102,7 @@ def integers_are_multiplied(instructions: str, weight: Quantised, dtype: torch.d
     set_of_instructions = instructions.removesuffix("-twin")
     if dtype != BFLOAT16 or weight.kind == "fp8_e4m3":
         return False
-    return set_of_instructions in ("avx512-bf16", "avx2") or (
+    return set_of_instructions in ("avx512-bf16", "avx512", "avx2") or (
         one_scale(weight) and set_of_instructions not in ("generic", "neon")
     )
 

@@ -26,6 +26,7 @@ struct GroupStretch {
   const float* scales;  // of each group [VECS][LANES], and as many offsets if there are any
   int first, count;     // groups
   int ahead;            // bytes from codes to those that are fetched meanwhile; 0: none
+  int scale_at;         // where a row's scale is, if these are the last groups; else 0
 };
 
 namespace detail {
@@ -126,7 +127,11 @@ void add_groups(const GroupStretch& stretch, const int16_t* x, size_t stride, in
       codes += heads;
     }
   }
-  for (int i = 0; i < ROWS; i++) std::memcpy(sums + i * lds, all[i], sizeof all[i]);
+  for (int i = 0; i < ROWS; i++) {
+    const float scale = stretch.scale_at ? load_as<float>(x + i * stride + stretch.scale_at) : 1.0f;
+    for (int j = 0; stretch.scale_at && j < COUNT; j++) all[i][j] *= scale;
+    std::memcpy(sums + i * lds, all[i], sizeof all[i]);
+  }
 }
 
 using AddGroups = void (*)(const GroupStretch&, const int16_t*, size_t, int, int, float*, size_t);
@@ -164,11 +169,12 @@ inline void put_scales(const CodeLayout& layout, const char* heads, int vecs, in
   const size_t unit_bytes = layout.unit_bytes();
   const int unit_groups = scheme.unit_groups, bytes = NATIVE * size_of(kind);
   with_numbers(kind, [&](auto load) {
+    Native each[GROUP_VECS * PER];
+    for (Native& one : each) one = Isa::splat(factor);
     for (; count > 0; count -= unit_groups, heads += unit_bytes) {
-      Native each[GROUP_VECS * PER];
-      for (int j = 0; j < vecs; j++) {
+      for (int j = 0; units && j < vecs; j++) {
         const char* own = heads + j * head_bytes + (offsets ? layout.offset_units_at() : 0);
-        const Vec unit = units ? load_numbers(scheme.units, own) * factor : splat(factor);
+        const Vec unit = load_numbers(scheme.units, own) * factor;
         std::memcpy(each + j * PER, &unit, sizeof unit);
       }
       const char* at = heads + first;
@@ -185,7 +191,7 @@ inline void put_scales(const CodeLayout& layout, const char* heads, int vecs, in
 
 }  // namespace detail
 
-// sums[i] = row i of x[rows, inputs] times the codes of the vectors vec : vec + vecs of the panel's part
+// sums[i] = what row i of x[rows, inputs] stands for times the codes of the vectors vec : vec + vecs of the panel's part
 // at `panel`; rows of sums have COLUMNS. `scratch` takes the scales of a stretch.
 template <int COLUMNS>
 void multiply_groups(const int16_t* x, size_t stride, int rows, const CodeLayout& layout, int inputs,
@@ -224,7 +230,7 @@ void multiply_groups(const int16_t* x, size_t stride, int rows, const CodeLayout
       for (int i = 0, row = 0; i < tiles; i++) {
         const int own = rows / tiles + (i < rows % tiles);
         const GroupStretch stretch{layout, codes + j * layout.chunk_bytes, scratch + j * LANES, first, count,
-                                   ahead};
+                                   ahead, first + count == all ? ShortRows::scale_at(inputs) : 0};
         of_kind(offsets, own, std::min(tile_vecs, vecs - j))(
             stretch, x + row * stride, stride, ShortRows::sums_at(inputs), least,
             sums + row * COLUMNS + j * LANES, COLUMNS);

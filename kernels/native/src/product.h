@@ -287,10 +287,8 @@ struct Product {
     const bool whole = width % LANES == 0;
     const auto sum = [&](int part, int at, int done) {
       const float* own = sums[part] + X::ROWS * at * PANEL + done;
-      if constexpr (PLAIN)
+      if constexpr (!BYTES)
         return load(own);
-      else if constexpr (!BYTES)
-        return rounded(load(own) * x.scale(place(at)));
       else
         return rounded(x.joined(place(at), own, own + PANEL) * scales.at[part][done / LANES]);
     };

@@ -29,16 +29,15 @@ class ShortRows {
     return spread<int16_t>(scale_at(inputs) + sizeof(float) / sizeof(int16_t));
   }
   static int sums_at(int inputs) { return ceil_div(inputs, CHUNK) * CHUNK; }
+  static int scale_at(int inputs) {
+    return sums_at(inputs) + (ceil_div(inputs, CHUNK) + 1) * sizeof(int32_t) / sizeof(int16_t);
+  }
 
   // Those from row `row` on.
   ShortRows from(int row) const {
     ShortRows rest = *this;
     rest.at += row * stride;
     return rest;
-  }
-
-  float scale(int row) const {
-    return load_as<float>(at + row * stride + scale_at(inputs_));
   }
 
   void put(int row, const bf16* x) const {
@@ -61,10 +60,6 @@ class ShortRows {
   }
 
  private:
-  static int scale_at(int inputs) {
-    return sums_at(inputs) + (ceil_div(inputs, CHUNK) + 1) * sizeof(int32_t) / sizeof(int16_t);
-  }
-
   int inputs_ = 0;
 };
 

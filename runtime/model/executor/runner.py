@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager
 
 import torch
 
+from rootlace.kernels.native.build import Processor, read_processor
 from rootlace.runtime.config import CacheConfig, ExecutorConfig
 from rootlace.runtime.contracts.plan import Launched, SampleRow, StepPlan, StepResult
 from rootlace.runtime.model.checkpoint.config import ModelConfig
@@ -91,7 +92,7 @@ class ModelRunner:
         check_computable(config)
         check_options(config, executor)
         check_parallel(config, executor, cache, device)
-        dtype = chosen_dtype(executor.dtype, config)
+        dtype = chosen_dtype(executor, config)
         check_context_length(executor.context_length, config)
         check_kv_dtype(executor.kv_dtype, config)
         on_gpu = device.type == "cuda"
@@ -226,9 +227,25 @@ def chosen_device(name: str) -> torch.device:
     return device
 
 
-def chosen_dtype(name: str, config: ModelConfig) -> torch.dtype:
-    """`auto` is the checkpoint's type; float16 and float64 ones run in float32."""
-    if name == "auto":
-        stored = checkpoint_dtype(config)
-        return stored if stored == torch.bfloat16 else torch.float32
-    return {"float32": torch.float32, "bfloat16": torch.bfloat16}[name]
+def chosen_dtype(
+    executor: ExecutorConfig, config: ModelConfig, processor: Processor | None = None
+) -> torch.dtype:
+    """`auto` is the checkpoint's type; float16 and float64 ones run in float32. Quantised weights
+    of these are multiplied in bfloat16 where native kernels are faster at it: on `processor`, None:
+    this machine's."""
+    if executor.dtype != "auto":
+        return {"float32": torch.float32, "bfloat16": torch.bfloat16}[executor.dtype]
+    if checkpoint_dtype(config) == torch.bfloat16:
+        return torch.bfloat16
+    quantised = config.quantisation is not None or executor.quantize != "none"
+    gpu = executor.device.startswith("cuda") or (
+        executor.device == "auto" and torch.cuda.is_available()
+    )
+    if not quantised or gpu or executor.kernels == "reference":
+        return torch.float32
+    kv_dtype = kv_pool.storage_dtype(executor.kv_dtype, torch.bfloat16)
+    if why_not_native(config, kv_dtype, CacheConfig().block_size) is not None:
+        return torch.float32
+    sets = (processor or read_processor()).has
+    fast = bool(sets) and sets[0].name not in ("generic", "neon")
+    return torch.bfloat16 if fast else torch.float32

@@ -26,9 +26,10 @@ from transformers import (
     SmolLM3Config,
 )
 
+from rootlace.kernels.native.build import read_processor
 from rootlace.runtime.config import CacheConfig, ExecutorConfig
 from rootlace.runtime.model.checkpoint.config import ModelConfig
-from rootlace.runtime.model.executor.runner import ModelRunner
+from rootlace.runtime.model.executor.runner import ModelRunner, chosen_dtype
 from rootlace.runtime.model.gguf.config import read_config
 from rootlace.runtime.model.gguf.file import GgufFile
 from rootlace.wire.errors import UnsupportedModel
@@ -244,6 +245,40 @@ def test_quantised_weights(name: str, kind: str, tmp_path: Path) -> None:
     rounded(tmp_path / "hf", kind)
     model = reference(tmp_path / "hf", torch.float32)
     check(path, reference_logprobs(model, TOKENS)[-1], dtype="float32")
+
+
+V3 = "avx avx2 bmi1 bmi2 f16c fma abm movbe"
+V4 = "avx512f avx512bw avx512cd avx512dq avx512vl"
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        (f"{V3} {V4} avx512_bf16 avx512_vnni amx_tile amx_bf16 amx_int8", torch.bfloat16),
+        (f"{V3} {V4} avx512_bf16 avx512_vnni", torch.bfloat16),
+        (V3, torch.bfloat16),
+        ("sse2", torch.float32),
+    ],
+)
+def test_the_type_of_quantised_weights_is_what_the_processor_is_faster_at(
+    flags: str, expected: torch.dtype, tmp_path: Path
+) -> None:
+    save(stated_by_gguf()["llama"], tmp_path / "hf")
+    coded = ModelConfig.read(convert(tmp_path / "hf", tmp_path / "q.gguf", "Q4_1"))
+    dense = ModelConfig.read(convert(tmp_path / "hf", tmp_path / "f.gguf", "F16"))
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc/cpuinfo").write_text(f"processor : 0\nflags : {flags}\n")
+    processor = read_processor(tmp_path, "x86_64")
+
+    def chosen(config: ModelConfig, **given: Any) -> torch.dtype:
+        return chosen_dtype(ExecutorConfig(device="cpu", **given), config, processor)
+
+    assert chosen(coded) == chosen(dense, quantize="int8") == expected
+    assert chosen(dense) == chosen(coded, dtype="float32") == torch.float32
+    assert chosen(coded, dtype="bfloat16") == chosen(dense, dtype="bfloat16") == torch.bfloat16
+    # What runs in torch keeps float32.
+    assert chosen(coded, kernels="reference") == torch.float32
+    assert chosen(coded, kv_dtype="fp8_e4m3") == torch.float32
 
 
 UNITS = {"Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,), "IQ4_NL": (0,), "IQ4_XS": (0,)}

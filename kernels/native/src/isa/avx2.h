@@ -17,6 +17,18 @@ struct Avx2 : Plain<8> {
     return _mm256_movemask_ps((__m256)(v > limit)) != 0;
   }
 
+  static Halves narrow(Vec v) {
+    Native halves[2];
+    std::memcpy(halves, &v, sizeof v);
+    return (Halves)narrow(halves[0], halves[1]);
+  }
+  template <int COUNT>
+  [[gnu::always_inline]] static void narrow_row(bf16* to, const Native (&x)[COUNT]) {
+#pragma GCC unroll 8
+    for (int j = 0; j < COUNT; j += 2)
+      _mm256_storeu_si256(reinterpret_cast<__m256i*>(to + j * NATIVE), narrow(x[j], x[j + 1]));
+  }
+
   static constexpr bool BYTES = true;
   // Even and odd ones apart, as integers of 16 bits.
   template <int ROWS, int COLUMNS, class Panel, class Word>
@@ -123,6 +135,21 @@ struct Avx2 : Plain<8> {
     std::memcpy(halves, &lanes, sizeof lanes);
     return static_cast<uint32_t>(_mm256_movemask_ps(halves[0])) |
            static_cast<uint32_t>(_mm256_movemask_ps(halves[1])) << 8;
+  }
+
+ private:
+  // Rounded to bfloat16, ties to even; NaN stays NaN.
+  [[gnu::always_inline]] static __m256i narrow(Native low, Native high) {
+    const auto upper = [](Native x) {
+      const __m256i bits = (__m256i)x, kept = _mm256_srli_epi32(bits, 16);
+      const __m256i odd = _mm256_and_si256(kept, _mm256_set1_epi32(1));
+      const __m256i half = _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff));
+      const __m256i near = _mm256_srli_epi32(_mm256_add_epi32(bits, half), 16);
+      const __m256i quiet = _mm256_or_si256(kept, _mm256_set1_epi32(0x40));
+      const __m256 is_nan = _mm256_cmp_ps((__m256)x, (__m256)x, _CMP_UNORD_Q);
+      return _mm256_blendv_epi8(near, quiet, _mm256_castps_si256(is_nan));
+    };
+    return _mm256_permute4x64_epi64(_mm256_packus_epi32(upper(low), upper(high)), 0xd8);
   }
 };
 using Isa = Avx2;

@@ -91,31 +91,6 @@ struct Avx512 : Plain<16> {
         sums[i][j] = (Native)_mm512_dpbusd_epi32((__m512i)sums[i][j], panel[j], own);
     }
   }
-
-  [[gnu::always_inline]] static NativeInts shorts(const void* p) {
-    return (NativeInts)_mm512_cvtepi8_epi16(load_as<__m256i>(p));
-  }
-  using ShortTable = __m512i;
-  static ShortTable short_table(const float* numbers, int factor) {
-    const auto integers = Plain::short_table(numbers, factor);
-    return _mm512_broadcast_i64x4(load_as<__m256i>(integers.data()));
-  }
-  // The table is there twice: the fifth bit of a place does not count.
-  [[gnu::always_inline]] static NativeInts look_up_shorts(ShortTable table, const void* p, int digit) {
-    const __m512i places = _mm512_srli_epi16(load_as<__m512i>(p), 4 * digit);
-    return (NativeInts)_mm512_permutexvar_epi16(places, table);
-  }
-  template <int ROWS, int COLUMNS, class Word>
-  [[gnu::always_inline]] static void add_shorts(NativeInts (&sums)[ROWS][COLUMNS],
-                                                const NativeInts (&panel)[COLUMNS], Word&& word) {
-#pragma GCC unroll 16
-    for (int i = 0; i < ROWS; i++) {
-      const __m512i own = _mm512_set1_epi32(word(i));
-#pragma GCC unroll 16
-      for (int j = 0; j < COLUMNS; j++)
-        sums[i][j] = (NativeInts)_mm512_dpwssd_epi32((__m512i)sums[i][j], (__m512i)panel[j], own);
-    }
-  }
 #else
   // Even and odd ones apart, as integers of 16 bits.
   template <int ROWS, int COLUMNS, class Panel, class Word>
@@ -141,6 +116,40 @@ struct Avx512 : Plain<16> {
     }
   }
 #endif
+
+  static constexpr bool GROUPS = true;
+  [[gnu::always_inline]] static NativeInts shorts(const void* p) {
+    return (NativeInts)_mm512_cvtepi8_epi16(load_as<__m256i>(p));
+  }
+  using ShortTable = __m512i;
+  static ShortTable short_table(const float* numbers, int factor) {
+    const auto integers = Plain::short_table(numbers, factor);
+    return _mm512_broadcast_i64x4(load_as<__m256i>(integers.data()));
+  }
+  // The table is there twice: the fifth bit of a place does not count.
+  [[gnu::always_inline]] static NativeInts look_up_shorts(ShortTable table, const void* p, int digit) {
+    const __m512i places = _mm512_srli_epi16(load_as<__m512i>(p), 4 * digit);
+    return (NativeInts)_mm512_permutexvar_epi16(places, table);
+  }
+  template <int ROWS, int COLUMNS, class Word>
+  [[gnu::always_inline]] static void add_shorts(NativeInts (&sums)[ROWS][COLUMNS],
+                                                const NativeInts (&panel)[COLUMNS], Word&& word) {
+#pragma GCC unroll 16
+    for (int i = 0; i < ROWS; i++) {
+      const __m512i own = _mm512_set1_epi32(word(i));
+#pragma GCC unroll 16
+      for (int j = 0; j < COLUMNS; j++) {
+#if defined(__AVX512VNNI__)
+        sums[i][j] = (NativeInts)_mm512_dpwssd_epi32((__m512i)sums[i][j], (__m512i)panel[j], own);
+#else
+        __m512i sum = _mm512_madd_epi16((__m512i)panel[j], own);
+        sum = _mm512_add_epi32((__m512i)sums[i][j], sum);
+        asm("" : "+v"(sum));  // as in avx2.h
+        sums[i][j] = (NativeInts)sum;
+#endif
+      }
+    }
+  }
 
   using Table = Native;
   static Table table(const float* numbers) { return load_as<Native>(numbers); }
@@ -251,9 +260,6 @@ struct Avx512 : Plain<16> {
 #if defined(__AVX512BF16__)
 struct Avx512Bf16 : Avx512 {
   static constexpr const char* NAME = "avx512-bf16";
-#if defined(__AVX512VNNI__)
-  static constexpr bool GROUPS = true;
-#endif
 
   static Halves narrow(Vec v) { return (Halves)_mm512_cvtneps_pbh((__m512)v); }
 

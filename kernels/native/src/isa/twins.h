@@ -111,7 +111,7 @@ struct Avx2Twin : FusedTwin<8> {
 };
 
 struct Avx512Twin : FusedTwin<16> {
-  static constexpr bool BYTES = true;
+  static constexpr bool BYTES = true, GROUPS = true;
   static constexpr const char* NAME = "avx512-twin";
   static constexpr int TILE_ROWS = 8, SHORT_ROWS = 8;
   static constexpr int tile_vecs(int) { return 3; }
@@ -137,7 +137,6 @@ struct Avx512Twin : FusedTwin<16> {
 };
 
 struct Avx512Bf16Twin : PairsTwin<Avx512Twin, vdpbf16ps> {
-  static constexpr bool GROUPS = true;  // the set has VNNI, too
   static constexpr const char* NAME = "avx512-bf16-twin";
 
   static Halves narrow(Vec v) {
