@@ -83,7 +83,7 @@ def test_kernels_that_cannot_run_the_model(model: Path) -> None:
 def test_quantised_weights_take_what_is_stored(tmp_path: Path) -> None:
     quantised(configs()["llama"], tmp_path, *gptq(4, 32))
     folder = tmp_path / "quantised"
-    found = examine(settings(folder), lambda *_: None).model
+    found = examine(settings(folder, dtype="float32"), lambda *_: None).model
     loaded = load_weights(ModelConfig.read(folder), torch.float32, torch.device("cpu"))
     assert found is not None and found.forecast is None
     # Zero points become offsets, which take more.
@@ -92,7 +92,7 @@ def test_quantised_weights_take_what_is_stored(tmp_path: Path) -> None:
     assert found.memory.weights < 0.5 * dense.num_bytes()
     # Without its weights, too, but for the order of columns.
     (folder / "model.safetensors").unlink()
-    foreseen = examine(settings(folder), lambda *_: None).model
+    foreseen = examine(settings(folder, dtype="float32"), lambda *_: None).model
     assert foreseen is not None
     assert 0.95 * found.memory.weights < foreseen.memory.weights < found.memory.weights
 
