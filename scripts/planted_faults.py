@@ -126,8 +126,8 @@ FAULTS = (
     Fault(
         "an aborted request keeps its blocks",
         SCHEDULER,
-        "            self._running.remove(sequence)\n        update = self._end",
-        "            self._running.forget(sequence)\n        update = self._end",
+        "            self._running.remove(sequence)\n        update = output",
+        "            self._running.forget(sequence)\n        update = output",
     ),
     Fault(
         "a branch that is let go is still counted",
@@ -247,6 +247,30 @@ FAULTS = (
         SESSION_LOG,
         "yield kept, SequenceState(ids, kept.pending,",
         "yield kept, SequenceState(ids, (),",
+    ),
+    Fault(
+        "namespaces share one tree",
+        "runtime/contracts/messages.py",
+        "    return (adapter, namespace) if adapter else namespace\n",
+        '    return (adapter, "") if adapter else ""\n',
+    ),
+    Fault(
+        "every timeout is refused where others run",
+        "runtime/scheduler/queue.py",
+        "heap[0][0] < now + seconds(heap[0][2])):",
+        "True):",
+    ),
+    Fault(
+        "pins are not set again after a death",
+        ENGINE_CLIENT,
+        "self.send(request)\n        self._pinned.pin_again(self.next_rid, self.submit)",
+        "self.send(request)",
+    ),
+    Fault(
+        "what another engine hands over is not checked",
+        "runtime/offload/host_store.py",
+        "        if checksum(key, into) != offered:\n",
+        "        if False:\n",
     ),
 )
 

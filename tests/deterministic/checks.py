@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from typing import TYPE_CHECKING
 
 from rootlace.runtime.engine.client.restarts import MAX_GUILTY
@@ -13,7 +14,7 @@ from tests.deterministic.client import Sent
 from tests.deterministic.clock import SEED_OF_THE_GATEWAY
 from tests.deterministic.engine import CONTEXT_LENGTH, INJECTED
 from tests.deterministic.reference import Content
-from tests.deterministic.violation import Pinned, Violation
+from tests.deterministic.violation import Found, Held, Pinned, Violation
 
 if TYPE_CHECKING:
     from tests.deterministic.actor import Actor
@@ -38,6 +39,8 @@ class Branch:
         self.content = content
         self.namespace = namespace
         self.share = share
+        self.tree: Hashable = namespace if share else self
+        """Branches of which others see what is cached."""
         self.broken = False
         self.deadly = False
         """Whether its text kills engines or makes steps raise."""
@@ -147,6 +150,7 @@ class Ledger:
         else:
             branch = Branch(parent.content.fork(), parent.namespace, parent.share)
             branch.deadly = parent.deadly
+            branch.tree = parent.tree
         self._branches[op.branch] = branch
         if failure is None:
             if parent is not None and parent.broken:
@@ -205,8 +209,9 @@ class Ledger:
             self._wrong(sent, "it cannot fail")
 
     def _check_prefill(self, sent: Sent, op: protocol.Prefill, branch: Branch) -> None:
-        length = len(branch.content.whole())
-        end = sent.end
+        prompt = branch.content.whole()
+        self._note(sent, branch, prompt)
+        length, end = len(prompt), sent.end
         if isinstance(end, Failed):
             self._excuse(sent, branch, length)
         elif not isinstance(end, protocol.Done) or end.usage is None:
@@ -228,6 +233,8 @@ class Ledger:
         content = branch.content
         wanted = reference.selected(content, op.choices)
         length = max(len(content.whole(Piece(choice))) for choice in op.choices)
+        for choice in op.choices:
+            self._note(sent, branch, content.whole(Piece(choice)))
         end = sent.end
         if isinstance(end, Failed):
             if wanted is not None or end.code != "invalid_request":
@@ -248,6 +255,7 @@ class Ledger:
         content = branch.content
         content.settle()
         prompt = list(content.ids)
+        self._note(sent, branch, prompt, grows=True)
         end = sent.end
         expected = [self._expected(prompt, op, index) for index in range(op.params.n)]
         if isinstance(end, Failed):
@@ -278,6 +286,10 @@ class Ledger:
         usage = end.usage
         if usage.prompt_tokens != len(prompt) or not 0 <= usage.cached_tokens <= len(prompt):
             self._wrong(sent, f"a prompt of {len(prompt)} tokens, and {usage}")
+        whole = all(at > sent.ended for at in self._world.losses() if sent.ended is not None)
+        if op.params.n == 1 and whole:
+            cached = usage.cached_tokens
+            self._world.found.append(Found(sent, branch.tree, prompt, cached))
         if op.stream:
             self._check_chunks(sent, end)
         first = self._kept(prompt, op, end)
@@ -285,6 +297,9 @@ class Ledger:
         content.pending = [Piece(first.rest)] if first.rest else []
         if first.text:
             content.gained.append(Piece(first.text))
+
+    def _note(self, sent: Sent, branch: Branch, prompt: list[int], grows: bool = False) -> None:
+        self._world.held.append(Held(sent, branch.tree, prompt, grows))
 
     def _check_deadline(self, sent: Sent, op: protocol.Generate) -> None:
         """Its time begins when the gateway has it. While nobody runs, or its client reads nothing,
@@ -353,6 +368,23 @@ class Ledger:
 
     # ------------------------------------------------------------ excuses
 
+    def _hopeless(self, timeout: float) -> bool:
+        """Whether anything took as long as to make the scheduler doubt that a request is in time.
+
+        It expects nearly the longest of those that ended, half as long again.
+        """
+        longest = max(
+            (
+                one.ended - one.at
+                for actor in self._world.actors
+                for one in actor.sent
+                if one.ended is not None
+                and isinstance(one.op, protocol.Generate | protocol.Prefill | protocol.Select)
+            ),
+            default=0.0,
+        )
+        return timeout < 6 * longest
+
     def _killed(self) -> int:
         """How many requests of this connection may have been taken for what kills engines."""
         count = 0
@@ -370,7 +402,9 @@ class Ledger:
         assert failure is not None and sent.ended is not None
         code, timeout = failure.code, op.handling.timeout
         if code == "deadline_impossible" and timeout is not None:
-            return
+            if self._hopeless(timeout):
+                return
+            self._wrong(sent, "others took far less than its timeout")
         if code == "client_suspended" and self._killed() >= MAX_GUILTY:
             return
         if code == "deadline_exceeded" and timeout is not None:

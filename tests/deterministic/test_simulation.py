@@ -7,8 +7,13 @@ from typing import Any
 
 import pytest
 
+from rootlace.runtime.engine.client.cache_orders import PinnedPrompts
 from rootlace.runtime.engine.client.restarts import MAX_GUILTY
+from rootlace.runtime.offload import host_store
+from rootlace.runtime.scheduler import request as request_state
+from rootlace.runtime.scheduler.scheduler import Scheduler
 from rootlace.runtime.server.branch import Branch, Deadline
+from tests.deterministic import shared
 from tests.deterministic.cli import short
 from tests.deterministic.run import run
 from tests.deterministic.scenario import Fault, Program, Scenario, Shape, draw
@@ -70,6 +75,52 @@ def test_a_timeout_that_nobody_looks_at_is_found(monkeypatch: pytest.MonkeyPatch
     story = Program(0, 0.5, (*STORY.actions[:2], asked, ("wait", 1)))
     result = run(Scenario(0, Shape(clients=1), (story,), (Fault(0.4, "suspend", 0.1),)))
     assert "its time was over" in result.failure
+
+
+def _ask(client: int, start: float, **options: Any) -> Program:
+    """A prompt of its own `namespace`, and a few tokens behind."""
+    opened = {name: options.pop(name) for name in ("namespace",) if name in options}
+    ask = {"max_tokens": 40, "temperature": 0.0, **options}
+    words = options.pop("words", "the red cat sat on the mat and saw the other cat")
+    text = ("append", 1, (("text", words),))
+    return Program(
+        client, start, (("open", 1, None, opened), text, ("generate", 1, ask), ("wait", 1))
+    )
+
+
+def test_namespaces_that_share_one_tree_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    two = (_ask(0, 0.0), _ask(0, 2.0, namespace="other"))
+    assert not run(Scenario(0, Shape(clients=1), two, ())).failure
+    monkeypatch.setattr(request_state, "kv_namespace", lambda namespace, adapter: "")
+    assert "were cached in 'other'" in run(Scenario(0, Shape(clients=1), two, ())).failure
+
+
+def test_timeouts_that_are_all_refused_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    many = tuple(_ask(at % 2, 0.001 * at, timeout=20.0) for at in range(12))
+    scenario = Scenario(0, Shape(clients=2, running=3), many, ())
+    assert not run(scenario).failure
+    monkeypatch.setattr(Scheduler, "_duration", lambda scheduler, sequence: 1e9)
+    assert "far less than its timeout" in run(scenario).failure
+
+
+def test_pins_that_are_not_set_again_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    scenario = Scenario(0, Shape(clients=1), (_ask(0, 0.0, pin=True),), (Fault(3.0, "kill"),))
+    assert not run(scenario).failure
+    monkeypatch.setattr(PinnedPrompts, "pin_again", lambda *_: None)
+    assert "is gone" in run(scenario).failure
+
+
+def test_handed_blocks_that_nobody_checks_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    shape = Shape(clients=2, replicas=2, prefill=1)
+    asked = tuple(_ask(0, at, words=f"{at} the cats sat on " * 9, max_tokens=4) for at in range(9))
+    scenario = Scenario(0, shape, asked, ())
+    sound = run(scenario)
+    assert not sound.failure and sound.handed
+    monkeypatch.setattr(shared, "TORN", 1.0)
+    assert not run(scenario).failure
+    monkeypatch.setattr(host_store, "checksum", lambda key, block: 1)
+    monkeypatch.setattr(shared, "checksum", lambda key, block: 1)
+    assert run(scenario).failure
 
 
 @pytest.mark.parametrize("replicas", [1, 2])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass
 
 
@@ -16,3 +17,23 @@ class Pinned:
     id: str
     sent: float
     told: float
+
+
+@dataclass(frozen=True)
+class Held:
+    """Tokens that an operation computed in a namespace; with `grows` it generated some behind."""
+
+    op: object
+    namespace: Hashable
+    tokens: list[int]
+    grows: bool
+
+
+@dataclass(frozen=True)
+class Found:
+    """How much of a prompt an operation was told to be cached in its namespace."""
+
+    op: object
+    namespace: Hashable
+    prompt: list[int]
+    cached: int

@@ -36,7 +36,7 @@ from tests.deterministic.faults import Faults
 from tests.deterministic.network import Line, Network
 from tests.deterministic.scenario import Scenario
 from tests.deterministic.state import Disk, kill
-from tests.deterministic.violation import Pinned, Violation
+from tests.deterministic.violation import Found, Held, Pinned, Violation
 
 ADDRESS = "tcp://gateway:1"
 PATIENCE = 2000.0
@@ -67,6 +67,12 @@ class World:
         self.gone = 0
         """How often an engine was gone for good."""
         self.pinned: list[Pinned] = []
+        self.pins_lost = 0
+        """Pins that were to be set again, and were refused; of a gateway that is gone nothing is
+        known."""
+        self.held: list[Held] = []
+        self.found: list[Found] = []
+        """What operations computed in which namespace, and what was cached of their prompts."""
         shaking = SHAKING_STATE if scenario.shape.state else SHAKING
         self.shaken = bool({fault.kind for fault in scenario.faults} & shaking)
         """Whether something happens that may cost a client its connection."""
@@ -341,6 +347,7 @@ class World:
         for process in live:  # one that was to die at a later step does not any more
             process.seams_left = None
         self.settled = self.loop.now
+        self.pins_lost = sum(client._pinned.lost for client in self._clients())
         pins = [(one, pin) for one in live for pin in one.scheduler.kv.retention.pins.all()]
         # They live for five minutes.
         if self.settled - self.began < 290:
@@ -396,6 +403,7 @@ class World:
             raise Violation(f"terminal events were sent twice: (socket, operation) {twice[0]}")
         for actor in self.actors:
             actor.check()
+        self._check_namespaces()
         if self.pins_left is not None:
             self._check_pins(self.pins_left)
 
@@ -403,9 +411,34 @@ class World:
         """When all KV was lost: an engine ended, a step failed."""
         return [*self.deaths, *(at for process in self.processes for at in process.losses)]
 
+    def _check_namespaces(self) -> None:
+        """Nothing of a prompt was cached but what its own namespace had."""
+        for found in self.found:
+            known = 0
+            for held in self.held:
+                if held.namespace != found.namespace or held.op is found.op:
+                    continue
+                shared = 0
+                for one, other in zip(held.tokens, found.prompt, strict=False):
+                    if one != other:
+                        break
+                    shared += 1
+                # What it generated behind may be the rest.
+                whole = held.grows and shared == len(held.tokens)
+                known = len(found.prompt) if whole else max(known, shared)
+                if known >= found.cached:
+                    break
+            if known < found.cached:
+                raise Violation(
+                    f"{found.cached} tokens of {found.prompt} were cached in "
+                    f"{found.namespace!r}, which had {known}"
+                )
+
     def _check_pins(self, left: set[str]) -> None:
-        """What was pinned is, unless its engine is gone."""
-        last = max((at for at in self.losses() if at < self.settled), default=0.0)
+        """What was pinned is: an engine that died has its pins again, unless one was refused."""
+        last = 0.0
+        if self.pins_lost or self.gone or len(self.lives) > 1 or self.scenario.shape.replicas > 1:
+            last = max((at for at in self.losses() if at < self.settled), default=0.0)
         for pinned in self.pinned:
             if last < pinned.sent and pinned.told < self.settled and pinned.id not in left:
                 raise Violation(f"the pin {pinned.id} of {pinned.sent} is gone")
