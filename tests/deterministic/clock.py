@@ -8,6 +8,7 @@ import contextlib
 import functools
 import random
 import secrets
+import sqlite3
 import threading
 import time
 import uuid
@@ -153,8 +154,13 @@ def virtual(loop: VirtualLoop, context: type, disk: Disk, seed: int) -> Iterator
         yield
 
 
-def _commit(store: SessionStore, disk: Disk, commit: Callable[[SessionStore], None]) -> None:
-    disk.commit(commit, store)
+def _commit(
+    store: SessionStore,
+    disk: Disk,
+    commit: Callable[[SessionStore, sqlite3.Connection], None],
+    file: sqlite3.Connection,
+) -> None:
+    disk.commit(commit, store, file)
 
 
 SEED_OF_THE_GATEWAY = 123456789

@@ -21,10 +21,15 @@ class Disk:
 
     full = False
 
-    def commit(self, commit: Callable[[SessionStore], None], store: SessionStore) -> None:
+    def commit(
+        self,
+        commit: Callable[[SessionStore, sqlite3.Connection], None],
+        store: SessionStore,
+        file: sqlite3.Connection,
+    ) -> None:
         if self.full:
             raise sqlite3.OperationalError("database or disk is full")
-        commit(store)
+        commit(store, file)
 
 
 class DiskThread:
@@ -63,5 +68,4 @@ def kill(store: SessionStore) -> None:
     thread: Any = store._thread
     thread.die()
     store._retry_at = math.inf
-    store._file.close()
-    store._lock.close()
+    store._held.close()
