@@ -125,10 +125,13 @@ clients-env: $(CLIENTS)/.ready tests/clients/vercel/node_modules/.ready
 clients: clients-env
 	$(CLIENTS)/bin/python -m pytest -n $(WORKERS) --dist loadfile tests/clients tests/deploy tests/test_deploy.py --ignore tests/clients/test_page.py --ignore tests/clients/test_pydantic_ai.py
 
-# The lowest versions that pyproject.toml admits.
-$(OLDEST)/.ready: $(REQUIREMENTS) scripts/newest.py $(READY)
+# The lowest versions that pyproject.toml admits of what it names; uv finds them.
+$(OLDEST)/.ready: $(REQUIREMENTS) $(READY)
+	$(BIN)/python -m venv --clear $(OLDEST)
+	$(OLDEST)/bin/python -m pip install --quiet uv==0.13.9
 	@mkdir -p build
-	$(BIN)/python scripts/newest.py --lowest > build/lowest.txt
+	$(OLDEST)/bin/uv pip compile pyproject.toml --extra runtime --extra test --extra clients \
+	  --python $(OLDEST)/bin/python --resolution lowest-direct --no-annotate --quiet --output-file build/lowest.txt
 	$(BIN)/python scripts/setup_env.py --venv $(OLDEST) --editable --extras runtime,test,clients --constraints build/lowest.txt
 	@touch $@
 

@@ -1,10 +1,10 @@
 """Show which dependency has a newer release than `constraints.txt`, and whether `pyproject.toml`
 admits that release.
 
-    python scripts/newest.py            those that pyproject.toml names; with --all, all pinned ones
-    python scripts/newest.py --lowest   a constraints file of the lowest versions that are admitted
+    python scripts/newest.py          those that pyproject.toml names
+    python scripts/newest.py --all    all that are pinned
 
-pip is asked for each name, so an index is needed; `--lowest` needs none.
+pip asks the index for each name.
 """
 
 from __future__ import annotations
@@ -62,30 +62,11 @@ def admits(required: Iterable[Requirement], version: Version) -> bool:
     return all(one.specifier.contains(version) for one in required)
 
 
-def lowest(required: dict[str, list[Requirement]], tested: dict[str, Version]) -> list[str]:
-    """Lines of a constraints file: each tested dependency at its lowest version."""
-    lines = []
-    for name, several in required.items():
-        floors = [
-            Version(one.version)
-            for requirement in several
-            for one in requirement.specifier
-            if one.operator in (">=", "==")
-        ]
-        if floors and name in tested:
-            lines.append(f"{name}=={max(floors)}")
-    return sorted(lines)
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description="Newer releases than those that are tested.")
     parser.add_argument("--all", action="store_true", help="what dependencies depend on, too")
-    parser.add_argument("--lowest", action="store_true", help="print the lowest versions instead")
     arguments = parser.parse_args()
     required, tested = requirements(), pinned()
-    if arguments.lowest:
-        print("\n".join(lowest(required, tested)))
-        return 0
     names = sorted(tested if arguments.all else required.keys() & tested.keys())
     with ThreadPoolExecutor(AT_ONCE) as threads:
         found = dict(zip(names, threads.map(newest, names), strict=True))
