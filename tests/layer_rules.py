@@ -68,6 +68,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "rootlace.runtime.model.checkpoint.config",
         "rootlace.runtime.model.checkpoint.source",
         "rootlace.runtime.model.hub.local",
+        "rootlace.runtime.model.options",
         "rootlace.runtime.simulation",
         "rootlace.runtime.contracts.plan",
     },
@@ -191,6 +192,12 @@ MAY_IMPORT: dict[str, set[str]] = {
     "rootlace.runtime.model.parallel.shard": {"rootlace.runtime.model.families"},
     # A model is judged before anything heavy is imported.
     "rootlace.runtime.model.families": {"rootlace.wire"},
+    "rootlace.runtime.model.options": {
+        "rootlace.wire",
+        "rootlace.runtime.config",
+        "rootlace.runtime.model.checkpoint.config",
+        "rootlace.runtime.model.parallel.shard",
+    },
     "rootlace.runtime.model.checkpoint.config": {
         "rootlace.wire",
         "rootlace.runtime.model.families",
@@ -276,6 +283,7 @@ MUST_NOT_IMPORT: dict[str, set[str]] = {
     "rootlace.runtime.model.parallel.shard": HEAVY | SERVING | {"numpy"},
     "rootlace.runtime.model.families": HEAVY | SERVING | {"numpy"},
     "rootlace.runtime.model.transformers_backend": {"aiohttp", "zmq"},
+    "rootlace.runtime.model.options": HEAVY | SERVING | {"numpy"},
     "rootlace.runtime.model.checkpoint.config": HEAVY | SERVING | {"numpy"},
     "rootlace.runtime.model.checkpoint.source": HEAVY | SERVING | {"numpy"},
     "rootlace.runtime.model.hub": HEAVY | SERVING | {"numpy"},

@@ -8,11 +8,14 @@ import urllib.error
 import urllib.request
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
-from typing import Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
 from rootlace.wire.errors import RootlaceError, ServerUnavailable
+
+if TYPE_CHECKING:
+    from rootlace.runtime.model.checkpoint.config import ModelConfig
 
 # Failure ------------------------------------------------------------------------------------------
 #
@@ -123,9 +126,9 @@ def described_model(given: str) -> str:
 
 def served_model(
     given: str | None, allow_pickle: bool = False, ignored: Collection[str] = ()
-) -> str:
+) -> tuple[str, ModelConfig | None]:
     """As `described_model`, None: the embedded demo model; ends the command too if it cannot be
-    served."""
+    served. With what its files say, where that takes no import of torch."""
     from rootlace.runtime.assets import demo_model
     from rootlace.runtime.model.checkpoint.config import check_config
     from rootlace.runtime.model.checkpoint.source import servable_source
@@ -133,12 +136,12 @@ def served_model(
 
     try:
         if given is None:
-            return str(demo_model())
+            given = str(demo_model())
         source = servable_source(local_model(given, allow_pickle=allow_pickle), allow_pickle)
-        check_config(source, ignored)
+        config = check_config(source, ignored)
     except (RootlaceError, FileNotFoundError) as error:
         fail(str(error))
-    return str(source.path.absolute())
+    return str(source.path.absolute()), config
 
 
 # Backend ------------------------------------------------------------------------------------------
@@ -174,7 +177,7 @@ def connected(model: str | None, url: str | None, api_key: str) -> Iterator[Any]
         finally:
             backend.close()
         return
-    folder = served_model(model)
+    folder, _ = served_model(model)
     check_runtime()
     try:
         runtime: Any = rl.Runtime(model_path=folder)

@@ -66,6 +66,7 @@ def serve(
     """
     from rootlace.client.runtime import runtime_config
     from rootlace.runtime.model.hub.local import known_name
+    from rootlace.runtime.model.options import check_options
 
     source = context.get_parameter_source("model_option")
     if model and source is not None and source.name == "COMMANDLINE":
@@ -95,13 +96,16 @@ def serve(
         # What begins with a model's name is for that alone.
         mine = [one for one in sampling if one.partition(":")[0] not in names - {name}]
         own = {**own, "default_sampling": [one.removeprefix(f"{name}:") for one in mine]}
-        folder = served_model(given, settings.get("allow_pickle", False), keys)  # may be downloaded
+        pickled = settings.get("allow_pickle", False)
+        folder, read = served_model(given, pickled, keys)  # may be downloaded
         try:
             called = "" if given is None else known_name(given)
             made = msgspec.convert(
                 runtime_config(folder, program_address, own, called), RuntimeConfig
             )
-        except msgspec.ValidationError as error:
+            if read is not None:
+                check_options(read, made.engine.executor, made.engine.cache)
+        except (msgspec.ValidationError, RootlaceError) as error:
             fail(str(error))
         configs.append(made)
     first = configs[0].gateway

@@ -40,16 +40,14 @@ from rootlace.runtime.model.decoder.rope import RotaryEmbedding
 from rootlace.runtime.model.executor.cpu_setup import why_not_native
 from rootlace.runtime.model.executor.refusals import (
     check_computable,
-    check_context_length,
     check_gpu_kernels,
-    check_kv_dtype,
-    check_options,
     check_without_native,
 )
 from rootlace.runtime.model.executor.runner import chosen_device, chosen_dtype
 from rootlace.runtime.model.families.spec import ModelSpec
 from rootlace.runtime.model.kv import pool as kv_pool
 from rootlace.runtime.model.kv.pool import free_memory, kv_bytes
+from rootlace.runtime.model.options import check_options
 from rootlace.wire.errors import InvalidRequest, UnsupportedModel
 
 # Attempts -----------------------------------------------------------------------------------------
@@ -419,9 +417,7 @@ def examine(executor: ExecutorConfig, progress: Progress) -> Report:
 def _read_config(executor: ExecutorConfig) -> ModelConfig:
     config = ModelConfig.read(executor.model, executor.allow_pickle, executor.ignore_config_keys)
     check_computable(config)
-    check_options(config, executor)
-    check_context_length(executor.context_length, config)
-    check_kv_dtype(executor.kv_dtype, config)
+    check_options(config, executor, CacheConfig())
     return config
 
 

@@ -35,6 +35,7 @@ from rootlace.runtime.engine.process import Telling, loading_bar, loading_log
 from rootlace.runtime.model.checkpoint.config import check_config
 from rootlace.runtime.model.checkpoint.source import model_source
 from rootlace.runtime.model.lora_config import read_adapters
+from rootlace.runtime.model.options import check_options
 from rootlace.runtime.scheduler.masks import StepMasks
 from rootlace.runtime.scheduler.scheduler import Scheduler
 from rootlace.wire.errors import InternalError, RootlaceError
@@ -98,7 +99,10 @@ def _serve(
 ) -> None:
     """`loops`: receives the loop before it runs."""
     engine = config.engine
-    check_config(model_source(engine.executor.model), engine.executor.ignore_config_keys)
+    executor = engine.executor
+    found = check_config(model_source(executor.model), executor.ignore_config_keys)
+    if found is not None:
+        check_options(found, executor, engine.cache)
     read_adapters(engine.executor.adapters)
     if config.replicas > 1:
         from rootlace.runtime.model.executor.refusals import take_share

@@ -366,6 +366,32 @@ def test_wrong_options(tiny_model: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--context-length", "999999"], "context_length 999999 is not between 1 and"),
+        (["--tensor-parallel", "5"], "is not a multiple of 5"),
+        (["--tensor-parallel", "2", "--kv-dtype", "fp8_e4m3"], "the scales of kv_dtype fp8_e4m3"),
+        (["--tensor-parallel", "2", "--cache-disk", "x"], "keep the blocks of a whole model"),
+    ],
+)
+def test_options_that_do_not_fit_the_model_are_refused_before_torch_is_imported(
+    options: list[str], said: str, tiny_model: Path
+) -> None:
+    code = (
+        "import sys\nfrom rootlace.cli import main\n"
+        "try:\n    main()\nfinally:\n    print('torch' in sys.modules)"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", code, "serve", str(tiny_model), "--port", "0", *options],
+        capture_output=True,
+        text=True,
+        stdin=subprocess.DEVNULL,
+    )
+    assert result.returncode == 1 and said in result.stderr, result.stderr
+    assert result.stdout.strip() == "False"
+
+
+@pytest.mark.parametrize(
     "text, size", [("1000", 1000), ("512M", 2**29), ("4GiB", 2**32), ("1.5k", 1536)]
 )
 def test_sizes(text: str, size: int) -> None:

@@ -168,13 +168,12 @@ class ModelConfig:
         return self.source.config_file
 
 
-def check_config(source: ModelSource, ignored: Collection[str] | None = ()) -> None:
+def check_config(source: ModelSource, ignored: Collection[str] | None = ()) -> ModelConfig | None:
     """As `ModelConfig.of`, without importing torch or transformers: of a model that transformers
-    runs only what is in its file is judged."""
+    runs only what is in its file is judged, and None is returned."""
     file, raw = source.config_file, source.config()
     _, family = _family(file, text_part(file, raw, ignored) or raw)
-    if family is not None:
-        ModelConfig.of(source, ignored)
+    return None if family is None else ModelConfig.of(source, ignored)
 
 
 def _run_by_transformers(

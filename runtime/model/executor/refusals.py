@@ -11,12 +11,11 @@ from dataclasses import replace
 import torch
 
 from rootlace.kernels.native.machine import Core, read_cores
-from rootlace.runtime.config import CacheConfig, ExecutorConfig, KVDtype
+from rootlace.runtime.config import CacheConfig, ExecutorConfig
 from rootlace.runtime.model.checkpoint.config import ModelConfig
 from rootlace.runtime.model.checkpoint.sizes import weight_bytes
 from rootlace.runtime.model.decoder import torch_decoder
 from rootlace.runtime.model.kv import pool as kv_pool
-from rootlace.runtime.model.parallel.shard import why_not
 from rootlace.wire.errors import InvalidRequest, UnsupportedModel
 
 # Share --------------------------------------------------------------------------------------------
@@ -87,38 +86,15 @@ def check_computable(config: ModelConfig) -> None:
         raise UnsupportedModel(f"{config.file}: {reason}")
 
 
-def check_options(config: ModelConfig, executor: ExecutorConfig) -> None:
-    """Raises `InvalidRequest` for what is not done to models that transformers runs."""
-    modules = config.spec.transformers
-    if modules is None:
-        return
-    asked = {
-        "quantize": executor.quantize != "none",
-        "kv_dtype fp8_e4m3": executor.kv_dtype == "fp8_e4m3",
-        "adapters": bool(executor.adapters),
-    }
-    for name in (name for name, given in asked.items() if given):
-        raise InvalidRequest(
-            f"{name} is not supported for {modules.architecture}, which transformers' modules run"
-        )
-
-
-def check_parallel(
+def check_gpus(
     config: ModelConfig, executor: ExecutorConfig, cache: CacheConfig, device: torch.device
 ) -> None:
-    """Raises `InvalidRequest` for what is not divided among several ranks."""
+    """Raises `InvalidRequest` where GPUs cannot be the ranks that are asked for."""
     count = executor.tensor_parallel
-    if count == 1:
-        return
-    reason = why_not(config.spec, count)
-    if reason is None and executor.kv_dtype == "fp8_e4m3":
-        reason = "the scales of kv_dtype fp8_e4m3 are found by running a whole model"
-    if reason is None and (cache.disk or cache.host_gb):
-        reason = "cache_disk and cache_host_gb keep the blocks of a whole model"
-    if reason is None and device.type == "cuda":
+    if count > 1 and device.type == "cuda":
         reason = _why_not_on_gpus(count, executor, cache, device)
-    if reason is not None:
-        raise InvalidRequest(f"{config.file}: tensor_parallel {count}: {reason}")
+        if reason is not None:
+            raise InvalidRequest(f"{config.file}: tensor_parallel {count}: {reason}")
 
 
 def _why_not_on_gpus(
@@ -132,31 +108,6 @@ def _why_not_on_gpus(
     if cache.num_blocks is None and executor.kv_memory_bytes is None:
         return "what a step takes on several GPUs is not measured: give kv_memory or kv_blocks"
     return None
-
-
-def check_context_length(asked: int | None, config: ModelConfig) -> None:
-    """Raises `InvalidRequest` for a context that is longer than the model's own."""
-    most = config.spec.max_context
-    if asked is not None and not 0 < asked <= most:
-        raise InvalidRequest(
-            f"context_length {asked} is not between 1 and the model's {most} "
-            f"({config.file}: max_position_embeddings, and what extends it)"
-        )
-
-
-def check_kv_dtype(asked: KVDtype, config: ModelConfig) -> None:
-    """Raises `UnsupportedModel` for a cache that this model's keys and values cannot be kept in."""
-    attention = config.spec.attention
-    if asked != "auto" and attention.latent is not None:
-        raise UnsupportedModel(
-            f"{config.file}: kv_lora_rank: its cache is not stored in few bits, as kv_dtype "
-            f"{asked!r} asks"
-        )
-    if asked == "int4" and attention.head_dim % 2:
-        raise UnsupportedModel(
-            f"{config.file}: head_dim {attention.head_dim}: numbers of kv_dtype 'int4' are stored "
-            "in pairs"
-        )
 
 
 def check_without_native(asked: str, reason: str) -> None:

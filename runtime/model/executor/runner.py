@@ -23,17 +23,15 @@ from rootlace.runtime.model.executor.cpu_setup import on_cpu, why_not_native
 from rootlace.runtime.model.executor.plain_steps import PlainSteps
 from rootlace.runtime.model.executor.refusals import (
     check_computable,
-    check_context_length,
-    check_kv_dtype,
+    check_gpus,
     check_memory,
-    check_options,
-    check_parallel,
 )
 from rootlace.runtime.model.executor.steps import ModelSetup, Steps
 from rootlace.runtime.model.kv import pool as kv_pool
 from rootlace.runtime.model.kv.pool import free_memory, main_memory
 from rootlace.runtime.model.lora import load_adapter
 from rootlace.runtime.model.lora_config import read_adapters
+from rootlace.runtime.model.options import check_options
 from rootlace.runtime.model.weight_cache import WeightCache
 from rootlace.wire.errors import InvalidRequest
 
@@ -90,11 +88,9 @@ class ModelRunner:
             executor.model, executor.allow_pickle, executor.ignore_config_keys
         )
         check_computable(config)
-        check_options(config, executor)
-        check_parallel(config, executor, cache, device)
+        check_options(config, executor, cache)
+        check_gpus(config, executor, cache, device)
         dtype = chosen_dtype(executor, config)
-        check_context_length(executor.context_length, config)
-        check_kv_dtype(executor.kv_dtype, config)
         on_gpu = device.type == "cuda"
         available = free_memory(device)[0] if on_gpu else main_memory().available
         kv_dtype = kv_pool.storage_dtype(executor.kv_dtype, dtype)
