@@ -61,6 +61,6 @@ def test_few_bits_keep_a_real_model() -> None:
     windows = [np.array(ids, np.int32)]
     plain, *found = measure(str(SMOLLM2), "float32", windows, pairs)  # type: ignore[arg-type]
     assert 5 < plain.perplexity < 40
-    most = {"int8 auto": 0.04, "int4 auto": 0.04, "none int8": 0.03, "none int4": 0.3}
+    most = {"int8 auto": 0.09, "int4 auto": 0.06, "none int8": 0.04, "none int4": 0.4}
     assert all(one.deviation < most[f"{one.quantize} {one.kv_dtype}"] for one in found), found
     assert all(one.growth < 0.15 for one in found), found
