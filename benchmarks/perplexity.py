@@ -105,7 +105,7 @@ def measure(
     exact: np.ndarray | None = None
     for quantize, kv_dtype in [("none", "auto"), *pairs]:
         begin = time.perf_counter()
-        found = log_likelihoods(model, dtype, windows, quantize, kv_dtype)  # type: ignore[arg-type]
+        found = log_likelihoods(model, dtype, windows, quantize, kv_dtype)
         exact = found if exact is None else exact
         yield Result(
             quantize,
