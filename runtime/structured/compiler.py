@@ -375,14 +375,17 @@ def _masked_schema(
     mask = prepared.mask_schema
     gap = gap_of(whitespace == "flexible")
     rules = lark_of(mask, gap)
-    if rules is None:
+    llguidance = None
+    if rules is not None:
+        with suppress(InvalidConstraint):  # too large for llguidance as rules of ours
+            llguidance = _llguidance(compiler, "\n".join([f"start: {rules[0]}", *rules[1]]))
+    exact = llguidance is not None
+    if llguidance is None:
         lark = f"start: %json {written(_with_whitespace(mask, whitespace))}"
-    else:
-        lark = "\n".join([f"start: {rules[0]}", *rules[1]])
-    llguidance = _llguidance(compiler, lark)
+        llguidance = _llguidance(compiler, lark)
     inner: Grammar = llguidance
     if compiler.config.backend == "auto":
-        declared = declared_part(mask, gap, exact=rules is not None)
+        declared = declared_part(mask, gap, exact=exact)
         inner = _with_automaton(compiler, llguidance, declared)
     checks = prepared.verifier_factory
     if checks is None and not _is_followed(mask):

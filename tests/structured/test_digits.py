@@ -128,5 +128,9 @@ def test_digits_that_a_schema_needs() -> None:
     assert digits_needed({"type": "number", "minimum": -5, "maximum": 1e99}) == usual
     assert digits_needed({"maximum": -1e30}) == (31, EXPONENT_DIGITS)
     assert digits_needed({"properties": {"a": {"enum": ["x", [10**22]]}}}) == (23, EXPONENT_DIGITS)
-    assert digits_needed({"exclusiveMaximum": 1e-25, "enum": [True]}) == (25, EXPONENT_DIGITS)
+    assert digits_needed({"exclusiveMaximum": 1e-25, "enum": [True]}) == (26, EXPONENT_DIGITS)
+    assert digits_needed({"exclusiveMinimum": 10**20 - 1}) == (21, EXPONENT_DIGITS)
+    assert digits_needed({"maximum": 10**400}) == (401, EXPONENT_DIGITS)
+    remarks = {"default": 10**400, "examples": [1e300], "x-remark": 1e300}
+    assert digits_needed({"properties": {"default": {"minimum": 10**25}}, **remarks}) == (26, 2)
     assert digits_needed([{"const": 1e300}]) == (301, 3)

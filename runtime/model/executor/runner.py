@@ -7,7 +7,8 @@ from contextlib import AbstractContextManager
 
 import torch
 
-from rootlace.kernels.native.build import Processor, read_processor
+from rootlace.kernels.native import library as native
+from rootlace.kernels.native.build import NativeUnavailable, Processor, read_processor
 from rootlace.runtime.config import CacheConfig, ExecutorConfig
 from rootlace.runtime.contracts.plan import Launched, SampleRow, StepPlan, StepResult
 from rootlace.runtime.model.checkpoint.config import ModelConfig
@@ -90,17 +91,17 @@ class ModelRunner:
         check_computable(config)
         check_options(config, executor, cache)
         check_gpus(config, executor, cache, device)
-        dtype = chosen_dtype(executor, config)
+        dtype = chosen_dtype(executor, config, cache, loads=True)
         on_gpu = device.type == "cuda"
         available = free_memory(device)[0] if on_gpu else main_memory().available
         kv_dtype = kv_pool.storage_dtype(executor.kv_dtype, dtype)
         divided = executor.tensor_parallel > 1
-        native = not on_gpu and executor.kernels != "reference"
-        native = native and (
+        packs = not on_gpu and executor.kernels != "reference"
+        packs = packs and (
             why_not_native(config, kv_dtype, cache.block_size, executor.tensor_parallel) is None
         )
         if not (divided and on_gpu):  # whose memories are several
-            check_memory(config, dtype, executor, cache, available, head_apart=native)
+            check_memory(config, dtype, executor, cache, available, head_apart=packs)
         if divided:
             # Only here: other models should not wait for what ranks need.
             from rootlace.runtime.model.parallel.leader import lead
@@ -224,11 +225,16 @@ def chosen_device(name: str) -> torch.device:
 
 
 def chosen_dtype(
-    executor: ExecutorConfig, config: ModelConfig, processor: Processor | None = None
+    executor: ExecutorConfig,
+    config: ModelConfig,
+    cache: CacheConfig | None = None,
+    processor: Processor | None = None,
+    *,
+    loads: bool = False,
 ) -> torch.dtype:
     """`auto` is the checkpoint's type; float16 and float64 ones run in float32. Quantised weights
     of these are multiplied in bfloat16 where native kernels are faster at it: on `processor`, None:
-    this machine's."""
+    this machine's. `loads`: whether the kernels can be had is tried, which may compile them."""
     if executor.dtype != "auto":
         return {"float32": torch.float32, "bfloat16": torch.bfloat16}[executor.dtype]
     if checkpoint_dtype(config) == torch.bfloat16:
@@ -240,8 +246,14 @@ def chosen_dtype(
     if not quantised or gpu or executor.kernels == "reference":
         return torch.float32
     kv_dtype = kv_pool.storage_dtype(executor.kv_dtype, torch.bfloat16)
-    if why_not_native(config, kv_dtype, CacheConfig().block_size) is not None:
-        return torch.float32
+    block_size, ranks = (cache or CacheConfig()).block_size, executor.tensor_parallel
     sets = (processor or read_processor()).has
     fast = bool(sets) and sets[0].name not in ("generic", "neon")
-    return torch.bfloat16 if fast else torch.float32
+    if not fast or why_not_native(config, kv_dtype, block_size, ranks) is not None:
+        return torch.float32
+    if loads:
+        try:
+            native.load()
+        except NativeUnavailable:  # which is said where they are loaded
+            return torch.float32
+    return torch.bfloat16

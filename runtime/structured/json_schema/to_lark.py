@@ -28,6 +28,9 @@ from rootlace.runtime.structured.regex.syntax import (
     repeat,
 )
 
+MOST_RULES = 800
+"""Rules of one schema. Each property is a rule within the rule of the one before, and llguidance
+follows rules on the stack: about 1 KiB for each."""
 _TYPES = ("null", "boolean", "number", "string", "array", "object")
 
 
@@ -90,6 +93,8 @@ class _Writer:
         self._colon = self._token(json_text.separated(":", gap))
 
     def rule(self, body: str) -> str:
+        if len(self.lines) >= MOST_RULES:
+            raise TooLarge(f"more than {MOST_RULES} rules")
         name = f"{self._prefix}r{len(self.lines)}"
         self.lines.append(f"{name}: {body}")
         return name
@@ -168,7 +173,7 @@ class _Writer:
             body = ""
         for index in reversed(range(len(given))):
             if body and index + 1 >= least:
-                body = f"({body})?"
+                body = f"{self.rule(body)}?"
             item = self.rule(given[index])
             body = f"{self._comma if index else ''} {item} {body}"
         return self._enclosed("[", body, "]", bool(least))

@@ -21,7 +21,12 @@ from rootlace.runtime.structured.json_schema.json_text import (
     MAX_DIGITS,
     type_of,
 )
-from rootlace.runtime.structured.json_schema.load import CheckedSchema, Located, Residual
+from rootlace.runtime.structured.json_schema.load import (
+    CheckedSchema,
+    Located,
+    Residual,
+    subschemas,
+)
 from rootlace.runtime.structured.json_schema.pattern import checker, searcher
 from rootlace.wire.errors import InvalidConstraint
 
@@ -236,21 +241,37 @@ def digits_needed(schema: Any) -> tuple[int, int]:
     """How many digits in a row a number may have, and how many its exponent: `MAX_DIGITS` and
     `EXPONENT_DIGITS`, or more where a number of the schema has more and some value needs them."""
     most, exponent = MAX_DIGITS, EXPONENT_DIGITS
-    queue = [("", schema)]
-    while queue:
-        key, value = queue.pop()
-        if isinstance(value, dict):
-            queue += value.items()
-        elif isinstance(value, list):
-            queue += ((key, item) for item in value)
-        elif type_of(value) == "number" and math.isfinite(value):
-            whole, _, fraction = format(Decimal(repr(value)), "f").lstrip("-").partition(".")
-            # Numbers of fewer digits are within a bound that is far away.
-            far = isinstance(value, float) and _FAR.get(key, 0) * value > 0
-            most = max(most, len(fraction), 0 if far else len(whole))
-            power = "" if key in _FAR else repr(value).partition("e")[2].lstrip("+-")
-            exponent = max(exponent, len(power))
+    for key, value in _numbers(schema):
+        whole, _, fraction = format(Decimal(repr(value)), "f").lstrip("-").partition(".")
+        # Numbers of fewer digits are within a bound that is far away; between two bounds that are
+        # excluded a number may have one digit more than both.
+        far = isinstance(value, float) and _FAR.get(key, 0) * value > 0
+        more = 1 if key.startswith("exclusive") else 0
+        most = max(most, len(fraction) + more, 0 if far else len(whole) + more)
+        power = "" if key in _FAR else repr(value).partition("e")[2].lstrip("+-")
+        exponent = max(exponent, len(power))
     return most, exponent
+
+
+def _numbers(schema: Any) -> Iterator[tuple[str, int | float]]:
+    """The finite numbers of a schema, or of a list of them, that say which values satisfy it, with
+    their keywords."""
+    queue = [schema]
+    while queue:
+        one = queue.pop()
+        if isinstance(one, list):
+            queue += one
+        if not isinstance(one, dict):
+            continue
+        queue += [below for _, below in subschemas(one)]
+        values = [(key, one[key]) for key in (*_FAR, "multipleOf", "const", "enum") if key in one]
+        while values:
+            key, value = values.pop()
+            if isinstance(value, dict | list):
+                inner = value.values() if isinstance(value, dict) else value
+                values += [(key, part) for part in inner]
+            elif type_of(value) == "number" and (isinstance(value, int) or math.isfinite(value)):
+                yield key, value
 
 
 class UniqueKeys:

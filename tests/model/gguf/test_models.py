@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import pytest
@@ -26,7 +26,8 @@ from transformers import (
     SmolLM3Config,
 )
 
-from rootlace.kernels.native.build import read_processor
+from rootlace.kernels.native import library as native
+from rootlace.kernels.native.build import NativeUnavailable, read_processor
 from rootlace.runtime.config import CacheConfig, ExecutorConfig
 from rootlace.runtime.model.checkpoint.config import ModelConfig
 from rootlace.runtime.model.executor.runner import ModelRunner, chosen_dtype
@@ -261,7 +262,7 @@ V4 = "avx512f avx512bw avx512cd avx512dq avx512vl"
     ],
 )
 def test_the_type_of_quantised_weights_is_what_the_processor_is_faster_at(
-    flags: str, expected: torch.dtype, tmp_path: Path
+    flags: str, expected: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     save(stated_by_gguf()["llama"], tmp_path / "hf")
     coded = ModelConfig.read(convert(tmp_path / "hf", tmp_path / "q.gguf", "Q4_1"))
@@ -271,7 +272,9 @@ def test_the_type_of_quantised_weights_is_what_the_processor_is_faster_at(
     processor = read_processor(tmp_path, "x86_64")
 
     def chosen(config: ModelConfig, **given: Any) -> torch.dtype:
-        return chosen_dtype(ExecutorConfig(device="cpu", **given), config, processor)
+        return chosen_dtype(
+            ExecutorConfig(device="cpu", **given), config, processor=processor, loads=True
+        )
 
     assert chosen(coded) == chosen(dense, quantize="int8") == expected
     assert chosen(dense) == chosen(coded, dtype="float32") == torch.float32
@@ -279,6 +282,12 @@ def test_the_type_of_quantised_weights_is_what_the_processor_is_faster_at(
     # What runs in torch keeps float32.
     assert chosen(coded, kernels="reference") == torch.float32
     assert chosen(coded, kv_dtype="fp8_e4m3") == torch.float32
+
+    def none(*_: object) -> NoReturn:
+        raise NativeUnavailable("there is no compiler")
+
+    monkeypatch.setattr(native, "load", none)
+    assert chosen(coded) == chosen(dense, quantize="int8") == torch.float32
 
 
 UNITS = {"Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,), "IQ4_NL": (0,), "IQ4_XS": (0,)}

@@ -14,7 +14,7 @@ from rootlace.runtime.config import ConstraintConfig
 from rootlace.runtime.structured.checked_backend import CheckedGrammar
 from rootlace.runtime.structured.compiler import GrammarCompiler
 from rootlace.runtime.structured.json_schema.normal_form import PreparedSchema
-from rootlace.runtime.structured.json_schema.to_lark import lark_of
+from rootlace.runtime.structured.json_schema.to_lark import MOST_RULES, lark_of
 from rootlace.runtime.structured.llguidance_backend import HybridGrammar
 from rootlace.runtime.structured.regex.syntax import BLANK
 from rootlace.wire.errors import InvalidConstraint
@@ -164,3 +164,24 @@ def test_agrees_with_jsonschema_where_constants_are_rules_of_our_own() -> None:
         inner = grammar.inner if isinstance(grammar, CheckedGrammar) else grammar
         assert not isinstance(inner, HybridGrammar) or inner.trusted
     assert min(count.values()) > 100
+
+
+@pytest.mark.parametrize("least", [0, 1, 60])
+def test_long_tuples_with_a_constant_of_our_own(least: int) -> None:
+    items = [{"const": 0.5}, *[{"type": "integer"}] * 60]
+    tuples = {"type": "array", "prefixItems": items, "items": False, "minItems": least}
+    # Open, so that no automaton holds it.
+    schema = {"type": "object", "properties": {"t": tuples}, "required": ["t"]}
+    grammar = COMPILERS["llguidance"].compile(json_schema=schema)
+    for count in (0, 1, 2, 59, 60, 61, 62):
+        value = {"t": [0.5, *range(60), 7][:count]}
+        valid = jsonschema.Draft202012Validator(schema).is_valid(value)
+        assert accepts(grammar, VOCABULARY, written(value).encode()) == valid, count
+
+
+def test_a_schema_of_too_many_rules_is_written_by_llguidance() -> None:
+    """Rules within rules take room on the stack."""
+    many = {f"p{number}": {"type": "integer"} for number in range(MOST_RULES)}
+    for others, ours in (({}, True), (many, False)):
+        schema = {"type": "object", "properties": {"x": {"const": 0.5}, **others}}
+        assert (lark_of(PreparedSchema(schema).mask_schema, BLANK) is not None) is ours
