@@ -351,7 +351,7 @@ def _run_all(commands: Iterable[list[str]]) -> None:
             said = done.stdout.strip()[:SHOWN_CHARACTERS] or f"exit status {done.returncode}"
             raise NativeUnavailable(f"{' '.join(command)}: {said}")
 
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
+    with ThreadPoolExecutor(_cores()) as pool:
         try:
             for running in [pool.submit(run, command) for command in commands]:
                 running.result()
@@ -359,6 +359,10 @@ def _run_all(commands: Iterable[list[str]]) -> None:
             raise NativeUnavailable(f"the compiler does not work: {error}") from error
         finally:
             pool.shutdown(cancel_futures=True)
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _output(command: list[str]) -> str | None:

@@ -468,6 +468,7 @@ class SlotStore:
             "read_bytes": self.reader.read_bytes,
             "damaged_blocks": self.reader.damaged_blocks,
             "working": int(self.working),
+            "failed": int(not self.working),
             "full": int(self._switch.full),
         }
 

@@ -21,7 +21,7 @@ from rootlace.runtime.contracts.messages import EngineRequest
 from rootlace.runtime.scheduler.batch import DepthFirst, PlanBuilder, depth_first
 from rootlace.runtime.scheduler.kv_manager import KVStore
 from rootlace.runtime.scheduler.offload.fetching import MOST_FETCHES
-from rootlace.runtime.scheduler.pacing import DECODED, PromptPace, StepBudget
+from rootlace.runtime.scheduler.pacing import PromptPace, StepBudget
 from rootlace.runtime.scheduler.queue import WaitingQueue, first_victim
 from rootlace.runtime.scheduler.request import Counters, Ending, InFlightStep, RequestState
 from rootlace.wire.errors import (
@@ -229,7 +229,11 @@ class RunningSet:
 
 
 _LANES = 2
-"""Prompts that may be cut at a time, where steps are short; shorter ones go beside these."""
+"""Prompts that may be cut at a time, where steps are short; those that one step ends go beside
+these, and one whose rest is so many times shorter:"""
+SHORTER = 2
+MOST_LOOKED_AT = 64
+"""Waiting requests that a step passes over; to look at thousands would take longer than it."""
 
 
 class Prefill:
@@ -241,7 +245,7 @@ class Prefill:
 
     Where steps are bounded in time, a long prompt takes many, so it shares them: each of the
     sequences in prefill gets an equal part, and so do all others together. These others are those
-    that one step ends, and one of another client that will be cut, too. Whoever needs the tokens
+    that one step ends, and few of other clients that will be cut, too. Whoever needs the tokens
     behind a cut waits for them.
     """
 
@@ -344,25 +348,22 @@ class Prefill:
         """
         running, preempted = self._running, self._running.preempted
         promises = running.promises()
-        decoding = budget.decoding
         while budget.open and len(running.sequences) < self._max_rows:
             following = alone or (preempted[0] if preempted else self._waiting.peek())
             if following is None or not running.fits(following, promises):
                 return
             if following.order >= 0 and self._awaits(following):
                 return
-            if budget.cost is not None and alone is None and running.sequences:
-                beyond = decoding > budget.decode_limit / DECODED
-                crowded = decoding > budget.decode_limit and self._crowds(following, beyond)
-                if crowded or self._waits(following, budget, long):
-                    if following.order >= 0:
-                        return
-                    if crowded or len(deferred) >= MOST_FETCHES:
-                        self._waiting.hold(following)
-                    else:
-                        self._waiting.defer(following)
-                    deferred.append(following)
-                    continue
+            bounded = budget.cost is not None and alone is None and running.sequences
+            if bounded and self._waits(following, budget, long):
+                if following.order >= 0 or len(deferred) >= MOST_LOOKED_AT:
+                    return
+                if len(deferred) >= MOST_FETCHES:
+                    self._waiting.hold(following)
+                else:
+                    self._waiting.defer(following)
+                deferred.append(following)
+                continue
             tiering = self._kv.tiering
             if alone is None and tiering.active and tiering.fetching.holds_back(following):
                 if following.order >= 0 or len(deferred) >= MOST_FETCHES:
@@ -375,7 +376,6 @@ class Prefill:
                 self._waiting.take(following)
                 following.queued = self._clock() - following.arrived
             running.admit(following)
-            decoding += budget.decodes(following)
             room = self._chunk(following, budget, builder)
             if tiering.active:
                 tiering.let_go(following)
@@ -388,15 +388,6 @@ class Prefill:
             if not following.finished:
                 promises += running.promise(following)
 
-    def _crowds(self, following: RequestState, beyond: bool) -> bool:
-        """Whether `following` would make decode steps longer than they should be.
-
-        They may be as long as the whole bound for clients that have no row yet, but not `beyond`.
-        """
-        if following.order >= 0 or not following.samples_more:
-            return False
-        return beyond or any(one.place == following.place for one in self._running.sequences)
-
     def _waits(self, following: RequestState, budget: StepBudget, long: list[RequestState]) -> bool:
         """Whether `following` should let others go first, where steps are bounded in time."""
         if not long:
@@ -408,9 +399,16 @@ class Prefill:
                 shared = common_prefix(following.tokens[:limit], one.tokens[:limit])
                 if shared > max(one.computed, start):
                     return True
-        if following.target() - start <= budget.room(following, start):
+        rest = following.target() - start
+        if rest <= budget.room(following, start):
             return False
-        return len(long) >= _LANES or any(one.place == following.place for one in long)
+        if any(one.place == following.place for one in long):
+            return True
+        if len(long) < _LANES:
+            return False
+        # One that is much shorter goes beside these.
+        others = [one.target() - one.computed for one in long]
+        return len(long) > _LANES or SHORTER * rest > max(others)
 
     def _chunk(self, sequence: RequestState, budget: StepBudget, builder: PlanBuilder) -> bool:
         """Plan tokens of `sequence` within `budget`; False if blocks are lacking."""

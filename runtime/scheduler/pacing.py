@@ -123,13 +123,14 @@ def _work(plan: StepPlan) -> np.ndarray:
 # Budget of a step ---------------------------------------------------------------------------------
 
 
-_LEAST_CHUNK = 8
-"""Tokens that a step computes of a prompt, whatever they cost."""
+_LEAST_CHUNK = 32
+"""Tokens that a step computes of a prompt, whatever they cost. To read the weights once takes as
+long as to compute some 5 tokens on a CPU, so a large model spends little of its time on that."""
 _FIRST_CHUNK = 64
 """Tokens of the first step, when nothing is measured. Later ones have at most twice as many as the
 largest lately, so that no forecast goes far beyond what it follows from."""
-DECODED = 0.75
-"""Share of a step that decode rows may take before requests wait for them to end."""
+LEAST = 0.25
+"""Share of a step's bound that prompts have beside any decode rows."""
 
 
 @dataclass(slots=True)
@@ -142,10 +143,6 @@ class StepBudget:
     tokens: int
     seconds: float = math.inf
     cost: StepCost | None = None
-    decoding: float = 0.0
-    """Seconds of the decode rows in a step like this, and of the step itself."""
-    decode_limit: float = math.inf
-    """Seconds of these from which on no further request of the same client is admitted."""
 
     @property
     def open(self) -> bool:
@@ -159,8 +156,7 @@ class StepBudget:
         """What is left for prompts of a step of `limit` seconds (0: any) beside decode `rows`.
 
         A quarter of the limit at least, so that prompts go on. And as much as a step costs that
-        computes nothing, so that a large model does not spend most of its time on that; but no more
-        than the limit, as steps of one size do not tell the two apart.
+        computes nothing, within the limit: steps of one size do not tell the two apart.
         """
         if not limit:
             return cls(tokens)
@@ -169,9 +165,8 @@ class StepBudget:
         if not measured.steps:
             return cls(tokens, cost=cost)
         decoding = cost.step + sum(cost.decode + cost.context * row.length for row in rows)
-        fixed = min(cost.step, limit)
-        seconds = max(limit - decoding, fixed, limit * (1 - DECODED))
-        return cls(tokens, seconds, cost, decoding, max(limit * DECODED, cost.step + fixed))
+        seconds = max(limit - decoding, min(cost.step, limit), limit * LEAST)
+        return cls(tokens, seconds, cost)
 
     def split(self, parts: int) -> StepBudget:
         """Take one of `parts` equal parts out, of at least one token."""
@@ -207,13 +202,6 @@ class StepBudget:
         self.tokens -= count
         if self.cost is not None:
             self.seconds = max(self.seconds - self._price(start, count, scored), 0.0)
-
-    def decodes(self, sequence: RequestState) -> float:
-        """Seconds that `sequence` takes of every step once it decodes."""
-        cost = self.cost
-        if cost is None or not sequence.samples_more:
-            return 0.0
-        return cost.decode + cost.context * sequence.length
 
     def _price(self, start: int, count: int, scored: int) -> float:
         cost = self.cost

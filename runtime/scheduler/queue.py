@@ -333,6 +333,7 @@ class _Turns:
             self.clocks.clear()
             self.heaps.clear()
             self.now = 0
+        self._forget()
 
     def charge(self, name: str, work: int) -> None:
         """A request of a waiting member is admitted."""
@@ -344,8 +345,12 @@ class _Turns:
         """A member has had more than was charged on admission."""
         if self.waiting:
             self.set_clock(name, max(self.clocks.get(name, 0), self.now) + work)
-            if len(self.clocks) > len(self.waiting) + _REMEMBERED:
-                self.clocks = {member: self.clocks[member] for _, member in self.waiting}
+            self._forget()
+
+    def _forget(self) -> None:
+        """Forget members that do not wait, where they are many."""
+        if len(self.clocks) > len(self.waiting) + _REMEMBERED:
+            self.clocks = {member: self.clocks[member] for _, member in self.waiting}
 
     def set_clock(self, name: str, clock: int) -> None:
         self.clocks[name] = clock

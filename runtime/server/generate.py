@@ -156,13 +156,13 @@ class Generation:
                 ),
                 partial(self._take, sample),
             )
+        scores: tuple[TokenLogprob, ...] = ()
         try:
             await requests.finish(sequence.wait)
+            if self._prompt_scores is not None:
+                scores = await call_for(rows, self._prompt_logprobs, self._prompt_scores)
         finally:
             sequence.stop = None
-        scores: tuple[TokenLogprob, ...] = ()
-        if self._prompt_scores is not None:
-            scores = await call_for(rows, self._prompt_logprobs, self._prompt_scores)
         generated = self._generated(prompt, scores)
         kept, rest = self._samples[0].kept()
         state.ids.extend(kept)

@@ -27,7 +27,8 @@ _TOKEN_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0
 _GAUGES = (
     *("waiting", "running", "compiling", "nodes", "tree_tokens", "blocks_pinned", "pins"),
     *("sessions", "branches", "prefixes_known", "prefixes_below"),
-    *("disk_blocks", "disk_working", "disk_full", "host_blocks", "handed_blocks", "handed_working"),
+    *("disk_blocks", "disk_working", "disk_full", "disk_failed"),
+    *("host_blocks", "handed_blocks", "handed_working"),
 )
 # Counters that are one with a label: its name, what it says, the label, and the counter's names.
 _LABELLED = (

@@ -13,6 +13,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping
 from concurrent.futures import Future
+from contextlib import suppress
 from functools import lru_cache, partial
 from typing import Any, NamedTuple, Unpack
 

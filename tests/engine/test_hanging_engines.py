@@ -38,7 +38,7 @@ async def test_an_engine_hangs_that_is_silent_or_whose_loop_stands_still(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """An idle loop goes round, too: it may be idle for ever."""
-    engine, taken = engine_client.Pulse(), 0
+    engine, taken = engine_client.Pulse(engine_client.LATE_SECONDS), 0
 
     async def nap(seconds: float) -> None:
         nonlocal taken

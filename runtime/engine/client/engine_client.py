@@ -125,12 +125,15 @@ STUCK_SECONDS = 600.0
 """Seconds without a turn of the loop after which the engine hangs despite heartbeats, while nothing
 says how long its steps take."""
 LATE_STEPS = 20.0
-"""So many times its forecast a step may take before the engine hangs, `LATE_SECONDS` at least.
+"""So many times its forecast a step may take before the engine hangs, and at least
+`LATE_SECONDS` or `LATE_ALONE_SECONDS`.
 
 A forecast is of steps on this machine, so one that is slow has longer ones.
 """
 LATE_SECONDS = 20.0
-"""As long as a process may be silent: it does not matter what of it hangs."""
+"""Where a step waits for other ranks, one of which may hang."""
+LATE_ALONE_SECONDS = 120.0
+"""Where it does not: what stands still may be pages of weights that are read from a slow disk."""
 LOADING_SECONDS = 100.0
 """Seconds of silence during loading after which the process hangs: loading sends heartbeats."""
 NAP_SECONDS = 1.0
@@ -139,7 +142,9 @@ NAP_SECONDS = 1.0
 class Pulse:
     """Liveness of one engine process, from `Ready` on."""
 
-    def __init__(self) -> None:
+    def __init__(self, late_seconds: float = LATE_ALONE_SECONDS) -> None:
+        """`late_seconds`: how long a loop may stand still whatever is forecast of its step."""
+        self._late_seconds = late_seconds
         self._moved = time.monotonic()
         self._turns = 0
         self._received = False
@@ -176,7 +181,7 @@ class Pulse:
             stuck = 0.0 if self._moving else stuck + NAP_SECONDS
             if silent >= silence:
                 return f"nothing was heard of it for {silent:g} seconds"
-            late = max(LATE_STEPS * self._step_seconds, LATE_SECONDS)
+            late = max(LATE_STEPS * self._step_seconds, self._late_seconds)
             if stuck >= (STUCK_SECONDS if self._step_seconds < 0 else late) and not loading:
                 return f"its loop has stood at turn {self._turns} for {stuck:g} seconds"
 
@@ -315,7 +320,7 @@ class EngineClient:
         self._watcher: asyncio.Task[None] | None = None
         self._questions = Questions()
         self._pinned = PinnedPrompts()
-        self._pulse = Pulse()
+        self._pulse = self._begun_pulse()
         self._up = False
         self._stopping = False
 
@@ -458,14 +463,18 @@ class EngineClient:
 
     async def _launch(self) -> None:
         engine = self._engine = self._place.open(self._handle)
-        pulse = self._pulse = Pulse()
+        pulse = self._pulse = self._begun_pulse()
         self.info = await (engine.ready() if self._place.patient else _ready_in_time(engine, pulse))
-        self._pulse = Pulse()
+        self._pulse = self._begun_pulse()
         for message in self._forgets.to_started(returned=self._restarts.deaths > 0):
             self.send(message)
         self._up = True
         self._questions.resume()
         self._watcher = asyncio.create_task(self._watch(engine))
+
+    def _begun_pulse(self) -> Pulse:
+        ranks = self._config.executor.tensor_parallel
+        return Pulse(LATE_SECONDS if ranks > 1 else LATE_ALONE_SECONDS)
 
     async def _watch(self, engine: EngineHandle) -> None:
         ended = asyncio.ensure_future(engine.ended())

@@ -242,7 +242,7 @@ class Health:
                     status.get("disk_full")
                 ),
                 "the disk of --cache-disk failed, and is not used any more": (
-                    status.get("disk_working") == 0
+                    status.get("disk_failed")
                 ),
             }
             self._degraded = tuple(text for text, holds in said.items() if holds)
