@@ -129,7 +129,7 @@ def _serve(
 
         below = open_tiers(engine, runner, config.replicas, config.transfer)
     schedule = engine.scheduler
-    if schedule.step_seconds is None and runner.device.type == "cpu":
+    if schedule.step_seconds is None and str(runner.device) == "cpu":
         schedule = dataclasses.replace(schedule, step_seconds=STEP_SECONDS)
     scheduler = Scheduler(
         schedule,

@@ -54,7 +54,7 @@ def post(runtime: rl.Runtime, path: str, **body: Any) -> Any:
         pytest.fail(error.read().decode())
     if not body.get("stream"):
         return json.loads(text)
-    lines = [line.removeprefix("data: ") for line in text.splitlines()]
+    lines = [line.removeprefix("data: ") for line in text.split("\n")]
     return [json.loads(line) for line in lines if line.startswith("{")]
 
 

@@ -166,7 +166,7 @@ def test_in_bfloat16_and_behind_rounded_weights(path, more, tmp_path, monkeypatc
         chosen = changed if name else model
         wanted = reference_logprobs(chosen, [*prompt, *found.token_ids])[len(prompt) - 1 : -1]
         wanted = wanted.gather(1, torch.tensor(found.token_ids)[:, None])[:, 0].numpy()
-        assert np.abs(found.logprobs - wanted).max() < 0.2
+        assert np.abs(found.logprobs - wanted).max() < 0.35
 
 
 @pytest.mark.parametrize("overlap", [False, True])

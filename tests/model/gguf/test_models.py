@@ -161,7 +161,7 @@ def stated_by_gguf() -> dict[str, PreTrainedConfig]:
 def check(path: Path, expected: torch.Tensor, adapter: int | None = None, **executor: Any) -> str:
     """The log-probabilities behind `TOKENS`; returns the name of the kernels."""
     runner = ModelRunner.load(
-        ExecutorConfig(model=str(path), **executor),
+        ExecutorConfig(model=str(path), **{"dtype": "float32", **executor}),
         CacheConfig(4, 32),
         max_step_tokens=64,
         max_running=2,
