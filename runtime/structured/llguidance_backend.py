@@ -6,7 +6,7 @@ import hashlib
 import logging
 import re
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -593,7 +593,6 @@ class HybridGrammar(DfaGrammar):
 
 
 _NONE = np.zeros(256, bool)
-_DIGITS = np.frombuffer(b"0123456789abcdef", np.uint8)
 
 
 class _Marks:
@@ -619,16 +618,25 @@ class _Marks:
             known = _NONE
             marked = self._dfa.step(state, _HYBRID_MARK)
             if marked != DEAD:
-                known = np.zeros((16, 16), bool)
-                for high, after in enumerate(self._after(marked)):
-                    if after != DEAD:
-                        known[high] = self._after(after) != DEAD
-                known = known.reshape(256)
+                known = _NONE.copy()
+                for sign in b"+-":
+                    for listed in self._listed(self._dfa.step(marked, sign)):
+                        which = np.full(256, sign == ord("-"))
+                        which[list(bytes.fromhex(listed))] ^= True
+                        known |= which
             self._known[state] = known
         return known
 
-    def _after(self, state: int) -> np.ndarray:
-        return self._dfa.transitions(np.array([state]))[0, _DIGITS]
+    def _listed(self, state: int) -> Iterator[str]:
+        """The hexadecimal digits of each mark whose sign leads to a state."""
+        ways = [("", state)] if state != DEAD else []
+        while ways:
+            text, place = ways.pop()
+            if self._dfa.step(place, ord(",")) != DEAD:
+                yield text
+            for digit in "0123456789abcdef":
+                after = self._dfa.step(place, ord(digit))
+                ways += [(text + digit, after)] if after != DEAD else []
 
     def transitions(self, states: np.ndarray) -> np.ndarray:
         rows = np.zeros((len(states), 256), np.int32)

@@ -16,7 +16,7 @@ schemas") says where marks stand, and why texts that lead to one state then go o
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from rootlace.runtime.structured.json_schema import json_text
@@ -43,15 +43,14 @@ from rootlace.runtime.structured.regex.syntax import (
     TooLarge,
     concat,
     either,
-    one_of,
     optional,
     repeat,
     size,
 )
 
 MARK = "\0"
-"""Marks begin with it. JSON has it nowhere. Behind it is the first byte of the text that the mark
-stands for, in two hexadecimal digits, and the number of the mark."""
+"""Marks begin with it. JSON has it nowhere. Behind it are the bytes with which the text that the
+mark stands for may begin (`+`) or does not (`-`), in hexadecimal digits, and the mark's number."""
 MAX_VALUES = 2000
 """Schemas that are written, each as often as it is referred to."""
 _MAX_DEPTH = 32
@@ -167,15 +166,11 @@ class _Writer:
             return b"".join(self._first(option, refs) for option in options)
         return b"".join(map(_begins, _typed(schema)))
 
-    def _mark(self, first: Collection[int]) -> Regex:
-        """A mark that stands for a text which begins with one of the bytes `first`."""
+    def _mark(self, first: bytes, sign: str = "+") -> Regex:
+        """A mark that stands for a text which begins with one of the bytes `first`; with `-`, with
+        none of them."""
         assert self._marks is not None
-        halves: dict[str, str] = {}
-        for high in sorted({byte >> 4 for byte in first}):
-            lows = "".join(f"{byte & 15:x}" for byte in sorted(set(first)) if byte >> 4 == high)
-            halves[lows] = halves.get(lows, "") + f"{high:x}"
-        begun = either(*(concat(one_of(high), one_of(low)) for low, high in halves.items()))
-        return concat(Literal(MARK), begun, Literal(f"{next(self._marks)};"))
+        return Literal(f"{MARK}{sign}{bytes(sorted(set(first))).hex()},{next(self._marks)};")
 
     def _either(self, options: list[dict[str, Any]], depth: int, refs: frozenset[str]) -> Regex:
         """One of some schemas of one type, or of values. One that is not regular is marked if its
@@ -323,7 +318,7 @@ class _Writer:
             for byte, rest in following.items()
             if possible(begun + bytes((byte,)))
         ]
-        other = self._mark([byte for byte in range(0x20, 0x100) if byte not in declared])
+        other = self._mark(bytes(declared), "-")
         last = begun[-1:].decode(errors="surrogateescape")  # a byte of a character, perhaps
         return concat(Literal(last), either(other, *inner))
 
