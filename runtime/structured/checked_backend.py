@@ -259,6 +259,9 @@ _GAPS = sorted({gap[at:].encode() for gap in WHITESPACES for at in range(len(gap
 """White space that may stand before a value, and its endings."""
 
 
+_NO_TOKENS = np.zeros(0, np.int32)
+
+
 class CheckedText:
     """The tokens taken in, and what is excluded after them.
 
@@ -306,10 +309,12 @@ class CheckedText:
         """The tokens that would make a key one that is there already, or a number too long, if
         there are any."""
         ends = [self._vocabulary.order.beginning_with(end) for end in self._verifier.taken()]
+        return [tokens for tokens in [*ends, self._too_long()] if len(tokens)]
+
+    def _too_long(self) -> np.ndarray:
+        """The tokens that would make the number that is being read too long."""
         left = self._verifier.digits_left()
-        if left is not None:
-            ends.append(self._vocabulary.beginning_with_digits(left + 1))
-        return [tokens for tokens in ends if len(tokens)]
+        return _NO_TOKENS if left is None else self._vocabulary.beginning_with_digits(left + 1)
 
     def ends_too_early(self) -> bool:
         """Whether the mask alone would let the text end here."""
@@ -323,7 +328,7 @@ class CheckedText:
     def can_follow(self) -> bool:
         """Whether there is anything that may follow, the end included."""
         # What the mask allows can go on; and behind a key that may not end, any may be longer.
-        own = self.way[-1] in self._remaining or self.ends_too_early()
+        own = self.way[-1] in self._remaining or self.ends_too_early() or len(self._too_long())
         if not own and (self._long_keys or not self._taken()):
             return True
         words = np.zeros(self._words, np.int32)

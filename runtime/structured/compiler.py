@@ -391,14 +391,15 @@ def _masked_schema(
     checks = prepared.verifier_factory
     if checks is None and not _is_followed(mask):
         return inner
-    unique = UniqueKeys(digits_needed(mask))
+    unique, keywords = UniqueKeys(digits_needed(mask)), keywords_within(mask)
     return CheckedGrammar(
         inner,
         checks or (lambda: Verifier(unique)),
         compiler.vocabulary,
         compiler.config.max_retreats,
-        keys_only=checks is None,
-        long_keys="patternProperties" not in keywords_within(mask),
+        # Within its digits a number may have no multiple: then some of them are taken back.
+        keys_only=checks is None and "multipleOf" not in keywords,
+        long_keys="patternProperties" not in keywords,
     )
 
 
@@ -455,13 +456,14 @@ def _each_key_once(
         return inner
     rules = UniqueKeys(digits_needed(masks))
     islands = IslandGrammar(lark, compiler.config, inner.special, rules)
+    keywords = set().union(*map(keywords_within, masks))
     return CheckedGrammar(
         inner,
         lambda: Islands(islands),
         compiler.vocabulary,
         compiler.config.max_retreats,
-        keys_only=True,
-        long_keys=not any("patternProperties" in keywords_within(mask) for mask in masks),
+        keys_only="multipleOf" not in keywords,
+        long_keys="patternProperties" not in keywords,
     )
 
 

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import numpy as np
 import pytest
 
@@ -14,7 +15,7 @@ from rootlace.runtime.structured import GrammarCompiler
 from rootlace.runtime.structured.json_schema.json_text import EXPONENT_DIGITS, MAX_DIGITS
 from rootlace.runtime.structured.json_schema.validate import digits_needed
 from rootlace.runtime.structured.vocabulary.vocabulary import Vocabulary
-from tests.structured.random_model import accepts
+from tests.structured.random_model import accepts, byte_vocabulary
 
 NUMBER = {"type": "number"}
 OPEN = {"type": "object", "properties": {"x": NUMBER}, "required": ["x"]}
@@ -134,3 +135,33 @@ def test_digits_that_a_schema_needs() -> None:
     remarks = {"default": 10**400, "examples": [1e300], "x-remark": 1e300}
     assert digits_needed({"properties": {"default": {"minimum": 10**25}}, **remarks}) == (26, 2)
     assert digits_needed([{"const": 1e300}]) == (301, 3)
+
+
+@pytest.mark.parametrize("kind", ["integer", "number"])
+def test_a_number_that_has_to_be_a_multiple_ends_as_one(kind: str) -> None:
+    """Where no multiple is left within the digits, some of them are taken back."""
+    vocabulary = byte_vocabulary()
+    number = {"type": kind, "minimum": 1, "multipleOf": 264}
+    schema = {"type": "object", "properties": {"x": number}, "additionalProperties": number}
+    wanted = [vocabulary.token_of[one.encode()] for one in "7139502468}</a>"]
+    for given, before in (({"json_schema": schema}, b""), (tag_of(schema), b"<a>")):
+        matcher = GrammarCompiler(vocabulary).compile(**given).matcher()
+        text = vocabulary.bytewise(before + b'{"x":') or []
+        assert all(map(matcher.advance, text))
+        refused = 0
+        for _ in range(600):
+            mask = matcher.allowed_mask()
+            assert mask.any(), "nothing is allowed"
+            token = next((t for t in wanted if mask[t]), int(np.flatnonzero(mask)[0]))
+            if matcher.advance(token):
+                text.append(token)
+                if matcher.is_finished():
+                    break
+            else:
+                refused += 1
+                undone = matcher.rollback_refused()
+                assert undone is not None, matcher.error()
+                del text[len(text) - undone :]
+        assert refused and matcher.is_accepting()
+        found = b"".join(vocabulary.token_bytes[token] for token in text).decode()
+        jsonschema.validate(json.loads(found.removeprefix("<a>").removesuffix("</a>")), schema)
