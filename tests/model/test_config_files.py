@@ -121,11 +121,15 @@ def test_keys_that_the_user_knows_to_be_harmless(tmp_path: Path) -> None:
     plain = ModelConfig.read(tmp_path, ignored=["other", "remark", "absent"])
     write_config("llama", tmp_path, {})
     assert plain.spec == ModelConfig.read(tmp_path).spec
-    # What counts is not passed over, whether a family reads it or only one value is supported.
-    for edit in ({"rms_norm_eps": 1e-3}, {"use_mrope": True}):
-        write_config("llama", tmp_path, edit)
-        with pytest.raises(UnsupportedModel, match=f"{next(iter(edit))}.*changes what is computed"):
-            ModelConfig.read(tmp_path, ignored=list(edit))
+    # What counts is not passed over: what some family reads, or has one supported value.
+    others = {"logits_scaling": 2.0, "final_logit_softcapping": 30.0, "no_rope_layers": [1, 0]}
+    for key, value in {"rms_norm_eps": 1e-3, "attention_multiplier": 0.5, **others}.items():
+        write_config("llama", tmp_path, {key: value})
+        with pytest.raises(UnsupportedModel, match=f"{key}.*changes what is computed"):
+            ModelConfig.read(tmp_path, ignored=[key])
+    write_config("llama", tmp_path, {"use_mrope": True})
+    with pytest.raises(UnsupportedModel, match="use_mrope True: only False is supported"):
+        ModelConfig.read(tmp_path, ignored=["use_mrope"])
 
 
 def test_internlm3_as_it_is_published(tmp_path: Path) -> None:

@@ -25,7 +25,14 @@ from rootlace.runtime.model.families.config_reader import (
 )
 from rootlace.runtime.model.families.reading import Family
 from rootlace.runtime.model.families.spec import ModelSpec
-from rootlace.runtime.model.families.table import families, inside, known_by, text_part, with_head
+from rootlace.runtime.model.families.table import (
+    check_ignored,
+    families,
+    inside,
+    known_by,
+    text_part,
+    with_head,
+)
 from rootlace.wire.errors import UnsupportedModel
 
 # Installed ----------------------------------------------------------------------------------------
@@ -141,6 +148,7 @@ class ModelConfig:
         if family is None:
             return _run_by_transformers(source, architecture, raw)
         config = ConfigReader(file, raw)
+        check_ignored(config, ignored or ())
         quantisation = source.quantisation(config)
         spec = with_head(family.read(config), architecture, config)
         if text is not None:

@@ -217,11 +217,8 @@ class ConfigReader:
     ) -> None:
         """Refuse the keys that nobody has read, unless they change nothing (`harmless`) or have no
         value. Of others the user may say so (`by_user`; None: of all)."""
-        for key in sorted(self._read.union(ONLY).intersection(by_user or ())):
-            if key in self._values:
-                self.refuse(key, "--ignore-config-keys names it, and it changes what is computed")
         for key in sorted(self._values.keys() - self._read - harmless):
-            if key in ONLY:
+            if key in ONLY:  # also where the user names it
                 self.only(key, ONLY[key])
             elif self._values[key] is not None and by_user is not None and key not in by_user:
                 self.refuse(

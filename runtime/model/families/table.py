@@ -5,9 +5,10 @@ from __future__ import annotations
 import functools
 import importlib
 import pkgutil
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import CodeType
 from typing import Any
 
 from rootlace.runtime.model.families.config_reader import (
@@ -274,10 +275,34 @@ def _of_texts(rope: Mapping[str, Any]) -> dict[str, Any]:
 @functools.cache
 def families() -> dict[str, Family]:
     """Every family, by the names of its architectures."""
-    package = __name__.rpartition(".")[0]
     found: dict[str, Family] = {}
-    for file in pkgutil.iter_modules([str(Path(__file__).parent)]):
-        for one in vars(importlib.import_module(f"{package}.{file.name}")).values():
-            if isinstance(one, Family):
-                found |= dict.fromkeys(one.architectures, one)
+    for one in _defined():
+        if isinstance(one, Family):
+            found |= dict.fromkeys(one.architectures, one)
     return found
+
+
+def _defined() -> Iterator[Any]:
+    """What the files of families define."""
+    package = __name__.rpartition(".")[0]
+    for file in pkgutil.iter_modules([str(Path(__file__).parent)]):
+        yield from vars(importlib.import_module(f"{package}.{file.name}")).values()
+
+
+def check_ignored(config: ConfigReader, ignored: Collection[str]) -> None:
+    """Raises `UnsupportedModel` where the user has a key ignored that some family reads: it is a
+    text in the code of that."""
+    for key in sorted(set(ignored).intersection(config) - IGNORED):
+        codes = [one.read if isinstance(one, Family) else one for one in _defined()]
+        if any(key in _texts(getattr(code, "__code__", None)) for code in codes):
+            config.refuse(key, "--ignore-config-keys names it, and it changes what is computed")
+
+
+def _texts(code: Any) -> Iterator[str]:
+    if isinstance(code, str):
+        yield code
+    elif isinstance(code, tuple):
+        for one in code:
+            yield from _texts(one)
+    elif isinstance(code, CodeType):
+        yield from _texts(code.co_consts)
