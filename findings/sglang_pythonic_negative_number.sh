@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# SGLang 0.5.23's parser of calls written as Python (`PythonicDetector`: Llama 4, OLMo 3 and others) drops
+# SGLang 0.5.23's parser of calls written as Python (`PythonicDetector`, --tool-call-parser pythonic) drops
 # a call that has a negative number, a sign or a tuple among its arguments, also deep inside a list; the
 # other calls of the same answer are kept. Whole answers and streams do the same, without an error.
 #
@@ -30,7 +30,7 @@ PYTHON
 python3 -m venv "$folder/venv"
 python="$folder/venv/bin/python"
 "$python" -m pip install --quiet --disable-pip-version-check \
-  torch==2.13.0 transformers==5.23.0 openai==2.54.0 ipython==9.18.1 msgspec==0.22.0 orjson==3.13.0 \
+  aiohttp==3.14.5 torch==2.13.0 transformers==5.23.0 openai==2.54.0 ipython==9.18.1 msgspec==0.22.0 orjson==3.13.0 \
   partial-json-parser==0.2.1.1.post7 pillow==13.0.0 pybase64==1.5.1 pyzmq==27.3.0 requests==2.34.2 starlette==1.10.0 triton==3.9.0
 "$python" -m pip install --quiet --disable-pip-version-check --no-deps sglang==0.5.23
 

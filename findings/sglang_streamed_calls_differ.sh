@@ -43,7 +43,7 @@ PYTHON
 python3 -m venv "$folder/venv"
 python="$folder/venv/bin/python"
 "$python" -m pip install --quiet --disable-pip-version-check \
-  torch==2.13.0 transformers==5.23.0 openai==2.54.0 ipython==9.18.1 msgspec==0.22.0 orjson==3.13.0 \
+  aiohttp==3.14.5 torch==2.13.0 transformers==5.23.0 openai==2.54.0 ipython==9.18.1 msgspec==0.22.0 orjson==3.13.0 \
   partial-json-parser==0.2.1.1.post7 pillow==13.0.0 pybase64==1.5.1 pyzmq==27.3.0 requests==2.34.2 starlette==1.10.0 triton==3.9.0
 "$python" -m pip install --quiet --disable-pip-version-check --no-deps sglang==0.5.23
 
