@@ -20,7 +20,12 @@ def spellings(character: str) -> set[str]:
 
 @pytest.mark.parametrize("letters", ['nrbtf\\"u', 'nrbtf\\"'])
 def test_a_character_is_spelt_as_llguidance_spells_it(letters: str) -> None:
-    dfa = LazyDfa(Guidance(letters).string({"type": "string", "maxLength": 1}), 1000)
+    dfa = LazyDfa(
+        Guidance({"x-guidance": {"json_allowed_escapes": letters}}).string(
+            {"type": "string", "maxLength": 1}
+        ),
+        1000,
+    )
     taken = 0
     for character in CHARACTERS:
         for spelled in spellings(character):
