@@ -91,8 +91,7 @@ class SchedulerConfig:
     )
     step_seconds: Seconds | None = option(
         None,
-        "What a step should take at most, as measured: prompts are cut, and requests wait; "
-        "0: whatever it takes.",
+        "What a step should take at most, as measured: prompts are cut; 0: whatever it takes.",
         shown="0.25 on a CPU, 0 on a GPU",
     )
     max_running: Positive = option(

@@ -276,11 +276,6 @@ class RequestState:
             self.prediction = Prediction(self.predicted, self.prompt_len)
             self.prediction.follow(self.tokens, self.length)
 
-    @property
-    def samples_more(self) -> bool:
-        """Whether more than one token is to be sampled."""
-        return self.ending is None and self.length + 1 < self.full
-
     def close_draft(self) -> int:
         """Close the draft; return the count of its tokens that were sampled."""
         draft, self.draft = self.draft, None
