@@ -17,15 +17,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer as FastTokenizer
 
+from rootlace.runtime.model.checkpoint.config import ModelConfig
 from rootlace.runtime.model.checkpoint.source import FolderSource
 from rootlace.runtime.model.gguf.config import GgufSource
 from rootlace.runtime.model.gguf.file import GgufFile
 from rootlace.runtime.model.gguf.tokenizer import PATTERNS, Kind, Vocabulary, tokenizer_json
 from rootlace.runtime.server.model_texts import load_chat, load_eos_ids
-from rootlace.runtime.server.tokenizer import Tokenizer
+from rootlace.runtime.server.tokenizer import Piece, Tokenizer
 from rootlace.runtime.structured.vocabulary.vocabulary import Vocabulary as Tokens
 from rootlace.wire.errors import UnsupportedModel
 from tests.model.gguf.converting import finish, gguf, write_tokenizer
+from tests.model.gguf.llama_cpp_ids import KEPT
+from tests.real_model import SMOLLM2, needs_smollm2
 
 DATA = Path(__file__).resolve().parents[3].parent / "shared" / "data"
 FOLDERS = {
@@ -391,3 +394,16 @@ def test_every_pattern_can_be_built(pre: str) -> None:
         pieces = [piece for piece, _ in fast.pre_tokenizer.pre_tokenize_str(one)]
         assert sum(map(len, pieces)) == len(one.encode()), "nothing of a text is lost"
     assert json.loads(text)["model"]["vocab"].keys() >= {"a", "b", "ab"}
+
+
+@needs_smollm2
+def test_the_ids_of_llama_cpp() -> None:
+    """Of SmolLM2's file, as `python -m tests.model.gguf.llama_cpp_ids` recorded them."""
+    assert SMOLLM2 is not None
+    recorded = json.loads(KEPT.read_text("utf-8"))
+    assert SMOLLM2.name == recorded["model"] and len(recorded["rows"]) >= 300
+    tokenizer = Tokenizer.read(ModelConfig.read(SMOLLM2).source)
+    for text, plain, special in recorded["rows"]:
+        for is_special, ids in ((False, plain), (True, special)):
+            pieces = (Piece(text, special=is_special),)
+            assert tokenizer.encode_pieces(pieces) == [*map(int, ids.split())], text
