@@ -227,7 +227,7 @@ def _open_disk(
         disk.erase(tier.restore(found))
         hourly = cache.disk_hourly_gb or cache.disk_gb
         wear = HourlyBytes(int(hourly * GIGABYTE / engines), time.monotonic)
-        return Level("disk", tier, disk, wear, size), disk, folder
+        return Level("disk", tier, disk, wear, size, outlives=True), disk, folder
     except BaseException:
         folder.close()
         raise

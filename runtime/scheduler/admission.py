@@ -106,11 +106,15 @@ class RunningSet:
         self.preemptions += 1
         self.reserve = min(2 * self.reserve, self.headroom.most)
 
-    def stand_back(self, alone: RequestState) -> None:
-        """Stop all running requests except `alone`, so that `alone` is computed alone."""
-        for sequence in [one for one in self.sequences if one is not alone]:
-            self.leave(sequence)
-            insort(self.preempted, sequence, key=by_order)
+    def stand_back(self, alone: RequestState, max_rows: int) -> None:
+        """Stop running requests so that `alone` can be computed alone: those that do not decode,
+        and all if there is no room beside them, in blocks or among `max_rows`."""
+        others = [one for one in self.sequences if one is not alone]
+        room = alone in self.sequences or self.fits(alone, self.promises())
+        for sequence in others:
+            if not (room and sequence.decoding and len(others) < max_rows):
+                self.leave(sequence)
+                insort(self.preempted, sequence, key=by_order)
 
     def jumped(self, sequence: RequestState) -> None:
         """Compute appended tokens of a decoding sequence as a chunk.
@@ -156,9 +160,12 @@ class RunningSet:
 
     # ------------------------------------------------------------ blocks
 
-    def secure(self, *, may_preempt: bool = True) -> list[RequestState] | None:
+    def secure(
+        self, alone: RequestState | None = None, *, others: bool = False, may_preempt: bool = True
+    ) -> list[RequestState] | None:
         """Give every sequence of the next decode step a slot for its next token; return these
-        sequences.
+        sequences. If `alone` is given, no other sequence is in the step, or with `others` it is
+        not.
 
         Preempt sequences where slots are missing; return None if `may_preempt` forbids that.
         Excluded are sequences whose pending token is the last, and sequences that wait for pending
@@ -172,6 +179,8 @@ class RunningSet:
             for s in self.sequences:
                 if not s.decoding:
                     self.prefilling = True
+                elif alone is not None and others is (s is alone):
+                    continue
                 elif s.ending is None and (
                     not s.pending or (s.length + s.pending < s.full and not s.stands_by)
                 ):
@@ -285,6 +294,8 @@ class Prefill:
         """Add chunks within `budget`; if `alone` is given, admit no other sequence."""
         running = self._running
         begun = [one for one in running.sequences if not one.decoding]
+        if alone is not None:
+            begun = [one for one in begun if one is alone]
         may_admit = running.preempted or self._waiting.count
         if not may_admit or alone in running.sequences:
             self._go_on(begun, budget, builder)
@@ -365,8 +376,8 @@ class Prefill:
                 deferred.append(following)
                 continue
             tiering = self._kv.tiering
-            if alone is None and tiering.active and tiering.fetching.holds_back(following):
-                if following.order >= 0 or len(deferred) >= MOST_FETCHES:
+            if tiering.active and tiering.fetching.holds_back(following):
+                if alone is not None or following.order >= 0 or len(deferred) >= MOST_FETCHES:
                     return
                 self._waiting.defer(following)
                 deferred.append(following)

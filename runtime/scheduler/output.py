@@ -166,6 +166,8 @@ class Suspects:
         self.queue: deque[RequestState] = deque()
         self._accused: list[RequestState] = []
         """Requests of the last failing step of several."""
+        self._others = True
+        """Whether the last step was of others than the suspect."""
 
     def add(self, sequence: RequestState, until: int) -> None:
         """Compute `sequence` alone until its first `until` tokens are computed."""
@@ -182,6 +184,15 @@ class Suspects:
             self.queue.popleft()
         self._accused = []  # a later failure has another cause
         return None
+
+    def turn(self, alone: RequestState, running: list[RequestState]) -> bool:
+        """Whether the next step decodes for all who run but `alone`: every other step does.
+
+        They have passed the token where their step failed, and need not wait for `alone`.
+        """
+        others = any(one.decoding for one in running if one is not alone)
+        self._others = others and not self._others
+        return self._others
 
     def accuse(self, flight: InFlightStep) -> list[RequestState]:
         """Suspect the requests of a failed step; return the requests that must end."""

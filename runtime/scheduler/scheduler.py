@@ -269,9 +269,11 @@ class Scheduler:
         # instead of a hang.
         for _ in range(3 * len(self._by_rid) + 3):
             alone = self._suspects.first() if self._suspects.queue else None
+            cleared = False
             if alone is not None:
-                running.stand_back(alone)
-            ready = running.secure(may_preempt=not self._flights)
+                running.stand_back(alone, self._max_rows)
+                cleared = self._suspects.turn(alone, running.sequences)
+            ready = running.secure(alone, others=cleared, may_preempt=not self._flights)
             if ready is not None:  # otherwise the step in flight may free the missing blocks
                 builder = PlanBuilder(
                     self._count.steps,
@@ -287,7 +289,8 @@ class Scheduler:
                 builder.decoding = ready
                 for sequence in ready:
                     sequence.computed += 1
-                if running.prefilling or running.preempted or self._waiting.count:
+                prefilling = running.prefilling or running.preempted or self._waiting.count
+                if prefilling and not cleared:
                     bounded = StepBudget.of(budget, self._step_seconds, self.cost, ready)
                     self._prefill.plan(builder, bounded, alone)
                 if ready or builder.chunks:

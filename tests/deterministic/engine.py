@@ -300,7 +300,9 @@ class EngineProcess:
             self._network.disks[self.replica].found_by(store)
         self._network.disks[self.replica] = store
         self.executor.stores.insert(0, store)
-        return Level("disk", store.tier, store, HourlyBytes(None, self._clock.time), 1)
+        return Level(
+            "disk", store.tier, store, HourlyBytes(None, self._clock.time), 1, outlives=True
+        )
 
     def _connect(self, kind: int, address: str) -> Socket:
         socket: Socket = self._context.socket(kind)

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
+import random
 from collections.abc import Callable
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -99,13 +102,57 @@ def test_an_engine_that_dies_in_no_step_died_of_a_request_not_heard_of() -> None
     policy.add(request(2, "a"), heard.append, sent=False)
     resumed = policy.resume()
     assert [(one.rid, one.suspected, one.resumed) for one in resumed] == [
-        (0, 0, True), (1, 1, True), (2, 0, False),
+        (1, 1, True), (2, 0, False), (0, 0, True),
     ]  # fmt: skip
-    assert resumed[0].output_ids.tolist() == [5, 6]
+    assert resumed[-1].output_ids.tolist() == [5, 6]
     policy.handle(EngineOutput(2, (5,)))
     policy.died({})
     assert [(one.rid, one.code) for one in heard if one.finish] == [(1, "internal")]
-    assert [one.rid for one in policy.resume()] == [0, 2]
+    assert sorted(one.rid for one in policy.resume()) == [0, 2]
+
+
+def begins(order: list[list[int]]) -> list[int]:
+    """When each of these begins, in tokens, if what was computed once is there."""
+    known: set[tuple[int, ...]] = set()
+    found = []
+    for text in order:
+        known |= {tuple(text[: end + 1]) for end in range(len(text))}
+        found.append(len(known))
+    return found
+
+
+def test_requests_resume_in_the_order_in_which_they_begin_soonest() -> None:
+    dice = random.Random(3)
+    for _ in range(60):
+        texts = [
+            [dice.randrange(2) for _ in range(dice.randrange(1, 9))]
+            for _ in range(dice.randrange(1, 6))
+        ]
+        policy = RestartPolicy()
+        for rid, text in enumerate(texts):
+            half = len(text) // 2 + 1
+            one = msgspec.structs.replace(
+                request(rid, ""),
+                token_ids=np.array(text[:half], np.int32),
+                output_ids=np.array(text[half:], np.int32),
+            )
+            policy.add(one, lambda _: None, sent=True)
+        policy.died({})
+        order = [texts[one.rid] for one in policy.resume()]
+        assert sorted(order) == sorted(texts)
+        best = min(sum(begins(list(each))) for each in itertools.permutations(texts))
+        assert sum(begins(order)) == best
+
+
+def test_namespaces_share_nothing_when_requests_resume() -> None:
+    policy = RestartPolicy()
+    for rid, (namespace, length) in enumerate([("a", 9), ("b", 7), ("a", 10), ("b", 3)]):
+        one = msgspec.structs.replace(
+            request(rid, ""), token_ids=np.ones(length, np.int32), namespace=namespace
+        )
+        policy.add(one, lambda _: None, sent=True)
+    policy.died({})
+    assert [one.rid for one in policy.resume()] == [3, 1, 0, 2]
 
 
 def test_lost_machines_accuse_nobody_but_are_counted() -> None:

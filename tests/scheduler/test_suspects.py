@@ -128,14 +128,45 @@ def test_strangers_wait_while_suspects_are_computed() -> None:
     world.fail(InternalError("injected"))
     stranger = world.submit(ids(9, 7), 6)
     rows = []
-    for _ in range(4):
+    for _ in range(6):
         plan = world.step()
         assert plan is not None
-        rows.append(plan.rids.tolist())
-    assert rows[:3] == [[rid] for rid in rids] and sorted(rows[3]) == [*rids, stranger]
+        rows.append(sorted(plan.rids.tolist()))
+    # Who is past the failing token goes on beside those who are not, and in no step with them.
+    assert rows == [[0], [0], [1], [0, 1], [2], [*rids, stranger]]
     world.drain()
     for rid in (*rids, stranger):
         world.expect_cold(world.jobs[rid])
+
+
+def test_who_was_cleared_streams_while_suspects_are_computed() -> None:
+    world = World(max_step_tokens=16)
+    rids = [world.submit(ids(40 * (i + 1), i), 30, suspected=1) for i in range(4)]
+    rows: list[list[int]] = []
+    while any(not world.jobs[rid].output for rid in rids):
+        plan = world.step()
+        assert plan is not None
+        rows.append(sorted(plan.rids.tolist()))
+    assert [len(world.jobs[rid].output) for rid in rids] == sorted(
+        (len(world.jobs[rid].output) for rid in rids), reverse=True
+    )
+    assert len(world.jobs[rids[0]].output) > 20
+    for suspect in rids:  # nobody else is in a step of who is not cleared yet
+        first = next(at for at, row in enumerate(rows) if suspect in row)
+        assert rows[first] == [suspect]
+    world.drain()
+    for rid in rids:
+        world.expect_cold(world.jobs[rid])
+    world.expect_empty()
+
+
+def test_suspects_without_room_beside_others_are_computed() -> None:
+    world = World(num_blocks=16, max_step_tokens=16)
+    rids = [world.submit(ids(30, i), 20, suspected=1) for i in range(5)]
+    world.drain()
+    for rid in rids:
+        world.expect_cold(world.jobs[rid])
+    world.expect_empty()
 
 
 def test_a_later_fault_clears_nobody_of_an_earlier_one() -> None:

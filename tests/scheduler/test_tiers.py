@@ -118,6 +118,48 @@ def test_the_next_start_is_warm() -> None:
         assert job.cached == 32
 
 
+def killed(world: World, store: SimulatedStore) -> World:
+    """The world of the next engine, without a word of the one before."""
+    for _ in range(4):
+        world.step()
+    return World(num_blocks=64, stores=(store.next_start(),))
+
+
+def test_what_is_shared_outlives_a_kill() -> None:
+    store = SimulatedStore(64, room=64)
+    world = World(num_blocks=64, stores=(store,))
+    world.run(prompt(1))
+    assert not store.saved, "nobody shares it, and nothing was evicted"
+    world.submit([*prompt(1, 32), 2, 3, 4, 5, 6], 9)
+    again = killed(world, store)
+    assert len(store.published) == 8
+    store = again.executor.stores[0]
+    store.slow = True
+    rid = again.submit([*prompt(1, 32), 2, 3, 4, 5, 6], 9, suspected=38)
+    assert again.scheduler.plan() is None and again.scheduler.kv.tiering.waiting
+    again.drain()
+    again.expect_cold(again.jobs[rid])
+    assert again.jobs[rid].cached == 32 and again.stats["restored_tokens"] == 32
+
+
+def test_what_is_shared_is_not_written_twice_nor_beyond_the_hour() -> None:
+    for hourly, expected in ((None, 8), (5, 5)):
+        store = SimulatedStore(64, room=64)
+        world = World(num_blocks=64, stores=(store,), hourly_bytes=hourly)
+        for last in range(2, 6):
+            world.run([*prompt(1, 32), last], 4)
+            world.step()
+        assert len(store.saved) == expected
+
+
+def test_what_is_shared_stays_in_memory_where_that_ends_with_the_process() -> None:
+    store = SimulatedStore(64, room=64, name="host")
+    world = World(num_blocks=64, stores=(store,))
+    for _ in range(3):
+        world.run(prompt(1))
+    assert not store.saved
+
+
 def test_a_restart_begins_as_warm_as_it_ended() -> None:
     """The hit rate of the first requests is within 5 % of that of the last ones before."""
     dice = random.Random(4)

@@ -132,7 +132,10 @@ class World:
         )
         self.executor.stores = list(stores)
         clock = self.executor.clock
-        levels = [Level(s.name, s.tier, s, HourlyBytes(hourly_bytes, clock), 1) for s in stores]
+        levels = [
+            Level(s.name, s.tier, s, HourlyBytes(hourly_bytes, clock), 1, s.name == "disk")
+            for s in stores
+        ]
         self.scheduler = Scheduler(
             SchedulerConfig(check_invariants=True, **config),
             CacheConfig(

@@ -30,6 +30,8 @@ class Level:
     store: StoreState
     wear: HourlyBytes
     block_bytes: int
+    outlives: bool = False
+    """Whether its blocks outlive the engine's process."""
 
     @property
     def block_seconds(self) -> float:
@@ -159,6 +161,22 @@ class Saving:
         for label, block in self._whole_blocks(leaf, max(end, leaf.start)):
             if not any(level.tier.keep_longer(label.key) for level in self._levels):
                 self._save(0, label, (SAVE, block))
+
+    def ahead(self, namespace: Hashable, tokens: np.ndarray, blocks: np.ndarray) -> None:
+        """Save the `blocks` of a prefix that requests share, where they outlive this process.
+
+        `tokens`: int32, of whole blocks, which the steps in flight have computed.
+        """
+        at = len(self._levels) - 1
+        if at < 0 or not self._levels[at].outlives or not self._tiers.working:
+            return
+        owner, tier = owner_of(namespace), self._levels[at].tier
+        keys = prefix_keys(self._tiers.space_of(namespace), tokens, self._size)
+        for key, block in zip(keys, blocks.tolist(), strict=True):
+            if key in self.mortal or key in tier:
+                continue
+            if not self._save(at, Label(key, owner), (SAVE, block)):
+                return
 
     def _whole_blocks(self, node: Node, start: int) -> list[tuple[Label, int]]:
         """The node's savable full blocks from position `start` on, with labels, the last first.

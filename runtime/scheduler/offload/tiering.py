@@ -32,6 +32,8 @@ class Tiering:
         self.saving = Saving(tree, tiers, self._moves)
         self.fetching = Fetching(tree, tiers, self._moves, make_room)
         self.handing = Handing(tree, tiers, self._moves, self.saving)
+        self._shared: list[RequestState] = []
+        """Admitted since the last `poll`."""
         if tiers.levels:
             tree.losing = self.saving.losing
         if tiers.readable:
@@ -54,6 +56,13 @@ class Tiering:
                 else:
                     self.saving.written(at, done.slot, done.ok)
         self.saving.prove()
+        # Their blocks may have been planned in the step of their admission: now they are computed.
+        for sequence in self._shared:
+            count = min(sequence.cached_tokens // self._tree.block_size, sequence.table_len)
+            if count and not sequence.finished:
+                tokens = sequence.tokens[: count * self._tree.block_size]
+                self.saving.ahead(sequence.namespace, tokens, sequence.table[:count])
+        self._shared.clear()
         self.handing.poll()
         self.fetching.land_all()
 
@@ -73,6 +82,7 @@ class Tiering:
 
     def reset(self) -> None:
         """Forget moves after a step failed and all KV was lost."""
+        self._shared.clear()
         self.fetching.reset()
         self.handing.reset()
         self.saving.reset()
@@ -82,6 +92,8 @@ class Tiering:
 
     def let_go(self, sequence: RequestState) -> None:
         """Release the blocks and offers of a sequence that was admitted or ended."""
+        if not sequence.finished:
+            self._shared.append(sequence)
         self.fetching.let_go(sequence)
         self.handing.drop(sequence.rid)
 
