@@ -94,6 +94,11 @@ class SchedulerConfig:
         "What a step should take at most, as measured: prompts are cut; 0: whatever it takes.",
         shown="0.25 on a CPU, 0 on a GPU",
     )
+    speculation_tokens: NotNegative | None = option(
+        None,
+        "Tokens of recent text in which repetitions are looked for, to be computed ahead; 0: none.",
+        shown="262144 with native kernels, 0 elsewhere",
+    )
     max_running: Positive = option(
         256, "Requests in one step at most.", aliases=("max_running_requests",)
     )

@@ -124,6 +124,14 @@ def usage_meta(usage: protocol.Usage, timing: protocol.Timing) -> dict[str, Any]
     }
 
 
+def drafts_meta(usage: protocol.Usage) -> dict[str, dict[str, int]]:
+    """Tokens computed ahead, by source."""
+    return {
+        source: {"accepted": accepted, "rejected": rejected}
+        for source, (accepted, rejected) in usage.drafts.items()
+    }
+
+
 def logprob_meta(
     kind: str, logprobs: Sequence[protocol.TokenLogprob], top: bool = False
 ) -> dict[str, Any]:
@@ -348,6 +356,8 @@ class Generation(Operation):
         if result.usage.accepted or result.usage.rejected:
             meta["accepted_prediction_tokens"] = result.usage.accepted
             meta["rejected_prediction_tokens"] = result.usage.rejected
+        if result.usage.drafts:
+            meta["drafts"] = drafts_meta(result.usage)
         if result.facts.pin:
             meta["cache_pin"] = result.facts.pin
         if result.facts.report is not None:

@@ -540,11 +540,17 @@ class TokenLogprob(_Wire):
     forced: bool = False
 
 
+DRAFT_SOURCES = ("prediction", "tree", "output")
+"""Where tokens computed ahead come from: the client's prediction, what other requests of the
+namespace hold, what the request itself holds."""
+
+
 class Usage(_Wire):
     """Tokens of one operation. Prompt tokens include cached ones, completion tokens forced ones.
     `written`: those computed for each beginning of the prompt that was to be pinned. `accepted` of
     the completion tokens were computed ahead because they were predicted, and so were `rejected`
-    others, which are not among them."""
+    others, which are not among them. `drafts`: the same two numbers for each other source of
+    `DRAFT_SOURCES` that was drafted from."""
 
     prompt_tokens: int = 0
     cached_tokens: int = 0
@@ -553,6 +559,7 @@ class Usage(_Wire):
     written: tuple[int, ...] = ()
     accepted: int = 0
     rejected: int = 0
+    drafts: dict[str, tuple[int, int]] = {}
 
 
 class Timing(_Wire):

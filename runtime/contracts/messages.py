@@ -165,8 +165,9 @@ class EngineOutput(msgspec.Struct, omit_defaults=True, eq=False, tag="update"):
     from index `prompt_logprobs_from` on. `prompt_scores` has one row for each of these except the
     prompt's first token, which has no log-probability. Both come with the last prefill chunk.
 
-    `accepted`: ascending indices of `token_ids` that were drafted. `rejected`: drafted tokens since
-    the last update that are not in the output.
+    `accepted`: ascending indices of `token_ids` that were drafted, each with the index of its
+    source in `DRAFT_SOURCES`. `rejected`: by source, drafted tokens since the last update that are
+    not in the output.
 
     `vector` (float32) is the result of a `pooling`; it comes with `finish`.
     """
@@ -181,8 +182,8 @@ class EngineOutput(msgspec.Struct, omit_defaults=True, eq=False, tag="update"):
     finish: str | None = None
     matched: int | None = None
     vector: np.ndarray | None = None
-    accepted: tuple[int, ...] = ()
-    rejected: int = 0
+    accepted: tuple[tuple[int, int], ...] = ()
+    rejected: tuple[int, ...] = ()
     code: str = ""
     error: str = ""
 

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 HEARTBEAT_SECONDS = 1.0
+SPECULATION_TOKENS = 1 << 18
 STEP_SECONDS = 0.25
 """Bound of a step on a CPU, where a step of `max_step_tokens` can take many seconds."""
 SWITCH_SECONDS = 0.0005
@@ -131,6 +132,9 @@ def _serve(
     schedule = engine.scheduler
     if schedule.step_seconds is None and str(runner.device) == "cpu":
         schedule = dataclasses.replace(schedule, step_seconds=STEP_SECONDS)
+    if schedule.speculation_tokens is None and runner.kernels == "native":
+        # Other kernels add in an order that depends on the number of rows, and so on drafts.
+        schedule = dataclasses.replace(schedule, speculation_tokens=SPECULATION_TOKENS)
     scheduler = Scheduler(
         schedule,
         cache,

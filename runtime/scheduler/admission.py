@@ -78,8 +78,7 @@ class RunningSet:
         if sequence.order < 0:
             sequence.order = self._admissions
             self._admissions += 1
-            if sequence.predicted is not None:
-                sequence.admitted()
+            sequence.admitted()
         else:
             self.preempted.remove(sequence)
         self._kv.attach(sequence)

@@ -234,6 +234,8 @@ class CacheControl:
         """Forget every prefix that no running request uses."""
         self._kv.tree.flush()
         self._kv.tiering.flush()
+        if self._kv.suffixes is not None:
+            self._kv.suffixes.clear()
         self._changed()
 
     def forget_namespace(self, namespace: str) -> None:
@@ -290,6 +292,8 @@ class CacheControl:
 
     def _forget(self, kv: Hashable) -> None:
         self._kv.tree.forget_namespace(kv)
+        if self._kv.suffixes is not None:
+            self._kv.suffixes.forget(kv)
         if any(sequence.namespace == kv for sequence in self._sequences.values()):
             self.forgotten.add(kv)
         else:

@@ -28,6 +28,7 @@ from rootlace.runtime.cache import (
     check_cache,
     policy_named,
 )
+from rootlace.runtime.cache.suffix_index import SuffixIndex
 from rootlace.runtime.config import CacheConfig
 from rootlace.runtime.contracts.messages import pin_id
 from rootlace.runtime.scheduler.batch import PlanBuilder
@@ -212,8 +213,13 @@ class KVStore:
     """
 
     def __init__(
-        self, config: CacheConfig, clock: Callable[[], float], tiers: Tiers | None = None
+        self,
+        config: CacheConfig,
+        clock: Callable[[], float],
+        tiers: Tiers | None = None,
+        indexed_tokens: int = 0,
     ) -> None:
+        """`indexed_tokens`: capacity of `suffixes`, the index of texts for drafts (0: none)."""
         if config.num_blocks is None:
             raise ValueError("CacheConfig.num_blocks must be resolved before the scheduler is made")
         self.enabled = config.enabled
@@ -222,6 +228,7 @@ class KVStore:
         self.retention = Retention(self.tree, config, clock)
         below = tiers if tiers is not None and config.enabled else Tiers()
         self.tiering = Tiering(self.tree, below, self.make_room)
+        self.suffixes = SuffixIndex(indexed_tokens) if indexed_tokens else None
         self.block_size = config.block_size
         self._evict_at_least = min(config.num_blocks // 1024, 64)
         """Blocks evicted at once, so that few steps evict."""

@@ -129,9 +129,11 @@ def _tokens(sequence: RequestState, stop: int) -> EngineOutput:
         sequence.forced = [at for at in sequence.forced if at >= stop]
     sequence.emitted = stop
     if sequence.accepted:
-        update.accepted = tuple(at - start for at in sequence.accepted if at < stop)
-        sequence.accepted = [at for at in sequence.accepted if at >= stop]
-    update.rejected, sequence.rejected = sequence.rejected, 0
+        update.accepted = tuple((at - start, by) for at, by in sequence.accepted if at < stop)
+        sequence.accepted = [one for one in sequence.accepted if one[0] >= stop]
+    if any(sequence.rejected):
+        update.rejected = tuple(sequence.rejected)
+        sequence.rejected = [0] * len(sequence.rejected)
     return update
 
 

@@ -5,6 +5,7 @@ Sections: pooling, request state, in-flight step, counters.
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -13,8 +14,8 @@ from rootlace.runtime.cache import Node
 from rootlace.runtime.contracts.matcher import Matcher
 from rootlace.runtime.contracts.messages import EngineRequest, Pooling, kv_namespace
 from rootlace.runtime.contracts.plan import StepPlan, TokenScores
-from rootlace.runtime.scheduler.prediction import PredictedText, Prediction
-from rootlace.wire.protocol import CacheReport
+from rootlace.runtime.scheduler.drafter import Drafter, PredictedText, Recalled
+from rootlace.wire.protocol import DRAFT_SOURCES, CacheReport
 from rootlace.wire.sampling import PARAMETERS
 
 # Pooling ------------------------------------------------------------------------------------------
@@ -89,6 +90,7 @@ class Draft:
 
     `right` grows with sampled tokens that agree. `planned`: drafted tokens in the plan; the last
     ones are left out if their masks took too long. `cost`: in tokens, relative to a right token.
+    `source`: index of `DRAFT_SOURCES`.
     """
 
     tokens: list[int]
@@ -96,6 +98,7 @@ class Draft:
     right: int
     planned: int
     cost: float
+    source: int
 
     def agreed(self, tokens: np.ndarray, length: int) -> int:
         """Count of the sequence's `length` tokens that agree with the computed draft."""
@@ -216,14 +219,17 @@ class RequestState:
         self.draft: Draft | None = None
         self.predicted: PredictedText | None = None
         """The client's predicted text, if drafts may be made of it."""
-        self.prediction: Prediction | None = None
-        """The output's place in the predicted text, once admitted."""
+        self.recalled: Recalled | None = None
+        """The index of other texts, if drafts may be made of them."""
+        self.drafter: Drafter | None = None
+        """Follows the output through these texts, once admitted."""
         self.stands_by = False
         """Whether the sequence skips steps planned while one of its tokens is pending."""
-        self.accepted: list[int] = []
-        """Positions of drafted tokens that were sampled and not emitted yet, ascending."""
-        self.rejected = 0
-        """Drafted tokens that were not sampled, since the last update."""
+        self.accepted: list[tuple[int, int]] = []
+        """Positions of drafted tokens that were sampled and not emitted yet, ascending, and their
+        sources."""
+        self.rejected = [0] * len(DRAFT_SOURCES)
+        """Drafted tokens of each source that were not sampled, since the last update."""
         self.fault: BaseException | None = None
         """The constraint's failure; the sequence ends with its next token."""
         self.stepped = False
@@ -271,10 +277,21 @@ class RequestState:
         self.fault, self.matcher, self.plain = fault, None, False
 
     def admitted(self) -> None:
-        """Follow the prediction from the first admission on; waiting requests follow none."""
-        if self.predicted is not None:
-            self.prediction = Prediction(self.predicted, self.prompt_len)
-            self.prediction.follow(self.tokens, self.length)
+        """Follow texts from the first admission on; waiting requests follow none."""
+        recalled, tokens = self.recalled, self.tokens[: self.length]
+        if self.predicted is not None or recalled is not None:
+            own = None if recalled is None else recalled.index.open(self.text_owner, tokens)
+            self.drafter = Drafter(self.predicted, self.prompt_len, recalled, own)
+            self.drafter.begin(tokens, self.length)
+
+    @property
+    def text_owner(self) -> Hashable:
+        """Whose the request's text is in the index: with a time to live, only the request's."""
+        return (
+            self.namespace
+            if self.request.handling.cache.ttl is None
+            else (self.namespace, self.rid)
+        )
 
     def close_draft(self) -> int:
         """Close the draft; return the count of its tokens that were sampled."""
@@ -282,17 +299,17 @@ class RequestState:
         if draft is None:
             return 0
         end = draft.agreed(self.tokens, self.length)
-        self.accepted.extend(range(draft.start, end))
-        self.rejected += draft.planned - (end - draft.start)
+        self.accepted.extend((at, draft.source) for at in range(draft.start, end))
+        self.rejected[draft.source] += draft.planned - (end - draft.start)
         return end - draft.start
 
-    def begin_draft(self, tokens: list[int], cost: float) -> None:
+    def begin_draft(self, tokens: list[int], cost: float, source: int) -> None:
         """Draft `tokens` behind the known tokens, to be computed in the next step."""
         end = self.length + len(tokens)
         if end > len(self.tokens):
             self.tokens = np.concatenate((self.tokens, np.empty(end, np.int32)))
         self.tokens[self.length : end] = tokens
-        self.draft = Draft(tokens, self.length, self.length, len(tokens), cost)
+        self.draft = Draft(tokens, self.length, self.length, len(tokens), cost, source)
         self.stands_by = True
 
     def append(self, token: int) -> None:
@@ -466,7 +483,10 @@ class InFlightStep:
 
 @dataclass
 class Counters:
-    """Counters of the scheduler, explained in docs/operations.md, "Counters"."""
+    """Counters of the scheduler, explained in docs/operations.md, "Counters".
+
+    `drafted`, `accepted`: drafted tokens, and those that were right, of each of `DRAFT_SOURCES`.
+    """
 
     steps: int = 0
     requests_added: int = 0
@@ -476,15 +496,20 @@ class Counters:
     computed_tokens: int = 0
     output_tokens: int = 0
     dropped_samples: int = 0
-    drafted_tokens: int = 0
-    accepted_tokens: int = 0
     copies: int = 0
+    drafted: list[int] = field(default_factory=lambda: [0] * len(DRAFT_SOURCES))
+    accepted: list[int] = field(default_factory=lambda: [0] * len(DRAFT_SOURCES))
     by_finish: dict[str, int] = field(
         default_factory=lambda: dict.fromkeys(("stop", "length", "abort", "error"), 0)
     )
 
     def values(self) -> dict[str, int | float]:
         """Counters by name, `by_finish` as `requests_stop` and so on."""
-        values: dict[str, int | float] = dict(vars(self))
-        del values["by_finish"]
+        values = dict(vars(self))
+        del values["by_finish"], values["drafted"], values["accepted"]
+        for name, counts in (("drafted", self.drafted), ("accepted", self.accepted)):
+            values[f"{name}_tokens"] = sum(counts)
+            values |= {
+                f"{name}_{by}_tokens": n for by, n in zip(DRAFT_SOURCES, counts, strict=True)
+            }
         return values | {f"requests_{finish}": count for finish, count in self.by_finish.items()}

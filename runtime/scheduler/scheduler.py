@@ -11,6 +11,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import replace
+from operator import add
 
 from rootlace.runtime.config import CacheConfig, SchedulerConfig
 from rootlace.runtime.contracts.matcher import Matcher
@@ -104,7 +105,7 @@ class Scheduler:
         self._step_seconds = config.step_seconds or 0.0
         if tiers is not None and tiers.prefill_seconds is as_measured:
             tiers = replace(tiers, prefill_seconds=pace.seconds)
-        self.kv = KVStore(cache, clock, tiers)
+        self.kv = KVStore(cache, clock, tiers, config.speculation_tokens or 0)
         self._clock = clock
         self._limits = Limits(context_length, self.kv.capacity, vocab_size, labels, adapters)
         # Every running sequence can have one token in every step.
@@ -194,8 +195,7 @@ class Scheduler:
         self._count.prompt_tokens += sequence.prompt_len
         self._by_rid[request.rid] = sequence
         self.streams += request.emit_seconds > 0
-        if len(request.prediction):
-            self._drafting.added(sequence)
+        self._drafting.added(sequence)
         self._waiting.add(sequence)
         if self.kv.tiering.active:
             self.kv.tiering.fetching.arrived(sequence)
@@ -282,7 +282,7 @@ class Scheduler:
                     adapters=self._have_adapters,
                 )
                 budget = self.config.max_step_tokens - len(ready)
-                if self._drafting.requests:
+                if self._drafting.active:
                     draft_budget = budget // 2  # the other half is for prefill
                     ready, left = self._drafting.plan(ready, builder, draft_budget)
                     budget -= draft_budget - left
@@ -301,7 +301,7 @@ class Scheduler:
                 return None
         else:
             raise RuntimeError(f"no progress with {len(running.sequences)} running sequences")
-        if self._flights and self._drafting.requests:
+        if self._flights and self._drafting.active:
             self._drafting.launched(running.sequences)
         order = running.ordered or running.depth_first()
         flight = builder.build(order, self._decode_rows, self._sample_rows, self.kv.version)
@@ -349,7 +349,7 @@ class Scheduler:
             self.pace.note(len(plan.token_ids), len(plan.samples), seconds)
         if now >= self.view.ticks.due:
             self.view.ticks.note(self.kv.tree.tick, now)
-        if self._drafting.requests:
+        if self._drafting.active:
             self._drafting.note(plan, seconds)
         dropped = 0
         for (sequence, epoch), sample, token, scored in zip(
@@ -362,7 +362,7 @@ class Scheduler:
                 dropped += 1  # a forced token took the place
                 continue
             if sequence.plain and intake.try_take_fast(sequence, token, scored):
-                if sequence.prediction is not None:
+                if sequence.drafter is not None:
                     self._drafting.settle(sequence)
                 if sequence.draft is not None:
                     continue
@@ -392,7 +392,7 @@ class Scheduler:
                 self._drafting.close(sequence)
             sequence.drop_pending()
             self.kv.rewind(sequence, start)
-        elif sequence.prediction is not None:
+        elif sequence.drafter is not None:
             self._drafting.settle(sequence)
         if jumped and sequence.draft is None:
             # A step planned ahead continued from this token alone, so its sample does not count.
@@ -507,10 +507,12 @@ class Scheduler:
         """Forget `sequence`, whose last update is `update`."""
         assert update.finish is not None
         output.add_prompt_figures(sequence, update)
-        if sequence.predicted is not None:
-            self._drafting.ended(sequence)
-        # Right ones that are never emitted included.
-        update.rejected += sequence.rejected + len(sequence.accepted)
+        self._drafting.ended(sequence)
+        for _, source in sequence.accepted:  # right ones that are never emitted
+            sequence.rejected[source] += 1
+        if any(sequence.rejected):
+            told = update.rejected or (0,) * len(sequence.rejected)
+            update.rejected = tuple(map(add, told, sequence.rejected))
         sequence.finished = True
         if self.kv.tiering.active:
             self.kv.tiering.let_go(sequence)

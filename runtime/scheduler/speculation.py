@@ -11,19 +11,24 @@ from weakref import WeakValueDictionary
 
 import msgspec
 
+from rootlace.runtime.cache.suffix_index import IndexedText
 from rootlace.runtime.contracts.messages import NO_TOKENS
 from rootlace.runtime.contracts.plan import MAX_DRAFTED, StepPlan
 from rootlace.runtime.scheduler.batch import PlanBuilder
+from rootlace.runtime.scheduler.drafter import MAX_DRAFT, Drafter, PredictedText, Recalled
 from rootlace.runtime.scheduler.kv_manager import KVStore
 from rootlace.runtime.scheduler.masks import SampleRows
 from rootlace.runtime.scheduler.pacing import DraftPace
-from rootlace.runtime.scheduler.prediction import MAX_DRAFT, PredictedText, Prediction
 from rootlace.runtime.scheduler.request import Counters, RequestState
 
 _MARGIN = 1.7
 """Minimum ratio of a draft's savings to its cost: the cost is known roughly."""
 _MOST_RESTED = 8
 """Steps without drafts in a row, at most, where drafts are not worth their cost."""
+_HOPELESS = 0.9
+"""Price from which hardly any draft is worth its cost: below it, the next repetition may be."""
+_LEARNT_AT_ONCE = 32
+"""Output tokens that the index takes at a time."""
 
 
 class Drafting:
@@ -47,6 +52,8 @@ class Drafting:
         self._kv = kv
         self._count = counters
         self._sample_rows = sample_rows
+        index = kv.suffixes
+        self._recalled = None if index is None else Recalled(index)
         self._texts: WeakValueDictionary[bytes, PredictedText] = WeakValueDictionary()
         """Digest -> predicted text, shared by requests."""
         self.pace = DraftPace()
@@ -62,8 +69,15 @@ class Drafting:
         self._drafters = 1
         """Count of running sequences that may be drafted for."""
 
+    @property
+    def active(self) -> bool:
+        """Whether there may be drafts."""
+        return self.requests > 0 or self._recalled is not None
+
     def added(self, sequence: RequestState) -> None:
         """Register a request; requests share equal predicted texts."""
+        if self._recalled is not None and sequence.max_tokens > 1 and not sequence.held:
+            sequence.recalled = self._recalled
         ids = sequence.request.prediction
         if not len(ids):
             return
@@ -82,6 +96,15 @@ class Drafting:
         """Close the draft of an ended request."""
         self.requests -= sequence.predicted is not None
         self.close(sequence)
+        recalled, drafter = self._recalled, sequence.drafter
+        if recalled is None or not sequence.outputs:
+            return
+        if drafter is not None and drafter.own is not None:
+            self._learn(sequence, drafter.own)
+        elif sequence.held:  # what may have been taken back before is in the index from now on
+            recalled.index.open(sequence.text_owner, sequence.tokens[: sequence.length])
+        if sequence.text_owner != sequence.namespace:
+            recalled.index.forget(sequence.text_owner)
 
     def note(self, plan: StepPlan, seconds: float) -> None:
         """Record the duration of a step that is about to be committed."""
@@ -100,7 +123,7 @@ class Drafting:
         if self._rest:
             self._rest -= 1
             return ready, budget
-        near = [s for s in ready if s.prediction is not None and s.prediction.at >= 0]
+        near = [s for s in ready if s.drafter is not None and s.drafter.at >= 0]
         if not near or self.pace.wants_none():
             return ready, budget
         # Before the budget is checked: the price decides which sequences skip a step.
@@ -108,16 +131,17 @@ class Drafting:
         self._fixed, self._price = _MARGIN * fixed, _MARGIN * price
         wanted, saved = [], 0.0
         for sequence in near:
-            prediction = sequence.prediction
-            if prediction is None or sequence.pending:
+            drafter = sequence.drafter
+            if drafter is None or sequence.pending:
                 continue
             sequence.stands_by = False
-            count, saves = prediction.worth(self._price)
+            count, saves = drafter.worth(self._price)
             saved += saves
             if count:
                 wanted.append((sequence, count))
         if not wanted or saved <= self._fixed:
-            self._rests = self._rest = min(2 * self._rests + 1, _MOST_RESTED)
+            if self._recalled is None or self._price > _HOPELESS:
+                self._rests = self._rest = min(2 * self._rests + 1, _MOST_RESTED)
             return ready, budget
         self._rests = 0
         max_draft = min(MAX_DRAFT, MAX_DRAFTED // len(wanted))
@@ -127,7 +151,8 @@ class Drafting:
             if count := self._draft(sequence, min(count, max_draft, budget), builder):
                 drafting.add(sequence)
                 budget -= count
-                self._count.drafted_tokens += count
+                assert sequence.drafter is not None
+                self._count.drafted[sequence.drafter.source] += count
         for sequence in drafting:
             assert sequence.draft is not None
             sequence.draft.cost += self._fixed / len(drafting)
@@ -138,24 +163,24 @@ class Drafting:
         pending."""
         self._drafters = 0
         for sequence in running:
-            prediction = sequence.prediction
-            if prediction is not None:
+            drafter = sequence.drafter
+            if drafter is not None:
                 self._drafters += 1
-                prediction.missed += sequence.stands_by and sequence.pending > 0
+                drafter.missed += sequence.stands_by and sequence.pending > 0
 
     def close(self, sequence: RequestState) -> None:
         """Count the draft's right tokens, whose number is final."""
         draft = sequence.draft
         if draft is not None:
             right = sequence.close_draft()
-            self._count.accepted_tokens += right
-            if sequence.prediction is not None:
-                sequence.prediction.drafted(right, draft.cost * self._times)
+            self._count.accepted[draft.source] += right
+            if sequence.drafter is not None:
+                sequence.drafter.drafted(right, draft.cost * self._times)
 
     def settle(self, sequence: RequestState) -> None:
         """Take in the tokens sampled behind drafted ones; drop the computed draft where tokens
         differ."""
-        draft, prediction = sequence.draft, sequence.prediction
+        draft, drafter = sequence.draft, sequence.drafter
         if draft is not None:
             right = draft.agreed(sequence.tokens, sequence.length)
             if right == sequence.length:
@@ -164,29 +189,39 @@ class Drafting:
             self.close(sequence)
             sequence.drop_pending()
             self._kv.rewind(sequence, min(right, sequence.length - 1))
-        if prediction is not None and sequence.length >= prediction.until and not self._rest:
-            prediction.follow(sequence.tokens, sequence.length)
-            sequence.stands_by = self._should_stand_by(prediction)
+        if drafter is not None and sequence.length >= drafter.until and not self._rest:
+            drafter.follow(sequence.tokens, sequence.length)
+            sequence.stands_by = self._should_stand_by(drafter)
+            own = drafter.own
+            if own is not None and sequence.length - own.first - own.end >= _LEARNT_AT_ONCE:
+                self._learn(sequence, own)
+                if not own.number:
+                    drafter.own = None
 
     # ------------------------------------------------------------ inside
 
-    def _should_stand_by(self, prediction: Prediction) -> bool:
+    def _learn(self, sequence: RequestState, own: IndexedText) -> None:
+        assert self._recalled is not None
+        known = own.first + own.end
+        self._recalled.index.learn(own, sequence.tokens[known : sequence.length])
+
+    def _should_stand_by(self, drafter: Drafter) -> bool:
         """Whether to skip a step, to be drafted for once the last token is known.
 
         True if the expected saving exceeds the skipped token.
         """
-        saves = prediction.worth(self._price)[1] if prediction.sure else 0.0
+        saves = drafter.worth(self._price)[1] if drafter.sure else 0.0
         return saves - self._fixed / max(self._drafters, 1) > 1
 
     def _draft(self, sequence: RequestState, max_draft: int, builder: PlanBuilder) -> int:
         """Plan a draft of at most `max_draft` tokens for the sequence; return its length."""
-        prediction, kv = sequence.prediction, self._kv
-        assert prediction is not None
+        drafter, kv = sequence.drafter, self._kv
+        assert drafter is not None
         # A block is left for a prefill that needs one to go on.
         blocks = sequence.table_len + max(kv.pool.available - 1, 0)
         room = blocks * kv.block_size - sequence.computed - 1
         max_draft = min(max_draft, sequence.full - sequence.length - 1, room)
-        draft = prediction.draft(max(max_draft, 0))
+        draft = drafter.draft(max(max_draft, 0))
         for at, token in enumerate(draft):
             if token in sequence.stops:
                 del draft[at:]
@@ -196,7 +231,7 @@ class Drafting:
         if count < 1:
             return 0
         del draft[count:]
-        sequence.begin_draft(draft, self._price * count)
+        sequence.begin_draft(draft, self._price * count, drafter.source)
         kv.grow(sequence, count + 1, builder)
         builder.add_draft(sequence, constraints)
         sequence.computed += count + 1

@@ -26,6 +26,7 @@ from rootlace.runtime.server.stops import searches_of
 from rootlace.runtime.server.tokenizer import Piece
 from rootlace.wire.errors import InvalidRequest, RootlaceError, StateLost
 from rootlace.wire.protocol import (
+    DRAFT_SOURCES,
     Chunk,
     Event,
     Generate,
@@ -75,7 +76,8 @@ class Generation:
         self._facts: RequestFacts | None = None
         self._tells = op.tell_cached
         self._prompt_tokens = 0
-        self._accepted = self._rejected = 0
+        self._accepted, self._rejected = [0] * len(DRAFT_SOURCES), [0] * len(DRAFT_SOURCES)
+        """Tokens computed ahead, by source."""
         self._started = 0.0
         self._first_token: float | None = None
         self._progress: list[tuple[float, int]] = []
@@ -285,9 +287,11 @@ class Generation:
         if update.accepted or update.rejected:
             # A stop string may be found before the last of the tokens that came together.
             taken = len(sample.token_ids) - before
-            accepted = sum(at < taken for at in update.accepted)
-            self._accepted += accepted
-            self._rejected += update.rejected + len(update.accepted) - accepted
+            for at, source in update.accepted:
+                counts = self._accepted if at < taken else self._rejected
+                counts[source] += 1
+            for source, count in enumerate(update.rejected):
+                self._rejected[source] += count
         return chunk
 
     def _engine_params(self, prompt: int) -> SamplingParams:
@@ -353,13 +357,18 @@ class Generation:
     ) -> Generated:
         outputs = tuple([sample.output() for sample in self._samples])
         timing, facts = self._timing(), self._facts or RequestFacts()
+        drafts = dict(
+            zip(DRAFT_SOURCES, zip(self._accepted, self._rejected, strict=True), strict=True)
+        )
+        accepted, rejected = drafts.pop(DRAFT_SOURCES[0])
         usage = Usage(
             prompt_tokens=len(prompt),
             cached_tokens=facts.cached_tokens,
             completion_tokens=sum([len(output.token_ids) for output in outputs]),
             forced_tokens=sum([output.forced_tokens for output in outputs]),
-            accepted=self._accepted,
-            rejected=self._rejected,
+            accepted=accepted,
+            rejected=rejected,
+            drafts={source: counts for source, counts in drafts.items() if any(counts)},
         )
         self._core.metrics.generated(timing, usage.completion_tokens // len(outputs))
         finding = None

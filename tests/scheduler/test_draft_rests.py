@@ -8,8 +8,8 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 
+from rootlace.runtime.scheduler.drafter import Drafter
 from rootlace.runtime.scheduler.pacing import DraftPace
-from rootlace.runtime.scheduler.prediction import Prediction
 from tests.scheduler.test_drafting import LENGTH, PROMPT, known
 from tests.scheduler.world import World
 
@@ -19,15 +19,15 @@ def test_predictions_are_followed_ever_more_rarely_where_nothing_is_drafted() ->
     world = World(max_step_tokens=512)
     known(world, token=1e-2, step=1e-2)
     looks = 0
-    follow = Prediction.follow
+    follow = Drafter.follow
 
-    def counted(prediction: Prediction, sequence: np.ndarray, length: int) -> None:
+    def counted(prediction: Drafter, sequence: np.ndarray, length: int) -> None:
         nonlocal looks
         looks += 1
         follow(prediction, sequence, length)
 
     rid = world.submit(PROMPT, 4 * LENGTH, predict=list)
-    with patch.object(Prediction, "follow", counted):
+    with patch.object(Drafter, "follow", counted):
         while len(world.jobs[rid].output) < 2 * LENGTH:
             world.step()
     assert looks < LENGTH and not world.stats["drafted_tokens"]

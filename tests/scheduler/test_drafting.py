@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from rootlace.runtime.contracts.plan import MAX_DRAFTED
 from rootlace.runtime.scheduler import masks as masks_module
+from rootlace.runtime.scheduler.drafter import Drafter, PredictedText
 from rootlace.runtime.scheduler.masks import Job as Masking
 from rootlace.runtime.scheduler.masks import StepMasks
-from rootlace.runtime.scheduler.prediction import PredictedText, Prediction
 from tests.scheduler.matchers import Script, Stepped
 from tests.scheduler.world import Job, World
 
@@ -30,7 +30,7 @@ def edited(cold: list[int]) -> list[int]:
 
 
 def told(job: Job) -> tuple[int, int]:
-    return sum(len(u.accepted) for u in job.updates), sum(u.rejected for u in job.updates)
+    return sum(len(u.accepted) for u in job.updates), sum(sum(u.rejected) for u in job.updates)
 
 
 def ran(world: World, predict: Predict, **options: Any) -> tuple[Job, int]:
@@ -298,7 +298,7 @@ def test_samples_share_what_is_predicted_and_those_that_wait_follow_nothing() ->
     for rid in range(4):
         text = texts[rid]
         assert text is not None and sequences[rid].request.prediction is text.ids
-        assert (sequences[rid].prediction is not None) == (rid == 0)
+        assert (sequences[rid].drafter is not None) == (rid == 0)
     assert not len(sequences[checked].request.prediction)
     del texts, text, sequences
     world.drain()
@@ -326,7 +326,7 @@ def test_accepted_are_the_tokens_that_were_predicted() -> None:
     job, _ = ran(world, edited)
     cold, at = job.output, 0
     for update in job.updates:
-        for index in update.accepted:
+        for index, _ in update.accepted:
             assert cold[at + index] in edited(cold)
         assert len(update.accepted) in (len(update.token_ids) - 1, 0)  # the last one is sampled
         at += len(update.token_ids)
@@ -407,8 +407,8 @@ def test_who_stands_by_misses_a_step_that_counts() -> None:
             world.submit([*PROMPT, at], 2 * LENGTH)
         while rid in world.scheduler._by_rid:
             sequence = world.scheduler._by_rid[rid]
-            if sequence.prediction is not None:
-                missed.append(sequence.prediction.missed)
+            if sequence.drafter is not None:
+                missed.append(sequence.drafter.missed)
             world.step()
         assert (max(missed) > 0) == bool(others)
         world.drain()
@@ -419,7 +419,7 @@ def test_who_stands_by_misses_a_step_that_counts() -> None:
 def test_a_row_stands_by_where_that_saves_more_than_the_token_it_misses() -> None:
     world = World()
     drafting = world.scheduler._drafting
-    prediction = Prediction(PredictedText(np.arange(100, dtype=np.int32)), 0)
+    prediction = Drafter(PredictedText(np.arange(100, dtype=np.int32)), 0)
     prediction.follow(np.arange(50, dtype=np.int32), 1)
     drafting._price = 0.3
     count, saves = prediction.worth(0.3)

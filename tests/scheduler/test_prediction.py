@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from rootlace.runtime.scheduler.prediction import MAX_DRAFT, PredictedText, Prediction
+from rootlace.runtime.scheduler.drafter import MAX_DRAFT, Drafter, PredictedText
 
 TEXT = list(range(100, 160))
 
 
-def followed(output: list[int], predicted: list[int] = TEXT) -> Prediction:
-    prediction = Prediction(PredictedText(np.array(predicted, np.int32)), 3)
+def followed(output: list[int], predicted: list[int] = TEXT) -> Drafter:
+    prediction = Drafter(PredictedText(np.array(predicted, np.int32)), 3)
     tokens = np.array([1, 2, 3, *output], np.int32)
     for length in range(4, len(tokens) + 1):
         prediction.follow(tokens, length)
@@ -75,7 +75,7 @@ def test_places_of_a_pair() -> None:
 
 def test_where_little_is_right_it_is_looked_for_now_and_then_and_found_again() -> None:
     text, looked = PredictedText(np.array(TEXT, np.int32)), []
-    prediction = Prediction(text, 0)
+    prediction = Drafter(text, 0)
     tokens = np.array([7, 8] * 400 + TEXT, np.int32)
     for length in range(1, len(tokens) + 1):
         if length >= prediction.until:

@@ -202,7 +202,7 @@ class FakeEngine:
                 new, finish, matched = new[: i + 1], "stop", token
                 break
         forced = tuple(i for i in range(len(new)) if running.given + i in self.forced)
-        accepted = tuple(i for i in range(len(new)) if running.given + i in self.accepted)
+        accepted = tuple((i, 0) for i in range(len(new)) if running.given + i in self.accepted)
         running.given += len(new)
         if finish is None and running.given >= len(running.tokens):
             finish = "length"
@@ -216,7 +216,7 @@ class FakeEngine:
             prompt_targets=None if start is None else request.token_ids[start:],
             forced=forced,
             accepted=accepted,
-            rejected=len(accepted),
+            rejected=(len(accepted), 0, 0),
             facts=_facts(request, prompt) if first or finish else None,
             finish=finish,
             matched=matched,

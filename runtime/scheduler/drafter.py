@@ -1,14 +1,21 @@
-"""Matches an output against the text that the client predicts, and drafts the tokens to come.
+"""Follows an output through texts that it may repeat, and drafts the tokens to come.
 
-predicted  the quick brown fox jumps over ...
-output     the quick red fox           -> one edit; drafts continue behind "fox": "jumps over"
+text    the quick brown fox jumps over ...
+output  the quick red fox           -> one edit; drafts continue behind "fox": "jumps over"
+
+Texts come from sources: what the client predicts, and what this or another request of the namespace
+holds (`cache.suffix_index`).
 """
 
 from __future__ import annotations
 
 import math
+from typing import Protocol
 
 import numpy as np
+
+from rootlace.runtime.cache.suffix_index import IndexedText, SuffixIndex
+from rootlace.wire.protocol import DRAFT_SOURCES
 
 MAX_DRAFT = 32
 """Tokens of a draft, at most."""
@@ -18,6 +25,12 @@ _KEPT = 0.98
 """Weight of an older token beside the next one."""
 _FIRST_FOUND, _LEARNT_FOUND = 0.6, 0.3
 """Prior share of right tokens at a place that was searched for, and weight of one more token."""
+_FIRST_RECALLED, _LEARNT_RECALLED = (0.3, 0.5, 0.7), 0.03
+"""The same of places in other texts, by the rank of the gram that agreed; all requests share it."""
+_LEARNT_NEXT = 0.01
+"""Weight of one more token in the share of right ones behind a right one, of all requests."""
+PREDICTION, TREE, OUTPUT = range(len(DRAFT_SOURCES))
+"""Where a draft is from: the client's prediction, another request's text, the request's own."""
 _MOST_LOST, _MOST_WON = 2.0, 8.0
 """Bounds on the balance of drafts, in tokens: the largest loss, and the largest saving that counts.
 """
@@ -35,14 +48,39 @@ _PART, _MOST_PAUSED = 4, 16
 """Pause between searches: a part of the unmatched tokens, and the largest pause in tokens."""
 
 
+class Text(Protocol):
+    """Tokens `ids[:end]` (int32) that an output may go through; they may become more."""
+
+    ids: np.ndarray
+    end: int
+
+
+class Rates:
+    """Shares of right tokens in the texts of a source, learnt from every expected token.
+
+    `found`: at a place that was searched for, by rank. `next`: behind a right token.
+    """
+
+    __slots__ = ("found", "learnt_found", "learnt_next", "next")
+
+    def __init__(
+        self, found: tuple[float, ...], learnt_found: float, learnt_next: float = 0.0
+    ) -> None:
+        """`learnt_found`, `learnt_next`: weight of one more token."""
+        self.found = list(found)
+        self.next = 1 - _WRONG / _TRIED
+        self.learnt_found, self.learnt_next = learnt_found, learnt_next
+
+
 class PredictedText:
     """A predicted text shared by its requests: tokens `ids` (int32 [n]) and an index of token
     pairs."""
 
-    __slots__ = ("__weakref__", "_ends", "_pairs", "ids")
+    __slots__ = ("__weakref__", "_ends", "_pairs", "end", "ids")
 
     def __init__(self, ids: np.ndarray) -> None:
         self.ids = ids
+        self.end = len(ids)
         self._pairs: np.ndarray | None = None  # [n - 1] int64, ascending
         self._ends: np.ndarray | None = None  # [n - 1], the place behind each pair; ties ascending
 
@@ -65,13 +103,25 @@ class PredictedText:
         return [*ends[behind : behind + _LOOKED_AT].tolist(), *before[::-1].tolist()]
 
 
-class Prediction:
-    """Follows an output through a predicted text.
+class Recalled:
+    """The index as a source of drafts of all requests, and how often it was right."""
+
+    def __init__(self, index: SuffixIndex) -> None:
+        self.index = index
+        self.rates = {
+            source: Rates(_FIRST_RECALLED, _LEARNT_RECALLED, _LEARNT_NEXT)
+            for source in (TREE, OUTPUT)
+        }
+
+
+class Drafter:
+    """Follows an output through a text that may hold what comes next.
 
     `at`: the place of the token expected next; -1: unknown. An unexpected token is an edit. Then
     the longest suffix of the output (at least two tokens) found in the prediction gives the next
     place. Places behind the last right place come first. Without such a suffix the single token
-    gives the place, near the last one. Otherwise the token is taken as a replacement of the
+    gives the place, near the last one. Where the index knows a place that was right more often,
+    that is taken instead. Otherwise the token is taken as a replacement of the
     expected token. Where few tokens are right, the search pauses.
 
     Each token shows whether the expected one was right, drafted or not. Decaying rates follow:
@@ -79,32 +129,54 @@ class Prediction:
     """
 
     __slots__ = (
-        *("_anchor", "_guessed", "_known", "_seen", "_text", "_tried", "_wrong"),
-        *("at", "found_right", "missed", "next_right", "sure", "until", "won"),
+        *("_anchor", "_guessed", "_known", "_predicted", "_predicted_rates", "_rank", "_rates"),
+        *("_recalled", "_seen", "_text", "_tried", "_wrong", "at", "missed", "next_right", "own"),
+        *("source", "sure", "until", "won"),
     )
 
-    def __init__(self, text: PredictedText, seen: int) -> None:
-        """Start behind `seen` tokens of the sequence, where the output begins."""
-        self._text = text
+    def __init__(
+        self,
+        predicted: PredictedText | None,
+        seen: int,
+        recalled: Recalled | None = None,
+        own: IndexedText | None = None,
+    ) -> None:
+        """Start behind `seen` tokens of the sequence, where the output begins.
+
+        `own`: the request's own text in the index of `recalled`.
+        """
+        self._predicted = predicted
+        self._recalled = recalled
+        self.own = own
+        self._text: Text | None = predicted
+        self.source = PREDICTION
+        self._rates = self._predicted_rates = Rates((_FIRST_FOUND,), _LEARNT_FOUND)
+        """Of the source followed now, and of the prediction."""
+        self._rank = 0
         self._seen = seen
         self._anchor = 0
-        """Place behind the last right token."""
+        """Place behind the last right token of the prediction."""
         self._guessed = False
         self._known = seen
         """Length of the sequence when the place was last known by more than a coincidence."""
         self.until = 0
         """Length of the sequence until which `follow` does nothing."""
-        self.at = 0
+        self.at = -1 if predicted is None else 0
         self.sure = False
         """Whether the last token was the expected one."""
         self._wrong, self._tried = 0.0, 0.0
         """Wrong tokens, and all expected tokens, behind a right one."""
-        self.next_right = 1 - _WRONG / _TRIED
-        self.found_right = _FIRST_FOUND
+        self.next_right = self._rates.next
         self.won = 0.0
         """Balance of drafts: tokens saved minus cost, in tokens."""
         self.missed = 0
         """Steps missed since the last draft while waiting to be drafted for."""
+
+    def begin(self, sequence: np.ndarray, length: int) -> None:
+        """Take in the outputs that there are, and look for a place."""
+        self.follow(sequence, length)
+        if self.at < 0:
+            self.at = self._find(sequence, length)
 
     def follow(self, sequence: np.ndarray, length: int) -> None:
         """Take in the outputs of a sequence of `length` tokens."""
@@ -117,9 +189,10 @@ class Prediction:
 
     def draft(self, count: int) -> list[int]:
         """The next expected tokens, at most `count`."""
-        if self.at < 0:
+        text = self._text
+        if self.at < 0 or text is None:
             return []
-        expected: list[int] = self._text.ids[self.at : self.at + count].tolist()
+        expected: list[int] = text.ids[self.at : min(self.at + count, text.end)].tolist()
         return expected
 
     def worth(self, price: float) -> tuple[int, float]:
@@ -128,11 +201,11 @@ class Prediction:
         `price`: the cost of a drafted token, as a part of what a right one saves. The draft ends
         where the last token's chance of being right falls below `price`.
         """
-        if self.at < 0:
+        if self.at < 0 or self._text is None:
             return 0, 0.0
         right = self.next_right
         first = right if self.sure else self.found_right
-        left = len(self._text.ids) - self.at
+        left = self._text.end - self.at
         if left <= 0 or price >= first:
             return 0, 0.0
         if self.won < -_MOST_LOST and not (self.sure and right > _AGAIN):
@@ -148,37 +221,68 @@ class Prediction:
         self.won = min(self.won + right - cost - self.missed, _MOST_WON)
         self.missed = 0
 
+    @property
+    def found_right(self) -> float:
+        """Share of right tokens at places found as the present one was."""
+        return self._rates.found[self._rank]
+
     def _take(self, sequence: np.ndarray, end: int) -> None:
         """Take in the output token at the end of the sequence's first `end` tokens."""
-        at, expected, token = self.at, False, int(sequence[end - 1])
-        if 0 <= at < len(self._text.ids):
+        at, expected, token, text = self.at, False, int(sequence[end - 1]), self._text
+        if text is not None and 0 <= at < text.end:
             expected = not self._guessed
-            right = int(self._text.ids[at]) == token
+            right = text.ids.item(at) == token
+            rates = self._rates
             if self.sure:
                 self._wrong = _KEPT * self._wrong + (not right)
                 self._tried = _KEPT * self._tried + 1
-                self.next_right = 1 - (self._wrong + _WRONG) / (self._tried + _TRIED)
+                rates.next += rates.learnt_next * (right - rates.next)
+                prior = _TRIED * (1 - rates.next)
+                self.next_right = 1 - (self._wrong + prior) / (self._tried + _TRIED)
             else:
-                self.found_right += _LEARNT_FOUND * (right - self.found_right)
+                rates.found[self._rank] += rates.learnt_found * (right - self.found_right)
             if right:
                 if self.sure or self.found_right > _BELIEVED:
                     self._known = end
-                self.at = self._anchor = at + 1
+                self.at = at + 1
+                if self.source == PREDICTION:
+                    self._anchor = at + 1
                 self.sure, self._guessed = True, False
                 return
         pause = min(1 + (end - self._known) // _PART, _MOST_PAUSED)
-        self.at = self._find(sequence[max(end - _GRAM, 0) : end].tolist())
+        self.at = self._find(sequence, end)
         self.sure = self._guessed = False
         if self.at < 0 and expected and pause == 1:
             self.at, self._guessed = at + 1, True
         self.until = end + (pause if self.at < 0 else 1)
 
-    def _find(self, lately: list[int]) -> int:
-        """The place behind the output's suffix, -1 if absent."""
-        ids, anchor = self._text.ids, self._anchor
-        place, longest = -1, 1
+    def _find(self, sequence: np.ndarray, end: int) -> int:
+        """The place behind the suffix of `sequence[:end]` in the text of the best source, -1 if
+        absent."""
+        place, recalled = -1, self._recalled
+        if self._predicted is not None:
+            place = self._find_predicted(sequence[max(end - _GRAM, 0) : end].tolist())
+        if recalled is not None and self.own is not None:
+            found = recalled.index.find(self.own, sequence, end)
+            if found is not None:
+                text, at, rank = found
+                source = OUTPUT if text is self.own else TREE
+                rates = recalled.rates[source]
+                if place < 0 or rates.found[rank] > self._predicted_rates.found[0]:
+                    self._text, self.source, self._rates, self._rank = text, source, rates, rank
+                    return at
+        if place >= 0:
+            self._text, self.source = self._predicted, PREDICTION
+            self._rates, self._rank = self._predicted_rates, 0
+        return place
+
+    def _find_predicted(self, lately: list[int]) -> int:
+        """The place behind the output's suffix in the prediction, -1 if absent."""
+        text, anchor = self._predicted, self._anchor
+        assert text is not None
+        ids, place, longest = text.ids, -1, 1
         if len(lately) > 1:
-            for end in self._text.ends((lately[-2], lately[-1]), anchor):
+            for end in text.ends((lately[-2], lately[-1]), anchor):
                 length, most = 2, min(len(lately), end)
                 while length < most and ids[end - 1 - length] == lately[-1 - length]:
                     length += 1
