@@ -211,7 +211,7 @@ def run(runtime: rl.Runtime, load: Load) -> Run:
     seconds = time.perf_counter() - begun
     answers, drafts = [], {}
     for state in states:
-        for name in state.keys():
+        for name in state:
             meta = state.get_meta_info(name)
             answers.append(meta["output_ids"])
             for source, counts in meta.get("drafts", {}).items():
