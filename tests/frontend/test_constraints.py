@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import enum
 import json
@@ -160,21 +159,6 @@ def test_samples_forks_and_joins(gateway: FakeGateway, backend: rl.RuntimeEndpoi
     assert state.text("many") == state.text("tip") == [ROME, ROME]
     assert state.text("own") == state["own"] == 5
     assert state.text("all") == state["all"] == f" then {ROME}"
-
-
-def test_async_and_batch(gateway: FakeGateway, backend: rl.RuntimeEndpoint) -> None:
-    gateway.script = script(ROME)
-
-    @rl.function
-    async def program(s: Any, i: int) -> Any:
-        s += f"{i}:" + rl.gen("x", type=City)
-        assert await s.text("x") == ROME
-        return await s["x"]
-
-    states = program.run_batch([{"i": i} for i in range(3)])
-    assert [state.ret_value for state in states] == [City("Rome", 3)] * 3
-    assert asyncio.run(program.run_async(0))["x"] == City("Rome", 3)
-    assert [state["x"] for state in typed.run_batch([{"type": City}] * 2)] == [City("Rome", 3)] * 2
 
 
 def test_streams_are_text(gateway: FakeGateway, backend: rl.RuntimeEndpoint) -> None:
@@ -363,14 +347,6 @@ def test_a_trace_shows_the_type() -> None:
     trace = typed.trace(City)
     assert "City" in str(trace)
     assert not trace.stopped
-
-
-@pytest.mark.parametrize(
-    ("name", "value"), [("whitespace", "loose"), ("strict", "yes"), ("jump_forward", "maybe")]
-)
-def test_a_wrong_constraint_option_is_named(name: str, value: str) -> None:
-    with pytest.raises(InvalidRequest, match=f"^{name}: "):
-        rl.gen("x", regex="a", **{name: value})
 
 
 def test_what_is_remembered_of_a_text_is_not_mistaken_for_another() -> None:

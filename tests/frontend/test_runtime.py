@@ -102,70 +102,51 @@ def test_options_reach_the_configuration(tmp_path: Path) -> None:
 
 def test_every_keyword_has_its_place() -> None:
     """sglang's names included, some of which say the reverse."""
+    named_alike = {
+        "gateway": (
+            "allowed_hosts api_key cache_reports client_timeout cors_origins default_sampling "
+            "disaggregate disaggregate_by disaggregate_from disaggregate_gb drain_seconds files "
+            "generation_config hold_seconds host http_port idle_unload keys_file load "
+            "max_body_bytes max_branches max_connections max_http_connections max_receiving_bytes "
+            "otlp program_address program_key replicas served_name state stream_interval tools "
+            "warm_up"
+        ),
+        "engine.executor": (
+            "adapters allow_pickle context_length cuda_graphs device dtype ignore_config_keys "
+            "kernels kv_dtype kv_memory_bytes product_paths quantize reference_for "
+            "tensor_parallel threads weight_cache weight_cache_bytes"
+        ),
+        "engine.cache": "block_size eviction max_pinned num_blocks",
+        "engine.scheduler": (
+            "check_invariants max_delay max_overtaken max_running max_step_tokens max_waiting "
+            "policy priority_seconds step_seconds stream_rate"
+        ),
+        "engine.constraints": "jump_forward",
+        "engine": "overlap",
+        "engine.logs": "log_format log_level",
+    }
     places = {
-        "served_name": "gateway.served_name", "served_model_name": "gateway.served_name",
-        "host": "gateway.host", "http_port": "gateway.http_port", "port": "gateway.http_port",
-        "cors_origins": "gateway.cors_origins", "allowed_hosts": "gateway.allowed_hosts",
-        "api_key": "gateway.api_key", "keys_file": "gateway.keys_file",
-        "cache_reports": "gateway.cache_reports",
-        "program_address": "gateway.program_address", "program_key": "gateway.program_key",
-        "max_connections": "gateway.max_connections", "max_branches": "gateway.max_branches",
-        "max_http_connections": "gateway.max_http_connections",
-        "max_body_bytes": "gateway.max_body_bytes",
-        "max_receiving_bytes": "gateway.max_receiving_bytes",
-        "stream_interval": "gateway.stream_interval", "client_timeout": "gateway.client_timeout",
-        "dtype": "engine.executor.dtype", "quantize": "engine.executor.quantize",
-        "weight_cache": "engine.executor.weight_cache",
-        "weight_cache_bytes": "engine.executor.weight_cache_bytes",
-        "allow_pickle": "engine.executor.allow_pickle",
-        "ignore_config_keys": "engine.executor.ignore_config_keys",
-        "device": "engine.executor.device",
-        "threads": "engine.executor.threads", "kernels": "engine.executor.kernels",
-        "product_paths": "engine.executor.product_paths",
-        "context_length": "engine.executor.context_length",
-        "kv_memory_bytes": "engine.executor.kv_memory_bytes",
-        "kv_dtype": "engine.executor.kv_dtype", "kv_cache_dtype": "engine.executor.kv_dtype",
-        "adapters": "engine.executor.adapters", "lora_paths": "engine.executor.adapters",
-        "cuda_graphs": "engine.executor.cuda_graphs",
+        "served_model_name": "gateway.served_name",
+        "port": "gateway.http_port",
+        "kv_cache_dtype": "engine.executor.kv_dtype",
+        "lora_paths": "engine.executor.adapters",
         "disable_cuda_graph": "not engine.executor.cuda_graphs",
-        "block_size": "engine.cache.block_size", "page_size": "engine.cache.block_size",
-        "num_blocks": "engine.cache.num_blocks", "cache": "engine.cache.enabled",
+        "page_size": "engine.cache.block_size",
+        "cache": "engine.cache.enabled",
         "disable_radix_cache": "not engine.cache.enabled",
-        "eviction": "engine.cache.eviction",
-        "policy": "engine.scheduler.policy", "schedule_policy": "engine.scheduler.policy",
-        "step_seconds": "engine.scheduler.step_seconds",
-        "max_step_tokens": "engine.scheduler.max_step_tokens",
+        "schedule_policy": "engine.scheduler.policy",
         "chunked_prefill_size": "engine.scheduler.max_step_tokens",
-        "max_running": "engine.scheduler.max_running",
         "max_running_requests": "engine.scheduler.max_running",
-        "max_waiting": "engine.scheduler.max_waiting",
-        "load": "gateway.load", "idle_unload": "gateway.idle_unload",
-        "priority_seconds": "engine.scheduler.priority_seconds",
-        "stream_rate": "engine.scheduler.stream_rate",
-        "max_pinned": "engine.cache.max_pinned",
-        "disaggregate": "gateway.disaggregate",
-        "disaggregate_from": "gateway.disaggregate_from",
-        "disaggregate_gb": "gateway.disaggregate_gb",
-        "disaggregate_by": "gateway.disaggregate_by",
-        "replicas": "gateway.replicas", "tp_size": "engine.executor.tensor_parallel",
-        "tensor_parallel": "engine.executor.tensor_parallel",
-        "cache_host_gb": "engine.cache.host_gb", "cache_disk": "engine.cache.disk",
+        "tp_size": "engine.executor.tensor_parallel",
+        "cache_host_gb": "engine.cache.host_gb",
+        "cache_disk": "engine.cache.disk",
         "cache_disk_gb": "engine.cache.disk_gb",
         "cache_disk_hourly_gb": "engine.cache.disk_hourly_gb",
-        "max_overtaken": "engine.scheduler.max_overtaken",
-        "max_delay": "engine.scheduler.max_delay",
-        "check_invariants": "engine.scheduler.check_invariants",
         "constraint_backend": "engine.constraints.backend",
         "grammar_backend": "engine.constraints.backend",
-        "jump_forward": "engine.constraints.jump_forward", "overlap": "engine.overlap",
-            "files": "gateway.files", "drain_seconds": "gateway.drain_seconds",
-            "log_level": "engine.logs.log_level", "log_format": "engine.logs.log_format",
-        "otlp": "gateway.otlp", "hold_seconds": "gateway.hold_seconds",
-        "state": "gateway.state", "warm_up": "gateway.warm_up",
-        "tools": "gateway.tools", "reference_for": "engine.executor.reference_for",
-        "generation_config": "gateway.generation_config",
-        "default_sampling": "gateway.default_sampling",
-    }  # fmt: skip
+    }
+    for part, names in named_alike.items():
+        places |= {name: f"{part}.{name}" for name in names.split()}
     for keyword, place in places.items():
         found: Any = runtime_module.runtime_config("m", "ipc://x", {keyword: True})
         opposite, _, path = place.rpartition(" ")

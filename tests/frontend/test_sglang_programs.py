@@ -178,52 +178,6 @@ def test_reading_in_the_middle_and_a_tool(gateway: FakeGateway) -> None:
     assert state.text() == "How much is it? calculate(6*7) = 42. done"
 
 
-def test_react_loop(gateway: FakeGateway) -> None:
-    gateway.script = lambda text, op: " a thought" if text.endswith(":") else "Linux]x"
-    gateway.chooser = lambda text, op: int("Thought 3" in text)
-
-    @sgl.function
-    def react(s, question):
-        s += "Question: " + question + "\n"
-        for i in range(1, 6):
-            s += f"Thought {i}:" + sgl.gen(stop=[".", "\n"]) + ".\n"
-            s += f"Action {i}: " + sgl.select(f"action_{i}", ["Search", "Finish"])
-            if s[f"action_{i}"] == "Search":
-                s += " [" + sgl.gen(stop="]") + "].\n"
-                s += f"Observation {i}:" + sgl.gen(stop="\n") + "\n"
-            else:
-                s += " [" + sgl.gen("answer", stop="]") + "].\n"
-                break
-
-    state = react.run(question="Which kernel?", temperature=0.1)
-    assert state["answer"] == "Linux"
-    assert [f"action_{i}" in state for i in range(1, 6)] == [True, True, True, False, False]
-
-
-def test_parallel_tips(gateway: FakeGateway) -> None:
-    gateway.script = lambda text, op: f" [{op.name or 'tip'} after {text[-7:]!r}]"
-    size = 4
-
-    @sgl.function
-    def tips(s, topic):
-        s += "Tips for " + topic + ":\n"
-        for i in range(1, size + 1):
-            s += f"{i}." + sgl.gen(max_tokens=50, stop=["\n"]) + "\n"
-        forks = s.fork(size)
-        for i in range(size):
-            forks[i] += f"Tip {i + 1}:"
-            forks[i] += sgl.gen("detail", 64, stop=["\n\n"])
-        forks.join()
-        for i in range(size):
-            s += f"{i}:" + forks[i]["detail"] + "\n"
-        s += "In short," + sgl.gen("summary")
-
-    state = tips.run(topic="sleep")
-    assert state["detail"] == [f" [detail after '\\nTip {i + 1}:']" for i in range(size)]
-    assert "3:" + state["detail"][3] in state.text()
-    assert state["summary"].startswith(" [summary")
-
-
 def test_parallel_reading_of_contexts(gateway: FakeGateway) -> None:
     gateway.script = lambda text, op: " Noah" if "Statement 1: Noah is" in text else " nobody"
 
@@ -239,37 +193,6 @@ def test_parallel_reading_of_contexts(gateway: FakeGateway) -> None:
     assert state["answer"] == " Noah"
     expected = "Remember:\nStatement 0: Liam is.\nStatement 1: Noah is.\nStatement 2: Ada is.\n"
     assert state.text() == expected + "Question: Who?\nAnswer: Noah"
-
-
-def test_tree_search_and_judging(gateway: FakeGateway) -> None:
-    gateway.script = lambda text, op: str(len(text) % 7) if op.name == "score" else f"<{len(text)}>"
-
-    def propose(s, count):
-        forks = s.fork(count)
-        forks += lambda i: sgl.user(f"Propose {i * 'x'}") + sgl.assistant(sgl.gen("idea"))
-        return list(forks)
-
-    def score(s, count):
-        forks = s.fork(count)
-        forks += sgl.user("Score it") + sgl.assistant(sgl.gen("score", max_tokens=2))
-        return max(int(value) for value in forks["score"])
-
-    @sgl.function
-    def tree_search(s, question, width):
-        s += sgl.user(question)
-        s += sgl.assistant("Let us see.")
-        level = [s]
-        for _ in range(2):
-            grown = [child for state in level for child in propose(state, width)]
-            ranked = sorted(grown, key=lambda state: score(state, 2), reverse=True)
-            level = ranked[:width]
-        s["best"] = level[0]["idea"]
-        return [state.messages() for state in level]
-
-    state = tree_search.run(question="24?", width=2, temperature=0.7)
-    assert re.fullmatch(r"<\d+>", state["best"])
-    assert len(state.ret_value) == 2
-    assert [m["role"] for m in state.ret_value[0]] == ["user", "assistant"] * 3
 
 
 def test_samples(gateway: FakeGateway) -> None:

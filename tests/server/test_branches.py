@@ -202,17 +202,3 @@ async def test_one_client_leaves_branches_for_others(client: MakeClient) -> None
     c.session.close()
     other.session.close()
     assert not c.gateway.branches_of
-
-
-async def test_branch_bound(client: MakeClient) -> None:
-    c = client(max_branches=3)
-    c.send(*(Open(n, n) for n in range(1, 9)), Append(20, 4, text("x")))
-    await c.settle()
-    assert [type(c.terminal(n)) for n in range(1, 4)] == [Done] * 3
-    assert all(failed(c, n)[0] == "overloaded" for n in range(4, 9))
-    assert failed(c, 20)[0] == "cancelled"
-    c.send(*(Close(30 + n, n) for n in range(1, 7)))
-    await c.settle()
-    assert c.gateway.branch_count == 0
-    c.send(Open(40, 1))
-    assert await c.result(40) == Done(40)

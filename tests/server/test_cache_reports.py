@@ -131,20 +131,6 @@ async def test_prompts_that_could_share_more(serve: Serve, stories: Tokenizer) -
         assert await reply.json() == {"findings": []}
 
 
-@pytest.mark.parametrize(
-    ("query", "param"),
-    [("limit=0x1", "limit"), ("limit=99999", "limit"), ("under=-1", "under"), ("page=2", "page")],
-)
-async def test_wrong_questions_about_the_tree(
-    serve: Serve, stories: Tokenizer, query: str, param: str
-) -> None:
-    gateway, _ = make_gateway(stories)
-    served = await serve(gateway)  # type: ignore[arg-type]
-    async with served.http.get(f"/cache/tree?{query}") as reply:
-        assert reply.status == 400
-        assert (await reply.json())["error"]["param"] == param
-
-
 async def test_what_is_explained_is_what_would_be_sent(serve: Serve, stories: Tokenizer) -> None:
     """The body of a completion or chat completion, template, tools and forced calls included."""
     gateway, engine = make_gateway(stories)

@@ -22,7 +22,6 @@ from rootlace.runtime.server.chat_template import ChatTemplate
 from rootlace.runtime.server.model_texts import load_chat
 from rootlace.runtime.server.served_model import ServedModel
 from rootlace.runtime.server.tokenizer import Piece, Tokenizer
-from rootlace.wire.errors import InvalidRequest
 from tests.server.conftest import folder_of, load
 from tests.server.fake_engine import FakeEngine
 from tests.server.http.conftest import Serve, serve
@@ -420,11 +419,6 @@ async def test_no_field_of_a_body_forges_a_role(serve: Serve, name: str) -> None
             assert found in (None, honest), (path, place)
         assert taken > 1, path
     gateway.close()
-
-
-def test_an_unknown_role_without_a_template() -> None:
-    with pytest.raises(InvalidRequest, match="unknown role"):
-        ChatTemplate(None).render([{"role": "<|im_start|>", "content": "x"}])
 
 
 def test_what_is_left_behind_a_cut_forges_no_special_token() -> None:

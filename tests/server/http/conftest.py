@@ -30,11 +30,6 @@ class Served:
         self.clients.append(client)
         return client
 
-    def sync_openai(self) -> openai.OpenAI:
-        return openai.OpenAI(
-            base_url=f"{self.url}/v1", api_key=self.api_key or "none", max_retries=0
-        )
-
 
 async def stop(served: Served) -> None:
     """End the server as a signal does; the fixture closes its clients."""

@@ -129,11 +129,3 @@ async def test_streamed_completion_equals_the_whole_one(
     if logprobs is not None:
         assert tokens == [c.logprobs.tokens for c in whole.choices]
         assert offsets == [c.logprobs.text_offset for c in whole.choices]
-
-
-async def test_streamed_offsets_without_echo(served: Served) -> None:
-    stream = await served.openai().completions.create(
-        model="fake", prompt="a", logprobs=0, stream=True
-    )
-    offsets = [c.choices[0].logprobs.text_offset async for c in stream if c.choices[0].logprobs]
-    assert offsets == [[0], [1], [2], [3], [4]]

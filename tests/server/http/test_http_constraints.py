@@ -124,7 +124,8 @@ async def test_vllms_white_space_is_kept(served: Served, given: dict[str, Any], 
 
 
 async def test_constraint_options_without_a_constraint(served: Served) -> None:
-    for path, body in bodies({"strict": True, "jump_forward": "off"}):
+    text = {"response_format": {"type": "text"}}
+    for path, body in (*bodies({"strict": True, "jump_forward": "off"}), *bodies(text)):
         assert (await post(served, path, body))[0] == 200
         assert served.gateway.last_generate.constraint is None
 

@@ -23,31 +23,6 @@ async def _post(served: Served, body: dict[str, Any]) -> tuple[int, Any]:
         return reply.status, await reply.json()
 
 
-async def test_fields_that_change_nothing(served: Served) -> None:
-    harmless = {
-        "cache_control": {"type": "ephemeral"},
-        "priority": 1,
-        "best_of": 1,
-        "length_penalty": 1.0,
-        "use_beam_search": False,
-        "keep_alive": "5m",
-        "echo": False,
-        "add_special_tokens": False,
-        "spaces_between_special_tokens": True,
-        "return_token_ids": False,
-        "return_hidden_states": False,
-        "return_tokens_as_token_ids": False,
-        "bad_words": [],
-    }
-    for body in (CHAT, TEXT):
-        status, reply = await _post(served, {**body, **harmless})
-        assert status == 200, reply
-    part = {"type": "text", "text": "hi", "cache_control": {"type": "ephemeral"}}
-    message = {"role": "user", "content": [part], "cache_control": {"type": "ephemeral"}}
-    status, reply = await _post(served, {"messages": [message]})
-    assert status == 200, reply
-
-
 async def test_fields_that_are_served(served: Served) -> None:
     _, reply = await _post(served, {**CHAT, "request_id": "mine"})
     assert reply["id"] == "chatcmpl-mine"

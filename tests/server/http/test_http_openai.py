@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from typing import Any
 
@@ -14,7 +13,6 @@ from rootlace.wire.protocol import Text
 from tests.server.http.conftest import Served
 
 ASK = [{"role": "user", "content": "hi"}]
-TOOL = {"type": "function", "function": {"name": "f"}}
 
 
 async def test_chat(served: Served) -> None:
@@ -292,77 +290,9 @@ async def test_without_tools_nothing_is_parsed(served: Served) -> None:
     assert served.gateway.chat.last["tools"] is None
 
 
-@pytest.mark.parametrize(
-    "given, kind, source",
-    [
-        ({"response_format": {"type": "text"}}, None, ""),
-        ({"response_format": {"type": "json_object"}}, "json_schema", '{"type":"object"}'),
-        (
-            {
-                "response_format": {
-                    "type": "json_schema",
-                    "json_schema": {"name": "x", "schema": {"type": "integer"}, "strict": True},
-                }
-            },
-            "json_schema",
-            '{"type":"integer"}',
-        ),
-        ({"extra_body": {"regex": "a+"}}, "regex", "a+"),
-        ({"extra_body": {"guided_choice": ["a", "b"]}}, "choices", '["a","b"]'),
-        ({"extra_body": {"guided_json": {"type": "null"}}}, "json_schema", '{"type":"null"}'),
-        ({"extra_body": {"ebnf": "root ::= 'x'"}}, "ebnf", "root ::= 'x'"),
-        ({"extra_body": {"structured_outputs": {"regex": "b"}}}, "regex", "b"),
-    ],
-)
-async def test_constraints(
-    served: Served, given: dict[str, Any], kind: str | None, source: str
-) -> None:
-    await served.openai().chat.completions.create(model="fake", messages=ASK, **given)
-    constraint = served.gateway.last_generate.constraint
-    if kind is None:
-        assert constraint is None
-    else:
-        assert constraint is not None
-        assert (constraint.kind, constraint.source) == (kind, source)
-
-
-async def test_extras(served: Served) -> None:
-    await served.openai().completions.create(
-        model="fake",
-        prompt="x",
-        logit_bias={"5": -3},
-        presence_penalty=0.5,
-        extra_body={
-            "top_k": 7,
-            "min_p": 0.1,
-            "repetition_penalty": 1.2,
-            "min_tokens": 2,
-            "ignore_eos": True,
-            "stop_token_ids": [3],
-            "skip_special_tokens": False,
-            "cache_salt": "tenant",
-        },
-    )
-    params = served.gateway.last_generate.params
-    assert (params.top_k, params.min_p, params.repetition_penalty) == (7, 0.1, 1.2)
-    assert (params.min_tokens, params.ignore_eos, params.stop_token_ids) == (2, True, (3,))
-    assert (params.skip_special_tokens, params.logit_bias) == (False, {5: -3.0})
-    assert served.gateway.sessions[-1].ops[0].namespace == "tenant"  # type: ignore[union-attr]
-
-
 async def test_models(served: Served) -> None:
     models = (await served.openai().models.list()).data
     assert [model.id for model in models] == ["fake"]
     assert (await served.openai().models.retrieve("fake")).owned_by == "rootlace"
     with pytest.raises(openai.NotFoundError):
         await served.openai().models.retrieve("org/other")
-
-
-async def test_the_synchronous_client(served: Served) -> None:
-    def work() -> tuple[str | None, str]:
-        client = served.sync_openai()
-        reply = client.chat.completions.create(model="fake", messages=ASK)  # type: ignore[arg-type]
-        stream = client.completions.create(model="fake", prompt="x", stream=True)
-        return reply.choices[0].message.content, "".join(c.choices[0].text for c in stream)
-
-    assert await asyncio.to_thread(work) == ("hello", "hello")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +11,6 @@ import pytest
 from rootlace.runtime.server.chat_template import ChatTemplate
 from tests.server.http.conftest import Serve, Served
 from tests.server.http.fake_gateway import FakeGateway
-from tests.server.http.test_http_batches import answers, row, start, until
 from tests.server.test_tool_prompt import LISTS_ONLY, SMOL
 
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
@@ -136,17 +134,6 @@ async def test_who_must_call_knows_what(serve: Serve, path: str) -> None:
     # What is written for it is how a call begins when it is told of later: that is found again.
     begun = seen[0].rpartition("<|im_start|>assistant\n")[2]
     assert begun == "<tool_call>\n" and CALL.startswith(begun + '{"name"')
-
-
-async def test_a_batch(serve: Serve, tmp_path: Path) -> None:
-    gateway = smol(files=str(tmp_path))
-    gateway.script = lambda prompt, index: CALL if '"name": "weather"' in prompt else "blind"
-    served = await serve(gateway)
-    batch = await start(served, [row("a", tools=[OPENAI])])
-    batch = await until(served, batch.id, "completed")
-    answer = (await answers(served, batch.output_file_id))["a"]["body"]
-    (called,) = answer["choices"][0]["message"]["tool_calls"]
-    assert json.loads(called["function"]["arguments"]) == {"city": "Rome"}
 
 
 async def test_the_log_says_so_once(serve: Serve, caplog: pytest.LogCaptureFixture) -> None:

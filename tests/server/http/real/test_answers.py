@@ -15,7 +15,6 @@ from tokenizers import Tokenizer as FastTokenizer
 
 from rootlace.runtime.server.http.app import make_runner
 from rootlace.runtime.server.spans import Spans
-from rootlace.wire.errors import Overloaded
 from tests.server.http.conftest import Served
 from tests.server.http.real.served import engine_of, ids_of
 from tests.waiting import until
@@ -117,16 +116,6 @@ async def test_tokens_within_a_character_are_told_apart(real: Served) -> None:
         ("\\xc3", [0xC3]),
         ("\\xa9", [0xA9]),
     ]
-
-
-async def test_bytes_of_half_characters(real: Served) -> None:
-    reply = await real.openai().chat.completions.create(
-        model="tiny", messages=[{"role": "user", "content": "x"}], logprobs=True
-    )
-    logprobs = reply.choices[0].logprobs
-    assert logprobs is not None and logprobs.content is not None
-    said = b"".join(bytes(entry.bytes or ()) for entry in logprobs.content)
-    assert said == "héllo. bye<|end|>".encode()
 
 
 @pytest.mark.parametrize("stop", [None, "o. b!"])
@@ -235,23 +224,6 @@ async def test_spans(real: Served) -> None:
     assert failed.attributes and failed.attributes["error.type"] == "context_length_exceeded"
 
 
-@pytest.mark.parametrize(
-    "path, body, status, code",
-    [
-        ("/generate", {"text": "x" * 600}, 400, "context_length_exceeded"),
-        ("/v1/completions", {"prompt": ["x", "y" * 600]}, 400, "context_length_exceeded"),
-        ("/v1/completions", {"prompt": ""}, 400, "invalid_request"),
-        ("/v1/completions", {"prompt": "x" * 600, "stream": True}, 400, "context_length_exceeded"),
-    ],
-)
-async def test_refusals(
-    real: Served, path: str, body: dict[str, Any], status: int, code: str
-) -> None:
-    async with real.http.post(path, json=body) as reply:
-        assert (reply.status, (await reply.json())["error"]["code"]) == (status, code)
-    assert not engine_of(real).running
-
-
 async def test_a_pattern_ends_a_stream(real: Served) -> None:
     ask = {"model": "tiny", "messages": [{"role": "user", "content": "x"}], "stream": True}
     stream = await real.openai().chat.completions.create(
@@ -265,12 +237,6 @@ async def test_a_pattern_ends_a_stream(real: Served) -> None:
     async with real.http.post("/generate", json={"text": "x", "sampling_params": params}) as reply:
         error = (await reply.json())["error"]
     assert (reply.status, error["param"]) == (400, "sampling_params.stop_regex[1]")
-
-
-async def test_an_overloaded_engine(real: Served) -> None:
-    engine_of(real).script = lambda message: Overloaded("the queue is full")
-    async with real.http.post("/generate", json={"text": "x"}) as reply:
-        assert (reply.status, reply.headers["Retry-After"]) == (429, "1")
 
 
 @pytest.mark.parametrize("stream", [False, True])
