@@ -98,9 +98,9 @@ def allowed(mask: np.ndarray | None, vocab: int) -> np.ndarray:
     "dtype, integers",
     [(torch.float32, False), (torch.bfloat16, False), (torch.bfloat16, True)],
 )
-@pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize(
-    "vocab, hidden", [(1, 4), (47, 33), (96, 64), (100, 16), (150, 701), (1500, 96)]
+    "vocab, hidden, threads",
+    [(1, 4, 2), (47, 33, 1), (96, 64, 1), (100, 16, 2), (150, 701, 1), (1500, 96, 2)],
 )
 def test_what_may_be_chosen_has_the_bits_of_the_whole_product(
     library: ctypes.CDLL, vocab: int, hidden: int, threads: int, dtype: torch.dtype, integers: bool
