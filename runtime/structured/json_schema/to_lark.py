@@ -7,11 +7,12 @@ rule, as `to_regex.whole_regex` would write it, so that the constants stand as t
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from rootlace.runtime.structured.json_schema import json_text
-from rootlace.runtime.structured.json_schema.json_text import Escapes, NotRegular, Ours
+from rootlace.runtime.structured.json_schema.json_text import NotRegular, Ours
 from rootlace.runtime.structured.json_schema.load import subschemas
 from rootlace.runtime.structured.json_schema.pattern import NotTranslated
 from rootlace.runtime.structured.json_schema.to_regex import keys_of_patterns
@@ -67,7 +68,7 @@ def lark_of(mask: dict[str, Any], gap: Regex, prefix: str = "") -> tuple[str, li
     with `prefix`."""
     if not has_own_spelling(mask):
         return None
-    writer = _Writer(mask.get("$defs", {}), gap, json_text.key_escapes(mask), prefix)
+    writer = _Writer(mask, gap, prefix)
     root = {key: value for key, value in mask.items() if key not in ("$defs", "x-guidance")}
     try:
         return writer.rule(writer.value(root)), writer.lines
@@ -78,16 +79,15 @@ def lark_of(mask: dict[str, Any], gap: Regex, prefix: str = "") -> tuple[str, li
 class _Writer:
     """Turns schemas in normal form into the right sides of rules."""
 
-    def __init__(
-        self, definitions: Mapping[str, Any], gap: Regex, keys: Escapes, prefix: str
-    ) -> None:
+    def __init__(self, mask: Mapping[str, Any], gap: Regex, prefix: str) -> None:
         self.lines: list[str] = []
         self._prefix = prefix
-        self._definitions = definitions
+        self._definitions = mask.get("$defs", {})
+        self._options = {key: mask[key] for key in ("x-guidance",) if key in mask}
         self._names: dict[str, str] = {}
         self._terminals: dict[str, str] = {}
         self._spelling = Ours()
-        self._keys = keys
+        self._keys = json_text.key_escapes(mask)
         self._gap = gap
         self._comma = self._token(json_text.separated(",", gap))
         self._colon = self._token(json_text.separated(":", gap))
@@ -130,10 +130,12 @@ class _Writer:
                 return self._token(Literal("null"))
             case "boolean":
                 return self._token(either(Literal("true"), Literal("false")))
-            case "string":
-                return self._token(self._spelling.string(schema))
-            case "integer" | "number":
-                return self._token(self._spelling.number(schema))
+            case "string" | "integer" | "number" as kind:
+                as_regex = self._spelling.string if kind == "string" else self._spelling.number
+                try:
+                    return self._token(as_regex(schema))
+                except (NotRegular, NotTranslated):  # has no constants
+                    return f"%json {json.dumps({**schema, **self._options})}"
             case "array":
                 return self._array(schema)
             case "object":
@@ -179,8 +181,7 @@ class _Writer:
         return self._enclosed("[", body, "]", bool(least))
 
     def _object(self, schema: dict[str, Any]) -> str:
-        if {"minProperties", "maxProperties"} & schema.keys():
-            raise NotRegular("an object of a number of properties")
+        least, most = schema.get("minProperties", 0), schema.get("maxProperties")
         required = set(schema.get("required", ()))
         pairs: list[tuple[str, bool]] = []
         names = [self._spelling.literal(name, self._gap) for name in schema.get("properties", {})]
@@ -204,20 +205,45 @@ class _Writer:
             but = f" & ~/{pattern_of(either(*names))}/" if names else ""
             other = self._terminal(f"/{key}/{but}")
             others.append(f"{other} {self._colon} {self.rule(held)}")
-        if others:
-            pair = self.rule(" | ".join(others))
-            pairs.append((f"{pair} ({self._comma} {pair})*", False))
-        after = first = ""
-        # Behind another pair, and as the first one.
-        for index in reversed(range(len(pairs))):
-            pair, must = pairs[index]
-            pair = self.rule(pair)
-            alone = f"{pair} {after}"
-            first = alone if must or not first else f"{alone} | {first}"
-            first = self.rule(first)
-            behind = f"{self._comma} {pair}" if must else f"({self._comma} {pair})?"
-            after = self.rule(f"{behind} {after}")
-        return self._enclosed("{", first, "}", any(must for _, must in pairs))
+        pair = self.rule(" | ".join(others)) if others else ""
+        # What may follow so many pairs, or `counted` and more; None where nothing satisfies.
+        counted = max(least, most or 0, 1)
+        rests = {count: self._others(pair, count, least, most) for count in range(counted + 1)}
+        for named, must in reversed(pairs):
+            named = self.rule(named)
+            rests = {
+                count: self._rest(
+                    f"{self._comma if count else ''} {named}",
+                    rests[min(count + 1, counted)] if count != most else None,
+                    None if must else rests[count],
+                )
+                for count in range(counted + 1)
+            }
+        must = bool(least or required)
+        if rests[0] is None and must:
+            raise NotRegular("an object that nothing satisfies")
+        return self._enclosed("{", rests[0] or "", "}", must)
+
+    def _others(self, pair: str, count: int, least: int, most: int | None) -> str | None:
+        """Pairs that have no names, behind `count` others; not nothing where these are none."""
+        low, high = max(least - count, int(not count)), None if most is None else most - count
+        if high is not None and high < low:
+            return None
+        if not pair or high == 0:
+            return None if low else ""
+        body = f"{self._comma} {pair}"
+        if count:
+            return f"({body}){{{low},{'' if high is None else high}}}"
+        return f"{pair} ({body}){{{low - 1},{'' if high is None else high - 1}}}"
+
+    def _rest(self, named: str, behind: str | None, without: str | None) -> str | None:
+        """A pair with what is behind it, or what is there without it."""
+        options = [] if behind is None else [f"{named} {behind}"]
+        if without is None and not options:
+            return None
+        options += [without] if without else []
+        body = " | ".join(options)
+        return self.rule(f"({body})?" if without == "" else body)
 
     def _enclosed(self, opening: str, body: str, closing: str, must: bool) -> str:
         empty = self._token(concat(Literal(opening), self._gap, Literal(closing)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 from collections import Counter
@@ -48,6 +49,8 @@ TREE = {
     "$defs": {"t": {**CLOSED, "properties": {"x": CONSTANT, "t": {"$ref": "#/$defs/t"}}}},
 }
 NUMBERS = {"n": {"type": "number", "minimum": 0, "exclusiveMaximum": 1.55}, "s": {"format": "date"}}
+HALVES = {"type": "number", "multipleOf": 0.5}
+LONG = {"type": "string", "maxLength": 9000}
 ROUTES: dict[str, tuple[str, dict[str, Any]]] = {
     "bare": ("%s", {"json_schema": CONSTANT}),
     "closed": ('{"x":%s}', {"json_schema": CLOSED}),
@@ -85,6 +88,18 @@ ROUTES: dict[str, tuple[str, dict[str, Any]]] = {
     "union": ('{"x":%s}', {"json_schema": {"anyOf": [{"type": "boolean"}, OBJECT]}}),
     "recursive": ('{"x":7,"t":{"x":%s}}', {"json_schema": TREE}),
     "checked": ('{"x":%s,"y":2}', {"json_schema": {**OBJECT, "not": {"required": ["z"]}}}),
+    "beside multiples of a fraction": (
+        '{"x":%s,"n":1.5}',
+        {"json_schema": {**OBJECT, "properties": {"x": CONSTANT, "n": HALVES}}},
+    ),
+    "beside a long string": (
+        '{"x":%s,"n":"q"}',
+        {"json_schema": {**OBJECT, "properties": {"x": CONSTANT, "n": LONG}}},
+    ),
+    "of so many properties": (
+        '{"x":%s,"y":2}',
+        {"json_schema": {**OBJECT, "minProperties": 2, "maxProperties": 3}},
+    ),
     "in a tag": ('<a>{"x":%s}</a>', tag_of(OBJECT)),
     "closed, in a tag": ('<a>{"x":%s}</a>', tag_of(CLOSED)),
     "in a grammar": ('={"x":%s};', {"ebnf": f'start: "=" %json {json.dumps(OBJECT)} ";"'}),
@@ -185,3 +200,30 @@ def test_a_schema_of_too_many_rules_is_written_by_llguidance() -> None:
     for others, ours in (({}, True), (many, False)):
         schema = {"type": "object", "properties": {"x": {"const": 0.5}, **others}}
         assert (lark_of(PreparedSchema(schema).mask_schema, BLANK) is not None) is ours
+
+
+@pytest.mark.parametrize("others", [False, True, {"enum": [0.5]}])
+def test_a_number_of_properties_with_a_constant_of_our_own(others: Any) -> None:
+    """Every object of up to four keys, against jsonschema; named keys come in their order."""
+    texts = {}
+    for keys in itertools.chain.from_iterable(itertools.combinations("abyz", n) for n in range(5)):
+        value = dict.fromkeys(keys, 0.5)
+        texts[json.dumps(value)] = value
+    for required, least, most in itertools.product(
+        ([], ["a"], ["b"], ["a", "b"]), (None, 0, 1, 2, 3), (None, 1, 2, 3)
+    ):
+        schema = {
+            "type": "object",
+            "properties": {key: {"enum": [0.5]} for key in "ab"},
+            "required": required,
+            "additionalProperties": others,
+        }
+        bounds = {"minProperties": least, "maxProperties": most}
+        schema |= {key: bound for key, bound in bounds.items() if bound is not None}
+        valid = jsonschema.Draft202012Validator(schema).is_valid
+        expected = {text: valid(value) for text, value in texts.items()}
+        if not any(expected.values()):
+            continue
+        grammar = COMPILERS["llguidance"].compile(json_schema=schema)
+        found = {text: accepts(grammar, VOCABULARY, text.encode()) for text in texts}
+        assert found == expected, schema
