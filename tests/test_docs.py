@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import re
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
 from msgspec.structs import fields
 
 import rootlace as rl
 import rootlace.testing
+from rootlace.cli.app import app
 from rootlace.evaluation.questions import METRICS
 from rootlace.evaluation.task import FORMATS, Judge, Shots, Task
+from rootlace.runtime.config import RuntimeConfig
+from rootlace.runtime.options import settings
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
@@ -63,6 +70,65 @@ def test_a_broken_link_is_seen(tmp_path: Path) -> None:
         "[a](other.md#one-title) [b](other.md#another) [c](none.md) `runtime/no/such.py`\n"
     )
     assert missing(page) == ["other.md#another", "none.md", "runtime/no/such.py"]
+
+
+# ---------------------------------------------------------------- options
+
+OPTION = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*[a-z0-9]")
+OTHERS = {
+    *("--model-path", "--tool-call-parser", "--tp-size", "--sampling-defaults"),  # SGLang's server
+    *("--override-generation-config", "--enable-prefix-caching"),  # vLLM's
+    *("--constrained-json", "--no-build-isolation", "--no-deps", "--index-url"),  # SGLang's, pip's
+    *("--merge", "--gpus", "--build", "--build-arg", "--now", "--from-file"),  # programs of systems
+    *("--ignore", "--timeout", "--hypothesis-profile"),  # pytest's
+}
+"""Options of other programs that documents name."""
+
+
+def options_of(command: Any) -> Iterator[str]:
+    """All options of a command and of those below it."""
+    for parameter in command.params:
+        yield from (*parameter.opts, *parameter.secondary_opts)
+    for below in getattr(command, "commands", {}).values():
+        yield from options_of(below)
+
+
+@functools.cache
+def known_options() -> set[str]:
+    """Those of the command line, and of our benchmarks and scripts."""
+    known = {"--help", *options_of(typer.main.get_command(app)), *OTHERS}
+    for folder in (
+        "benchmarks",
+        "scripts",
+        "examples",
+        "frontend/testing",
+        "tests/gpu",
+        "tests/deterministic",
+    ):
+        for path in (ROOT / folder).rglob("*.py"):
+            known |= set(re.findall(r'\w\(\s*"(--[a-z0-9-]+)"', path.read_text()))
+    return known
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_option_named_exists(document: Path) -> None:
+    text = document.read_text()
+    assert not sorted({*OPTION.findall(text)} - known_options())
+
+
+def test_an_option_that_does_not_exist_is_seen() -> None:
+    named = {*OPTION.findall("`--cache-disk`, `--cache-disc-gb 3`, a--b, --no-cache")}
+    assert named - known_options() == {"--cache-disc-gb"}
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_keyword_given_to_a_runtime_exists(document: Path) -> None:
+    """Blocks of code run; a keyword in the text of a page does not."""
+    known = {name for setting in settings(RuntimeConfig) for name in setting.names}
+    known |= {*inspect.signature(rl.Runtime.__init__).parameters}
+    given = re.findall(r"`(?:rl\.|rootlace\.)?Runtime\(([^`]*)\)`", document.read_text())
+    names = {name for one in given for name in re.findall(r"(?:^|[ ,(])(\w+)=", one)}
+    assert not sorted(names - known)
 
 
 # ---------------------------------------------------------------- what a reference has to name
