@@ -19,8 +19,8 @@ import contextlib
 import errno
 import fcntl
 import logging
-import shutil
 import sqlite3
+import tempfile
 import time
 import zlib
 from collections import Counter, deque
@@ -272,7 +272,7 @@ RETRY_SECONDS = 2.0
 """How often writing is tried again where the disk is full."""
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 LEAST_ROOM = 1 << 20
-"""Bytes; what fails for the disk where less is free fails for want of room."""
+"""Bytes that can be written to a new file where there is room."""
 RECLAIM_SECONDS = 600.0
 """How long what an absent client had is kept for its return."""
 MAX_DETACHED = 1024
@@ -545,11 +545,20 @@ def _share(sessions: Collection[tuple[int, KeptSession]]) -> float:
 
 
 def _is_full(error: sqlite3.OperationalError, folder: Path) -> bool:
-    """Whether SQLite found no room, for which it has several errors."""
-    return error.sqlite_errorcode == sqlite3.SQLITE_FULL or (
-        error.sqlite_errorname.startswith("SQLITE_IOERR")
-        and shutil.disk_usage(folder).free < LEAST_ROOM
-    )
+    """Whether SQLite found no room, for which it has several errors.
+
+    It has one of its own where the disk is full, but neither for a quota nor for want of inodes.
+    """
+    if error.sqlite_errorcode == sqlite3.SQLITE_FULL:
+        return True
+    if not error.sqlite_errorname.startswith(("SQLITE_IOERR", "SQLITE_CANTOPEN")):
+        return False
+    try:
+        with tempfile.TemporaryFile(dir=folder) as probe:
+            probe.write(bytes(LEAST_ROOM))
+    except OSError as found:
+        return found.errno in _FULL
+    return False
 
 
 def _connect(path: Path) -> sqlite3.Connection:

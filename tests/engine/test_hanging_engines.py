@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable
 
 import pytest
@@ -17,28 +18,36 @@ class Asleep(Exception):
 
 
 @pytest.mark.parametrize(
-    ("heard", "step", "naps"),
+    ("heard", "step", "naps", "start"),
     [
-        (lambda nap: nap, -1.0, None),
-        (lambda nap: min(nap, 5), -1.0, 605),
-        (lambda nap: None, -1.0, 20),
+        (lambda nap: nap, -1.0, None, 1.0),
+        (lambda nap: min(nap, 5), -1.0, 605, math.inf),
+        (lambda nap: None, -1.0, 20, math.inf),
+        # Among its first steps: what is known is how long its start took.
+        (lambda nap: min(nap, 5), -1.0, 25, 0.5),
+        (lambda nap: min(nap, 5), -1.0, 85, 4.0),
+        (lambda nap: min(nap, 5), -1.0, 605, 40.0),
         # A rank hangs, say: the loop waits for it.
-        (lambda nap: min(nap, 5), 0.3, 25),
-        (lambda nap: min(nap, 5), 0.0, 25),
+        (lambda nap: min(nap, 5), 0.3, 25, 1.0),
+        (lambda nap: min(nap, 5), 0.0, 25, 1.0),
         # A step of a machine that is ten, or a hundred times slower.
-        (lambda nap: min(nap, 5), 3.0, 65),
-        (lambda nap: min(nap, 5), 60.0, 1205),
+        (lambda nap: min(nap, 5), 3.0, 65, 1.0),
+        (lambda nap: min(nap, 5), 60.0, 1205, 1.0),
     ],
-    ids=["goes on", "still", "silent", "late", "no step", "slow", "slower"],
+    ids=[
+        *("goes on", "still", "silent", "first steps", "slow start", "slower start"),
+        *("late", "no step", "slow", "slower"),
+    ],
 )
 async def test_an_engine_hangs_that_is_silent_or_whose_loop_stands_still(
     heard: Callable[[int], int | None],
     step: float,
     naps: int | None,
+    start: float,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """An idle loop goes round, too: it may be idle for ever."""
-    engine, taken = engine_client.Pulse(engine_client.LATE_SECONDS), 0
+    engine, taken = engine_client.Pulse(engine_client.LATE_SECONDS, start), 0
 
     async def nap(seconds: float) -> None:
         nonlocal taken

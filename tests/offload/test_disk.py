@@ -216,8 +216,11 @@ def test_a_process_that_is_killed_leaves_whole_blocks(tmp_path: Path) -> None:
 class Disk:
     """The file system of a test: so many bytes are free, and writing takes them."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, free: int, total: int) -> None:
-        self.free, self.total = free, total
+    def __init__(
+        self, monkeypatch: pytest.MonkeyPatch, free: int, total: int, number: int = errno.ENOSPC
+    ) -> None:
+        """`number`: the error where there is no room."""
+        self.free, self.total, self._number = free, total, number
         self._write = os.pwrite
         monkeypatch.setattr("os.pwrite", self.pwrite)
         monkeypatch.setattr("shutil.disk_usage", lambda path: self)
@@ -225,7 +228,7 @@ class Disk:
     def pwrite(self, file: int, data: memoryview, at: int) -> int:
         new = max(at + len(data) - os.fstat(file).st_size, 0)
         if new > self.free:
-            raise OSError(errno.ENOSPC, "No space left on device")
+            raise OSError(self._number, "No space left on device")
         self.free -= new
         return self._write(file, data, at)
 
@@ -242,17 +245,19 @@ def try_to_save(store: SlotStore, slot: int) -> bool:
     return done.ok
 
 
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
 @pytest.mark.parametrize("reserved", [True, False])
 def test_a_full_disk_is_read_and_written_to_again_later(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
     reserved: bool,
+    number: int,
 ) -> None:
     """`reserved`: what is kept free is met first; otherwise the system itself has no more room."""
     now = [0.0]
     total = 20 * SIZE if reserved else 0
-    disk = Disk(monkeypatch, 5 * SIZE, total)
+    disk = Disk(monkeypatch, 5 * SIZE, total, number)
     reserve = total // 20
     file = SlotFile(tmp_path, ME, SIZE, 8)
     assert "has room for 0.0 of 0.0 GB" in caplog.text

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import math
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -123,7 +124,13 @@ SILENCE_SECONDS = 20.0
 """Seconds without a message, even a heartbeat, after which the process hangs."""
 STUCK_SECONDS = 600.0
 """Seconds without a turn of the loop after which the engine hangs despite heartbeats, while nothing
-says how long its steps take."""
+says how long its steps take; less after a start that took less than a `LATE_LOADS`th of them."""
+LATE_LOADS = 20.0
+"""So many times as long as the engine's start a step may take before any forecast, and at least
+`LATE_SECONDS` or `LATE_ALONE_SECONDS`.
+
+A start reads all weights and runs steps of its own; a slow machine is slow at both.
+"""
 LATE_STEPS = 20.0
 """So many times its forecast a step may take before the engine hangs, and at least
 `LATE_SECONDS` or `LATE_ALONE_SECONDS`.
@@ -142,9 +149,15 @@ NAP_SECONDS = 1.0
 class Pulse:
     """Liveness of one engine process, from `Ready` on."""
 
-    def __init__(self, late_seconds: float = LATE_ALONE_SECONDS) -> None:
-        """`late_seconds`: how long a loop may stand still whatever is forecast of its step."""
+    def __init__(
+        self, late_seconds: float = LATE_ALONE_SECONDS, start_seconds: float = math.inf
+    ) -> None:
+        """`late_seconds`: how long a loop may stand still whatever is forecast of its step.
+
+        `start_seconds`: how long the engine took to start.
+        """
         self._late_seconds = late_seconds
+        self._unknown_seconds = min(max(LATE_LOADS * start_seconds, late_seconds), STUCK_SECONDS)
         self._moved = time.monotonic()
         self._turns = 0
         self._received = False
@@ -182,7 +195,9 @@ class Pulse:
             if silent >= silence:
                 return f"nothing was heard of it for {silent:g} seconds"
             late = max(LATE_STEPS * self._step_seconds, self._late_seconds)
-            if stuck >= (STUCK_SECONDS if self._step_seconds < 0 else late) and not loading:
+            if self._step_seconds < 0:
+                late = self._unknown_seconds
+            if stuck >= late and not loading:
                 return f"its loop has stood at turn {self._turns} for {stuck:g} seconds"
 
 
@@ -462,19 +477,20 @@ class EngineClient:
     # ------------------------------------------------------------ one engine after another
 
     async def _launch(self) -> None:
+        begun = time.monotonic()
         engine = self._engine = self._place.open(self._handle)
         pulse = self._pulse = self._begun_pulse()
         self.info = await (engine.ready() if self._place.patient else _ready_in_time(engine, pulse))
-        self._pulse = self._begun_pulse()
+        self._pulse = self._begun_pulse(time.monotonic() - begun)
         for message in self._forgets.to_started(returned=self._restarts.deaths > 0):
             self.send(message)
         self._up = True
         self._questions.resume()
         self._watcher = asyncio.create_task(self._watch(engine))
 
-    def _begun_pulse(self) -> Pulse:
+    def _begun_pulse(self, start_seconds: float = math.inf) -> Pulse:
         ranks = self._config.executor.tensor_parallel
-        return Pulse(LATE_SECONDS if ranks > 1 else LATE_ALONE_SECONDS)
+        return Pulse(LATE_SECONDS if ranks > 1 else LATE_ALONE_SECONDS, start_seconds)
 
     async def _watch(self, engine: EngineHandle) -> None:
         ended = asyncio.ensure_future(engine.ended())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import random
@@ -13,7 +14,6 @@ import subprocess
 import sys
 from array import array
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -345,11 +345,25 @@ def test_a_full_disk_is_told_once_and_what_happened_meanwhile_is_kept_later(
     store.close()
 
 
-@pytest.mark.parametrize("old", [False, True])
+@pytest.mark.parametrize(
+    ("fails", "number"),
+    [
+        ("", 0),
+        ("SQLITE_IOERR_SHMSIZE", errno.ENOSPC),
+        ("SQLITE_IOERR_WRITE", errno.EDQUOT),
+        ("SQLITE_CANTOPEN", errno.ENOSPC),
+    ],
+    ids=["new", "no room for an index", "quota", "no inode"],
+)
 def test_a_store_starts_on_a_full_disk_and_keeps_everything_later(
-    old: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    fails: str,
+    number: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Opening a file takes room: for its tables if it is new, else for an index of its log."""
+    old = bool(fails)
     now, full, folder = [100.0], [False], tmp_path / "state"
     if old:
         store = SessionStore(folder)
@@ -366,15 +380,19 @@ def test_a_store_starts_on_a_full_disk_and_keeps_everything_later(
     def opened(self: SessionStore, file: sqlite3.Connection) -> None:
         if full[0] and old:
             error = sqlite3.OperationalError("disk I/O error")
-            error.sqlite_errorcode = sqlite3.SQLITE_IOERR_SHMSIZE
-            error.sqlite_errorname = "SQLITE_IOERR_SHMSIZE"
+            error.sqlite_errorcode = getattr(sqlite3, fails)
+            error.sqlite_errorname = fails
             raise error
         opens(self, file)
 
     monkeypatch.setattr(session_store, "_connect", connected)
     monkeypatch.setattr(SessionStore, "_open", opened)
-    if old:
-        monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=4096))
+
+    def probe(dir: Path) -> None:
+        assert dir == folder
+        raise OSError(number, "no room")
+
+    monkeypatch.setattr("tempfile.TemporaryFile", probe)
     full[0] = True
     store = SessionStore(folder, clock=lambda: now[0])
     assert (store.find("before") is not None) is old
@@ -392,6 +410,20 @@ def test_a_store_starts_on_a_full_disk_and_keeps_everything_later(
     after = SessionStore(folder)
     assert after.find("key") is not None and (after.find("before") is not None) is old
     after.close()
+
+
+def test_what_fails_where_there_is_room_is_no_full_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def opened(self: SessionStore, file: sqlite3.Connection) -> None:
+        error = sqlite3.OperationalError("disk I/O error")
+        error.sqlite_errorcode, error.sqlite_errorname = sqlite3.SQLITE_IOERR, "SQLITE_IOERR"
+        raise error
+
+    monkeypatch.setattr(SessionStore, "_open", opened)
+    with pytest.raises(InvalidRequest, match="cannot keep state: disk I/O error"):
+        SessionStore(tmp_path)
+    assert not [path for path in tmp_path.iterdir() if path.stat().st_size >= 1 << 20]
 
 
 def test_the_log_is_synced_a_second_later_and_does_not_grow_for_ever(tmp_path: Path) -> None:
