@@ -11,6 +11,7 @@ import re
 import tracemalloc
 import uuid
 
+import idna
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -192,9 +193,13 @@ def test_what_is_written_is_of_the_format(name: str) -> None:
         "uuid": uuid.UUID,
         "ipv4": ipaddress.IPv4Address,
         "ipv6": ipaddress.IPv6Address,
+        "idn-hostname": idna.encode,
+        "idn-email": lambda text: idna.encode(text.rsplit("@", 1)[1]),
     }
     for _ in range(300):
         text = draw(regex, source)
+        if name == "hostname":
+            assert len(text) <= 253 and all(0 < len(one) <= 63 for one in text.split("."))
         assert others.conforms(text, name)
         assert re.fullmatch(formats.pattern_of_format(name), text)
         readers.get(name, str)(text)  # type: ignore[operator]
