@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 from transformers import (
+    CONFIG_MAPPING,
+    AutoConfig,
     Cohere2Config,
     CohereConfig,
     DeepseekV2Config,
@@ -87,9 +89,24 @@ def _rope(kind: str, **parameters: Any) -> dict[str, Any]:
 
 
 def configs() -> dict[str, PreTrainedConfig]:
-    """Name -> configuration; between them every feature of the families."""
+    """Name -> configuration; between them every feature of the families that this release of
+    transformers has."""
+    newer: dict[str, dict[str, Any]] = {
+        "exaone": {**SHAPE, "rms_norm_eps": 0.25, "tie_word_embeddings": True},
+        "sarvam_mla": {
+            **SHAPE,
+            **LATENT,
+            "num_key_value_heads": 4,
+            "num_hidden_layers": 2,
+            "n_routed_experts": 8,
+            "num_experts_per_tok": 3,
+            "n_shared_experts": 1,
+        },
+    }
+    there = [kind for kind in newer if kind in CONFIG_MAPPING]
     wide_heads = {**SHAPE, "num_attention_heads": 6, "num_key_value_heads": 2, "hidden_size": 96}
     return {
+        **{kind: AutoConfig.for_model(kind, **newer[kind]) for kind in there},
         "llama": LlamaConfig(**SHAPE, head_dim=16),
         "llama-tied": LlamaConfig(**SHAPE, tie_word_embeddings=True),
         "llama-biased": LlamaConfig(**SHAPE, attention_bias=True, mlp_bias=True),

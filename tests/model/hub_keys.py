@@ -1,8 +1,8 @@
 """What files on the hub say beside the keys of their class: of Phi-4-mini, Gemma 2 (9B), Gemma 3
-(1B and 270M), SmolLM3, OLMo 3, GLM-4, Command R7B, EXAONE 4 (32B), StarCoder2 (15B), GPT-NeoX
-(20B) and Dolly, GPT-2 of all sizes and DistilGPT-2, OPT and Galactica, Falcon (7B and 2 11B),
-StableLM 2, Mixtral, Qwen1.5-MoE, Qwen3-30B-A3B and Qwen3-Coder, OLMoE, gpt-oss, DeepSeek-V2-Lite
-and V3, and Llama 3.2's like."""
+(1B and 270M), SmolLM3, OLMo 3, GLM-4, Command R7B, EXAONE 3.5 and 4 (32B), StarCoder2 (15B),
+GPT-NeoX (20B) and Dolly, GPT-2 of all sizes and DistilGPT-2, OPT and Galactica, Falcon (7B and 2
+11B), StableLM 2, Mixtral, Qwen1.5-MoE, Qwen3-30B-A3B and Qwen3-Coder, OLMoE, gpt-oss,
+DeepSeek-V2-Lite and V3, and Llama 3.2's like."""
 
 from __future__ import annotations
 
@@ -81,6 +81,20 @@ HUB_KEYS: dict[str, dict[str, Any]] = {
             "original_max_position_embeddings": 64,
         },
         "sliding_window_pattern": "LLLG",
+    },
+    "exaone": {
+        "architectures": ["ExaoneForCausalLM"],
+        "auto_map": {"AutoConfig": "configuration_exaone.ExaoneConfig"},
+        "embed_dropout": 0.0,
+        "rope_parameters": None,
+        "rope_theta": 1000000,
+        "rope_scaling": {
+            "rope_type": "llama3",
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 64,
+        },
     },
     "starcoder2": {
         "mlp_type": "default",

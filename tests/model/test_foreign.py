@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import AutoConfig, PreTrainedModel
+import transformers
+from transformers import CONFIG_MAPPING, AutoConfig, PreTrainedModel
 
 from rootlace.runtime.config import CacheConfig, ExecutorConfig
 from rootlace.runtime.contracts.plan import TokenScores
@@ -57,8 +59,28 @@ MODELS: dict[str, dict[str, Any]] = {
     "youtu": LATENT,
     # A mixture of experts with one that all tokens have.
     "granitemoeshared": {"num_local_experts": 4, "shared_intermediate_size": 32},
+    # Of transformers 5.20 and later.
+    "apertus1p5_text": {},
+    "beam": {},
+    "flint": {},
+    "kolibri1": {},
+    # Its modules are GLM-4 MoE's.
+    "sarvam_moe": {
+        "n_routed_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 32,
+        "head_dim": 16,
+    },
 }
 """By model type, what is changed of `SHAPE`."""
+
+
+def known(kinds: Iterable[str]) -> list[Any]:
+    """The model types, of which those that transformers lacks are to be skipped."""
+    lacking = [kind for kind in kinds if kind not in CONFIG_MAPPING]
+    why = f"transformers {transformers.__version__} has it not"
+    skip = pytest.mark.skip(reason=why)
+    return [pytest.param(one, marks=[skip] if one in lacking else []) for one in sorted(kinds)]
 
 
 def tiny(kind: str, **changes: Any) -> Any:
@@ -88,7 +110,7 @@ def check(theirs: PreTrainedModel, row: Row, scores: TokenScores | None, token: 
     assert expected[token] > expected.max() - TOLERANCE
 
 
-@pytest.mark.parametrize("kind", sorted(MODELS))
+@pytest.mark.parametrize("kind", known(MODELS))
 def test_log_probabilities_are_transformers_however_work_is_cut(
     kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -184,6 +206,28 @@ def test_what_layers_ask_for_and_we_have_not_is_refused_before_weights_are_read(
     with pytest.raises(UnsupportedModel, match=f"{architecture}: .*{why}") as raised:
         ModelConfig.read(written(tmp_path, keys))
     assert "\n" not in str(raised.value)
+
+
+NEWER_REFUSED = {
+    "bailing_hybrid": ("BailingHybridForCausalLM", "do not use transformers' attention interface"),
+    "dory": ("DoryForCausalLM", "layers of mlp"),
+    "dots3_note_text": ("Dots3NoteForCausalLM", "layers of indexed_attention"),
+    "hy_v4_vl": ("HYV4VLForConditionalGeneration", "is not supported"),
+    "inkling2_text": ("Inkling2ForCausalLM", "do not use transformers' attention interface"),
+    "inkling2_loop_text": ("Inkling2LoopForCausalLM", "do not use transformers' attention"),
+    "lara_mini": ("LaraMiniForCausalLM", "do not use transformers' attention interface"),
+    "lfm3": ("Lfm3ForCausalLM", "layers of conv"),
+    "mistral_large4": ("MistralLarge4ForConditionalGeneration", "is not supported"),
+}
+"""Of transformers 5.20 and later, by model type: the architecture, and why it is refused."""
+
+
+@pytest.mark.parametrize("kind", known(NEWER_REFUSED))
+def test_newer_models_that_are_refused(kind: str, tmp_path: Path) -> None:
+    architecture, why = NEWER_REFUSED[kind]
+    keys = AutoConfig.for_model(kind).to_dict() | {"architectures": [architecture]}
+    with pytest.raises(UnsupportedModel, match=f"{architecture}.*{why}"):
+        ModelConfig.read(written(tmp_path, keys))
 
 
 @pytest.fixture(scope="module")

@@ -156,10 +156,24 @@ def deepseek_v2(config: ConfigReader) -> ModelSpec:
     return _decoder(config, neighbours=True, experts=experts)
 
 
-@family("DeepseekV3ForCausalLM", "deepseek_v3", bos=0, eos=1)
+# transformers has no modules for Sarvam's models: it saves them with this architecture.
+_SARVAM = {
+    "first_k_dense_replace": 1,
+    "n_routed_experts": 128,
+    "n_group": 1,
+    "topk_group": 1,
+    "q_lora_rank": None,
+    "moe_intermediate_size": 2048,
+    "num_nextn_predict_layers": 0,
+}
+
+
+@family("DeepseekV3ForCausalLM", "deepseek_v3 sarvam_mla", bos=0, eos=1)
 def deepseek_v3(config: ConfigReader) -> ModelSpec:
-    """DeepSeek-V3 and R1: shares are sigmoids, to which a correction is added in the choice alone,
-    and a group counts by its two best experts."""
+    """DeepSeek-V3, R1 and Sarvam: shares are sigmoids, to which a correction is added in the choice
+    alone, and a group counts by its two best experts."""
+    if config.get("model_type", TEXT) == "sarvam_mla":
+        config = config.renamed({}, **_SARVAM)
     config.only("topk_method", "noaux_tc")
     config.only("scoring_func", "sigmoid")
     experts = _mixture(

@@ -13,6 +13,7 @@ from rootlace.runtime.model.families.config_reader import (
     TABLE,
     TEXT,
     TEXTS,
+    TOKENS,
     ConfigReader,
     Kind,
 )
@@ -36,24 +37,39 @@ from rootlace.runtime.model.families.reading import (
     same_windows,
     windows_by_layer,
 )
-from rootlace.runtime.model.families.spec import ModelSpec, Rope
+from rootlace.runtime.model.families.spec import ModelSpec, Rope, WeightNames
 
 # transformers has no modules for these: their configurations are of other model types, and saved
 # with Llama's architecture.
 _OTHER_DEFAULTS = {
+    "exaone": {"num_key_value_heads": 8, "rms_norm_eps": 1e-5},
     "internlm3": {"num_key_value_heads": 2, "head_dim": 128, "rms_norm_eps": 1e-5},
     "iquestcoder": {"num_key_value_heads": 8, "head_dim": 128, "rms_norm_eps": 1e-5},
 }
+_EXAONE_NAMES = WeightNames(
+    embedding="transformer.wte",
+    layer="transformer.h.{}.",
+    parts={
+        "input_norm": ("ln_1",),
+        "qkv": tuple(f"attn.attention.{one}_proj" for one in "qkv"),
+        "output": ("attn.attention.out_proj",),
+        "post_norm": ("ln_2",),
+        "gate_up": ("mlp.c_fc_0", "mlp.c_fc_1"),
+        "down": ("mlp.c_proj",),
+    },
+    final_norm="transformer.ln_f",
+    head="lm_head",
+)
 
 
 @family(
-    "LlamaForCausalLM InternLM3ForCausalLM IQuestCoderForCausalLM",
-    "llama internlm3 iquestcoder",
+    "LlamaForCausalLM ExaoneForCausalLM InternLM3ForCausalLM IQuestCoderForCausalLM",
+    "llama exaone internlm3 iquestcoder",
     bos=1,
     eos=2,
 )
 def llama(config: ConfigReader) -> ModelSpec:
-    """Llama 2, 3 and their like; InternLM 3 and IQuest Coder."""
+    """Llama 2, 3 and their like; EXAONE 3, InternLM 3 and IQuest Coder."""
     kind = config.get("model_type", TEXT)
     config = config.renamed({}, **_OTHER_DEFAULTS.get(kind, {}))
     if kind == "internlm3":
@@ -61,10 +77,22 @@ def llama(config: ConfigReader) -> ModelSpec:
         config = config.renamed({name: key for name, key in other.items() if key in config})
         if config.flag("attention_bias", False) != config.flag("mlp_bias", False):
             config.refuse("attention_bias", "only the same value as of the MLP's is supported")
+    names = LLAMA
+    if kind == "exaone":
+        names = replace(LLAMA, others=(_EXAONE_NAMES,))
+        other = {
+            "num_hidden_layers": "num_layers",
+            "rms_norm_eps": "layer_norm_epsilon",
+            "hidden_act": "activation_function",
+        }
+        config = config.renamed({name: key for name, key in other.items() if key in config})
+        config.pass_over("embed_dropout")
+        config.get("eos_token_id", TOKENS)  # its default is not the others'
     if kind == "iquestcoder":
         config.only("clip_qkv", None)
     mlp = gated_mlp(config, bias=config.flag("mlp_bias", False))
-    return decoder(config, grouped_attention(config, **biases(config)), mlp=mlp)
+    rope = read_rope(config, 5e5 if kind == "exaone" else 1e4)
+    return decoder(config, grouped_attention(config, **biases(config)), names, mlp, rope=rope)
 
 
 @family("GraniteForCausalLM", "granite", bos=1, eos=2)

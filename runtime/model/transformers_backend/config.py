@@ -13,6 +13,7 @@ import torch
 import transformers
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
     AttentionInterface,
     AttentionMaskInterface,
     AutoConfig,
@@ -323,7 +324,11 @@ def read_model(
     try:
         kind = getattr(transformers, architecture)
         config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-        if not isinstance(config, kind.config_class):
+        # Some configurations have no modules of their own.
+        if (
+            not isinstance(config, kind.config_class)
+            and MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None) is not kind
+        ):
             raise UnsupportedModel(
                 f"{file}: architectures: model_type {config.model_type!r} is not that of "
                 f"{architecture}"
