@@ -49,21 +49,11 @@ def test_json(tiny_model: Path) -> None:
     assert found["model"]["forecast"]["first_tokens"][-1]["prompt"] == 512
 
 
-def test_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
-    def load_best(*_: object) -> None:
-        raise NativeUnavailable("no C++ compiler was found (g++)\nand more")
-
-    monkeypatch.setattr(kernel_choice, "load_best", load_best)
-    result = _doctor()
-    assert result.exit_code == 0, result.output
-    assert "no C++ compiler was found" in result.output and "and more" not in result.output
-
-
 def test_texts_that_look_like_markup(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def load_best(*_: object) -> None:
-        raise NativeUnavailable("g++: [/b] nothing [bold]")
+        raise NativeUnavailable("g++: [/b] nothing [bold]\nand more")
 
     monkeypatch.setattr(kernel_choice, "load_best", load_best)
     folder = tmp_path / "llama[" / "old]"
@@ -71,20 +61,7 @@ def test_texts_that_look_like_markup(
     result = _doctor(folder, "--threads", "1")
     assert result.exit_code == 0, result.output
     shown = "".join(result.output.split())  # long lines are folded
-    assert str(folder) in shown and "[/b]nothing[bold]" in shown
-
-
-def test_what_there_is_no_memory_to_measure(
-    tiny_model: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def read_bandwidth(*_: object) -> None:
-        raise RuntimeError("can't allocate memory: you tried to allocate 268435456 bytes")
-
-    monkeypatch.setattr(report, "read_bandwidth", read_bandwidth)
-    result = _doctor(tiny_model, "--threads", "1")
-    assert result.exit_code == 0, result.output
-    assert "not measured" in result.output and "268435456" in result.output
-    assert "does not fit" not in result.output
+    assert str(folder) in shown and "[/b]nothing[bold]" in shown and "andmore" not in shown
 
 
 @pytest.mark.parametrize(

@@ -95,14 +95,6 @@ def test_traces_of_what_ends_well_and_badly(served: Serve, programs: Path, strea
     assert missing.exit_code == 1 and "no such folder" in missing.stderr
 
 
-def test_an_async_program(served: Serve, programs: Path) -> None:
-    result = _run(served, f"{programs}:slow")
-    assert result.exit_code == 0, result.output
-    text, table = result.output.split("\n", 1)
-    assert text == "async ok"
-    assert re.search(r"x +ok +\d+ +\d+ +\d+", table)  # though nothing is returned
-
-
 @pytest.mark.parametrize("stream", ["--stream", "--no-stream"])
 def test_errors_name_the_line(served: Serve, programs: Path, stream: str) -> None:
     result = _run(served, f"{programs}:broken", stream)

@@ -100,14 +100,6 @@ def test_an_aborted_request_keeps_what_was_generated(server: Server, client: Raw
     assert cut["text"] and whole["text"].startswith(cut["text"])
 
 
-def test_no_process_is_left_when_the_gateway_is_killed(start_server) -> None:
-    server = start_server()
-    engine = server.engine()
-    server.process.kill()
-    server.process.wait()
-    eventually(lambda: not alive(engine))
-
-
 def test_closing_the_lifeline_and_sigterm_end_everything_cleanly(start_server) -> None:
     for end in ("lifeline", "sigterm", "sigint"):
         # The client keeps its branch open: SIGTERM waits for it for so long.

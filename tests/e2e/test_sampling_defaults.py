@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import rootlace as rl
+from rootlace.cli.chat import Conversation
 from rootlace.wire.errors import InvalidRequest
 from tests.cli.conftest import CPU, Serve
 from tests.model.gguf.converting import convert
@@ -62,6 +63,10 @@ def test_a_folder(folder: Path) -> None:
         reply = asked(runtime.url, "/v1/chat/completions", chat)
         assert reply["usage"]["completion_tokens"] == 7
         assert runtime.endpoint.model_info.sampling == info["default_sampling"]
+        for temperature in (None, 0.5):  # `rootlace chat` asks for what was asked of it
+            conversation = Conversation(runtime.endpoint, "", temperature, max_tokens=7)
+            assert conversation._run.defaults.get("temperature") == temperature
+            conversation.close()
 
 
 def test_options_of_a_runtime(folder: Path, tmp_path: Path) -> None:

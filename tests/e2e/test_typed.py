@@ -6,14 +6,11 @@ import dataclasses
 import datetime as dt
 import decimal
 import enum
-import json
-import urllib.request
 import uuid
 from typing import Annotated, Any, Literal, NamedTuple, TypedDict
 
 import msgspec
 import pydantic
-import pytest
 
 import rootlace as rl
 from rootlace import types
@@ -119,39 +116,3 @@ def test_a_closed_type_is_mostly_forced(runtime: rl.Runtime) -> None:
     free = value.run(kind=Line, seed=0, backend=runtime, jump_forward="off")
     assert state.get_meta_info("x")["forced_tokens"] > 0
     assert free.get_meta_info("x")["forced_tokens"] == 0
-
-
-@pytest.mark.parametrize("choice", ["auto", "required"])
-def test_a_strict_tool_is_called_as_it_is_defined(runtime: rl.Runtime, choice: str) -> None:
-    """The model has learnt another tool, which it calls if it may."""
-    number = {"type": "integer", "minimum": 0, "maximum": 999}
-    parameters = {
-        "type": "object",
-        "properties": {"a": number, "b": number},
-        "required": ["a", "b"],
-        "additionalProperties": False,
-    }
-    body = {
-        "messages": [{"role": "user", "content": "What is 37 times 12?"}],
-        "tools": [
-            {
-                "type": "function",
-                "function": {"name": "multiply", "strict": True, "parameters": parameters},
-            }
-        ],
-        "tool_choice": choice,
-        "temperature": 0,
-        "max_tokens": 80,
-    }
-    request = urllib.request.Request(
-        f"{runtime.url}/v1/chat/completions",
-        json.dumps(body).encode(),
-        {"Content-Type": "application/json"},
-    )
-    with urllib.request.urlopen(request, timeout=240) as reply:
-        answer = json.load(reply)
-    (call,) = answer["choices"][0]["message"]["tool_calls"]
-    assert call["function"]["name"] == "multiply"
-    assert set(json.loads(call["function"]["arguments"])) == {"a", "b"}
-    assert answer["choices"][0]["finish_reason"] == "tool_calls"
-    assert answer["usage"]["completion_tokens_details"]["forced_tokens"] > 0

@@ -72,15 +72,6 @@ def test_a_kernel_without_a_variant_is_named(bad: tuple[str, dict[str, Any]]) ->
     assert bad[1]["missing"][0] in bad[0]
 
 
-def test_kernels_of_the_project_pass() -> None:
-    done = compile_kernels("pointwise", "--processes", "1")
-    assert done.returncode == 0, done.stdout + done.stderr
-    for arch in (80, 90):
-        assert f"sm_{arch}: 9 variants of 4 kernels" in done.stdout
-    assert "FAULT" not in done.stdout
-    assert "Warning" not in done.stderr
-
-
 def test_nothing_is_interpreted(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
