@@ -6,15 +6,13 @@ import re
 import subprocess
 import sys
 from importlib import metadata
-from pathlib import Path
-from typing import Any
 
 from typer.testing import CliRunner
 
 import rootlace as rl
 from rootlace.cli.app import app
 from rootlace.cli.chat import Conversation
-from tests.cli.conftest import CPU, Serve
+from tests.cli.conftest import Serve
 
 GREEDY = ["--temperature", "0", "--max-tokens", "6"]
 
