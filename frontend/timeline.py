@@ -57,12 +57,12 @@ def _read(name: str) -> str:
 
 
 class Stretch(msgspec.Struct, frozen=True):
-    """Tokens that came one after the other, all of them forced or all of them sampled."""
+    """Tokens of one kind that came one after the other: `drafted` ones were sampled, too."""
 
     start: float
     end: float
     tokens: int
-    forced: bool
+    kind: Literal["sampled", "drafted", "forced"]
 
 
 class Span(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):

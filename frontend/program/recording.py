@@ -239,27 +239,29 @@ def _generated(result: protocol.Generated, start: float, first: float) -> dict[s
     return {
         "text": _shortened(output.text),
         "samples": len(result.outputs),
-        "stretches": tuple(_stretches(points, set(output.forced_at), first)),
+        "stretches": tuple(_stretches(points, output, first)),
     }
 
 
 def _stretches(
-    points: Sequence[tuple[float, int]], forced: set[int], first: float
+    points: Sequence[tuple[float, int]], output: protocol.Output, first: float
 ) -> Iterable[Stretch]:
     """The tokens that there were at each of the `points`, in time, as runs of one kind. Those of a
     point came evenly since the point before; those of the first point came at once."""
     at, seen = first, 0
     begun: Stretch | None = None
+    forced, drafted = set(output.forced_at), set(output.drafted_at)
     for moment, tokens in points:
         step = (moment - at) / max(tokens - seen, 1)
         for index in range(seen, tokens):
             start, end = at + step * (index - seen), at + step * (index + 1 - seen)
-            if begun is None or begun.forced != (index in forced):
+            kind = "forced" if index in forced else "drafted" if index in drafted else "sampled"
+            if begun is None or begun.kind != kind:
                 if begun is not None:
                     yield begun
-                begun = Stretch(start, end, 1, index in forced)
+                begun = Stretch(start, end, 1, kind)
             else:
-                begun = Stretch(begun.start, end, begun.tokens + 1, begun.forced)
+                begun = Stretch(begun.start, end, begun.tokens + 1, kind)
         at, seen = moment, tokens
     if begun is not None:
         yield begun

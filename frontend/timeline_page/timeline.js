@@ -192,7 +192,7 @@ function bar(span, top) {
   else {
     box(ready, span.first ?? span.end, y0, BAR[1], "prompt");
     if (span.first !== undefined && !span.stretches?.length) box(span.first, span.end, y0, BAR[1], "sampled");
-    for (const each of span.stretches ?? []) box(each.start, each.end, y0, BAR[1], each.forced ? "forced" : "sampled");
+    for (const each of span.stretches ?? []) box(each.start, each.end, y0, BAR[1], each.kind);
   }
   const left = Math.max(x(span.start), GUTTER);
   const wide = Math.min(x(span.end), width()) - left;

@@ -290,6 +290,8 @@ class Generation:
             for at, source in update.accepted:
                 counts = self._accepted if at < taken else self._rejected
                 counts[source] += 1
+                if at < taken:
+                    sample.drafted_at.append(before + at)
             for source, count in enumerate(update.rejected):
                 self._rejected[source] += count
         return chunk

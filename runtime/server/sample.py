@@ -39,6 +39,8 @@ class Sample:
         self.logprobs: list[TokenLogprob] = []
         self.forced_at: list[int] = []
         """Which of `token_ids` the constraint forced."""
+        self.drafted_at: list[int] = []
+        """Which of `token_ids` were drafted."""
         self.finish: FinishReason | None = None
         self.matched: str | int | None = None
         self._params = params
@@ -158,6 +160,7 @@ class Sample:
             tuple(self.logprobs),
             len(self.forced_at),
             tuple(self.forced_at),
+            tuple(self.drafted_at),
         )
 
     def kept(self) -> tuple[list[int], str]:

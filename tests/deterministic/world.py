@@ -153,6 +153,7 @@ class World:
                 max_step_tokens=shape.step_tokens,
                 max_running=shape.running,
                 policy=shape.policy,  # type: ignore[arg-type]
+                speculation_tokens=shape.blocks * shape.block_size,
             ),
             overlap=shape.overlap,
         )

@@ -69,11 +69,15 @@ class Harness:
         overlap: bool = False,
         automata: bool = False,
         spot_seconds: float = SPOT_SECONDS,
+        speculation_tokens: int = 0,
     ) -> None:
         self.executor = executor
         self.scheduler = Scheduler(
             SchedulerConfig(
-                max_step_tokens=max_step_tokens, max_running=max_running, check_invariants=True
+                max_step_tokens=max_step_tokens,
+                max_running=max_running,
+                check_invariants=True,
+                speculation_tokens=speculation_tokens,
             ),
             CacheConfig(
                 block_size=block_size,

@@ -238,6 +238,25 @@ def test_predictions(predicted: Predicted, dice: random.Random, overlap: bool, b
     assert harness.scheduler.stats()["blocks_used"] == 0
 
 
+@pytest.mark.parametrize("overlap", [False, True])
+def test_drafts_of_what_others_wrote(predicted: Predicted, overlap: bool) -> None:
+    """The second time all is known; a sample that was other than the first one's would differ."""
+    harness = Harness(
+        predicted.runner,
+        block_size=4,
+        max_step_tokens=64,
+        overlap=overlap,
+        spot_seconds=1e9,
+        speculation_tokens=4096,
+    )
+    for times in range(3):
+        rids = add_all(harness)
+        harness.finish()
+        assert found(harness, rids) == predicted.cold
+        stats = harness.scheduler.stats()
+        assert (stats["accepted_tree_tokens"] > 0) == (times > 0)
+
+
 def test_a_right_prediction_takes_few_steps(predicted: Predicted) -> None:
     """A request that takes text back has the same steps to take: what it predicts comes last."""
     steps = []

@@ -32,7 +32,7 @@ class Measuring(FakeGateway):
             return events
         last = events[-1]
         outputs = tuple(
-            msgspec.structs.replace(output, forced_tokens=3, forced_at=(1, 2, 3))
+            msgspec.structs.replace(output, forced_tokens=3, forced_at=(1, 2, 3), drafted_at=(5,))
             for output in last.outputs
         )
         usage = msgspec.structs.replace(last.usage, cached_tokens=2, forced_tokens=3)
@@ -75,14 +75,16 @@ def test_times_are_the_servers(measured: rl.RuntimeEndpoint) -> None:
     assert start == 0.0 and span.asked >= 0.0 and end < 3.0
     assert span.first == pytest.approx(start + 1.0)
     assert span.admitted == pytest.approx(start + 0.25)
-    # One token at once, four in the second second (three of them forced), one in the third.
-    assert [(stretch.tokens, stretch.forced) for stretch in span.stretches] == [
-        (1, False),
-        (3, True),
-        (2, False),
+    # One token at once, four in the second second (three of them forced), one more in the third,
+    # and one that was drafted.
+    assert [(stretch.tokens, stretch.kind) for stretch in span.stretches] == [
+        (1, "sampled"),
+        (3, "forced"),
+        (1, "sampled"),
+        (1, "drafted"),
     ]
     times = [time - start for stretch in span.stretches for time in (stretch.start, stretch.end)]
-    assert times == pytest.approx([1.0, 1.0, 1.0, 1.75, 1.75, 3.0])
+    assert times == pytest.approx([1.0, 1.0, 1.0, 1.75, 1.75, 2.0, 2.0, 3.0])
 
 
 def test_lanes_are_branches_in_the_order_of_the_tree() -> None:

@@ -16,6 +16,7 @@ from rootlace.runtime.scheduler import masks as masks_module
 from rootlace.runtime.scheduler.drafter import Drafter, PredictedText
 from rootlace.runtime.scheduler.masks import Job as Masking
 from rootlace.runtime.scheduler.masks import StepMasks
+from rootlace.wire.sampling import Cache, Handling
 from tests.scheduler.matchers import Script, Stepped
 from tests.scheduler.world import Job, World
 
@@ -92,6 +93,7 @@ def assembled(parts: list[tuple[str, int, int]], cold: list[int], vocab: int = 1
     blocks=st.sampled_from([(4, 256), (4, 14), (1, 45), (16, 5)]),
     penalty=st.sampled_from([0.0, 0.5]),
     seed=st.integers(0, 3),
+    indexed=st.sampled_from([0, 32, 1000]),
 )
 def test_the_output_is_what_it_is_without(
     parts: list[list[tuple[str, int, int]]],
@@ -102,8 +104,15 @@ def test_the_output_is_what_it_is_without(
     blocks: tuple[int, int],
     penalty: float,
     seed: int,
+    indexed: int,
 ) -> None:
-    world = World(overlap=overlap, block_size=blocks[0], num_blocks=blocks[1])
+    """Of a prediction, and of what requests before it generated."""
+    world = World(
+        overlap=overlap, block_size=blocks[0], num_blocks=blocks[1], speculation_tokens=indexed
+    )
+    if indexed:  # the same without a prediction, from then on known
+        world.submit([*PROMPT, seed], max_tokens, frequency_penalty=penalty)
+        world.drain()
     for part in parts:
         world.submit(
             [*PROMPT, seed],
@@ -133,6 +142,7 @@ def test_the_output_is_what_it_is_without(
     stepped=st.booleans(),
     spot=st.sampled_from([0.0, 1e9]),
     draft_seconds=st.sampled_from([0.0, 1e9]),
+    indexed=st.sampled_from([0, 1000]),
 )
 def test_constrained(
     parts: list[tuple[str, int, int]],
@@ -145,6 +155,7 @@ def test_constrained(
     stepped: bool,
     spot: float,
     draft_seconds: float,
+    indexed: int,
 ) -> None:
     kind = Stepped if stepped else Script
     world = World(
@@ -153,6 +164,7 @@ def test_constrained(
         vocab_size=7,
         spot_seconds=spot,
         draft_seconds=draft_seconds,
+        speculation_tokens=indexed,
     )
     ran(
         world,
@@ -455,3 +467,69 @@ def test_it_goes_on_behind_what_another_engine_generated() -> None:
     world.drain()
     assert world.jobs[rid].output == cold[20:]
     assert world.stats["steps"] - before <= 5
+
+
+# What other requests hold -------------------------------------------------------------------------
+
+
+def drafted(world: World, **options: Any) -> dict[str, int]:
+    """What a request accepts that is the same as one before it, by source."""
+    before = world.stats
+    world.expect_cold(world.run(PROMPT, LENGTH, **options))
+    return {
+        source: int(world.stats[f"accepted_{source}_tokens"] - before[f"accepted_{source}_tokens"])
+        for source in ("prediction", "tree", "output")
+    }
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_what_another_request_generated_comes_in_fewer_steps(overlap: bool) -> None:
+    world = World(overlap=overlap, speculation_tokens=1000)
+    assert not drafted(world)["tree"]
+    before = world.stats["steps"]
+    assert drafted(world)["tree"] > LENGTH // 2
+    assert world.stats["steps"] - before < LENGTH // 2
+    accepted = [at for at, source in _accepted(world.jobs[1]) if source == 1]
+    assert len(accepted) == world.stats["accepted_tree_tokens"]
+
+
+def _accepted(job: Job) -> list[tuple[int, int]]:
+    found, start = [], 0
+    for update in job.updates:
+        found += [(start + at, source) for at, source in update.accepted]
+        start += len(update.token_ids)
+    return found
+
+
+def test_what_is_not_shared_is_not_drafted() -> None:
+    """Neither another namespace's or adapter's, nor what has a time to live, nor what is gone."""
+    world = World(speculation_tokens=1000)
+    assert not drafted(world, namespace="a")["tree"]
+    assert not drafted(world, namespace="b")["tree"]
+    assert not drafted(world, namespace="a", adapter="one")["tree"]
+    assert drafted(world, namespace="a")["tree"]
+    world.scheduler.cache.forget_namespace("a")
+    assert not drafted(world, namespace="a")["tree"]
+    assert drafted(world, namespace="b")["tree"]
+    world.scheduler.cache.flush()
+    assert not drafted(world, namespace="b")["tree"]
+    for _ in range(2):
+        assert not drafted(world, handling=Handling(cache=Cache(ttl=100.0)), namespace="c")["tree"]
+    suffixes = world.scheduler.kv.suffixes
+    assert suffixes is not None
+    assert {text.owner for text in suffixes.texts()} == {"b"}
+
+
+def test_a_prediction_that_is_wrong_gives_way_to_what_is_known() -> None:
+    world = World(speculation_tokens=1000)
+    drafted(world)
+    assert drafted(world, predict=lambda cold: [90] * 200)["tree"] > LENGTH // 2
+
+
+def test_what_does_not_pay_is_not_drafted() -> None:
+    """A drafted token costs as much as a step: none is computed, whatever is known."""
+    world = World(speculation_tokens=1000, max_step_tokens=512)
+    known(world, token=1e-2, step=1e-2)
+    for _ in range(2):
+        drafted(world)
+    assert not world.stats["drafted_tokens"]

@@ -1,0 +1,90 @@
+"""The index finds what brute force finds, and nothing of other owners."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rootlace.runtime.cache.suffix_index import GRAMS, LONGEST, SuffixIndex
+
+
+def ids(tokens: list[int]) -> np.ndarray:
+    return np.array(tokens, np.int32)
+
+
+@settings(max_examples=100)
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    vocabulary=st.sampled_from([2, 5, 100, 2**31 - 1]),
+    capacity=st.sampled_from([40, 10_000]),
+)
+def test_what_it_finds_is_there(seed: int, vocabulary: int, capacity: int) -> None:
+    dice = np.random.default_rng(seed)
+    index = SuffixIndex(capacity)
+    texts = []
+    for owner in ("a", "b", "a"):
+        whole = dice.integers(0, vocabulary, dice.integers(1, 120)).astype(np.int32)
+        first = int(dice.integers(0, len(whole) + 1))
+        text = index.open(owner, whole[:first])
+        for at in range(first, len(whole), 7):
+            index.learn(text, whole[at : at + 7])
+        texts.append((owner, text, whole))
+    assert index.tokens == sum(text.end for text in index.texts()) <= capacity
+    own = texts[-1][1]
+    for owner, _, whole in texts:
+        for length in range(1, len(whole)):
+            found = index.find(own, whole, length)
+            if found is None:
+                continue
+            text, place, rank = found
+            assert text.owner == own.owner and text.number and place < text.end
+            size = GRAMS[rank]
+            assert np.array_equal(text.ids[place - size : place], whole[length - size : length])
+        if owner == own.owner and vocabulary == 2**31 - 1 and capacity == 10_000:
+            # No gram comes twice: each but the last is found, hardly ever by a shorter one, as of
+            # two grams in one entry of the table the later one stays.
+            shorter = 0
+            for length in range(2, len(whole)):
+                found = index.find(own, whole, length)
+                assert found is not None and int(found[0].ids[found[1]]) == whole[length]
+                shorter += GRAMS[found[2]] < max(size for size in GRAMS if size <= length)
+            assert shorter <= len(whole) // 10 + 1
+
+
+def test_a_prompt_is_kept_once() -> None:
+    prompt = np.arange(1000, dtype=np.int32)
+    index = SuffixIndex(10_000)
+    assert index.open("a", prompt).end == 1000
+    again = index.open("a", np.concatenate((prompt, ids([5000, 5001]))))
+    assert 2 <= again.end <= 2 + 64 + LONGEST
+    assert index.open("b", prompt).end == 1000  # another owner's is not known
+    edited = prompt.copy()
+    edited[500] = 7777
+    assert 500 <= index.open("a", edited).end <= 500 + 64 + LONGEST
+
+
+def test_the_least_recently_used_text_goes_first() -> None:
+    index = SuffixIndex(250)
+    one, two = (index.open("a", np.arange(at, at + 100, dtype=np.int32)) for at in (0, 1000))
+    assert index.find(two, np.arange(50, dtype=np.int32), 50) == (one, 50, len(GRAMS) - 1)
+    index.open("a", np.arange(2000, 2100, dtype=np.int32))
+    assert one.number and not two.number and two.end == 0
+    assert index.find(one, np.arange(1000, 1050, dtype=np.int32), 50) is None
+    index.learn(two, ids([1, 2, 3]))  # one that is gone learns nothing
+    assert index.tokens == 200
+
+
+@pytest.mark.parametrize("forget", ["forget", "clear"])
+def test_what_is_forgotten_is_not_found(forget: str) -> None:
+    index = SuffixIndex(1000)
+    text = index.open("a", np.arange(100, dtype=np.int32))
+    other = index.open("b", np.arange(100, dtype=np.int32))
+    if forget == "clear":
+        index.clear()
+    else:
+        index.forget("a")
+    assert not text.number and bool(other.number) == (forget == "forget")
+    fresh = index.open("a", ids([1]))
+    assert index.find(fresh, np.arange(50, dtype=np.int32), 50) is None
