@@ -9,6 +9,7 @@ are medians of the rounds' ratios of output tokens per second, and how many toke
 
 from __future__ import annotations
 
+import html
 import statistics
 import time
 from collections.abc import Callable, Iterable
@@ -82,10 +83,16 @@ RECORD = {
 
 
 @rl.function
-def answer(s: rl.ProgramState, prompt: str, tokens: int = 96, seed: int | None = None) -> None:
+def answer(
+    s: rl.ProgramState,
+    prompt: str,
+    tokens: int = 96,
+    seed: int | None = None,
+    logprobs: bool = False,
+) -> None:
     heat = 0.0 if seed is None else 0.7
-    s += rl.user(prompt)
-    s += rl.assistant(rl.gen("answer", max_tokens=tokens, temperature=heat, seed=seed or 0))
+    options = {"max_tokens": tokens, "temperature": heat, "seed": seed or 0, "logprobs": logprobs}
+    s += rl.user(prompt) + rl.assistant(rl.gen("answer", **options))
 
 
 @rl.function
@@ -244,16 +251,63 @@ def compare(off: rl.Runtime, on: rl.Runtime, name: str, rounds: int) -> Finding:
     )
 
 
+COLOURS = {"sampled": "#555555", "tree": "#2e7d4f", "output": "#6a4fb3"}
+SAYS = {
+    "sampled": "sampled",
+    "tree": "from other requests",
+    "output": "from its own prompt or text",
+}
+
+
+def picture(runtime: rl.Runtime) -> str:
+    """An answer as SVG, each token in the colour of its source."""
+    rl.set_default_backend(runtime)
+    for asked in ASKED[:2]:
+        answer.run(f"{PASSAGES[2]}\n\n{asked}")
+    state = answer.run(f"{PASSAGES[2]}\n\n{ASKED[2]}", logprobs=True)
+    texts = [entry[2] for entry in state.get_meta_info("answer")["output_token_logprobs"]]
+    (span,) = state.trace().spans
+    kinds = [one.kind for one in span.stretches for _ in range(one.tokens)]
+    lines, column, line = [], 0, 0
+    for text, kind in zip(texts, kinds, strict=True):
+        shown = text.replace("\n", "\u21b5")
+        if column + len(shown) > 88:
+            column, line = 0, line + 1
+        place = f'x="{20 + 7.9 * column:.1f}" y="{66 + 26 * line}"'
+        size = f'width="{7.9 * len(shown) - 1:.1f}" height="20" y="{52 + 26 * line}"'
+        if kind != "sampled":
+            box = f'x="{20 + 7.9 * column:.1f}" {size} rx="3" fill="{COLOURS[kind]}"'
+            lines.append(f'<rect {box} fill-opacity="0.18"/>')
+        lines.append(
+            f'<text {place} fill="{COLOURS[kind]}" xml:space="preserve">{html.escape(shown)}</text>'
+        )
+        column += len(shown)
+    legend = [
+        f'<text x="{20 + 210 * at}" y="28" fill="{COLOURS[kind]}">'
+        f"{kinds.count(kind)} {SAYS[kind]}</text>"
+        for at, kind in enumerate(SAYS)
+    ]
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" width="740" height="{90 + 26 * line}"'
+    style = 'font-family="monospace" font-size="13"'
+    body = "\n".join((*legend, *lines))
+    return f'{head} {style}>\n<rect width="100%" height="100%" fill="white"/>\n{body}\n</svg>\n'
+
+
 def main() -> None:
     parser = new_parser("speculation", __doc__)
     parser.add_argument("--model", type=Path, default=demo_model(), help="a folder or a GGUF file")
     parser.add_argument("--load", nargs="+", choices=LOADS, default=list(LOADS))
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--tokens", type=int, default=1 << 18, help="that the index holds")
+    parser.add_argument("--picture", type=Path, metavar="FILE", help="draw one answer, and no more")
     args = parser.parse_args()
     console, report = console_of(90), Report("speculation", args)
     found: dict[str, Finding] = {}
     model = str(args.model)
+    if args.picture is not None:
+        with rl.Runtime(model, speculation_tokens=args.tokens) as runtime:
+            args.picture.write_text(picture(runtime), encoding="utf-8")
+        return
     with (
         rl.Runtime(model, speculation_tokens=0) as off,
         rl.Runtime(model, speculation_tokens=args.tokens) as on,

@@ -57,12 +57,15 @@ def _read(name: str) -> str:
 
 
 class Stretch(msgspec.Struct, frozen=True):
-    """Tokens of one kind that came one after the other: `drafted` ones were sampled, too."""
+    """Tokens of one kind that came one after the other.
+
+    `kind` is "sampled", "forced", or of drafted ones one of `DRAFT_SOURCES`.
+    """
 
     start: float
     end: float
     tokens: int
-    kind: Literal["sampled", "drafted", "forced"]
+    kind: str
 
 
 class Span(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):

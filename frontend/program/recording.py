@@ -250,12 +250,13 @@ def _stretches(
     point came evenly since the point before; those of the first point came at once."""
     at, seen = first, 0
     begun: Stretch | None = None
-    forced, drafted = set(output.forced_at), set(output.drafted_at)
+    kinds = {at: protocol.DRAFT_SOURCES[source] for at, source in output.drafted_at}
+    kinds |= dict.fromkeys(output.forced_at, "forced")
     for moment, tokens in points:
         step = (moment - at) / max(tokens - seen, 1)
         for index in range(seen, tokens):
             start, end = at + step * (index - seen), at + step * (index + 1 - seen)
-            kind = "forced" if index in forced else "drafted" if index in drafted else "sampled"
+            kind = kinds.get(index, "sampled")
             if begun is None or begun.kind != kind:
                 if begun is not None:
                     yield begun

@@ -579,7 +579,7 @@ class Output(_Wire):
 
     `token_ids` (and, in parallel, `logprobs`) include the tokens of the stop, which `text` leaves
     out. `forced_tokens` of them followed from the constraint and were not sampled: those at the
-    indices `forced_at`. Those at `drafted_at` were sampled in the step of a token before them.
+    indices `forced_at`. `drafted_at`: those that were drafted, with an index of `DRAFT_SOURCES`.
     """
 
     text: str
@@ -589,7 +589,7 @@ class Output(_Wire):
     logprobs: tuple[TokenLogprob, ...] = ()
     forced_tokens: int = 0
     forced_at: tuple[int, ...] = ()
-    drafted_at: tuple[int, ...] = ()
+    drafted_at: tuple[tuple[int, int], ...] = ()
 
 
 class _Event(_Wire):

@@ -25,7 +25,7 @@ _KEPT = 0.98
 """Weight of an older token beside the next one."""
 _FIRST_FOUND, _LEARNT_FOUND = 0.6, 0.3
 """Prior share of right tokens at a place that was searched for, and weight of one more token."""
-_FIRST_RECALLED, _LEARNT_RECALLED = (0.3, 0.5, 0.7), 0.03
+_FIRST_RECALLED, _LEARNT_RECALLED = (0.4, 0.6, 0.7), 0.03
 """The same of places in other texts, by the rank of the gram that agreed; all requests share it."""
 _LEARNT_NEXT = 0.01
 """Weight of one more token in the share of right ones behind a right one, of all requests."""

@@ -291,7 +291,7 @@ class Generation:
                 counts = self._accepted if at < taken else self._rejected
                 counts[source] += 1
                 if at < taken:
-                    sample.drafted_at.append(before + at)
+                    sample.drafted_at.append((before + at, source))
             for source, count in enumerate(update.rejected):
                 self._rejected[source] += count
         return chunk

@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from rootlace.wire.protocol import Timing
+from rootlace.wire.protocol import DRAFT_SOURCES, Timing
 
 if TYPE_CHECKING:
     pass
@@ -42,6 +42,15 @@ _LABELLED = (
             "sampled": "output_tokens",
             "forced": "forced_tokens",
         },
+    ),
+    *(
+        (
+            f"{kind}_tokens_by",
+            f"Tokens computed ahead{so}, by where they were from.",
+            "source",
+            {source: f"{kind}_{source}_tokens" for source in DRAFT_SOURCES},
+        )
+        for kind, so in (("drafted", ""), ("accepted", " that were sampled so"))
     ),
     (
         "requests_finished",

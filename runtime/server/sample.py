@@ -39,8 +39,8 @@ class Sample:
         self.logprobs: list[TokenLogprob] = []
         self.forced_at: list[int] = []
         """Which of `token_ids` the constraint forced."""
-        self.drafted_at: list[int] = []
-        """Which of `token_ids` were drafted."""
+        self.drafted_at: list[tuple[int, int]] = []
+        """Which of `token_ids` were drafted, and the index of the source of each."""
         self.finish: FinishReason | None = None
         self.matched: str | int | None = None
         self._params = params

@@ -32,7 +32,9 @@ class Measuring(FakeGateway):
             return events
         last = events[-1]
         outputs = tuple(
-            msgspec.structs.replace(output, forced_tokens=3, forced_at=(1, 2, 3), drafted_at=(5,))
+            msgspec.structs.replace(
+                output, forced_tokens=3, forced_at=(1, 2, 3), drafted_at=((5, 1),)
+            )
             for output in last.outputs
         )
         usage = msgspec.structs.replace(last.usage, cached_tokens=2, forced_tokens=3)
@@ -81,7 +83,7 @@ def test_times_are_the_servers(measured: rl.RuntimeEndpoint) -> None:
         (1, "sampled"),
         (3, "forced"),
         (1, "sampled"),
-        (1, "drafted"),
+        (1, "tree"),
     ]
     times = [time - start for stretch in span.stretches for time in (stretch.start, stretch.end)]
     assert times == pytest.approx([1.0, 1.0, 1.0, 1.75, 1.75, 2.0, 2.0, 3.0])

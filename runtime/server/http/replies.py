@@ -20,7 +20,7 @@ from rootlace.runtime.server.http.openai_body import SamplingBody
 from rootlace.runtime.server.model_texts import check_name
 from rootlace.runtime.server.served_model import ServedModel
 from rootlace.wire.errors import RootlaceError
-from rootlace.wire.protocol import CacheReport, Generated, describe
+from rootlace.wire.protocol import CacheReport, Generated, Usage, describe
 
 # Sse ----------------------------------------------------------------------------------------------
 #
@@ -170,14 +170,23 @@ class PromptTokens(TypedDict):
     cached_tokens: int
 
 
+class Drafted(TypedDict):
+    """Tokens computed ahead: those that came, and those that did not."""
+
+    accepted: int
+    rejected: int
+
+
 class CompletionTokens(TypedDict):
     """How the tokens of completions came to be; some of chats are thoughts. Where there was a
-    prediction: of its tokens, those computed ahead that came, and those that did not."""
+    prediction: of its tokens, those computed ahead that came, and those that did not. `drafts`:
+    the same of what other requests hold ("tree") and of the request's own text ("output")."""
 
     forced_tokens: int
     reasoning_tokens: NotRequired[int]
     accepted_prediction_tokens: NotRequired[int]
     rejected_prediction_tokens: NotRequired[int]
+    drafts: NotRequired[dict[str, Drafted]]
 
 
 class ReportReply(CacheReport, kw_only=True, frozen=True, omit_defaults=False):
@@ -242,6 +251,17 @@ def report_of(generated: Generated) -> Reports:
     return found
 
 
+def drafts_of(usages: Sequence[Usage]) -> dict[str, Drafted]:
+    """The sum of `Usage.drafts`."""
+    found: dict[str, Drafted] = {}
+    for usage in usages:
+        for source, (accepted, rejected) in usage.drafts.items():
+            sums = found.setdefault(source, {"accepted": 0, "rejected": 0})
+            sums["accepted"] += accepted
+            sums["rejected"] += rejected
+    return found
+
+
 def usage_of(results: Sequence[Generated]) -> UsageReply:
     """Summed over the prompts of a request; reports and pins are one per prompt."""
     usages = [result.usage for result in results]
@@ -256,6 +276,8 @@ def usage_of(results: Sequence[Generated]) -> UsageReply:
             "forced_tokens": sum(usage.forced_tokens for usage in usages)
         },
     }
+    if drafts := drafts_of(usages):
+        found["completion_tokens_details"]["drafts"] = drafts
     if reports := [report_fields(each.facts.report) for each in results if each.facts.report]:
         found["cache_reports"] = reports
     if pins := [each.facts.pin for each in results if each.facts.pin]:

@@ -26,9 +26,11 @@ from rootlace.runtime.server.http.errors import InvalidParameter
 from rootlace.runtime.server.http.generation import Aborts
 from rootlace.runtime.server.http.logprobs import finite, in_parts, rows_of
 from rootlace.runtime.server.http.replies import (
+    Drafted,
     Reports,
     adapter_of,
     check_model,
+    drafts_of,
     json_response,
     report_of,
     stream_events,
@@ -145,6 +147,7 @@ class MetaInfo(Reports):
     completion_tokens: int
     cached_tokens: int
     forced_tokens: NotRequired[int]
+    drafts: NotRequired[dict[str, Drafted]]
     e2e_latency: NotRequired[float]
     input_token_logprobs: NotRequired[list[TokenLikelihood]]
     output_token_logprobs: NotRequired[list[TokenLikelihood]]
@@ -390,6 +393,8 @@ def _reply(asked: _Asked, result: Generated, output: Output, elapsed: float) -> 
         "cached_tokens": result.usage.cached_tokens,
         "e2e_latency": elapsed,
     }
+    if drafts := drafts_of([result.usage]):
+        meta["drafts"] = drafts
     meta |= report_of(result)
     if asked.logprobs:
         for side, tokens in (("input", result.prompt_logprobs), ("output", output.logprobs)):
