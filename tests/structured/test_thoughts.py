@@ -16,19 +16,8 @@ from rootlace.runtime.structured.thoughts import Phase, ThoughtMatcher, Watch
 
 ENDS = ["<eos>", "<eot>"]
 MORE = [
-    "<think>",
-    "</think>",
-    "<",
-    "</",
-    "think",
-    ">",
-    ">\n\n",
-    "th",
-    "ink>",
-    "></",
-    ">x",
-    "</think>",
-]
+    "<think>", "</think>", "<", "</", "think", ">", ">\n\n", "th", "ink>", "></", ">x", "</think>",
+]  # fmt: skip
 
 
 def compiler_of(special: bool) -> GrammarCompiler:

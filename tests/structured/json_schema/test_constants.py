@@ -28,19 +28,9 @@ VALUES: list[Any] = [
     "a", "é", "x\x7fy", "\x01", "\n", 'q"\\', [1.0, [2.50]], {"k": 1e3, "\x7f": []}, [], {},
 ]  # fmt: skip
 NEAR = [
-    "0",
-    "1",
-    "-0",
-    "0.50",
-    "1.00",
-    "1e21",
-    "0.0000001",
-    "7.0",
-    "2",
-    "nil",
-    '"\\u0061"',
+    "0", "1", "-0", "0.50", "1.00", "1e21", "0.0000001", "7.0", "2", "nil", '"\\u0061"',
     "[1,[2.5]]",
-]
+]  # fmt: skip
 CONSTANT = {"enum": VALUES}
 OBJECT = {"type": "object", "properties": {"x": CONSTANT}, "required": ["x"]}
 CLOSED = {**OBJECT, "additionalProperties": False}

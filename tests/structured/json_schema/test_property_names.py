@@ -53,22 +53,8 @@ SCHEMAS: list[dict[str, Any]] = [
     _of({"anyOf": [SHORT, {"$ref": "#/$defs/colour"}]}, required=["red"]),
 ]
 KEYS = [
-    "red",
-    "green",
-    "blue",
-    "a",
-    "ab",
-    "abc",
-    "abcd",
-    "b",
-    "ba",
-    "x1",
-    "e",
-    "re",
-    "",
-    "A",
-    "note",
-]
+    "red", "green", "blue", "a", "ab", "abc", "abcd", "b", "ba", "x1", "e", "re", "", "A", "note",
+]  # fmt: skip
 UUID = "123e4567-e89b-12d3-a456-426614174000"
 
 
