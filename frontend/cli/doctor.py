@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from rootlace.runtime.doctor.report import Measured, ModelReport, Report
 
 GIB = 1 << 30
+LEAST_SHOWN = 2_000_000
+"""Bytes of memory from which on a part has a row of its own."""
 FOREIGN_CORES = 0.1
 """Other programs that take more than this make the measured figures too low."""
 
@@ -36,6 +38,10 @@ def doctor(
         ),
     ] = None,
     *,
+    memory: Annotated[
+        bool,
+        typer.Option("--memory", help="Serve the model, and say what its processes' memory holds."),
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
     **options: Any,
 ) -> None:
@@ -50,6 +56,11 @@ def doctor(
     except msgspec.ValidationError as error:
         fail(str(error))
     folder = "" if model is None else described_model(model)
+    if memory:
+        if not folder:
+            fail("--memory needs a model")
+        _account(folder, chosen(ExecutorConfig, options), as_json)
+        return
     try:
         report = _examine(replace(settings, model=folder))
     except RootlaceError as error:
@@ -58,6 +69,53 @@ def doctor(
         typer.echo(json.dumps(report.to_json(), indent=1))
     else:
         _show(report)
+
+
+def _account(model: str, options: dict[str, Any], as_json: bool) -> None:
+    """Serve a model, and print what its processes' memory holds after the start."""
+    import psutil
+    from rich.console import Console
+    from rich.table import Table
+
+    from rootlace.client.runtime import Runtime
+    from rootlace.runtime.doctor.memory import HEAP, account, imported
+
+    try:
+        with Runtime(model, http_port=0, warm_up=True, **options) as runtime:
+            gateway = psutil.Process(runtime.pid)
+            parts = account(gateway.pid, "gateway", model)
+            for number, child in enumerate(gateway.children(recursive=True)):
+                parts += account(child.pid, "engine" if not number else "other", model)
+        modules, torch = imported()
+    except (OSError, RootlaceError) as error:
+        fail(str(error))
+    if as_json:
+        known = {"modules_imported": modules, "torch_imported": torch}
+        found = known | {"parts": msgspec.to_builtins(parts)}
+        typer.echo(json.dumps(found, indent=1))
+        return
+    table = Table(title="Memory after the start, MB", box=None, title_justify="left")
+    for name in ("process", "what", "resident", "of files"):
+        table.add_column(name, justify="right" if name in ("resident", "of files") else "left")
+    for process in dict.fromkeys(part.process for part in parts):
+        own = [part for part in parts if part.process == process]
+        small = sum(part.resident for part in own if part.resident < LEAST_SHOWN)
+        for part in own:
+            if part.resident >= LEAST_SHOWN:
+                table.add_row(process, part.what, *map(_mb, (part.resident, part.shared)))
+            if part.what == HEAP and process == "engine":
+                rest = part.resident - modules - torch
+                table.add_row("", "  of it Python and modules", _mb(modules), "")
+                table.add_row("", "  of it what importing torch makes", _mb(torch), "")
+                table.add_row("", "  of it vocabulary, constraints, buffers", _mb(rest), "")
+        table.add_row(process, "other", _mb(small), "")
+        whole = [sum(sizes) for sizes in zip(*((p.resident, p.shared) for p in own), strict=True)]
+        table.add_row(process, "all", *map(_mb, whole), style="bold")
+    Console(highlight=False).print(table)
+
+
+def _mb(size: int) -> str:
+    return f"{size / 1e6:,.1f}"
 
 
 def _examine(executor: ExecutorConfig) -> Report:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import threading
 
+from rootlace.runtime import processes
 from rootlace.runtime.config import ConstraintConfig
 from rootlace.runtime.engine.process import FIRST
 from rootlace.runtime.model.executor.runner import ModelRunner
@@ -21,6 +22,7 @@ def prepare(compiler: GrammarCompiler) -> None:
     """
     compiler.prepare()
     gc.freeze()
+    processes.give_back_memory()
 
 
 def compile_service(runner: ModelRunner, config: ConstraintConfig) -> CompileService:

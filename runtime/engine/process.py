@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Protocol, TextIO
 
 import numpy as np
 
+from rootlace.runtime import processes
 from rootlace.runtime.cache.journal import Change
 from rootlace.runtime.contracts.matcher import Grammar
 from rootlace.runtime.contracts.messages import (
@@ -143,10 +144,11 @@ def collect_when_idle() -> None:
 
 
 def idle() -> bool:
-    """Run a full collection if due; return whether one ran."""
+    """Run a full collection if due, and give free memory back; return whether one ran."""
     if gc.get_count()[2] < IDLE_AFTER:
         return False
     gc.collect()
+    processes.give_back_memory()
     return True
 
 

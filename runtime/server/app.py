@@ -86,6 +86,7 @@ async def serve(
         servers = Servers(served, store)
         try:
             program_address, http_address = await servers.start()
+            processes.give_back_memory()  # of the tokenizer's construction
             if ready is not None:
                 ready(Listening(program_address, http_address, os.getpid()))
             if await _first(stop, drain) is drain:

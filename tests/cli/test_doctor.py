@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
+import psutil
 import pytest
 from typer.testing import CliRunner, Result
 
@@ -13,6 +16,7 @@ from rootlace.cli.app import app
 from rootlace.kernels.native.build import NativeUnavailable
 from rootlace.runtime.doctor import ceilings, report
 from rootlace.runtime.doctor import report as kernel_choice
+from rootlace.runtime.doctor.memory import HEAP, account
 from rootlace.runtime.model.hub.local import PackagedFile
 
 
@@ -104,3 +108,40 @@ def test_a_name_that_is_too_long() -> None:
 def test_an_option_out_of_range() -> None:
     result = _doctor("--threads", "0")
     assert result.exit_code != 0 and "Traceback" not in result.output
+
+
+@pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="needs Linux's /proc")
+def test_memory(tiny_model: Path) -> None:
+    result = _doctor(tiny_model, "--memory", "--json", "--threads", "1", "--kv-memory", "96M")
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)
+    assert found["torch_imported"] > 20_000_000 < found["modules_imported"]
+    for process in ("gateway", "engine"):
+        parts = {one["what"]: one for one in found["parts"] if one["process"] == process}
+        assert all(0 <= one["shared"] <= one["resident"] for one in parts.values())
+        assert all(one["resident"] <= one["reserved"] for one in parts.values())
+        assert parts[HEAP]["resident"] > 10_000_000 and not parts[HEAP]["shared"]
+        torch = "library: torch" in parts
+        assert torch is (process == "engine"), "the gateway has no torch"
+        if torch:  # the pool is committed as it is used
+            (pool,) = (one for what, one in parts.items() if what.startswith("KV pool"))
+            assert pool["resident"] < pool["reserved"] // 2
+
+
+def test_memory_accounts_for_all_that_is_resident() -> None:
+    if not Path("/proc/self/smaps").exists():
+        pytest.skip("needs Linux's /proc")
+    command = [sys.executable, "-c", "import json; print(1, flush=True); input()"]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe) as process:
+        assert process.stdin is not None and process.stdout is not None
+        assert process.stdout.readline() == b"1\n"  # it waits now
+        parts = account(process.pid, "python", "")
+        resident = psutil.Process(process.pid).memory_info().rss
+        process.stdin.close()
+    assert sum(one.resident for one in parts) == pytest.approx(resident, rel=0.05)
+
+
+def test_memory_needs_a_model() -> None:
+    result = _doctor("--memory")
+    assert result.exit_code == 1 and "--memory needs a model" in result.output
