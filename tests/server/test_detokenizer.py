@@ -75,6 +75,22 @@ def test_unfinished_character_at_the_end(tokenizer: Tokenizer) -> None:
     assert set(detokenizer.flush()) == {"\ufffd"} and detokenizer.clean
 
 
+def test_whole_characters_stay_beside_a_broken_one() -> None:
+    """tokenizers 0.23.3 gives U+FFFD for the whole run of bytes, but only at its end."""
+    bytes_ = {f"<0x{byte:02X}>": byte for byte in range(256)}
+    fast = FastTokenizer(models.BPE(bytes_ | {"x": 256}, [], byte_fallback=True))
+    fast.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    )
+    tokenizer = Tokenizer(fast)
+    for data in ("é".encode() + b"\xc3", "😀é".encode() + b"\xe4\xb8", b"\xc3" + "é".encode()):
+        ids = [*data, 256]
+        expected = data.decode(errors="replace") + "x"
+        detokenizer = Detokenizer(tokenizer)
+        pieces = [*(detokenizer.feed([token]) for token in ids), detokenizer.flush()]
+        assert "".join(pieces) == tokenizer.decode(ids) == expected
+
+
 def test_other_decoders() -> None:
     """A decoder that is not byte-faithful goes through the library, a window at a time."""
     words = ["[UNK]", "play", "##ing", "##ed", "the", "game", "!", ",", "dog"]
