@@ -19,7 +19,7 @@ from rootlace.runtime.contracts.messages import (
     Ready,
     ToEngine,
 )
-from rootlace.runtime.engine.client import EngineClient
+from rootlace.runtime.engine.client import EngineClient, restarts
 from rootlace.runtime.engine.client.cache_orders import Forgets
 from rootlace.runtime.engine.client.engine_client import ReplicaContext
 from rootlace.runtime.engine.client.restarts import (
@@ -153,6 +153,16 @@ def test_namespaces_share_nothing_when_requests_resume() -> None:
         policy.add(one, lambda _: None, sent=True)
     policy.died({})
     assert [one.rid for one in policy.resume()] == [3, 1, 0, 2]
+
+
+def test_of_very_many_requests_the_rest_follows_as_it_came(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(restarts, "MOST_ORDERED", 3)
+    policy = RestartPolicy()
+    for rid, length in enumerate([9, 5, 7, 3, 1, 2]):
+        one = msgspec.structs.replace(request(rid, ""), token_ids=np.full(length, rid, np.int32))
+        policy.add(one, lambda _: None, sent=True)
+    policy.died({})
+    assert [one.rid for one in policy.resume()] == [1, 2, 0, 3, 4, 5]
 
 
 def test_lost_machines_accuse_nobody_but_are_counted() -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from operator import attrgetter
 
 import msgspec
 import numpy as np
@@ -210,10 +211,9 @@ class RestartPolicy:
             raise ServerUnavailable(f"the engine died {count} times, last code {code}")
 
     def resume(self) -> list[EngineRequest]:
-        """Requests to send to the engine that has just started, in the order of `soonest`."""
-        return soonest(
-            [self._sent(rid) for rid in list(self.requests) if not self._end_suspended(rid)]
-        )
+        """Requests to send to the engine that has just started, the first in `soonest`'s order."""
+        sent = [self._sent(rid) for rid in list(self.requests) if not self._end_suspended(rid)]
+        return soonest(sent[:MOST_ORDERED]) + sent[MOST_ORDERED:]
 
     def leave(self) -> list[PendingRequest]:
         """Take out the requests that another replica may continue while no engine is here."""
@@ -257,6 +257,10 @@ class RestartPolicy:
 # Order --------------------------------------------------------------------------------------------
 
 
+MOST_ORDERED = 1024
+"""Requests ordered at most: each may begin with the one before it, which takes quadratic time."""
+
+
 def soonest(requests: list[EngineRequest]) -> list[EngineRequest]:
     """The order in which requests, computed one after another, begin soonest in the mean.
 
@@ -264,7 +268,7 @@ def soonest(requests: list[EngineRequest]) -> list[EngineRequest]:
     branching points of the prompts are a job, which must follow the job before it; its weight is
     the number of requests that end with it. The order of least weighted completion time is that of
     Horn ("Single-machine job sequencing with treelike precedence ordering and linear delay
-    penalties", 1972): a job that is worth less per token than what follows it is joined with it.
+    penalties", 1972): a job that costs more per request than what follows it is joined with it.
     """
     texts = [np.concatenate((one.token_ids, one.output_ids)).astype(">i4") for one in requests]
     keys = [
@@ -278,14 +282,16 @@ def soonest(requests: list[EngineRequest]) -> list[EngineRequest]:
         length = len(texts[at])
         following = order[place + 1] if place + 1 < len(order) else None
         shared = 0 if following is None else _shared(keys, texts, at, following)
-        path.append((length, [_Part(0, 1, [at])]))
+        if path[-1][0] < length:
+            path.append((length, []))
+        path[-1][1].append(_Part(0, 1, [at]))
         while path[-1][0] > shared:
             end, behind = path.pop()
             start = max(path[-1][0], shared)
             if path[-1][0] < start:
                 path.append((start, []))
-            path[-1] = start, _merged(path[-1][1], _joined(end - start, behind))
-    return [requests[at] for part in path[0][1] for at in part.requests]
+            path[-1][1].extend(_joined(end - start, sorted(behind, key=_PRICE)))
+    return [requests[at] for part in sorted(path[0][1], key=_PRICE) for at in part.requests]
 
 
 @dataclass(frozen=True)
@@ -297,25 +303,24 @@ class _Part:
     requests: list[int]
 
     @property
-    def worth(self) -> float:
-        return self.weight / self.tokens if self.tokens else float("inf")
+    def price(self) -> float:
+        """Tokens per request; what costs least comes first."""
+        return self.tokens / self.weight if self.weight else float("inf")
+
+
+_PRICE = attrgetter("price")
 
 
 def _joined(tokens: int, behind: list[_Part]) -> list[_Part]:
-    """Parts in order of their worth: those of `behind`, in this order, after `tokens` more."""
+    """Parts in order of their price: those of `behind`, in this order, after `tokens` more."""
     first = _Part(tokens, 0, [])
     for at, part in enumerate(behind):
-        if first.weight and first.worth >= part.worth:
+        if first.price <= part.price:
             return [first, *behind[at:]]
         first = _Part(
             first.tokens + part.tokens, first.weight + part.weight, first.requests + part.requests
         )
     return [first]
-
-
-def _merged(parts: list[_Part], others: list[_Part]) -> list[_Part]:
-    """Of equal worth, what came first stays first."""
-    return sorted(parts + others, key=lambda part: -part.worth)
 
 
 def _shared(
