@@ -119,7 +119,7 @@ def test_every_keyword_has_its_place() -> None:
         "engine.cache": "block_size eviction max_pinned num_blocks",
         "engine.scheduler": (
             "check_invariants max_delay max_overtaken max_running max_step_tokens max_waiting "
-            "policy priority_seconds step_seconds stream_rate"
+            "policy priority_seconds speculation_tokens step_seconds stream_rate"
         ),
         "engine.constraints": "jump_forward",
         "engine": "overlap",
