@@ -132,6 +132,15 @@ def test_keys_that_the_user_knows_to_be_harmless(tmp_path: Path) -> None:
         ModelConfig.read(tmp_path, ignored=["use_mrope"])
 
 
+def test_modules_that_ask_an_input_are_refused_in_our_own_words(tmp_path: Path) -> None:
+    config = {"architectures": ["JetMoeForCausalLM"], "model_type": "jetmoe", "hidden_size": 64}
+    config |= {"num_hidden_layers": 2, "num_key_value_heads": 2, "kv_channels": 16}
+    config |= {"intermediate_size": 64, "num_local_experts": 4, "vocab_size": 300}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UnsupportedModel, match=r"JetMoe.* by numbers that only an input gives$"):
+        ModelConfig.read(tmp_path)
+
+
 def test_internlm3_as_it_is_published(tmp_path: Path) -> None:
     """By its own architecture, and by the names that its own code has for keys."""
     edit = {"attention_bias": ABSENT, "mlp_bias": ABSENT, "architectures": ["InternLM3ForCausalLM"]}
