@@ -6,7 +6,8 @@ What pip alone would get wrong is torch: on Linux the package index serves the C
 gigabytes of libraries that a machine without an NVIDIA GPU cannot use. So torch is installed first,
 from the first of these sources that has a CPU build for this Python and platform: the index that
 pip is configured with, then PyTorch's own index of CPU builds. Everything else follows under
-`constraints.txt`, which holds torch at that version.
+`constraints.txt`, which holds torch at that version. `ROOTLACE_TORCH=2.13.0` in the environment
+takes that release in place of the pinned one, such as one that has a CPU build.
 
 A CUDA build of torch demands one version of triton, its own. The one that `constraints.txt` pins is
 for environments without, where triton only interprets and compiles the kernels for the tests.
@@ -16,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -28,6 +30,7 @@ ROOT = Path(__file__).resolve().parent.parent
 CONSTRAINTS = ROOT / "constraints.txt"
 TORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 CUDA_REQUIREMENT = re.compile(r"^(nvidia|cuda|triton|pytorch-triton)\b", re.IGNORECASE)
+TORCH_PIN = re.compile(r"^torch\s*==\s*[^\s#]+", re.IGNORECASE)
 TRITON_REQUIREMENT = re.compile(r"^(pytorch-)?triton\b", re.IGNORECASE)
 OLDEST_PYTHON = (3, 11)
 
@@ -63,9 +66,12 @@ def pip(python: Path, *arguments: str, quiet: bool = False) -> subprocess.Comple
 
 
 def pinned_torch() -> str:
-    """The requirement for torch in the constraints file, such as `torch==2.13.0`."""
+    """The requirement for torch, such as `torch==2.13.0`: of `ROOTLACE_TORCH` or the constraints
+    file."""
+    if version := os.environ.get("ROOTLACE_TORCH"):
+        return f"torch=={version}"
     for line in CONSTRAINTS.read_text().splitlines():
-        if line.replace(" ", "").startswith("torch=="):
+        if TORCH_PIN.match(line):
             return line.split("#")[0].strip()
     raise SetupError(f"{CONSTRAINTS} does not pin torch")
 
@@ -142,9 +148,10 @@ def torch_brings_triton(python: Path) -> bool:
     )
 
 
-def constraints_without_triton(text: str) -> str:
-    """The lines of a constraints file that do not speak of triton."""
-    return "".join(line for line in text.splitlines(True) if not TRITON_REQUIREMENT.match(line))
+def constraints(torch: str, pin_triton: bool) -> str:
+    """The lines of the constraints file, with this requirement for torch."""
+    lines = (TORCH_PIN.sub(torch, line) for line in CONSTRAINTS.read_text().splitlines())
+    return "".join(f"{one}\n" for one in lines if pin_triton or not TRITON_REQUIREMENT.match(one))
 
 
 def install_torch(python: Path) -> None:
@@ -162,7 +169,8 @@ def install_torch(python: Path) -> None:
             say(
                 "WARNING: no CPU build of torch can be had for "
                 f"Python {sys.version_info.major}.{sys.version_info.minor} here; the default build "
-                "follows (several GB). Another Python may do better: make PYTHON=python3.11"
+                "follows (several GB). Another Python may do better (make PYTHON=python3.11), or "
+                "another release (ROOTLACE_TORCH=2.13.0 in the environment)"
             )
         else:
             options = cpu_options
@@ -175,11 +183,10 @@ def install_torch(python: Path) -> None:
 def install(python: Path, *arguments: str, pin_triton: bool = True) -> None:
     """Install under the tested versions, of triton only where torch does not choose its own."""
     with tempfile.TemporaryDirectory() as folder:
-        constraints = CONSTRAINTS
-        if not pin_triton or torch_brings_triton(python):
-            constraints = Path(folder) / CONSTRAINTS.name
-            constraints.write_text(constraints_without_triton(CONSTRAINTS.read_text()))
-        done = pip(python, "install", "--quiet", "--constraint", str(constraints), *arguments)
+        file = Path(folder) / CONSTRAINTS.name
+        pin_triton = pin_triton and not torch_brings_triton(python)
+        file.write_text(constraints(pinned_torch(), pin_triton))
+        done = pip(python, "install", "--quiet", "--constraint", str(file), *arguments)
     if done.returncode != 0:
         raise SetupError(f"pip could not install {' '.join(arguments)} (its reasons are above)")
 

@@ -45,9 +45,12 @@ def test_cpu_build(setup_env: ModuleType) -> None:
     assert not setup_env.pulls_cuda({"install": [{"metadata": {"name": "torch"}}]})
 
 
-def test_constraints_fit_the_project(setup_env: ModuleType) -> None:
+def test_constraints_fit_the_project(
+    setup_env: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Every dependency has a tested version, and it is one that the project admits."""
     lines = (ROOT / "constraints.txt").read_text().splitlines()
+    monkeypatch.delenv("ROOTLACE_TORCH", raising=False)
     pins = [Requirement(line) for line in lines if line and not line.startswith("#")]
     tested = {_canonical(pin.name): str(pin.specifier).removeprefix("==") for pin in pins}
     assert setup_env.pinned_torch() == f"torch=={tested['torch']}"
@@ -60,15 +63,40 @@ def test_constraints_fit_the_project(setup_env: ModuleType) -> None:
         assert wanted.specifier.contains(tested[_canonical(wanted.name)]), line
 
 
+@pytest.fixture
+def pins(setup_env: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "constraints.txt"
+    file.write_text(
+        "tqdm==4\n# about torch\ntorch == 2.15.0  # why\n# about triton\ntriton==3.9.0\n"
+        "Triton == 3.8\ntritonclient==2\ntorchvision==1\ntyper==0.1\n"
+    )
+    monkeypatch.setattr(setup_env, "CONSTRAINTS", file)
+    monkeypatch.delenv("ROOTLACE_TORCH", raising=False)
+
+
+@pytest.mark.usefixtures("pins")
 def test_the_pinned_triton_gives_way_to_torchs_own(setup_env: ModuleType) -> None:
     """All pins but triton's."""
-    text = "tqdm==4\n# about triton\ntriton==3.9.0\nTriton == 3.8\ntritonclient==2\ntyper==0.1\n"
-    kept = setup_env.constraints_without_triton(text)
-    assert kept == "tqdm==4\n# about triton\ntritonclient==2\ntyper==0.1\n"
-    whole = (ROOT / "constraints.txt").read_text()
-    lines = setup_env.constraints_without_triton(whole).splitlines()
-    assert len(lines) == len(whole.splitlines()) - 1
-    assert not any(line.startswith("triton") for line in lines)
+    kept = setup_env.constraints(setup_env.pinned_torch(), pin_triton=False)
+    assert kept == (
+        "tqdm==4\n# about torch\ntorch == 2.15.0  # why\n# about triton\n"
+        "tritonclient==2\ntorchvision==1\ntyper==0.1\n"
+    )
+
+
+@pytest.mark.usefixtures("pins")
+def test_another_torch_than_the_pinned_one(
+    setup_env: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The variable's, in what is asked of pip and in what constrains the rest."""
+    assert setup_env.pinned_torch() == "torch == 2.15.0"
+    monkeypatch.setenv("ROOTLACE_TORCH", "2.13.0")
+    assert setup_env.pinned_torch() == "torch==2.13.0"
+    lines = setup_env.constraints(setup_env.pinned_torch(), pin_triton=True).splitlines()
+    assert [line.split("#")[0].strip() for line in lines if line.startswith("t")] == [
+        *("tqdm==4", "torch==2.13.0", "triton==3.9.0", "tritonclient==2"),
+        *("torchvision==1", "typer==0.1"),
+    ]
 
 
 @pytest.mark.parametrize(
