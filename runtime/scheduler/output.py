@@ -150,6 +150,8 @@ def _joined(parts: list[TokenScores]) -> TokenScores:
 # Suspects -----------------------------------------------------------------------------------------
 
 
+TURNS = 4
+"""Of so many steps one is of those who were cleared: more would keep the suspects waiting."""
 MAX_ACCUSATIONS = 2
 """Failing steps that a request may share without any of their requests failing alone.
 
@@ -168,8 +170,8 @@ class Suspects:
         self.queue: deque[RequestState] = deque()
         self._accused: list[RequestState] = []
         """Requests of the last failing step of several."""
-        self._others = True
-        """Whether the last step was of others than the suspect."""
+        self._turns = 0
+        """Steps of suspects since the last one of others."""
 
     def add(self, sequence: RequestState, until: int) -> None:
         """Compute `sequence` alone until its first `until` tokens are computed."""
@@ -188,13 +190,13 @@ class Suspects:
         return None
 
     def turn(self, alone: RequestState, running: list[RequestState]) -> bool:
-        """Whether the next step decodes for all who run but `alone`: every other step does.
+        """Whether the next step decodes for all who run but `alone`: one of `TURNS` steps does.
 
         They have passed the token where their step failed, and need not wait for `alone`.
         """
         others = any(one.decoding for one in running if one is not alone)
-        self._others = others and not self._others
-        return self._others
+        self._turns = (self._turns + 1) % TURNS if others else 0
+        return others and not self._turns
 
     def accuse(self, flight: InFlightStep) -> list[RequestState]:
         """Suspect the requests of a failed step; return the requests that must end."""

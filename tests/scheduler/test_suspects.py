@@ -128,12 +128,12 @@ def test_strangers_wait_while_suspects_are_computed() -> None:
     world.fail(InternalError("injected"))
     stranger = world.submit(ids(9, 7), 6)
     rows = []
-    for _ in range(6):
+    for _ in range(4):
         plan = world.step()
         assert plan is not None
         rows.append(sorted(plan.rids.tolist()))
     # Who is past the failing token goes on beside those who are not, and in no step with them.
-    assert rows == [[0], [0], [1], [0, 1], [2], [*rids, stranger]]
+    assert rows == [[0], [1], [2], [*rids, stranger]]
     world.drain()
     for rid in (*rids, stranger):
         world.expect_cold(world.jobs[rid])
@@ -150,7 +150,7 @@ def test_who_was_cleared_streams_while_suspects_are_computed() -> None:
     assert [len(world.jobs[rid].output) for rid in rids] == sorted(
         (len(world.jobs[rid].output) for rid in rids), reverse=True
     )
-    assert len(world.jobs[rids[0]].output) > 20
+    assert len(world.jobs[rids[0]].output) > 5
     for suspect in rids:  # nobody else is in a step of who is not cleared yet
         first = next(at for at, row in enumerate(rows) if suspect in row)
         assert rows[first] == [suspect]
