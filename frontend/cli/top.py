@@ -143,9 +143,15 @@ def _rows(last: Sample, now: Sample) -> list[tuple[str, str]]:
     begun = more("cached_tokens", "computed_tokens")
     hits = f"{more('cached_tokens') / begun:.1%}" if begun else "-"
     blocks = max(at("blocks_total"), 1)
+    written, right = more("output_tokens", "forced_tokens"), more("accepted_tokens")
     replicas = now.status.get("replicas", [])
     return [
-        ("generated", f"{more('output_tokens', 'forced_tokens') / seconds:,.1f} tokens/s"),
+        ("generated", f"{written / seconds:,.1f} tokens/s"),
+        (
+            "drafted",
+            f"{right / max(written, 1):.1%} of these, "
+            f"{right / max(more('drafted_tokens'), 1):.1%} of drafts right",
+        ),
         ("prompts", f"{prompt / seconds:,.1f} tokens/s"),
         ("hit rate", f"{hits} (since the start {whole:.1%})"),
         ("first token", mean("time_to_first_token_seconds")),

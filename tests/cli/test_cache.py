@@ -169,6 +169,7 @@ def test_top_shows_rates(server: HTTPServer, monkeypatch: pytest.MonkeyPatch) ->
     assert result.exit_code == 0, result.output
     rows = {" ".join(line.split()) for line in result.output.splitlines()}
     assert f"tiny[b] at {url}" in rows
+    assert "drafted 0.0% of these, 0.0% of drafts right" in rows
     assert {"generated 500.0 tokens/s", "prompts 50.0 tokens/s", "first token 50.0 ms"} <= rows
     assert {"hit rate 75.0% (since the start 75.0%)", "requests 3 running, 0 waiting"} <= rows
     assert "in the queue -" in rows and f"12,345 tokens {FOUND}" in rows
