@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
 import rootlace as rl
@@ -91,8 +92,8 @@ def answer(
     logprobs: bool = False,
 ) -> None:
     heat = 0.0 if seed is None else 0.7
-    options = {"max_tokens": tokens, "temperature": heat, "seed": seed or 0, "logprobs": logprobs}
-    s += rl.user(prompt) + rl.assistant(rl.gen("answer", **options))
+    text = rl.gen("answer", max_tokens=tokens, temperature=heat, seed=seed or 0, logprobs=logprobs)
+    s += rl.user(prompt) + rl.assistant(text)
 
 
 @rl.function
@@ -161,11 +162,8 @@ class Load:
 
 
 def _answers(prompts: Iterable[str], tokens: int = 96, votes: int = 1) -> list[Program]:
-    return [
-        lambda prompt=prompt, seed=seed: answer.run(prompt, tokens, seed if votes > 1 else None)
-        for prompt in prompts
-        for seed in range(1, votes + 1)
-    ]
+    seeds = range(1, votes + 1) if votes > 1 else (None,)
+    return [partial(answer.run, prompt, tokens, seed) for prompt in prompts for seed in seeds]
 
 
 SUMS = [f"Tom has {a} apples and buys {b} more. How many has he? Think." for a, b in
@@ -173,11 +171,11 @@ SUMS = [f"Tom has {a} apples and buys {b} more. How many has he? Think." for a, 
 LOADS = {
     "answers that quote": Load(lambda: _answers(quoting()[::3])),
     "answers that quote, 8 at once": Load(lambda: _answers(quoting()), 8),
-    "agent that copies": Load(lambda: [lambda n=n: agent.run(n) for n in range(3)]),
+    "agent that copies": Load(lambda: [partial(agent.run, n) for n in range(3)]),
     "edit of a file": Load(lambda: [edit.run]),
     "vote of 8": Load(lambda: _answers(SUMS[:2], 64, votes=8)),
     "self-consistency, 4 at once": Load(lambda: _answers(SUMS, 64, votes=5), 4),
-    "records as JSON": Load(lambda: [lambda n=n: record.run(sentence(n)) for n in range(20)]),
+    "records as JSON": Load(lambda: [partial(record.run, sentence(n)) for n in range(20)]),
     "chats": Load(lambda: _answers(CHATS, 64)),
     "chats, 8 at once": Load(lambda: _answers(CHATS, 64), 8),
 }
@@ -216,7 +214,8 @@ def run(runtime: rl.Runtime, load: Load) -> Run:
         for state in states:
             state.sync()
     seconds = time.perf_counter() - begun
-    answers, drafts = [], {}
+    answers: list[list[int]] = []
+    drafts: dict[str, dict[str, int]] = {}
     for state in states:
         for name in state:
             meta = state.get_meta_info(name)
