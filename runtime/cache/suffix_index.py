@@ -6,9 +6,9 @@ request  ... where it sat on the mat                   "sat on the mat" -> text 
 
 from __future__ import annotations
 
-import zlib
 from collections import OrderedDict
 from collections.abc import Hashable
+from hashlib import blake2b
 from operator import mul
 
 import numpy as np
@@ -27,20 +27,38 @@ _PLACES_PER_TOKEN = 4
 """Table entries per token: three grams, and room between them."""
 _PROBED = 64
 """Distance of the places of a prompt that tell whether the index has the prompt already."""
-_BYTES_PER_ENTRY = 8
+_LEAST_TOKENS = 64
+"""Tokens that a text has at least for the index to have as many texts as fit."""
+_TEXT_BYTES = 600
+"""What a text takes beside its tokens."""
+_MAX_NUMBER = (1 << 32) - 1
+
+
+class Owner:
+    """Whose texts those of `texts` are: nobody else is told anything of them.
+
+    `salts`: a number per length of `GRAMS`. Without the key of the index nobody can tell which
+    grams of two owners share an entry of the table.
+    """
+
+    __slots__ = ("__weakref__", "name", "salts", "texts")
+
+    def __init__(self, name: Hashable, key: bytes) -> None:
+        self.name = name
+        self.salts = tuple(
+            int.from_bytes(blake2b(f"{size} {name!r}".encode(), digest_size=8, key=key).digest())
+            for size in GRAMS
+        )
+        self.texts: dict[int, IndexedText] = {}
 
 
 class IndexedText:
-    """Tokens `ids[:end]` (int32) of one request, as far as no text before had them.
+    """Tokens `ids[:end]` (int32) of one request, as far as no text before had them."""
 
-    `owner` is whose request it was: nobody else is told anything of it.
-    """
+    __slots__ = ("end", "first", "ids", "number", "owner")
 
-    __slots__ = ("end", "first", "ids", "number", "owner", "salts")
-
-    def __init__(self, owner: Hashable, number: int) -> None:
+    def __init__(self, owner: Owner, number: int) -> None:
         self.owner = owner
-        self.salts = _salts(owner)
         self.number = number
         """The text's number in the index; 0: the index has dropped the text."""
         self.first = 0
@@ -59,39 +77,60 @@ class IndexedText:
 class SuffixIndex:
     """The latest place behind every gram of at most `capacity` tokens of recent texts.
 
-    A hash table without lists of places: of two grams with the same entry the later one stays. An
-    entry is checked against its text when it is read, so it may be stale but never wrong. The
-    texts used least recently are dropped first.
+    A hash table without lists of places: of two grams with the same entry the later one stays,
+    whoever owns it. An entry is checked against its text when it is read, so it may be stale but
+    never wrong. The texts used least recently are dropped first.
     """
 
-    def __init__(self, capacity: int) -> None:
+    def __init__(self, capacity: int, key: bytes = b"") -> None:
+        """`key`: a secret of the process where owners must not learn of each other."""
         self.capacity = capacity
         self.tokens = 0
+        self._key = key
+        self._max_texts = max(capacity // _LEAST_TOKENS, 1)
+        self._owners: dict[Hashable, Owner] = {}
         self._texts: OrderedDict[int, IndexedText] = OrderedDict()
         self._numbers = 0
         bits = max((_PLACES_PER_TOKEN * capacity - 1).bit_length(), 4)
         self._shift = 64 - bits
         self._table = np.zeros(1 << bits, np.uint64)
-        """IndexedText's number << 32 | place behind the gram; 0: nothing."""
+        """Text's number << 32 | place behind the gram; 0: nothing."""
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the table and, at most, of the texts."""
-        return len(self._table) * _BYTES_PER_ENTRY + 2 * 4 * self.capacity
+        """Upper bound of the bytes of table and texts."""
+        return self._table.nbytes + 2 * 4 * self.tokens + _TEXT_BYTES * len(self._texts)
+
+    @property
+    def owners(self) -> list[Hashable]:
+        """The names of all owners of a text."""
+        return list(self._owners)
 
     # ------------------------------------------------------------ learning
 
     def open(self, owner: Hashable, tokens: np.ndarray) -> IndexedText:
-        """Start a text with a request's `tokens` (int32), but for what the index knows already."""
+        """Start a text with a request's `tokens` (int32), but for what the index knows already.
+
+        Of tokens beyond half of the capacity the last ones: no request takes all of the index.
+        """
+        if self._numbers == _MAX_NUMBER:
+            self.clear()
+            self._numbers = 0
         self._numbers += 1
-        text = IndexedText(owner, self._numbers)
-        text.first = first = max(self._known(text, tokens) - LONGEST, 0)
-        self._texts[text.number] = text
+        known = self._owners.get(owner)
+        if known is None:
+            known = self._owners[owner] = Owner(owner, self._key)
+        text = IndexedText(known, self._numbers)
+        known.texts[text.number] = self._texts[text.number] = text
+        first = max(self._known(known, tokens) - LONGEST, len(tokens) - self.capacity // 2, 0)
+        text.first = first
         self.learn(text, tokens[first:])
         return text
 
     def learn(self, text: IndexedText, tokens: np.ndarray) -> None:
         """Append `tokens` (int32) to a text, and index the grams behind which a token is known."""
+        while len(self._texts) > self._max_texts:
+            self._drop(next(iter(self._texts.values())))
         if not text.number or not len(tokens):
             return
         # The last gram of what was there has its next token now.
@@ -102,7 +141,7 @@ class SuffixIndex:
         self._texts.move_to_end(text.number)
         hashes = _rolling(text.ids[start : text.end - 1])
         count = hashes.shape[1]
-        hashes ^= np.array(text.salts, np.uint64)[:, None]
+        hashes ^= np.array(text.owner.salts, np.uint64)[:, None]
         hashes *= np.uint64(_BASE)
         hashes >>= np.uint64(self._shift)
         entries = np.arange(start + 1, start + 1 + count, dtype=np.uint64)
@@ -116,26 +155,24 @@ class SuffixIndex:
 
     def forget(self, owner: Hashable) -> None:
         """Drop all texts of an owner."""
-        for text in self.texts():
-            if text.owner == owner:
-                self._drop(text)
+        known = self._owners.get(owner)
+        for text in list(known.texts.values()) if known is not None else ():
+            self._drop(text)
 
     def clear(self) -> None:
         """Drop all texts."""
-        for text in self.texts():
-            self._drop(text)
+        for owner in self.owners:
+            self.forget(owner)
         self._table[:] = 0
 
-    def texts(self) -> list[IndexedText]:
-        """The texts, those used least recently first."""
-        return list(self._texts.values())
-
     def _drop(self, text: IndexedText) -> None:
-        del self._texts[text.number]
+        del self._texts[text.number], text.owner.texts[text.number]
+        if not text.owner.texts:
+            del self._owners[text.owner.name]
         self.tokens -= text.end
         text.number = 0
         text.end = 0
-        text.ids = text.ids[:0]
+        text.ids = text.ids[:0].copy()
 
     # ------------------------------------------------------------ looking up
 
@@ -151,7 +188,7 @@ class SuffixIndex:
             return None
         products = list(map(mul, recent[::-1], _POWERS))
         hashed, at, slots = 0, 0, []
-        for size, salt in zip(GRAMS, own.salts, strict=True):
+        for size, salt in zip(GRAMS, own.owner.salts, strict=True):
             if size > len(recent):
                 break
             hashed += sum(products[at:size])
@@ -160,7 +197,7 @@ class SuffixIndex:
         for rank in range(len(slots) - 1, -1, -1):
             entry = self._table.item(slots[rank])
             text = self._texts.get(entry >> 32)
-            if text is None or text.owner != own.owner:
+            if text is None or text.owner is not own.owner:
                 continue
             size, place = GRAMS[rank], entry & 0xFFFFFFFF
             if (
@@ -171,31 +208,31 @@ class SuffixIndex:
                 return text, place, rank
         return None
 
-    def _known(self, own: IndexedText, tokens: np.ndarray) -> int:
+    def _known(self, owner: Owner, tokens: np.ndarray) -> int:
         """How far the beginning of `tokens` is known, by a gram in each stretch of it."""
         ends = np.arange(_PROBED, len(tokens), _PROBED)
-        if not len(ends):
-            return 0
         grams = tokens[ends[:, None] - np.arange(1, LONGEST + 1)]  # the last token first
         hashed = (grams.astype(np.uint64) * np.array(_POWERS, np.uint64)).sum(1, dtype=np.uint64)
-        hashed ^= np.uint64(own.salts[-1])
+        hashed ^= np.uint64(owner.salts[-1])
         hashed *= np.uint64(_BASE)
-        entries = self._table[hashed >> np.uint64(self._shift)].tolist()
-        known = 0
-        for end, entry, gram in zip(ends.tolist(), entries, grams, strict=True):
-            text, place = self._texts.get(entry >> 32), entry & 0xFFFFFFFF
-            if text is None or text.owner != own.owner or not LONGEST <= place <= text.end:
+        entries = self._table[hashed >> np.uint64(self._shift)]
+        numbers, places = entries >> np.uint64(32), (entries & np.uint64(_MAX_NUMBER)).astype(int)
+        count = 0
+        while count < len(ends):  # one text after the other, as far as it goes
+            text = owner.texts.get(int(numbers[count]))
+            if text is None:
                 break
-            if not np.array_equal(text.ids[place - LONGEST : place], gram[::-1]):
+            there = (numbers[count:] == numbers[count]) & (places[count:] >= LONGEST)
+            there &= places[count:] <= text.end
+            end = count + (len(there) if there.all() else int(there.argmin()))
+            same = text.ids[places[count:end, None] - np.arange(1, LONGEST + 1)] == grams[count:end]
+            right = same.all(1)
+            passed = len(right) if right.all() else int(right.argmin())
+            if not passed:
                 break
             self._texts.move_to_end(text.number)
-            known = end
-        return known
-
-
-def _salts(owner: Hashable) -> tuple[int, ...]:
-    """A number per length of `GRAMS`, of an owner: the same in every process."""
-    return tuple(zlib.crc32(f"{size} {owner}".encode()) * _BASE & _MASK for size in GRAMS)
+            count += passed
+        return int(ends[count - 1]) if count else 0
 
 
 def _rolling(tokens: np.ndarray) -> np.ndarray:

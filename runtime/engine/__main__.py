@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import logging
 import os
+import secrets
 import shutil
 import signal
 import sys
@@ -146,6 +147,7 @@ def _serve(
         labels=runner.config.spec.labels,
         adapters=runner.adapters,
         tiers=None if below is None else below.tiers,
+        index_key=secrets.token_bytes(16),
     )
     if below is not None:
         below.begin(scheduler, runner, cache.block_size)

@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import math
 from typing import Protocol
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from rootlace.runtime.cache.suffix_index import IndexedText, SuffixIndex
+from rootlace.runtime.cache.suffix_index import IndexedText, Owner, SuffixIndex
 from rootlace.wire.protocol import DRAFT_SOURCES
 
 MAX_DRAFT = 32
@@ -26,7 +27,8 @@ _KEPT = 0.98
 _FIRST_FOUND, _LEARNT_FOUND = 0.6, 0.3
 """Prior share of right tokens at a place that was searched for, and weight of one more token."""
 _FIRST_RECALLED, _LEARNT_RECALLED = (0.4, 0.6, 0.7), 0.03
-"""The same of places in other texts, by the rank of the gram that agreed; all requests share it."""
+"""The same of places in other texts, by the rank of the gram that agreed, for all requests of an
+owner."""
 _LEARNT_NEXT = 0.01
 """Weight of one more token in the share of right ones behind a right one, of all requests."""
 PREDICTION, TREE, OUTPUT = range(len(DRAFT_SOURCES))
@@ -104,14 +106,21 @@ class PredictedText:
 
 
 class Recalled:
-    """The index as a source of drafts of all requests, and how often it was right."""
+    """The index as a source of drafts, and how often it was right for each owner's requests."""
 
     def __init__(self, index: SuffixIndex) -> None:
         self.index = index
-        self.rates = {
-            source: Rates(_FIRST_RECALLED, _LEARNT_RECALLED, _LEARNT_NEXT)
-            for source in (TREE, OUTPUT)
-        }
+        self._rates: WeakKeyDictionary[Owner, dict[int, Rates]] = WeakKeyDictionary()
+
+    def rates(self, owner: Owner) -> dict[int, Rates]:
+        """The rates of the sources `TREE` and `OUTPUT`."""
+        found = self._rates.get(owner)
+        if found is None:
+            found = self._rates[owner] = {
+                source: Rates(_FIRST_RECALLED, _LEARNT_RECALLED, _LEARNT_NEXT)
+                for source in (TREE, OUTPUT)
+            }
+        return found
 
 
 class Drafter:
@@ -267,7 +276,7 @@ class Drafter:
             if found is not None:
                 text, at, rank = found
                 source = OUTPUT if text is self.own else TREE
-                rates = recalled.rates[source]
+                rates = recalled.rates(text.owner)[source]
                 if place < 0 or rates.found[rank] > self._predicted_rates.found[0]:
                     self._text, self.source, self._rates, self._rank = text, source, rates, rank
                     return at

@@ -26,7 +26,7 @@ from rootlace.runtime.scheduler.admission import RunningSet
 from rootlace.runtime.scheduler.kv_manager import KVStore
 from rootlace.runtime.scheduler.offload.levels import Level
 from rootlace.runtime.scheduler.pacing import PromptPace, TickTimes
-from rootlace.runtime.scheduler.request import RequestState
+from rootlace.runtime.scheduler.request import OneRequest, RequestState
 from rootlace.wire.protocol import CacheReport, Scope
 
 _Entry = tuple[int, int, Node, tuple[str, str]]
@@ -244,6 +244,11 @@ class CacheControl:
         for kv in known:
             if adapter_and_namespace(kv)[1] == namespace:
                 self._forget(kv)
+        suffixes = self._kv.suffixes
+        for owner in suffixes.owners if suffixes is not None else ():  # their KV may be gone
+            kv = owner.namespace if isinstance(owner, OneRequest) else owner
+            if suffixes is not None and adapter_and_namespace(kv)[1] == namespace:
+                suffixes.forget(owner)
         self._kv.tiering.forget_namespace(namespace)
         self._changed()
 

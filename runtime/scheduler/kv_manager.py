@@ -217,9 +217,9 @@ class KVStore:
         config: CacheConfig,
         clock: Callable[[], float],
         tiers: Tiers | None = None,
-        indexed_tokens: int = 0,
+        suffixes: SuffixIndex | None = None,
     ) -> None:
-        """`indexed_tokens`: capacity of `suffixes`, the index of texts for drafts (0: none)."""
+        """`suffixes`: the index of texts for drafts."""
         if config.num_blocks is None:
             raise ValueError("CacheConfig.num_blocks must be resolved before the scheduler is made")
         self.enabled = config.enabled
@@ -228,7 +228,7 @@ class KVStore:
         self.retention = Retention(self.tree, config, clock)
         below = tiers if tiers is not None and config.enabled else Tiers()
         self.tiering = Tiering(self.tree, below, self.make_room)
-        self.suffixes = SuffixIndex(indexed_tokens) if indexed_tokens else None
+        self.suffixes = suffixes
         self.block_size = config.block_size
         self._evict_at_least = min(config.num_blocks // 1024, 64)
         """Blocks evicted at once, so that few steps evict."""

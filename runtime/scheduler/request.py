@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
@@ -106,6 +107,13 @@ class Draft:
         while self.right < end and tokens[self.right] == self.tokens[self.right - self.start]:
             self.right += 1
         return self.right
+
+
+class OneRequest(NamedTuple):
+    """Owner of a text that only its request is drafted from."""
+
+    namespace: Hashable
+    rid: int
 
 
 class RequestState:
@@ -287,11 +295,9 @@ class RequestState:
     @property
     def text_owner(self) -> Hashable:
         """Whose the request's text is in the index: with a time to live, only the request's."""
-        return (
-            self.namespace
-            if self.request.handling.cache.ttl is None
-            else (self.namespace, self.rid)
-        )
+        cache = self.request.handling.cache
+        forgotten = cache.ttl is not None and not cache.pin  # with a pin, `ttl` is the pin's time
+        return OneRequest(self.namespace, self.rid) if forgotten else self.namespace
 
     def close_draft(self) -> int:
         """Close the draft; return the count of its tokens that were sampled."""

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from operator import add
 
+from rootlace.runtime.cache.suffix_index import SuffixIndex
 from rootlace.runtime.config import CacheConfig, SchedulerConfig
 from rootlace.runtime.contracts.matcher import Matcher
 from rootlace.runtime.contracts.messages import EngineOutput, EngineRequest
@@ -86,13 +87,14 @@ class Scheduler:
         labels: int | None = None,
         adapters: tuple[str, ...] = (),
         tiers: Tiers | None = None,
+        index_key: bytes = b"",
     ) -> None:
         """`vocab_size` bounds token ids (0: any) and is needed for constrained requests.
 
         `masks` makes constraint masks; by default the plan fills masks itself. With `automata` a
         row carries its automaton's state instead, if there is one. `headroom` is for callers that
         count in other units than tokens. `labels`, `adapters`: see `Ready`. `tiers`: the offload
-        levels.
+        levels. `index_key`: see `SuffixIndex`.
         """
         for name in ("max_step_tokens", "max_running"):
             if getattr(config, name) < 1:
@@ -105,7 +107,8 @@ class Scheduler:
         self._step_seconds = config.step_seconds or 0.0
         if tiers is not None and tiers.prefill_seconds is as_measured:
             tiers = replace(tiers, prefill_seconds=pace.seconds)
-        self.kv = KVStore(cache, clock, tiers, config.speculation_tokens or 0)
+        indexed = config.speculation_tokens
+        self.kv = KVStore(cache, clock, tiers, SuffixIndex(indexed, index_key) if indexed else None)
         self._clock = clock
         self._limits = Limits(context_length, self.kv.capacity, vocab_size, labels, adapters)
         # Every running sequence can have one token in every step.
@@ -458,6 +461,8 @@ class Scheduler:
             "tree_tokens": tree.num_tokens,
             "waiting": self._waiting.count + len(self._running.preempted),
             "running": len(self._running.sequences),
+            "indexed_tokens": 0 if self.kv.suffixes is None else self.kv.suffixes.tokens,
+            "index_bytes": 0 if self.kv.suffixes is None else self.kv.suffixes.num_bytes,
             **self.kv.tiering.stats(),
         }
 

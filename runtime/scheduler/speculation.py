@@ -96,15 +96,15 @@ class Drafting:
         """Close the draft of an ended request."""
         self.requests -= sequence.predicted is not None
         self.close(sequence)
-        recalled, drafter = self._recalled, sequence.drafter
-        if recalled is None or not sequence.outputs:
+        recalled, drafter, owner = self._recalled, sequence.drafter, sequence.text_owner
+        if recalled is None:
             return
-        if drafter is not None and drafter.own is not None:
+        if owner != sequence.namespace:
+            recalled.index.forget(owner)
+        elif drafter is not None and drafter.own is not None:
             self._learn(sequence, drafter.own)
-        elif sequence.held:  # what may have been taken back before is in the index from now on
-            recalled.index.open(sequence.text_owner, sequence.tokens[: sequence.length])
-        if sequence.text_owner != sequence.namespace:
-            recalled.index.forget(sequence.text_owner)
+        elif sequence.held and sequence.outputs:  # nothing is taken back any more
+            recalled.index.open(owner, sequence.tokens[: sequence.length])
 
     def note(self, plan: StepPlan, seconds: float) -> None:
         """Record the duration of a step that is about to be committed."""
@@ -123,12 +123,16 @@ class Drafting:
         if self._rest:
             self._rest -= 1
             return ready, budget
-        near = [s for s in ready if s.drafter is not None and s.drafter.at >= 0]
-        if not near or self.pace.wants_none():
+        if not ready:
             return ready, budget
+        near = [s for s in ready if s.drafter is not None and s.drafter.at >= 0]
         # Before the budget is checked: the price decides which sequences skip a step.
         fixed, price = self.pace.price(len(ready))
         self._fixed, self._price = _MARGIN * fixed, _MARGIN * price
+        if not near and self._price > _HOPELESS:  # nor is it worth looking for places
+            self._pause()
+        if not near or self.pace.wants_none():
+            return ready, budget
         wanted, saved = [], 0.0
         for sequence in near:
             drafter = sequence.drafter
@@ -141,7 +145,7 @@ class Drafting:
                 wanted.append((sequence, count))
         if not wanted or saved <= self._fixed:
             if self._recalled is None or self._price > _HOPELESS:
-                self._rests = self._rest = min(2 * self._rests + 1, _MOST_RESTED)
+                self._pause()
             return ready, budget
         self._rests = 0
         max_draft = min(MAX_DRAFT, MAX_DRAFTED // len(wanted))
@@ -192,13 +196,19 @@ class Drafting:
         if drafter is not None and sequence.length >= drafter.until and not self._rest:
             drafter.follow(sequence.tokens, sequence.length)
             sequence.stands_by = self._should_stand_by(drafter)
-            own = drafter.own
-            if own is not None and sequence.length - own.first - own.end >= _LEARNT_AT_ONCE:
+            own, number = drafter.own, sequence.number
+            # Each row at another step: all rows of a batch at once would hold the step up.
+            if own is not None and (sequence.length + number) // _LEARNT_AT_ONCE > (
+                (own.first + own.end + number) // _LEARNT_AT_ONCE
+            ):
                 self._learn(sequence, own)
                 if not own.number:
                     drafter.own = None
 
     # ------------------------------------------------------------ inside
+
+    def _pause(self) -> None:
+        self._rests = self._rest = min(2 * self._rests + 1, _MOST_RESTED)
 
     def _learn(self, sequence: RequestState, own: IndexedText) -> None:
         assert self._recalled is not None

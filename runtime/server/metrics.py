@@ -28,7 +28,7 @@ _GAUGES = (
     *("waiting", "running", "compiling", "nodes", "tree_tokens", "blocks_pinned", "pins"),
     *("sessions", "branches", "prefixes_known", "prefixes_below"),
     *("disk_blocks", "disk_working", "disk_full", "disk_failed"),
-    *("host_blocks", "handed_blocks", "handed_working"),
+    *("host_blocks", "handed_blocks", "handed_working", "indexed_tokens", "index_bytes"),
 )
 # Counters that are one with a label: its name, what it says, the label, and the counter's names.
 _LABELLED = (

@@ -517,7 +517,35 @@ def test_what_is_not_shared_is_not_drafted() -> None:
         assert not drafted(world, handling=Handling(cache=Cache(ttl=100.0)), namespace="c")["tree"]
     suffixes = world.scheduler.kv.suffixes
     assert suffixes is not None
-    assert {text.owner for text in suffixes.texts()} == {"b"}
+    assert suffixes.owners == ["b"]
+    pinned = Handling(cache=Cache(pin=True, ttl=100.0))  # whose time is the pin's
+    assert [drafted(world, handling=pinned, namespace="d")["tree"] > 0 for _ in range(2)] == [
+        False,
+        True,
+    ]
+
+
+@pytest.mark.parametrize("lost", ["evicted", "disabled", "failed"])
+def test_a_namespace_without_kv_is_forgotten_too(lost: str) -> None:
+    world = World(speculation_tokens=1000, enabled=lost != "disabled")
+    drafted(world, namespace="a")
+    if lost == "evicted":
+        world.scheduler.kv.tree.flush()
+    elif lost == "failed":
+        world.scheduler.kv.reset()
+    assert not world.scheduler.kv.tree.roots
+    world.scheduler.cache.forget_namespace("a")
+    assert not drafted(world, namespace="a")["tree"]
+
+
+def test_what_ends_with_a_request_ends_with_one_that_is_aborted() -> None:
+    world = World(speculation_tokens=1000)
+    rid = world.submit(PROMPT, LENGTH, handling=Handling(cache=Cache(ttl=100.0)))
+    world.step()
+    suffixes = world.scheduler.kv.suffixes
+    assert suffixes is not None and world.stats["indexed_tokens"] > 0
+    world.abort(rid)
+    assert not suffixes.owners and not world.stats["indexed_tokens"]
 
 
 def test_a_prediction_that_is_wrong_gives_way_to_what_is_known() -> None:
