@@ -109,3 +109,17 @@ def test_without_the_key_nobody_tells_which_grams_share_an_entry() -> None:
     colliding = [token for token in range(3000) if pushes_out(b"known", token)]
     assert len(colliding) > 2
     assert not any(pushes_out(b"secret", token) for token in colliding)
+
+
+@pytest.mark.parametrize("forget", ["forget", "clear"])
+def test_what_is_forgotten_is_not_found(forget: str) -> None:
+    index = SuffixIndex(1000)
+    text = index.open("a", np.arange(100, dtype=np.int32))
+    other = index.open("b", np.arange(100, dtype=np.int32))
+    if forget == "clear":
+        index.clear()
+    else:
+        index.forget("a")
+    assert not text.number and bool(other.number) == (forget == "forget")
+    fresh = index.open("a", ids([1]))
+    assert index.find(fresh, np.arange(50, dtype=np.int32), 50) is None

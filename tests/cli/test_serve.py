@@ -93,6 +93,15 @@ def test_an_api_key_and_a_clean_stop(tiny_model: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_a_kill_leaves_no_process_behind(tiny_model: Path) -> None:
+    serve = Serve(tiny_model, "--port", "0", *CPU)
+    children = psutil.Process(serve.process.pid).children(recursive=True)
+    serve.process.kill()
+    serve.process.wait(30)
+    eventually(lambda: not any(alive(child) for child in children))
+
+
+@pytest.mark.slow
 def test_a_signal_while_it_loads(tiny_model: Path) -> None:
     command = [sys.executable, "-c", "from rootlace.cli import main; main()", "serve"]
     process = subprocess.Popen(
