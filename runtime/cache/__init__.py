@@ -6,7 +6,7 @@
 `block_pool` counts references to blocks; `radix_tree` (of `node`s) maps tokens to blocks.
 `eviction` queues unlocked leaves in the order of one of `policies`. `retention` pins prefixes and
 expires them. `journal` reports changes by digest, `miss_report` remembers recent evictions,
-`tier` indexes offloaded blocks.
+`tier` indexes offloaded blocks, `suffix_index` recent texts for drafts.
 """
 
 from rootlace.runtime.cache.block_pool import BlockPool, PoolExhausted

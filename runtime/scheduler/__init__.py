@@ -7,6 +7,6 @@ kv_manager  blocks of each request, pins, times to live, cache reports
 batch       the arrays of a step plan, and the order of its rows
 masks       sample rows, and the masks that constraints need
 output      sampled and forced tokens, updates to the client, isolation of failing requests
-speculation drafts from a predicted text; `prediction` matches the text, `pacing` measures cost
+speculation drafts of what is predicted or repeated; `drafter` follows texts, `pacing` measures cost
 offload/    blocks on disk, in host memory, and on the way between engines
 """

@@ -30,7 +30,7 @@ _FIRST_RECALLED, _LEARNT_RECALLED = (0.4, 0.6, 0.7), 0.03
 """The same of places in other texts, by the rank of the gram that agreed, for all requests of an
 owner."""
 _LEARNT_NEXT = 0.01
-"""Weight of one more token in the share of right ones behind a right one, of all requests."""
+"""Weight of one more token in the share of right ones behind a right one, of an owner."""
 PREDICTION, TREE, OUTPUT = range(len(DRAFT_SOURCES))
 """Where a draft is from: the client's prediction, another request's text, the request's own."""
 _MOST_LOST, _MOST_WON = 2.0, 8.0
@@ -129,9 +129,9 @@ class Drafter:
     `at`: the place of the token expected next; -1: unknown. An unexpected token is an edit. Then
     the longest suffix of the output (at least two tokens) found in the prediction gives the next
     place. Places behind the last right place come first. Without such a suffix the single token
-    gives the place, near the last one. Where the index knows a place that was right more often,
-    that is taken instead. Otherwise the token is taken as a replacement of the
-    expected token. Where few tokens are right, the search pauses.
+    gives the place, near the last one. Places of the index come before places that were right less
+    often. Without any place the token is taken as a replacement of the expected token. Where few
+    tokens are right, the search pauses.
 
     Each token shows whether the expected one was right, drafted or not. Decaying rates follow:
     right behind a right token (`next_right`), and at a searched place (`found_right`).
