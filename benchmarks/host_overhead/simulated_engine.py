@@ -60,7 +60,7 @@ class NoModel:
     one and its position. A step takes `STEP_SECONDS`, asleep, as on a device of its own."""
 
     overlaps = False
-    device = dtype = "none"
+    device = dtype = kernels = "none"
     num_blocks = context_length = 16384
     eos_token_ids = ()
     config = SimpleNamespace(spec=SimpleNamespace(labels=None, hidden_size=0))

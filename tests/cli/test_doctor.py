@@ -124,7 +124,8 @@ def test_memory(tiny_model: Path) -> None:
         torch = "library: torch" in parts
         assert torch is (process == "engine"), "the gateway has no torch"
         if torch:  # the pool is committed as it is used
-            (pool,) = (one for what, one in parts.items() if what.startswith("KV pool"))
+            pools = [one for what, one in parts.items() if what.startswith("KV pool")]
+            pool = max(pools, key=lambda one: one["reserved"])
             assert pool["resident"] < pool["reserved"] // 2
 
 

@@ -86,7 +86,10 @@ def test_traces_of_what_ends_well_and_badly(served: Serve, programs: Path, strea
     (span,) = msgspec.json.decode(out.read_bytes(), type=rl.Timeline).spans
     assert (span.name, span.state, span.clock, span.text) == ("x", "done", "server", "ok")
     assert 0 < span.forced_tokens <= span.completion_tokens == 2
-    assert sum(stretch.tokens for stretch in span.stretches if stretch.forced) == span.forced_tokens
+    assert (
+        sum(stretch.tokens for stretch in span.stretches if stretch.kind == "forced")
+        == span.forced_tokens
+    )
     assert span.first is not None and span.start <= span.first <= span.end
     page = programs.with_name("out.html")
     assert _run(served, f"{programs}:broken", "--trace", str(page), stream).exit_code == 1

@@ -160,7 +160,7 @@ async def test_the_field_model_chooses(make: Make) -> None:
 
 
 async def test_models_are_loaded_when_asked_for_and_unloaded_when_idle(make: Make) -> None:
-    place = await make(load="on-demand", idle_unload=0.05, hold_seconds=0.05)
+    place = await make(load="on-demand", idle_unload=0.9, hold_seconds=0.05)
     assert not place.loaded
     _, models = await place.ask("/v1/models")
     assert [one["id"] for one in models["data"]] == ["a", "b"]
