@@ -124,14 +124,6 @@ def usage_meta(usage: protocol.Usage, timing: protocol.Timing) -> dict[str, Any]
     }
 
 
-def drafts_meta(usage: protocol.Usage) -> dict[str, dict[str, int]]:
-    """Tokens computed ahead, by source."""
-    return {
-        source: {"accepted": accepted, "rejected": rejected}
-        for source, (accepted, rejected) in usage.drafts.items()
-    }
-
-
 def logprob_meta(
     kind: str, logprobs: Sequence[protocol.TokenLogprob], top: bool = False
 ) -> dict[str, Any]:
@@ -357,7 +349,10 @@ class Generation(Operation):
             meta["accepted_prediction_tokens"] = result.usage.accepted
             meta["rejected_prediction_tokens"] = result.usage.rejected
         if result.usage.drafts:
-            meta["drafts"] = drafts_meta(result.usage)
+            meta["drafts"] = {
+                source: {"accepted": accepted, "rejected": rejected}
+                for source, (accepted, rejected) in result.usage.drafts.items()
+            }
         if result.facts.pin:
             meta["cache_pin"] = result.facts.pin
         if result.facts.report is not None:

@@ -66,6 +66,11 @@ class IndexedText:
         self.ids = np.empty(0, np.int32)
         self.end = 0
 
+    @property
+    def known(self) -> int:
+        """Tokens of the request up to which the index has them."""
+        return self.first + self.end
+
     def append(self, tokens: np.ndarray) -> None:
         end = self.end + len(tokens)
         if end > len(self.ids):

@@ -241,14 +241,14 @@ class CacheControl:
     def forget_namespace(self, namespace: str) -> None:
         """Forget a namespace with any adapter; prefixes in use go when their requests end."""
         known = {*self._kv.tree.roots, *(one.namespace for one in self._sequences.values())}
+        if self._kv.suffixes is not None:  # it may have texts whose KV is gone
+            known |= {
+                one.namespace if isinstance(one, OneRequest) else one
+                for one in self._kv.suffixes.owners
+            }
         for kv in known:
             if adapter_and_namespace(kv)[1] == namespace:
                 self._forget(kv)
-        suffixes = self._kv.suffixes
-        for owner in suffixes.owners if suffixes is not None else ():  # their KV may be gone
-            kv = owner.namespace if isinstance(owner, OneRequest) else owner
-            if suffixes is not None and adapter_and_namespace(kv)[1] == namespace:
-                suffixes.forget(owner)
         self._kv.tiering.forget_namespace(namespace)
         self._changed()
 

@@ -199,7 +199,7 @@ class Drafting:
             own, number = drafter.own, sequence.number
             # Each row at another step: all rows of a batch at once would hold the step up.
             if own is not None and (sequence.length + number) // _LEARNT_AT_ONCE > (
-                (own.first + own.end + number) // _LEARNT_AT_ONCE
+                (own.known + number) // _LEARNT_AT_ONCE
             ):
                 self._learn(sequence, own)
                 if not own.number:
@@ -212,8 +212,7 @@ class Drafting:
 
     def _learn(self, sequence: RequestState, own: IndexedText) -> None:
         assert self._recalled is not None
-        known = own.first + own.end
-        self._recalled.index.learn(own, sequence.tokens[known : sequence.length])
+        self._recalled.index.learn(own, sequence.tokens[own.known : sequence.length])
 
     def _should_stand_by(self, drafter: Drafter) -> bool:
         """Whether to skip a step, to be drafted for once the last token is known.
