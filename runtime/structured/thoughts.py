@@ -172,7 +172,9 @@ class ThoughtMatcher(Matcher):
     def _fill_inner(self, out: np.ndarray) -> None:
         state = self._state
         if self._inner is None:
-            out[:] = self._vocabulary.any_mask
+            # Free text has no matcher, so drafts into it must allow what no mask forbids.
+            vocabulary = self._vocabulary
+            out[:] = vocabulary.full_mask if self._is_inner else vocabulary.any_mask
         elif state.alive and state.taken >= len(self._then):
             self._inner.fill_bitmask(out)
         else:

@@ -191,6 +191,9 @@ def test_what_ends_a_text(special: bool) -> None:
             assert matcher.advance(token)
         assert not matcher.ignores(stop)
     assert free.is_free() and not held.is_free()
+    # The engine drops a free matcher: a draft into free text must allow as much as no mask does.
+    assert free.allowed_mask().all()
+    assert not all(COMPILERS[special].vocabulary.token_bytes[:256])  # one that is no text, either
 
 
 def test_a_check_takes_back_no_thoughts() -> None:

@@ -396,6 +396,11 @@ class Vocabulary:
         return self._packed([bool(d) or i in special for i, d in enumerate(self.token_bytes)])
 
     @cached_property
+    def full_mask(self) -> np.ndarray:
+        """int32: the packed mask of all tokens, those without bytes among them."""
+        return self._packed([True] * self.size)
+
+    @cached_property
     def joined(self) -> tuple[bytes, np.ndarray]:
         """The bytes of all tokens, a zero before each, and where they end."""
         ends = np.cumsum([1 + len(data) for data in self.token_bytes])
