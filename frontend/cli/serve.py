@@ -64,10 +64,6 @@ def serve(
     Prints its addresses when it is ready to answer, and stops on SIGINT. On SIGTERM it
     takes no new work and lets what is running end; a second one stops it at once.
     """
-    from rootlace.client.runtime import runtime_config
-    from rootlace.runtime.model.hub.local import known_name
-    from rootlace.runtime.model.options import check_options
-
     source = context.get_parameter_source("model_option")
     if model and source is not None and source.name == "COMMANDLINE":
         fail("the model is given twice")
@@ -96,18 +92,7 @@ def serve(
         # What begins with a model's name is for that alone.
         mine = [one for one in sampling if one.partition(":")[0] not in names - {name}]
         own = {**own, "default_sampling": [one.removeprefix(f"{name}:") for one in mine]}
-        pickled = settings.get("allow_pickle", False)
-        folder, read = served_model(given, pickled, keys)  # may be downloaded
-        try:
-            called = "" if given is None else known_name(given)
-            made = msgspec.convert(
-                runtime_config(folder, program_address, own, called), RuntimeConfig
-            )
-            if read is not None:
-                check_options(read, made.engine.executor, made.engine.cache)
-        except (msgspec.ValidationError, RootlaceError) as error:
-            fail(str(error))
-        configs.append(made)
+        configs.append(_config(given, program_address, own, keys))
     first = configs[0].gateway
     if host not in _LOOPBACK and not (first.api_key or first.keys_file):
         typer.echo(f"warning: listening on {host} without an API key", err=True)
@@ -115,6 +100,30 @@ def serve(
         said = "warning: programs' connections are not encrypted: see --program-key"
         typer.echo(said, err=True)
     _serve_until_signal(configs)
+
+
+def _config(
+    given: str | None, program_address: str, settings: dict[str, Any], ignored: list[str]
+) -> RuntimeConfig:
+    """What to serve a model with; ends the command for what it cannot be served with.
+
+    What was read of the model's files, a vocabulary's strings among it, does not outlive the call.
+    """
+    from rootlace.client.runtime import runtime_config
+    from rootlace.runtime.model.hub.local import known_name
+    from rootlace.runtime.model.options import check_options
+
+    folder, read = served_model(given, settings.get("allow_pickle", False), ignored)  # downloads
+    try:
+        called = "" if given is None else known_name(given)
+        made = msgspec.convert(
+            runtime_config(folder, program_address, settings, called), RuntimeConfig
+        )
+        if read is not None:
+            check_options(read, made.engine.executor, made.engine.cache)
+    except (msgspec.ValidationError, RootlaceError) as error:
+        fail(str(error))
+    return made
 
 
 def _named(given: Sequence[str | None]) -> list[tuple[str | None, str | None]]:

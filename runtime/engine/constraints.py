@@ -7,7 +7,6 @@ import threading
 
 from rootlace.runtime import processes
 from rootlace.runtime.config import ConstraintConfig
-from rootlace.runtime.engine.process import FIRST
 from rootlace.runtime.model.executor.runner import ModelRunner
 from rootlace.runtime.structured import GrammarCompiler
 from rootlace.runtime.structured.sandbox import CompileService
@@ -26,7 +25,12 @@ def prepare(compiler: GrammarCompiler) -> None:
 
 
 def compile_service(runner: ModelRunner, config: ConstraintConfig) -> CompileService:
-    """A compile service for the tokens of the runner's model."""
+    """A compile service for the tokens of the runner's model.
+
+    The first constraint waits until the vocabulary is read (a second; `--warm-up` has it read at
+    the start). Its tables take as much memory as a small model's weights, and many servers never
+    get a constraint.
+    """
 
     def compiler() -> GrammarCompiler:
         tokenizer = runner.config.source.tokenizer_json()
@@ -36,7 +40,4 @@ def compile_service(runner: ModelRunner, config: ConstraintConfig) -> CompileSer
         threading.Thread(target=prepare, args=(compiler,), name="prepare", daemon=True).start()
         return compiler
 
-    service = CompileService(compiler, config)
-    # The first compilation reads the whole vocabulary: started now, beside the first requests.
-    service.submit(FIRST)
-    return service
+    return CompileService(compiler, config)

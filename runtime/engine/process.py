@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from rootlace.runtime.structured.vocabulary.vocabulary import Vocabulary
 
 FIRST = Constraint("choices", '["a"]')
-"""The constraint compiled before any request, as reading the vocabulary takes time."""
+"""What a request compiles that needs the vocabulary and has no constraint of its own."""
 AT_ONCE = 16
 """Ready requests taken per turn of the loop: beginning a constraint takes time."""
 

@@ -8,7 +8,21 @@ request. It needs no server:
     matcher.allowed_mask(), matcher.advance(token_id), matcher.is_accepting()
 """
 
+from typing import TYPE_CHECKING, Any
+
 from rootlace.runtime.contracts.matcher import Grammar, Matcher
-from rootlace.runtime.structured.compiler import GrammarCompiler
+
+if TYPE_CHECKING:
+    from rootlace.runtime.structured.compiler import GrammarCompiler
 
 __all__ = ["Grammar", "GrammarCompiler", "Matcher"]
+
+
+def __getattr__(name: str) -> Any:
+    # Late import: a gateway takes a few modules of this package, and none of the libraries that
+    # compile, which take 7 MB and a fifth of a second.
+    if name != "GrammarCompiler":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from rootlace.runtime.structured.compiler import GrammarCompiler
+
+    return GrammarCompiler

@@ -293,12 +293,14 @@ def allocate(
 
     Not cleared on purpose: slots are read only after they were written, and on the CPU pages that
     are never written cost no memory. Its pages are huge where the system has such: blocks lie all
-    over the cache, and attention would otherwise look up a page for each. Raises OSError (on the
-    CPU) if the system has no room for it.
+    over the cache, and attention would otherwise look up a page for each. The first blocks have
+    small ones: a huge page for each layer's keys and values would be committed by one token. Raises
+    OSError (on the CPU) if the system has no room for it.
     """
     attention = config.spec.attention
     slot, element = _slot(attention, dtype)
     shape = (config.spec.num_layers, attention.cached, num_blocks, block_size, *slot)
     if device.type == "cpu":
-        return mapped(math.prod(shape) * element.itemsize).view(element).view(shape)
+        memory = mapped(math.prod(shape) * element.itemsize, math.prod(shape[:2]))
+        return memory.view(element).view(shape)
     return torch.empty(shape, device=device, dtype=element)

@@ -15,6 +15,7 @@ from rootlace.kernels.native.machine import HUGE_PAGE, mapped
 
 MIB = 1 << 20
 STATM = Path("/proc/self/statm")
+SMAPS = Path("/proc/self/smaps")
 
 
 @pytest.mark.parametrize("size", [0, 1, 4097, HUGE_PAGE, HUGE_PAGE + 1])
@@ -88,3 +89,29 @@ def test_is_given_back_when_the_program_ends() -> None:
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=120
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+@pytest.mark.skipif(not SMAPS.exists(), reason="asks Linux how large pages are")
+def test_parts_begin_with_small_pages() -> None:
+    """One byte at the beginning of each part commits one small page of each, not a huge one."""
+    size, parts = 64 * HUGE_PAGE, 7
+    memory = mapped(size, parts)
+    for part in range(parts):
+        memory[part * size // parts] = 1
+    assert _resident(memory) <= 2 * parts * mmap.PAGESIZE
+    assert memory[:: size // parts + 1].numel() == parts  # the rest is there, too
+    memory[-1] = 1
+
+
+def _resident(memory: torch.Tensor) -> int:
+    """Bytes of mappings that begin in `memory` and are in main memory."""
+    begin, held = memory.data_ptr(), 0
+    inside = False
+    for line in SMAPS.read_text().splitlines():
+        first, _, rest = line.partition(" ")
+        if "-" in first and not first.endswith(":"):
+            low, high = (int(number, 16) for number in first.split("-"))
+            inside = low < begin + memory.numel() and high > begin
+        elif inside and first == "Rss:":
+            held += 1024 * int(rest.split()[0])
+    return held
