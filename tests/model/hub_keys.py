@@ -2,7 +2,7 @@
 (1B and 270M), SmolLM3, OLMo 3, GLM-4, Command R7B, EXAONE 3.5 and 4 (32B), StarCoder2 (15B),
 GPT-NeoX (20B) and Dolly, GPT-2 of all sizes and DistilGPT-2, OPT and Galactica, Falcon (7B and 2
 11B), StableLM 2, Mixtral, Qwen1.5-MoE, Qwen3-30B-A3B and Qwen3-Coder, OLMoE, gpt-oss,
-DeepSeek-V2-Lite and V3, and Llama 3.2's like."""
+DeepSeek-V2-Lite and V3, Sarvam (105B) and Llama 3.2's like."""
 
 from __future__ import annotations
 
@@ -225,6 +225,31 @@ HUB_KEYS: dict[str, dict[str, Any]] = {
         "scoring_func": "sigmoid",
         "seq_aux": True,
         "topk_method": "noaux_tc",
+    },
+    "sarvam_mla": {
+        "architectures": ["SarvamMLAForCausalLM"],
+        "auto_map": {"AutoConfig": "configuration_sarvam_moe.SarvamMLAConfig"},
+        "attn_implementation": "eager",
+        "default_theta": 10000.0,
+        "embedding_dropout": 0.0,
+        "head_dim": 28,
+        "moe_router_enable_expert_bias": True,
+        "output_dropout": 0.0,
+        "q_head_dim": 20,
+        "rope_parameters": None,
+        "rope_scaling": {
+            "beta_fast": 32,
+            "beta_slow": 1,
+            "factor": 40,
+            "mscale": 1.0,
+            "mscale_all_dim": 1.0,
+            "original_max_position_embeddings": 64,
+            "type": "deepseek_yarn",
+        },
+        "rope_theta": 10000.0,
+        "router_dtype": "fp32",
+        "score_function": "sigmoid",
+        "use_qk_norm": True,
     },
     "gpt_oss": {
         "experts_per_token": 3,

@@ -14,6 +14,7 @@ from rootlace.runtime.model.families.config_reader import IGNORED
 from rootlace.runtime.model.families.reading import OF_KIND
 from rootlace.wire.errors import UnsupportedModel
 from tests.model.checkpoints import configs
+from tests.model.hub_keys import HUB_KEYS
 from tests.model.test_families import ABSENT, LAYERS, NAMES
 
 
@@ -174,6 +175,32 @@ def test_exaone_as_it_is_published(tmp_path: Path) -> None:
     write_config("exaone", tmp_path, {"eos_token_id": ABSENT})
     with pytest.raises(UnsupportedModel, match="eos_token_id is missing"):
         ModelConfig.read(tmp_path)
+
+
+@pytest.mark.skipif("sarvam_mla" not in configs(), reason="this transformers does not have it")
+def test_sarvam_as_it_is_published(tmp_path: Path) -> None:
+    """By its own architecture, and by the names that its own code has for keys."""
+    write_config("sarvam_mla", tmp_path, {"rope_parameters": None})
+    saved = ModelConfig.read(tmp_path).spec
+    published = {
+        **HUB_KEYS["sarvam_mla"],
+        "rope_scaling": None,
+        "n_routed_experts": ABSENT,
+        "num_experts": 8,
+        "n_shared_experts": ABSENT,
+        "num_shared_experts": 1,
+        "qk_head_dim": ABSENT,
+        "n_group": ABSENT,
+        "topk_group": ABSENT,
+        "num_nextn_predict_layers": ABSENT,
+    }
+    write_config("sarvam_mla", tmp_path, published)
+    assert ModelConfig.read(tmp_path).spec == saved
+    assert saved.experts is not None and (saved.experts.count, saved.experts.groups) == (8, 1)
+    for key, value in {"score_function": "softmax", "use_qk_norm": False}.items():
+        write_config("sarvam_mla", tmp_path, published | {key: value})
+        with pytest.raises(UnsupportedModel, match=f"{key} .*only"):
+            ModelConfig.read(tmp_path)
 
 
 ODD = [None, True, 0, -1, 1, 5e-324, 1e308, 10**400, "x", [["x"]], [0], {"x": []}]

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 from transformers import CONFIG_MAPPING, AutoConfig, PreTrainedModel
 
 from rootlace.runtime.config import CacheConfig, ExecutorConfig
@@ -138,6 +139,25 @@ def test_log_probabilities_are_transformers_however_work_is_cut(
             check(theirs, row, scores, int(token))
             row.token_ids.append(int(token))
     assert warm.token_ids == cold.token_ids
+
+
+@pytest.mark.parametrize("kind", known(["sarvam_moe"]))
+def test_sarvam_moe_as_it_is_published(kind: str, tmp_path: Path) -> None:
+    """By its own architecture, by the names that its own code has for keys, and with the defaults
+    of its own configuration. Of the weights transformers writes the published names."""
+    theirs = save(tiny(kind, **MODELS[kind]), tmp_path)
+    stored = load_file(tmp_path / "model.safetensors")
+    assert "model.layers.0.attention.query_key_value.weight" in stored
+    keys = json.loads((tmp_path / "config.json").read_text())
+    for old, new in {"n_routed": "num", "n_shared": "num_shared"}.items():
+        keys[f"{new}_experts"] = keys.pop(f"{old}_experts")
+    keys |= {"architectures": ["SarvamMoEForCausalLM"], "use_qkv_bias": keys.pop("attention_bias")}
+    keys |= {"auto_map": {"AutoConfig": "configuration_sarvam_moe.SarvamMoEConfig"}}
+    keys |= {"rope_parameters": None, "rope_theta": 8e6, "rope_scaling": None}
+    runner = runner_of(written(tmp_path, keys))
+    row = Row(Blocks(runner.num_blocks, 4), tokens(9))
+    result = runner.run(make_plan([Work(row, params=SCORED)]))
+    check(theirs, row, result.scores[0], int(result.token_ids[0]))
 
 
 def written(folder: Path, keys: dict[str, Any]) -> Path:
@@ -295,7 +315,7 @@ def test_a_cache_of_integers(helium: Path) -> None:
 
 
 def test_weights_must_be_those_of_the_model(helium: Path, tmp_path: Path) -> None:
-    from safetensors.torch import load_file, save_file
+    from safetensors.torch import load_file
 
     weights = load_file(helium / "model.safetensors")
     (tmp_path / "config.json").write_bytes((helium / "config.json").read_bytes())

@@ -43,6 +43,9 @@ from rootlace.wire.errors import UnsupportedModel
 ENDINGS = ("ForCausalLM", "LMHeadModel")
 ATTENTION = ("full_attention", "sliding_attention", "attention")
 """Kinds of layers that cache nothing but keys and values."""
+BORROWED = {"SarvamMoEForCausalLM": "Glm4MoeForCausalLM"}
+"""Architectures by whose name models are published of which transformers has the configuration
+alone, with the modules that it runs them by."""
 SUPPORT = re.compile(rb"^ +_supports_attention_backend(?:: bool)? = True", re.MULTILINE)
 
 
@@ -52,7 +55,7 @@ def find_architecture(file: Path, raw: dict[str, Any], known: Sequence[str]) -> 
     architectures that need no transformers."""
     names = _texts(raw.get("architectures"))
     where = f"{file}: architectures {names}"
-    named = [name for name in names if name.endswith(ENDINGS)]
+    named = [BORROWED.get(name, name) for name in names if name.endswith(ENDINGS)]
     if not named:
         raise UnsupportedModel(f"{where} is not supported (supported: {', '.join(sorted(known))})")
     folder = _folder()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -14,6 +15,7 @@ from rootlace.runtime.model.families.config_reader import (
     ConfigReader,
 )
 from rootlace.runtime.model.families.reading import (
+    KINDS,
     LLAMA,
     decoder,
     family,
@@ -47,13 +49,19 @@ NAMES = LLAMA.with_parts(
 
 
 def _decoder(
-    config: ConfigReader, *, neighbours: bool, experts: Experts, further_layers: int = 0
+    config: ConfigReader,
+    *,
+    neighbours: bool,
+    experts: Experts,
+    further_layers: int = 0,
+    kinds: Mapping[str, str] = KINDS,
 ) -> ModelSpec:
-    """A model with these experts; `neighbours`: how numbers are paired to be rotated."""
+    """A model with these experts; `neighbours`: how numbers are paired to be rotated, `kinds`: see
+    `read_rope`."""
     rotated = config.size("qk_rope_head_dim", 64)
     if rotated % 2:
         config.refuse("qk_rope_head_dim", f"{rotated} numbers are not pairs")
-    rope = replace(read_rope(config), rotated=rotated, neighbours=neighbours)
+    rope = replace(read_rope(config, kinds=kinds), rotated=rotated, neighbours=neighbours)
     attention = _attention(config, rotated, rope)
     names = replace(_names(attention), further_layers=further_layers)
     return decoder(config, attention, names, rope=rope, experts=experts)
@@ -168,12 +176,25 @@ _SARVAM = {
 }
 
 
-@family("DeepseekV3ForCausalLM", "deepseek_v3 sarvam_mla", bos=0, eos=1)
+def _sarvam(config: ConfigReader) -> ConfigReader:
+    """`config`, also as it is published for code of its own: transformers 5.24 reads it so."""
+    others = {"n_routed_experts": "num_experts", "n_shared_experts": "num_shared_experts"}
+    config.pass_over("head_dim", "q_head_dim", "output_dropout", "router_dtype")
+    config.only("moe_router_enable_expert_bias", True)
+    config.only("score_function", "sigmoid")
+    config.only("use_qk_norm", True)
+    config.only("default_theta", 1e4)
+    names = {name: key for name, key in others.items() if key in config}
+    return config.renamed({"head_dim": "qk_rope_head_dim", **names}, **_SARVAM)
+
+
+@family("DeepseekV3ForCausalLM SarvamMLAForCausalLM", "deepseek_v3 sarvam_mla", bos=0, eos=1)
 def deepseek_v3(config: ConfigReader) -> ModelSpec:
     """DeepSeek-V3, R1 and Sarvam: shares are sigmoids, to which a correction is added in the choice
     alone, and a group counts by its two best experts."""
+    kinds = KINDS
     if config.get("model_type", TEXT) == "sarvam_mla":
-        config = config.renamed({}, **_SARVAM)
+        config, kinds = _sarvam(config), {**KINDS, "deepseek_yarn": "yarn"}
     config.only("topk_method", "noaux_tc")
     config.only("scoring_func", "sigmoid")
     experts = _mixture(
@@ -195,4 +216,5 @@ def deepseek_v3(config: ConfigReader) -> ModelSpec:
         neighbours=config.flag("rope_interleave", True),
         experts=experts,
         further_layers=max((config.get(key, COUNT) for key in keys), default=1),
+        kinds=kinds,
     )

@@ -315,6 +315,12 @@ def first_line(error: Exception) -> str:
 # From a model folder that transformers can run to a spec.
 
 
+def read_config(folder: Path) -> PreTrainedConfig:
+    """The configuration by its own `model_type`: that of the modules would read it by other names
+    of keys, and with other defaults."""
+    return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+
+
 def read_model(
     folder: Path, architecture: str
 ) -> tuple[ModelSpec, int | None, int | list[int] | None]:
@@ -323,7 +329,7 @@ def read_model(
     file = folder / "config.json"
     try:
         kind = getattr(transformers, architecture)
-        config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        config = read_config(folder)
         # Some configurations have no modules of their own.
         if (
             not isinstance(config, kind.config_class)

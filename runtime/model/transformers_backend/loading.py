@@ -30,6 +30,7 @@ from rootlace.runtime.model.transformers_backend.config import (
     Head,
     attending,
     first_line,
+    read_config,
 )
 from rootlace.wire.errors import UnsupportedModel
 
@@ -294,6 +295,7 @@ def _load(config: ModelConfig, modules: TransformersModules, dtype: torch.dtype)
     try:
         model, found = getattr(transformers, modules.architecture).from_pretrained(
             config.path,
+            config=read_config(config.path),
             dtype=dtype,
             attn_implementation=ATTENTION,
             local_files_only=True,
