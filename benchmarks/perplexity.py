@@ -1,21 +1,28 @@
-"""What few bits cost a real model: `python -m benchmarks.perplexity --gguf FILE --text FILE`.
+"""What few bits cost a real model: `python -m benchmarks.perplexity --gguf FILE [--text FILE ...]`.
 
 Perplexity of a text, in windows whose first token is given, for each `--quantize`, each
-`--kv-dtype`, and then both together. Weights that the file has quantised are made numbers before
-they are rounded. Each row is compared with the file as it is, in the same type and on the same
-tokens: what counts is the difference. `BOUNDS` says what may be recommended.
+`--kv-dtype`, and with `--both` for all pairs of them. Weights that the file has quantised are made
+numbers before they are rounded. Each row is compared with the file as it is, in the same type and
+on the same tokens: what counts is the difference. `BOUNDS` says what may be recommended.
 
-A file of Q4_1 has its weights on the grid that int4 finds: they are met exactly, so that its row of
-int4 says little of models that were not rounded before.
+A file of few bits has its weights on a grid, which a search may find: they are met exactly, so that
+its rows say little of models that were not rounded before. So further rows, *off the grid*, round
+the same model with its channels scaled (`off_grid`): it computes what the file does, and its
+weights lie on no grid.
+
+Without `--text` it is Python's own reference, as `help()` shows it. With `--keep FOLDER` a run that
+was stopped goes on: with the same file, text and sizes.
 """
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from pydoc_data.topics import topics
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -28,8 +35,9 @@ from rootlace.runtime.config import CacheConfig, ExecutorConfig, KVDtype
 from rootlace.runtime.contracts.plan import PromptScoreRow, SampleRow
 from rootlace.runtime.model.checkpoint.config import ModelConfig
 from rootlace.runtime.model.checkpoint.loader import load_weights, rounded
-from rootlace.runtime.model.checkpoint.weights import ModelWeights
+from rootlace.runtime.model.checkpoint.weights import LayerWeights, ModelWeights
 from rootlace.runtime.model.executor.runner import ModelRunner
+from rootlace.runtime.model.families.spec import GatedMlp, ModelSpec
 from rootlace.runtime.model.kv.pool import plan_of_rows
 from rootlace.runtime.server.tokenizer import Tokenizer
 from rootlace.wire.protocol import SamplingParams
@@ -47,12 +55,20 @@ BOUNDS: dict[tuple[str, str], float] = {
 
 
 @dataclass(frozen=True)
+class Case:
+    quantize: Quantize = "none"
+    kv_dtype: KVDtype = "auto"
+    off_grid: bool = False
+
+
+@dataclass(frozen=True)
 class Result:
-    quantize: str
-    kv_dtype: str
+    case: Case
     perplexity: float
     growth: float
     """Over that of the file as it is."""
+    uncertainty: float
+    """The standard error of the growth: tokens are a sample."""
     deviation: float
     """The mean |difference| of a token's log-probability."""
     bound: float | None
@@ -73,47 +89,112 @@ def as_numbers(
     return replace(weights, layers=layers, head=head)
 
 
+def off_grid(weights: ModelWeights, spec: ModelSpec) -> ModelWeights:
+    """The same model with its channels scaled by factors of e^-0.3 ... e^0.3, which the next
+    product takes back: of norms before attention and MLP, of values, of what the gate multiplies.
+    Raises ValueError for layers that are not made of these."""
+    random = torch.Generator().manual_seed(0)
+    attention = spec.attention
+    groups = attention.num_heads // attention.num_kv_heads
+    norm_fits = (spec.norm.kind, spec.norm.placement, spec.norm.offset) == ("rms", "before", 0.0)
+    if not norm_fits or not isinstance(spec.mlp, GatedMlp):
+        raise ValueError("only models with a gate and plain RMS norms before their parts")
+
+    def factors(count: int) -> torch.Tensor:
+        return (torch.rand(count, generator=random).sub_(0.5) * 0.6).exp()
+
+    def scaled(layer: LayerWeights) -> LayerWeights:
+        qkv, output, gate_up, down = layer.qkv, layer.output, layer.gate_up, layer.down
+        assert isinstance(qkv, Dense) and isinstance(output, Dense)
+        if not isinstance(gate_up, Dense) or not isinstance(down, Dense):
+            raise ValueError("only layers with one MLP are scaled")
+        before, behind = factors(spec.hidden_size), factors(spec.hidden_size)
+        values = factors(attention.num_kv_heads * attention.head_dim)
+        inner = factors(down.shape[1])
+        qkv_rows = torch.cat((torch.ones(qkv.shape[0] - len(values)), values))
+        gate_up_rows = torch.cat((torch.ones(gate_up.shape[0] - len(inner)), inner))
+        used = values.view(-1, 1, attention.head_dim).expand(-1, groups, -1).reshape(-1)
+
+        def rows(weight: Dense, columns: torch.Tensor, rows: torch.Tensor) -> Dense:
+            bias = None if weight.bias is None else weight.bias * rows
+            return Dense(weight.matrix * columns * rows[:, None], bias)
+
+        def norm(weight: torch.Tensor | None, factor: torch.Tensor) -> torch.Tensor:
+            assert weight is not None
+            return weight / factor
+
+        return replace(
+            layer,
+            input_norm=norm(layer.input_norm, before),
+            post_norm=norm(layer.post_norm, behind),
+            qkv=rows(qkv, before, qkv_rows),
+            output=Dense(output.matrix / used, output.bias),
+            gate_up=rows(gate_up, behind, gate_up_rows),
+            down=Dense(down.matrix / inner, down.bias),
+        )
+
+    return replace(weights, layers=tuple(map(scaled, weights.layers)))
+
+
 def log_likelihoods(
-    model: str, dtype: str, windows: Sequence[np.ndarray], quantize: Quantize, kv_dtype: KVDtype
+    model: str, dtype: str, windows: Sequence[np.ndarray], case: Case, keep: Path | None = None
 ) -> np.ndarray:
-    """Natural logarithms, of each token of each window but the first."""
+    """Natural logarithms, of each token of each window but the first. `keep`: a folder that has
+    those of windows that were computed before."""
+    name = f"{case.quantize}-{case.kv_dtype}{'-off-grid' if case.off_grid else ''}.npy"
+    kept = None if keep is None else keep / name
+    found = list(np.load(kept)) if kept is not None and kept.exists() else []
+    if len(found) == len(windows):
+        return np.concatenate(found).astype(np.float64)
 
     def weights_of(config: ModelConfig, *given: Any) -> ModelWeights:
-        if quantize == "none":
+        if case.quantize == "none":
             return load_weights(config, *given)
+
+        def numbers(_: ModelConfig, *rest: Any) -> ModelWeights:
+            weights = as_numbers(config, *rest)
+            return off_grid(weights, config.spec) if case.off_grid else weights
+
         plain = replace(config, quantisation=None)
-        return rounded(lambda _, *rest: as_numbers(config, *rest), quantize)(plain, *given)
+        return rounded(numbers, case.quantize)(plain, *given)
 
     longest = max(map(len, windows))
     blocks = -(-longest // BLOCK)
-    executor = ExecutorConfig(model=model, dtype=dtype, kv_dtype=kv_dtype, device="cpu")  # type: ignore[arg-type]
+    executor = ExecutorConfig(model=model, dtype=dtype, kv_dtype=case.kv_dtype, device="cpu")  # type: ignore[arg-type]
     cache = CacheConfig(BLOCK, blocks)
     runner = ModelRunner.load(executor, cache, longest, 1, weights_of=weights_of)
-    found = []
-    for ids in windows:
+    for ids in windows[len(found) :]:
         samples = [SampleRow(0, SCORED, ids, len(ids))]
         scores = [PromptScoreRow(0, 0, ids[1:], 0)]
         plan = plan_of_rows([ids], BLOCK, samples=samples, prompt_scores=scores)
         found.append(runner.run(plan).prompt_scores[0].logprobs)
+        if kept is not None:
+            np.save(kept, np.stack(found))
     return np.concatenate(found).astype(np.float64)
 
 
 def measure(
-    model: str, dtype: str, windows: Sequence[np.ndarray], pairs: Sequence[tuple[Quantize, KVDtype]]
+    model: str,
+    dtype: str,
+    windows: Sequence[np.ndarray],
+    cases: Sequence[Case],
+    keep: Path | None = None,
 ) -> Iterator[Result]:
-    """A result for each pair; the first one is of the file as it is."""
+    """A result for each case; the first one is of the file as it is."""
     exact: np.ndarray | None = None
-    for quantize, kv_dtype in [("none", "auto"), *pairs]:
+    for case in [Case(), *cases]:
         begin = time.perf_counter()
-        found = log_likelihoods(model, dtype, windows, quantize, kv_dtype)
+        found = log_likelihoods(model, dtype, windows, case, keep)
         exact = found if exact is None else exact
+        lost = exact - found
+        growth = float(np.exp(lost.mean()) - 1)
         yield Result(
-            quantize,
-            kv_dtype,
+            case,
             float(np.exp(-found.mean())),
-            float(np.exp(exact.mean() - found.mean()) - 1),
-            float(np.abs(found - exact).mean()),
-            BOUNDS.get((quantize, kv_dtype)),
+            growth,
+            (1 + growth) * float(lost.std()) / math.sqrt(len(lost)),
+            float(np.abs(lost).mean()),
+            BOUNDS.get((case.quantize, case.kv_dtype)),
             time.perf_counter() - begin,
         )
 
@@ -134,31 +215,36 @@ def windows_of(model: str, text: str, tokens: int, window: int) -> list[np.ndarr
 def main() -> int:
     parser = new_parser("perplexity", __doc__)
     parser.add_argument("--gguf", required=True, metavar="FILE", help="a model: a file or a folder")
-    parser.add_argument("--text", required=True, type=Path, nargs="+", help="files in UTF-8")
-    parser.add_argument("--tokens", type=int, default=20_000)
+    parser.add_argument("--text", type=Path, nargs="+", help="files in UTF-8")
+    parser.add_argument("--tokens", type=int, default=20_480)
     parser.add_argument("--window", type=int, default=1024)
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
-    parser.add_argument("--quantize", nargs="+", choices=get_args(Quantize))
-    parser.add_argument("--kv-dtype", nargs="+", choices=get_args(KVDtype))
+    parser.add_argument("--both", action="store_true", help="few bits for weights and cache, too")
+    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="go on with what it has")
     arguments = parser.parse_args()
     console = console_of(100)
-    text = "\n".join(path.read_text("utf-8") for path in arguments.text)
-    windows = windows_of(arguments.gguf, text, arguments.tokens, arguments.window)
-    pairs = [
-        (quantize, kv_dtype)
-        for quantize in arguments.quantize or get_args(Quantize)
-        for kv_dtype in arguments.kv_dtype or get_args(KVDtype)
-        if (quantize, kv_dtype) != ("none", "auto")
-    ]
-    pairs.sort(key=lambda pair: "none" not in pair and "auto" not in pair)
+    texts = [path.read_text("utf-8") for path in arguments.text or []] or topics.values()
+    windows = windows_of(arguments.gguf, "\n".join(texts), arguments.tokens, arguments.window)
+    rounding: list[Quantize] = ["int8", "int4"]
+    caches = [kind for kind in get_args(KVDtype) if kind != "auto"]
+    cases = [Case(quantize) for quantize in rounding]
+    cases += [Case(kv_dtype=kind) for kind in caches]
+    cases += [Case(quantize, off_grid=True) for quantize in rounding]
+    if arguments.both:
+        cases += [Case(quantize, kind) for quantize in rounding for kind in caches]
+    if arguments.keep is not None:
+        arguments.keep.mkdir(parents=True, exist_ok=True)
     report = Report("perplexity", arguments)
-    table = new_table("--quantize", "--kv-dtype", "perplexity", "growth", "deviation", "bound")
+    columns = ("--quantize", "--kv-dtype", "perplexity", "growth", "deviation", "bound")
+    table = new_table("", *columns)
     results = []
-    for one in measure(arguments.gguf, arguments.dtype, windows, pairs):
+    for one in measure(arguments.gguf, arguments.dtype, windows, cases, arguments.keep):
         results.append(one)
         print(one, file=sys.stderr, flush=True)
         table.add_row(
-            *(one.quantize, one.kv_dtype, f"{one.perplexity:.3f}", f"{one.growth:+.2%}"),
+            one.case.quantize + (", off the grid" if one.case.off_grid else ""),
+            *(one.case.kv_dtype, f"{one.perplexity:.3f}"),
+            f"{one.growth:+.2%} ± {one.uncertainty:.2%}",
             *(f"{one.deviation:.4f}", "" if one.bound is None else f"{one.bound:+.1%}"),
         )
     console.print(table)

@@ -6,11 +6,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
-from benchmarks.perplexity import log_likelihoods, measure
+from benchmarks.perplexity import Case, as_numbers, log_likelihoods, measure, off_grid
+from rootlace.runtime.config import CacheConfig, ExecutorConfig
 from rootlace.runtime.model.checkpoint.config import ModelConfig
+from rootlace.runtime.model.checkpoint.weights import ModelWeights
+from rootlace.runtime.model.executor.runner import ModelRunner
 from rootlace.runtime.server.tokenizer import Tokenizer
 from tests.model.checkpoints import configs, reference, reference_logprobs, save
+from tests.model.plans import Blocks, Row, Work, make_plan
 from tests.native import native_library
 from tests.real_model import SMOLLM2, needs_smollm2
 
@@ -27,13 +32,11 @@ in the water and late, and the price of mackerel fell by a third."""
 def test_likelihoods_are_transformers_own(tmp_path: Path) -> None:
     save(configs()["llama"], tmp_path)
     windows = [np.array(ids, np.int32) for ids in ([5, 150, 7, 32, 9, 11], [4, 77, 8, 3])]
-    import torch
-
     model = reference(tmp_path, torch.float32)
     expected = [
         reference_logprobs(model, list(ids))[range(len(ids) - 1), ids[1:]] for ids in windows
     ]
-    found = log_likelihoods(str(tmp_path), "float32", windows, "none", "auto")
+    found = log_likelihoods(str(tmp_path), "float32", windows, Case())
     np.testing.assert_allclose(found, np.concatenate(expected), atol=1e-4)
 
 
@@ -42,12 +45,49 @@ def test_results_are_compared_with_the_model_as_it_is(tmp_path: Path) -> None:
     save(configs()["llama"], tmp_path)
     windows = [np.arange(3, 60, dtype=np.int32)]
     plain, int8, int4, cache = measure(
-        str(tmp_path), "float32", windows, [("int8", "auto"), ("int4", "auto"), ("none", "int8")]
+        str(tmp_path), "float32", windows, [Case("int8"), Case("int4"), Case("none", "int8")]
     )
     assert (plain.growth, plain.deviation) == (0, 0)
     assert 0 < int8.deviation < int4.deviation and cache.deviation > 0
     assert int4.growth == pytest.approx(int4.perplexity / plain.perplexity - 1)
     assert plain.bound is None and int8.bound is not None
+
+
+def test_a_run_goes_on(tmp_path: Path) -> None:
+    """What a folder has is not computed again, the rest is."""
+    native_library()
+    save(configs()["llama"], tmp_path)
+    windows = [np.arange(3 + i, 20 + i, dtype=np.int32) for i in range(3)]
+    given = (str(tmp_path), "float32", windows, Case("int4"))
+    plain = log_likelihoods(*given)
+    assert np.array_equal(log_likelihoods(*given, tmp_path), plain)
+    kept = tmp_path / "int4-auto.npy"
+    some = np.load(kept)[:2]
+    np.save(kept, some + 1)
+    found = log_likelihoods(*given, tmp_path)
+    np.testing.assert_allclose(found - plain, [1] * 32 + [0] * 16)
+
+
+def test_scaled_channels_compute_the_same(tmp_path: Path) -> None:
+    """The weights are others, the model is not."""
+    save(configs()["llama"], tmp_path)
+    config = ModelConfig.read(tmp_path)
+    weights = as_numbers(config, torch.float32, torch.device("cpu"))
+    other = off_grid(weights, config.spec)
+    for name in ("qkv", "output", "gate_up", "down"):
+        one, changed = (getattr(found.layers[1], name).matrix for found in (weights, other))
+        assert 0.1 < (changed / one).log().std() < 0.5
+
+    def logits(found: ModelWeights) -> np.ndarray:
+        executor = ExecutorConfig(model=str(tmp_path), kernels="reference", dtype="float32")
+        cache = CacheConfig(4, 16)
+        runner = ModelRunner.load(executor, cache, 64, 8, weights_of=lambda *_: found)
+        plan = make_plan([Work(Row(Blocks(16, 4), [5, 150, 7, 32, 9, 11, 4, 77]))])
+        forward = runner._steps._forward  # type: ignore[attr-defined]
+        with torch.inference_mode():
+            return forward.logits(forward.run(plan)).numpy().copy()
+
+    np.testing.assert_allclose(logits(other), logits(weights), rtol=1e-4, atol=1e-4)
 
 
 @needs_smollm2
@@ -57,10 +97,10 @@ def test_few_bits_keep_a_real_model() -> None:
     native_library()
     assert SMOLLM2 is not None
     ids = Tokenizer.read(ModelConfig.read(SMOLLM2).source).encode(TEXT)
-    pairs = [("int8", "auto"), ("int4", "auto"), ("none", "int8"), ("none", "int4")]
+    cases = [Case("int8"), Case("int4"), Case("none", "int8"), Case("none", "int4")]
     windows = [np.array(ids, np.int32)]
-    plain, *found = measure(str(SMOLLM2), "float32", windows, pairs)  # type: ignore[arg-type]
+    plain, *found = measure(str(SMOLLM2), "float32", windows, cases)
     assert 5 < plain.perplexity < 40
-    most = {"int8 auto": 0.09, "int4 auto": 0.06, "none int8": 0.04, "none int4": 0.4}
-    assert all(one.deviation < most[f"{one.quantize} {one.kv_dtype}"] for one in found), found
+    most = {"int8 auto": 0.02, "int4 auto": 0.06, "none int8": 0.04, "none int4": 0.4}
+    assert all(one.deviation < most[f"{one.case.quantize} {one.case.kv_dtype}"] for one in found)
     assert all(one.growth < 0.15 for one in found), found

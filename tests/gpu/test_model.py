@@ -12,7 +12,7 @@ import pytest
 import torch
 from transformers import AutoTokenizer, LlamaConfig, PreTrainedConfig, PreTrainedModel, Qwen3Config
 
-from rootlace.kernels.reference.layers import INT4, INT8, dequantise, quantise
+from rootlace.kernels.reference.layers import INT4, INT8, ROWS, dequantise, quantise
 from rootlace.runtime.config import CacheConfig, ExecutorConfig
 from rootlace.runtime.model.executor.runner import ModelRunner
 from rootlace.wire.protocol import SamplingParams
@@ -157,7 +157,7 @@ def test_greedy_tokens_are_those_of_the_rounded_weights(
     hf = exact_model(sized(real), tmp_path, device)
     for name, module in hf.named_modules():
         if isinstance(module, torch.nn.Linear):
-            scheme = INT4 if codes == "int4" and name != "lm_head" else INT8
+            scheme = INT8 if codes == "int8" else ROWS if name == "lm_head" else INT4
             numbers = dequantise(quantise(module.weight.data, scheme))
             module.weight = torch.nn.Parameter(numbers, requires_grad=False)
     schedules = {name: SCHEDULES[name] for name in ("overlapped", "chunked")}

@@ -13,7 +13,7 @@ import torch
 
 from rootlace.kernels import Dense, KernelSet, Quantised, Scheme
 from rootlace.kernels.reference import REFERENCE
-from rootlace.kernels.reference.layers import INT4, INT8, dequantise, quantise
+from rootlace.kernels.reference.layers import INT4, INT8, ROWS, dequantise, quantise
 from rootlace.kernels.weights import rows_of, stacked
 from rootlace.runtime.config import CacheConfig, ExecutorConfig
 from rootlace.runtime.model.checkpoint.config import ModelConfig
@@ -269,7 +269,7 @@ def test_scores_are_capped(config: ModelConfig) -> None:
 
 
 @pytest.mark.parametrize("kernels", ["reference", "native"])
-@pytest.mark.parametrize("scheme", [INT8, Scheme("int8", 16), INT4], ids=str)
+@pytest.mark.parametrize("scheme", [INT8, ROWS, Scheme("int8", 16), INT4], ids=str)
 def test_quantised_weights_are_multiplied_by(
     config: ModelConfig, scheme: Scheme, kernels: str
 ) -> None:

@@ -16,7 +16,7 @@ import torch
 
 from rootlace.kernels import Dense, Quantised, Scheme, Weight
 from rootlace.kernels.native.machine import mapped
-from rootlace.kernels.reference.layers import AT_ONCE, INT4, INT8, dequantise, quantise
+from rootlace.kernels.reference.layers import AT_ONCE, INT4, INT8, ROWS, dequantise, quantise
 from rootlace.kernels.weights import columns_of, rows_of, stacked
 from rootlace.runtime.model.checkpoint.config import ModelConfig
 from rootlace.runtime.model.checkpoint.files import Checkpoint
@@ -618,14 +618,10 @@ def _silent(what: str, fraction: float) -> None:
 # Weights rounded to few bits while they are read (`--quantize`), layer by layer.
 
 
-HEAD = INT8
-"""Scheme of the head, whatever the layers have: every token's probability depends on it."""
-
-
 def rounded(weights_of: LoadWeights, codes: Literal["int8", "int4"]) -> LoadWeights:
     """Gets the weights that `weights_of` gets, the products of all layers rounded to `codes` and
-    the head to int8, unless it scores labels. Raises `InvalidRequest` for weights that are
-    quantised already."""
+    the head to int8, unless it scores labels: every token's probability depends on it. Raises
+    `InvalidRequest` for weights that are quantised already."""
 
     def load(
         config: ModelConfig,
@@ -640,7 +636,7 @@ def rounded(weights_of: LoadWeights, codes: Literal["int8", "int4"]) -> LoadWeig
         scheme = INT8 if codes == "int8" else INT4
         if config.spec.labels is None:
             assert head is not None
-            head = _round(head, HEAD)
+            head = _round(head, INT8 if codes == "int8" else ROWS)
         return replace(
             weights,
             layers=OnDemand(
@@ -653,12 +649,11 @@ def rounded(weights_of: LoadWeights, codes: Literal["int8", "int4"]) -> LoadWeig
 
 
 def _round(weight: Weight, scheme: Scheme) -> Weight:
-    """Inputs that are no whole groups are rounded to int8: fewer bits would tell little of a number
-    in a group of any size."""
+    """Inputs that are no whole groups are rounded to int8 with one scale for an output."""
     if not isinstance(weight, Dense):
         raise _already(weight.kind)
     fits = weight.shape[1] % (scheme.group or 1) == 0
-    return quantise(weight.matrix, scheme if fits else INT8, weight.bias)
+    return quantise(weight.matrix, scheme if fits else ROWS, weight.bias)
 
 
 def _already(how: str) -> InvalidRequest:
