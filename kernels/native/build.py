@@ -7,6 +7,7 @@ own and renames it into place.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import logging
 import os
@@ -267,12 +268,16 @@ def library_file(
 def find_compiler(name: str, target: Sequence[str] | None = None) -> Compiler | None:
     """The compiler of that name, if there is one that runs."""
     path = shutil.which(name)
-    if path is None:
-        return None
+    return None if path is None else _compiler(path, None if target is None else tuple(target))
+
+
+@functools.cache
+def _compiler(path: str, target: tuple[str, ...] | None) -> Compiler | None:
+    """Running it twice takes a tenth of a second, and a start asks more than once."""
     version = _output([path, "--version"])
     if version is None:
         return None
-    for flags in NATIVE if target is None else (tuple(target),):
+    for flags in NATIVE if target is None else (target,):
         probe = [path, *flags, "-x", "c++", "-fsyntax-only", os.devnull]
         if target is not None or _output(probe) is not None:
             return Compiler(path, os.path.realpath(path), version, tuple(flags))

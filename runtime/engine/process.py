@@ -135,10 +135,12 @@ the last one, few of them garbage: requests and constraints leave no cycles
 def collect_when_idle() -> None:
     """Collect garbage at idle moments from now on; call `idle` when there is nothing else to do.
 
-    Current objects stay and are not scanned again (0.1 s with a large vocabulary).
+    Current objects stay and are not scanned again (0.1 s with a large vocabulary). What the start
+    needed and nothing else does goes back to the system.
     """
     gc.collect()
     gc.freeze()
+    processes.give_back_memory()
     first, second, _ = gc.get_threshold()
     gc.set_threshold(first, second, BUSY_AFTER)
 

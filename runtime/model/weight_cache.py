@@ -33,6 +33,8 @@ from rootlace.kernels.native import library as native
 from rootlace.kernels.native.build import user_cache
 from rootlace.kernels.native.linear import LINE, Packed, ProductPath
 from rootlace.runtime.model.checkpoint.config import ModelConfig
+from rootlace.runtime.model.checkpoint.files import Checkpoint
+from rootlace.runtime.model.checkpoint.weights import Blocks
 from rootlace.runtime.model.decoder.native_weights import PackedWeights
 
 # Key ----------------------------------------------------------------------------------------------
@@ -97,7 +99,7 @@ def samples(size: int, read: Callable[[int], bytes]) -> Iterable[bytes]:
 
 TRAILER = struct.Struct("<32sQ16s")
 """SHA-256 of the table and of samples of the arrays, the table's bytes, `MAGIC`."""
-MAGIC = b"rootlace packed3"
+MAGIC = b"rootlace packed4"
 AT_ONCE = 64 << 20
 """Bytes that are written before they are sent to the disk, since what waits there takes memory; and
 that are checked before anybody asks whether that is still wanted."""
@@ -142,6 +144,8 @@ class Table(msgspec.Struct, array_like=True):
     model: str
     embedding: str | None
     """The tensor of the checkpoint's file that the embedding is; None: it is among `tensors`."""
+    blocks: str | None
+    """The type of that tensor, where GGUF's blocks are looked up; None: it has numbers."""
     arrays: int
     """Bytes of all arrays."""
     tensors: dict[str, Array]
@@ -181,15 +185,19 @@ class Entry:
                 memory.madvise(mmap.MADV_HUGEPAGE)
         return cls(path, found, memory)
 
-    def packed(self, embedding: torch.Tensor | None) -> PackedWeights:
-        """`embedding`: that of the checkpoint, where the table names it."""
+    def packed(self, checkpoint: Checkpoint) -> PackedWeights:
+        """With what the table names in the `checkpoint`."""
+        stored, kind, blocks = self.table.embedding, self.table.blocks, None
         tensors = {name: self._tensor(array) for name, array in self.table.tensors.items()}
-        if embedding is not None:
-            tensors["embedding"] = embedding
+        if stored is not None and kind is not None:
+            blocks = Blocks(kind, checkpoint.tensor(stored, frozenset({kind})))
+        elif stored is not None:
+            tensors["embedding"] = checkpoint.tensor(stored)
         linears = {
             name: tuple(map(self._linear, parts)) for name, parts in self.table.linears.items()
         }
-        return PackedWeights(linears, tensors, self.table.remarks, self.table.arrays, self.damage)
+        table = self.table
+        return PackedWeights(linears, tensors, blocks, table.remarks, table.arrays, self.damage)
 
     def verify(self) -> None:
         """Compare all arrays with their checksums, which also has the system read what is not in
@@ -245,7 +253,8 @@ def write_entry(file: BinaryIO, packed: PackedWeights, model: str, embedding: st
     }
     linears = {name: tuple(map(writer.linear, parts)) for name, parts in packed.linears.items()}
     writer.align()
-    table = Table(model, embedding, writer.at, tensors, linears, packed.remarks)
+    blocks = None if packed.embedding_blocks is None else packed.embedding_blocks.type
+    table = Table(model, embedding, blocks, writer.at, tensors, linears, packed.remarks)
     data = msgspec.msgpack.encode(table)
     with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as memory:
         digest = _digest(memory, table, data)

@@ -24,6 +24,7 @@ from rootlace.runtime.model.checkpoint.quantised.layouts import FLOATS, Expected
 from rootlace.runtime.model.checkpoint.quantised.reading import alike, read_weight
 from rootlace.runtime.model.checkpoint.weights import (
     DENSE,
+    Blocks,
     ExpertWeights,
     LayerWeights,
     ModelWeights,
@@ -34,6 +35,7 @@ from rootlace.runtime.model.checkpoint.weights import (
     row_order,
 )
 from rootlace.runtime.model.families.spec import ModelSpec, WeightNames
+from rootlace.runtime.model.gguf.file import Ggml
 from rootlace.runtime.model.parallel.shard import Shard
 from rootlace.wire.errors import InvalidRequest
 
@@ -382,16 +384,21 @@ def load_weights(
     reader = Reader(checkpoint, storage, dtype, device, shard)
     report("embedding", 0.0)
     ends = (spec.vocab_size, spec.hidden_size)
-    quantised = embedding_stored = None
-    if storage.layout(embedding_module) is None:
-        embedding_stored = f"{embedding_module}.weight"
-        embedding = reader.mapped(embedding_stored)
-        if not reader.is_mapped(embedding_stored):
+    quantised = blocks = None
+    layout, stored = storage.layout(embedding_module), f"{embedding_module}.weight"
+    embedding_stored: str | None = stored
+    if layout is None:
+        embedding = reader.mapped(stored)
+        if not reader.is_mapped(stored):
             embedding_stored = None
     else:
         # Steps look its rows up as they are, also where a tied head multiplies by the codes.
         quantised = reader.module(embedding_module, *ends, biased=False)
         embedding = reader.dense(quantised)
+        if isinstance(layout, Ggml):
+            blocks = Blocks(layout.type, checkpoint.tensor(stored, frozenset({layout.type})))
+        else:
+            embedding_stored = None
     final_norm = reader.norm([f"{spec.names.final_norm}.weight"], spec.norm.offset)
     final_norm_bias = None
     if spec.norm.bias:
@@ -431,6 +438,7 @@ def load_weights(
         final_norm_bias=final_norm_bias,
         positions=positions,
         embedding_stored=embedding_stored,
+        embedding_blocks=blocks,
         release=release,
     )
 

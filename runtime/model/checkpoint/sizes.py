@@ -19,6 +19,7 @@ from rootlace.runtime.model.checkpoint.quantised.layouts import (
 from rootlace.runtime.model.checkpoint.source import has_weights
 from rootlace.runtime.model.checkpoint.weights import DENSE, EXACT, Part, layer_parts
 from rootlace.runtime.model.families.spec import ModelSpec
+from rootlace.runtime.model.gguf.file import Ggml
 
 
 def weight_bytes(
@@ -130,7 +131,10 @@ def quantised_bytes(config: ModelConfig, dtype: torch.dtype, *, head_apart: bool
         # Its codes are dropped when they have become numbers.
         for name in opened.storage.needed(opened.embedding, *ends):
             del names[name]
-    if embedding_quantised or (tied and head_apart and opened.spec.labels is None):
+    # Native kernels look rows up in a GGUF file's blocks.
+    looked_up = head_apart and isinstance(opened.storage.layout(opened.embedding), Ggml)
+    apart = tied and head_apart and opened.spec.labels is None
+    if not looked_up and (embedding_quantised or apart):
         total += math.prod(ends) * dtype.itemsize
     for module, rows, columns in _made_dense(opened, native=head_apart):
         for name in opened.storage.needed(module, rows, columns):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, TypeVar, overload
+from typing import Any, NamedTuple, TypeVar, overload
 
 import torch
 
@@ -120,6 +120,13 @@ def _nothing() -> None:
     pass
 
 
+class Blocks(NamedTuple):
+    """A tensor of a GGUF file: its type, and its bytes, uint8 [rows, blocks, bytes of a block]."""
+
+    type: str
+    data: torch.Tensor
+
+
 @dataclass(frozen=True)
 class ModelWeights:
     """A whole decoder. Shapes: V tokens of the vocabulary, H hidden."""
@@ -132,6 +139,9 @@ class ModelWeights:
     positions: torch.Tensor | None = None  # [learned positions, H]
     embedding_stored: str | None = None
     """The tensor of a checkpoint that `embedding` is; None: it has memory of its own."""
+    embedding_blocks: Blocks | None = None
+    """The embedding as a GGUF file stores it: where rows are looked up in that, `embedding` can go.
+    `embedding_stored` then names it."""
     release: Callable[[], None] = _nothing
     """Lets go of memory that a mapped head takes: for those who have a copy of it."""
 

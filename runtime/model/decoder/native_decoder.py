@@ -157,6 +157,10 @@ class NativeDecoder:
         growth, factors = self._spec.attention.growth, None
         if growth is not None:
             factors = query_factors(growth, torch.from_numpy(positions)).to(self.dtype).float()
+        rows = self._weights.stored_rows
+        if rows is not None:
+            token_ids = rows.places(token_ids)
+            self._model.embedding = rows.table.data_ptr()
         row_start = as_array(plan.row_start, int32)
         context_len = as_array(plan.context_len, int32)
         tables = as_array(plan.block_tables, int32)

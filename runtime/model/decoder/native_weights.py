@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 
 from rootlace.kernels import Dense, Quantised, Weight
@@ -20,9 +21,10 @@ from rootlace.kernels.native.linear import (
     parts_packed,
     why_not,
 )
-from rootlace.kernels.reference.layers import dense
+from rootlace.kernels.reference.layers import dense, dequantise
 from rootlace.kernels.weights import CODES, parts_of
-from rootlace.runtime.model.checkpoint.weights import PRODUCTS, LayerWeights, ModelWeights
+from rootlace.runtime.model.checkpoint.quantised.reading import QUANTISED
+from rootlace.runtime.model.checkpoint.weights import PRODUCTS, Blocks, LayerWeights, ModelWeights
 from rootlace.runtime.model.families.spec import ModelSpec
 from rootlace.runtime.model.lora import Adapter, LowRank
 
@@ -46,13 +48,15 @@ UNSORTED = ("head", "router", "shared_gate", "experts.")
 class PackedWeights:
     """`linears`: the weights of products, of queries, keys and values up to `PARTS`, of latent
     attention's `k_up` and `v_up` one for each head. `tensors`: the embedding and learned positions
-    in the activations' type; norms, sinks and corrections in float32.
+    in the activations' type; norms, sinks and corrections in float32. An embedding that a GGUF file
+    has in blocks stays in that file, as `embedding_blocks`.
     `remarks`: what users should know of how they are packed. `mapped`: bytes that are a file's, of
     which the system says that they are free. `damage`: set when that file turns out to be
     damaged."""
 
     linears: Mapping[str, tuple[Packed, ...]]
     tensors: Mapping[str, torch.Tensor]
+    embedding_blocks: Blocks | None = None
     remarks: tuple[str, ...] = ()
     mapped: int = 0
     damage: threading.Event = field(default_factory=threading.Event)
@@ -68,7 +72,9 @@ def pack_weights(packer: Packer, spec: ModelSpec, weights: ModelWeights) -> Pack
     if weights.head is not None:
         linears["head"] = packing.of("head", weights.head)
     weights.release()
-    tensors = {"embedding": weights.embedding, "positions": weights.positions}
+    blocks = weights.embedding_blocks
+    embedding = weights.embedding if blocks is None else None
+    tensors = {"embedding": embedding, "positions": weights.positions}
     tensors |= {
         "final_norm": _float32(weights.final_norm),
         "final_norm.bias": _float32(weights.final_norm_bias),
@@ -81,7 +87,7 @@ def pack_weights(packer: Packer, spec: ModelSpec, weights: ModelWeights) -> Pack
         for name, tensor in _tensors(layer):
             tensors[f"layers.{index}.{name}"] = _float32(tensor)
     there = {name: one.contiguous() for name, one in tensors.items() if one is not None}
-    return PackedWeights(linears, there, packing.remarks)
+    return PackedWeights(linears, there, blocks, packing.remarks)
 
 
 def _products(layer: LayerWeights) -> Iterator[tuple[str, Weight]]:
@@ -159,6 +165,42 @@ def _float32(tensor: torch.Tensor | None) -> torch.Tensor | None:
     return None if tensor is None else tensor.float()
 
 
+# Stored rows --------------------------------------------------------------------------------------
+
+
+class StoredRows:
+    """Rows of a matrix in a file's blocks, as numbers: a table of those that were asked for lately,
+    which takes little memory where the whole matrix takes half a gigabyte. Not thread-safe."""
+
+    ROWS = 2048
+
+    def __init__(self, blocks: Blocks, dtype: torch.dtype) -> None:
+        self._data, self._read = blocks.data, QUANTISED[blocks.type]
+        self._place = np.full(len(blocks.data), -1, np.int32)
+        self._used = 0
+        width = self._read(blocks.data[:1]).shape[1]
+        with torch.inference_mode(False):  # so that rows can be read in any mode
+            self.table = torch.empty((self.ROWS, width), dtype=dtype)
+
+    def places(self, rows: np.ndarray) -> np.ndarray:
+        """int32: where in `table`, from its beginning on until the next call, these rows are."""
+        found = self._place[rows]
+        if len(found) and found.min() < 0:
+            missing = np.unique(rows[found < 0])
+            if self._used + len(missing) > len(self.table):
+                self._place.fill(-1)
+                self._used, missing = 0, np.unique(rows)
+                if len(missing) > len(self.table):
+                    with torch.inference_mode(False):
+                        self.table = self.table.new_empty((len(missing), self.table.shape[1]))
+            end = self._used + len(missing)
+            read = dequantise(self._read(self._data[torch.from_numpy(missing)]))
+            self.table[self._used : end].copy_(read)
+            self._place[missing] = np.arange(self._used, end, dtype=np.int32)
+            self._used, found = end, self._place[rows]
+        return found
+
+
 # Native weights -----------------------------------------------------------------------------------
 
 
@@ -177,7 +219,8 @@ class NativeWeights:
     """The `RlModel` of a checkpoint, and the memory that it points to.
 
     Products read packed weights. The embedding is read by row and stays as it is: the checkpoint's
-    mapped file where that has the type, of which the rows that are used take memory.
+    mapped file where that has the type, of which the rows that are used take memory; or
+    `stored_rows`, which are then to be asked for the rows of each step.
     """
 
     def __init__(
@@ -192,6 +235,8 @@ class NativeWeights:
         self._weights = weights
         self._held: list[object] = [weights]
         self.dtype = packer.dtype
+        blocks = weights.embedding_blocks
+        self.stored_rows = None if blocks is None else StoredRows(blocks, packer.dtype)
         attention, count = spec.attention, spec.num_layers
         layers = (native.Layer * count)()
         for index in range(count):

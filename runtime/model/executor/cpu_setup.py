@@ -60,8 +60,7 @@ def packed_weights(packer: Packer, setup: ModelSetup, cache: WeightCache | None)
     entry = cache.find(key)
     if entry is not None:
         log.info("weights were packed by an earlier start: %s", cache.folder)
-        stored = entry.table.embedding
-        return entry.packed(None if stored is None else checkpoint.tensor(stored))
+        return entry.packed(checkpoint)
     weights = setup.weights()
     packed = pack_weights(packer, config.spec, weights)
     cache.keep(key, packed, str(config.path), weights.embedding_stored)

@@ -6,6 +6,7 @@ it lives; it may be replaced or deleted meanwhile, but not be written to.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import mmap
 import re
@@ -16,6 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn, TypeAlias
+from weakref import WeakValueDictionary
 
 from rootlace.runtime.model.checkpoint.quantised.layouts import (
     ALL,
@@ -278,10 +280,22 @@ class GgufFile:
 
     @classmethod
     def read(cls, path: Path) -> GgufFile:
-        """Map a file, and the other parts of a split one, and read their tables.
+        """Map a file, and the other parts of a split one, and read their tables. While somebody
+        has a file it is not read again, unless it was replaced: a start needs it five times.
 
         Raises `UnsupportedModel`, naming file and place, for whatever is not sound.
         """
+        with contextlib.suppress(OSError):
+            about = path.stat()
+            key = (path, about.st_ino, about.st_size, about.st_mtime_ns, about.st_ctime_ns)
+            known = _READ.get(key)
+            if known is None:
+                _READ[key] = known = cls._read(path)
+            return known
+        return cls._read(path)
+
+    @classmethod
+    def _read(cls, path: Path) -> GgufFile:
         first = _Part.read(path)
         count = first.integer("split.count", 1)
         if count in (0, 1):  # 0 is what `gguf-split --merge` leaves in the file that it writes
@@ -304,6 +318,9 @@ class GgufFile:
                 f"{path}: split.tensors.count is {stated}, but the parts have {len(tensors)}"
             )
         return cls(path, first.metadata, tensors)
+
+
+_READ: WeakValueDictionary[tuple[Path, int, int, int, int], GgufFile] = WeakValueDictionary()
 
 
 @dataclass(frozen=True)
