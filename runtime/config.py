@@ -24,6 +24,8 @@ Policy = Literal["lpm", "fcfs", "dfs"]
 KVDtype = Literal["auto", "fp8_e4m3", "int8", "int4"]
 Eviction = Literal["lru", "lfuda"]
 """The modules of `cache.policies`."""
+SPECULATION_TOKENS = 1 << 18
+"""`speculation_tokens` where drafts change no bit: with native kernels."""
 OWN_CONFIGS = ("auto", "none")
 """What else `GatewayConfig.generation_config` may be than a path."""
 
@@ -97,7 +99,7 @@ class SchedulerConfig:
     speculation_tokens: NotNegative | None = option(
         None,
         "Tokens of recent text in which repetitions are looked for, to be computed ahead; 0: none.",
-        shown="262144 with native kernels, 0 elsewhere",
+        shown=f"{SPECULATION_TOKENS} with native kernels, 0 elsewhere",
     )
     max_running: Positive = option(
         256, "Requests in one step at most.", aliases=("max_running_requests",)

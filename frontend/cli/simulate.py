@@ -188,7 +188,10 @@ _PICTURES = (".svg", ".png", ".pdf")
 
 def simulate(
     trace: Annotated[
-        Path, typer.Argument(help="Mooncake's JSON lines or Azure's CSV, plain or gzipped.")
+        Path,
+        typer.Argument(
+            help="Mooncake's JSON lines or Azure's CSV, or recorded texts, plain or gzipped."
+        ),
     ],
     policy: Annotated[
         list[str] | None,
@@ -283,7 +286,8 @@ def simulate(
     """Replay a trace of requests through the scheduler and the prefix tree on a simulated clock.
 
     Prints hit rates beside what any cache could find, times, overtaking and evictions for each
-    cache size and policy. docs/simulation.md says what is real and what is not.
+    cache size and policy. docs/simulation.md says what is real and what is not. Of recorded texts
+    (input_ids and output_ids of a request per line) it prints what drafts from the cache save.
     """
     if router is not None and replicas == 1:
         fail("--router says how requests are spread over several replicas: give --replicas")
@@ -296,10 +300,16 @@ def simulate(
     from rootlace.runtime.contracts.plan import BadCost
     from rootlace.runtime.simulation.engine import DEFAULT_COST, Machine, read_cost
     from rootlace.runtime.simulation.policies import BadPolicy, all_policies, parse_policy
+    from rootlace.runtime.simulation.recorded import is_recorded
     from rootlace.runtime.simulation.study import default_sizes
     from rootlace.runtime.simulation.trace import BadTrace, Load, Workload, read_trace
 
     try:
+        if is_recorded(trace):
+            if replicas > 1 or plot is not None or cache_tokens or policy:
+                fail("recorded texts show what drafts save: only --json goes with them")
+            _write(json_file, {"prices": _replay_texts(trace)})
+            return
         wanted = [name.strip() for part in policy or ["lpm,fcfs"] for name in part.split(",")]
         named = {name: parse_policy(name) for name in wanted if name != "all"}
         if "all" in wanted:
@@ -378,6 +388,36 @@ def _run(
             bar.update(task, description=what, completed=done, total=total)
 
         return run_study(workload, policies, sizes, cost, max_running, show, below)
+
+
+def _replay_texts(file: Path) -> list[dict[str, Any]]:
+    """Print what drafts save on recorded texts, and return the figures of each price."""
+    from dataclasses import asdict
+
+    from rich.console import Console
+    from rich.progress import track
+    from rich.table import Table
+
+    from rootlace.runtime.simulation.recorded import PRICES, read_recorded, replay
+
+    texts = read_recorded(file)
+    found = [
+        replay(texts, price)
+        for price in track(PRICES, "prices", transient=True, console=Console(stderr=True))
+    ]
+    sources = [name for name in found[0].right if any(one.right[name] for one in found)]
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for title in ("price", "times as fast", "steps", *sources, "wrong"):
+        table.add_column(title, justify="right", no_wrap=True)
+    for one in found:
+        counts = (*(one.right[name] for name in sources), sum(one.wrong.values()))
+        cells = (f"{count / max(one.tokens, 1):.1%}" for count in counts)
+        table.add_row(f"{one.price:g}", f"{one.speedup:.2f}", f"{one.steps:,}", *cells)
+    console = Console(highlight=False)
+    console.print(f"{len(texts):,} requests, {found[0].tokens:,} output tokens", markup=False)
+    print_wide(console, table)
+    console.print("price: of a drafted token, in steps of one row; shares: of the output tokens")
+    return [asdict(one) for one in found]
 
 
 def _show(study: Study) -> None:

@@ -19,7 +19,7 @@ import msgspec
 import zmq
 
 from rootlace.runtime import logs, processes
-from rootlace.runtime.config import LogConfig
+from rootlace.runtime.config import SPECULATION_TOKENS, LogConfig
 from rootlace.runtime.contracts.messages import (
     FromEngine,
     Heartbeat,
@@ -47,7 +47,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 HEARTBEAT_SECONDS = 1.0
-SPECULATION_TOKENS = 1 << 18
 STEP_SECONDS = 0.25
 """Bound of a step on a CPU, where a step of `max_step_tokens` can take many seconds."""
 SWITCH_SECONDS = 0.0005

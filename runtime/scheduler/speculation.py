@@ -21,13 +21,13 @@ from rootlace.runtime.scheduler.masks import SampleRows
 from rootlace.runtime.scheduler.pacing import DraftPace
 from rootlace.runtime.scheduler.request import Counters, RequestState
 
-_MARGIN = 1.7
+MARGIN = 1.7
 """Minimum ratio of a draft's savings to its cost: the cost is known roughly."""
 _MOST_RESTED = 8
 """Steps without drafts in a row, at most, where drafts are not worth their cost."""
 _HOPELESS = 0.9
 """Price from which hardly any draft is worth its cost: below it, the next repetition may be."""
-_LEARNT_AT_ONCE = 32
+LEARNT_AT_ONCE = 32
 """Output tokens that the index takes at a time."""
 
 
@@ -128,7 +128,7 @@ class Drafting:
         near = [s for s in ready if s.drafter is not None and s.drafter.at >= 0]
         # Before the budget is checked: the price decides which sequences skip a step.
         fixed, price = self.pace.price(len(ready))
-        self._fixed, self._price = _MARGIN * fixed, _MARGIN * price
+        self._fixed, self._price = MARGIN * fixed, MARGIN * price
         if not near and self._price > _HOPELESS:  # nor is it worth looking for places
             self._pause()
         if not near or self.pace.wants_none():
@@ -198,8 +198,8 @@ class Drafting:
             sequence.stands_by = self._should_stand_by(drafter)
             own, number = drafter.own, sequence.number
             # Each row at another step: all rows of a batch at once would hold the step up.
-            if own is not None and (sequence.length + number) // _LEARNT_AT_ONCE > (
-                (own.known + number) // _LEARNT_AT_ONCE
+            if own is not None and (sequence.length + number) // LEARNT_AT_ONCE > (
+                (own.known + number) // LEARNT_AT_ONCE
             ):
                 self._learn(sequence, own)
                 if not own.number:

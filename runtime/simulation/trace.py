@@ -69,7 +69,7 @@ def read_trace(path: Path) -> Trace:
 
     Raises BadTrace with file and line of what is wrong, OSError if the file cannot be read.
     """
-    lines = ((number, line) for number, line in enumerate(_lines(path), 1) if line.strip())
+    lines = ((number, line) for number, line in enumerate(lines_of(path), 1) if line.strip())
     number, line = next(lines, (0, ""))
     if not number:
         raise BadTrace(f"{path} is empty")
@@ -78,12 +78,12 @@ def read_trace(path: Path) -> Trace:
         return _assemble(path, "mooncake", rows, MOONCAKE_BLOCK)
     header = [column.strip() for column in next(csv.reader([line]))]
     if not set(_AZURE_COLUMNS) <= set(header):
-        _bad(path, number, f"neither a JSON object nor a header with {', '.join(_AZURE_COLUMNS)}")
+        bad(path, number, f"neither a JSON object nor a header with {', '.join(_AZURE_COLUMNS)}")
     rows = list(_azure(path, header, lines))
     return _assemble(path, "azure", rows, max((row.prompt for row in rows), default=1))
 
 
-def _lines(path: Path) -> Iterator[str]:
+def lines_of(path: Path) -> Iterator[str]:
     with path.open("rb") as file:
         packed = file.read(2) == b"\x1f\x8b"
     number = 0
@@ -93,9 +93,9 @@ def _lines(path: Path) -> Iterator[str]:
                 number += 1
                 yield raw.decode().removeprefix("\ufeff")
         except UnicodeDecodeError:
-            _bad(path, number, "not UTF-8")
+            bad(path, number, "not UTF-8")
         except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-            _bad(path, number + 1, f"not gzip from here on: {error}")
+            bad(path, number + 1, f"not gzip from here on: {error}")
 
 
 def _mooncake(path: Path, lines: Iterable[tuple[int, str]]) -> Iterator[_Row]:
@@ -103,23 +103,23 @@ def _mooncake(path: Path, lines: Iterable[tuple[int, str]]) -> Iterator[_Row]:
         try:
             record = json.loads(line)
         except ValueError as error:
-            _bad(path, number, f"not JSON: {error}")
+            bad(path, number, f"not JSON: {error}")
         if not isinstance(record, dict):
-            _bad(path, number, "not a JSON object")
+            bad(path, number, "not a JSON object")
         for name in _MOONCAKE_FIELDS:
             if name not in record:
-                _bad(path, number, f"has no {name!r}")
+                bad(path, number, f"has no {name!r}")
         milliseconds = record["timestamp"]
         if not _is_number(milliseconds) or milliseconds < 0:
-            _bad(path, number, f"timestamp must be milliseconds, not {milliseconds!r}")
+            bad(path, number, f"timestamp must be milliseconds, not {milliseconds!r}")
         prompt = _count(path, number, "input_length", record["input_length"], 1)
         output = _count(path, number, "output_length", record["output_length"], 0)
         hashes = record["hash_ids"]
         if not isinstance(hashes, list) or not all(type(each) is int for each in hashes):
-            _bad(path, number, "hash_ids must be a list of integers")
+            bad(path, number, "hash_ids must be a list of integers")
         blocks = -(-prompt // MOONCAKE_BLOCK)
         if len(hashes) != blocks:
-            _bad(path, number, f"{prompt} tokens are {blocks} blocks, hash_ids has {len(hashes)}")
+            bad(path, number, f"{prompt} tokens are {blocks} blocks, hash_ids has {len(hashes)}")
         yield _Row(milliseconds / 1000, prompt, output, hashes)
 
 
@@ -129,17 +129,17 @@ def _azure(path: Path, header: list[str], lines: Iterable[tuple[int, str]]) -> I
     for number, line in lines:
         fields = next(csv.reader([line]))
         if len(fields) != len(header):
-            _bad(path, number, f"{len(fields)} fields, the header has {len(header)}")
+            bad(path, number, f"{len(fields)} fields, the header has {len(header)}")
         stamp, prompt, output = (fields[at].strip() for at in where)
         try:
             time = datetime.fromisoformat(stamp)
         except ValueError:
-            _bad(path, number, f"TIMESTAMP must be a date and time, not {stamp!r}")
+            bad(path, number, f"TIMESTAMP must be a date and time, not {stamp!r}")
         first = first or time
         try:
             seconds = (time - first).total_seconds()
         except TypeError:
-            _bad(path, number, "TIMESTAMP has a time zone, or has none, unlike the lines before")
+            bad(path, number, "TIMESTAMP has a time zone, or has none, unlike the lines before")
         # What a prompt consists of is not told: each is one block of its own.
         yield _Row(
             seconds,
@@ -191,11 +191,11 @@ def _integer(text: str) -> int | str:
 
 def _count(path: Path, number: int, name: str, value: Any, least: int) -> int:
     if type(value) is not int or not least <= value < 2**31:
-        _bad(path, number, f"{name} must be an integer of at least {least}, not {value!r}")
+        bad(path, number, f"{name} must be an integer of at least {least}, not {value!r}")
     return value
 
 
-def _bad(path: Path, number: int, reason: str) -> NoReturn:
+def bad(path: Path, number: int, reason: str) -> NoReturn:
     raise BadTrace(f"{path}:{number}: {reason}")
 
 
