@@ -72,45 +72,57 @@ def doctor(
 
 
 def _account(model: str, options: dict[str, Any], as_json: bool) -> None:
-    """Serve a model, and print what its processes' memory holds after the start."""
+    """Serve a model, and print what its processes' memory holds once it answered freely, and once
+    it answered by a schema."""
     import psutil
     from rich.console import Console
     from rich.table import Table
 
-    from rootlace.client.runtime import Runtime
-    from rootlace.runtime.doctor.memory import HEAP, account, imported
+    from rootlace.client.runtime import Runtime, first_uses, generate_once
+    from rootlace.language.expressions import gen
+    from rootlace.runtime.doctor.memory import HEAP, Part, account, imported
 
+    found: dict[str, list[Part]] = {}
+    asked = {"start": gen(), "schema": gen(json_schema={"type": "object"})}
     try:
-        with Runtime(model, http_port=0, warm_up=True, **options) as runtime:
+        with Runtime(model, http_port=0, **options) as runtime:
             gateway = psutil.Process(runtime.pid)
-            parts = account(gateway.pid, "gateway", model)
-            for number, child in enumerate(gateway.children(recursive=True)):
-                parts += account(child.pid, "engine" if not number else "other", model)
+            for when, expression in asked.items():
+                generate_once(runtime.connect(), first_uses(expression))
+                parts = account(gateway.pid, "gateway", model)
+                for number, child in enumerate(gateway.children(recursive=True)):
+                    parts += account(child.pid, "engine" if not number else "other", model)
+                found[when] = parts
         modules, torch = imported()
     except (OSError, RootlaceError) as error:
         fail(str(error))
     if as_json:
         known = {"modules_imported": modules, "torch_imported": torch}
-        found = known | {"parts": msgspec.to_builtins(parts)}
-        typer.echo(json.dumps(found, indent=1))
+        typer.echo(json.dumps(known | msgspec.to_builtins(found), indent=1))
         return
-    table = Table(title="Memory after the start, MB", box=None, title_justify="left")
-    for name in ("process", "what", "resident", "of files"):
-        table.add_column(name, justify="right" if name in ("resident", "of files") else "left")
-    for process in dict.fromkeys(part.process for part in parts):
-        own = [part for part in parts if part.process == process]
-        small = sum(part.resident for part in own if part.resident < LEAST_SHOWN)
-        for part in own:
-            if part.resident >= LEAST_SHOWN:
-                table.add_row(process, part.what, *map(_mb, (part.resident, part.shared)))
-            if part.what == HEAP and process == "engine":
-                rest = part.resident - modules - torch
-                table.add_row("", "  of it Python and modules", _mb(modules), "")
-                table.add_row("", "  of it what importing torch makes", _mb(torch), "")
-                table.add_row("", "  of it vocabulary, constraints, buffers", _mb(rest), "")
-        table.add_row(process, "other", _mb(small), "")
-        whole = [sum(sizes) for sizes in zip(*((p.resident, p.shared) for p in own), strict=True)]
-        table.add_row(process, "all", *map(_mb, whole), style="bold")
+    names = ("process", "what", "at start", "after a schema", "of files")
+    table = Table(title="Resident memory, MB", box=None, title_justify="left")
+    for name in names:
+        table.add_column(name, justify="left" if name in names[:2] else "right")
+    begin = {(part.process, part.what): part.resident for part in found["start"]}
+    for process in dict.fromkeys(part.process for part in found["schema"]):
+        own = [
+            (part.what, (begin.get((process, part.what), 0), part.resident, part.shared))
+            for part in found["schema"]
+            if part.process == process
+        ]
+        for what, sizes in own:
+            if sizes[1] >= LEAST_SHOWN:
+                table.add_row(process, what, *map(_mb, sizes))
+            if what == HEAP and process == "engine":
+                rest = [size - modules - torch for size in sizes[:2]]
+                table.add_row("", "  of it Python and modules", *[_mb(modules)] * 2)
+                table.add_row("", "  of it what importing torch makes", *[_mb(torch)] * 2)
+                table.add_row("", "  of it vocabulary, constraints, buffers", *map(_mb, rest))
+        whole = [[sizes[at] for _, sizes in own] for at in range(3)]
+        small = [sum(one for one in column if one < LEAST_SHOWN) for column in whole]
+        table.add_row(process, "other", *map(_mb, small[:2]))
+        table.add_row(process, "all", *map(_mb, map(sum, whole)), style="bold")
     Console(highlight=False).print(table)
 
 

@@ -2,9 +2,9 @@
 
     /proc/PID/smaps: mappings --> named by file or size --> Part("engine", "library: torch", ...)
 
-Mapped files are named by what they are. Anonymous memory has no names in Linux: the largest
-mapping stands alone, and of the rest it is measured, in a process of its own, what importing the
-engine's modules takes, and torch.
+Mapped files are named by what they are. Anonymous memory has no names in Linux: what is large, or
+was advised to have huge or small pages, is the engine's own. Of the rest it is measured, in a
+process of its own, what importing the engine's modules takes, and torch.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 LARGE = 80 << 20
-"""Bytes of address space from which on an anonymous mapping stands alone: malloc's have 64 MiB."""
+"""Bytes of address space from which on an anonymous mapping is no heap: malloc's have 64 MiB."""
+POOL = "KV pool, large buffers, weights that were packed by this start"
 HEAP = "heap: objects of Python, torch and other libraries"
 _MAPPING = re.compile(r"([0-9a-f]+)-([0-9a-f]+) \S+ \S+ \S+ \d+\s*(.*)")
 _PACKAGE = re.compile(r"site-packages/(\w+?)(?:\.libs)?/")
@@ -52,8 +53,9 @@ def account(pid: int, process: str, model: str) -> list[Part]:
     Raises OSError where the process, or /proc, is not there.
     """
     resident, shared, reserved = Counter[str](), Counter[str](), Counter[str]()
-    for name, size, held, anonymous in _mappings(pid):
-        what = _what(name, size, model)
+    for name, size, held, anonymous, flags in _mappings(pid):
+        advised = not name and not flags.isdisjoint(("hg", "nh"))
+        what = POOL if advised else _what(name, size, model)
         resident[what] += held
         shared[what] += held - anonymous
         reserved[what] += size
@@ -68,16 +70,19 @@ def imported() -> tuple[int, int]:
     return int(modules), int(torch)
 
 
-def _mappings(pid: int) -> Iterator[tuple[str, int, int, int]]:
-    """Name, bytes of address space, resident bytes and anonymous ones of these, by mapping."""
-    name, size, held = "", 0, 0
+def _mappings(pid: int) -> Iterator[tuple[str, int, int, int, frozenset[str]]]:
+    """Name, bytes of address space, resident bytes, anonymous ones of these, and the kernel's
+    flags, by mapping."""
+    name, size, held, anonymous = "", 0, 0, 0
     for line in Path(f"/proc/{pid}/smaps").read_text().splitlines():
         if found := _MAPPING.match(line):
             name, size = found[3], int(found[2], 16) - int(found[1], 16)
         elif line.startswith("Rss:"):
             held = 1024 * int(line.split()[1])
         elif line.startswith("Anonymous:"):
-            yield name, size, held, 1024 * int(line.split()[1])
+            anonymous = 1024 * int(line.split()[1])
+        elif line.startswith("VmFlags:"):
+            yield name, size, held, anonymous, frozenset(line.split()[1:])
 
 
 def _what(name: str, size: int, model: str) -> str:
@@ -90,5 +95,5 @@ def _what(name: str, size: int, model: str) -> str:
     if name.startswith("[") and name != "[heap]":
         return "stack, pages of the kernel"
     if not name and size >= LARGE:
-        return f"KV pool or buffer, of {size / (1 << 20):,.0f} MiB reserved"
+        return POOL
     return HEAP

@@ -16,7 +16,7 @@ from rootlace.cli.app import app
 from rootlace.kernels.native.build import NativeUnavailable
 from rootlace.runtime.doctor import ceilings, report
 from rootlace.runtime.doctor import report as kernel_choice
-from rootlace.runtime.doctor.memory import HEAP, account
+from rootlace.runtime.doctor.memory import HEAP, POOL, account
 from rootlace.runtime.model.hub.local import PackagedFile
 
 
@@ -117,16 +117,17 @@ def test_memory(tiny_model: Path) -> None:
     found = json.loads(result.stdout)
     assert found["torch_imported"] > 20_000_000 < found["modules_imported"]
     for process in ("gateway", "engine"):
-        parts = {one["what"]: one for one in found["parts"] if one["process"] == process}
+        parts = {one["what"]: one for one in found["start"] if one["process"] == process}
         assert all(0 <= one["shared"] <= one["resident"] for one in parts.values())
         assert all(one["resident"] <= one["reserved"] for one in parts.values())
         assert parts[HEAP]["resident"] > 10_000_000 and not parts[HEAP]["shared"]
         torch = "library: torch" in parts
         assert torch is (process == "engine"), "the gateway has no torch"
-        if torch:  # the pool is committed as it is used
-            pools = [one for what, one in parts.items() if what.startswith("KV pool")]
-            pool = max(pools, key=lambda one: one["reserved"])
-            assert pool["resident"] < pool["reserved"] // 2
+        if torch:  # the pool is committed as it is used: a small page of each layer's part
+            pool = parts[POOL]
+            assert pool["reserved"] >= 96 << 20 and pool["resident"] < pool["reserved"] // 8
+    whole = {when: sum(one["resident"] for one in found[when]) for when in ("start", "schema")}
+    assert whole["start"] < whole["schema"], "tables of constraints are made when one is asked for"
 
 
 def test_memory_accounts_for_all_that_is_resident() -> None:
