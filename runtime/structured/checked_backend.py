@@ -248,9 +248,6 @@ class Islands:
 
 
 # Checked text -------------------------------------------------------------------------------------
-
-
-# Checked text -------------------------------------------------------------------------------------
 #
 # The text of a checked constraint, in which mask and check go forwards and back together.
 
@@ -260,6 +257,15 @@ _GAPS = sorted({gap[at:].encode() for gap in WHITESPACES for at in range(len(gap
 
 
 _NO_TOKENS = np.zeros(0, np.int32)
+
+
+class _Here(NamedTuple):
+    """Of a place: whether the mask alone would let the text end; the tokens that would make a key
+    one that is there already, or a number too long; whether any would make a number too long."""
+
+    early: bool
+    taken: list[np.ndarray]
+    long_number: bool
 
 
 class CheckedText:
@@ -286,6 +292,7 @@ class CheckedText:
         self.tokens: list[int] = []
         self.lengths = [0]  # of the text before each place on the way
         self.way = [0]  # the nodes on the way; the last is where we stand
+        self._known: _Here | None = None
         self.forget()
 
     def forget(self) -> None:
@@ -300,36 +307,42 @@ class CheckedText:
         remaining = self._remaining.get(self.way[-1])
         if remaining is not None:
             out &= remaining
-        if self.ends_too_early():
+        here = self._here()
+        if here.early:
             out &= self._no_end
-        for tokens in self._taken():
+        for tokens in here.taken:
             np.bitwise_and.at(out, tokens >> 5, ~(np.int32(1) << (tokens & 31)))
 
-    def _taken(self) -> list[np.ndarray]:
-        """The tokens that would make a key one that is there already, or a number too long, if
-        there are any."""
-        ends = [self._vocabulary.order.beginning_with(end) for end in self._verifier.taken()]
-        return [tokens for tokens in [*ends, self._too_long()] if len(tokens)]
-
-    def _too_long(self) -> np.ndarray:
-        """The tokens that would make the number that is being read too long."""
-        left = self._verifier.digits_left()
-        return _NO_TOKENS if left is None else self._vocabulary.beginning_with_digits(left + 1)
+    def _here(self) -> _Here:
+        """What mask and check say of this place, worked out once."""
+        if self._known is None:
+            left, vocabulary = self._verifier.digits_left(), self._vocabulary
+            taken = [vocabulary.order.beginning_with(end) for end in self._verifier.taken()]
+            longer = _NO_TOKENS if left is None else vocabulary.beginning_with_digits(left + 1)
+            if len(longer):
+                taken.append(longer)
+            self._known = _Here(
+                self._inner.is_accepting() and not self._verifier.accepts(),
+                [tokens for tokens in taken if len(tokens)],
+                len(longer) > 0,
+            )
+        return self._known
 
     def ends_too_early(self) -> bool:
         """Whether the mask alone would let the text end here."""
-        return self._inner.is_accepting() and not self._verifier.accepts()
+        return self._here().early
 
     def has_own_mask(self) -> bool:
         """Whether the mask here is not that of `inner`."""
-        own = self.way[-1] in self._remaining or self.ends_too_early()
-        return own or bool(self._taken())
+        here = self._here()
+        return here.early or bool(here.taken) or self.way[-1] in self._remaining
 
     def can_follow(self) -> bool:
         """Whether there is anything that may follow, the end included."""
         # What the mask allows can go on; and behind a key that may not end, any may be longer.
-        own = self.way[-1] in self._remaining or self.ends_too_early() or len(self._too_long())
-        if not own and (self._long_keys or not self._taken()):
+        here = self._here()
+        own = here.early or here.long_number or self.way[-1] in self._remaining
+        if not own and (self._long_keys or not here.taken):
             return True
         words = np.zeros(self._words, np.int32)
         self.fill_bitmask(words)
@@ -359,6 +372,7 @@ class CheckedText:
 
     def go(self, token_id: int) -> None:
         """Note a token that `inner` and `verifier` have taken in."""
+        self._known = None
         step = (self.way[-1], token_id)
         self.way.append(self._nodes.setdefault(step, len(self._nodes) + 1))
         self.tokens.append(token_id)
@@ -368,6 +382,7 @@ class CheckedText:
 
     def back(self, count: int) -> None:
         if count:
+            self._known = None
             self._inner.rollback(count)
             self._verifier.undo(count)
             for path in (self.tokens, self.lengths, self.way):
