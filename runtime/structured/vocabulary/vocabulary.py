@@ -10,12 +10,14 @@ from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from ctypes import addressof, c_char
 from functools import cache, cached_property, lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from llguidance import LLTokenizer, TokenizerWrapper
 
 from rootlace.wire.errors import InvalidConstraint
+
+if TYPE_CHECKING:
+    from llguidance import LLTokenizer
 
 # Order --------------------------------------------------------------------------------------------
 #
@@ -282,6 +284,8 @@ class Vocabulary:
         self.size = size
         self.tokenizer_json = tokenizer_json
         self.eos_token_ids = tuple(eos_token_ids)
+        from llguidance import LLTokenizer  # late: a gateway needs this module, and no tokens
+
         added = json.loads(tokenizer_json).get("added_tokens", [])
         special = [token for token in added if token["special"] and token["id"] < size]
         try:
@@ -342,6 +346,8 @@ class Vocabulary:
     @cached_property
     def llguidance(self) -> LLTokenizer:
         """The same vocabulary for llguidance's matchers; built at first use (seconds for 150k)."""
+        from llguidance import LLTokenizer, TokenizerWrapper
+
         # Matchers ask for them on the engine's thread.
         _ = self.byte_tokens, self.token_of, self.special_mask
         return LLTokenizer(
