@@ -190,6 +190,7 @@ def variants(arch: int) -> list[Variant]:
         # codes, group, scales, offsets, units of both, rows
         ("int8", 4096, f32, None, None, 16),
         ("int8", 32, f16, None, None, 64),
+        ("int8", 32, f16, f16, None, 16),
         ("int4", 128, bf16, None, None, 16),
         ("int4", 128, bf16, None, None, 64),
         ("uint4", 32, f16, f16, None, 16),

@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from benchmarks.perplexity import Case, as_numbers, log_likelihoods, measure, off_grid
+from benchmarks.perplexity import BOUNDS, Case, as_numbers, log_likelihoods, measure, off_grid
 from rootlace.runtime.config import CacheConfig, ExecutorConfig
 from rootlace.runtime.model.checkpoint.config import ModelConfig
+from rootlace.runtime.model.checkpoint.sizes import weight_bytes
 from rootlace.runtime.model.checkpoint.weights import ModelWeights
+from rootlace.runtime.model.executor.refusals import check_memory
 from rootlace.runtime.model.executor.runner import ModelRunner
+from rootlace.runtime.model.kv.pool import block_bytes
 from rootlace.runtime.server.tokenizer import Tokenizer
+from rootlace.wire.errors import InvalidRequest
 from tests.model.checkpoints import configs, reference, reference_logprobs, save
 from tests.model.plans import Blocks, Row, Work, make_plan
 from tests.native import native_library
 from tests.real_model import SMOLLM2, needs_smollm2
+from tests.tiny_model import make_tiny_model
+
+RESULTS = Path(__file__).parents[2] / "benchmarks" / "results" / "perplexity.json"
 
 TEXT = """The harbour lay still under a thin layer of fog when the first boats came back. Nobody had
 expected them before noon, since the wind had turned in the night and the sea outside the bay was
@@ -88,6 +96,33 @@ def test_scaled_channels_compute_the_same(tmp_path: Path) -> None:
             return forward.logits(forward.run(plan)).numpy().copy()
 
     np.testing.assert_allclose(logits(other), logits(weights), rtol=1e-4, atol=1e-4)
+
+
+def test_refusals_recommend_what_the_table_allows(tmp_path: Path) -> None:
+    """What grows no more than its bound, off a grid too, which is where weights lie that
+    `--quantize` takes; there, by no more than two standard errors, since tokens are a sample."""
+    rows = json.loads(RESULTS.read_text("utf-8"))["results"]
+    assert {(row["case"]["quantize"], row["case"]["kv_dtype"]) for row in rows} >= set(BOUNDS)
+    kept = dict.fromkeys(BOUNDS, True)
+    for row in rows:
+        pair = row["case"]["quantize"], row["case"]["kv_dtype"]
+        if row["bound"] is not None:
+            assert row["bound"] == BOUNDS[pair]
+            sample = 2 * row["uncertainty"] if row["case"]["off_grid"] else 0.0
+            kept[pair] &= row["growth"] <= row["bound"] + sample
+    model = make_tiny_model(tmp_path / "model")
+    executor = ExecutorConfig(model=str(model), dtype="float32")
+    config, blocks = ModelConfig.read(model), 100
+    cache = CacheConfig(num_blocks=blocks)
+    given = (config, torch.float32, executor)
+    enough = weight_bytes(*given[:2], "none", head_apart=True) + blocks * block_bytes(
+        config, 16, torch.float32
+    )
+    with pytest.raises(InvalidRequest) as refused:
+        check_memory(*given, cache, enough - 1, head_apart=True)
+    for (quantize, kv_dtype), allowed in kept.items():
+        way = f"kv_dtype {kv_dtype}" if quantize == "none" else f"quantize {quantize}"
+        assert (way in str(refused.value)) == allowed, (way, str(refused.value))
 
 
 @needs_smollm2

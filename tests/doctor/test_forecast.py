@@ -104,7 +104,8 @@ def test_memory_of_norms_mlps_and_positions(name: str, tmp_path: Path) -> None:
 def test_memory_of_rounded_weights() -> None:
     others = 2 * (2 * 16 + 8 + 256)  # norms, the embedding
     assert rounded_bytes(SPEC, 2, "int8") == others + (2 * 576 + 256) // 8 * 9
-    assert rounded_bytes(SPEC, 2, "int4") == others + 2 * (288 + 72) + 256
+    values = 2 * 8 * SPEC.attention.num_kv_heads * SPEC.attention.head_dim
+    assert rounded_bytes(SPEC, 2, "int4") == others + 2 * (288 + 72) + values // 2 + 256
 
 
 def test_work_of_a_step() -> None:

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from rootlace.kernels import Dense, Quantised
-from rootlace.kernels.reference.layers import INT4, INT8, ROWS, dequantise, quantise
-from rootlace.kernels.weights import Scheme
+from rootlace.kernels import Dense, Quantised, Stacked
+from rootlace.kernels.reference.layers import INT4, INT8, ROWS, dense, dequantise, quantise
+from rootlace.kernels.weights import Scheme, rows_of
 from rootlace.runtime.config import CacheConfig, ExecutorConfig
 from rootlace.runtime.model.checkpoint.config import ModelConfig
 from rootlace.runtime.model.checkpoint.loader import load_weights, rounded
@@ -51,14 +51,22 @@ def test_products_are_rounded_and_nothing_else(folder: Path, codes: Any) -> None
     assert head.scheme == (INT8 if codes == "int8" and fitting else ROWS)
     assert torch.equal(dequantise(head), dequantise(quantise(plain_head.matrix, head.scheme)))
     assert len(weights.layers) == len(plain.layers)
-    for layer, dense in zip(weights.layers, plain.layers, strict=True):
+    for layer, before in zip(weights.layers, plain.layers, strict=True):
         for name in PRODUCTS:
-            weight, numbers = getattr(layer, name), getattr(dense, name)
-            scheme = scheme_for(numbers, codes)
-            assert weight.scheme == scheme
-            assert torch.equal(dequantise(weight), dequantise(quantise(numbers.matrix, scheme)))
-            assert (weight.bias is None) == (numbers.bias is None)
-        assert torch.equal(layer.input_norm, dense.input_norm)  # type: ignore[arg-type]
+            weight, numbers = getattr(layer, name), getattr(before, name)
+            parts = [(weight, numbers)]
+            apart = (name, codes) == ("qkv", "int4") and numbers.shape[1] % 32 == 0
+            assert isinstance(weight, Stacked) == apart
+            if apart:
+                keys = config.spec.attention.num_kv_heads * config.spec.attention.head_dim
+                rows = torch.arange(numbers.shape[0]).split([numbers.shape[0] - keys, keys])
+                parts = [(a, rows_of(numbers, b)) for a, b in zip(weight.parts, rows, strict=True)]
+            for at, (part, some) in enumerate(parts):
+                scheme = scheme_for(some, "int8" if at else codes)
+                assert part.scheme == scheme
+                assert torch.equal(dequantise(part), dequantise(quantise(some.matrix, scheme)))
+                assert (part.bias is None) == (some.bias is None)
+        assert torch.equal(layer.input_norm, before.input_norm)  # type: ignore[arg-type]
     assert reported[-1] == f"layer {len(plain.layers)} of {len(plain.layers)}"
     assert [layer.down.shape for layer in weights.layers[:2]] == [plain.layers[0].down.shape] * 2
 
@@ -97,14 +105,11 @@ def dequantised(weight: Any) -> torch.Tensor:
 def numbers_of(weights: ModelWeights) -> ModelWeights:
     """What the codes stand for."""
 
-    def dense(weight: Any) -> Dense:
-        return Dense(dequantise(weight), weight.bias)
-
     layers = tuple(
-        replace(layer, **{name: dense(getattr(layer, name)) for name in PRODUCTS})
-        for layer in weights.layers
+        layer.with_products(lambda weight: dense(weight, torch.float32)) for layer in weights.layers
     )
-    return replace(weights, layers=layers, head=dense(weights.head))
+    assert weights.head is not None
+    return replace(weights, layers=layers, head=dense(weights.head, torch.float32))
 
 
 @pytest.mark.parametrize("kernels", ["native", "reference"])

@@ -628,8 +628,23 @@ def _silent(what: str, fraction: float) -> None:
 
 def rounded(weights_of: LoadWeights, codes: Literal["int8", "int4"]) -> LoadWeights:
     """Gets the weights that `weights_of` gets, the products of all layers rounded to `codes` and
-    the head to int8, unless it scores labels: every token's probability depends on it. Raises
+    the head to int8, unless it scores labels: every token's probability depends on it. Beside int4
+    what makes values is of int8, too: few weights, whose errors attention adds up. Raises
     `InvalidRequest` for weights that are quantised already."""
+
+    def layer(found: LayerWeights, spec: ModelSpec) -> LayerWeights:
+        if codes == "int8":
+            return found.with_products(lambda one: _round(one, INT8))
+
+        def change(one: Weight) -> Weight:
+            if one is not found.qkv or not isinstance(one, Dense) or spec.attention.latent:
+                return _round(one, INT4)
+            rows = torch.arange(one.shape[0], device=one.matrix.device)
+            first = (len(rows) + found.output.shape[1]) // 2  # queries and keys, of a rank its own
+            parts = ((rows[:first], INT4), (rows[first:], INT8))
+            return stacked([_round(rows_of(one, some), scheme) for some, scheme in parts])
+
+        return found.with_products(change)
 
     def load(
         config: ModelConfig,
@@ -641,15 +656,12 @@ def rounded(weights_of: LoadWeights, codes: Literal["int8", "int4"]) -> LoadWeig
             raise _already(config.quantisation.method)
         weights = weights_of(config, dtype, device, progress)
         layers, head = weights.layers, weights.head
-        scheme = INT8 if codes == "int8" else INT4
         if config.spec.labels is None:
             assert head is not None
             head = _round(head, INT8 if codes == "int8" else ROWS)
         return replace(
             weights,
-            layers=OnDemand(
-                len(layers), lambda at: layers[at].with_products(lambda one: _round(one, scheme))
-            ),
+            layers=OnDemand(len(layers), lambda at: layer(layers[at], config.spec)),
             head=head,
         )
 

@@ -56,15 +56,18 @@ def _end_rows(spec: ModelSpec, head_apart: bool) -> int:
 
 def rounded_bytes(spec: ModelSpec, element: int, codes: Literal["int8", "int4"]) -> int:
     """That of weights that are rounded to `codes` while they are read: products of the layers in
-    these, the head in int8, the rest in `element` bytes. 32 weights share a scale and an offset of
-    two bytes each, but those of the head beside int4."""
+    these, the rest in `element` bytes; head and values in int8. 32 weights share a scale and an
+    offset of two bytes each, but those of the head beside int4."""
     products = rounded_numbers(spec)
     others = layer_numbers(spec) - products + norm_numbers(spec) + position_numbers(spec)
     others += spec.vocab_size * spec.hidden_size
     head = spec.head_rows * spec.hidden_size
     if codes == "int8":
         return others * element + (products + head) // 8 * 9
-    return others * element + products // 8 * 5 + head
+    attention = spec.attention
+    values = attention.num_kv_heads * attention.head_dim * spec.hidden_size * spec.num_layers
+    in_int8 = 0 if attention.latent else values
+    return others * element + products // 8 * 5 + in_int8 // 8 * 4 + head
 
 
 def layer_numbers(spec: ModelSpec) -> int:
