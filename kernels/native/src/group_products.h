@@ -25,8 +25,10 @@ struct GroupStretch {
   const char* codes;    // of the first vector
   const float* scales;  // of each group [VECS][LANES], and as many offsets if there are any
   int first, count;     // groups
-  int ahead;            // bytes from codes to those that are fetched meanwhile; 0: none
-  int scale_at;         // where a row's scale is, if these are the last groups; else 0
+  // What is fetched meanwhile: so many bytes with each chunk, so many with each unit's heads, all `ahead`
+  // bytes behind where codes are.
+  size_t ahead, chunk_fetched, heads_fetched;
+  int scale_at;  // where a row's scale is, if these are the last groups; else 0
 };
 
 namespace detail {
@@ -57,6 +59,7 @@ void add_groups(const GroupStretch& stretch, const int16_t* x, size_t stride, in
   const size_t vec = layout.chunk_bytes, chunk_bytes = layout.vecs * vec;
   const char* codes = stretch.codes;
   const float* scales = stretch.scales;
+  const size_t ahead = stretch.ahead, chunk_fetched = stretch.chunk_fetched;
   typename Isa::ShortTable table;
   if constexpr (KIND == Shorts::LOOKED_UP)
     table = Isa::short_table(layout.scheme.table, integers_of(layout.scheme));
@@ -82,8 +85,7 @@ void add_groups(const GroupStretch& stretch, const int16_t* x, size_t stride, in
           found[i][j] = HALVES ? least * sum_of(i, chunk, stop) - NativeInts{} : NativeInts{};
       const int16_t* a = x + chunk * CHUNK;
       for (; chunk < stop; chunk++, a += CHUNK, codes += chunk_bytes) {
-        if (stretch.ahead)
-          for (size_t i = 0; i < chunk_bytes; i += 64) __builtin_prefetch(codes + stretch.ahead + i, 0, 3);
+        for (size_t i = 0; i < chunk_fetched; i += 64) __builtin_prefetch(codes + ahead + i, 0, 3);
 #pragma GCC unroll 8
         for (int pair = 0; pair < PAIRS; pair++) {
           const char* from = codes + pair / TOGETHER * PER * REGISTER;
@@ -121,10 +123,9 @@ void add_groups(const GroupStretch& stretch, const int16_t* x, size_t stride, in
     scales += (OFFSETS ? 2 : 1) * GROUP_VECS * LANES;
     if (--left == 0) {
       left = layout.scheme.unit_groups;
-      const size_t heads = layout.vecs * layout.head_bytes;
-      if (stretch.ahead)
-        for (size_t i = 0; i < heads; i += 64) __builtin_prefetch(codes + stretch.ahead + i, 0, 3);
-      codes += heads;
+      for (size_t i = 0; i < stretch.heads_fetched; i += 64)
+        __builtin_prefetch(codes + ahead + i, 0, 3);
+      codes += layout.vecs * layout.head_bytes;
     }
   }
   for (int i = 0; i < ROWS; i++) {
@@ -196,8 +197,9 @@ inline void put_scales(const CodeLayout& layout, const char* heads, int vecs, in
 template <int COLUMNS>
 void multiply_groups(const int16_t* x, size_t stride, int rows, const CodeLayout& layout, int inputs,
                      const char* panel, int vec, int vecs, float* scratch, float* sums) {
-  constexpr int STRETCH = 512;  // inputs, if units are not longer: their codes stay in the first level
-  constexpr int AHEAD = 4096;
+  // Inputs of a stretch at most, if units are not longer. The codes of one and of the next, which is
+  // fetched meanwhile, stay in the first level.
+  constexpr int STRETCH = 320;
   using detail::Shorts;
   const RlScheme& scheme = layout.scheme;
   const bool offsets = scheme.offsets != RL_NO_NUMBERS;
@@ -214,10 +216,15 @@ void multiply_groups(const int16_t* x, size_t stride, int rows, const CodeLayout
                   : digits                     ? detail::add_groups_of<Shorts::DIGITS>
                                                : detail::add_groups_of<Shorts::LOOKED_UP>;
   const int unit = scheme.unit_groups, all = ceil_div(layout.chunks, layout.group_chunks);
-  const int most = std::max(1, STRETCH / (layout.unit_chunks * CHUNK)) * unit;
+  const int units = ceil_div(all, unit), most_units = std::max(1, STRETCH / (layout.unit_chunks * CHUNK));
+  const int stretch_units = ceil_div(units, ceil_div(units, most_units)), most = stretch_units * unit;
   const size_t apart = (1 + offsets) * detail::GROUP_VECS * LANES;
   const int tiles = ceil_div(rows, Isa::SHORT_ROWS);
   const int tile_vecs = std::min(vecs, Isa::short_vecs(ceil_div(rows, tiles)));
+  // Each pass through a stretch fetches as much of the next one: all at once would wait for one another.
+  const size_t step = stretch_units * layout.unit_bytes(), ahead = std::min<size_t>(step, 16384);
+  const size_t row = vecs * layout.chunk_bytes;
+  const size_t share = ceil_div(ceil_div(row, 64), tiles * ceil_div(vecs, tile_vecs)) * 64;
   const char* codes = panel + layout.codes(0, vec);
   const char* heads = panel + layout.head(0, vec);
   for (int first = 0; first < all; first += most) {
@@ -225,20 +232,27 @@ void multiply_groups(const int16_t* x, size_t stride, int rows, const CodeLayout
     for (int part = 0; part < 1 + offsets; part++)
       detail::put_scales(layout, heads, vecs, count, part, part ? 1.0f : factor,
                          scratch + part * detail::GROUP_VECS * LANES, apart);
-    int ahead = AHEAD;
+    size_t fetched = 0;
     for (int j = 0; j < vecs; j += tile_vecs)
-      for (int i = 0, row = 0; i < tiles; i++) {
+      for (int i = 0, first_row = 0; i < tiles; i++) {
         const int own = rows / tiles + (i < rows % tiles);
-        const GroupStretch stretch{layout, codes + j * layout.chunk_bytes, scratch + j * LANES, first, count,
-                                   ahead, first + count == all ? ShortRows::scale_at(inputs) : 0};
+        const GroupStretch stretch{layout,
+                                   codes + j * layout.chunk_bytes,
+                                   scratch + j * LANES,
+                                   first,
+                                   count,
+                                   ahead + fetched - j * layout.chunk_bytes,
+                                   std::min(share, row - fetched),
+                                   fetched ? 0 : layout.vecs * layout.head_bytes,
+                                   first + count == all ? ShortRows::scale_at(inputs) : 0};
         of_kind(offsets, own, std::min(tile_vecs, vecs - j))(
-            stretch, x + row * stride, stride, ShortRows::sums_at(inputs), least,
-            sums + row * COLUMNS + j * LANES, COLUMNS);
-        row += own;
-        ahead = 0;  // the others find what the first one has read
+            stretch, x + first_row * stride, stride, ShortRows::sums_at(inputs), least,
+            sums + first_row * COLUMNS + j * LANES, COLUMNS);
+        first_row += own;
+        fetched += stretch.chunk_fetched;
       }
-    codes += most / unit * layout.unit_bytes();
-    heads += most / unit * layout.unit_bytes();
+    codes += step;
+    heads += step;
   }
 }
 
