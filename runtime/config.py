@@ -161,7 +161,7 @@ class ExecutorConfig:
         "that is known to matter is refused all the same.",
     )
     quantize: Literal["none", "int8", "int4"] = option(
-        "none", "Round weights while they are read: to int8, or to int4 in groups of 32."
+        "none", "Round weights while they are read: to int8 or to int4, in groups of 32."
     )
     weight_cache: str = option(
         "",
