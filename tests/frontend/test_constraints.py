@@ -321,7 +321,7 @@ def test_everyday_words_are_the_programs(gateway: FakeGateway, backend: rl.Runti
         ({"type": "int"}, InvalidConstraint, "the string 'int'"),
         ({"dtype": "number"}, InvalidConstraint, "dtype must be"),
         ({"json_schema": "{"}, InvalidConstraint, "json_schema is not JSON"),
-        ({"json_schema": '{"a": 1,\n}'}, InvalidConstraint, "not JSON: .*line 2 column 1"),
+        ({"json_schema": '{"a": 1,\n2}'}, InvalidConstraint, "not JSON: .*line 2 column 1"),
         ({"json_schema": {"a": object()}}, InvalidConstraint, "json_schema is not JSON"),
         ({"regex": 3}, InvalidConstraint, "regex must be a string"),
         ({"structural_tag": 3}, InvalidConstraint, "structural_tag must be"),
