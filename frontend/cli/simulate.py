@@ -187,6 +187,7 @@ _PICTURES = (".svg", ".png", ".pdf")
 
 
 def simulate(
+    context: typer.Context,
     trace: Annotated[
         Path,
         typer.Argument(
@@ -306,8 +307,10 @@ def simulate(
 
     try:
         if is_recorded(trace):
-            if replicas > 1 or plot is not None or cache_tokens or policy:
-                fail("recorded texts show what drafts save: only --json goes with them")
+            for name in context.params.keys() - {"trace", "json_file"}:
+                if getattr(context.get_parameter_source(name), "name", "") == "COMMANDLINE":
+                    option = f"--{name.replace('_', '-')}"
+                    fail(f"{option}: recorded texts show what drafts save; --json alone fits them")
             _write(json_file, {"prices": _replay_texts(trace)})
             return
         wanted = [name.strip() for part in policy or ["lpm,fcfs"] for name in part.split(",")]

@@ -99,7 +99,8 @@ def samples(size: int, read: Callable[[int], bytes]) -> Iterable[bytes]:
 
 TRAILER = struct.Struct("<32sQ16s")
 """SHA-256 of the table and of samples of the arrays, the table's bytes, `MAGIC`."""
-MAGIC = b"rootlace packed4"
+MAGIC = b"rootlace packed5"
+BLOCKS = "embedding.blocks"
 AT_ONCE = 64 << 20
 """Bytes that are written before they are sent to the disk, since what waits there takes memory; and
 that are checked before anybody asks whether that is still wanted."""
@@ -145,7 +146,7 @@ class Table(msgspec.Struct, array_like=True):
     embedding: str | None
     """The tensor of the checkpoint's file that the embedding is; None: it is among `tensors`."""
     blocks: str | None
-    """The type of that tensor, where GGUF's blocks are looked up; None: it has numbers."""
+    """The type of GGUF's blocks that the embedding is looked up in, which are among `tensors`."""
     arrays: int
     """Bytes of all arrays."""
     tensors: dict[str, Array]
@@ -189,8 +190,8 @@ class Entry:
         """With what the table names in the `checkpoint`."""
         stored, kind, blocks = self.table.embedding, self.table.blocks, None
         tensors = {name: self._tensor(array) for name, array in self.table.tensors.items()}
-        if stored is not None and kind is not None:
-            blocks = Blocks(kind, checkpoint.tensor(stored, frozenset({kind})))
+        if kind is not None:
+            blocks = Blocks(kind, tensors.pop(BLOCKS))
         elif stored is not None:
             tensors["embedding"] = checkpoint.tensor(stored)
         linears = {
@@ -252,9 +253,15 @@ def write_entry(file: BinaryIO, packed: PackedWeights, model: str, embedding: st
         if embedding is None or name != "embedding"
     }
     linears = {name: tuple(map(writer.linear, parts)) for name, parts in packed.linears.items()}
+    kind = None
+    if packed.embedding_blocks is not None:
+        # A GGUF file may be written over while it is served: what steps read lies here.
+        kind, tensors[BLOCKS] = (
+            packed.embedding_blocks.type,
+            writer.array(packed.embedding_blocks.data),
+        )
     writer.align()
-    blocks = None if packed.embedding_blocks is None else packed.embedding_blocks.type
-    table = Table(model, embedding, blocks, writer.at, tensors, linears, packed.remarks)
+    table = Table(model, embedding, kind, writer.at, tensors, linears, packed.remarks)
     data = msgspec.msgpack.encode(table)
     with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as memory:
         digest = _digest(memory, table, data)
@@ -267,6 +274,7 @@ def entry_bytes(packed: PackedWeights) -> int:
     linears = [part for parts in packed.linears.values() for part in parts]
     biases = [part.bias for part in linears if part.bias is not None]
     arrays = [*packed.tensors.values(), *biases, *(part.memory for part in linears)]
+    arrays += [] if packed.embedding_blocks is None else [packed.embedding_blocks.data]
     return sum(array.nbytes + LINE for array in arrays)
 
 

@@ -32,7 +32,7 @@ def is_recorded(path: Path) -> bool:
     first = next((line for line in lines_of(path) if line.strip()), "")
     try:
         record = json.loads(first)
-    except ValueError:
+    except (ValueError, RecursionError):
         return False
     return isinstance(record, dict) and FIELDS[1] in record
 
@@ -45,7 +45,7 @@ def read_recorded(path: Path) -> Texts:
             continue
         try:
             record = json.loads(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             bad(path, number, f"not JSON: {error}")
         prompt, output = (_ids(path, number, record, name) for name in FIELDS)
         if not prompt:

@@ -102,7 +102,7 @@ def _mooncake(path: Path, lines: Iterable[tuple[int, str]]) -> Iterator[_Row]:
     for number, line in lines:
         try:
             record = json.loads(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             bad(path, number, f"not JSON: {error}")
         if not isinstance(record, dict):
             bad(path, number, "not a JSON object")

@@ -71,6 +71,22 @@ def test_products_are_rounded_and_nothing_else(folder: Path, codes: Any) -> None
     assert [layer.down.shape for layer in weights.layers[:2]] == [plain.layers[0].down.shape] * 2
 
 
+def test_rows_too_small_for_scales_in_float16_keep_their_own(folder: Path) -> None:
+    """A pruned row beside others: the largest number of a matrix says nothing of its rows."""
+    matrix = torch.randn((48, 64), generator=torch.Generator().manual_seed(1)) / 50
+    matrix[5] *= 1e-5
+    matrix[7] = 0
+
+    def load(*given: Any) -> ModelWeights:
+        return replace(load_weights(*given), head=Dense(matrix))
+
+    head = rounded(load, "int8")(ModelConfig.read(folder), torch.float32, CPU, None).head
+    assert isinstance(head, Quantised)
+    off = (dequantise(head) - matrix).norm(dim=1) / matrix.norm(dim=1).clamp(min=1e-30)
+    assert head.scheme == ROWS and float(off.max()) < 0.02
+    assert float((dequantise(quantise(matrix, INT8)) - matrix)[5].norm() / matrix[5].norm()) > 0.1
+
+
 def scheme_for(numbers: Any, codes: str) -> Scheme:
     return ROWS if numbers.shape[1] % 32 else {"int8": INT8, "int4": INT4}[codes]
 

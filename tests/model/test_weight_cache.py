@@ -145,6 +145,26 @@ def test_the_second_start_has_the_bytes_of_one_without_a_cache(
     assert second.mapped > 0
 
 
+def test_a_served_gguf_file_may_be_written_over(tmp_path: Path) -> None:
+    """What steps look up is in the packed file, with what is multiplied."""
+    starts = Starts(gguf(tmp_path / "model"), torch.float32)
+    cache = WeightCache(tmp_path / "cache", least_bytes=0)
+    before = starts.start(cache).embedding_blocks
+    assert before is not None
+    eventually(lambda: bool(cache.kept()))
+    after = starts.start(cache).embedding_blocks
+    assert after is not None and after.type == before.type
+    expected = after.data.tolist()
+    assert expected == before.data.tolist()
+    file = starts.config.path
+    file.write_bytes(bytes(file.stat().st_size))
+    assert after.data.tolist() == expected
+    (kept,) = cache.kept()
+    found = Entry.read(kept.path)
+    found.verify()
+    assert "embedding.blocks" in found.table.tensors
+
+
 def kept(tmp_path: Path) -> tuple[Starts, WeightCache, Path]:
     """A cache with one file in it."""
     starts = Starts(llama(tmp_path / "model"), torch.bfloat16)

@@ -54,6 +54,7 @@ def test_nothing_is_known_of_an_empty_index(texts: Texts) -> None:
     ("line", "says"),
     [
         ("{", "t.jsonl:2: not JSON"),
+        ("[" * 100_000, "t.jsonl:2: not JSON"),
         ('{"input_ids": [1], "output_ids": [1.5]}', "t.jsonl:2: output_ids must be a list"),
         ('{"input_ids": [], "output_ids": [1]}', "t.jsonl:2: input_ids must hold a token"),
         ('[{"output_ids": [1]}]', "t.jsonl:2: input_ids must be a list"),
@@ -73,5 +74,6 @@ def test_the_command(texts: Texts, tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["simulate", str(path), "--json", str(figures)])
     assert result.exit_code == 0 and "5 requests, 401 output tokens" in result.output
     assert [one["price"] for one in json.loads(figures.read_text())["prices"]] == list(PRICES)
-    result = CliRunner().invoke(app, ["simulate", str(path), "--policy", "lpm"])
-    assert result.exit_code == 1 and "only --json" in result.output.replace("\n", " ")
+    for option in (["--policy", "lpm"], ["--rate", "1"]):
+        result = CliRunner().invoke(app, ["simulate", str(path), *option])
+        assert result.exit_code == 1 and f"{option[0]}: recorded texts" in result.output

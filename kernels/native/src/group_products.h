@@ -27,7 +27,8 @@ struct GroupStretch {
   int first, count;     // groups
   // What is fetched meanwhile: so many bytes with each chunk, so many with each unit's heads, all `ahead`
   // bytes behind where codes are.
-  size_t ahead, chunk_fetched, heads_fetched;
+  ptrdiff_t ahead;
+  size_t chunk_fetched, heads_fetched;
   int scale_at;  // where a row's scale is, if these are the last groups; else 0
 };
 
@@ -59,7 +60,8 @@ void add_groups(const GroupStretch& stretch, const int16_t* x, size_t stride, in
   const size_t vec = layout.chunk_bytes, chunk_bytes = layout.vecs * vec;
   const char* codes = stretch.codes;
   const float* scales = stretch.scales;
-  const size_t ahead = stretch.ahead, chunk_fetched = stretch.chunk_fetched;
+  const ptrdiff_t ahead = stretch.ahead;
+  const size_t chunk_fetched = stretch.chunk_fetched;
   typename Isa::ShortTable table;
   if constexpr (KIND == Shorts::LOOKED_UP)
     table = Isa::short_table(layout.scheme.table, integers_of(layout.scheme));
@@ -241,7 +243,8 @@ void multiply_groups(const int16_t* x, size_t stride, int rows, const CodeLayout
                                    scratch + j * LANES,
                                    first,
                                    count,
-                                   ahead + fetched - j * layout.chunk_bytes,
+                                   static_cast<ptrdiff_t>(ahead + fetched) -
+                                       static_cast<ptrdiff_t>(j * layout.chunk_bytes),
                                    std::min(share, row - fetched),
                                    fetched ? 0 : layout.vecs * layout.head_bytes,
                                    first + count == all ? ShortRows::scale_at(inputs) : 0};

@@ -386,19 +386,17 @@ def load_weights(
     ends = (spec.vocab_size, spec.hidden_size)
     quantised = blocks = None
     layout, stored = storage.layout(embedding_module), f"{embedding_module}.weight"
-    embedding_stored: str | None = stored
+    embedding_stored: str | None = None
     if layout is None:
         embedding = reader.mapped(stored)
-        if not reader.is_mapped(stored):
-            embedding_stored = None
+        if reader.is_mapped(stored):
+            embedding_stored = stored
     else:
         # Steps look its rows up as they are, also where a tied head multiplies by the codes.
         quantised = reader.module(embedding_module, *ends, biased=False)
         embedding = reader.dense(quantised)
         if isinstance(layout, Ggml):
             blocks = Blocks(layout.type, checkpoint.tensor(stored, frozenset({layout.type})))
-        else:
-            embedding_stored = None
     final_norm = reader.norm([f"{spec.names.final_norm}.weight"], spec.norm.offset)
     final_norm_bias = None
     if spec.norm.bias:
@@ -626,6 +624,10 @@ def _silent(what: str, fraction: float) -> None:
 # Weights rounded to few bits while they are read (`--quantize`), layer by layer.
 
 
+LEAST_ROW = 2.0**-12
+"""Largest magnitude of a row below which a scale of one 255th of it is too coarse in float16."""
+
+
 def rounded(weights_of: LoadWeights, codes: Literal["int8", "int4"]) -> LoadWeights:
     """Gets the weights that `weights_of` gets, the products of all layers rounded to `codes` and
     the head to int8, unless it scores labels: every token's probability depends on it. Beside int4
@@ -669,10 +671,14 @@ def rounded(weights_of: LoadWeights, codes: Literal["int8", "int4"]) -> LoadWeig
 
 
 def _round(weight: Weight, scheme: Scheme) -> Weight:
-    """Inputs that are no whole groups are rounded to int8 with one scale for an output."""
+    """Inputs that are no whole groups are rounded to int8 with one scale for an output. So are
+    matrices with rows whose scales float16 cannot hold: such scales are float32."""
     if not isinstance(weight, Dense):
         raise _already(weight.kind)
     fits = weight.shape[1] % (scheme.group or 1) == 0
+    if fits and scheme == INT8:
+        largest = weight.matrix.abs().amax(dim=1)
+        fits = not bool(((largest > 0) & (largest < LEAST_ROW)).any())
     return quantise(weight.matrix, scheme if fits else ROWS, weight.bias)
 
 

@@ -141,7 +141,7 @@ class ModelWeights:
     """The tensor of a checkpoint that `embedding` is; None: it has memory of its own."""
     embedding_blocks: Blocks | None = None
     """The embedding as a GGUF file stores it: where rows are looked up in that, `embedding` can go.
-    `embedding_stored` then names it."""
+    """
     release: Callable[[], None] = _nothing
     """Lets go of memory that a mapped head takes: for those who have a copy of it."""
 

@@ -290,7 +290,9 @@ class GgufFile:
             key = (path, about.st_ino, about.st_size, about.st_mtime_ns, about.st_ctime_ns)
             known = _READ.get(key)
             if known is None:
-                _READ[key] = known = cls._read(path)
+                known = cls._read(path)
+                if not _PART.fullmatch(path.name):  # other parts may be replaced alone
+                    _READ[key] = known
             return known
         return cls._read(path)
 

@@ -145,6 +145,17 @@ def test_a_split_file(tmp_path: Path) -> None:
     assert file.metadata["general.architecture"] == "llama"
 
 
+def test_a_part_that_is_replaced_is_read_again(tmp_path: Path) -> None:
+    """Also while somebody has the model as it was."""
+    first = parts(tmp_path)
+    held, second = GgufFile.read(first), tmp_path / "m-00002-of-00003.gguf"
+    metadata = {"split.no": 1, "split.count": 3, "split.tensors.count": 3}
+    other = write(tmp_path / "other", metadata, [Entry("t1", (2,), 0, 0)], b"y" * 8)
+    other.replace(second)
+    assert bytes(GgufFile.read(first).tensors["t1"].data) == b"y" * 8
+    assert bytes(held.tensors["t1"].data) == b"x" * 8
+
+
 def test_what_a_merge_leaves(tmp_path: Path) -> None:
     """`gguf-split --merge` writes one file, of which it says that it has 0 parts."""
     metadata = {
