@@ -92,10 +92,12 @@ class Line:
     ) -> Line:
         """The engine's end."""
         push, pull = new_sockets(context)
+        # First of all its monitor: a handshake that is over before is told to nobody.
+        line = cls(push, Pipes(push, pull, on_message, decode_to_engine), on_lost)
         for socket, target in ((push, address.from_engine), (pull, address.to_engine)):
             socket.setsockopt(zmq.IMMEDIATE, 1)
             curve.connect(socket, target, address.public_key)
-        return cls(push, Pipes(push, pull, on_message, decode_to_engine), on_lost)
+        return line
 
     def close(self, linger: int = 0) -> None:
         """Idempotent. What is under way has so many milliseconds to arrive."""

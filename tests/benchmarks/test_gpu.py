@@ -26,6 +26,7 @@ from benchmarks.random_weights import named_weights
 from benchmarks.step_plans import decode_plans
 from rootlace.kernels import KernelSet, Quantised
 from rootlace.kernels.reference.kv_cache import slot_bytes
+from rootlace.kernels.reference.layers import ROWS
 from rootlace.kernels.triton import TRITON, launching
 from rootlace.runtime.model.checkpoint.loader import rounded as load_rounded
 from tests.interpreter import replace_once_a_kernel
@@ -310,7 +311,8 @@ def test_step_bytes_count_every_weight_once(model: RandomModel) -> None:
     assert sum(distinct.values()) == weights.num_bytes()
     assert model.step_bytes(2, 10) == sum(distinct.values()) + 22 * token
     rounded = load_rounded(lambda *_: weights, "int8")(model.config, torch.float32, CPU)
-    scales = sum(w.scales.nbytes for w in rounded.products() if isinstance(w, Quantised))
+    of_rows = [w for w in rounded.products() if isinstance(w, Quantised) and w.scheme == ROWS]
+    scales = sum(w.scales.nbytes for w in of_rows)
     slots = 2 * spec.num_layers * slot_bytes(8, *token_heads) * 22
     read = rounded.num_bytes() - weights.embedding.nbytes - scales
     assert model.step_bytes(2, 10, "int8") == read + slots
