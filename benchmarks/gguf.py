@@ -339,6 +339,11 @@ def starts(found: list[Engine], rows: dict[str, Row], rounds: int, busy: bool) -
                     rows[name].note(engine.name, value, foreign, busy)
 
 
+def keep(report: Report, rows: dict[str, Row]) -> None:
+    report.add("rows", {name: vars(row) | {"ratio": row.ratio()} for name, row in rows.items()})
+    report.write()
+
+
 def main() -> None:
     parser = new_parser("gguf", __doc__)
     parser.add_argument("--gguf", type=Path, required=True, metavar="FILE")
@@ -377,14 +382,14 @@ def main() -> None:
                         load = ForeignLoad()
                         value = measure(servers[each], turn)
                         rows[name].note(each, value, load.cores(), args.busy)
+                keep(report, rows)  # a run takes a quarter of an hour
     table = new_table(args.gguf.name, "", "unit", "rootlace", "llama.cpp", "times as fast")
     for name, row in rows.items():
         medians = [row.median(engine.name) for engine in both]
         cells = ["" if value is None else f"{value:.4g}" for value in (*medians, row.ratio())]
         table.add_row(name, row.unit, *cells)
     console.print(table, report.foreign_line())
-    report.add("rows", {name: vars(row) | {"ratio": row.ratio()} for name, row in rows.items()})
-    report.write()
+    keep(report, rows)
     if args.plot:
         known = [name for name, row in rows.items() if row.ratio()]
         with figure_of(args.plot, figsize=(9, 3.2)) as (_, axes):
