@@ -48,7 +48,7 @@ from benchmarks.common import (
     new_table,
     progress_bar,
 )
-from benchmarks.peers.completion_server import DIRECT, Answer, Body, CompletionServer
+from benchmarks.peers.completion_server import DIRECT, Answer, Body, CompletionServer, LlamaServer
 from benchmarks.peers.drive import drive
 from benchmarks.peers.family import Family, end
 from benchmarks.peers.workloads import WORKLOADS, Workload
@@ -114,21 +114,8 @@ class Ours(CompletionServer):
         return str(reply["text"])
 
 
-class Theirs(CompletionServer):
-    """llama.cpp's server, asked by its own interface."""
-
-    path = "/completion"
-
-    def body(self, prompt: Sequence[int], wanted: int) -> Body:
-        greedy = {"temperature": 0.0, "top_k": 1, "samplers": ["top_k"]}
-        told = {"stream": True, "return_tokens": True, "cache_prompt": True}
-        return {"prompt": list(prompt), "n_predict": wanted, "ignore_eos": True, **greedy, **told}
-
-    def read(self, event: Body, answer: Answer) -> None:
-        answer.ids += event.get("tokens") or ()
-        if event.get("stop"):
-            answer.count = event["tokens_predicted"]
-            answer.cached = event["timings"]["cache_n"]
+class Theirs(LlamaServer):
+    """llama.cpp's."""
 
     def drawn(self, prompt: Sequence[int], seed: int) -> Body:
         by = {"temperature": 1.0, "top_k": 40, "samplers": ["top_k", "temperature"], "seed": seed}
@@ -366,7 +353,8 @@ def main() -> None:
         task = bar.add_task("", total=len(names) * args.rounds)
         both = engines(args.gguf, *peers, SLOTS, CONTEXT)
         with ExitStack() as stack:
-            servers = {one.name: stack.enter_context(one.started())[0] for one in both}
+            asked = both if names else []
+            servers = {one.name: stack.enter_context(one.started())[0] for one in asked}
             if "llama.cpp" in servers:
                 with servers["llama.cpp"].open("/props", method="GET") as told:
                     report.found["llama.cpp"] = json.load(told).get("build_info")

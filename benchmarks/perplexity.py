@@ -249,8 +249,7 @@ def main() -> int:
     report.add("results", results)
     console.print(report.foreign_line())
     report.write()
-    judged = [(one.growth, one.bound) for one in results if not one.case.off_grid]
-    return int(any(bound is not None and growth > bound for growth, bound in judged))
+    return int(any(one.bound is not None and one.growth > one.bound for one in results))
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # compressed-tensors 0.20.1 packs widths that do not divide 32 as one stream of bits: a value may begin in one int32 and
 # end in the next. 11 values of 3 bits take two int32 (33 bits), 7 of 5 bits too (35 bits, the last value's highest bit
-# alone in the second). A reader that takes `32 // bits` values from each int32 gets 10 of 3 bits and loses two bits;
-# it agrees on the first ten alone.
+# alone in the second). A reader that takes `32 // bits` values from each int32 gets 10 of 3 bits and reads the next
+# value from the wrong place.
 #
 # Guessed before: `32 // bits` values in each int32, and the rest unused. Found 2026-11-28.
 set -euo pipefail

