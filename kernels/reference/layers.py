@@ -268,7 +268,7 @@ def quantise(matrix: torch.Tensor, scheme: Scheme, bias: torch.Tensor | None = N
     values = matrix.new_empty((outputs, inputs // code.in_byte), dtype=code.dtype)
     kind, shape = torch.float32, (outputs, inputs // group)
     if scheme.offsets:
-        largest = float(matrix.abs().max()) if matrix.numel() else 0.0
+        largest = max(-float(matrix.min()), float(matrix.max())) if matrix.numel() else 0.0
         kind = torch.float16 if HALF_RANGE[0] < largest < HALF_RANGE[1] else torch.bfloat16
     scales = matrix.new_empty(shape, dtype=kind)
     offsets = matrix.new_empty(shape, dtype=kind) if scheme.offsets else None
@@ -299,8 +299,8 @@ def _fitted(
     low, high = groups.aminmax(dim=-1, keepdim=True)
     least, most = (-128, 127) if scheme == INT8 else (0, 15)
     if scheme == INT8:
-        tried = [((high - low) / steps, low) for steps in STEPS]
-        tried = [(scale, low - least * scale) for scale, low in tried]
+        spans = [(high - low) / steps for steps in STEPS]
+        tried = [(scale, low - least * scale) for scale in spans]
     else:
         # Numbers that lie on a grid are met exactly by one that spans the whole range.
         tried = [_cut(groups, low, high), ((high - low) / 15, low)]

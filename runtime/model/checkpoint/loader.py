@@ -677,7 +677,8 @@ def _round(weight: Weight, scheme: Scheme) -> Weight:
         raise _already(weight.kind)
     fits = weight.shape[1] % (scheme.group or 1) == 0
     if fits and scheme == INT8:
-        largest = weight.matrix.abs().amax(dim=1)
+        low, high = weight.matrix.aminmax(dim=1)
+        largest = torch.maximum(-low, high)
         fits = not bool(((largest > 0) & (largest < LEAST_ROW)).any())
     return quantise(weight.matrix, scheme if fits else ROWS, weight.bias)
 

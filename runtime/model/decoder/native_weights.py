@@ -49,7 +49,7 @@ class PackedWeights:
     """`linears`: the weights of products, of queries, keys and values up to `PARTS`, of latent
     attention's `k_up` and `v_up` one for each head. `tensors`: the embedding and learned positions
     in the activations' type; norms, sinks and corrections in float32. An embedding that a GGUF file
-    has in blocks stays in that file, as `embedding_blocks`.
+    has in blocks stays as it is, as `embedding_blocks`.
     `remarks`: what users should know of how they are packed. `mapped`: bytes that are a file's, of
     which the system says that they are free. `damage`: set when that file turns out to be
     damaged."""

@@ -6,7 +6,6 @@ it lives; it may be replaced or deleted meanwhile, but not be written to.
 
 from __future__ import annotations
 
-import contextlib
 import math
 import mmap
 import re
@@ -285,16 +284,17 @@ class GgufFile:
 
         Raises `UnsupportedModel`, naming file and place, for whatever is not sound.
         """
-        with contextlib.suppress(OSError):
+        try:
             about = path.stat()
-            key = (path, about.st_ino, about.st_size, about.st_mtime_ns, about.st_ctime_ns)
-            known = _READ.get(key)
-            if known is None:
-                known = cls._read(path)
-                if not _PART.fullmatch(path.name):  # other parts may be replaced alone
-                    _READ[key] = known
-            return known
-        return cls._read(path)
+        except OSError:
+            return cls._read(path)  # which says what is wrong
+        key = (path, about.st_ino, about.st_size, about.st_mtime_ns, about.st_ctime_ns)
+        known = _READ.get(key)
+        if known is None:
+            known = cls._read(path)
+            if not _PART.fullmatch(path.name):  # other parts may be replaced alone
+                _READ[key] = known
+        return known
 
     @classmethod
     def _read(cls, path: Path) -> GgufFile:
