@@ -309,8 +309,8 @@ def simulate(
         if is_recorded(trace):
             for name in context.params:
                 source = context.get_parameter_source(name)
-                given = source is not None and source.name == "COMMANDLINE"
-                if given and name not in ("trace", "json_file"):
+                typed = source is not None and source.name == "COMMANDLINE"
+                if typed and name not in ("trace", "json_file"):
                     option = f"--{name.replace('_', '-')}"
                     fail(f"{option}: recorded texts show what drafts save; --json alone fits them")
             _write(json_file, {"prices": _replay_texts(trace)})
