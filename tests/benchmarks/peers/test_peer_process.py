@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 from benchmarks.common import ROOT
+from benchmarks.peers.completion_server import LlamaServer
 from benchmarks.peers.drive import PeerError
 from benchmarks.peers.known_peers import DRIVERS, KNOWN_PEERS, Setting, start
 from benchmarks.peers.measure import Task
@@ -115,7 +116,6 @@ def test_it_does_not_outlive_us(drivers: Path, models: Path, tmp_path: Path) -> 
 import os, signal, time
 from pathlib import Path
 import psutil
-from benchmarks.peers.completion_server import LlamaServer
 from benchmarks.peers import known_peers
 known_peers.DRIVERS = Path({str(drivers)!r})
 setting = known_peers.Setting(Path({str(tmp_path)!r}), 1, "bfloat16", 1, 120.0)
