@@ -4,8 +4,9 @@
 
 Both are servers with their defaults, asked over HTTP in turns, in one run: llama.cpp's own
 (`--llama-server`), or that of the package xllamacpp (2026.10.11549) under the interpreter PY. It
-has 16 slots with one KV cache for all, flash attention where it chooses to, and its own reuse of
-prefixes. Prompts are new in each round, so that nothing is known from the round before.
+has 16 slots with one KV cache for all (`--divided`: each has its part, which is faster for many
+long contexts), flash attention where it chooses to, and its own reuse of prefixes. Prompts are new
+in each round, so that nothing is known from the round before.
 
 start    from starting the process to the first token of a short prompt, the second time
 memory   proportional set size of all processes, after a short prompt and after 4,000 tokens
@@ -176,8 +177,14 @@ class Engine:
 
 
 def engines(
-    file: Path, python: Path | None, llama_server: Path | None, slots: int, context: int
+    file: Path,
+    python: Path | None,
+    llama_server: Path | None,
+    slots: int,
+    context: int,
+    divided: bool = False,
 ) -> list[Engine]:
+    """Ours and llama.cpp's, whose slots share one cache of `context` tokens or divide it."""
     threads = str(usable_cores())
 
     def ours(port: int) -> list[str]:
@@ -186,8 +193,9 @@ def engines(
     def theirs(port: int) -> list[str]:
         program = [str(llama_server)] if llama_server else [str(python), str(DRIVER)]
         given = ["-m", str(file), "--port", str(port), "-np", str(slots), "-c", str(context)]
-        more = ["--kv-unified", "-tb", threads] if llama_server else []
-        return [*program, *given, "-t", threads, *more]
+        cache = "--no-kv-unified" if divided else "--kv-unified"
+        more = ["-tb", threads] if llama_server else []
+        return [*program, *given, "-t", threads, cache, *more]
 
     found = [Engine("rootlace", ours, partial(Ours, "rootlace"))]
     if python or llama_server:
@@ -336,6 +344,7 @@ def main() -> None:
     parser.add_argument("--gguf", type=Path, required=True, metavar="FILE")
     parser.add_argument("--llama-python", type=Path, metavar="PY", help="that has xllamacpp")
     parser.add_argument("--llama-server", type=Path, metavar="PATH")
+    parser.add_argument("--divided", action="store_true", help="llama.cpp's cache, among its slots")
     parser.add_argument("--only", nargs="+", choices=["starts", *MEASURES], metavar="NAME")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--busy", action="store_true", help="keep what a busy machine measured")
@@ -351,7 +360,8 @@ def main() -> None:
         if "starts" in wanted:
             starts(engines(args.gguf, *peers, 1, 4096 + 64), rows, args.rounds, args.busy)
         task = bar.add_task("", total=len(names) * args.rounds)
-        both = engines(args.gguf, *peers, SLOTS, CONTEXT)
+        context = 2 * CONTEXT if args.divided else CONTEXT  # a slot: 8,192 tokens
+        both = engines(args.gguf, *peers, SLOTS, context, args.divided)
         with ExitStack() as stack:
             asked = both if names else []
             servers = {one.name: stack.enter_context(one.started())[0] for one in asked}
