@@ -136,7 +136,7 @@ $(OLDEST)/.ready: $(REQUIREMENTS) $(READY)
 	@touch $@
 
 test-oldest: $(OLDEST)/.ready
-	$(OLDEST)/bin/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+	$(OLDEST)/bin/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --on-cpu
 
 first-changes: $(READY)
 	$(BIN)/python scripts/first_changes.py --run

@@ -83,13 +83,15 @@ class Clock:
 def pytest_configure(config: pytest.Config) -> None:
     # Of several processes the one that starts the others hears of every test.
     among_others = hasattr(config, "workerinput")
-    report = None if among_others else config.getoption("--gpu-report")
-    config.pluginmanager.register(Clock(config.getoption("--gpu-seconds"), report, among_others))
+    report = None if among_others else config.getoption("--gpu-report", None)
+    config.pluginmanager.register(
+        Clock(config.getoption("--gpu-seconds", None), report, among_others)
+    )
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if config.getoption("--gpu-seconds") is not None:
+    if config.getoption("--gpu-seconds", None) is not None:
         seen_cases: Counter[str] = Counter()
         places = {}
         for item in items:
