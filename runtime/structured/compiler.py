@@ -79,17 +79,14 @@ class GrammarCache:
         self._max_bytes = max_bytes
         self._grammars: OrderedDict[Hashable, Grammar] = OrderedDict()
         self._building: dict[Hashable, Future[Grammar]] = {}
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
 
     def get(self, key: Hashable) -> Grammar | None:
         with self._lock:
-            return self._get(key)
-
-    def _get(self, key: Hashable) -> Grammar | None:
-        grammar = self._grammars.get(key)
-        if grammar is not None:
-            self._grammars.move_to_end(key)
-        return grammar
+            grammar = self._grammars.get(key)
+            if grammar is not None:
+                self._grammars.move_to_end(key)
+            return grammar
 
     def get_or_build(self, key: Hashable, build: Callable[[], Grammar]) -> Grammar:
         """The grammar of `key`, built once however many threads ask at the same time.
@@ -97,7 +94,7 @@ class GrammarCache:
         Raises what `build` raises, in all of these threads; a later call builds again.
         """
         with self._lock:
-            grammar = self._get(key)
+            grammar = self.get(key)
             if grammar is not None:
                 return grammar
             own = key not in self._building
