@@ -134,7 +134,7 @@ class DecodeRows:
         self._ready: list[RequestState] = []
         self._order = DepthFirst([], [])
         self._version = -1
-        self._last = _layout(self._order, block_size)
+        self._last = self._none = _layout(self._order, block_size)
         self._inside = 0
         """Number of further steps in which no row begins a block."""
 
@@ -145,6 +145,9 @@ class DecodeRows:
         rows. `order` is a new object whenever the order changes. `version` changes whenever a table
         changed other than at its end, or `computed` other than by a step's token.
         """
+        if not ready:
+            self._ready = ready
+            return self._none
         reusable = order is self._order and version == self._version and ready == self._ready
         self._ready, self._order, self._version = ready, order, version
         following = self._following() if reusable else None
@@ -494,6 +497,8 @@ class PlanBuilder:
         masks = sample_rows.masks
         if masks.drafts or masks.drafts_handed:
             wait_for_masks = masks.start_drafts(wait_for_masks)
+        # Leading blocks are shared as far as both rows have them before their new tokens.
+        starts, common = context_len - counts, np.array(order.common, np.int32)
         duplicate_tokens, duplicate_slots = _NO_TOKENS, _NONE
         if self._duplicates:
             written, targets = zip(*self._duplicates, strict=True)
@@ -516,7 +521,7 @@ class PlanBuilder:
             pooled=pooled,
             feeds=_feeds(decode.sequences, flats.tolist()) if self._feeding else _NO_FEEDS,
             adapters=self._adapters(sequences) if self._have_adapters else _NO_TOKENS,
-            common_blocks=_common_blocks(order, context_len - counts, size),
+            common_blocks=np.minimum(common, np.minimum(starts[1:], starts[:-1])) // size,
             rids=np.fromiter(map(_RID, sequences), np.int64, len(sequences)),
         )
         return InFlightStep(
@@ -538,12 +543,6 @@ class PlanBuilder:
         """Adapter index of each row."""
         adapters = [sequence.adapter for sequence in sequences]
         return np.array(adapters, np.int32) if max(adapters, default=-1) >= 0 else _NO_TOKENS
-
-
-def _common_blocks(order: DepthFirst, starts: np.ndarray, size: int) -> np.ndarray:
-    """Shared leading blocks of neighbouring rows; `starts` [R]: tokens before the new ones."""
-    common = np.array(order.common, np.int32)
-    return np.minimum(common, np.minimum(starts[1:], starts[:-1])) // size
 
 
 def _feeds(sequences: list[RequestState], flats: Iterable[int]) -> np.ndarray:
