@@ -576,9 +576,7 @@ class Limits:
             )
 
     def adapter(self, request: EngineRequest) -> int:
-        """Index of the request's adapter, -1 without one. Raises InvalidRequest."""
-        if not request.adapter:
-            return -1
+        """Index of the request's adapter. Raises InvalidRequest."""
         if request.adapter not in self.adapters:
             known = f"there are {', '.join(self.adapters)}" if self.adapters else "there are none"
             raise InvalidRequest(f"the adapter {request.adapter!r} is not loaded: {known}")

@@ -155,7 +155,8 @@ class DecodeRows:
             if len(ready) < len(order.sequences):
                 order = order.only(set(ready))
             following = _layout(order, self._size)
-            self._inside = self._steps_inside(following.positions)
+            inside = following.positions % self._size
+            self._inside = self._size - 1 - int(inside.max(initial=0))
         self._last = following
         return following
 
@@ -192,10 +193,6 @@ class DecodeRows:
             last.common_blocks,
             last.rids,
         )
-
-    def _steps_inside(self, positions: np.ndarray) -> int:
-        """Steps after `positions` in which no row begins a block."""
-        return self._size - 1 - int((positions % self._size).max(initial=0))
 
 
 def _layout(order: DepthFirst, size: int) -> DecodeLayout:
@@ -417,8 +414,8 @@ class PlanBuilder:
             )
             sampled = list(zip(sequences, map(_EPOCH, sequences), strict=True))
             flight = InFlightStep(plan, sequences, sampled, [], [])
-        if self._guards:
-            self.close()
+        for blocks in self._guards:  # held while planning
+            self._pool.drop(blocks, pinned=True)
         for at, (sequence, _) in enumerate(flight.sampled):
             sequence.pending += 1
             sequence.sampled_at = at
@@ -532,12 +529,6 @@ class PlanBuilder:
             complete=self._complete,
             pooled=pooling,
         )
-
-    def close(self) -> None:
-        """Release the blocks held while planning."""
-        for blocks in self._guards:
-            self._pool.drop(blocks, pinned=True)
-        self._guards = []
 
     def _adapters(self, sequences: list[RequestState]) -> np.ndarray:
         """Adapter index of each row."""

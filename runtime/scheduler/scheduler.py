@@ -189,7 +189,7 @@ class Scheduler:
                 jumps=jump_forward,
                 arrived=self._clock() - waited,
                 max_length=limits.longest(request, self.kv.block_size),
-                adapter=limits.adapter(request),
+                adapter=limits.adapter(request) if request.adapter else -1,
             )
             if not sequence.pinned:
                 retention.check_pin(sequence, self._longest())

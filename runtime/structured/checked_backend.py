@@ -573,8 +573,9 @@ class CheckedMatcher(Matcher):
         return self._inner.forced_text()
 
     def forced_tokens(self) -> list[int]:
+        tokens = self._inner.forced_tokens()
         # Where one of them is excluded, the text needs another spelling.
-        return self._text.not_excluded(self._inner.forced_tokens())
+        return self._text.not_excluded(tokens) if tokens else tokens
 
     # ------------------------------------------------------------ backwards
 
