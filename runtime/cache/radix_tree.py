@@ -178,7 +178,7 @@ class RadixTree:
         while link is not None:
             link.locks -= 1
             link.last_use = self.tick
-            if not link.locks:
+            if not (link.locks or link.is_root):
                 self.pool.unpin(link.blocks)
             link = link.parent
         if program in self.programs.live and not node.is_root:

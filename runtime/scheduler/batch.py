@@ -485,12 +485,14 @@ class PlanBuilder:
                 flat, states = at + chunk.pool_start - start, chunk.pool_stop - chunk.pool_start
                 pooled.append(PooledRow(flat, states, sequence.pool.labels))
                 pooling.append((sequence, chunk.pool_start))
-        sampled = [(row, sequences[row]) for row in sorted(sampling)]
-        samples, wait_for_masks = plain_samples(sampled, sample_rows)
+        rows = sorted(sampling)
+        sampled = [sequences[row] for row in rows]
+        pairs = list(zip(rows, sampled, strict=True))
+        samples, wait_for_masks = plain_samples(pairs, sample_rows)
         for chunk in chunks:
             if chunk.draft is not None:
                 samples += sample_rows.drafted(chunk.row, chunk.sequence, chunk.draft)
-                sampled += [(chunk.row, chunk.sequence)] * chunk.count
+                sampled += [chunk.sequence] * chunk.count
         masks = sample_rows.masks
         if masks.drafts or masks.drafts_handed:
             wait_for_masks = masks.start_drafts(wait_for_masks)
@@ -524,7 +526,7 @@ class PlanBuilder:
         return InFlightStep(
             plan=plan,
             rows=sequences,
-            sampled=[(sequence, sequence.epoch) for _, sequence in sampled],
+            sampled=list(zip(sampled, map(_EPOCH, sampled), strict=True)),
             scored=scored,
             complete=self._complete,
             pooled=pooling,

@@ -345,8 +345,8 @@ class CheckedText:
 
     # ------------------------------------------------------------ forwards and back
 
-    def go(self, token_id: int) -> None:
-        """Note a token that `inner` and `verifier` have taken in."""
+    def go(self, token_id: int) -> bool:
+        """Note a token that `inner` and `verifier` have taken in; return `_Here.open`."""
         step = (self.way[-1], token_id)
         self.way.append(self._nodes.setdefault(step, len(self._nodes) + 1))
         self.tokens.append(token_id)
@@ -354,6 +354,7 @@ class CheckedText:
         length = 0 if ends else len(self._vocabulary.token_bytes[token_id])
         self.lengths.append(self.lengths[-1] + length)
         self._look()
+        return self.here.open
 
     def back(self, count: int) -> None:
         if count:
@@ -535,8 +536,7 @@ class CheckedMatcher(Matcher):
         if violation is not None:
             self._inner.rollback(1)
             return self._refuse(token_id, violation)
-        self._text.go(token_id)
-        if not ends and not self._text.can_follow():
+        if not (self._text.go(token_id) or ends or self._text.can_follow()):
             violation = self._verifier.violation()
             self._text.back(1)
             return self._refuse(token_id, violation)
@@ -549,8 +549,7 @@ class CheckedMatcher(Matcher):
         if self._verifier.feed(self._vocabulary.token_bytes[token_id]) is not None:
             self._inner.rollback(1)
             return False
-        self._text.go(token_id)
-        if not self._text.can_follow():
+        if not (self._text.go(token_id) or self._text.can_follow()):
             self._text.back(1)
             return False
         self._refused, self._error = None, ""
