@@ -74,9 +74,20 @@ class MeasuredCost:
         if self.steps >= self._solved + min(self.steps // _SOLVED_AFTER, _SOLVED_AFTER):
             self._solve()
 
-    def seconds(self, work: Work) -> float:
-        """Forecast of a step; 0 while nothing was measured."""
-        return float((self._units * work) @ self._solution) if self.steps else 0.0
+    def forecast(self, plan: StepPlan) -> tuple[Work, float]:
+        """The work of a step, and the seconds that it should take; 0 while nothing was measured."""
+        counts = np.diff(plan.row_start)
+        prompts = counts > 1
+        chunks, ends = counts[prompts].astype(np.float64), plan.context_len[prompts]
+        work = (
+            1.0,
+            float(chunks.sum()),
+            len(counts) - len(chunks),
+            float(plan.context_len[~prompts].sum()),
+            float(np.dot(chunks, ends - chunks / 2)),
+            sum(len(row.targets) for row in plan.prompt_scores) if plan.prompt_scores else 0,
+        )
+        return work, float((self._units * work) @ self._solution) if self.steps else 0.0
 
     def _solve(self) -> None:
         # Factor by which the prior as a whole is too low.
@@ -97,21 +108,6 @@ class MeasuredCost:
         self._solution, self._solved = solution, self.steps
         found = dict(zip(_PARTS, (solution * self._units).tolist(), strict=True))
         self.cost = replace(self.cost, **found, source="measured as it runs")
-
-
-def work_of(plan: StepPlan) -> Work:
-    """Factors of the `StepCost` coefficients; the first is 1 for the step."""
-    counts = np.diff(plan.row_start)
-    prompts = counts > 1
-    chunks, ends = counts[prompts].astype(np.float64), plan.context_len[prompts]
-    return (
-        1.0,
-        float(chunks.sum()),
-        len(counts) - len(chunks),
-        float(plan.context_len[~prompts].sum()),
-        float(np.dot(chunks, ends - chunks / 2)),
-        sum(len(row.targets) for row in plan.prompt_scores) if plan.prompt_scores else 0,
-    )
 
 
 # Budget of a step ---------------------------------------------------------------------------------

@@ -441,7 +441,7 @@ class RequestState:
 
 
 Work = tuple[float, ...]
-"""Factors of the coefficients of `StepCost` in a step."""
+"""Factors of the coefficients of `StepCost` in a step; the first is 1 for the step itself."""
 
 
 @dataclass(slots=True)

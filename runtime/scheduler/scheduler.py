@@ -32,13 +32,7 @@ from rootlace.runtime.scheduler.kv_manager import KVStore
 from rootlace.runtime.scheduler.masks import SampleRows, StepMasks, dead_row
 from rootlace.runtime.scheduler.offload.levels import Tiers, as_measured
 from rootlace.runtime.scheduler.output import Rollback, Suspects, TokenIntake
-from rootlace.runtime.scheduler.pacing import (
-    MeasuredCost,
-    PromptPace,
-    ServicePace,
-    StepBudget,
-    work_of,
-)
+from rootlace.runtime.scheduler.pacing import MeasuredCost, PromptPace, ServicePace, StepBudget
 from rootlace.runtime.scheduler.queue import WaitingQueue
 from rootlace.runtime.scheduler.request import (
     Counters,
@@ -315,8 +309,7 @@ class Scheduler:
         order = running.ordered or running.depth_first()
         flight = builder.build(order, self._decode_rows, self._sample_rows, self.kv.version)
         flight.begun = self._clock()
-        flight.work = work_of(flight.plan)
-        flight.plan.forecast = self.cost.seconds(flight.work)
+        flight.work, flight.plan.forecast = self.cost.forecast(flight.plan)
         if self.kv.tiering.active:
             self.kv.tiering.saving.launched()
         self._flights.append(flight)
