@@ -391,7 +391,7 @@ def _masked_schema(
     unique, keywords = UniqueKeys(digits_needed(mask)), keywords_within(mask)
     return CheckedGrammar(
         inner,
-        checks or (lambda: Verifier(unique)),
+        checks or partial(Verifier, unique),
         compiler.vocabulary,
         compiler.config.max_retreats,
         # Within its digits a number may have no multiple: then some of them are taken back.
@@ -456,7 +456,7 @@ def _each_key_once(
     keywords = set().union(*map(keywords_within, masks))
     return CheckedGrammar(
         inner,
-        lambda: Islands(islands),
+        partial(Islands, islands),
         compiler.vocabulary,
         compiler.config.max_retreats,
         keys_only="multipleOf" not in keywords,

@@ -106,6 +106,7 @@ class DfaGrammar:
         self.canonicalizer = canonicalizer
         self.table = TokenTable(vocabulary.trie, vocabulary.eos_token_ids, dfa, max_table_bytes)
         self.states = DfaStates()
+        self.start = self.states.of(dfa.start)
         self.trusted = True
         """Whether all requests may use what one request learned about a state."""
         self.texts: dict[int, bytes] = {}
@@ -221,7 +222,7 @@ class DfaMatcher(Matcher):
     def __init__(self, grammar: DfaGrammar) -> None:
         self._grammar = grammar
         self._size = grammar.vocabulary.size
-        self.state = grammar.states.of(grammar.dfa.start)
+        self.state = grammar.start
         """The state of the text; the number is negative if the automaton does not know the text."""
         self._tokens: list[int] = []
         self._before: list[DfaState] = []  # the state before each of them
