@@ -27,9 +27,9 @@ from benchmarks.given import REGEXES, SCHEMAS
 from rootlace.runtime.assets import demo_model
 from rootlace.runtime.config import ConstraintConfig
 from rootlace.runtime.contracts.matcher import Grammar
-from rootlace.runtime.engine import process
 from rootlace.runtime.engine.__main__ import SWITCH_SECONDS
 from rootlace.runtime.engine.constraints import prepare
+from rootlace.runtime.engine.core import collect_when_idle
 from rootlace.runtime.structured import GrammarCompiler
 from rootlace.runtime.structured.sandbox import CompileService
 from rootlace.wire.errors import RootlaceError
@@ -162,7 +162,7 @@ def main() -> None:
     console, report = console_of(120), Report("constrained.holds", args, "llguidance")
     compiler = GrammarCompiler(load_tokenizer(args.tokenizer))
     prepare(compiler)
-    process.collect_when_idle()
+    collect_when_idle()
     sys.setswitchinterval(SWITCH_SECONDS)
     service = CompileService(lambda: compiler, ConstraintConfig())
     service.submit(Constraint("choices", '["a"]')).exception()  # as the engine does at its start

@@ -3,16 +3,15 @@
  root --"You are a"--+--" poet. Write"--  node: tokens of the edge, blocks with their KV, locks
                      +--" cook. Bake"--
 
-`block_pool` counts references to blocks; `radix_tree` (of `node`s) maps tokens to blocks.
-`eviction` queues unlocked leaves in the order of one of `policies`. `retention` pins prefixes and
-expires them. `journal` reports changes by digest, `miss_report` remembers recent evictions,
-`tier` indexes offloaded blocks, `suffix_index` recent texts for drafts.
+`block_pool` counts references to blocks; `radix_tree` maps tokens to blocks. `node` has the tree's
+nodes, and queues unlocked leaves by an eviction policy. `retention` pins prefixes and expires them.
+`journal` reports changes by digest, `miss_report` remembers recent evictions, `tier` indexes
+offloaded blocks, `suffix_index` recent texts for drafts.
 """
 
 from rootlace.runtime.cache.block_pool import BlockPool, PoolExhausted
 from rootlace.runtime.cache.miss_report import Cause, Evicted
 from rootlace.runtime.cache.node import Node
-from rootlace.runtime.cache.policies import policy_named
 from rootlace.runtime.cache.radix_tree import RadixTree, check_cache
 from rootlace.runtime.cache.retention import MAX_PINS, Expiry, Pin, Pins
 
@@ -28,5 +27,4 @@ __all__ = [
     "PoolExhausted",
     "RadixTree",
     "check_cache",
-    "policy_named",
 ]

@@ -62,6 +62,8 @@ class BlockPool:
 
     def drop(self, blocks: np.ndarray, *, pinned: bool) -> int:
         """Remove a reference (and its pin) from each of `blocks`; return the count freed."""
+        if not len(blocks):
+            return 0
         at = blocks.astype(np.intp)
         if pinned:
             self.unpin(at)

@@ -13,11 +13,9 @@ from collections.abc import Callable, Hashable
 import numpy as np
 
 from rootlace.runtime.cache.block_pool import BlockPool
-from rootlace.runtime.cache.eviction import EvictionPolicy, EvictionQueue
 from rootlace.runtime.cache.journal import Journal
 from rootlace.runtime.cache.miss_report import Cause, Evicted
-from rootlace.runtime.cache.node import Node, Programs
-from rootlace.runtime.cache.policies import lru
+from rootlace.runtime.cache.node import POLICIES, EvictionQueue, Node, Programs
 
 
 def common_prefix(a: np.ndarray, b: np.ndarray) -> int:
@@ -47,13 +45,16 @@ class RadixTree:
     def __init__(
         self,
         pool: BlockPool,
-        policy: Callable[[Programs], EvictionPolicy] = lru.Policy,
+        eviction: str = "lru",
         evicted: Evicted | None = None,
     ) -> None:
+        """`eviction`: the name of the policy. Raises ValueError if unknown."""
+        if eviction not in POLICIES:
+            raise ValueError(f"there is no eviction policy {eviction!r}")
         self.pool = pool
         self.block_size = pool.block_size
         self.programs = Programs()
-        self._policy = policy(self.programs)
+        self._policy = POLICIES[eviction](self.programs)
         self._queue = EvictionQueue(self._policy)
         self.evicted = evicted or Evicted()
         self.journal: Journal | None = None
@@ -177,7 +178,7 @@ class RadixTree:
         while link is not None:
             link.locks -= 1
             link.last_use = self.tick
-            if not link.locks:
+            if not (link.locks or link.is_root):
                 self.pool.unpin(link.blocks)
             link = link.parent
         if program in self.programs.live and not node.is_root:

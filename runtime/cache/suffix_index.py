@@ -55,28 +55,16 @@ class Owner:
 class IndexedText:
     """Tokens `ids[:end]` (int32) of one request, as far as no text before had them."""
 
-    __slots__ = ("end", "first", "ids", "number", "owner")
+    __slots__ = ("end", "ids", "known", "number", "owner")
 
-    def __init__(self, owner: Owner, number: int) -> None:
+    def __init__(self, owner: Owner, number: int, known: int) -> None:
         self.owner = owner
         self.number = number
         """The text's number in the index; 0: the index has dropped the text."""
-        self.first = 0
-        """Place in the request of `ids[0]`."""
+        self.known = known
+        """Tokens of the request up to which the index has them."""
         self.ids = np.empty(0, np.int32)
         self.end = 0
-
-    @property
-    def known(self) -> int:
-        """Tokens of the request up to which the index has them."""
-        return self.first + self.end
-
-    def append(self, tokens: np.ndarray) -> None:
-        end = self.end + len(tokens)
-        if end > len(self.ids):
-            self.ids = np.concatenate((self.ids[: self.end], np.empty(end, np.int32)))
-        self.ids[self.end : end] = tokens
-        self.end = end
 
 
 class SuffixIndex:
@@ -125,10 +113,9 @@ class SuffixIndex:
         known = self._owners.get(owner)
         if known is None:
             known = self._owners[owner] = Owner(owner, self._key)
-        text = IndexedText(known, self._numbers)
-        known.texts[text.number] = self._texts[text.number] = text
         first = max(self._known(known, tokens) - LONGEST, len(tokens) - self.capacity // 2, 0)
-        text.first = first
+        text = IndexedText(known, self._numbers, first)
+        known.texts[text.number] = self._texts[text.number] = text
         self.learn(text, tokens[first:])
         return text
 
@@ -141,7 +128,12 @@ class SuffixIndex:
         # The last gram of what was there has its next token now.
         start = max(text.end - LONGEST, 0)
         fresh = max(text.end, 1) - start
-        text.append(tokens)
+        end = text.end + len(tokens)
+        if end > len(text.ids):
+            text.ids = np.concatenate((text.ids[: text.end], np.empty(end, np.int32)))
+        text.ids[text.end : end] = tokens
+        text.end = end
+        text.known += len(tokens)
         self.tokens += len(tokens)
         self._texts.move_to_end(text.number)
         hashes = _rolling(text.ids[start : text.end - 1])

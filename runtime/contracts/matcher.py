@@ -26,6 +26,8 @@ class Matcher(Protocol):
 
     ready: MaskRow | None = None
     """The row that `mask_row` would name, if known to be filled; else None. Cheap to read."""
+    free: bool = False
+    """Whether any token may follow from here on: the request needs no matcher any more."""
 
     def allowed_mask(self) -> np.ndarray:
         """bool [vocab_size]: the tokens that may come next.
@@ -86,10 +88,6 @@ class Matcher(Protocol):
 
     def ignores(self, token_id: int) -> bool:
         """Whether this stop token would end nothing here, within thoughts."""
-        return False
-
-    def is_free(self) -> bool:
-        """Whether any token may follow from here on: the request needs no matcher any more."""
         return False
 
     def is_accepting(self) -> bool:

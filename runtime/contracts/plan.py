@@ -171,11 +171,6 @@ class SampleRow:
     simple: bool = False
     back: int = 0
 
-    @property
-    def position(self) -> int:
-        """The sampled token's number in its sequence."""
-        return len(self.token_ids) + (self.source >= 0)
-
 
 @dataclass(frozen=True)
 class PromptScoreRow:
@@ -250,6 +245,8 @@ class StepPlan:
     """
     rids: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
     """[R] int64: request ids of the rows; the same object while rows stay the same."""
+    forecast: float = 0.0
+    """Seconds that the step should take; 0 while nothing was measured."""
 
     @property
     def late(self) -> bool:

@@ -30,9 +30,8 @@ from rootlace.runtime.contracts.messages import (
     decode_to_engine,
     encode,
 )
-from rootlace.runtime.engine import process
 from rootlace.runtime.engine.client import EngineProcessConfig
-from rootlace.runtime.engine.core import EngineLoop, MaskFiller
+from rootlace.runtime.engine.core import EngineLoop, MaskFiller, collect_when_idle
 from rootlace.runtime.engine.process import Telling, loading_bar, loading_log
 from rootlace.runtime.model.checkpoint.config import check_config
 from rootlace.runtime.model.checkpoint.source import model_source
@@ -190,7 +189,7 @@ def _serve(
     from rootlace.runtime.engine.constraints import compile_service
 
     service = compile_service(runner, engine.constraints)
-    process.collect_when_idle()
+    collect_when_idle()
     jump_forward = engine.constraints.jump_forward
     loop = EngineLoop(
         scheduler,
@@ -201,7 +200,7 @@ def _serve(
         jump_forward,
         overlap,
         record=record,
-        prepare=lambda: runner.prepare() or process.idle(),
+        prepare=runner.prepare,
         executor_stats=runner.stats,
         telling=(
             Telling(scheduler.cache, scheduler.cost, bytes.fromhex(config.digest_key))

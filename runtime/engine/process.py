@@ -1,12 +1,10 @@
-"""Services of the engine process: compiling requests, garbage collection, loading progress,
-reports.
+"""Services of the engine process: compiling requests, loading progress, reports.
 
-Sections: compiling requests, garbage, loading, telling.
+Sections: compiling requests, loading, telling.
 """
 
 from __future__ import annotations
 
-import gc
 import logging
 import time
 from collections.abc import Callable, Iterator
@@ -17,9 +15,8 @@ from typing import TYPE_CHECKING, Protocol, TextIO
 
 import numpy as np
 
-from rootlace.runtime import processes
 from rootlace.runtime.cache.journal import Change
-from rootlace.runtime.contracts.matcher import Grammar
+from rootlace.runtime.contracts.matcher import Grammar, Matcher
 from rootlace.runtime.contracts.messages import (
     CacheChanged,
     CostMeasured,
@@ -63,6 +60,10 @@ class Waiting:
     def waited(self) -> float:
         """Seconds since the request came."""
         return time.monotonic() - self.since
+
+    def matcher(self) -> Matcher:
+        """The request's matcher. Raises the exception of the compilation."""
+        return self.grammar.result().matcher()
 
 
 class CompilingRequests:
@@ -113,45 +114,6 @@ class CompilingRequests:
                 self.compiled += 1
                 self.seconds += waiting.waited
                 yield waiting
-
-
-# Garbage ------------------------------------------------------------------------------------------
-
-
-IDLE_AFTER = 10
-"""Collections of the second generation before a full collection at an idle moment.
-
-Each has some 7,000 objects. Python's own number for any moment.
-"""
-BUSY_AFTER = 300
-"""Collections before a full collection without an idle moment.
-
-A full collection stops the process for some 0.3 µs an object. At most 2 million objects came since
-the last one, few of them garbage: requests and constraints leave no cycles
-(`tests/engine/test_garbage.py`).
-"""
-
-
-def collect_when_idle() -> None:
-    """Collect garbage at idle moments from now on; call `idle` when there is nothing else to do.
-
-    Current objects stay and are not scanned again (0.1 s with a large vocabulary). What the start
-    needed and nothing else does goes back to the system.
-    """
-    gc.collect()
-    gc.freeze()
-    processes.give_back_memory()
-    first, second, _ = gc.get_threshold()
-    gc.set_threshold(first, second, BUSY_AFTER)
-
-
-def idle() -> bool:
-    """Run a full collection if due, and give free memory back; return whether one ran."""
-    if gc.get_count()[2] < IDLE_AFTER:
-        return False
-    gc.collect()
-    processes.give_back_memory()
-    return True
 
 
 # Loading ------------------------------------------------------------------------------------------
@@ -231,5 +193,5 @@ class Telling:
             )
         if self._cost.steps >= self._next_cost:
             self._next_cost = self._cost.steps + min(self._cost.steps, _STEPS)
-            said.append(CostMeasured(self._cost.cost()))
+            said.append(CostMeasured(self._cost.cost))
         return said

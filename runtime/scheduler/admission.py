@@ -12,7 +12,7 @@ from __future__ import annotations
 from bisect import insort
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import msgspec
 
@@ -322,9 +322,11 @@ class Prefill:
         for at, sequence in enumerate(begun):
             if not budget.open or sequence.finished:
                 continue
-            part = budget.split(1 if budget.cost is None else len(begun) - at)
+            parts = 1 if budget.cost is None else len(begun) - at
+            part = budget if parts == 1 else budget.split(parts)
             room = self._chunk(sequence, part, builder)
-            budget.give_back(part)
+            if parts > 1:
+                budget.give_back(part)
             if not room:
                 return False
         return budget.open
@@ -336,38 +338,25 @@ class Prefill:
         alone: RequestState | None,
         long: list[RequestState],
     ) -> None:
-        """Admit sequences until budget, rows or blocks run out; `long` ones are in prefill."""
+        """Admit sequences until budget, rows or blocks run out; `long` ones are in prefill.
+
+        Later ones are admitted while others are deferred: sequences whose blocks are being read,
+        with their room reserved, and those of which `_waits` says so.
+        """
         self._waiting.refresh()
         deferred: list[RequestState] = []
-        self._admit_others(builder, budget, alone, long, deferred)
-        if deferred:
-            self._waiting.restore(deferred)
-
-    def _admit_others(
-        self,
-        builder: PlanBuilder,
-        budget: StepBudget,
-        alone: RequestState | None,
-        long: list[RequestState],
-        deferred: list[RequestState],
-    ) -> None:
-        """Admit sequences; later ones are admitted while those in `deferred` wait.
-
-        These are sequences whose blocks are being read, with their room reserved, and those of
-        which `_waits` says so.
-        """
         running, preempted = self._running, self._running.preempted
         promises = running.promises()
         while budget.open and len(running.sequences) < self._max_rows:
             following = alone or (preempted[0] if preempted else self._waiting.peek())
             if following is None or not running.fits(following, promises):
-                return
+                break
             if following.order >= 0 and self._awaits(following):
-                return
+                break
             bounded = budget.cost is not None and alone is None and running.sequences
             if bounded and self._waits(following, budget, long):
                 if following.order >= 0 or len(deferred) >= MOST_LOOKED_AT:
-                    return
+                    break
                 if len(deferred) >= MOST_FETCHES:
                     self._waiting.hold(following)
                 else:
@@ -377,7 +366,7 @@ class Prefill:
             tiering = self._kv.tiering
             if tiering.active and tiering.fetching.holds_back(following):
                 if alone is not None or following.order >= 0 or len(deferred) >= MOST_FETCHES:
-                    return
+                    break
                 self._waiting.defer(following)
                 deferred.append(following)
                 promises += running.wanted(following)
@@ -390,13 +379,15 @@ class Prefill:
             if tiering.active:
                 tiering.let_go(following)
             if alone is not None or not room:
-                return
+                break
             if not (following.decoding or following.finished):  # cut
-                return
+                break
             if not preempted and not self._waiting.count:
-                return
+                break
             if not following.finished:
                 promises += running.promise(following)
+        if deferred:
+            self._waiting.restore(deferred)
 
     def _waits(self, following: RequestState, budget: StepBudget, long: list[RequestState]) -> bool:
         """Whether `following` should let others go first, where steps are bounded in time."""
@@ -425,9 +416,10 @@ class Prefill:
         forced = sequence.jumped
         if sequence.request.report and sequence.report is None:
             self._explain(sequence)
-        if not forced and self._kv.rematch(sequence):
-            self._running.ordered = None
-        self._count.cached_tokens += sequence.count_prompt(cached=True)
+        if not forced:  # of which the prompt is computed
+            if self._kv.rematch(sequence):
+                self._running.ordered = None
+            self._count.cached_tokens += sequence.count_prompt(cached=True)
         target = sequence.target()
         wanted = target - sequence.computed
         if not wanted:  # every token is cached
@@ -464,7 +456,7 @@ class Prefill:
             if complete and self._waiting.count:
                 self._waiting.computed(sequence)
             self._running.ordered = None
-        sequence.count_prompt(cached=False)
+            sequence.count_prompt(cached=False)
         self._count.computed_tokens += count
         return complete or count < room
 
@@ -522,15 +514,15 @@ class Limits:
     vocab_size: int
     labels: int | None = None
     adapters: tuple[str, ...] = ()
+    max_length: int = field(init=False)
+    """Maximum length of a sequence; the last token needs no KV, as no token attends to it."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "max_length", min(self.context_length, self.capacity + 1))
 
     def beside(self, pinned: int) -> Limits:
         """The limits while `pinned` tokens of the pool are unavailable."""
         return replace(self, capacity=self.capacity - pinned) if pinned else self
-
-    @property
-    def max_length(self) -> int:
-        """Maximum length of a sequence; the last token needs no KV, as no token attends to it."""
-        return min(self.context_length, self.capacity + 1)
 
     def longest(self, request: EngineRequest, block_size: int) -> int:
         """Maximum length of a checked `request`.
@@ -553,7 +545,15 @@ class Limits:
             raise InvalidRequest("the prompt is empty")
         if params.max_tokens is None:
             raise InvalidRequest("max_tokens must be a number here")
-        self._check_kind(request)
+        # The model has to support the request's kind of output.
+        if request.pooling == "none":
+            if self.labels is not None:
+                head = f"its head scores {self.labels} labels" if self.labels else "it has no head"
+                raise InvalidRequest(f"this model does not generate text: {head}")
+        elif params.max_tokens or params.prompt_logprobs_from is not None:
+            raise InvalidRequest("a request for a vector neither samples nor scores tokens")
+        elif request.pooling == "labels" and not self.labels:
+            raise InvalidRequest("this model has no head that scores labels")
         for name, ids in (
             ("prompt", request.token_ids),
             ("output", request.output_ids),
@@ -576,21 +576,8 @@ class Limits:
             )
 
     def adapter(self, request: EngineRequest) -> int:
-        """Index of the request's adapter, -1 without one. Raises InvalidRequest."""
-        if not request.adapter:
-            return -1
+        """Index of the request's adapter. Raises InvalidRequest."""
         if request.adapter not in self.adapters:
             known = f"there are {', '.join(self.adapters)}" if self.adapters else "there are none"
             raise InvalidRequest(f"the adapter {request.adapter!r} is not loaded: {known}")
         return self.adapters.index(request.adapter)
-
-    def _check_kind(self, request: EngineRequest) -> None:
-        """Check that the model supports the request's kind of output."""
-        if request.pooling == "none":
-            if self.labels is not None:
-                head = f"its head scores {self.labels} labels" if self.labels else "it has no head"
-                raise InvalidRequest(f"this model does not generate text: {head}")
-        elif request.params.max_tokens or request.params.prompt_logprobs_from is not None:
-            raise InvalidRequest("a request for a vector neither samples nor scores tokens")
-        elif request.pooling == "labels" and not self.labels:
-            raise InvalidRequest("this model has no head that scores labels")

@@ -134,7 +134,7 @@ class DecodeRows:
         self._ready: list[RequestState] = []
         self._order = DepthFirst([], [])
         self._version = -1
-        self._last = _layout(self._order, block_size)
+        self._last = self._none = _layout(self._order, block_size)
         self._inside = 0
         """Number of further steps in which no row begins a block."""
 
@@ -145,6 +145,9 @@ class DecodeRows:
         rows. `order` is a new object whenever the order changes. `version` changes whenever a table
         changed other than at its end, or `computed` other than by a step's token.
         """
+        if not ready:
+            self._ready = ready
+            return self._none
         reusable = order is self._order and version == self._version and ready == self._ready
         self._ready, self._order, self._version = ready, order, version
         following = self._following() if reusable else None
@@ -152,7 +155,8 @@ class DecodeRows:
             if len(ready) < len(order.sequences):
                 order = order.only(set(ready))
             following = _layout(order, self._size)
-            self._inside = self._steps_inside(following.positions)
+            inside = following.positions % self._size
+            self._inside = self._size - 1 - int(inside.max(initial=0))
         self._last = following
         return following
 
@@ -189,10 +193,6 @@ class DecodeRows:
             last.common_blocks,
             last.rids,
         )
-
-    def _steps_inside(self, positions: np.ndarray) -> int:
-        """Steps after `positions` in which no row begins a block."""
-        return self._size - 1 - int((positions % self._size).max(initial=0))
 
 
 def _layout(order: DepthFirst, size: int) -> DecodeLayout:
@@ -414,8 +414,8 @@ class PlanBuilder:
             )
             sampled = list(zip(sequences, map(_EPOCH, sequences), strict=True))
             flight = InFlightStep(plan, sequences, sampled, [], [])
-        if self._guards:
-            self.close()
+        for blocks in self._guards:  # held while planning
+            self._pool.drop(blocks, pinned=True)
         for at, (sequence, _) in enumerate(flight.sampled):
             sequence.pending += 1
             sequence.sampled_at = at
@@ -485,15 +485,19 @@ class PlanBuilder:
                 flat, states = at + chunk.pool_start - start, chunk.pool_stop - chunk.pool_start
                 pooled.append(PooledRow(flat, states, sequence.pool.labels))
                 pooling.append((sequence, chunk.pool_start))
-        sampled = [(row, sequences[row]) for row in sorted(sampling)]
-        samples, wait_for_masks = plain_samples(sampled, sample_rows)
+        rows = sorted(sampling)
+        sampled = [sequences[row] for row in rows]
+        pairs = list(zip(rows, sampled, strict=True))
+        samples, wait_for_masks = plain_samples(pairs, sample_rows)
         for chunk in chunks:
             if chunk.draft is not None:
                 samples += sample_rows.drafted(chunk.row, chunk.sequence, chunk.draft)
-                sampled += [(chunk.row, chunk.sequence)] * chunk.count
+                sampled += [chunk.sequence] * chunk.count
         masks = sample_rows.masks
         if masks.drafts or masks.drafts_handed:
             wait_for_masks = masks.start_drafts(wait_for_masks)
+        # Leading blocks are shared as far as both rows have them before their new tokens.
+        starts, common = context_len - counts, np.array(order.common, np.int32)
         duplicate_tokens, duplicate_slots = _NO_TOKENS, _NONE
         if self._duplicates:
             written, targets = zip(*self._duplicates, strict=True)
@@ -516,34 +520,22 @@ class PlanBuilder:
             pooled=pooled,
             feeds=_feeds(decode.sequences, flats.tolist()) if self._feeding else _NO_FEEDS,
             adapters=self._adapters(sequences) if self._have_adapters else _NO_TOKENS,
-            common_blocks=_common_blocks(order, context_len - counts, size),
+            common_blocks=np.minimum(common, np.minimum(starts[1:], starts[:-1])) // size,
             rids=np.fromiter(map(_RID, sequences), np.int64, len(sequences)),
         )
         return InFlightStep(
             plan=plan,
             rows=sequences,
-            sampled=[(sequence, sequence.epoch) for _, sequence in sampled],
+            sampled=list(zip(sampled, map(_EPOCH, sampled), strict=True)),
             scored=scored,
             complete=self._complete,
             pooled=pooling,
         )
 
-    def close(self) -> None:
-        """Release the blocks held while planning."""
-        for blocks in self._guards:
-            self._pool.drop(blocks, pinned=True)
-        self._guards = []
-
     def _adapters(self, sequences: list[RequestState]) -> np.ndarray:
         """Adapter index of each row."""
         adapters = [sequence.adapter for sequence in sequences]
         return np.array(adapters, np.int32) if max(adapters, default=-1) >= 0 else _NO_TOKENS
-
-
-def _common_blocks(order: DepthFirst, starts: np.ndarray, size: int) -> np.ndarray:
-    """Shared leading blocks of neighbouring rows; `starts` [R]: tokens before the new ones."""
-    common = np.array(order.common, np.int32)
-    return np.minimum(common, np.minimum(starts[1:], starts[:-1])) // size
 
 
 def _feeds(sequences: list[RequestState], flats: Iterable[int]) -> np.ndarray:

@@ -134,7 +134,7 @@ class Drafter:
     tokens are right, the search pauses.
 
     Each token shows whether the expected one was right, drafted or not. Decaying rates follow:
-    right behind a right token (`next_right`), and at a searched place (`found_right`).
+    right behind a right token (`next_right`), and at a searched place (`Rates.found`).
     """
 
     __slots__ = (
@@ -213,7 +213,7 @@ class Drafter:
         if self.at < 0 or self._text is None:
             return 0, 0.0
         right = self.next_right
-        first = right if self.sure else self.found_right
+        first = right if self.sure else self._rates.found[self._rank]
         left = self._text.end - self.at
         if left <= 0 or price >= first:
             return 0, 0.0
@@ -230,18 +230,13 @@ class Drafter:
         self.won = min(self.won + right - cost - self.missed, _MOST_WON)
         self.missed = 0
 
-    @property
-    def found_right(self) -> float:
-        """Share of right tokens at places found as the present one was."""
-        return self._rates.found[self._rank]
-
     def _take(self, sequence: np.ndarray, end: int) -> None:
         """Take in the output token at the end of the sequence's first `end` tokens."""
         at, expected, token, text = self.at, False, int(sequence[end - 1]), self._text
         if text is not None and 0 <= at < text.end:
             expected = not self._guessed
             right = text.ids.item(at) == token
-            rates = self._rates
+            rates, rank = self._rates, self._rank
             if self.sure:
                 self._wrong = _KEPT * self._wrong + (not right)
                 self._tried = _KEPT * self._tried + 1
@@ -249,9 +244,9 @@ class Drafter:
                 prior = _TRIED * (1 - rates.next)
                 self.next_right = 1 - (self._wrong + prior) / (self._tried + _TRIED)
             else:
-                rates.found[self._rank] += rates.learnt_found * (right - self.found_right)
+                rates.found[rank] += rates.learnt_found * (right - rates.found[rank])
             if right:
-                if self.sure or self.found_right > _BELIEVED:
+                if self.sure or rates.found[rank] > _BELIEVED:
                     self._known = end
                 self.at = at + 1
                 if self.source == PREDICTION:

@@ -354,31 +354,11 @@ class SampleRows:
         self, rows: list[tuple[int, RequestState]]
     ) -> tuple[list[SampleRow], Callable[[], None] | None]:
         """The samples of a step's `rows` (row and sequence), and `StepPlan.wait_for_masks`."""
-        if self.automata:
-            constrained = [sequence for _, sequence in rows if sequence.matcher is not None]
-            constraints, wait = self._constraints(constrained)
-            return [
-                _row(index, sequence, sequence.pending, constraints.get(sequence))
-                for index, sequence in rows
-            ], wait
-        masks: list[np.ndarray | MaskRow | None] = []
-        missing: list[int] = []
-        asked: list[Matcher] = []
-        for at, (_, sequence) in enumerate(rows):
-            matcher, ready = sequence.matcher, None
-            if matcher is not None and not sequence.pending and (ready := matcher.ready) is None:
-                missing.append(at)
-                asked.append(matcher)
-            masks.append(ready)
-        wait = None
-        if missing:
-            found, wait = self.masks.start(asked)
-            for at, made in zip(missing, found, strict=True):
-                masks[at] = made
-        samples: list[SampleRow] = []
-        for (index, sequence), mask in zip(rows, masks, strict=True):
-            samples.append(_row(index, sequence, sequence.pending, mask))
-        return samples, wait
+        constraints, wait = self._constraints([s for _, s in rows if s.matcher is not None])
+        return [
+            _row(index, sequence, sequence.pending, constraints.get(sequence))
+            for index, sequence in rows
+        ], wait
 
     def final(self, samples: list[SampleRow], live: dict[int, RequestState]) -> list[SampleRow]:
         """`samples` without late ones, after the commit of the step before; waits for masks.
@@ -465,7 +445,11 @@ class SampleRows:
             sequence.stepped = state is not None
             if state is not None:
                 constraints[sequence] = state
-            elif not ahead:
+            elif ahead:
+                continue
+            elif (ready := matcher.ready) is not None:
+                constraints[sequence] = ready
+            else:
                 masked[sequence] = matcher
         if not masked:
             return constraints, None

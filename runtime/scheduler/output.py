@@ -97,8 +97,8 @@ def take_states(sequence: RequestState, states: np.ndarray) -> None:
 
 
 def add_prompt_figures(sequence: RequestState, update: EngineOutput) -> None:
-    """Add the prompt's figures, if `update` is the request's first."""
-    if sequence.announced or sequence.queued is None:
+    """Add the prompt's figures to `update`, the request's first, if the prompt was computed."""
+    if sequence.queued is None:
         return
     sequence.announced = True
     update.facts = _facts(sequence)
@@ -256,7 +256,7 @@ class TokenIntake:
 
         Raises the constraint's error.
         """
-        if sequence.ending is not None:
+        if sequence.ending is not None or not sequence.jumps:
             return
         try:
             verdict = self._jump(sequence)
@@ -306,38 +306,34 @@ class TokenIntake:
             return _failed(sequence, sequence.fault)
         if token < 0:
             return _nothing(sequence)
-        if sequence.matcher is None:
-            return self._take_and_jump(sequence, token, scores)
+        matcher, length = sequence.matcher, sequence.length
         try:
-            return self._take_and_jump(sequence, token, scores)
+            verdict = self._append(sequence, token)
+            if scores is not None and sequence.length > length:
+                sequence.output_scores.append(scores)
+            return verdict if verdict is not None or matcher is None else self._jump(sequence)
         except BaseException as error:
+            if matcher is None:
+                raise
             return _failed(sequence, error)
-
-    def _take_and_jump(
-        self, sequence: RequestState, token: int, scores: TokenScores | None
-    ) -> Verdict:
-        length = sequence.length
-        verdict = self._append(sequence, token)
-        if scores is not None and sequence.length > length:
-            sequence.output_scores.append(scores)
-        return self._jump(sequence) if verdict is None else verdict
 
     def _append(self, sequence: RequestState, token: int) -> Verdict:
         """Append `token` unless the constraint refuses it."""
         matcher = sequence.matcher
         stops = token in sequence.stops and sequence.outputs >= sequence.params.min_tokens
-        stops = stops and not (matcher is not None and matcher.ignores(token))
-        # A checked constraint must see the end of the text, too.
-        asked = matcher is not None and (not stops or sequence.held)
-        if asked and matcher is not None and not matcher.advance(token):
-            return self._refused(sequence, token)
+        if matcher is not None:
+            stops = stops and not matcher.ignores(token)
+            # A checked constraint must see the end of the text, too.
+            if (not stops or sequence.held) and not matcher.advance(token):
+                return self._refused(sequence, token)
         sequence.append(token)
         if stops:
             return Ending("stop", token)
-        if matcher is not None and matcher.is_finished():
-            return Ending("stop")
-        if matcher is not None and matcher.is_free():
-            sequence.matcher = None
+        if matcher is not None:
+            if matcher.is_finished():
+                return Ending("stop")
+            if matcher.free:
+                sequence.matcher = None
         if sequence.length >= sequence.full:
             return Ending("length")
         return None

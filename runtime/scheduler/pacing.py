@@ -7,11 +7,12 @@ import math
 from bisect import bisect_right
 from collections import deque
 from dataclasses import dataclass, replace
+from operator import attrgetter
 
 import numpy as np
 
 from rootlace.runtime.contracts.plan import PRIOR, StepCost, StepPlan
-from rootlace.runtime.scheduler.request import RequestState
+from rootlace.runtime.scheduler.request import RequestState, Work
 
 # Measured cost of steps ---------------------------------------------------------------------------
 
@@ -42,7 +43,8 @@ class MeasuredCost:
     """
 
     def __init__(self, max_step_tokens: int) -> None:
-        prior = self._cost = replace(PRIOR, max_step_tokens=max_step_tokens)
+        prior = self.cost = replace(PRIOR, max_step_tokens=max_step_tokens)
+        """As of the coefficients found last."""
         self._units = np.array([getattr(prior, name) for name in _PARTS])
         self._products = np.zeros((len(_PARTS), len(_PARTS)))
         self._sums = np.zeros(len(_PARTS))
@@ -54,13 +56,12 @@ class MeasuredCost:
         self._solved = 0
         """Steps of which the coefficients are."""
 
-    def note(self, plan: StepPlan, seconds: float) -> None:
+    def note(self, work: Work, seconds: float) -> None:
         """Record the duration of a step."""
         seconds = max(seconds, 1e-6)
-        work = _work(plan)
         if work[1]:
             self.largest = max(work[1], _LARGEST_KEPT * self.largest)
-        parts = work * self._units
+        parts = self._units * work
         expected = float(parts @ self._solution) if self.steps else 0.0
         if expected < 1e-3 * seconds:  # no step before had such work
             expected = seconds
@@ -73,14 +74,20 @@ class MeasuredCost:
         if self.steps >= self._solved + min(self.steps // _SOLVED_AFTER, _SOLVED_AFTER):
             self._solve()
 
-    def seconds(self, plan: StepPlan) -> float:
-        """Forecast of a step; 0 while nothing was measured."""
-        return float((_work(plan) * self._units) @ self._solution) if self.steps else 0.0
-
-    def cost(self) -> StepCost:
-        if self._solved < self.steps:
-            self._solve()
-        return self._cost
+    def forecast(self, plan: StepPlan) -> tuple[Work, float]:
+        """The work of a step, and the seconds that it should take; 0 while nothing was measured."""
+        counts = np.diff(plan.row_start)
+        prompts = counts > 1
+        chunks, ends = counts[prompts].astype(np.float64), plan.context_len[prompts]
+        work = (
+            1.0,
+            float(chunks.sum()),
+            len(counts) - len(chunks),
+            float(plan.context_len[~prompts].sum()),
+            float(np.dot(chunks, ends - chunks / 2)),
+            sum(len(row.targets) for row in plan.prompt_scores) if plan.prompt_scores else 0,
+        )
+        return work, float((self._units * work) @ self._solution) if self.steps else 0.0
 
     def _solve(self) -> None:
         # Factor by which the prior as a whole is too low.
@@ -100,24 +107,7 @@ class MeasuredCost:
             solution[0] = 1.0
         self._solution, self._solved = solution, self.steps
         found = dict(zip(_PARTS, (solution * self._units).tolist(), strict=True))
-        self._cost = replace(self._cost, **found, source="measured as it runs")
-
-
-def _work(plan: StepPlan) -> np.ndarray:
-    """Factors of the `StepCost` coefficients, float64 [parts]; the first is 1 for the step."""
-    counts = np.diff(plan.row_start)
-    prompts = counts > 1
-    chunks, ends = counts[prompts].astype(np.float64), plan.context_len[prompts]
-    return np.array(
-        [
-            1.0,
-            chunks.sum(),
-            len(counts) - len(chunks),
-            plan.context_len[~prompts].sum(),
-            np.dot(chunks, ends - chunks / 2),
-            sum(len(row.targets) for row in plan.prompt_scores),
-        ]
-    )
+        self.cost = replace(self.cost, **found, source="measured as it runs")
 
 
 # Budget of a step ---------------------------------------------------------------------------------
@@ -129,6 +119,7 @@ long as to compute some 5 tokens on a CPU, so a large model spends little of its
 _FIRST_CHUNK = 64
 """Tokens of the first step, when nothing is measured. Later ones have at most twice as many as the
 largest lately, so that no forecast goes far beyond what it follows from."""
+_LENGTH = attrgetter("length")
 LEAST = 0.25
 """Share of a step's bound that prompts have beside any decode rows."""
 
@@ -161,10 +152,11 @@ class StepBudget:
         if not limit:
             return cls(tokens)
         tokens = min(tokens, max(_FIRST_CHUNK, int(2 * measured.largest)))
-        cost = measured.cost()
+        cost = measured.cost
         if not measured.steps:
             return cls(tokens, cost=cost)
-        decoding = cost.step + sum(cost.decode + cost.context * row.length for row in rows)
+        lengths = sum(map(_LENGTH, rows))
+        decoding = cost.step + cost.decode * len(rows) + cost.context * lengths
         seconds = max(limit - decoding, min(cost.step, limit), limit * LEAST)
         return cls(tokens, seconds, cost)
 
@@ -187,11 +179,10 @@ class StepBudget:
         if cost is None or math.isinf(self.seconds):
             return self.tokens
         least = min(_LEAST_CHUNK, self.tokens)
-        # Tokens before the first scored one cost less.
-        plain = sequence.score_next - 1 - start if sequence.scores_missing else self.tokens
         count = _within(self.seconds, cost.prefill + cost.pair * start, cost.pair)
-        if count > plain:
-            plain = max(plain, 0)
+        # Tokens before the first scored one cost less.
+        plain = max(sequence.score_next - 1 - start, 0)
+        if sequence.scores_missing and count > plain:
             left = self.seconds - self._price(start, plain, 0)
             each = cost.prefill + cost.score + cost.pair * (start + plain)
             count = plain + _within(left, each, cost.pair)
@@ -370,7 +361,9 @@ class DraftPace:
         """Cost of having drafts, and of one drafted token, as parts of a row's share of a step."""
         if not self._steps:
             return 0.0, rows / _DRAFTED_PER_STEP
-        usual = self._steps[min(self._steps, key=lambda known: abs(known - rows))]
+        usual = self._steps.get(rows)
+        if usual is None:
+            usual = self._steps[min(self._steps, key=lambda known: abs(known - rows))]
         step, token = self._costs(usual)
         share = max(usual, 1e-9) / rows
         return step / share, token / share

@@ -329,10 +329,6 @@ class _Turns:
         del self.waiting[priority, name]
         if not any((each, name) in self.waiting for each in self.heaps):
             self.below.pop(name, None)
-        if not self.waiting:  # nobody is left to compare
-            self.clocks.clear()
-            self.heaps.clear()
-            self.now = 0
         self._forget()
 
     def charge(self, name: str, work: int) -> None:
@@ -588,10 +584,12 @@ class WaitingQueue:
         if self._queues[key].requests:
             return
         del self._queues[key]
+        if not self._queues:  # nobody is left to compare
+            self._turns = _Turns()
+            self._arrivals.clear()
+            return
         for turns, name in list(self._path(place)):
             turns.end(priority, name)
-        if not self._queues:
-            self._arrivals.clear()
 
 
 def _waits(sequence: RequestState) -> bool:

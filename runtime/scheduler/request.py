@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import dataclass, field
+from itertools import repeat
+from operator import attrgetter
 from typing import NamedTuple
 
 import numpy as np
@@ -64,7 +66,9 @@ class Pool:
 # Request state ------------------------------------------------------------------------------------
 
 
-_PENALTIES = [each for each in PARAMETERS.values() if each.history]
+_HISTORY = [each for each in PARAMETERS.values() if each.history]
+_PENALTIES = attrgetter(*(each.name for each in _HISTORY))
+_NO_PENALTIES = tuple(each.default for each in _HISTORY)
 
 
 Place = tuple[str, ...]
@@ -162,6 +166,12 @@ class RequestState:
         self.adapter = adapter
         """Number of the adapter; -1: none."""
         self.namespace = kv_namespace(request.namespace, request.adapter)
+        cache = request.handling.cache
+        forgotten = cache.ttl is not None and not cache.pin  # with a pin, `ttl` is the pin's time
+        self.text_owner: Hashable = (
+            OneRequest(self.namespace, self.rid) if forgotten else self.namespace
+        )
+        """Whose the request's text is in the index: with a time to live, only the request's."""
         self.place = place_of(request)
         self.program = 0
         """The cache's id of the request's program."""
@@ -242,7 +252,7 @@ class RequestState:
         """The constraint's failure; the sequence ends with its next token."""
         self.stepped = False
         """Whether the row planned last carries an automaton state that the device advances."""
-        self.penalised = any(getattr(params, each.name) != each.default for each in _PENALTIES)
+        self.penalised = _PENALTIES(params) != _NO_PENALTIES
         """Whether sampling depends on all tokens before."""
         self.simple = not (
             params.temperature > 0 or params.logit_bias or params.min_tokens or self.penalised
@@ -278,7 +288,8 @@ class RequestState:
         """Ignore samples in flight, as another token follows."""
         self.epoch += 1
         self.pending = 0
-        self.close_draft()
+        if self.draft is not None:
+            self.close_draft()
 
     def fail(self, fault: BaseException) -> None:
         """End the sequence with its next token, as the constraint's state is unknown."""
@@ -292,20 +303,12 @@ class RequestState:
             self.drafter = Drafter(self.predicted, self.prompt_len, recalled, own)
             self.drafter.begin(tokens, self.length)
 
-    @property
-    def text_owner(self) -> Hashable:
-        """Whose the request's text is in the index: with a time to live, only the request's."""
-        cache = self.request.handling.cache
-        forgotten = cache.ttl is not None and not cache.pin  # with a pin, `ttl` is the pin's time
-        return OneRequest(self.namespace, self.rid) if forgotten else self.namespace
-
     def close_draft(self) -> int:
         """Close the draft; return the count of its tokens that were sampled."""
         draft, self.draft = self.draft, None
-        if draft is None:
-            return 0
+        assert draft is not None
         end = draft.agreed(self.tokens, self.length)
-        self.accepted.extend((at, draft.source) for at in range(draft.start, end))
+        self.accepted.extend(zip(range(draft.start, end), repeat(draft.source)))
         self.rejected[draft.source] += draft.planned - (end - draft.start)
         return end - draft.start
 
@@ -437,6 +440,10 @@ class RequestState:
 # In-flight step -----------------------------------------------------------------------------------
 
 
+Work = tuple[float, ...]
+"""Factors of the coefficients of `StepCost` in a step; the first is 1 for the step itself."""
+
+
 @dataclass(slots=True)
 class InFlightStep:
     """The sequences that a planned step serves, between plan and commit.
@@ -454,6 +461,8 @@ class InFlightStep:
     pooled: list[tuple[RequestState, int]] = field(default_factory=list)
     begun: float = 0.0
     """Start time by the scheduler's clock."""
+    work: Work = ()
+    """By which the step's cost is forecast and learnt."""
 
     def wanted(self) -> list[tuple[int, RequestState]]:
         """The samples that count, as (index, sequence)."""

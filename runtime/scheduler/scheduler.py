@@ -168,10 +168,10 @@ class Scheduler:
         try:
             if request.rid in self._by_rid:
                 raise InvalidRequest(f"request id {request.rid} is in use")
-            self.kv.retention.expire()
-            limits, pinned = self._limits, self.kv.retention.pins.blocks
-            if pinned:
-                limits = limits.beside(pinned * self.kv.block_size)
+            limits, retention = self._limits, self.kv.retention
+            if retention.pins.blocks:
+                retention.expire()
+                limits = limits.beside(retention.pins.blocks * self.kv.block_size)
             limits.check(request, constrained=matcher is not None)
             place = place_of(request)
             if not request.resumed and self._waiting.crowds_out(place, self.config.max_waiting):
@@ -183,10 +183,10 @@ class Scheduler:
                 jumps=jump_forward,
                 arrived=self._clock() - waited,
                 max_length=limits.longest(request, self.kv.block_size),
-                adapter=limits.adapter(request),
+                adapter=limits.adapter(request) if request.adapter else -1,
             )
             if not sequence.pinned:
-                self.kv.retention.check_pin(sequence, self._longest())
+                retention.check_pin(sequence, self._longest())
             self._intake.begin(sequence)
         except RootlaceError:
             self._count.requests_refused += 1
@@ -241,12 +241,13 @@ class Scheduler:
         if len(plan.token_ids) > len(plan.samples):
             sequences = [*self._running.sequences, *sequences]
         now = self._clock()
-        updates = [
-            output.next_update(sequence, now, held_back=True)
-            for sequence in sequences
-            if sequence.request.emit_seconds
-        ]
-        return [update for update in updates if update is not None]
+        updates: list[EngineOutput] = []
+        for sequence in sequences:
+            if sequence.announced and sequence.request.emit_seconds:
+                update = output.next_update(sequence, now, held_back=True)
+                if update is not None:
+                    updates.append(update)
+        return updates
 
     # ------------------------------------------------------------ the step
 
@@ -285,10 +286,9 @@ class Scheduler:
                     adapters=self._have_adapters,
                 )
                 budget = self.config.max_step_tokens - len(ready)
-                if self._drafting.active:
-                    draft_budget = budget // 2  # the other half is for prefill
-                    ready, left = self._drafting.plan(ready, builder, draft_budget)
-                    budget -= draft_budget - left
+                draft_budget = budget // 2  # the other half is for prefill
+                ready, left = self._drafting.plan(ready, builder, draft_budget)
+                budget -= draft_budget - left
                 builder.decoding = ready
                 for sequence in ready:
                     sequence.computed += 1
@@ -304,11 +304,12 @@ class Scheduler:
                 return None
         else:
             raise RuntimeError(f"no progress with {len(running.sequences)} running sequences")
-        if self._flights and self._drafting.active:
+        if self._flights:
             self._drafting.launched(running.sequences)
         order = running.ordered or running.depth_first()
         flight = builder.build(order, self._decode_rows, self._sample_rows, self.kv.version)
         flight.begun = self._clock()
+        flight.work, flight.plan.forecast = self.cost.forecast(flight.plan)
         if self.kv.tiering.active:
             self.kv.tiering.saving.launched()
         self._flights.append(flight)
@@ -347,13 +348,12 @@ class Scheduler:
         spacing = self.streams / self.config.stream_rate
         seconds = now - max(flight.begun, self._committed)
         self._committed = now
-        self.cost.note(plan, seconds)
+        self.cost.note(flight.work, seconds)
         if len(plan.token_ids) > len(plan.samples):
             self.pace.note(len(plan.token_ids), len(plan.samples), seconds)
         if now >= self.view.ticks.due:
             self.view.ticks.note(self.kv.tree.tick, now)
-        if self._drafting.active:
-            self._drafting.note(plan, seconds)
+        self._drafting.note(plan, seconds)
         dropped = 0
         for (sequence, epoch), sample, token, scored in zip(
             flight.sampled, plan.samples, result.token_ids.tolist(), result.scores, strict=True
@@ -361,7 +361,7 @@ class Scheduler:
             if sequence.epoch != epoch or sequence.finished:
                 dropped += 1
                 continue
-            if sequence.draft is not None and sample.position < sequence.length:
+            if sequence.draft is not None and len(sample.token_ids) < sequence.length:
                 dropped += 1  # a forced token took the place
                 continue
             if sequence.plain and intake.try_take_fast(sequence, token, scored):
@@ -511,7 +511,8 @@ class Scheduler:
     def _end(self, sequence: RequestState, update: EngineOutput) -> EngineOutput:
         """Forget `sequence`, whose last update is `update`."""
         assert update.finish is not None
-        output.add_prompt_figures(sequence, update)
+        if not sequence.announced:
+            output.add_prompt_figures(sequence, update)
         self._drafting.ended(sequence)
         for _, source in sequence.accepted:  # right ones that are never emitted
             sequence.rejected[source] += 1

@@ -66,13 +66,9 @@ class Drafting:
         """Actual over expected cost of the drafts of the step noted last."""
         self._rests, self._rest = 0, 0
         """Length of the current pause in steps, and the steps left of the pause."""
-        self._drafters = 1
-        """Count of running sequences that may be drafted for."""
-
-    @property
-    def active(self) -> bool:
-        """Whether there may be drafts."""
-        return self.requests > 0 or self._recalled is not None
+        self._drafters = 0
+        """Running sequences that may be drafted for, at the last step planned ahead; 0: no step
+        is planned ahead."""
 
     def added(self, sequence: RequestState) -> None:
         """Register a request; requests share equal predicted texts."""
@@ -95,7 +91,8 @@ class Drafting:
     def ended(self, sequence: RequestState) -> None:
         """Close the draft of an ended request."""
         self.requests -= sequence.predicted is not None
-        self.close(sequence)
+        if sequence.draft is not None:
+            self.close(sequence)
         recalled, drafter, owner = self._recalled, sequence.drafter, sequence.text_owner
         if recalled is None:
             return
@@ -109,9 +106,10 @@ class Drafting:
     def note(self, plan: StepPlan, seconds: float) -> None:
         """Record the duration of a step that is about to be committed."""
         self._times = 1.0
-        if plan.num_tokens == len(plan.samples):  # otherwise the step includes prefill
-            drafted = plan.num_tokens - plan.num_rows
-            self._times = self.pace.note(plan.num_rows, drafted, seconds)
+        tokens, rows = len(plan.token_ids), len(plan.context_len)
+        # Otherwise there are no drafts, or the step includes prefill.
+        if (self.requests or self._recalled is not None) and tokens == len(plan.samples):
+            self._times = self.pace.note(rows, tokens - rows, seconds)
 
     def plan(
         self, ready: list[RequestState], builder: PlanBuilder, budget: int
@@ -123,9 +121,13 @@ class Drafting:
         if self._rest:
             self._rest -= 1
             return ready, budget
-        if not ready:
+        if not ready or not (self.requests or self._recalled is not None):
             return ready, budget
-        near = [s for s in ready if s.drafter is not None and s.drafter.at >= 0]
+        near = [
+            s
+            for s in ready
+            if s.drafter is not None and s.drafter.at >= 0 and s.full - s.length > 1
+        ]
         # Before the budget is checked: the price decides which sequences skip a step.
         fixed, price = self.pace.price(len(ready))
         self._fixed, self._price = MARGIN * fixed, MARGIN * price
@@ -174,12 +176,11 @@ class Drafting:
 
     def close(self, sequence: RequestState) -> None:
         """Count the draft's right tokens, whose number is final."""
-        draft = sequence.draft
-        if draft is not None:
-            right = sequence.close_draft()
-            self._count.accepted[draft.source] += right
-            if sequence.drafter is not None:
-                sequence.drafter.drafted(right, draft.cost * self._times)
+        draft, right = sequence.draft, sequence.close_draft()
+        assert draft is not None
+        self._count.accepted[draft.source] += right
+        if sequence.drafter is not None:
+            sequence.drafter.drafted(right, draft.cost * self._times)
 
     def settle(self, sequence: RequestState) -> None:
         """Take in the tokens sampled behind drafted ones; drop the computed draft where tokens
@@ -195,7 +196,7 @@ class Drafting:
             self._kv.rewind(sequence, min(right, sequence.length - 1))
         if drafter is not None and sequence.length >= drafter.until and not self._rest:
             drafter.follow(sequence.tokens, sequence.length)
-            sequence.stands_by = self._should_stand_by(drafter)
+            sequence.stands_by = self._drafters > 0 and self._should_stand_by(drafter)
             own, number = drafter.own, sequence.number
             # Each row at another step: all rows of a batch at once would hold the step up.
             if own is not None and (sequence.length + number) // LEARNT_AT_ONCE > (
@@ -220,7 +221,7 @@ class Drafting:
         True if the expected saving exceeds the skipped token.
         """
         saves = drafter.worth(self._price)[1] if drafter.sure else 0.0
-        return saves - self._fixed / max(self._drafters, 1) > 1
+        return saves - self._fixed / self._drafters > 1
 
     def _draft(self, sequence: RequestState, max_draft: int, builder: PlanBuilder) -> int:
         """Plan a draft of at most `max_draft` tokens for the sequence; return its length."""

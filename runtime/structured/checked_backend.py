@@ -217,13 +217,15 @@ class Islands:
             reading.back(*place)
         self._readings = [reading for reading, _ in self._history[-1].readings]
 
-    def taken(self) -> list[bytes]:
-        """Endings that would repeat a key, as `Verifier.taken` says."""
-        found: list[bytes] | None = None
+    def ahead(self) -> tuple[list[bytes], int | None]:
+        """What every reading would refuse, as `Verifier.ahead` says."""
+        endings: list[bytes] | None = None
+        digits: int | None = -1
         for reading in self._readings:
-            own = reading.json.taken() if reading.json is not None else []
-            found = own if found is None else [end for end in found if end in own]
-        return found or []
+            own, left = ([], None) if reading.json is None else reading.json.ahead()
+            endings = own if endings is None else [end for end in endings if end in own]
+            digits = None if left is None or digits is None else max(digits, left)
+        return endings or [], digits if self._readings else None
 
     # The mask of the grammar knows where the text may end.
 
@@ -232,16 +234,6 @@ class Islands:
 
     def accepts(self) -> bool:
         return True
-
-    def digits_left(self) -> int | None:
-        """As of a `Verifier`; None where some reading is not within a number."""
-        most = -1
-        for reading in self._readings:
-            left = None if reading.json is None else reading.json.digits_left()
-            if left is None:
-                return None
-            most = max(most, left)
-        return None if most < 0 else most
 
     def open_starts(self) -> list[int]:
         return []
@@ -256,16 +248,19 @@ _GAPS = sorted({gap[at:].encode() for gap in WHITESPACES for at in range(len(gap
 """White space that may stand before a value, and its endings."""
 
 
-_NO_TOKENS = np.zeros(0, np.int32)
-
-
 class _Here(NamedTuple):
-    """Of a place: whether the mask alone would let the text end; the tokens that would make a key
-    one that is there already, or a number too long; whether any would make a number too long."""
+    """What mask and check say of a place.
+
+    `early`: the mask alone would let the text end. `taken`: tokens that make a key one that is
+    there already, or a number too long. `excluded`: int32 mask of all tokens but those excluded.
+    `own`: the mask is not that of `inner`. `open`: something may surely follow.
+    """
 
     early: bool
     taken: list[np.ndarray]
-    long_number: bool
+    excluded: np.ndarray | None
+    own: bool
+    open: bool
 
 
 class CheckedText:
@@ -276,123 +271,105 @@ class CheckedText:
     """
 
     def __init__(
-        self,
-        inner: Matcher,
-        verifier: Verifier | Islands,
-        vocabulary: Vocabulary,
-        long_keys: bool = False,
+        self, grammar: CheckedGrammar, inner: Matcher, verifier: Verifier | Islands
     ) -> None:
-        """`long_keys`: each key that begins like others can go on otherwise."""
-        self._long_keys = long_keys
+        self._grammar = grammar
         self._inner = inner
         self._verifier = verifier
-        self._vocabulary = vocabulary
-        self._words = bitmask.words_of(vocabulary.size)
-        self._no_end = _without(self._words, vocabulary.eos_token_ids)
+        self._vocabulary = grammar.vocabulary
         self.tokens: list[int] = []
         self.lengths = [0]  # of the text before each place on the way
         self.way = [0]  # the nodes on the way; the last is where we stand
-        self._known: _Here | None = None
-        self.forget()
+        self._nodes: dict[tuple[int, int], int] = {}
+        self._remaining: dict[int, np.ndarray] = {}  # int32 masks of what is not excluded
+        self._look()
 
     def forget(self) -> None:
         """Forget what is excluded. The text must be empty."""
-        self._nodes: dict[tuple[int, int], int] = {}
-        self._remaining: dict[int, np.ndarray] = {}  # int32 masks of what is not excluded
+        self._nodes.clear()
+        self._remaining.clear()
+        self._look()
 
     # ------------------------------------------------------------ what may follow
 
     def fill_bitmask(self, out: np.ndarray) -> None:
         self._inner.fill_bitmask(out)
-        remaining = self._remaining.get(self.way[-1])
-        if remaining is not None:
-            out &= remaining
-        here = self._here()
+        here = self.here
+        if here.excluded is not None:
+            out &= here.excluded
         if here.early:
-            out &= self._no_end
+            out &= _without(len(out), self._vocabulary.eos_token_ids)
         for tokens in here.taken:
             np.bitwise_and.at(out, tokens >> 5, ~(np.int32(1) << (tokens & 31)))
 
-    def _here(self) -> _Here:
-        """What mask and check say of this place, worked out once."""
-        if self._known is None:
-            left, vocabulary = self._verifier.digits_left(), self._vocabulary
-            taken = [vocabulary.order.beginning_with(end) for end in self._verifier.taken()]
-            longer = _NO_TOKENS if left is None else vocabulary.beginning_with_digits(left + 1)
-            if len(longer):
-                taken.append(longer)
-            self._known = _Here(
-                self._inner.is_accepting() and not self._verifier.accepts(),
-                [tokens for tokens in taken if len(tokens)],
-                len(longer) > 0,
-            )
-        return self._known
-
-    def ends_too_early(self) -> bool:
-        """Whether the mask alone would let the text end here."""
-        return self._here().early
-
-    def has_own_mask(self) -> bool:
-        """Whether the mask here is not that of `inner`."""
-        here = self._here()
-        return here.early or bool(here.taken) or self.way[-1] in self._remaining
+    def _look(self) -> None:
+        """Work out what mask and check say of this place."""
+        grammar, vocabulary = self._grammar, self._vocabulary
+        excluded = self._remaining.get(self.way[-1])
+        # Where only keys are checked the mask knows where the text may end.
+        early = (
+            not grammar.keys_only and self._inner.is_accepting() and not self._verifier.accepts()
+        )
+        endings, digits = self._verifier.ahead()
+        taken = []
+        for end in endings:
+            if len(tokens := vocabulary.order.beginning_with(end)):
+                taken.append(tokens)
+        # What the mask allows can go on; and behind a key that may not end, any may be longer.
+        is_open = not early and excluded is None and (grammar.long_keys or not taken)
+        if digits is not None and len(longer := vocabulary.beginning_with_digits(digits + 1)):
+            taken.append(longer)
+            is_open = False
+        own = early or excluded is not None or bool(taken)
+        self.here = _Here(early, taken, excluded, own, is_open)
 
     def can_follow(self) -> bool:
         """Whether there is anything that may follow, the end included."""
-        # What the mask allows can go on; and behind a key that may not end, any may be longer.
-        here = self._here()
-        own = here.early or here.long_number or self.way[-1] in self._remaining
-        if not own and (self._long_keys or not here.taken):
+        if self.here.open:
             return True
-        words = np.zeros(self._words, np.int32)
+        words = np.zeros(bitmask.words_of(self._vocabulary.size), np.int32)
         self.fill_bitmask(words)
         return bool(words.any())
-
-    def excludes(self, token_id: int) -> bool:
-        return self._excluded_at(self.way[-1], token_id)
 
     def not_excluded(self, tokens: list[int]) -> list[int]:
         """The leading `tokens`, up to the first one that is excluded at its place."""
         node: int | None = self.way[-1]
-        for index, token in enumerate(tokens):
+        for index, token in enumerate(tokens if self._remaining else ()):
             if node is None:
                 break
-            if self._excluded_at(node, token):
+            remaining = self._remaining.get(node)
+            if remaining is not None and not bitmask.allows(remaining, token):
                 return tokens[:index]
             node = self._nodes.get((node, token))
         return tokens
 
-    def _excluded_at(self, node: int, token_id: int) -> bool:
-        remaining = self._remaining.get(node)
-        if remaining is None or not 0 <= token_id < self._vocabulary.size:
-            return False
-        return not bitmask.allows(remaining, token_id)
-
     # ------------------------------------------------------------ forwards and back
 
-    def go(self, token_id: int) -> None:
-        """Note a token that `inner` and `verifier` have taken in."""
-        self._known = None
+    def go(self, token_id: int) -> bool:
+        """Note a token that `inner` and `verifier` have taken in; return `_Here.open`."""
         step = (self.way[-1], token_id)
         self.way.append(self._nodes.setdefault(step, len(self._nodes) + 1))
         self.tokens.append(token_id)
         ends = token_id in self._vocabulary.eos_token_ids
         length = 0 if ends else len(self._vocabulary.token_bytes[token_id])
         self.lengths.append(self.lengths[-1] + length)
+        self._look()
+        return self.here.open
 
     def back(self, count: int) -> None:
         if count:
-            self._known = None
             self._inner.rollback(count)
             self._verifier.undo(count)
             for path in (self.tokens, self.lengths, self.way):
                 del path[len(path) - count :]
+            self._look()
 
     def exclude(self, tokens: np.ndarray) -> None:
         """Never again at this place."""
-        mask = _without(self._words, tokens)
-        kept = self._remaining.get(self.way[-1])
+        mask = _without(bitmask.words_of(self._vocabulary.size), tokens)
+        kept = self.here.excluded
         self._remaining[self.way[-1]] = mask if kept is None else kept & mask
+        self._look()
 
     def try_another_token(self) -> bool:
         """Go back to the nearest place where something can follow."""
@@ -429,7 +406,7 @@ class CheckedText:
         begun = text[: start - self.lengths[-1] + 1]
         for index, token in enumerate(tried):
             data = self._vocabulary.token_bytes[token]
-            kept = self._remaining.get(self.way[-1])
+            kept = self.here.excluded
             order, blanks = self._vocabulary.order, np.zeros(0, np.int32)
             same = np.array([token], np.int32)
             alike = order.beginning_with(begun if index == 0 else data[:1])
@@ -447,6 +424,7 @@ class CheckedText:
                     del self._remaining[self.way[-1]]
                 else:
                     self._remaining[self.way[-1]] = kept
+                self._look()
             self._inner.advance(token)
             self._verifier.feed(data)
             self.go(token)
@@ -484,7 +462,8 @@ class CheckedGrammar:
     ) -> None:
         """`keys_only`: all that is checked are `UniqueKeys`. The mask holds that,
         but for tokens that hold a whole key and for odd spellings, each of which is refused at its
-        place: no text is taken back. `long_keys`: as `CheckedText` has it.
+        place: no text is taken back. `long_keys`: each key that begins
+        like others can go on otherwise.
         """
         self.inner = inner
         self.keys_only = keys_only
@@ -513,12 +492,18 @@ class CheckedMatcher(Matcher):
         self._inner = grammar.inner.matcher()
         self._verifier = grammar.verifier_factory()
         self._vocabulary = grammar.vocabulary
-        self._text = CheckedText(self._inner, self._verifier, self._vocabulary, grammar.long_keys)
+        self._text = CheckedText(grammar, self._inner, self._verifier)
         self._refused: tuple[int, Violation] | None = None
         self._error = ""
-        self.reset()
+        self._failures: defaultdict[tuple[int, int], int] = defaultdict(int)
+        self._restarts: defaultdict[tuple[int, int], int] = defaultdict(int)
+        self._rollbacks = 0
 
     # ------------------------------------------------------------ masks
+
+    @property
+    def ready(self) -> MaskRow | None:  # type: ignore[override]
+        return None if self._text.here.own else self._inner.ready
 
     def allowed_mask(self) -> np.ndarray:
         return bitmask.filled(self._text.fill_bitmask, self._vocabulary.size)
@@ -527,7 +512,7 @@ class CheckedMatcher(Matcher):
         self._text.fill_bitmask(bitmask.writable(out, self._vocabulary.size))
 
     def mask_row(self) -> MaskRow | None:
-        return None if self._text.has_own_mask() else self._inner.mask_row()
+        return None if self._text.here.own else self._inner.mask_row()
 
     def prepare_mask(self) -> None:
         self._inner.prepare_mask()
@@ -536,11 +521,12 @@ class CheckedMatcher(Matcher):
 
     def advance(self, token_id: int) -> bool:
         self._refused = None
-        if self._text.excludes(token_id):
+        here, known = self._text.here, 0 <= token_id < self._vocabulary.size
+        if here.excluded is not None and known and not bitmask.allows(here.excluded, token_id):
             self._error = f"token {token_id} was excluded here by an earlier check"
             return False
         ends = token_id in self._vocabulary.eos_token_ids
-        if ends and self._text.ends_too_early():
+        if ends and here.early:
             return self._refuse(token_id, self._verifier.violation())
         if not self._inner.advance(token_id):
             self._error = self._inner.error()
@@ -550,8 +536,7 @@ class CheckedMatcher(Matcher):
         if violation is not None:
             self._inner.rollback(1)
             return self._refuse(token_id, violation)
-        self._text.go(token_id)
-        if not ends and not self._text.can_follow():
+        if not (self._text.go(token_id) or ends or self._text.can_follow()):
             violation = self._verifier.violation()
             self._text.back(1)
             return self._refuse(token_id, violation)
@@ -559,13 +544,12 @@ class CheckedMatcher(Matcher):
         return True
 
     def try_advance_fast(self, token_id: int, jumps: bool) -> bool:
-        if self._text.has_own_mask() or not self._inner.try_advance_fast(token_id, jumps):
+        if self._text.here.own or not self._inner.try_advance_fast(token_id, jumps):
             return False
         if self._verifier.feed(self._vocabulary.token_bytes[token_id]) is not None:
             self._inner.rollback(1)
             return False
-        self._text.go(token_id)
-        if not self._text.can_follow():
+        if not (self._text.go(token_id) or self._text.can_follow()):
             self._text.back(1)
             return False
         self._refused, self._error = None, ""
@@ -588,8 +572,9 @@ class CheckedMatcher(Matcher):
         return self._inner.forced_text()
 
     def forced_tokens(self) -> list[int]:
+        tokens = self._inner.forced_tokens()
         # Where one of them is excluded, the text needs another spelling.
-        return self._text.not_excluded(self._inner.forced_tokens())
+        return self._text.not_excluded(tokens) if tokens else tokens
 
     # ------------------------------------------------------------ backwards
 
@@ -604,8 +589,8 @@ class CheckedMatcher(Matcher):
     def reset(self) -> None:
         self.rollback(len(self._text.tokens))
         self._text.forget()
-        self._failures: defaultdict[tuple[int, int], int] = defaultdict(int)
-        self._restarts: defaultdict[tuple[int, int], int] = defaultdict(int)
+        self._failures.clear()
+        self._restarts.clear()
         self._rollbacks = 0
 
     def can_rollback(self) -> bool:

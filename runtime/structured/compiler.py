@@ -79,17 +79,14 @@ class GrammarCache:
         self._max_bytes = max_bytes
         self._grammars: OrderedDict[Hashable, Grammar] = OrderedDict()
         self._building: dict[Hashable, Future[Grammar]] = {}
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
 
     def get(self, key: Hashable) -> Grammar | None:
         with self._lock:
-            return self._get(key)
-
-    def _get(self, key: Hashable) -> Grammar | None:
-        grammar = self._grammars.get(key)
-        if grammar is not None:
-            self._grammars.move_to_end(key)
-        return grammar
+            grammar = self._grammars.get(key)
+            if grammar is not None:
+                self._grammars.move_to_end(key)
+            return grammar
 
     def get_or_build(self, key: Hashable, build: Callable[[], Grammar]) -> Grammar:
         """The grammar of `key`, built once however many threads ask at the same time.
@@ -97,7 +94,7 @@ class GrammarCache:
         Raises what `build` raises, in all of these threads; a later call builds again.
         """
         with self._lock:
-            grammar = self._get(key)
+            grammar = self.get(key)
             if grammar is not None:
                 return grammar
             own = key not in self._building
@@ -394,7 +391,7 @@ def _masked_schema(
     unique, keywords = UniqueKeys(digits_needed(mask)), keywords_within(mask)
     return CheckedGrammar(
         inner,
-        checks or (lambda: Verifier(unique)),
+        checks or partial(Verifier, unique),
         compiler.vocabulary,
         compiler.config.max_retreats,
         # Within its digits a number may have no multiple: then some of them are taken back.
@@ -459,7 +456,7 @@ def _each_key_once(
     keywords = set().union(*map(keywords_within, masks))
     return CheckedGrammar(
         inner,
-        lambda: Islands(islands),
+        partial(Islands, islands),
         compiler.vocabulary,
         compiler.config.max_retreats,
         keys_only="multipleOf" not in keywords,

@@ -106,6 +106,7 @@ class DfaGrammar:
         self.canonicalizer = canonicalizer
         self.table = TokenTable(vocabulary.trie, vocabulary.eos_token_ids, dfa, max_table_bytes)
         self.states = DfaStates()
+        self.start = self.states.of(dfa.start)
         self.trusted = True
         """Whether all requests may use what one request learned about a state."""
         self.texts: dict[int, bytes] = {}
@@ -221,7 +222,7 @@ class DfaMatcher(Matcher):
     def __init__(self, grammar: DfaGrammar) -> None:
         self._grammar = grammar
         self._size = grammar.vocabulary.size
-        self.state = grammar.states.of(grammar.dfa.start)
+        self.state = grammar.start
         """The state of the text; the number is negative if the automaton does not know the text."""
         self._tokens: list[int] = []
         self._before: list[DfaState] = []  # the state before each of them
@@ -336,7 +337,7 @@ class DfaMatcher(Matcher):
 
     def is_finished(self) -> bool:
         number = self.state.number
-        if number in _OVER:
+        if self.state.unfinished or number in _OVER:
             return number == ENDED
         known = self._grammar.is_final(number) if number >= 0 else None
         if known is not None:
@@ -362,17 +363,19 @@ class DfaMatcher(Matcher):
     def forced_tokens(self) -> list[int]:
         state, grammar = self.state, self._grammar
         number = state.number
+        if state.unforced:
+            return []
         if number < 0:
             other = self._other_here() if number == BEYOND else None
             return [] if other is None else other.forced_tokens()
-        if not self.forced_text():
-            state.unforced = grammar.forced_text(number) is not None
-            return []
         tail = grammar.canonicalizer.tail(self._tokens)
-        if tail is None:
-            return []
-        known = grammar.forced.get((number, tail))
+        known = None if tail is None else grammar.forced.get((number, tail))
         if known is None:
+            if not self.forced_text():
+                state.unforced = grammar.forced_text(number) is not None
+                return []
+            if tail is None:
+                return []
             known = grammar.forced_tokens(number, tail)
             if known is None:
                 other = self._other_here()

@@ -296,7 +296,8 @@ class ThoughtMatcher(Matcher):
         thinks = state.position.phase is Phase.INSIDE or bool(state.left)
         return thinks and token_id in self._thoughts.stops
 
-    def is_free(self) -> bool:
+    @property
+    def free(self) -> bool:  # type: ignore[override]
         return self._inner is None and self._is_inner
 
     def is_accepting(self) -> bool:

@@ -11,7 +11,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from rootlace.runtime.cache import BlockPool, Node, RadixTree, policy_named
+from rootlace.runtime.cache import BlockPool, Node, RadixTree
 from rootlace.runtime.config import Eviction
 from tests.cache.test_radix_tree import Cache
 
@@ -22,7 +22,7 @@ NAMES = st.sampled_from(["", "p", "q"])
 
 def cache_with(eviction: str, block_size: int = 4, num_blocks: int = 64) -> Cache:
     cache = Cache(block_size, num_blocks)
-    cache.tree = RadixTree(BlockPool(num_blocks, block_size), policy_named(eviction))
+    cache.tree = RadixTree(BlockPool(num_blocks, block_size), eviction)
     cache.pool = cache.tree.pool
     return cache
 
@@ -195,7 +195,7 @@ def test_what_is_still_wanted_counts_as_that_of_no_program() -> None:
 
 def test_an_unknown_policy_is_refused() -> None:
     with pytest.raises(ValueError, match="mru"):
-        policy_named("mru")
+        cache_with("mru")
 
 
 def test_ranks_are_comparable() -> None:

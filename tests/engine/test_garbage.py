@@ -194,7 +194,7 @@ def test_nor_does_one_that_ends_otherwise(served: Served, kind: str | None, fate
 
 MADE = """
 import gc
-from rootlace.runtime.engine import process as garbage
+from rootlace.runtime.engine import core as garbage
 class Circle:
     alive = 0
     def __init__(self):
@@ -228,13 +228,13 @@ def said(program: str) -> list[int]:
 
 def test_all_is_looked_through_at_idle_moments_where_much_has_come() -> None:
     program = """
-print(garbage.idle(), len(full))
+print(garbage.collect(), len(full))
 make(20)
-print(len(full), not garbage.idle(), garbage.idle(), len(full), Circle.alive > 0)
+print(len(full), not garbage.collect(), garbage.collect(), len(full), Circle.alive > 0)
 held.clear()
 make(10)
 held.clear()
-print(not garbage.idle(), Circle.alive)
+print(not garbage.collect(), Circle.alive)
 """
     assert said(program) == [0, 0, 0, 0, 0, 1, 1, 0, 0]
 

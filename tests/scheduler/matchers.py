@@ -15,6 +15,7 @@ class Plain:
     """What a matcher is asked for, where nothing is forced and nothing taken back."""
 
     ready = None
+    free = False
 
     def mask_row(self) -> MaskRow | None:
         return None
@@ -32,9 +33,6 @@ class Plain:
         return []
 
     def ignores(self, token_id: int) -> bool:
-        return False
-
-    def is_free(self) -> bool:
         return False
 
     def settled(self) -> int:

@@ -22,6 +22,11 @@ def plan(chunks: list[tuple[int, int]], contexts: list[int]) -> StepPlan:
     return StepPlan(0, NONE, NONE, NONE, starts, ends, NONE, NONE, NONE, NONE)
 
 
+def note(measured: MeasuredCost, done: StepPlan, seconds: float) -> None:
+    work, _ = measured.forecast(done)
+    measured.note(work, seconds)
+
+
 def seconds(cost: StepCost, chunks: list[tuple[int, int]], contexts: list[int]) -> float:
     """By the simulator's formula."""
     counts = np.array([count for count, _ in chunks], np.int64)
@@ -44,23 +49,23 @@ def test_a_known_cost_is_found(scale: float) -> None:
         ]
         contexts = [dice.randrange(10, 4000) for _ in range(dice.randrange(30))]
         noise = dice.uniform(0.97, 1.03)
-        measured.note(plan(chunks, contexts), seconds(cost, chunks, contexts) * noise)
-    found = measured.cost()
+        note(measured, plan(chunks, contexts), seconds(cost, chunks, contexts) * noise)
+    found = measured.cost
     for work in (([(512, 512)], []), ([], [100] * 16), ([(100, 3000)], [2000] * 8)):
         assert seconds(found, *work) == pytest.approx(seconds(cost, *work), rel=0.08)
 
 
 def test_steps_of_one_kind_give_a_cost_that_can_be_used() -> None:
     measured = MeasuredCost(64)
-    assert measured.cost().step > 0
+    assert measured.cost.step > 0
     for _ in range(50):
-        measured.note(plan([], [100, 100]), 0.01)
-    found = measured.cost()
+        note(measured, plan([], [100, 100]), 0.01)
+    found = measured.cost
     assert seconds(found, [], [100, 100]) == pytest.approx(0.01, rel=0.02)
     assert found.prefill > 0, "it is not taken to cost nothing"
     for _ in range(50):
-        measured.note(plan([], []), 0.01)
-    measured.note(plan([(8, 8)], [1]), 0.01)
+        note(measured, plan([], []), 0.01)
+    note(measured, plan([(8, 8)], [1]), 0.01)
     for _ in range(50):
-        measured.note(plan([(8, 8)], []), 1e-9)  # less than anything costs
-    assert measured.cost().step + measured.cost().prefill > 0
+        note(measured, plan([(8, 8)], []), 1e-9)  # less than anything costs
+    assert measured.cost.step + measured.cost.prefill > 0

@@ -104,7 +104,7 @@ def test_how_much_is_worth_drafting() -> None:
     assert most.worth(0.05)[0] >= most.worth(0.3)[0] > most.worth(0.8)[0]
     # What was found is no more believed where it was not right.
     elsewhere = followed([token for at in range(0, 40, 2) for token in (TEXT[at], 7, 8)][1:])
-    assert elsewhere.found_right < 0.2 < elsewhere.next_right
+    assert elsewhere._rates.found[0] < 0.2 < elsewhere.next_right
 
 
 def test_drafts_that_cost_too_much_are_not_made_again_before_much_is_right() -> None:

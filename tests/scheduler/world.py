@@ -229,7 +229,7 @@ class World:
             namespace,
             constrain,
             jump,
-            self.scheduler._limits.adapter(request),
+            self.scheduler._limits.adapter(request) if request.adapter else -1,
             self.scheduler._limits.beside(pinned).longest(request, block_size),
         )
         return rid

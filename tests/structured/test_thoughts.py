@@ -173,7 +173,7 @@ def test_no_token_runs_over_the_end() -> None:
     free = matcher_of(False, regex=None)
     for token in ids_of(COMPILERS[False], "so</think"):
         assert free.advance(token)
-    assert free.allowed_mask()[over] and free.advance(over) and free.is_free()
+    assert free.allowed_mask()[over] and free.advance(over) and free.free
 
 
 @pytest.mark.parametrize("special", [False, True])
@@ -190,7 +190,7 @@ def test_what_ends_a_text(special: bool) -> None:
         for token in ids_of(COMPILERS[special], "</think>\n\n"):
             assert matcher.advance(token)
         assert not matcher.ignores(stop)
-    assert free.is_free() and not held.is_free()
+    assert free.free and not held.free
     # The engine drops a free matcher: a draft into free text must allow as much as no mask does.
     assert free.allowed_mask().all()
     assert not all(COMPILERS[special].vocabulary.token_bytes[:256])  # one that is no text, either

@@ -147,7 +147,7 @@ class NativeDecoder:
         wanted, wanted_count = None, count
         plain = len(plan.samples) == len(plan.context_len) == count
         if not plain or plan.prompt_scores or plan.pooled:  # otherwise all tokens, in order
-            wanted = np.concatenate(wanted_tokens(plan)).astype(int32)
+            wanted = wanted_tokens(plan).astype(int32)
             wanted_count = len(wanted)
         hidden = torch.empty((wanted_count, self._spec.hidden_size), dtype=self.dtype)
         rotations = positions

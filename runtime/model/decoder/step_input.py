@@ -55,7 +55,7 @@ class StepInputBuilder:
             "token_ids": plan.token_ids.astype(np.int64),
             "positions": plan.positions.astype(np.int64),
             "slots": np.concatenate((plan.slots, plan.duplicate_slots)),
-            "wanted": np.concatenate(wanted_tokens(plan)),
+            "wanted": wanted_tokens(plan),
         }
         if len(plan.duplicate_tokens):
             tokens = (np.arange(plan.num_tokens), plan.duplicate_tokens)
@@ -120,19 +120,18 @@ def copied_slots(plan: StepPlan, block_size: int) -> tuple[np.ndarray, np.ndarra
     return source[which] * block_size + offset, target[which] * block_size + offset
 
 
-def wanted_tokens(plan: StepPlan) -> list[np.ndarray]:
-    """Flat tokens whose hidden states are needed: those before samples, then scored ranges, then
-    pooled ones."""
+def wanted_tokens(plan: StepPlan) -> np.ndarray:
+    """Flat tokens whose hidden states are needed, int64: those before samples, then scored ranges,
+    then pooled ones."""
     count = len(plan.samples)
     rows = np.fromiter(map(_ROW, plan.samples), np.int64, count)
     back = np.fromiter(map(_BACK, plan.samples), np.int64, count)
-    last = plan.row_start[rows + 1] - 1 - back
-    scored = [
-        np.arange(score.flat_start, score.flat_start + len(score.targets))
-        for score in plan.prompt_scores
-    ]
-    pooled = [np.arange(row.flat_start, row.flat_start + row.count) for row in plan.pooled]
-    return [last, *scored, *pooled]
+    wanted = [plan.row_start[rows + 1] - 1 - back]
+    for score in plan.prompt_scores:
+        wanted.append(np.arange(score.flat_start, score.flat_start + len(score.targets)))
+    for row in plan.pooled:
+        wanted.append(np.arange(row.flat_start, row.flat_start + row.count))
+    return np.concatenate(wanted)
 
 
 def upload(arrays: Sequence[np.ndarray], device: torch.device) -> list[torch.Tensor]:

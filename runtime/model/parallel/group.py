@@ -49,7 +49,7 @@ def encode(plan: StepPlan, block_size: int) -> np.ndarray:
     arrays = [np.asarray(getattr(plan, name), kind) for name, kind in FIELDS]
     names = [name for name, _ in FIELDS]
     arrays[names.index("block_tables")] = plan.block_tables[:, :used].astype(np.int32)
-    arrays.append(np.concatenate(wanted_tokens(plan)).astype(WANTED))
+    arrays.append(wanted_tokens(plan).astype(WANTED))
     shapes = [(*array.shape, 0)[:AXES] for array in arrays]
     parts = [np.array(shapes, np.int64), *arrays]
     return np.concatenate([np.ascontiguousarray(part).view(np.uint8).reshape(-1) for part in parts])

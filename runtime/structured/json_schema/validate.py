@@ -450,13 +450,6 @@ class Verifier:
         """Whether the text is complete and satisfies the schema."""
         return self.violation() is None
 
-    def digits_left(self) -> int | None:
-        """How many digits may follow those of the number that is being read; None outside one."""
-        state = self._states[-1]
-        if state.scalar is not _Scalar.NUMBER:
-            return None
-        return self._digits_left(self._text[state.start :])
-
     def _digits_left(self, number: bytearray) -> int:
         run = len(number) - len(number.rstrip(b"0123456789"))
         is_exponent = b"e" in number or b"E" in number
@@ -472,15 +465,18 @@ class Verifier:
             opened = opened.parent
         return starts
 
-    def taken(self) -> list[bytes]:
-        """Endings that would make the key that is being read one of the object's earlier keys, in
-        the spelling of JSON."""
+    def ahead(self) -> tuple[list[bytes], int | None]:
+        """What must not follow: endings that would make the key that is being read one of the
+        object's earlier keys, in the spelling of JSON; and how many digits may still follow those
+        of the number that is being read (None outside one)."""
         state = self._states[-1]
+        if state.scalar is _Scalar.NUMBER:
+            return [], self._digits_left(self._text[state.start :])
         if state.scalar is not _Scalar.KEY or state.open is None or not state.open.seen:
-            return []
+            return [], None
         begun = bytes(self._text[state.start :])
         keys = map(_spelt, state.open.seen)
-        return [key[len(begun) :] for key in keys if key.startswith(begun)]
+        return [key[len(begun) :] for key in keys if key.startswith(begun)], None
 
     # ------------------------------------------------------------ one byte
 
