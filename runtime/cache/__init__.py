@@ -3,17 +3,15 @@
  root --"You are a"--+--" poet. Write"--  node: tokens of the edge, blocks with their KV, locks
                      +--" cook. Bake"--
 
-`block_pool` counts references to blocks; `radix_tree` (of `node`s) maps tokens to blocks.
-`eviction` queues unlocked leaves in the order of one of `policies`. `retention` pins prefixes and
-expires them. `journal` reports changes by digest, `miss_report` remembers recent evictions,
-`tier` indexes offloaded blocks, `suffix_index` recent texts for drafts.
+`radix_tree` counts references to blocks and maps tokens to blocks, by `node`s. `eviction` queues
+unlocked leaves in the order of a policy. `retention` pins prefixes and expires them. `journal`
+reports changes by digest and remembers recent evictions. `tier` indexes offloaded blocks,
+`suffix_index` recent texts for drafts.
 """
 
-from rootlace.runtime.cache.block_pool import BlockPool, PoolExhausted
-from rootlace.runtime.cache.miss_report import Cause, Evicted
+from rootlace.runtime.cache.journal import Cause, Evicted
 from rootlace.runtime.cache.node import Node
-from rootlace.runtime.cache.policies import policy_named
-from rootlace.runtime.cache.radix_tree import RadixTree, check_cache
+from rootlace.runtime.cache.radix_tree import BlockPool, PoolExhausted, RadixTree, check_cache
 from rootlace.runtime.cache.retention import MAX_PINS, Expiry, Pin, Pins
 
 __all__ = [
@@ -28,5 +26,4 @@ __all__ = [
     "PoolExhausted",
     "RadixTree",
     "check_cache",
-    "policy_named",
 ]

@@ -1,33 +1,72 @@
-"""The order of eviction: the policy protocol, and the queue of unlocked leaves."""
+"""The order of eviction: its policies, and the queue of unlocked leaves."""
 
 from __future__ import annotations
 
 import heapq
-from typing import Protocol
 
-from rootlace.runtime.cache.node import Node
+from rootlace.runtime.cache.node import Node, Programs
 
 _SMALL_HEAP = 1024
 
 
-class EvictionPolicy(Protocol):
-    """Ranks unlocked leaves; the leaf of the lowest rank is evicted first.
+class EvictionPolicy:
+    """Ranks unlocked leaves, the lowest first to go: by tier (see `Programs`), then by last use.
 
     A node carries what policies build on: `last_use`, `uses`, its programs, and `worth`, a value of
     the policy. A rank may change only when the node is used or a program is closed.
     """
+
+    def __init__(self, programs: Programs) -> None:
+        self._programs = programs
 
     def used(self, node: Node) -> None:
         """Note that a request matched or added `node`, which is locked now."""
 
     def rank(self, node: Node) -> tuple[float, ...]:
         """The node's rank: tuples of one length. Of equal ranks the older node goes first."""
+        return self._programs.tier(node), node.last_use
 
     def evicted(self, node: Node) -> None:
         """Note that `node` is about to lose some or all of its blocks."""
 
     def reset(self) -> None:
         """Forget all state after the tree was lost."""
+
+
+class LeastFrequentlyUsed(EvictionPolicy):
+    """LFU-DA: least frequently used with dynamic aging.
+
+    Source: Arlitt, Cherkasova, Dilley, Friedrich, Jin: Evaluating Content Management Techniques for
+    Web Proxy Caches, ACM SIGMETRICS Performance Evaluation Review 27(4), 2000.
+
+    On use a node's worth becomes its use count plus the cache's age, the worth of the last evicted
+    node. So prefixes in use overtake a prefix that was popular once. And a burst of unique prompts
+    does not evict frequent prefixes. Ties go least recently used first.
+    """
+
+    def __init__(self, programs: Programs) -> None:
+        super().__init__(programs)
+        self._age = 0.0
+
+    def used(self, node: Node) -> None:
+        node.worth = self._age + node.uses
+
+    def rank(self, node: Node) -> tuple[float, ...]:
+        return self._programs.tier(node), node.worth, node.last_use
+
+    def evicted(self, node: Node) -> None:
+        # Tiers may evict a worthier node before others.
+        self._age = max(self._age, node.worth)
+
+    def reset(self) -> None:
+        self._age = 0.0
+
+
+POLICIES: dict[str, type[EvictionPolicy]] = {
+    "lru": EvictionPolicy,
+    "lfuda": LeastFrequentlyUsed,
+}
+"""The policies that `config.Eviction` names."""
 
 
 class EvictionQueue:
