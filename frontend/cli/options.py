@@ -1,4 +1,4 @@
-"""The options of a command, made of those of a configuration (`rootlace.runtime.options`)."""
+"""The options of a command, made of those of a configuration (`rootlace.runtime.config`)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 import typer
 
 from rootlace.cli.common import check_runtime, fail
-from rootlace.runtime.options import Setting, settings
+from rootlace.runtime.config import Setting, settings
 
 # Config file --------------------------------------------------------------------------------------
 #

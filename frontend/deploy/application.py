@@ -12,8 +12,7 @@ import msgspec
 from msgspec import Meta
 
 from rootlace.client.runtime import runtime_config
-from rootlace.runtime.config import RuntimeConfig
-from rootlace.runtime.options import settings
+from rootlace.runtime.config import RuntimeConfig, settings
 from rootlace.wire.errors import InvalidRequest
 
 if TYPE_CHECKING:

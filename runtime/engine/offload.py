@@ -24,9 +24,7 @@ from rootlace.runtime.offload.host_store import HandedBlocks, HandedStore, HostS
 from rootlace.runtime.offload.slot_store import SlotStore
 from rootlace.runtime.scheduler.offload.levels import HandedLevel, Level, Tiers
 from rootlace.runtime.scheduler.scheduler import Scheduler
-from rootlace.runtime.transfer.nixl import Nixl
-from rootlace.runtime.transfer.shared_memory import SharedMemory
-from rootlace.runtime.transfer.tcp import Tcp
+from rootlace.runtime.transfer import Nixl, SharedMemory, Tcp
 from rootlace.wire.errors import InvalidRequest
 from rootlace.wire.protocol import SamplingParams
 

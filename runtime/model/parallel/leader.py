@@ -18,7 +18,7 @@ import torch
 from rootlace.kernels import KernelSet
 from rootlace.kernels.native.machine import read_cores, usable_cores
 from rootlace.kernels.reference import REFERENCE
-from rootlace.runtime import logs, processes
+from rootlace.runtime import processes
 from rootlace.runtime.config import CacheConfig, ExecutorConfig
 from rootlace.runtime.contracts.plan import ExecutorLost, StepPlan
 from rootlace.runtime.model.checkpoint.config import ModelConfig
@@ -301,7 +301,7 @@ def lead(
             [
                 WorkerConfig(
                     replace(executor, device=_device_of(device, rank)),
-                    *(cache, rank, file, _cores_of(rank, count), logs.format_in_force()),
+                    *(cache, rank, file, _cores_of(rank, count), processes.format_in_force()),
                 )
                 for rank in range(1, count)
             ]

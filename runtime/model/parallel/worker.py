@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 import torch
 
-from rootlace.runtime import logs, processes
+from rootlace.runtime import processes
 from rootlace.runtime.config import LogConfig
 from rootlace.runtime.model.checkpoint.config import ModelConfig
 from rootlace.runtime.model.decoder.interface import Forward
@@ -41,11 +41,11 @@ log = logging.getLogger(__name__)
 def main() -> int:
     """Ends with its parent, else by what fails."""
     processes.end_with_parent()
-    logs.set_up(LogConfig(log_level="warning"), "engine")
+    processes.set_up_logs(LogConfig(log_level="warning"), "engine")
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         config = processes.read_config(sys.stdin.buffer, WorkerConfig)
-        logs.set_up(LogConfig("warning", config.log_format), "engine")
+        processes.set_up_logs(LogConfig("warning", config.log_format), "engine")
         processes.call_when_parent_ends(sys.stdin.buffer, lambda: os._exit(0))
         work(config)
     except RootlaceError as error:
