@@ -14,7 +14,7 @@ from rootlace.cli.common import check_runtime, fail
 from rootlace.wire.errors import RootlaceError
 
 if TYPE_CHECKING:
-    from rootlace.runtime.doctor.cached_models import CachedModel
+    from rootlace.runtime.doctor.report import CachedModel
     from rootlace.runtime.model.hub.local import PackagedFile
 
 GIB = 1 << 30
@@ -68,7 +68,7 @@ def list_models(
     if context.invoked_subcommand is not None:
         return
     check_runtime()
-    from rootlace.runtime.doctor.cached_models import (
+    from rootlace.runtime.doctor.report import (
         cached_models,
         delete_packed_models,
         packed_models,

@@ -16,7 +16,7 @@ from rootlace.runtime.model.decoder.torch_decoder import Decoder
 from rootlace.runtime.model.executor.cuda import Graphs
 from rootlace.runtime.model.executor.device_steps import DeviceSteps
 from rootlace.runtime.model.executor.runner import ModelRunner
-from rootlace.runtime.model.kv.pool import allocate
+from rootlace.runtime.model.kv_pool import allocate
 from rootlace.runtime.model.lora import load_adapter
 from rootlace.runtime.model.lora_config import read_adapters
 from rootlace.runtime.model.sampling.automaton_table import arena_for

@@ -26,7 +26,7 @@ from rootlace.runtime.model.executor.device_steps import DeviceSteps
 from rootlace.runtime.model.executor.gpu_setup import GpuModel, StepLimits, on_gpu
 from rootlace.runtime.model.executor.runner import ModelRunner
 from rootlace.runtime.model.executor.steps import ModelSetup
-from rootlace.runtime.model.kv.pool import block_bytes
+from rootlace.runtime.model.kv_pool import block_bytes
 from rootlace.wire.errors import InvalidRequest, UnsupportedModel
 from tests.model.chains import run_ahead, run_plain
 from tests.model.checkpoints import configs, save

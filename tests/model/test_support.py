@@ -27,7 +27,7 @@ from rootlace.runtime.model.executor.cpu_setup import LoadedModel, on_cpu
 from rootlace.runtime.model.executor.steps import ModelSetup
 from rootlace.runtime.model.families import spec as support
 from rootlace.runtime.model.families.spec import ModelSpec, PlainMlp
-from rootlace.runtime.model.kv.pool import allocate
+from rootlace.runtime.model.kv_pool import allocate
 from rootlace.wire.errors import InvalidRequest, UnsupportedModel
 from tests.model.checkpoints import configs, save
 from tests.model.plans import Blocks, Row, Work, make_plan

@@ -10,6 +10,7 @@ import torch
 from rootlace.kernels import KernelSet, kernels_for, with_reference
 from rootlace.kernels.reference import REFERENCE
 from rootlace.runtime.contracts.plan import MAX_DRAFTED
+from rootlace.runtime.model import kv_pool
 from rootlace.runtime.model.decoder.interface import StepDecoder
 from rootlace.runtime.model.decoder.step_input import StepInputBuilder
 from rootlace.runtime.model.executor.cuda import CudaDevice, Graphs
@@ -17,8 +18,7 @@ from rootlace.runtime.model.executor.device_steps import PREPARED_KINDS, DeviceS
 from rootlace.runtime.model.executor.refusals import check_gpu_kernels
 from rootlace.runtime.model.executor.staging import decode_buckets
 from rootlace.runtime.model.executor.steps import ModelSetup
-from rootlace.runtime.model.kv import pool as kv_pool
-from rootlace.runtime.model.kv.pool import free_memory, kv_bytes, measured, trial_steps
+from rootlace.runtime.model.kv_pool import free_memory, kv_bytes, measured, trial_steps
 from rootlace.runtime.model.sampling.automaton_table import arena_for
 from rootlace.runtime.model.sampling.sampler import Sampler
 from rootlace.wire.errors import InvalidRequest

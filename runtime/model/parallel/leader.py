@@ -21,6 +21,7 @@ from rootlace.kernels.reference import REFERENCE
 from rootlace.runtime import processes
 from rootlace.runtime.config import CacheConfig, ExecutorConfig
 from rootlace.runtime.contracts.plan import ExecutorLost, StepPlan
+from rootlace.runtime.model import kv_pool
 from rootlace.runtime.model.checkpoint.config import ModelConfig
 from rootlace.runtime.model.checkpoint.loader import LoadWeights, Progress, load_weights, rounded
 from rootlace.runtime.model.checkpoint.weights import ModelWeights
@@ -31,7 +32,6 @@ from rootlace.runtime.model.executor.cpu_setup import LoadedModel, on_cpu
 from rootlace.runtime.model.executor.plain_steps import PlainSteps
 from rootlace.runtime.model.executor.refusals import cores_of
 from rootlace.runtime.model.executor.steps import ModelSetup
-from rootlace.runtime.model.kv import pool as kv_pool
 from rootlace.runtime.model.lora import load_adapter, share_of
 from rootlace.runtime.model.lora_config import read_adapters
 from rootlace.runtime.model.parallel.group import Group, encode
