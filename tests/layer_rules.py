@@ -184,7 +184,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "rootlace.runtime.model.options": {
         "rootlace.wire",
         "rootlace.runtime.config",
+        "rootlace.runtime.model.families",
         "rootlace.runtime.model.checkpoint.config",
+        "rootlace.runtime.model.checkpoint.source",
         "rootlace.runtime.model.parallel.shard",
     },
     "rootlace.runtime.model.checkpoint.config": {

@@ -173,7 +173,7 @@ def cases(device: torch.device, smoke: bool) -> Iterator[TuneCase]:
 
 def attention_cases(device: torch.device, smoke: bool) -> Iterator[TuneCase]:
     """Of heads of 64, 128 and 256, bfloat16."""
-    from rootlace.kernels.triton.tree_attention import tree_tile
+    from rootlace.kernels.triton.decode_attention import tree_tile
 
     context, wide, few = (40, 3, 2) if smoke else (8192, 64, 8)
     for dim in (16,) if smoke else (128, 64, 256):

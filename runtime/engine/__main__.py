@@ -35,8 +35,7 @@ from rootlace.runtime.engine.core import EngineLoop, MaskFiller
 from rootlace.runtime.engine.process import Telling, loading_bar, loading_log
 from rootlace.runtime.model.checkpoint.config import check_config
 from rootlace.runtime.model.checkpoint.source import model_source
-from rootlace.runtime.model.lora_config import read_adapters
-from rootlace.runtime.model.options import check_options
+from rootlace.runtime.model.options import check_options, read_adapters
 from rootlace.runtime.scheduler.masks import StepMasks
 from rootlace.runtime.scheduler.scheduler import Scheduler
 from rootlace.wire.errors import InternalError, RootlaceError

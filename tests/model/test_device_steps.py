@@ -15,9 +15,9 @@ import torch
 
 from rootlace.runtime.config import CacheConfig, ExecutorConfig
 from rootlace.runtime.contracts.plan import AutomatonState, ExecutorLost, StepPlan, StepResult
-from rootlace.runtime.model.executor.cuda import USES_BEFORE_CAPTURE
 from rootlace.runtime.model.executor.device_steps import DeviceSteps, GraphKey
 from rootlace.runtime.model.executor.runner import ModelRunner
+from rootlace.runtime.model.executor.staging import USES_BEFORE_CAPTURE
 from rootlace.wire.protocol import SamplingParams
 from tests.model.chains import first_plan, next_plan, run_ahead, run_plain, with_automata
 from tests.model.checkpoints import SHAPE, configs, save

@@ -20,8 +20,8 @@ from rootlace.runtime.model.checkpoint.config import ModelConfig
 from rootlace.runtime.model.checkpoint.loader import load_weights
 from rootlace.runtime.model.checkpoint.weights import ModelWeights
 from rootlace.runtime.model.decoder import native_decoder, torch_decoder
+from rootlace.runtime.model.decoder.interface import StepInputBuilder
 from rootlace.runtime.model.decoder.rope import RotaryEmbedding
-from rootlace.runtime.model.decoder.step_input import StepInputBuilder
 from rootlace.runtime.model.decoder.torch_decoder import ReferenceForward
 from rootlace.runtime.model.executor.cpu_setup import LoadedModel, on_cpu
 from rootlace.runtime.model.executor.steps import ModelSetup

@@ -15,10 +15,9 @@ from rootlace.kernels.native.library import NativeError, Team, Workspace
 from rootlace.runtime.contracts.plan import StepPlan
 from rootlace.runtime.model import kv_pool
 from rootlace.runtime.model.decoder import torch_decoder
-from rootlace.runtime.model.decoder.interface import BOTH_SUPPORT
+from rootlace.runtime.model.decoder.interface import BOTH_SUPPORT, wanted_tokens
 from rootlace.runtime.model.decoder.native_weights import ADAPTED, GATED, PLAIN, NativeWeights
 from rootlace.runtime.model.decoder.rope import RotaryEmbedding, query_factors
-from rootlace.runtime.model.decoder.step_input import wanted_tokens
 from rootlace.runtime.model.families import spec as support
 from rootlace.runtime.model.families.spec import ModelSpec, Support, one_of
 from rootlace.runtime.model.lora import Adapter, adapter_of_tokens

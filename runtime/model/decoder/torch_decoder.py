@@ -23,9 +23,9 @@ from rootlace.runtime.model.decoder.interface import (
     Groups,
     StepDecoder,
     StepInput,
+    StepInputBuilder,
 )
 from rootlace.runtime.model.decoder.rope import query_factors
-from rootlace.runtime.model.decoder.step_input import StepInputBuilder
 from rootlace.runtime.model.families import spec as support
 from rootlace.runtime.model.families.spec import (
     Attention,

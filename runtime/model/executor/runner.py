@@ -34,8 +34,7 @@ from rootlace.runtime.model.executor.refusals import check_computable, check_gpu
 from rootlace.runtime.model.executor.steps import ModelSetup, Steps
 from rootlace.runtime.model.kv_pool import free_memory, main_memory
 from rootlace.runtime.model.lora import load_adapter
-from rootlace.runtime.model.lora_config import read_adapters
-from rootlace.runtime.model.options import check_options
+from rootlace.runtime.model.options import check_options, read_adapters
 from rootlace.runtime.model.weight_cache import WeightCache, cache_key
 from rootlace.wire.errors import InvalidRequest
 
@@ -131,11 +130,11 @@ class ModelRunner:
                 config, executor, cache, dtype, device, rotary, weights_of, progress, adapters
             )
             if on_gpu:
-                from rootlace.runtime.model.executor import gpu_setup
+                from rootlace.runtime.model.executor import device_steps
 
-                limits = gpu_setup.StepLimits(max_step_tokens, max_running)
-                model = gpu_setup.load(setup)
-                steps, pool = gpu_setup.on_gpu(model, limits)
+                limits = device_steps.StepLimits(max_step_tokens, max_running)
+                model = device_steps.load(setup)
+                steps, pool = device_steps.on_gpu(model, limits)
                 kernels = model.kernels.name
             else:
                 found = on_cpu(setup, weight_cache)

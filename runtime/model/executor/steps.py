@@ -27,9 +27,8 @@ from rootlace.runtime.model.checkpoint.loader import (
 )
 from rootlace.runtime.model.checkpoint.source import has_weights
 from rootlace.runtime.model.checkpoint.weights import ModelWeights
-from rootlace.runtime.model.decoder.interface import StepDecoder
+from rootlace.runtime.model.decoder.interface import StepDecoder, StepInputBuilder
 from rootlace.runtime.model.decoder.rope import RotaryEmbedding
-from rootlace.runtime.model.decoder.step_input import StepInputBuilder
 from rootlace.runtime.model.decoder.torch_decoder import Decoder
 from rootlace.runtime.model.lora import Adapter
 from rootlace.runtime.model.parallel.group import Group
@@ -111,15 +110,18 @@ class Steps(Protocol):
         """See `ModelRunner.stats`."""
 
 
+# Scales of the cache ------------------------------------------------------------------------------
+#
 # What stored keys and values of each layer stand for, where they are not stored as they are.
 #
-# Integers have their scales beside them. The scales of an fp8 cache are those of a layer's KV heads:
-# e4m3 holds magnitudes up to 448 and is a floating-point format: from 2^-6 on every number has the
-# same relative precision. So a scale need not fit tightly, it must only keep values below 448 (they
-# are cut off there) and most of them far above 2^-6. Taken from the checkpoint where it has scales,
-# else found by running the model once over random tokens: the largest magnitude of each head's keys
-# (normed and rotated, as they are stored) and values, times `HEADROOM`, is to become 448. The
-# result is rounded up to a power of two, so that multiplying by it is exact in every format.
+# Integers have their scales beside them. The scales of an fp8 cache are those of a layer's KV
+# heads: e4m3 holds magnitudes up to 448 and is a floating-point format: from 2^-6 on every number
+# has the same relative precision. So a scale need not fit tightly, it must only keep values below
+# 448 (they are cut off there) and most of them far above 2^-6. Taken from the checkpoint where it
+# has scales, else found by running the model once over random tokens: the largest magnitude of each
+# head's keys (normed and rotated, as they are stored) and values, times `HEADROOM`, is to become
+# 448. The result is rounded up to a power of two, so that multiplying by it is exact in every
+# format.
 
 E4M3_MAX = 448.0
 HEADROOM = 2.0

@@ -33,7 +33,7 @@ from rootlace.runtime.model.executor.plain_steps import PlainSteps
 from rootlace.runtime.model.executor.refusals import cores_of
 from rootlace.runtime.model.executor.steps import ModelSetup
 from rootlace.runtime.model.lora import load_adapter, share_of
-from rootlace.runtime.model.lora_config import read_adapters
+from rootlace.runtime.model.options import read_adapters
 from rootlace.runtime.model.parallel.group import Group, encode
 from rootlace.runtime.model.parallel.shard import Shard
 from rootlace.runtime.model.sampling.automaton_table import Mask
@@ -84,9 +84,9 @@ def load_rank(
     setup = ModelSetup(own, executor, cache, dtype, device, rotary, read, progress, adapters, ranks)
     if device.type == "cpu":
         return on_cpu(setup)
-    from rootlace.runtime.model.executor import gpu_setup
+    from rootlace.runtime.model.executor import device_steps
 
-    model = gpu_setup.load(setup)
+    model = device_steps.load(setup)
     blocks = kv_pool.choose_num_blocks(
         own, cache, executor.kv_memory_bytes, rotary.context_length, setup.kv_dtype
     )
