@@ -67,21 +67,18 @@ def bench(
 ) -> None:
     """Put load on a running server: first token, time between tokens, throughput, hit rate."""
     check_runtime()
-    from rootlace.cli import bench_load as figures
-    from rootlace.cli import bench_load as loads
-    from rootlace.cli import bench_load as page
-    from rootlace.cli import bench_load as sending
+    from rootlace.cli import bench_load
 
-    server = sending.Server(url.rstrip("/"), api_key, model)
+    server = bench_load.Server(url.rstrip("/"), api_key, model)
     try:
-        model, words = asyncio.run(sending.look(server))
-        server = sending.Server(server.url, api_key, model)
-        shape = loads.Shape(requests, input_tokens, output_tokens, prefix, groups, words, seed)
+        model, words = asyncio.run(bench_load.look(server))
+        server = bench_load.Server(server.url, api_key, model)
+        shape = bench_load.Shape(requests, input_tokens, output_tokens, prefix, groups, words, seed)
         if trace is not None:
-            asks = loads.of_trace(trace, shape, speed)
+            asks = bench_load.of_trace(trace, shape, speed)
         else:
-            asks = loads.arriving(loads.LOADS[load.value](shape), rate, seed)
-    except (sending.Unusable, loads.BadTrace) as error:
+            asks = bench_load.arriving(bench_load.LOADS[load.value](shape), rate, seed)
+    except (bench_load.Unusable, bench_load.BadTrace) as error:
         fail(str(error))
     asked: dict[str, Any] = {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -102,12 +99,12 @@ def bench(
         asked["rate"] = rate
     if trace is None and load is LoadName.shared:
         asked |= {"prefix": prefix, "groups": groups}
-    found = figures.Figures.of(_sent(server, asks, concurrency), asked)
+    found = bench_load.Figures.of(_sent(server, asks, concurrency), asked)
     _print(found)
     if json_file is not None:
         json_file.write_text(json.dumps(found.as_json(), indent=1) + "\n")
     if html_file is not None:
-        html_file.write_text(page.page(found))
+        html_file.write_text(bench_load.page(found))
     if found.errors:
         sys.exit(1)
 
