@@ -282,7 +282,7 @@ def main(device: torch.device, smoke: bool, names: Sequence[str], budget: float)
     """Tune the kernels named (none: all) on `device`, until `budget` seconds are spent; with
     `smoke`, interpreted ones, one other entry each, into the air."""
     from rootlace.kernels.triton import TRITON
-    from rootlace.kernels.triton.numerics import architecture
+    from rootlace.kernels.triton.launching import architecture
 
     setting = Setting(device, smoke, quick=True)
     deadline = clock_time.monotonic() + budget

@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 import typer
 
-from rootlace.cli.common import check_runtime, described_model, fail
-from rootlace.cli.options import chosen, with_options
+from rootlace.cli.common import check_runtime, chosen, described_model, fail, with_options
 from rootlace.runtime.config import ExecutorConfig
 from rootlace.wire.errors import RootlaceError
 

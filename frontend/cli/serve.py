@@ -17,8 +17,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 import typer
 
-from rootlace.cli.common import check_runtime, fail, served_model
-from rootlace.cli.options import MODELS, chosen, read_options, with_options
+from rootlace.cli.common import (
+    MODELS,
+    check_runtime,
+    chosen,
+    fail,
+    read_options,
+    served_model,
+    with_options,
+)
 from rootlace.runtime.config import RuntimeConfig
 from rootlace.wire.errors import InvalidRequest, RootlaceError
 

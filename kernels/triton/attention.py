@@ -33,8 +33,7 @@ from rootlace.kernels.triton.decode_attention import (
 )
 from rootlace.kernels.triton.extend_attention import extend_attention
 from rootlace.kernels.triton.kv_storage import check_cache
-from rootlace.kernels.triton.launching import Variant, settings
-from rootlace.kernels.triton.numerics import TYPE_NAMES, architecture, padded
+from rootlace.kernels.triton.launching import TYPE_NAMES, Variant, architecture, padded, settings
 
 # Merge attention ----------------------------------------------------------------------------------
 #

@@ -28,14 +28,16 @@ from rootlace.kernels.triton.kv_storage import (
     slots_of,
     stored_signature,
 )
-from rootlace.kernels.triton.launching import Launch, Variant, settings
-from rootlace.kernels.triton.numerics import (
+from rootlace.kernels.triton.launching import (
     TYPE_NAMES,
+    Launch,
+    Variant,
     as_bits,
     dot,
     multiprocessors,
     native_e4m3,
     padded,
+    settings,
     tanh,
 )
 
@@ -192,7 +194,7 @@ def decode_attention(
     """Work off the own items of `numbers` (see `attention_plan`).
 
     q, out [T, Nq, D]; k_cache, v_cache [B, S, Nk, D]; lse float32 [T, Nq] or None; part_out
-    [P, Nq, D] and part_lse [P, Nq] float32; all contiguous. `arch` as in `numerics.architecture`.
+    [P, Nq, D] and part_lse [P, Nq] float32; all contiguous. `arch` as in `launching.architecture`.
     """
     heads, dim = q.shape[1:]
     block_size, kv_heads = k_cache.shape[1:3]
@@ -463,7 +465,7 @@ def tree_attention(
     """Work off the shared items of `numbers`, planned for `rows` rows and this `tile`.
 
     q [T, Nq, D]; k_cache, v_cache [B, S, Nk, D]; part_out [P, Nq, D] and part_lse [P, Nq] float32;
-    all contiguous. `arch` as in `numerics.architecture`.
+    all contiguous. `arch` as in `launching.architecture`.
     """
     heads, dim = q.shape[1:]
     block_size, kv_heads = k_cache.shape[1:3]

@@ -11,14 +11,16 @@ import triton.language as tl
 from rootlace.kernels.interface import KVCodes, KVScaling
 from rootlace.kernels.reference import kv_cache
 from rootlace.kernels.reference.kv_cache import slot_bytes
-from rootlace.kernels.triton.launching import Launch, Variant, settings
-from rootlace.kernels.triton.numerics import (
+from rootlace.kernels.triton.launching import (
     TYPE_NAMES,
+    Launch,
+    Variant,
     architecture,
     as_bits,
     from_e4m3,
     padded,
     round_to,
+    settings,
     to_e4m3,
 )
 

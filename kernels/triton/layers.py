@@ -13,8 +13,16 @@ import torch
 import triton
 import triton.language as tl
 
-from rootlace.kernels.triton.launching import Launch, Variant, settings
-from rootlace.kernels.triton.numerics import TYPE_NAMES, architecture, as_bits, padded, round_to
+from rootlace.kernels.triton.launching import (
+    TYPE_NAMES,
+    Launch,
+    Variant,
+    architecture,
+    as_bits,
+    padded,
+    round_to,
+    settings,
+)
 
 # Feed tokens --------------------------------------------------------------------------------------
 #

@@ -15,8 +15,7 @@ import triton
 import triton.language as tl
 
 from rootlace.kernels.interface import LogitEdits
-from rootlace.kernels.triton.launching import Variant, settings
-from rootlace.kernels.triton.numerics import TYPE_NAMES, architecture, padded
+from rootlace.kernels.triton.launching import TYPE_NAMES, Variant, architecture, padded, settings
 
 # Rows ---------------------------------------------------------------------------------------------
 #

@@ -25,7 +25,7 @@ import triton
 import triton.language as tl
 
 from rootlace.kernels.interface import AutomatonTables, Choice, PickRows
-from rootlace.kernels.triton.launching import Variant, settings
+from rootlace.kernels.triton.launching import TYPE_NAMES, Variant, architecture, padded, settings
 from rootlace.kernels.triton.logits import (
     EVERYTHING,
     MAX_VOCAB,
@@ -40,7 +40,6 @@ from rootlace.kernels.triton.logits import (
     row_mass,
     uniform,
 )
-from rootlace.kernels.triton.numerics import TYPE_NAMES, architecture, padded
 from rootlace.kernels.triton.row_cuts import (
     LEVELS,
     kept_weights,
