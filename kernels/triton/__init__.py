@@ -40,5 +40,3 @@ TRITON = replace(
     pick_tokens=pick_tokens,
     token_logprobs=token_logprobs,
 )
-
-__all__ = ["TRITON"]
