@@ -402,7 +402,7 @@ def test_a_device_that_is_lost_ends_its_executor(llama: Path, where: str) -> Non
 def test_alternatives_of_many_rows_are_scored_in_parts(
     llama: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rootlace.runtime.model.sampling.sampler.LOGITS_BYTES", VOCAB * 2)
+    monkeypatch.setattr("rootlace.runtime.model.sampler.LOGITS_BYTES", VOCAB * 2)
     it = subject(llama, FakeDevice())
     params = [SCORED, PLAIN[1], SCORED, SCORED, PLAIN[0]]
     same(run_ahead(it.steps, rows(5), params, 3), run_plain(it.plain, rows(5), params, 3))

@@ -15,6 +15,7 @@ import torch
 
 from rootlace.kernels import AttentionBatch, KernelSet
 from rootlace.runtime.contracts.plan import StepPlan
+from rootlace.runtime.model.automaton_table import Mask
 from rootlace.runtime.model.decoder.rope import RotaryEmbedding
 from rootlace.runtime.model.families import spec as support
 from rootlace.runtime.model.families.spec import (
@@ -33,7 +34,6 @@ from rootlace.runtime.model.families.spec import (
     one_of,
 )
 from rootlace.runtime.model.lora import adapted_tokens
-from rootlace.runtime.model.sampling.automaton_table import Mask
 
 
 @dataclass(frozen=True)

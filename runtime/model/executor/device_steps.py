@@ -33,6 +33,7 @@ from rootlace.runtime.contracts.plan import (
     TokenScores,
 )
 from rootlace.runtime.model import kv_pool
+from rootlace.runtime.model.automaton_table import arena_for
 from rootlace.runtime.model.decoder.interface import StepDecoder, StepInputBuilder
 from rootlace.runtime.model.executor.plain_steps import split_pooled
 from rootlace.runtime.model.executor.refusals import check_gpu_kernels
@@ -48,8 +49,7 @@ from rootlace.runtime.model.executor.staging import (
 )
 from rootlace.runtime.model.executor.steps import ModelSetup
 from rootlace.runtime.model.kv_pool import free_memory, kv_bytes, measured, trial_steps
-from rootlace.runtime.model.sampling.automaton_table import arena_for
-from rootlace.runtime.model.sampling.sampler import (
+from rootlace.runtime.model.sampler import (
     Sampler,
     SamplingPlan,
     of_prompts,

@@ -30,6 +30,7 @@ from rootlace.runtime import processes
 from rootlace.runtime.config import CacheConfig, ExecutorConfig, LogConfig
 from rootlace.runtime.contracts.plan import ExecutorLost, StepPlan
 from rootlace.runtime.model import kv_pool
+from rootlace.runtime.model.automaton_table import Mask
 from rootlace.runtime.model.checkpoint.config import ModelConfig
 from rootlace.runtime.model.checkpoint.loader import LoadWeights, Progress, load_weights, rounded
 from rootlace.runtime.model.checkpoint.weights import ModelWeights
@@ -44,7 +45,6 @@ from rootlace.runtime.model.lora import load_adapter, share_of
 from rootlace.runtime.model.options import read_adapters
 from rootlace.runtime.model.parallel.group import Group, decode, encode
 from rootlace.runtime.model.parallel.shard import Shard
-from rootlace.runtime.model.sampling.automaton_table import Mask
 from rootlace.wire.errors import InternalError, RootlaceError, ServerUnavailable, from_code
 
 # Rank model ---------------------------------------------------------------------------------------
