@@ -91,7 +91,7 @@ Port = Annotated[int, Meta(ge=0, le=65535)]
 Policy = Literal["lpm", "fcfs", "dfs"]
 KVDtype = Literal["auto", "fp8_e4m3", "int8", "int4"]
 Eviction = Literal["lru", "lfuda"]
-"""The names in `cache.eviction.POLICIES`."""
+"""The names of `cache.node.POLICIES`."""
 SPECULATION_TOKENS = 1 << 18
 """`speculation_tokens` where drafts change no bit: with native kernels."""
 OWN_CONFIGS = ("auto", "none")

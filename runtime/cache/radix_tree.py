@@ -12,9 +12,8 @@ from collections.abc import Callable, Hashable
 
 import numpy as np
 
-from rootlace.runtime.cache.eviction import EvictionPolicy, EvictionQueue
 from rootlace.runtime.cache.journal import Cause, Evicted, Journal
-from rootlace.runtime.cache.node import Node, Programs
+from rootlace.runtime.cache.node import POLICIES, EvictionQueue, Node, Programs
 
 
 class PoolExhausted(RuntimeError):
@@ -149,13 +148,16 @@ class RadixTree:
     def __init__(
         self,
         pool: BlockPool,
-        policy: Callable[[Programs], EvictionPolicy] = EvictionPolicy,
+        eviction: str = "lru",
         evicted: Evicted | None = None,
     ) -> None:
+        """`eviction`: the name of the policy. Raises ValueError if unknown."""
+        if eviction not in POLICIES:
+            raise ValueError(f"there is no eviction policy {eviction!r}")
         self.pool = pool
         self.block_size = pool.block_size
         self.programs = Programs()
-        self._policy = policy(self.programs)
+        self._policy = POLICIES[eviction](self.programs)
         self._queue = EvictionQueue(self._policy)
         self.evicted = evicted or Evicted()
         self.journal: Journal | None = None

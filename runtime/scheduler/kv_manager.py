@@ -27,7 +27,6 @@ from rootlace.runtime.cache import (
     RadixTree,
     check_cache,
 )
-from rootlace.runtime.cache.eviction import POLICIES
 from rootlace.runtime.cache.suffix_index import SuffixIndex
 from rootlace.runtime.config import CacheConfig
 from rootlace.runtime.contracts.messages import pin_id
@@ -224,7 +223,7 @@ class KVStore:
             raise ValueError("CacheConfig.num_blocks must be resolved before the scheduler is made")
         self.enabled = config.enabled
         self.pool = BlockPool(config.num_blocks, config.block_size)
-        self.tree = RadixTree(self.pool, POLICIES[config.eviction], Evicted(clock))
+        self.tree = RadixTree(self.pool, config.eviction, Evicted(clock))
         self.retention = Retention(self.tree, config, clock)
         below = tiers if tiers is not None and config.enabled else Tiers()
         self.tiering = Tiering(self.tree, below, self.make_room)

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from rootlace.runtime.cache import BlockPool, Node, RadixTree
-from rootlace.runtime.cache.eviction import POLICIES
 from rootlace.runtime.config import Eviction
 from tests.cache.test_radix_tree import Cache
 
@@ -23,7 +22,7 @@ NAMES = st.sampled_from(["", "p", "q"])
 
 def cache_with(eviction: str, block_size: int = 4, num_blocks: int = 64) -> Cache:
     cache = Cache(block_size, num_blocks)
-    cache.tree = RadixTree(BlockPool(num_blocks, block_size), POLICIES[eviction])
+    cache.tree = RadixTree(BlockPool(num_blocks, block_size), eviction)
     cache.pool = cache.tree.pool
     return cache
 
@@ -194,8 +193,9 @@ def test_what_is_still_wanted_counts_as_that_of_no_program() -> None:
     assert [cache.match([one] * 8 + [1] * 8) for one in (7, 5)] == [0, 16]
 
 
-def test_the_names_are_those_of_the_configuration() -> None:
-    assert tuple(POLICIES) == get_args(Eviction)
+def test_an_unknown_policy_is_refused() -> None:
+    with pytest.raises(ValueError, match="mru"):
+        cache_with("mru")
 
 
 def test_ranks_are_comparable() -> None:

@@ -39,7 +39,7 @@ def test_what_does_not_work_is_told() -> None:
     stale = replace(change, diff=change.diff.replace('["lru"', '["lru-k"'))
     with pytest.raises(DoesNotWork, match=r"An eviction policy: the diff does not apply: .*config"):
         stale.check()
-    wrong = replace(change, diff=change.diff.replace("+class", "+class class"))
+    wrong = replace(change, diff=change.diff.replace("+from tests", "+from from tests"))
     with pytest.raises(DoesNotWork, match=r"An eviction policy: \S+: invalid syntax"):
         wrong.check()
     with pytest.raises(DoesNotWork, match="no section"):
